@@ -1,0 +1,145 @@
+//! Words of memory that may outlive the process.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+
+/// An array of 64-bit words that its owner changes one whole word at a time, in program order.
+///
+/// The flash index lives in one. On the heap it dies with the process; on a shared mapping (made by the runtime from a
+/// file on tmpfs) it survives `kill -9` exactly as far as the stores had come. A kill is precise: every store before
+/// the point of the kill has happened and none after it, so program order is all that recovery needs, and the fence in
+/// [`Words::store`] keeps the compiler to it. A power cut takes the whole mapping away, so nothing is promised there.
+///
+/// [`Words::set_fuse`] lets a test die between any two stores.
+pub struct Words {
+    cells: Cells,
+    /// Stores still performed before the memory "dies" (tests only; `u64::MAX` means no fuse).
+    fuse: u64,
+}
+
+enum Cells {
+    Heap(Box<[AtomicU64]>),
+    /// Mapped for the life of the process.
+    Static(&'static [AtomicU64]),
+}
+
+impl Words {
+    /// `len` zero words on the heap.
+    pub fn heap(len: usize) -> Words {
+        // Zeroed pages straight from the allocator: a large index does not touch its memory before it is used.
+        let cells = bytes_to_cells(vec![0u64; len].into_boxed_slice());
+        Words { cells: Cells::Heap(cells), fuse: u64::MAX }
+    }
+
+    /// Words that are already there, in a mapping that is never taken down.
+    pub fn from_static(cells: &'static [AtomicU64]) -> Words {
+        Words { cells: Cells::Static(cells), fuse: u64::MAX }
+    }
+
+    /// Whether the words outlive the process.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.cells, Cells::Static(_))
+    }
+
+    fn cells(&self) -> &[AtomicU64] {
+        match &self.cells {
+            Cells::Heap(b) => b,
+            Cells::Static(s) => s,
+        }
+    }
+
+    /// Number of words.
+    pub fn len(&self) -> usize {
+        self.cells().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Word `index`.
+    ///
+    /// # Panics
+    /// If `index` is out of bounds.
+    pub fn load(&self, index: usize) -> u64 {
+        self.cells()[index].load(Ordering::Relaxed)
+    }
+
+    /// Changes word `index`, after every earlier store and before every later one.
+    ///
+    /// # Panics
+    /// If `index` is out of bounds.
+    pub fn store(&mut self, index: usize, value: u64) {
+        if self.fuse != u64::MAX {
+            if self.fuse == 0 {
+                return;
+            }
+            self.fuse -= 1;
+        }
+        compiler_fence(Ordering::SeqCst);
+        self.cells()[index].store(value, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// Eight neighbouring words: one cache line when `index` is a multiple of 8.
+    ///
+    /// # Panics
+    /// If the line is out of bounds.
+    pub fn load_line(&self, index: usize) -> [u64; 8] {
+        let line = &self.cells()[index..index + 8];
+        std::array::from_fn(|i| line[i].load(Ordering::Relaxed))
+    }
+
+
+    /// After `stores` more stores, further ones are dropped: the memory as a kill at that moment would leave it.
+    pub fn set_fuse(&mut self, stores: u64) {
+        self.fuse = stores;
+    }
+
+    /// Whether a fuse was set and has burnt down.
+    pub fn is_dead(&self) -> bool {
+        self.fuse == 0
+    }
+
+    /// A copy of the words as they are (without the fuse), on the heap.
+    pub fn snapshot(&self) -> Words {
+        let copy: Vec<u64> = self.cells().iter().map(|c| c.load(Ordering::Relaxed)).collect();
+        Words { cells: Cells::Heap(bytes_to_cells(copy.into_boxed_slice())), fuse: u64::MAX }
+    }
+}
+
+fn bytes_to_cells(words: Box<[u64]>) -> Box<[AtomicU64]> {
+    let raw = Box::into_raw(words) as *mut [AtomicU64];
+    // SAFETY: AtomicU64 is documented to have the size and bit validity of u64, and on every target with 64-bit atomics
+    // its alignment is 8, which `Box<[u64]>` on those targets has too (checked below at compile time); ownership is
+    // passed on whole.
+    unsafe { Box::from_raw(raw) }
+}
+
+const _: () = assert!(align_of::<AtomicU64>() == align_of::<u64>() && size_of::<AtomicU64>() == size_of::<u64>());
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Words").field("len", &self.len()).field("shared", &self.is_shared()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fuse_stops_stores_in_order() {
+        let mut w = Words::heap(16);
+        w.set_fuse(2);
+        for i in 0..4 {
+            w.store(i, 7);
+        }
+        assert_eq!((w.load(0), w.load(1), w.load(2), w.load(3)), (7, 7, 0, 0));
+        assert!(w.is_dead());
+        let mut copy = w.snapshot();
+        copy.store(2, 9);
+        assert_eq!((copy.load(1), copy.load(2)), (7, 9));
+    }
+}

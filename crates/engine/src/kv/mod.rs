@@ -1,0 +1,3 @@
+//! The key-value engine.
+
+pub mod api;

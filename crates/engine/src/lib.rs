@@ -1,0 +1,3 @@
+//! Cache engines as state machines: no clock, no thread, no I/O.
+
+pub mod kv;

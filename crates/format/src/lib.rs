@@ -1,0 +1,1 @@
+//! What lies on flash, as bytes: superblock, records, segments, checkpoints.

@@ -1,0 +1,1 @@
+//! The memcached server: protocol, connections, workers, statistics.

@@ -1,0 +1,107 @@
+//! Admission: whether an object goes to flash.
+
+use larder_base::{AppId, Nanos, ObjectHash};
+
+/// What DRAM remembers of an object's reads: the five features of Flashield (§3.1), times in milliseconds, plus its size and age.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Number of reads since it was written.
+    pub reads: u32,
+    /// Mean time between reads; 0 with fewer than two.
+    pub mean_gap: u32,
+    /// Time between the last two reads; 0 with fewer than two.
+    pub last_gap: u32,
+    /// Longest time between two reads; 0 with fewer than two.
+    pub max_gap: u32,
+    /// From the write to the first read; 0 if never read.
+    pub first_read: u32,
+    /// Since it was written.
+    pub age: u32,
+    /// Since its last read (or write, if never read).
+    pub idle: u32,
+    /// Bytes it would take on flash.
+    pub size: u32,
+}
+
+/// An object about which admission must decide.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Which object.
+    pub hash: ObjectHash,
+    /// Whose.
+    pub app: AppId,
+    /// What is known of it.
+    pub features: Features,
+    /// It comes back from a reclaimed segment, where it was read.
+    pub survivor: bool,
+    /// Seconds until it expires; `u32::MAX` for never.
+    pub ttl: u32,
+}
+
+/// Why an object is not written to flash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Never read since it was written.
+    Unread,
+    /// The classifier expects too few reads.
+    NotFlashy,
+    /// First seen recently; the next time counts.
+    FirstSeen,
+    /// The random draw fell against it.
+    Chance,
+    /// The write budget is spent.
+    Budget,
+    /// It expires before it could pay.
+    ShortTtl,
+    /// Its application is at its ceiling.
+    AppCeiling,
+    /// Too large or too small for flash.
+    Size,
+}
+
+/// What admission says of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// Write it; higher scores first.
+    Admit {
+        /// Rank among the admitted: higher goes first.
+        score: f32,
+    },
+    /// Do not.
+    Reject(Reason),
+}
+
+/// Which objects the cleaner offers to a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// Only those that CLOCK is about to evict from DRAM (`all`, `probability`, `reject_first`, `ghost`, `write_rate`).
+    Victims,
+    /// Any object in DRAM, best score first (`flashiness`: movement and eviction are decoupled, Flashield §4).
+    Everything,
+}
+
+/// How an object left DRAM, or changed there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// CLOCK took it and it was not written to flash.
+    Evicted,
+    /// It went to flash.
+    Moved,
+    /// A newer version replaced it.
+    Updated,
+    /// Deleted, flushed or expired.
+    Removed,
+}
+
+/// One access, as admission sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    /// Which object.
+    pub hash: ObjectHash,
+    /// Whose.
+    pub app: AppId,
+    /// When.
+    pub at: Nanos,
+    /// Bytes it takes on flash.
+    pub size: u32,
+}

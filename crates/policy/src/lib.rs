@@ -1,0 +1,5 @@
+//! Pure decisions of the flash cache: admission, eviction, learning, write budget.
+//!
+//! Nothing here touches objects, devices or clocks. The servers and the simulator run this same code.
+
+pub mod admission;

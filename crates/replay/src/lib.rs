@@ -1,0 +1,1 @@
+//! Replays a trace against any memcached server.

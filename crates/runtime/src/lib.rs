@@ -1,0 +1,1 @@
+//! Devices, shared memory, rings and clocks beneath the servers.

@@ -1,0 +1,1 @@
+//! Trace-driven simulation of the stack: policies, engines, flash device.
