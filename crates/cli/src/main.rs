@@ -1,3 +1,44 @@
 //! The `larder` command.
+//!
+//! Every subcommand lives in its own file with an `Args` struct and `run(Args) -> Result<(), CliError>`; to add one,
+//! declare the module, add a variant to [`Command`] and an arm to [`dispatch`].
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the command stands above the runtime: it reads clocks and starts threads"
+)]
 
-fn main() {}
+mod error;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::error::CliError;
+
+/// Larder, the flash cache.
+#[derive(Debug, Parser)]
+#[command(name = "larder", version, about, propagate_version = true, subcommand_required = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {}
+
+fn dispatch(command: Command) -> Result<(), CliError> {
+    match command {}
+}
+
+#[allow(unreachable_code, unused_variables, reason = "no subcommand is hooked in yet")]
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("larder: {e}");
+            e.exit_code()
+        }
+    }
+}
