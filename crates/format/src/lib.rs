@@ -1,1 +1,33 @@
 //! What lies on flash, as bytes: superblock, records, segments, checkpoints.
+//!
+//! Everything here is a function over bytes: no file is opened, no clock read. Integers are little endian.
+//!
+//! ```text
+//! flash   0        4 KiB     8 KiB            1 MiB
+//!         +--------+---------+----------------+-----------+-----------+-- ... --+-----------+
+//!         | super- | super-  | reserved, zero | segment 1 | segment 2 |         | segment n |   n <= 4,095
+//!         | block A| block B |                |           |           |         |           |
+//!         +--------+---------+----------------+-----------+-----------+-- ... --+-----------+
+//! small   a segment of 4 KiB pages; records back to back from the start of a page, zeros after the last
+//! large   a segment of records at multiples of 64 bytes, zeros between and after them
+//! ```
+//!
+//! There is no directory and no log on flash. The index lives in DRAM and outlives the process in shared memory (and a
+//! clean stop in a checkpoint file); what a segment holds is found by walking its records ([`walk`]).
+
+pub mod geometry;
+pub mod page;
+pub mod record;
+
+pub use geometry::{Geometry, GeometryError};
+pub use page::{Find, Kind, Walk, find, find_extent, walk};
+pub use record::{Filling, Record, RecordMeta, encode_into, record_len};
+
+/// The unit of a small segment, and of every flash read of a small object: 4 KiB.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Reads a little-endian integer of `bytes.len()` (at most 8) bytes.
+pub(crate) fn le(bytes: &[u8]) -> u64 {
+    debug_assert!(bytes.len() <= 8);
+    bytes.iter().rev().fold(0, |value, &b| value << 8 | u64::from(b))
+}

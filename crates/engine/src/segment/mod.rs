@@ -1,0 +1,7 @@
+//! Segments under construction: where each object goes, and what it costs.
+
+mod builder;
+
+pub use builder::{
+    Choice, FUNCTIONS, Fill, FullMark, MAX_EXTENT_PAGES, NoRoom, Placed, SegmentBuilder,
+};

@@ -1,0 +1,187 @@
+//! How a flash device is divided into segments.
+
+use larder_base::ByteSize;
+
+use crate::PAGE_SIZE;
+use crate::page::EXTENT_ALIGN;
+
+/// Where the first segment begins. What lies before it belongs to the superblocks; 1 MiB keeps every segment aligned to
+/// whatever erase or stripe unit partitions are aligned to.
+pub const SEGMENTS_AT: u64 = 1 << 20;
+/// Segment numbers have 12 bits in the index, and 0 stands for an empty slot there.
+pub const MAX_SEGMENTS: u16 = 4095;
+/// The fewest segments that a FIFO of two kinds of segment can turn in.
+pub const MIN_SEGMENTS: u16 = 4;
+/// The smallest segment that [`Geometry::plan`] chooses.
+pub const PLANNED_SEGMENT_BYTES: u64 = 1 << 20;
+/// The smallest segment at all, for tests with tiny devices.
+pub const MIN_SEGMENT_BYTES: u64 = 2 * PAGE_SIZE as u64;
+/// The largest segment: the index has 22 bits for where a large object starts, in units of 64 bytes.
+pub const MAX_SEGMENT_BYTES: u64 = (1 << 22) * EXTENT_ALIGN as u64;
+/// What planned segment sizes are rounded up to.
+const PLANNED_MULTIPLE: u64 = 64 << 10;
+
+const _: () = assert!(SEGMENTS_AT.is_multiple_of(PAGE_SIZE as u64));
+const _: () = assert!(MAX_SEGMENT_BYTES <= u32::MAX as u64);
+
+/// Why a device cannot be divided.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GeometryError {
+    /// Too small.
+    #[error(
+        "{device} of flash are too small: at least {needed} are needed (1 MiB for superblocks and {MIN_SEGMENTS} segments of {segment})"
+    )]
+    TooSmall {
+        /// The device.
+        device: ByteSize,
+        /// What it should have.
+        needed: ByteSize,
+        /// The segment size that was asked for or planned.
+        segment: ByteSize,
+    },
+    /// Too large for 12-bit segment numbers.
+    #[error(
+        "{device} of flash are more than one cache can number ({MAX_SEGMENTS} segments of {segment} = {limit}): {remedy}"
+    )]
+    TooLarge {
+        /// The device.
+        device: ByteSize,
+        /// The segment size.
+        segment: ByteSize,
+        /// What that segment size reaches.
+        limit: ByteSize,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Not a segment size.
+    #[error(
+        "a segment of {0} bytes cannot be: it must be a multiple of 4,096 bytes, at least {min} and at most {max}",
+        min = ByteSize(MIN_SEGMENT_BYTES), max = ByteSize(MAX_SEGMENT_BYTES)
+    )]
+    SegmentSize(u64),
+}
+
+/// The division of a flash device into segments 1..=`segments` of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    device_bytes: u64,
+    segment_bytes: u32,
+    segments: u16,
+}
+
+impl Geometry {
+    /// The division of a device of `device_bytes`: segments of 1 MiB, or as large as 4,095 of them must be.
+    pub fn plan(device_bytes: u64) -> Result<Geometry, GeometryError> {
+        let usable = device_bytes.saturating_sub(SEGMENTS_AT);
+        let even = usable.div_ceil(u64::from(MAX_SEGMENTS)).next_multiple_of(PLANNED_MULTIPLE);
+        if even > MAX_SEGMENT_BYTES {
+            return Err(GeometryError::TooLarge {
+                device: ByteSize(device_bytes),
+                segment: ByteSize(MAX_SEGMENT_BYTES),
+                limit: ByteSize(SEGMENTS_AT + u64::from(MAX_SEGMENTS) * MAX_SEGMENT_BYTES),
+                remedy: "give it less (--flash-size), or run several caches on parts of it",
+            });
+        }
+        Geometry::with_segment(device_bytes, even.max(PLANNED_SEGMENT_BYTES))
+    }
+
+    /// The division of a device of `device_bytes` into segments of `segment_bytes`.
+    pub fn with_segment(device_bytes: u64, segment_bytes: u64) -> Result<Geometry, GeometryError> {
+        if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
+            || !segment_bytes.is_multiple_of(PAGE_SIZE as u64)
+        {
+            return Err(GeometryError::SegmentSize(segment_bytes));
+        }
+        let segments = device_bytes.saturating_sub(SEGMENTS_AT) / segment_bytes;
+        if segments < u64::from(MIN_SEGMENTS) {
+            return Err(GeometryError::TooSmall {
+                device: ByteSize(device_bytes),
+                needed: ByteSize(SEGMENTS_AT + u64::from(MIN_SEGMENTS) * segment_bytes),
+                segment: ByteSize(segment_bytes),
+            });
+        }
+        if segments > u64::from(MAX_SEGMENTS) {
+            return Err(GeometryError::TooLarge {
+                device: ByteSize(device_bytes),
+                segment: ByteSize(segment_bytes),
+                limit: ByteSize(SEGMENTS_AT + u64::from(MAX_SEGMENTS) * segment_bytes),
+                remedy: "choose larger segments",
+            });
+        }
+        // Both casts fit: checked against the limits above.
+        Ok(Geometry {
+            device_bytes,
+            segment_bytes: segment_bytes as u32,
+            segments: segments as u16,
+        })
+    }
+
+    /// Bytes of the device when it was divided.
+    pub fn device_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
+    /// Bytes of a segment.
+    pub fn segment_bytes(&self) -> u32 {
+        self.segment_bytes
+    }
+
+    /// Number of segments; they are numbered from 1.
+    pub fn segments(&self) -> u16 {
+        self.segments
+    }
+
+    /// Pages of a segment.
+    pub fn pages(&self) -> u32 {
+        self.segment_bytes / PAGE_SIZE as u32
+    }
+
+    /// Bytes that can hold records.
+    pub fn capacity(&self) -> u64 {
+        u64::from(self.segments) * u64::from(self.segment_bytes)
+    }
+
+    /// Where a segment begins on the device.
+    ///
+    /// # Panics
+    /// When there is no such segment.
+    pub fn offset(&self, segment: u16) -> u64 {
+        assert!((1..=self.segments).contains(&segment), "segment {segment} of {}", self.segments);
+        SEGMENTS_AT + u64::from(segment - 1) * u64::from(self.segment_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_reach_over_all_sizes() {
+        let mut device = 5 << 20;
+        while device <= 1 << 40 {
+            let g = Geometry::plan(device).unwrap();
+            assert!(g.segments() >= MIN_SEGMENTS && g.segments() <= MAX_SEGMENTS);
+            let end = g.offset(g.segments()) + u64::from(g.segment_bytes());
+            assert!(end <= device);
+            // Less than one segment is left over, and no more than 64 KiB per segment is rounded away.
+            assert!(device - end < u64::from(g.segment_bytes()), "{device}");
+            if device > 8 << 30 {
+                assert!(device - end <= device / 20, "{g:?}");
+            }
+            device += device / 7;
+        }
+        assert_eq!(Geometry::plan(4 << 30).unwrap().segments(), 4095);
+    }
+
+    #[test]
+    fn refusals_name_the_figure() {
+        let small = Geometry::plan(3 << 20).unwrap_err().to_string();
+        assert!(small.contains("3 MiB") && small.contains("5 MiB"), "{small}");
+        let large = Geometry::plan(2 << 40).unwrap_err().to_string();
+        assert!(large.contains("2 TiB") && large.contains("--flash-size"), "{large}");
+        assert_eq!(Geometry::with_segment(1 << 30, 5000), Err(GeometryError::SegmentSize(5000)));
+        assert!(Geometry::with_segment(1 << 40, 8192).is_err());
+        assert!(Geometry::with_segment(0, 8192).is_err());
+        assert!(Geometry::with_segment(u64::MAX, 1 << 20).is_err());
+    }
+}
