@@ -1,1 +1,20 @@
 //! Readers, writers and generators of workloads.
+//!
+//! [`open`] takes a trace's name (a file in any of the formats of [`Format`], compressed or not, or `gen:…`) and gives
+//! a stream of [`Request`]s in bounded memory.
+
+mod error;
+mod format;
+pub mod generate;
+mod input;
+mod open;
+mod read;
+mod request;
+
+pub use error::{BadRecord, Place, TraceError};
+pub use format::Format;
+pub use input::{Compression, Consumed};
+pub use open::{Options, Trace, open, read};
+pub use read::kv::CsvColumns;
+pub use read::{FileReader, Progress, Reader};
+pub use request::{Op, Request, hash_key, key_id, mix};

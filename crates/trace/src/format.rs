@@ -1,0 +1,292 @@
+//! The formats: their names, and telling them apart.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::TraceError;
+use crate::input::Input;
+use crate::read::{Decode, Fault, Out, binary, kv};
+
+macro_rules! formats {
+    ($($variant:ident, $name:literal, [$($alias:literal),*], $about:literal;)*) => {
+        /// A trace format.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Format {
+            $(#[doc = $about] $variant,)*
+        }
+
+        impl Format {
+            /// Every format.
+            pub const ALL: &'static [Format] = &[$(Format::$variant,)*];
+
+            /// The name used with `--format`.
+            pub fn name(self) -> &'static str {
+                match self { $(Format::$variant => $name,)* }
+            }
+
+            /// What it is, in one line.
+            pub fn about(self) -> &'static str {
+                match self { $(Format::$variant => $about,)* }
+            }
+
+            fn aliases(self) -> &'static [&'static str] {
+                match self { $(Format::$variant => &[$($alias),*],)* }
+            }
+        }
+    };
+}
+
+formats! {
+    Memcachier, "memcachier", ["lsmsim", "lsm-sim", "memcachier-csv"],
+        "Memcachier and lsm-sim csv: time,application,type,key size,value size,key id,hit";
+    Twitter, "twitter", ["twitter-csv"], "Twitter csv: timestamp,key,key size,value size,client,operation,ttl";
+    CacheLib, "cachelib", ["cachelib-csv", "cachelib-kv", "cachelib-block"],
+        "CacheLib csv, kvcache of every version and block store: columns by header, op_count requests a line";
+    Mooncake, "mooncake", ["mooncake-jsonl"], "Mooncake jsonl: a request per block hash";
+    Tragen, "tragen", [], "Tragen csv: time,id,size";
+    WebCacheSim, "webcachesim", ["adaptsize", "wiki", "lrb"], "webcachesim: time id size, blanks between";
+    IbmCos, "ibm-cos", ["ibm"], "IBM object store: time REST.VERB.OBJECT key size";
+    TencentPhoto, "tencent-photo", [], "Tencent photo cache: time id format category bytes";
+    OracleGeneral, "oracle-general", ["oraclegeneral", "oracleGeneral"],
+        "libCacheSim oracleGeneral: 24-byte binary records";
+    OracleGeneralOpNs, "oracle-general-opns", ["oraclegeneralopns", "oracleGeneralOpNS"],
+        "libCacheSim oracleGeneralOpNS: 27-byte binary records with operation and name space";
+    Twr, "twr", [], "libCacheSim twr: 20-byte binary records";
+    TwrNs, "twr-ns", ["twrns"], "libCacheSim twrNS: 22-byte binary records with name space";
+    StandardIqi, "standard-iqi", ["iqi"], "libCacheSim IQI: u32 time, u64 id, u32 size";
+    StandardIqq, "standard-iqq", ["iqq"], "libCacheSim IQQ: u32 time, u64 id, u64 size";
+    StandardIii, "standard-iii", ["iii"], "libCacheSim III: u32 time, u32 id, u32 size";
+    U32Be, "u32be", ["caffeine", "cache2k", "w106"], "Keys of 32 bits, big-endian (Caffeine's simulator)";
+    I64Be, "i64be", ["corda", "scarab"], "Keys of 64 bits, big-endian (Caffeine's simulator)";
+    Arc, "arc", ["lis"], "ARC .lis: first block, blocks, ignored, sequence number";
+    Lirs, "lirs", [], "LIRS: a block number a line, '*' between phases";
+    Txt, "txt", ["plain"], "One id a line";
+    Csv, "csv", [], "csv with the columns named by --columns";
+}
+
+impl Format {
+    /// The names of all formats, for messages.
+    pub fn known() -> String {
+        Format::ALL.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
+    }
+
+    pub(crate) fn decoder(
+        self,
+        columns: Option<kv::CsvColumns>,
+    ) -> Result<Box<dyn Decode>, String> {
+        Ok(match self {
+            Format::Memcachier => kv::memcachier(),
+            Format::Twitter => kv::twitter(),
+            Format::CacheLib => kv::cachelib(),
+            Format::Mooncake => kv::mooncake(),
+            Format::Tragen => kv::tragen(),
+            Format::WebCacheSim => kv::webcachesim(),
+            Format::IbmCos => kv::ibm_cos(),
+            Format::TencentPhoto => kv::tencent_photo(),
+            Format::OracleGeneral => binary::oracle_general(),
+            Format::OracleGeneralOpNs => binary::oracle_general_opns(),
+            Format::Twr => binary::twr(false),
+            Format::TwrNs => binary::twr(true),
+            Format::StandardIqi => binary::standard(16),
+            Format::StandardIqq => binary::standard(20),
+            Format::StandardIii => binary::standard(12),
+            Format::U32Be => binary::big_endian_keys(4),
+            Format::I64Be => binary::big_endian_keys(8),
+            Format::Arc => kv::arc(),
+            Format::Lirs => kv::lirs(),
+            Format::Txt => kv::txt(),
+            Format::Csv => kv::csv(
+                columns.ok_or("format csv needs --columns, such as obj-id-col=2,obj-size-col=3")?,
+            ),
+        })
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Format {
+    type Err = TraceError;
+
+    fn from_str(text: &str) -> Result<Format, TraceError> {
+        let lower = text.to_ascii_lowercase();
+        Format::ALL
+            .iter()
+            .copied()
+            .find(|f| f.name() == lower || f.aliases().iter().any(|a| a.eq_ignore_ascii_case(text)))
+            .ok_or_else(|| TraceError::UnknownFormat {
+                name: text.to_owned(),
+                known: Format::known(),
+            })
+    }
+}
+
+/// Bytes at the start of a trace that detection looks at.
+const SAMPLE: usize = 64 << 10;
+/// Lines or records at the start that detection looks at.
+const SAMPLE_RECORDS: usize = 200;
+
+/// What the start of a file looks like.
+struct Sample<'a> {
+    head: &'a [u8],
+    /// The whole lines of the head, when it is text.
+    lines: Vec<&'a [u8]>,
+    whole: bool,
+}
+
+/// Tells the format from the first bytes: signatures first, then the formats whose decoder accepts every record of the
+/// sample, the most particular layout first. Returns the format and why.
+pub(crate) fn detect(input: &mut Input) -> Result<(Format, String), TraceError> {
+    let file = input.file().to_owned();
+    let packed = input.compression().name();
+    let head = input.peek(SAMPLE)?.to_vec();
+    let undetected = |reason: String| TraceError::Undetected {
+        file: file.clone(),
+        reason,
+        known: Format::known(),
+    };
+    if head.is_empty() {
+        return Err(undetected("it is empty".to_owned()));
+    }
+    let whole = head.len() < SAMPLE;
+    let is_text = !head.iter().any(|&b| b == 0 || (b < 32 && !b"\t\r\n\x0c".contains(&b)));
+    let mut lines: Vec<&[u8]> = Vec::new();
+    if is_text {
+        let usable = match memchr::memrchr(b'\n', &head) {
+            Some(at) if !whole => &head[..at],
+            _ => &head[..],
+        };
+        lines = usable
+            .split(|&b| b == b'\n')
+            .map(|l| l.strip_suffix(b"\r").unwrap_or(l))
+            .filter(|l| !l.trim_ascii().is_empty())
+            .take(SAMPLE_RECORDS)
+            .collect();
+    }
+    let sample = Sample { head: &head, lines, whole };
+    let found = if is_text { detect_text(&sample) } else { detect_binary(&sample) };
+    match found {
+        Some((format, why)) => Ok((format, format!("{packed}; {why}"))),
+        None if is_text => {
+            let first = sample.lines.first().copied().unwrap_or_default();
+            Err(undetected(format!(
+                "{packed}, text whose first line {} fits none",
+                crate::error::quote(first)
+            )))
+        }
+        None => Err(undetected(format!(
+            "{packed}, binary that starts with {}; formats without a signature (keys alone, IQI, twr, …) must be named",
+            crate::error::quote(&head[..head.len().min(16)])
+        ))),
+    }
+}
+
+fn fields(line: &[u8], delimiter: Option<u8>) -> usize {
+    match delimiter {
+        Some(d) => line.split(|&b| b == d).count(),
+        None => line.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty()).count(),
+    }
+}
+
+/// Whether every line of the sample decodes.
+fn accepts(format: Format, lines: &[&[u8]]) -> bool {
+    let mut joined = lines.join(&b'\n');
+    joined.push(b'\n');
+    let Ok(mut decode) = format.decoder(None) else { return false };
+    let Ok(mut input) = Input::new("sample", Box::new(std::io::Cursor::new(joined))) else {
+        return false;
+    };
+    let mut out = Out::default();
+    loop {
+        match decode.step(&mut input, &mut out) {
+            Ok(true) => {}
+            Ok(false) => return true,
+            Err(Fault::Input(_) | Fault::Record(..)) => return false,
+        }
+    }
+}
+
+fn detect_text(s: &Sample<'_>) -> Option<(Format, String)> {
+    let first = *s.lines.first()?;
+    let n = s.lines.len();
+    let has = |needle: &[u8]| memchr::memmem::find(first, needle).is_some();
+    // Layouts with a header or an unmistakable word.
+    if first.starts_with(b"{") && has(b"\"hash_ids\"") {
+        return Some((Format::Mooncake, "JSON lines with \"hash_ids\"".to_owned()));
+    }
+    if (has(b"key") || has(b"block_id")) && has(b"op_count") {
+        return Some((Format::CacheLib, "a csv header with op_count".to_owned()));
+    }
+    // Layouts told by their number of columns and by what every line of the sample holds.
+    let commas = |range: std::ops::RangeInclusive<usize>| {
+        s.lines.iter().all(|l| range.contains(&fields(l, Some(b','))))
+    };
+    let blanks = |range: std::ops::RangeInclusive<usize>| {
+        s.lines.iter().all(|l| range.contains(&fields(l, None)))
+    };
+    let candidates: [(Format, bool, &str); 8] = [
+        (Format::Twitter, commas(7..=7), "7 columns with an operation's name in the 6th"),
+        (Format::Memcachier, commas(6..=7), "6 or 7 columns with a type from 1 to 7 in the 3rd"),
+        (Format::Tragen, commas(3..=3), "3 columns time,id,size"),
+        (Format::IbmCos, blanks(3..=6) && has(b" REST."), "REST.… in the 2nd column"),
+        (
+            Format::Arc,
+            blanks(4..=4) && numbered(&s.lines),
+            "4 columns, the 3rd 0 and the 4th counting up",
+        ),
+        (Format::WebCacheSim, blanks(3..=3), "3 columns time id size"),
+        (Format::Lirs, blanks(1..=1) && commas(1..=1), "a block number a line"),
+        (Format::Txt, blanks(1..=1) && commas(1..=1), "one word a line"),
+    ];
+    candidates
+        .into_iter()
+        .find(|(format, shaped, _)| *shaped && accepts(*format, &s.lines))
+        .map(|(format, _, why)| (format, format!("text, each of the first {n} lines has {why}")))
+}
+
+/// ARC: the third column is 0 and the fourth counts up by one.
+fn numbered(lines: &[&[u8]]) -> bool {
+    let last = |l: &&[u8]| {
+        let [_, _, zero, sequence] = crate::read::text::words::<4>(l, "").ok()?;
+        (zero == b"0").then(|| crate::request::parse_u64(sequence)).flatten()
+    };
+    let sequence: Option<Vec<u64>> = lines.iter().map(last).collect();
+    // Some files start every number anew or leave it 0 (the first lines of OLTP.lis).
+    sequence.is_some_and(|s| s.windows(2).all(|w| w[1] == w[0] || w[1] == w[0] + 1))
+}
+
+fn detect_binary(s: &Sample<'_>) -> Option<(Format, String)> {
+    let head = s.head;
+    let records = |len: usize| head.chunks_exact(len).take(SAMPLE_RECORDS);
+    let fits = |len: usize| head.len() >= len && (!s.whole || head.len().is_multiple_of(len));
+    // Times must not fall and sizes must be sane; a next access lies ahead or is absent.
+    let oracle = |len: usize, next_at: usize| {
+        let mut previous = 0;
+        fits(len)
+            && records(len).enumerate().all(|(i, r)| {
+                let time = binary::u32_le(r, 0);
+                let next = binary::u64_le(r, next_at) as i64;
+                let ok = time >= previous
+                    && binary::u32_le(r, 12) < 1 << 31
+                    && (next == -1 || next > i as i64);
+                previous = time;
+                ok
+            })
+    };
+    if oracle(24, 16) {
+        return Some((
+            Format::OracleGeneral,
+            "binary, 24-byte records with rising times and next accesses".to_owned(),
+        ));
+    }
+    if oracle(27, 19) && records(27).all(|r| r[16] <= 14) {
+        return Some((
+            Format::OracleGeneralOpNs,
+            "binary, 27-byte records with rising times, operations and next accesses".to_owned(),
+        ));
+    }
+    None
+}

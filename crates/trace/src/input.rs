@@ -1,0 +1,308 @@
+//! Byte input: compressed or not, with a bounded buffer, positions and bounded lines.
+
+use std::io::{self, BufRead, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Place, TraceError};
+
+/// How a file is compressed, told by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip (members may follow one another).
+    Gzip,
+    /// xz.
+    Xz,
+    /// Zstandard.
+    Zstd,
+}
+
+impl Compression {
+    /// The compression that `start`, the first bytes of a file, names.
+    pub fn detect(start: &[u8]) -> Compression {
+        if start.starts_with(&[0x1f, 0x8b]) {
+            Compression::Gzip
+        } else if start.starts_with(&[0xfd, b'7', b'z', b'X', b'Z', 0]) {
+            Compression::Xz
+        } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+            Compression::Zstd
+        } else {
+            Compression::None
+        }
+    }
+
+    /// The compression that a file name's ending asks for.
+    pub fn of_name(name: &str) -> Compression {
+        match name.rsplit('.').next() {
+            Some("gz") => Compression::Gzip,
+            Some("xz") => Compression::Xz,
+            Some("zst" | "zstd") => Compression::Zstd,
+            _ => Compression::None,
+        }
+    }
+
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compression::None => "not compressed",
+            Compression::Gzip => "gzip",
+            Compression::Xz => "xz",
+            Compression::Zstd => "zstd",
+        }
+    }
+}
+
+/// How many bytes of the file, as stored, have been consumed: for progress bars.
+#[derive(Clone, Debug, Default)]
+pub struct Consumed(Arc<AtomicU64>);
+
+impl Consumed {
+    /// Bytes read from the file so far.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Counting<R> {
+    inner: R,
+    count: Consumed,
+}
+
+impl<R: Read> Read for Counting<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        self.count.0.fetch_add(n as u64, Ordering::Relaxed);
+        Ok(n)
+    }
+}
+
+const BUFFER: usize = 256 << 10;
+/// A line longer than this is no trace's (Mooncake's longest are tens of kilobytes).
+pub(crate) const MAX_LINE: usize = 4 << 20;
+/// Memory that a zstd frame may ask for: 2^27 = 128 MiB, its own default ceiling.
+const ZSTD_WINDOW_LOG: u32 = 27;
+/// Memory that an xz stream may ask for.
+const XZ_MEMORY: u64 = 256 << 20;
+
+/// Decompressed bytes with their position.
+pub(crate) struct Input {
+    file: String,
+    read: Box<dyn Read + Send>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Offset of `buffer[start]` in the decompressed stream.
+    offset: u64,
+    eof: bool,
+    /// Lines handed out.
+    lines: u64,
+    compression: Compression,
+    consumed: Consumed,
+}
+
+impl Input {
+    pub(crate) fn new(file: &str, raw: Box<dyn Read + Send>) -> Result<Input, TraceError> {
+        let consumed = Consumed::default();
+        let counting = Counting { inner: raw, count: consumed.clone() };
+        let mut raw = io::BufReader::with_capacity(BUFFER, counting);
+        let read_error =
+            |source| TraceError::Read { file: file.to_owned(), place: Place::Byte(0), source };
+        let compression = Compression::detect(raw.fill_buf().map_err(read_error)?);
+        let read: Box<dyn Read + Send> = match compression {
+            Compression::None => Box::new(raw),
+            Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(raw)),
+            Compression::Xz => {
+                let stream = liblzma::stream::Stream::new_stream_decoder(
+                    XZ_MEMORY,
+                    liblzma::stream::CONCATENATED,
+                )
+                .map_err(|e| read_error(io::Error::other(e)))?;
+                Box::new(liblzma::bufread::XzDecoder::new_stream(raw, stream))
+            }
+            Compression::Zstd => {
+                let mut decoder =
+                    zstd::stream::read::Decoder::with_buffer(raw).map_err(read_error)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(read_error)?;
+                Box::new(decoder)
+            }
+        };
+        Ok(Input {
+            file: file.to_owned(),
+            read,
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            offset: 0,
+            eof: false,
+            lines: 0,
+            compression,
+            consumed,
+        })
+    }
+
+    pub(crate) fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub(crate) fn compression(&self) -> Compression {
+        self.compression
+    }
+
+    pub(crate) fn consumed(&self) -> Consumed {
+        self.consumed.clone()
+    }
+
+    /// Offset of the next unread byte in the decompressed stream.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Number of the line last handed out.
+    pub(crate) fn line_number(&self) -> u64 {
+        self.lines
+    }
+
+    fn read_more(&mut self) -> Result<(), TraceError> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.end == self.buffer.len() {
+            let len = self.buffer.len() * 2;
+            self.buffer.resize(len, 0);
+        }
+        loop {
+            match self.read.read(&mut self.buffer[self.end..]) {
+                Ok(0) => self.eof = true,
+                Ok(n) => self.end += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(source) => {
+                    let place = Place::Byte(self.offset + self.end as u64);
+                    return Err(TraceError::Read { file: self.file.clone(), place, source });
+                }
+            }
+            return Ok(());
+        }
+    }
+
+    /// Up to `len` bytes (at most [`MAX_LINE`]) from the current position without consuming them; fewer only at the
+    /// end of the stream.
+    pub(crate) fn peek(&mut self, len: usize) -> Result<&[u8], TraceError> {
+        let len = len.min(MAX_LINE);
+        while self.end - self.start < len && !self.eof {
+            self.read_more()?;
+        }
+        Ok(&self.buffer[self.start..self.end.min(self.start + len)])
+    }
+
+    /// Passes over `len` bytes that [`Input::peek`] has shown.
+    pub(crate) fn advance(&mut self, len: usize) {
+        let len = len.min(self.end - self.start);
+        self.start += len;
+        self.offset += len as u64;
+    }
+
+    /// The next line without its end (`\n` or `\r\n`); `None` at the end. `Err(length)` inside `Ok(Some)` stands for a
+    /// line longer than [`MAX_LINE`], which is passed over in bounded memory.
+    pub(crate) fn line(&mut self) -> Result<Option<Result<&[u8], usize>>, TraceError> {
+        let mut searched = 0;
+        loop {
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.start + searched..self.end]) {
+                let begin = self.start;
+                let length = searched + at;
+                self.start += length + 1;
+                self.offset += length as u64 + 1;
+                self.lines += 1;
+                return Ok(Some(Ok(trim_cr(&self.buffer[begin..begin + length]))));
+            }
+            searched = self.end - self.start;
+            if self.eof {
+                if searched == 0 {
+                    return Ok(None);
+                }
+                let begin = self.start;
+                self.start = self.end;
+                self.offset += searched as u64;
+                self.lines += 1;
+                return Ok(Some(Ok(trim_cr(&self.buffer[begin..self.end]))));
+            }
+            if searched > MAX_LINE {
+                return self.pass_long_line().map(|n| Some(Err(n)));
+            }
+            self.read_more()?;
+        }
+    }
+
+    fn pass_long_line(&mut self) -> Result<usize, TraceError> {
+        let mut length = 0;
+        loop {
+            let at = memchr::memchr(b'\n', &self.buffer[self.start..self.end]);
+            let n = at.unwrap_or(self.end - self.start);
+            length += n;
+            self.advance(n + usize::from(at.is_some()));
+            if at.is_some() || self.eof {
+                self.lines += 1;
+                return Ok(length);
+            }
+            self.read_more()?;
+        }
+    }
+}
+
+fn trim_cr(line: &[u8]) -> &[u8] {
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(bytes: &[u8]) -> Input {
+        Input::new("test", Box::new(io::Cursor::new(bytes.to_vec()))).unwrap()
+    }
+
+    #[test]
+    fn lines_and_positions() {
+        let mut i = input(b"a\r\n\nlast");
+        assert_eq!(i.line().unwrap(), Some(Ok(&b"a"[..])));
+        assert_eq!(i.line().unwrap(), Some(Ok(&b""[..])));
+        assert_eq!(i.offset(), 4);
+        assert_eq!(i.line().unwrap(), Some(Ok(&b"last"[..])));
+        assert_eq!(i.line_number(), 3);
+        assert_eq!(i.line().unwrap(), None);
+    }
+
+    #[test]
+    fn a_line_without_end_is_passed_in_bounded_memory() {
+        let mut bytes = vec![b'x'; 3 * MAX_LINE];
+        bytes.extend_from_slice(b"\nnext\n");
+        let mut i = input(&bytes);
+        assert_eq!(i.line().unwrap(), Some(Err(3 * MAX_LINE)));
+        assert_eq!(i.line().unwrap(), Some(Ok(&b"next"[..])));
+        assert!(i.buffer.len() <= 4 * MAX_LINE);
+    }
+
+    #[test]
+    fn every_compression_reads_the_same() {
+        use std::io::Write;
+        let text = b"hello\nworld\n".repeat(1000);
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gz.write_all(&text).unwrap();
+        let mut xz = liblzma::write::XzEncoder::new(Vec::new(), 1);
+        xz.write_all(&text).unwrap();
+        let zst = zstd::encode_all(&text[..], 1).unwrap();
+        for packed in [text.clone(), gz.finish().unwrap(), xz.finish().unwrap(), zst] {
+            let mut i = input(&packed);
+            let mut lines = 0;
+            while let Some(line) = i.line().unwrap() {
+                assert!(matches!(line.unwrap(), b"hello" | b"world"));
+                lines += 1;
+            }
+            assert_eq!(lines, 2000);
+            assert_eq!(i.consumed().bytes(), packed.len() as u64);
+        }
+    }
+}

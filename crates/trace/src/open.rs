@@ -1,0 +1,173 @@
+//! Opening a trace by its name: a file, `-` for standard input, or `gen:…`.
+
+use std::fs::File;
+use std::io::Read;
+
+use larder_base::Nanos;
+
+use crate::error::TraceError;
+use crate::format::{self, Format};
+use crate::generate;
+use crate::input::Input;
+use crate::read::kv::CsvColumns;
+use crate::read::{FileReader, Progress, Reader};
+use crate::request::Request;
+
+/// How to read a trace.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The format; told from the contents when absent.
+    pub format: Option<Format>,
+    /// Pass over malformed records and count them, rather than stop at the first.
+    pub skip_bad: bool,
+    /// Columns of a csv file (`--format csv`).
+    pub columns: Option<CsvColumns>,
+    /// Requests per second that give times to a trace without them.
+    pub rate: Option<f64>,
+    /// Stop after so many requests.
+    pub limit: Option<u64>,
+}
+
+/// An opened trace.
+pub struct Trace {
+    /// The requests.
+    pub reader: Box<dyn Reader>,
+    /// The format, for files.
+    pub format: Option<Format>,
+    /// How the format was told.
+    pub explanation: String,
+}
+
+/// Opens `name`: `gen:KIND?options` generates, `-` is standard input, anything else is a file, compressed or not.
+///
+/// # Errors
+/// A file that cannot be opened, a format that cannot be told, a generator's specification that is wrong.
+pub fn open(name: &str, options: &Options) -> Result<Trace, TraceError> {
+    if let Some(spec) = name.strip_prefix("gen:") {
+        let generator = generate::parse(spec)?;
+        return Ok(finish(generator, None, "generated".to_owned(), options));
+    }
+    let open_error = |source| TraceError::Open { file: name.to_owned(), source };
+    if name == "-" {
+        return read(name, Box::new(std::io::stdin()), None, options);
+    }
+    let file = File::open(name).map_err(open_error)?;
+    let metadata = file.metadata().map_err(open_error)?;
+    if metadata.is_dir() {
+        return Err(open_error(std::io::Error::other("it is a directory; name a file in it")));
+    }
+    let size = metadata.is_file().then_some(metadata.len());
+    read(name, Box::new(file), size, options)
+}
+
+/// Reads a trace from `raw`, whose size as stored is `size` where known; `name` is for messages.
+///
+/// # Errors
+/// As [`open`].
+pub fn read(
+    name: &str,
+    raw: Box<dyn Read + Send>,
+    size: Option<u64>,
+    options: &Options,
+) -> Result<Trace, TraceError> {
+    let mut input = Input::new(name, raw)?;
+    let (format, explanation) = match options.format {
+        Some(format) => (format, "named by --format".to_owned()),
+        None if options.columns.is_some() => (Format::Csv, "columns named".to_owned()),
+        None => format::detect(&mut input)?,
+    };
+    let decode = format
+        .decoder(options.columns.clone())
+        .map_err(|problem| TraceError::spec(name, problem))?;
+    let reader =
+        FileReader::new(input, decode, format, explanation.clone(), options.skip_bad, size);
+    Ok(finish(Box::new(reader), Some(format), explanation, options))
+}
+
+fn finish(
+    reader: Box<dyn Reader>,
+    format: Option<Format>,
+    explanation: String,
+    options: &Options,
+) -> Trace {
+    let mut reader = reader;
+    if let Some(rate) = options.rate {
+        reader = Box::new(Rated { inner: reader, interval: 1e9 / rate, count: 0 });
+    }
+    if let Some(limit) = options.limit {
+        reader = Box::new(Limited { inner: reader, left: limit, limit });
+    }
+    Trace { reader, format, explanation }
+}
+
+/// Gives times to requests that have none.
+struct Rated {
+    inner: Box<dyn Reader>,
+    interval: f64,
+    count: u64,
+}
+
+impl Iterator for Rated {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut request = match self.inner.next()? {
+            Ok(request) => request,
+            Err(e) => return Some(Err(e)),
+        };
+        if request.time.is_none() {
+            request.time = Some(Nanos((self.count as f64 * self.interval) as u64));
+        }
+        self.count += 1;
+        Some(Ok(request))
+    }
+}
+
+/// The first requests of a trace.
+struct Limited {
+    inner: Box<dyn Reader>,
+    left: u64,
+    limit: u64,
+}
+
+impl Iterator for Limited {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        self.inner.next()
+    }
+}
+
+impl Reader for Rated {
+    fn skipped(&self) -> u64 {
+        self.inner.skipped()
+    }
+    fn first_skipped(&self) -> Option<&crate::error::BadRecord> {
+        self.inner.first_skipped()
+    }
+    fn progress(&self) -> Progress {
+        self.inner.progress()
+    }
+}
+
+impl Reader for Limited {
+    fn skipped(&self) -> u64 {
+        self.inner.skipped()
+    }
+    fn first_skipped(&self) -> Option<&crate::error::BadRecord> {
+        self.inner.first_skipped()
+    }
+    fn progress(&self) -> Progress {
+        let inner = self.inner.progress();
+        let done = self.limit - self.left;
+        // Whichever ends first, as far as can be told.
+        match inner.fraction() {
+            Some(share) if share > done as f64 / self.limit.max(1) as f64 => inner,
+            _ => Progress { done, total: Some(self.limit) },
+        }
+    }
+}
