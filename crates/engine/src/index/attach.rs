@@ -1,0 +1,202 @@
+//! Making an index in fresh memory, and finding it again in memory that outlived a process.
+//!
+//! The header, in words: 0 magic and version, 1 number of buckets, 2 journal, 3 to 7 zero, 8 to 15 the owner's.
+
+use larder_base::Words;
+
+use super::bucket::{PAIRS, WORDS, positions};
+use super::{ClockBits, FlashIndex, HEADER_WORDS, JOURNAL, Place, least_width};
+
+/// "LARDIX" and the version of the layout, 1.
+const MAGIC: u64 = 0x4c41_5244_4958_0001;
+
+/// What [`FlashIndex::attach`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attached {
+    /// Entries kept.
+    pub kept: u64,
+    /// Entries dropped, because the caller did not want their segment.
+    pub dropped: u64,
+    /// Buckets wiped, because a kill had caught them in the middle of a change: 0 or 1.
+    pub wiped_buckets: u32,
+}
+
+/// Why memory could not be taken for an index.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IndexError {
+    /// Not even a header and one bucket, or more buckets than can be numbered, or a broken line.
+    #[error(
+        "{words} words cannot hold a flash index: it needs {HEADER_WORDS} and 8 for each of 1 to 4294967295 buckets"
+    )]
+    Size {
+        /// Number of words offered.
+        words: usize,
+    },
+    /// The header is of something else, of another version, or of an index whose making was cut.
+    #[error(
+        "this memory holds no flash index of layout version 1 (its first word is {found:#018x}): make a new one"
+    )]
+    Foreign {
+        /// The first word.
+        found: u64,
+    },
+    /// The header speaks of another size.
+    #[error(
+        "the flash index in this memory has {recorded} buckets but the memory has room for {room}: make a new one"
+    )]
+    Buckets {
+        /// Buckets according to the header.
+        recorded: u64,
+        /// Buckets that the memory holds.
+        room: u32,
+    },
+    /// The journal names a bucket that does not exist.
+    #[error(
+        "the journal of the flash index in this memory names bucket {bucket} of {buckets}: make a new one"
+    )]
+    Journal {
+        /// The bucket named.
+        bucket: u64,
+        /// Buckets that there are.
+        buckets: u32,
+    },
+}
+
+fn buckets_in(words: &Words) -> Result<u32, IndexError> {
+    let bad = IndexError::Size { words: words.len() };
+    let body = words.len().checked_sub(HEADER_WORDS).ok_or(bad.clone())?;
+    if body == 0 || !body.is_multiple_of(WORDS) {
+        return Err(bad);
+    }
+    u32::try_from(body / WORDS).map_err(|_| bad)
+}
+
+impl FlashIndex {
+    /// Makes an empty index that fills `words` ([`Self::words_for`] says how many), whatever they held. Words that are
+    /// zero already are not written, so that fresh memory stays untouched.
+    ///
+    /// # Errors
+    /// [`IndexError::Size`].
+    pub fn create(mut words: Words, clock: ClockBits) -> Result<FlashIndex, IndexError> {
+        let buckets = buckets_in(&words)?;
+        for index in 0..words.len() {
+            if words.load(index) != 0 {
+                words.store(index, 0);
+            }
+        }
+        words.store(1, u64::from(buckets));
+        // Last, so that an index whose making was cut is not taken for one.
+        words.store(0, MAGIC);
+        Ok(FlashIndex::over(words, buckets, clock))
+    }
+
+    fn over(words: Words, buckets: u32, clock: ClockBits) -> FlashIndex {
+        FlashIndex { words, buckets, clock_max: clock.max(), len: 0, wide: 0, hot: 0, hand: 0 }
+    }
+
+    /// Takes over an index that another process left in `words`, in one pass: wipes what a kill caught half-changed,
+    /// drops the entries of segments that `keep` does not want, counts the rest. May itself be cut and repeated.
+    ///
+    /// # Errors
+    /// If `words` hold no index of this layout and size. The caller makes a new one: a cache may forget.
+    pub fn attach(
+        words: Words,
+        clock: ClockBits,
+        mut keep: impl FnMut(u16) -> bool,
+    ) -> Result<(FlashIndex, Attached), IndexError> {
+        let room = buckets_in(&words)?;
+        match (words.load(0), words.load(1)) {
+            (MAGIC, recorded) if recorded == u64::from(room) => {}
+            (MAGIC, recorded) => return Err(IndexError::Buckets { recorded, room }),
+            (found, _) => return Err(IndexError::Foreign { found }),
+        }
+        let mut index = FlashIndex::over(words, room, clock);
+        let mut report = Attached::default();
+        match index.words.load(JOURNAL) {
+            0 => {}
+            marked if marked <= u64::from(room) => {
+                let base = HEADER_WORDS + (marked as usize - 1) * WORDS;
+                (base..base + WORDS).for_each(|word| index.words.store(word, 0));
+                index.words.store(JOURNAL, 0);
+                report.wiped_buckets = 1;
+            }
+            marked => return Err(IndexError::Journal { bucket: marked - 1, buckets: room }),
+        }
+        for bucket in 0..room {
+            let line = index.line(bucket);
+            if line.0 == [0; WORDS] {
+                continue;
+            }
+            let mut settle = line.width() > 0;
+            for pos in positions(line.live()) {
+                let raw = line.raw(pos);
+                let entry = raw.entry();
+                index.count_in(raw);
+                if !keep(entry.segment) {
+                    index.clear(bucket, pos);
+                    report.dropped += 1;
+                    settle = true;
+                } else if entry.clock > index.clock_max {
+                    let lowered = index.line(bucket).with_clock(pos, index.clock_max);
+                    index.update(bucket, lowered);
+                }
+            }
+            if settle {
+                index.settle(bucket);
+            }
+        }
+        report.kept = index.len;
+        Ok((index, report))
+    }
+
+    /// Walks the whole index and checks everything that must hold between two calls.
+    ///
+    /// # Errors
+    /// What does not hold, and where.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.words.load(0) != MAGIC || self.words.load(1) != u64::from(self.buckets) {
+            return Err("the header is damaged".into());
+        }
+        if self.words.load(JOURNAL) != 0 {
+            return Err(format!("the journal names bucket {}", self.words.load(JOURNAL) - 1));
+        }
+        let (mut len, mut wide, mut hot) = (0, 0, 0);
+        for bucket in 0..self.buckets {
+            let line = self.line(bucket);
+            let pairs = line.live_wide().count_ones();
+            if line.width() != least_width(pairs) {
+                return Err(format!(
+                    "bucket {bucket}: {pairs} wide entries in {} words",
+                    PAIRS[line.width()]
+                ));
+            }
+            if let Some(pos) = positions(line.free_small() | line.free_wide())
+                .find(|&pos| line.raw(pos).is_dirty())
+            {
+                return Err(format!("bucket {bucket}: slot {pos} is empty but not zero"));
+            }
+            for pos in positions(line.live()) {
+                let entry = line.raw(pos).entry();
+                if entry.clock > self.clock_max {
+                    return Err(format!(
+                        "bucket {bucket}: slot {pos}: CLOCK {} above {}",
+                        entry.clock, self.clock_max
+                    ));
+                }
+                if matches!(entry.place, Place::Extent { pages: 0, .. }) {
+                    return Err(format!("bucket {bucket}: slot {pos}: an extent of no pages"));
+                }
+                len += 1;
+                hot += u64::from(entry.clock > 0);
+            }
+            wide += u64::from(pairs);
+        }
+        if (len, wide, hot) != (self.len, self.wide, self.hot) {
+            return Err(format!(
+                "counted {len} entries, {wide} wide, {hot} hot; kept {}, {}, {}",
+                self.len, self.wide, self.hot
+            ));
+        }
+        Ok(())
+    }
+}

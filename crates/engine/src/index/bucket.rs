@@ -1,0 +1,358 @@
+//! One bucket of the index: 64 bytes, 17 slots of 30 bits and 2 bits that say how many of them are taken in pairs.
+//!
+//! ```text
+//! word k (k = 0..8)   63..60 nibble k | 59..30 slot 2k+1 | 29..0 slot 2k
+//! slot                29..28 CLOCK | 27..24 function | 23..12 segment | 11..0 tag
+//! nibbles 7..0        31..30 width  | 29..0 slot 16, laid out as any other slot
+//! ```
+//!
+//! Sixteen slots lie whole within a word, so that changing one is a single store. The seventeenth (the *spread* slot) is
+//! made of the four bits that each word has left; its CLOCK lies in one nibble, so that a hit is a single store there too.
+//!
+//! Wide entries take a whole word: slot 2k is laid out as above, but its 4 function bits and the 30 bits of slot 2k+1 are
+//! payload (extent start and length). They fill words from the end of the bucket: the width 0, 1, 2 or 3 says that the
+//! last 0, 2, 4 or 8 words belong to wide entries. A slot whose segment is 0 is empty and then zero throughout.
+
+use super::{Entry, Place};
+
+/// 64-bit words in a bucket: one cache line.
+pub(super) const WORDS: usize = 8;
+/// Slots in a bucket.
+pub(super) const SLOTS: usize = 17;
+/// The slot made of the nibbles.
+pub(super) const SPREAD: usize = 16;
+/// Words given to wide entries, by width.
+pub(super) const PAIRS: [usize; 4] = [0, 2, 4, 8];
+/// The widest width.
+pub(super) const MAX_WIDTH: usize = PAIRS.len() - 1;
+
+const SLOT_MASK: u64 = (1 << 30) - 1;
+const PAIR_MASK: u64 = (1 << 60) - 1;
+/// The tag fields of a word's two slots; shifted left by 12, the segment fields.
+const FIELDS: u64 = 0xfff | 0xfff << 30;
+/// One bit above each of [`FIELDS`].
+const FLAGS: u64 = 1 << 12 | 1 << 42;
+
+const SEGMENT_SHIFT: u32 = 12;
+const FUNCTION_SHIFT: u32 = 24;
+const CLOCK_SHIFT: u32 = 28;
+/// Bits of an extent's start, in 64-byte units.
+const START_BITS: u32 = 22;
+/// Payload bits of a wide entry that lie in slot 2k, where small entries have their function.
+const LOW_PAYLOAD_BITS: u32 = 4;
+
+/// By width: the slots that hold small entries.
+const SMALL: [u32; 4] = [small(0), small(1), small(2), small(3)];
+/// By width: the slots at which an entry, small or wide, can begin.
+const STARTS: [u32; 4] =
+    [SMALL[0], SMALL[1] | 0x5555 & !SMALL[1], SMALL[2] | 0x5555 & !SMALL[2], 0x1_5555];
+
+const fn small(width: usize) -> u32 {
+    ((1 << (2 * (WORDS - PAIRS[width]))) - 1) | (1 << SPREAD)
+}
+
+const _: () =
+    assert!(WORDS * 64 == SLOTS * 30 + 2 && SMALL[0] == 0x1_ffff && STARTS[1] == 0x1_5fff);
+
+/// A bucket's words, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line(pub(super) [u64; WORDS]);
+
+/// For the two 12-bit fields of `x`: the flag bit of each that is zero.
+fn zero_fields(x: u64) -> u64 {
+    (FLAGS - (x & FIELDS)) & FLAGS
+}
+
+impl Line {
+    /// The eight nibbles: width and spread slot.
+    fn nibbles(&self) -> u32 {
+        let mut all = 0;
+        for (k, word) in self.0.iter().enumerate() {
+            all |= ((word >> 60) as u32) << (4 * k);
+        }
+        all
+    }
+
+    /// How many words belong to wide entries, as an index into [`PAIRS`].
+    pub(super) fn width(&self) -> usize {
+        (self.0[7] >> 62) as usize
+    }
+
+    /// The 30 bits of slot `pos` (0..17).
+    pub(super) fn slot(&self, pos: usize) -> u32 {
+        if pos == SPREAD {
+            self.nibbles() & SLOT_MASK as u32
+        } else {
+            ((self.0[pos / 2] >> (30 * (pos % 2))) & SLOT_MASK) as u32
+        }
+    }
+
+    /// The 60 bits of the pair in `word`.
+    pub(super) fn pair(&self, word: usize) -> u64 {
+        self.0[word] & PAIR_MASK
+    }
+
+    /// Whether the slot at `pos` belongs to the words of wide entries.
+    pub(super) fn is_wide(&self, pos: usize) -> bool {
+        SMALL[self.width()] & 1 << pos == 0
+    }
+
+    /// The positions, as bits, of live entries whose tag is `tag`.
+    pub(super) fn matches(&self, tag: u16) -> u32 {
+        let both = u64::from(tag) | u64::from(tag) << 30;
+        let mut found = 0;
+        for (k, word) in self.0.iter().enumerate() {
+            let hit = zero_fields(word ^ both) & !zero_fields(word >> SEGMENT_SHIFT);
+            found |= ((hit >> 12 & 1 | hit >> 41 & 2) as u32) << (2 * k);
+        }
+        let spread = self.nibbles();
+        let hit = (spread & 0xfff) as u16 == tag && (spread >> SEGMENT_SHIFT) & 0xfff != 0;
+        (found | u32::from(hit) << SPREAD) & STARTS[self.width()]
+    }
+
+    /// The positions, as bits, of all live entries.
+    pub(super) fn live(&self) -> u32 {
+        let mut found = 0;
+        for (k, word) in self.0.iter().enumerate() {
+            let hit = !zero_fields(word >> SEGMENT_SHIFT);
+            found |= ((hit >> 12 & 1 | hit >> 41 & 2) as u32) << (2 * k);
+        }
+        let hit = (self.nibbles() >> SEGMENT_SHIFT) & 0xfff != 0;
+        (found | u32::from(hit) << SPREAD) & STARTS[self.width()]
+    }
+
+    /// The positions of live small entries.
+    pub(super) fn live_small(&self) -> u32 {
+        self.live() & SMALL[self.width()]
+    }
+
+    /// The positions of live wide entries (each the even slot of its word).
+    pub(super) fn live_wide(&self) -> u32 {
+        self.live() & !SMALL[self.width()]
+    }
+
+    /// The positions free for small entries.
+    pub(super) fn free_small(&self) -> u32 {
+        !self.live() & SMALL[self.width()]
+    }
+
+    /// The positions free for wide entries at the present width.
+    pub(super) fn free_wide(&self) -> u32 {
+        !self.live() & STARTS[self.width()] & !SMALL[self.width()]
+    }
+
+    /// The small positions that the next larger width takes away.
+    pub(super) fn taken_by_widening(&self) -> u32 {
+        let width = self.width();
+        if width == MAX_WIDTH { 0 } else { SMALL[width] & !SMALL[width + 1] }
+    }
+
+    /// The tag of the entry at `pos`.
+    pub(super) fn tag(&self, pos: usize) -> u16 {
+        slot_tag(self.slot(pos))
+    }
+
+    /// The entry at `pos`, as [`Self::raw`] encodes it.
+    pub(super) fn raw(&self, pos: usize) -> Raw {
+        if self.is_wide(pos) {
+            Raw(self.pair(pos / 2) | WIDE)
+        } else {
+            Raw(u64::from(self.slot(pos)))
+        }
+    }
+
+    /// The bucket with `slot` at small position `pos`.
+    pub(super) fn with_slot(mut self, pos: usize, slot: u32) -> Line {
+        if pos == SPREAD {
+            let all = slot | self.nibbles() & 3 << 30;
+            for (k, word) in self.0.iter_mut().enumerate() {
+                *word = *word & PAIR_MASK | u64::from(all >> (4 * k) & 15) << 60;
+            }
+        } else {
+            let shift = 30 * (pos % 2);
+            let word = &mut self.0[pos / 2];
+            *word = *word & !(SLOT_MASK << shift) | u64::from(slot) << shift;
+        }
+        self
+    }
+
+    /// The bucket with `pair` in the word at position `pos` (even).
+    pub(super) fn with_pair(mut self, pos: usize, pair: u64) -> Line {
+        let word = &mut self.0[pos / 2];
+        *word = *word & !PAIR_MASK | pair & PAIR_MASK;
+        self
+    }
+
+    /// The bucket with another width: one word differs.
+    pub(super) fn with_width(mut self, width: usize) -> Line {
+        self.0[7] = self.0[7] & !(3 << 62) | (width as u64) << 62;
+        self
+    }
+
+    /// The bucket with another CLOCK at `pos`: one word differs, for the spread slot too.
+    pub(super) fn with_clock(self, pos: usize, clock: u8) -> Line {
+        let change = |slot: u32| slot & !(3 << CLOCK_SHIFT) | u32::from(clock) << CLOCK_SHIFT;
+        // Of a wide entry, too, only the even slot changes, whose CLOCK lies where a small entry has it.
+        self.with_slot(pos, change(self.slot(pos)))
+    }
+}
+
+/// Bit 63 of a [`Raw`] marks a wide entry.
+const WIDE: u64 = 1 << 63;
+
+/// An entry with its tag as it is stored: 30 bits of a small entry, or 60 bits of a wide one and a mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Raw(pub(super) u64);
+
+/// The tag of a slot's 30 bits.
+pub(super) fn slot_tag(slot: u32) -> u16 {
+    (slot & 0xfff) as u16
+}
+
+/// The CLOCK of a slot's 30 bits.
+pub(super) fn slot_clock(slot: u32) -> u8 {
+    (slot >> CLOCK_SHIFT & 3) as u8
+}
+
+impl Raw {
+    /// Encodes `entry` under `tag`.
+    ///
+    /// # Panics
+    /// If a field of `entry` is out of its range: these are the caller's own numbers, never input.
+    pub(super) fn encode(tag: u16, entry: &Entry) -> Raw {
+        assert!(
+            (1..=Entry::MAX_SEGMENT).contains(&entry.segment),
+            "segment {} outside 1..=4095",
+            entry.segment
+        );
+        assert!(entry.clock <= 3, "CLOCK {} outside 0..=3", entry.clock);
+        let head = u64::from(tag)
+            | u64::from(entry.segment) << SEGMENT_SHIFT
+            | u64::from(entry.clock) << CLOCK_SHIFT;
+        match entry.place {
+            Place::Page { function } => {
+                assert!(function < 16, "function {function} outside 0..16");
+                Raw(head | u64::from(function) << FUNCTION_SHIFT)
+            }
+            Place::Extent { start64, pages } => {
+                assert!(start64 < 1 << START_BITS, "extent start {start64} outside 22 bits");
+                assert!((1..1 << 12).contains(&pages), "extent of {pages} pages outside 1..=4095");
+                let payload = u64::from(start64) | u64::from(pages) << START_BITS;
+                let low = payload & ((1 << LOW_PAYLOAD_BITS) - 1);
+                Raw(WIDE | head | low << FUNCTION_SHIFT | (payload >> LOW_PAYLOAD_BITS) << 30)
+            }
+        }
+    }
+
+    /// Whether it is a wide entry.
+    pub(super) fn is_wide(self) -> bool {
+        self.0 & WIDE != 0
+    }
+
+    /// The 30 bits of a small entry, or the even slot of a wide one.
+    pub(super) fn slot(self) -> u32 {
+        (self.0 & SLOT_MASK) as u32
+    }
+
+    /// The CLOCK.
+    pub(super) fn clock(self) -> u8 {
+        slot_clock(self.slot())
+    }
+
+    /// The entry; its segment is 0 if the slot was empty.
+    pub(super) fn entry(self) -> Entry {
+        let segment = (self.0 >> SEGMENT_SHIFT & 0xfff) as u16;
+        let function = self.0 >> FUNCTION_SHIFT & 15;
+        let place = if self.is_wide() {
+            let payload = function | (self.0 & PAIR_MASK) >> 30 << LOW_PAYLOAD_BITS;
+            Place::Extent {
+                start64: (payload & ((1 << START_BITS) - 1)) as u32,
+                pages: (payload >> START_BITS) as u16,
+            }
+        } else {
+            Place::Page { function: function as u8 }
+        };
+        Entry { segment, place, clock: self.clock() }
+    }
+
+    /// Whether bits are set in a slot that is empty.
+    pub(super) fn is_dirty(self) -> bool {
+        self.0 & PAIR_MASK != 0
+    }
+
+    /// Whether it is the same object as `other`: equal but for CLOCK.
+    pub(super) fn same_object(self, other: Raw) -> bool {
+        (self.0 ^ other.0) & !(3 << CLOCK_SHIFT) == 0
+    }
+}
+
+/// The positions set in `mask`, from the lowest.
+pub(super) fn positions(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let pos = mask.trailing_zeros() as usize;
+        (mask != 0).then(|| {
+            mask &= mask - 1;
+            pos
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_base::Rng;
+
+    fn random_entry(rng: &mut Rng, wide: bool) -> (u16, Entry) {
+        let place = if wide {
+            Place::Extent { start64: rng.below(1 << 22) as u32, pages: rng.range(1, 4095) as u16 }
+        } else {
+            Place::Page { function: rng.below(16) as u8 }
+        };
+        let entry = Entry { segment: rng.range(1, 4095) as u16, place, clock: rng.below(4) as u8 };
+        (rng.below(4096) as u16, entry)
+    }
+
+    #[test]
+    fn every_slot_keeps_its_bits_and_disturbs_no_other() {
+        let mut rng = Rng::new(1);
+        for (width, starts) in STARTS.into_iter().enumerate() {
+            let mut line = Line([0; WORDS]).with_width(width);
+            let mut expected = Vec::new();
+            for pos in positions(starts) {
+                let (tag, entry) = random_entry(&mut rng, line.is_wide(pos));
+                let raw = Raw::encode(tag, &entry);
+                line = if raw.is_wide() {
+                    line.with_pair(pos, raw.0)
+                } else {
+                    line.with_slot(pos, raw.slot())
+                };
+                expected.push((pos, tag, entry));
+            }
+            assert_eq!(line.width(), width);
+            assert_eq!(line.live(), starts);
+            assert_eq!((line.free_small(), line.free_wide()), (0, 0));
+            for &(pos, tag, entry) in &expected {
+                assert_eq!((line.tag(pos), line.raw(pos).entry()), (tag, entry));
+                let want = expected.iter().filter(|e| e.1 == tag).fold(0, |m, e| m | 1 << e.0);
+                assert_eq!(line.matches(tag), want);
+                for clock in 0..4 {
+                    let changed = line.with_clock(pos, clock);
+                    assert_eq!(changed.raw(pos).entry(), Entry { clock, ..entry });
+                    assert!(line.0.iter().zip(&changed.0).filter(|(a, b)| a != b).count() <= 1);
+                    assert!(
+                        expected.iter().all(|e| e.0 == pos || changed.raw(e.0) == line.raw(e.0))
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_slot_matches_no_tag() {
+        for (width, starts) in STARTS.into_iter().enumerate() {
+            let line = Line([0; WORDS]).with_width(width);
+            assert!((0..4096).all(|tag| line.matches(tag) == 0));
+            assert_eq!(line.free_small() | line.free_wide(), starts);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Kills between any two stores of every change.
+
+use larder_base::Words;
+
+use super::super::*;
+use super::model::*;
+
+fn object(e: &(Family, Entry)) -> (Family, u16, Place) {
+    (e.0, e.1.segment, e.1.place)
+}
+
+fn objects(all: &Contents) -> Vec<(Family, u16, Place)> {
+    let mut objects: Vec<_> = all.iter().map(object).collect();
+    objects.sort_unstable();
+    objects
+}
+
+fn attach(words: Words) -> (FlashIndex, Attached) {
+    FlashIndex::attach(words, ClockBits::Two, |_| true).unwrap()
+}
+
+/// Cuts `change` after every number of stores and checks what is found. Returns how many cuts there were and how many
+/// wiped a bucket.
+fn cut_everywhere(index: &FlashIndex, change: Change) -> (u64, u64) {
+    let before = contents(index);
+    let places = layout(index);
+    let mut whole = attach(index.words.snapshot()).0;
+    whole.hand = index.hand;
+    apply(&mut whole, change);
+    let after = contents(&whole);
+    let touched: Vec<u32> =
+        (0..index.buckets).filter(|&b| index.line(b) != whole.line(b)).collect();
+    let (objects_before, objects_after) = (objects(&before), objects(&after));
+    let (mut cuts, mut wipes) = (0, 0);
+    loop {
+        let mut dying = attach(index.words.snapshot()).0;
+        dying.hand = index.hand;
+        dying.words.set_fuse(cuts);
+        apply(&mut dying, change);
+        let finished = !dying.words.is_dead();
+        let (found, report) = attach(dying.words.snapshot());
+        found.validate().unwrap_or_else(|e| panic!("{change:?} cut after {cuts} stores: {e}"));
+        let left = contents(&found);
+        wipes += u64::from(report.wiped_buckets);
+        let context = || format!("{change:?} cut after {cuts} stores");
+
+        // Nothing that was not there, before or after; no more copies of an object than either had.
+        for e in &left {
+            assert!(
+                before.binary_search(e).is_ok() || after.binary_search(e).is_ok(),
+                "{}: {e:?}",
+                context()
+            );
+            let copies =
+                |all: &[(Family, u16, Place)]| all.iter().filter(|o| **o == object(e)).count();
+            let most = copies(&objects_before).max(copies(&objects_after));
+            assert!(copies(&objects(&left)) <= most, "{}: {e:?} was doubled", context());
+        }
+        // What is gone lay in a bucket that the change touches, and is one entry in hand (or what widening had in hand
+        // or forced out) unless a bucket was wiped.
+        let stays = minus(&objects_before, &minus(&objects_before, &objects_after));
+        let lost = minus(&stays, &objects(&left));
+        for gone in &lost {
+            assert!(
+                places.iter().any(|(b, f, e)| touched.contains(b) && object(&(*f, *e)) == *gone),
+                "{}: {gone:?} was lost from a bucket that the change does not touch",
+                context()
+            );
+        }
+        assert!(report.wiped_buckets == 1 || lost.len() <= 1, "{}: lost {lost:?}", context());
+        if finished {
+            assert_eq!((left, report.wiped_buckets), (after, 0), "{}", context());
+            return (cuts, wipes);
+        }
+        cuts += 1;
+    }
+}
+
+#[test]
+fn a_kill_anywhere_leaves_a_sound_index() {
+    let (mut cuts, mut wipes) = (0, 0);
+    for (seed, buckets, tags, wide) in [
+        (1, 3, 4096, 0.0),
+        (2, 6, 30, 0.0),
+        (3, 5, 4096, 0.15),
+        (4, 4, 30, 0.5),
+        (5, 3, 4096, 1.0),
+        (6, 12, 4096, 0.1),
+    ] {
+        let words = Words::heap(FlashIndex::words_for(buckets));
+        let mut index = FlashIndex::create(words, ClockBits::Two).unwrap();
+        let mut source = Source::new(seed, tags, wide, 3);
+        for _ in 0..700 {
+            let change = source.draw();
+            let (c, w) = cut_everywhere(&index, change);
+            cuts += c;
+            wipes += w;
+            apply(&mut index, change);
+        }
+        assert!(!index.is_empty());
+    }
+    assert!(
+        cuts > 5_000 && wipes > 300,
+        "the test must reach the case it is for: {cuts} cuts, {wipes} wipes"
+    );
+}
+
+#[test]
+fn a_removal_that_returned_stays_removed() {
+    // Removed before, cut in any later change: it never returns.
+    let mut index =
+        FlashIndex::create(Words::heap(FlashIndex::words_for(3)), ClockBits::Two).unwrap();
+    let mut source = Source::new(21, 4096, 0.2, 3);
+    let mut checked = 0;
+    for round in 0..400 {
+        let change = source.draw();
+        apply(&mut index, change);
+        let hash = random_hash(&mut source.rng, 4096);
+        // A segment that no other entry uses.
+        let entry = Entry { segment: 4095, place: Place::Page { function: 5 }, clock: 1 };
+        index.insert(hash, entry);
+        (0..3).for_each(|_| apply(&mut index, source.draw()));
+        if index.remove(hash, entry.segment, entry.place).is_none() {
+            continue;
+        }
+        let change = source.draw();
+        for fuse in 0..40 {
+            let mut dying = attach(index.words.snapshot()).0;
+            dying.words.set_fuse(fuse);
+            apply(&mut dying, change);
+            let found = attach(dying.words.snapshot()).0;
+            assert!(
+                contents(&found).iter().all(|e| e.1.segment != 4095),
+                "round {round}, fuse {fuse}"
+            );
+        }
+        checked += 1;
+    }
+    assert!(checked > 100, "{checked}");
+}
+
+#[test]
+fn attaching_can_itself_be_cut() {
+    let mut index =
+        FlashIndex::create(Words::heap(FlashIndex::words_for(4)), ClockBits::Two).unwrap();
+    let mut source = Source::new(31, 4096, 0.2, 3);
+    (0..200).for_each(|_| apply(&mut index, source.draw()));
+    // A kill in the middle of the spread slot's change, then kills while that is repaired and half is dropped.
+    index.words.store(JOURNAL, 2);
+    let keep = |segment: u16| !segment.is_multiple_of(3);
+    let expected =
+        contents(&FlashIndex::attach(index.words.snapshot(), ClockBits::Two, keep).unwrap().0);
+    for fuse in 0..400 {
+        let mut words = index.words.snapshot();
+        words.set_fuse(fuse);
+        let (dying, _) = FlashIndex::attach(words, ClockBits::Two, keep).unwrap();
+        let finished = !dying.words.is_dead();
+        let (found, _) = FlashIndex::attach(dying.words.snapshot(), ClockBits::Two, keep).unwrap();
+        found.validate().unwrap();
+        let left = contents(&found);
+        assert!(minus(&left, &expected).is_empty(), "fuse {fuse}");
+        if finished {
+            assert_eq!(left, expected);
+            return;
+        }
+    }
+    panic!("attaching took more stores than there are words to change");
+}
