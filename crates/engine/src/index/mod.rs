@@ -4,7 +4,7 @@
 //! and place of every entry whose tag fits and the reader compares keys. At the load it is sized for
 //! ([`FlashIndex::buckets_for`]) that is 0.8 false candidates per hundred probes of absent keys.
 //!
-//! An object has two buckets of one cache line each ([`bucket`] shows the layout). The second follows from the first
+//! An object has two buckets of one cache line each (`bucket.rs` shows the layout). The second follows from the first
 //! and the tag alone (*partial-key cuckoo hashing*, Fan et al., "Cuckoo Filter", CoNEXT 2014, section 3.1; here by
 //! subtraction instead of exclusive or, so that the number of buckets need not be a power of two): an entry can move
 //! between its buckets though its key is on flash. Flashield (section 4.1) keeps a 10-bit Bloom filter share per object
