@@ -1,1 +1,25 @@
-//! Devices, shared memory, rings and clocks beneath the servers.
+//! Devices, rings, shared memory and clocks beneath the servers: the only place, with the servers themselves, where
+//! bytes reach a disk and time is read.
+//!
+//! | module | what it gives |
+//! | --- | --- |
+//! | [`device`] | a flash file or raw block device, locked, `O_DIRECT` where the file system allows it |
+//! | [`ring`] | asynchronous reads for one worker: io_uring, or a pool of threads that call `pread` |
+//! | [`buffer`] | page-aligned buffers from a bounded pool |
+//! | [`testing`] | devices in memory that lose power, fail, rot and stall on command |
+
+// This crate is the line below which nothing reads a clock or starts a thread: it is where clocks and threads live.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod buffer;
+pub mod device;
+mod error;
+mod lock;
+pub mod ring;
+pub mod testing;
+
+pub use buffer::{AlignedBuf, BufferPool, PAGE};
+pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
+pub use error::{DeviceError, IoOp};
+pub use lock::Holder;
+pub use ring::{Completion, Full, ReadRing, RingChoice, RingOptions};

@@ -1,0 +1,112 @@
+//! Exclusive locks that belong to the open file itself.
+//!
+//! An open-file-description lock (`F_OFD_SETLK`) is let go when the last reference to the open file goes. A read or
+//! write in flight holds such a reference, so after a `kill -9` the lock stays until the dead process's last write has
+//! landed: whoever gets the lock knows that nothing of the former owner is still to come. A lock of the process
+//! (`F_SETLK`), or one on a file beside the device, would not tell.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// A process that holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process id.
+    pub pid: u32,
+    /// Its command name, as the kernel has it.
+    pub command: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.command)
+    }
+}
+
+/// How a lock was refused.
+pub(crate) enum Refused {
+    /// Someone has it.
+    Held(Option<Holder>),
+    /// The file system cannot lock.
+    Failed(io::Error),
+}
+
+/// A living holder may be about to exit; one that no longer shows has I/O in flight, which a slow disk may take
+/// seconds to finish.
+const PATIENCE_WITH_LIVING: Duration = Duration::from_millis(150);
+const PATIENCE_WITH_DEAD: Duration = Duration::from_secs(10);
+
+/// Locks the whole file for this open file description, waiting a moment for a former owner to be gone entirely.
+pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
+    let start = Instant::now();
+    loop {
+        if try_lock(fd).map_err(Refused::Failed)? {
+            return Ok(());
+        }
+        let holder = holder_of(fd);
+        // Only root sees every process: to others an unseen holder may well be alive.
+        let patience = if holder.is_none() && rustix::process::geteuid().is_root() {
+            PATIENCE_WITH_DEAD
+        } else {
+            PATIENCE_WITH_LIVING
+        };
+        if start.elapsed() >= patience {
+            return Err(Refused::Held(holder));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One attempt. `false` when another open file has the lock.
+fn try_lock(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: `flock` is plain integers, for which all zero is a value.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = libc::F_WRLCK as libc::c_short;
+    request.l_whence = libc::SEEK_SET as libc::c_short;
+    // l_start = l_len = 0: the whole file, however it grows; l_pid must be 0 for this kind of lock.
+    loop {
+        // SAFETY: the descriptor is open for the borrow's life, and the pointer is to a live `flock`, which
+        // F_OFD_SETLK only reads.
+        let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) };
+        if rc == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
+            Some(libc::EINTR) => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Looks through `/proc` for a process with a lock on the same file. The kernel does not say who holds a lock of this
+/// kind (`F_OFD_GETLK` answers -1), but `fdinfo` lists the locks of each descriptor.
+fn holder_of(fd: BorrowedFd<'_>) -> Option<Holder> {
+    let target = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    let me = fd.as_raw_fd().to_string();
+    let my_pid = std::process::id();
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
+        for entry in descriptors.flatten() {
+            let number = entry.file_name();
+            if (pid == my_pid && number == *me)
+                || fs::read_link(entry.path()).ok().as_ref() != Some(&target)
+            {
+                continue;
+            }
+            let info = fs::read_to_string(process.path().join("fdinfo").join(&number));
+            if info.is_ok_and(|text| text.lines().any(|l| l.starts_with("lock:"))) {
+                let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+                return Some(Holder { pid, command: command.trim().to_owned() });
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,264 @@
+//! Reads by io_uring.
+//!
+//! The ring is made for one submitting thread with its completions run when that thread asks for them
+//! (`SINGLE_ISSUER`, `DEFER_TASKRUN`, Linux 6.1): no interrupt of the worker between two instructions of its own, and
+//! completions that come together are run together. Older kernels get what they have. An eventfd registered with the
+//! ring wakes the worker's epoll; polling the ring's own descriptor works too, but not alike on all versions that defer.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, Probe, opcode, types};
+
+use super::Job;
+use crate::device::{Device, read_shortfall};
+use crate::error::{DeviceError, IoOp};
+
+/// `IORING_ENTER_GETEVENTS`: run deferred completions.
+const GETEVENTS: u32 = 1;
+
+/// Tries of one read that the kernel says is to be tried again, before that becomes its error.
+const MOST_RETRIES: u32 = 64;
+
+/// A read that the kernel may be writing into the memory of.
+struct Flight {
+    job: Job,
+    /// Bytes of the buffer filled so far.
+    filled: usize,
+    retries: u32,
+}
+
+pub(super) struct Uring {
+    ring: IoUring,
+    /// Keeps the registered file open.
+    device: Arc<dyn Device>,
+    /// Direct reads must go on at a multiple of this.
+    unit: usize,
+    /// By `user_data`.
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// Entries in the submission queue that the kernel has not been told of.
+    unsubmitted: u32,
+    /// Reads that the kernel has.
+    outstanding: usize,
+    deferred: bool,
+    enabled: bool,
+}
+
+impl Uring {
+    /// A ring of `depth` entries on the device's file, signalling `event`. The error is the reason in words.
+    pub(super) fn open(
+        device: Arc<dyn Device>,
+        depth: u32,
+        event: BorrowedFd<'_>,
+    ) -> Result<Uring, String> {
+        let Some(file) = device.raw().map(|fd| fd.as_raw_fd()) else {
+            return Err("the device has no descriptor of its own".to_owned());
+        };
+        // Disabled until the first flush: the thread that enables it becomes the one that may submit.
+        let deferring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_r_disabled()
+            .setup_clamp()
+            .build(depth);
+        let (ring, deferred) = match deferring {
+            Ok(ring) => (ring, true),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                (IoUring::builder().setup_clamp().build(depth).map_err(|e| why(&e))?, false)
+            }
+            Err(e) => return Err(why(&e)),
+        };
+        if ring.params().sq_entries() < depth {
+            return Err(format!(
+                "the kernel grants only {} entries of {depth}",
+                ring.params().sq_entries()
+            ));
+        }
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(|e| format!("kernel too old ({e})"))?;
+        if !probe.is_supported(opcode::Read::CODE) {
+            return Err("kernel too old (no IORING_OP_READ before Linux 5.6)".to_owned());
+        }
+        ring.submitter()
+            .register_files(&[file])
+            .map_err(|e| format!("registering the file: {e}"))?;
+        ring.submitter()
+            .register_eventfd(event.as_raw_fd())
+            .map_err(|e| format!("registering the eventfd: {e}"))?;
+        Ok(Uring {
+            ring,
+            unit: device.read_unit() as usize,
+            device,
+            flights: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            unsubmitted: 0,
+            outstanding: 0,
+            deferred,
+            enabled: !deferred,
+        })
+    }
+
+    /// Takes a job. The caller keeps within the depth, so there is always a place.
+    pub(super) fn submit(&mut self, job: Job) {
+        let slot = self.free.pop().expect("the owner keeps within the ring's depth");
+        self.flights[slot as usize] = Some(Flight { job, filled: 0, retries: 0 });
+        self.queue(slot);
+    }
+
+    /// Puts the (rest of the) read in `slot` into the submission queue.
+    fn queue(&mut self, slot: u32) {
+        let flight = self.flights[slot as usize].as_mut().expect("queued slots are taken");
+        let offset = flight.job.start + flight.filled as u64;
+        let rest = &mut flight.job.buf[flight.filled..];
+        let entry = opcode::Read::new(types::Fixed(0), rest.as_mut_ptr(), rest.len() as u32)
+            .offset(offset)
+            .build()
+            .user_data(u64::from(slot));
+        // SAFETY: the entry points into a buffer that its flight owns. The buffer's memory does not move when the
+        // flight does, and the flight stays in `flights` until the kernel has posted the completion (`pop`), or is
+        // leaked when that cannot be awaited (`drop`). The registered file stays open as long as the ring.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        // At most `depth` reads exist and the queue has at least `depth` entries.
+        pushed.expect("the submission queue holds the ring's depth");
+        self.unsubmitted += 1;
+    }
+
+    pub(super) fn flush(&mut self) {
+        if self.unsubmitted > 0 {
+            self.enter(0);
+        }
+    }
+
+    /// One `io_uring_enter`: submits what is queued, runs deferred completions, waits for `want` of them.
+    fn enter(&mut self, want: u32) -> bool {
+        if !self.enabled {
+            // The only failures are of a ring that is enabled already, which this one is not.
+            self.enabled = self.ring.submitter().register_enable_rings().is_ok();
+        }
+        let flags = if self.deferred || want > 0 { GETEVENTS } else { 0 };
+        // Publishes the entries pushed so far.
+        self.ring.submission().sync();
+        // SAFETY: no argument structure is passed (with none, the size is that of the default signal set's), and the
+        // entries' buffers are valid as said in `queue`.
+        let entered = unsafe {
+            self.ring.submitter().enter::<libc::sigset_t>(self.unsubmitted, want, flags, None)
+        };
+        match entered {
+            Ok(taken) => {
+                let taken = (taken as u32).min(self.unsubmitted);
+                self.unsubmitted -= taken;
+                self.outstanding += taken as usize;
+                true
+            }
+            // EINTR, EAGAIN and EBUSY pass: what is queued goes with the next call. Anything else lasts, and shows as
+            // reads that do not end.
+            Err(e) => matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)),
+        }
+    }
+
+    pub(super) fn pop(&mut self) -> Option<(Job, Result<(), DeviceError>)> {
+        loop {
+            let mut next = self.ring.completion().next();
+            if next.is_none()
+                && self.deferred
+                && self.outstanding > 0
+                && self.ring.submission().taskrun()
+            {
+                self.enter(0);
+                next = self.ring.completion().next();
+            }
+            let entry = next?;
+            self.outstanding = self.outstanding.saturating_sub(1);
+            if let Some(done) = self.finish(entry.user_data() as u32, entry.result()) {
+                return Some(done);
+            }
+        }
+    }
+
+    /// What a completion means for its read: over, or to be continued (`None`).
+    fn finish(&mut self, slot: u32, result: i32) -> Option<(Job, Result<(), DeviceError>)> {
+        let flight = self.flights[slot as usize].as_mut().expect("completions are of taken slots");
+        let whole = flight.job.buf.len();
+        let outcome = if result < 0 {
+            let again = matches!(-result, libc::EAGAIN | libc::EINTR);
+            if again && flight.retries < MOST_RETRIES {
+                flight.retries += 1;
+                None
+            } else {
+                Some(Err(io::Error::from_raw_os_error(-result)))
+            }
+        } else {
+            let filled = flight.filled + result as usize;
+            if filled >= whole {
+                Some(Ok(()))
+            } else if filled / self.unit * self.unit > flight.filled {
+                // A short read: the rest, from a whole block on.
+                flight.filled = filled / self.unit * self.unit;
+                None
+            } else {
+                Some(Err(read_shortfall()))
+            }
+        };
+        let Some(outcome) = outcome else {
+            self.queue(slot);
+            // At once: the owner may not flush again before it sleeps.
+            self.enter(0);
+            return None;
+        };
+        let flight = self.flights[slot as usize].take().expect("taken just above");
+        self.free.push(slot);
+        let Job { start, skip, len, .. } = flight.job;
+        let outcome = outcome.map_err(|source| DeviceError::Io {
+            device: self.device.name().clone(),
+            op: IoOp::Read,
+            offset: start + skip as u64,
+            len: len as u64,
+            source,
+        });
+        Some((flight.job, outcome))
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // Entries that the kernel has not been told of need no waiting.
+        self.unsubmitted = 0;
+        while self.outstanding > 0 {
+            // Not `enter`: that would submit what is still queued.
+            // SAFETY: as in `enter`.
+            let waited =
+                unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, GETEVENTS, None) };
+            match waited {
+                Err(e)
+                    if !matches!(
+                        e.raw_os_error(),
+                        Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)
+                    ) =>
+                {
+                    // Dropped on another thread than the one that submitted (EEXIST), or worse. The kernel may write
+                    // into the buffers at any time, so they must never be used for anything else.
+                    mem::forget(mem::take(&mut self.flights));
+                    return;
+                }
+                _ => {
+                    let ended = self.ring.completion().count();
+                    self.outstanding = self.outstanding.saturating_sub(ended);
+                }
+            }
+        }
+    }
+}
+
+/// Why `io_uring_setup` failed, in words.
+fn why(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => "io_uring is forbidden here (EPERM: kernel.io_uring_disabled or the container's seccomp profile)".to_owned(),
+        Some(libc::ENOSYS) => "this kernel has no io_uring (ENOSYS)".to_owned(),
+        Some(libc::ENOMEM) => "no memory may be locked for io_uring (ENOMEM: raise the limit memlock)".to_owned(),
+        _ => format!("io_uring_setup: {error}"),
+    }
+}
