@@ -18,10 +18,12 @@
 pub mod geometry;
 pub mod page;
 pub mod record;
+pub mod superblock;
 
 pub use geometry::{Geometry, GeometryError};
 pub use page::{Find, Kind, Walk, find, find_extent, walk};
 pub use record::{Filling, Record, RecordMeta, encode_into, record_len};
+pub use superblock::{Superblock, SuperblockError, Uuid};
 
 /// The unit of a small segment, and of every flash read of a small object: 4 KiB.
 pub const PAGE_SIZE: usize = 4096;

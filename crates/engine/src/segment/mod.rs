@@ -1,5 +1,6 @@
 //! Segments under construction: where each object goes, and what it costs.
 
+pub mod bench;
 mod builder;
 
 pub use builder::{
