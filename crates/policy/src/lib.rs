@@ -3,3 +3,4 @@
 //! Nothing here touches objects, devices or clocks. The servers and the simulator run this same code.
 
 pub mod admission;
+pub mod learn;

@@ -1,6 +1,32 @@
 //! Admission: whether an object goes to flash.
+//!
+//! One [`Admission`] per shard. The engine tells it what happens ([`AdmissionPolicy::on_write`] and its like) and asks it
+//! about objects that could move to flash ([`AdmissionPolicy::judge`]). Whatever it says, the write budget, the
+//! application's share and the room on flash have the last word, and they are the engine's.
+
+mod config;
+mod flashiness;
+mod ghost;
+mod memory;
+mod policy;
+mod recent;
+mod reject_first;
+mod simple;
+mod write_rate;
+
+pub use config::{
+    AdmissionConfig, AdmissionError, FlashinessConfig, GhostConfig, HistoryKind, POLICY_NAMES,
+    PolicyName, ProbabilityConfig, RejectFirstConfig, SampleAt, Setup, WriteRateConfig,
+};
+pub use flashiness::Flashiness;
+pub use ghost::Ghost;
+pub use policy::{Admission, AdmissionPolicy, AppReport, ModelReport};
+pub use reject_first::RejectFirst;
+pub use simple::{All, Probability};
+pub use write_rate::WriteRate;
 
 use larder_base::{AppId, Nanos, ObjectHash};
+use serde::{Deserialize, Serialize};
 
 /// What DRAM remembers of an object's reads: the five features of Flashield (§3.1), times in milliseconds, plus its size and age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,7 +98,8 @@ pub enum Verdict {
 }
 
 /// Which objects the cleaner offers to a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pool {
     /// Only those that CLOCK is about to evict from DRAM (`all`, `probability`, `reject_first`, `ghost`, `write_rate`).
     Victims,
@@ -105,3 +132,6 @@ pub struct Access {
     /// Bytes it takes on flash.
     pub size: u32,
 }
+
+#[cfg(test)]
+mod tests;

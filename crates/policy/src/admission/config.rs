@@ -1,0 +1,393 @@
+//! Which policy, with which parameters.
+
+use larder_base::ByteSize;
+use serde::{Deserialize, Serialize};
+
+use super::Pool;
+use crate::learn::{AtLeave, FeatureSet, TrainParams};
+
+/// Names of the policies, as users write them.
+pub const POLICY_NAMES: [&str; 7] =
+    ["flashiness", "flashiness_paper", "ghost", "reject_first", "probability", "write_rate", "all"];
+
+/// The policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyName {
+    /// A classifier per application, in the improved form.
+    #[default]
+    Flashiness,
+    /// The same in the form of the paper.
+    FlashinessPaper,
+    /// Read in DRAM, or known from a ghost queue (S3-FIFO).
+    Ghost,
+    /// The second time only.
+    RejectFirst,
+    /// By chance.
+    Probability,
+    /// By chance, with the chance adjusted to a rate of writes.
+    WriteRate,
+    /// Everything that leaves DRAM: a victim cache.
+    All,
+}
+
+impl PolicyName {
+    /// The name as users write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PolicyName::Flashiness => "flashiness",
+            PolicyName::FlashinessPaper => "flashiness_paper",
+            PolicyName::Ghost => "ghost",
+            PolicyName::RejectFirst => "reject_first",
+            PolicyName::Probability => "probability",
+            PolicyName::WriteRate => "write_rate",
+            PolicyName::All => "all",
+        }
+    }
+}
+
+/// Why admission cannot be set up.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AdmissionError {
+    /// No such policy.
+    #[error("there is no admission policy '{0}': choose one of {names}", names = POLICY_NAMES.join(", "))]
+    UnknownPolicy(String),
+    /// A parameter is out of its range.
+    #[error("admission.{name} is {value}: it must be {must}")]
+    Parameter {
+        /// Which parameter, with its table.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What it must be.
+        must: &'static str,
+    },
+    /// `write_rate` without a rate.
+    #[error(
+        "admission policy write_rate needs a rate: set admission.write_rate.bytes_per_second, or give the drive's \
+         endurance so that the rate follows from it"
+    )]
+    NoRate,
+    /// The memory given cannot hold the policy's tables.
+    #[error(
+        "admission policy {policy} needs at least {need} bytes of DRAM per shard and was given {given}: raise the memory limit or choose another policy"
+    )]
+    Memory {
+        /// Which policy.
+        policy: &'static str,
+        /// What it needs.
+        need: usize,
+        /// What it was given.
+        given: usize,
+    },
+}
+
+/// Admission as the configuration file states it. Only the chosen policy's table matters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdmissionConfig {
+    /// Which policy.
+    pub policy: PolicyName,
+    /// Objects that expire sooner than this many seconds are never written to flash. Default 0: no such rule.
+    pub min_ttl: u32,
+    /// Parameters of `probability`.
+    pub probability: ProbabilityConfig,
+    /// Parameters of `reject_first`.
+    pub reject_first: RejectFirstConfig,
+    /// Parameters of `ghost`.
+    pub ghost: GhostConfig,
+    /// Parameters of `write_rate`.
+    pub write_rate: WriteRateConfig,
+    /// Parameters of `flashiness` and `flashiness_paper`.
+    pub flashiness: FlashinessConfig,
+}
+
+/// Parameters of `probability`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProbabilityConfig {
+    /// Chance that an object leaving DRAM is written to flash, 0..=1. Default 0.5.
+    pub probability: f64,
+}
+
+impl Default for ProbabilityConfig {
+    fn default() -> ProbabilityConfig {
+        ProbabilityConfig { probability: 0.5 }
+    }
+}
+
+/// Parameters of `reject_first`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RejectFirstConfig {
+    /// How many keys, counted in evictions from DRAM, are remembered at least. Default 0: as many as flash holds objects,
+    /// as far as memory allows.
+    pub window: u64,
+}
+
+/// Parameters of `ghost`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GhostConfig {
+    /// Reads in DRAM that send an object to flash. Default 1.
+    pub reads: u32,
+    /// Keys in the ghost queue. Default 0: as many as flash holds objects, as far as memory allows.
+    pub window: u64,
+}
+
+impl Default for GhostConfig {
+    fn default() -> GhostConfig {
+        GhostConfig { reads: 1, window: 0 }
+    }
+}
+
+/// Parameters of `write_rate`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WriteRateConfig {
+    /// Bytes per second that the whole cache may write to flash. Default 0: the write budget's rate.
+    pub bytes_per_second: ByteSize,
+    /// Seconds between adjustments of the chance. Default 60.
+    pub interval: u32,
+}
+
+impl Default for WriteRateConfig {
+    fn default() -> WriteRateConfig {
+        WriteRateConfig { bytes_per_second: ByteSize(0), interval: 60 }
+    }
+}
+
+/// What `flashiness` remembers of keys that are not in DRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HistoryKind {
+    /// Nothing: an object that was never read is never flashy (Flashield §4.2).
+    None,
+    /// A table of 8 bytes per object on flash, as far as memory allows: refetches, updates and time away.
+    Sketch,
+}
+
+/// At which moments `flashiness` samples an object's features.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SampleAt {
+    /// At its reads (Flashield §4.2).
+    Reads,
+    /// Whenever admission is asked about it: the classifier is trained on what it will be asked.
+    Decisions,
+}
+
+/// Parameters of `flashiness`. Those that are `None` follow the form: improved or the paper's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FlashinessConfig {
+    /// n: an object is flashy if it is read at least this often within the horizon. Default 1; 10 or 100 trade hits for
+    /// wear.
+    pub reads: u32,
+    /// The horizon, seconds. Default 0: the time that objects live in the cache, and until that is known the time since
+    /// the start, at most an hour.
+    pub horizon: u32,
+    /// Least score, in standard deviations from the classifier's plane, at which an object is admitted. Default 0.
+    pub min_score: f32,
+    /// Divide scores by size, so that segments fill with what earns most hits per byte. Default false.
+    pub per_byte: bool,
+    /// Seconds before the first training. Default 0: as soon as there are samples enough.
+    pub first_training_after: u32,
+    /// Labelled samples per application, over all shards, before the first training. Default 1000.
+    pub first_training_samples: u32,
+    /// Seconds between trainings. Default 0: one horizon.
+    pub retrain: u32,
+    /// Features of the classifier. Improved: extended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub features: Option<FeatureSet>,
+    /// Memory of keys that left DRAM. Improved: sketch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<HistoryKind>,
+    /// When features are sampled. Improved: decisions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_at: Option<SampleAt>,
+    /// What an eviction means for a label. Improved: count misses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_leave: Option<AtLeave>,
+    /// Which objects may move. Default for both forms: everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Pool>,
+    /// Parameters of training.
+    pub training: TrainParams,
+}
+
+impl Default for FlashinessConfig {
+    fn default() -> FlashinessConfig {
+        FlashinessConfig {
+            reads: 1,
+            horizon: 0,
+            min_score: 0.0,
+            per_byte: false,
+            first_training_after: 0,
+            first_training_samples: 1000,
+            retrain: 0,
+            features: None,
+            history: None,
+            sample_at: None,
+            at_leave: None,
+            pool: None,
+            training: TrainParams::default(),
+        }
+    }
+}
+
+impl FlashinessConfig {
+    /// With every choice that was left to the form made.
+    pub fn resolved(&self, paper: bool) -> FlashinessConfig {
+        let pick = |improved, papers| if paper { papers } else { improved };
+        FlashinessConfig {
+            features: self.features.or(Some(pick(FeatureSet::Extended, FeatureSet::Paper))),
+            history: self.history.or(Some(if paper {
+                HistoryKind::None
+            } else {
+                HistoryKind::Sketch
+            })),
+            sample_at: self.sample_at.or(Some(if paper {
+                SampleAt::Reads
+            } else {
+                SampleAt::Decisions
+            })),
+            at_leave: self.at_leave.or(Some(if paper {
+                AtLeave::Close
+            } else {
+                AtLeave::CountMisses
+            })),
+            pool: self.pool.or(Some(Pool::Everything)),
+            ..self.clone()
+        }
+    }
+}
+
+/// What a policy is built from beside its configuration.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setup {
+    /// DRAM that its tables may take, bytes.
+    pub memory: usize,
+    /// Seed of all its draws.
+    pub seed: u64,
+    /// Objects that this shard's part of the flash is expected to hold.
+    pub objects: u64,
+    /// This shard's part of the whole cache, in (0, 1]: rates and sample counts of the configuration are the whole's.
+    pub share: f64,
+    /// Bytes per second of the whole cache's write budget, if there is one.
+    pub budget_rate: Option<f64>,
+}
+
+impl AdmissionConfig {
+    /// The defaults with this policy.
+    ///
+    /// # Errors
+    /// [`AdmissionError::UnknownPolicy`], listing the names.
+    pub fn from_name(name: &str) -> Result<AdmissionConfig, AdmissionError> {
+        let policy = match name {
+            "flashiness" => PolicyName::Flashiness,
+            "flashiness_paper" => PolicyName::FlashinessPaper,
+            "ghost" => PolicyName::Ghost,
+            "reject_first" => PolicyName::RejectFirst,
+            "probability" => PolicyName::Probability,
+            "write_rate" => PolicyName::WriteRate,
+            "all" => PolicyName::All,
+            other => return Err(AdmissionError::UnknownPolicy(other.to_owned())),
+        };
+        Ok(AdmissionConfig { policy, ..AdmissionConfig::default() })
+    }
+
+    /// Checks every parameter, of the policies not chosen too: what is written is meant.
+    ///
+    /// # Errors
+    /// [`AdmissionError::Parameter`] for the first that is out of its range.
+    pub fn validate(&self) -> Result<(), AdmissionError> {
+        let check =
+            |ok: bool, name: &'static str, value: &dyn std::fmt::Display, must: &'static str| {
+                if ok {
+                    Ok(())
+                } else {
+                    Err(AdmissionError::Parameter { name, value: value.to_string(), must })
+                }
+            };
+        let p = self.probability.probability;
+        check((0.0..=1.0).contains(&p), "probability.probability", &p, "between 0 and 1")?;
+        check(self.ghost.reads >= 1, "ghost.reads", &self.ghost.reads, "at least 1")?;
+        let i = self.write_rate.interval;
+        check((1..=86_400).contains(&i), "write_rate.interval", &i, "between 1 and 86400 seconds")?;
+        let f = &self.flashiness;
+        check(f.reads >= 1, "flashiness.reads", &f.reads, "at least 1")?;
+        check(f.min_score.is_finite(), "flashiness.min_score", &f.min_score, "a finite number")?;
+        let s = f.first_training_samples;
+        check(s >= 32, "flashiness.first_training_samples", &s, "at least 32")?;
+        let t = &f.training;
+        check(
+            t.lambda.is_finite() && t.lambda > 0.0 && t.lambda <= 1.0,
+            "flashiness.training.lambda",
+            &t.lambda,
+            "above 0 and at most 1",
+        )?;
+        check(
+            (1..=1000).contains(&t.epochs),
+            "flashiness.training.epochs",
+            &t.epochs,
+            "between 1 and 1000",
+        )?;
+        check(
+            (0.0..=0.5).contains(&t.holdout),
+            "flashiness.training.holdout",
+            &t.holdout,
+            "between 0 and 0.5",
+        )?;
+        if let crate::learn::ClassWeights::Positive(w) = t.class_weights {
+            check(
+                (0.001..=1000.0).contains(&w),
+                "flashiness.training.class_weights",
+                &w,
+                "between 0.001 and 1000",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_known_and_no_other() {
+        for name in POLICY_NAMES {
+            let config = AdmissionConfig::from_name(name).unwrap();
+            assert_eq!(config.policy.as_str(), name);
+            config.validate().unwrap();
+        }
+        let text = AdmissionConfig::from_name("lru").unwrap_err().to_string();
+        assert!(text.contains("'lru'") && POLICY_NAMES.iter().all(|n| text.contains(n)), "{text}");
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let mut c = AdmissionConfig::default();
+        c.probability.probability = 1.5;
+        let text = c.validate().unwrap_err().to_string();
+        assert!(text.contains("probability.probability") && text.contains("1.5"), "{text}");
+        let mut c = AdmissionConfig::default();
+        c.probability.probability = f64::NAN;
+        assert!(c.validate().is_err());
+        let mut c = AdmissionConfig::default();
+        c.flashiness.training.lambda = f32::INFINITY;
+        assert!(c.validate().is_err());
+    }
+
+    #[test]
+    fn the_forms_differ_where_the_paper_does() {
+        let base = FlashinessConfig::default();
+        let (improved, paper) = (base.resolved(false), base.resolved(true));
+        assert_eq!(paper.features, Some(FeatureSet::Paper));
+        assert_eq!(paper.history, Some(HistoryKind::None));
+        assert_eq!(improved.history, Some(HistoryKind::Sketch));
+        let forced = FlashinessConfig { history: Some(HistoryKind::None), ..base };
+        assert_eq!(forced.resolved(false).history, Some(HistoryKind::None));
+    }
+}

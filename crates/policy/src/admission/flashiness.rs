@@ -1,0 +1,415 @@
+//! `flashiness`: a classifier per application says whether an object will be read in time to come.
+
+use larder_base::{AppId, Nanos, ObjectHash, Rng};
+
+use super::memory::KeyMemory;
+use super::policy::ModelReport;
+use super::{
+    Access, AdmissionError, AdmissionPolicy, Candidate, Departure, Features, FlashinessConfig,
+    HistoryKind, Pool, Reason, SampleAt, Setup, Verdict,
+};
+use crate::learn::{
+    AtLeave, Closed, FeatureSet, History, Model, READS, REFETCHES, RESERVED_BYTES, Reservoir,
+    SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector, ratio, vector,
+};
+
+/// Flashield's admission (§3.1, §4.2), in the paper's form or the improved one; see [`FlashinessConfig`] for where they
+/// differ.
+///
+/// Until an application's first model is installed, a simple rule stands in: admit what was read at least once since it was
+/// written (improved: or was fetched again after a miss), the most read first.
+#[derive(Debug)]
+pub struct Flashiness {
+    config: FlashinessConfig,
+    features: FeatureSet,
+    sample_at: SampleAt,
+    pool: Pool,
+    /// Nothing never read is admitted.
+    paper_zero: bool,
+    share: f64,
+    history: Option<KeyMemory>,
+    sampler: Sampler,
+    reservoir: Reservoir,
+    /// Indexed by application; those past its end share the last.
+    apps: Box<[AppState]>,
+    /// First and latest moment seen.
+    started: Option<Nanos>,
+    latest: Nanos,
+    /// As told, smoothed.
+    lifetime: Option<Nanos>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct AppState {
+    model: Option<Box<Model>>,
+    version: u32,
+    installed: Nanos,
+    /// When training was last due.
+    asked: Option<Nanos>,
+    /// Labels since then.
+    fresh: u32,
+    scored: Confusion,
+}
+
+/// Decisions of a model against what happened.
+#[derive(Clone, Copy, Debug, Default)]
+struct Confusion {
+    true_positive: u32,
+    false_positive: u32,
+    false_negative: u32,
+    true_negative: u32,
+}
+
+impl Confusion {
+    fn halve(&mut self) {
+        self.true_positive /= 2;
+        self.false_positive /= 2;
+        self.false_negative /= 2;
+        self.true_negative /= 2;
+    }
+}
+
+const LEAST_MEMORY: usize = 64 << 10;
+const MOST_TRACKED: usize = 8192;
+const MOST_SAMPLES: usize = 32_768;
+/// Trusted from the first model on: fewer samples than this never train one.
+const LEAST_SAMPLES: u32 = 16;
+const HOUR: Nanos = Nanos::from_secs(3600);
+
+impl Flashiness {
+    /// With the parameters of `config`; `paper`: what it leaves open is chosen as in the paper.
+    ///
+    /// # Errors
+    /// [`AdmissionError::Memory`] below 64 KiB.
+    pub fn new(
+        config: &FlashinessConfig,
+        paper: bool,
+        setup: &Setup,
+    ) -> Result<Flashiness, AdmissionError> {
+        if setup.memory < LEAST_MEMORY {
+            let policy = if paper { "flashiness_paper" } else { "flashiness" };
+            return Err(AdmissionError::Memory { policy, need: LEAST_MEMORY, given: setup.memory });
+        }
+        let config = config.resolved(paper);
+        let mut rng = Rng::new(setup.seed);
+        // An eighth for the table of applications, at most half for the history, the rest for samples.
+        let apps = (setup.memory / 8 / (size_of::<AppState>() + size_of::<Model>()))
+            .clamp(1, AppId::COUNT);
+        let history = (config.history == Some(HistoryKind::Sketch))
+            .then(|| KeyMemory::new(setup.objects.max(64), setup.memory / 2));
+        let taken = setup.memory / 8
+            + history.as_ref().map_or(0, KeyMemory::memory_bytes)
+            + AppId::COUNT * 16;
+        let rest = setup.memory.saturating_sub(taken);
+        let tracked = (rest / 2 / TRACKED_BYTES).clamp(1, MOST_TRACKED);
+        let samples = (rest / 2 / RESERVED_BYTES).clamp(1, MOST_SAMPLES);
+        Ok(Flashiness {
+            features: config.features.unwrap_or(FeatureSet::Extended),
+            sample_at: config.sample_at.unwrap_or(SampleAt::Decisions),
+            pool: config.pool.unwrap_or(Pool::Everything),
+            paper_zero: history.is_none(),
+            share: setup.share,
+            history,
+            sampler: Sampler::new(
+                SamplerLimits { tracked },
+                config.at_leave.unwrap_or(AtLeave::CountMisses),
+                rng.next_u64(),
+            ),
+            reservoir: Reservoir::new(samples, AppId::COUNT),
+            apps: vec![AppState::default(); apps].into_boxed_slice(),
+            started: None,
+            latest: Nanos::ZERO,
+            lifetime: None,
+            config,
+        })
+    }
+
+    /// Where an application's classifier is kept.
+    fn slot(&self, app: AppId) -> usize {
+        app.index().min(self.apps.len() - 1)
+    }
+
+    /// The application whose classifier serves `app`.
+    fn served(&self, app: AppId) -> AppId {
+        AppId(self.slot(app) as u16)
+    }
+
+    /// The horizon of labels now.
+    pub fn horizon(&self, now: Nanos) -> Nanos {
+        if self.config.horizon != 0 {
+            return Nanos::from_secs(u64::from(self.config.horizon));
+        }
+        let least = Nanos::from_secs(1);
+        match self.lifetime {
+            Some(l) => l.clamp(least, Nanos::from_secs(7 * 86_400)),
+            // Nothing has left yet, so objects live at least as long as the cache has been up.
+            None => (now - self.started.unwrap_or(now)).clamp(least, HOUR),
+        }
+    }
+
+    fn past(&self, hash: ObjectHash) -> History {
+        self.history.as_ref().map_or(History::default(), |h| h.recall(hash.fingerprint()))
+    }
+
+    /// Takes in what has closed. Runs before each event of a followed object, so that its label ends at the horizon.
+    fn close(&mut self, now: Nanos) {
+        if self.started.is_none() {
+            self.started = Some(now);
+        }
+        self.latest = self.latest.max(now);
+        let horizon = self.horizon(now);
+        while let Some(closed) = self.sampler.next_closed(now, horizon) {
+            self.learn(closed);
+        }
+    }
+
+    fn learn(&mut self, Closed { app, x, reads, note }: Closed) {
+        let positive = reads >= self.config.reads;
+        let app = self.served(app);
+        let state = &mut self.apps[app.index()];
+        if let Some(flashy) = Note::read(note) {
+            let c = &mut state.scored;
+            match (flashy, positive) {
+                (true, true) => c.true_positive += 1,
+                (true, false) => c.false_positive += 1,
+                (false, true) => c.false_negative += 1,
+                (false, false) => c.true_negative += 1,
+            }
+        }
+        state.fresh = state.fresh.saturating_add(1);
+        self.reservoir.push(app, Sample { x, positive });
+    }
+
+    /// The score of a vector, and whether a model gave it.
+    fn score(&self, app: AppId, x: &Vector, survivor: bool) -> Judgement {
+        let state = &self.apps[self.slot(app)];
+        match &state.model {
+            // A classifier that has never met a survivor knows nothing of it; that it was read on flash speaks for it.
+            Some(m) if !(survivor && m.weights[SURVIVOR] == 0.0) => {
+                let score = m.score(x);
+                let flashy = score >= self.config.min_score;
+                Judgement { score, flashy, note: Note::of(flashy) }
+            }
+            _ => {
+                let (reads, refetches) = (x[READS], x[REFETCHES]);
+                let score = f32::from(reads.max(refetches)) / 1024.0;
+                Judgement { score, flashy: survivor || score >= 1.0, note: Note::NONE }
+            }
+        }
+    }
+}
+
+struct Judgement {
+    score: f32,
+    flashy: bool,
+    note: u8,
+}
+
+/// A model's prediction as it is kept with a sample: bit 0 there is one, bit 1 flashy.
+struct Note;
+
+impl Note {
+    const NONE: u8 = 0;
+
+    fn of(flashy: bool) -> u8 {
+        1 | u8::from(flashy) << 1
+    }
+
+    fn read(note: u8) -> Option<bool> {
+        (note & 1 == 1).then_some(note & 2 == 2)
+    }
+}
+
+impl AdmissionPolicy for Flashiness {
+    fn on_write(&mut self, access: &Access, update: bool) {
+        let fingerprint = access.hash.fingerprint();
+        if let Some(h) = &mut self.history {
+            h.write(fingerprint, update, access.at);
+        }
+        if self.sampler.follows(fingerprint) {
+            self.close(access.at);
+            self.sampler.write(fingerprint, update);
+        }
+    }
+
+    #[inline]
+    fn on_read(&mut self, access: &Access, features: &Features) {
+        let fingerprint = access.hash.fingerprint();
+        if !self.sampler.follows(fingerprint) {
+            return;
+        }
+        self.close(access.at);
+        self.sampler.read(fingerprint);
+        if self.sample_at == SampleAt::Reads {
+            let x = vector(features, self.past(access.hash), false);
+            let note = self.score(access.app, &x, false).note;
+            let horizon = self.horizon(access.at);
+            self.sampler.offer(fingerprint, access.app, access.at, horizon, || (x, note));
+        }
+    }
+
+    #[inline]
+    fn on_flash_read(&mut self, access: &Access) {
+        let fingerprint = access.hash.fingerprint();
+        if self.sampler.follows(fingerprint) {
+            self.close(access.at);
+            self.sampler.read(fingerprint);
+        }
+    }
+
+    fn on_miss(&mut self, hash: ObjectHash, _app: AppId, now: Nanos) {
+        let fingerprint = hash.fingerprint();
+        if let Some(h) = &mut self.history {
+            h.miss(fingerprint);
+        }
+        if self.sampler.follows(fingerprint) {
+            self.close(now);
+            self.sampler.miss(fingerprint);
+        }
+    }
+
+    fn on_departure(&mut self, access: &Access, departure: Departure) {
+        let fingerprint = access.hash.fingerprint();
+        if !self.sampler.follows(fingerprint) {
+            return;
+        }
+        self.close(access.at);
+        match departure {
+            Departure::Evicted => self.sampler.evicted(fingerprint),
+            Departure::Removed => self.sampler.removed(fingerprint),
+            // Moved: it lives on. Updated: on_write said so.
+            Departure::Moved | Departure::Updated => {}
+        }
+    }
+
+    fn judge(&mut self, candidate: &Candidate, now: Nanos) -> Verdict {
+        let f = &candidate.features;
+        let x = vector(f, self.past(candidate.hash), candidate.survivor);
+        let judgement = self.score(candidate.app, &x, candidate.survivor);
+        let fingerprint = candidate.hash.fingerprint();
+        if self.sample_at == SampleAt::Decisions && self.sampler.follows(fingerprint) {
+            self.close(now);
+            let horizon = self.horizon(now);
+            self.sampler.offer(fingerprint, candidate.app, now, horizon, || (x, judgement.note));
+        }
+        if self.paper_zero && f.reads == 0 && !candidate.survivor {
+            return Verdict::Reject(Reason::Unread);
+        }
+        if !judgement.flashy {
+            let unread = judgement.note == Note::NONE && f.reads == 0;
+            return Verdict::Reject(if unread { Reason::Unread } else { Reason::NotFlashy });
+        }
+        let score = if self.config.per_byte {
+            // Halved with each doubling of the size: a score is a distance, no count of hits, so this ranks and no more.
+            (judgement.score - self.config.min_score) * 256.0 / (f.size.max(1) as f32)
+        } else {
+            judgement.score
+        };
+        Verdict::Admit { score }
+    }
+
+    fn pool(&self) -> Pool {
+        self.pool
+    }
+
+    #[inline]
+    fn wants_read(&self, hash: ObjectHash) -> bool {
+        self.sampler.follows(hash.fingerprint())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let models = self.apps.iter().filter(|a| a.model.is_some()).count();
+        self.history.as_ref().map_or(0, KeyMemory::memory_bytes)
+            + self.sampler.memory_bytes()
+            + self.reservoir.memory_bytes()
+            + self.apps.len() * size_of::<AppState>()
+            + models * size_of::<Model>()
+    }
+
+    fn set_lifetime(&mut self, _now: Nanos, lifetime: Nanos) {
+        // Smoothed: one odd segment must not stretch every label.
+        self.lifetime = Some(match self.lifetime {
+            Some(old) => Nanos(old.0 - old.0 / 4 + lifetime.0 / 4),
+            None => lifetime,
+        });
+    }
+
+    fn training_due(&mut self, now: Nanos) -> Option<AppId> {
+        self.close(now);
+        let started = self.started?;
+        let horizon = self.horizon(now);
+        let first = ((f64::from(self.config.first_training_samples) * self.share).ceil() as u32)
+            .max(LEAST_SAMPLES);
+        let wait = match self.config.retrain {
+            0 => horizon,
+            secs => Nanos::from_secs(u64::from(secs)),
+        };
+        for index in 0..self.apps.len() {
+            let app = AppId(index as u16);
+            let held = self.reservoir.len(app);
+            let state = &mut self.apps[index];
+            let due = match state.asked {
+                None => {
+                    now - started >= Nanos::from_secs(u64::from(self.config.first_training_after))
+                        && (held >= first || held as usize >= MOST_SAMPLES)
+                }
+                Some(asked) => now - asked >= wait && state.fresh >= LEAST_SAMPLES.max(held / 16),
+            };
+            if due {
+                state.asked = Some(now);
+                state.fresh = 0;
+                return Some(app);
+            }
+        }
+        None
+    }
+
+    fn take_training_set(&mut self, app: AppId, now: Nanos) -> Option<TrainingSet> {
+        self.close(now);
+        let app = self.served(app);
+        (self.reservoir.len(app) > 0).then(|| TrainingSet {
+            app,
+            features: self.features,
+            samples: self.reservoir.iter(app).collect(),
+        })
+    }
+
+    fn install(&mut self, app: AppId, model: Model, now: Nanos) {
+        if !model.is_finite() || model.app() != app {
+            return;
+        }
+        let slot = self.slot(app);
+        let state = &mut self.apps[slot];
+        state.version += 1;
+        state.installed = now;
+        // Outcomes come one horizon late, when the next model may be there already: the score is that of the models of
+        // late, each installation halving the weight of what was before.
+        state.scored.halve();
+        state.model = Some(Box::new(model));
+    }
+
+    fn models(&self) -> Vec<ModelReport> {
+        let seen =
+            |i: &usize| self.reservoir.len(AppId(*i as u16)) > 0 || self.apps[*i].model.is_some();
+        (0..self.apps.len())
+            .filter(seen)
+            .map(|i| {
+                let app = AppId(i as u16);
+                let (s, c) = (&self.apps[i], self.apps[i].scored);
+                ModelReport {
+                    app,
+                    version: s.version,
+                    trained_at: s.installed,
+                    trained_samples: s.model.as_ref().map_or(0, |m| m.samples),
+                    samples: self.reservoir.len(app),
+                    positive_share: ratio(self.reservoir.positives(app), self.reservoir.len(app)),
+                    scored: c.true_positive + c.false_positive + c.false_negative + c.true_negative,
+                    precision: ratio(c.true_positive, c.true_positive + c.false_positive),
+                    recall: ratio(c.true_positive, c.true_positive + c.false_negative),
+                    horizon: self.horizon(self.latest),
+                    weights: s.model.as_ref().map(|m| m.weights),
+                }
+            })
+            .collect()
+    }
+}

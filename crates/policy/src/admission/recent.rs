@@ -1,0 +1,134 @@
+//! Keys seen recently: two Bloom filters that take turns.
+
+use std::ops::Range;
+
+/// Bits of one block: a cache line.
+const BLOCK_WORDS: usize = 8;
+/// Bits set per key.
+const PROBES: u32 = 6;
+/// Bits per key of one filter when it is full.
+const BITS_PER_KEY: u64 = 16;
+
+/// Remembers at least the last `window` distinct keys, and no key from more than two windows ago. No key within the window
+/// is forgotten; a key that was not seen is reported as seen with probability at most 0.5 %.
+///
+/// Two blocked Bloom filters (Putze, Sanders and Singler, 2007): keys go into the young one; when it holds `window` keys,
+/// the old one is cleared and becomes the young one. Four bytes per key of the window.
+#[derive(Debug)]
+pub(super) struct RecentKeys {
+    /// Both filters, one after the other.
+    words: Box<[u64]>,
+    window: u64,
+    /// Keys in the young filter.
+    filled: u64,
+    /// Whether the second filter is the young one.
+    second: bool,
+}
+
+impl RecentKeys {
+    /// Bytes that a memory of `window` keys takes.
+    pub(super) fn bytes_for(window: u64) -> u64 {
+        let blocks = (window * BITS_PER_KEY).div_ceil(BLOCK_WORDS as u64 * 64).max(1);
+        blocks * BLOCK_WORDS as u64 * 8 * 2
+    }
+
+    /// The longest window that fits in `bytes`.
+    pub(super) fn window_for(bytes: usize) -> u64 {
+        let blocks = bytes as u64 / (BLOCK_WORDS as u64 * 8 * 2);
+        blocks * BLOCK_WORDS as u64 * 64 / BITS_PER_KEY
+    }
+
+    pub(super) fn new(window: u64) -> RecentKeys {
+        let words = (RecentKeys::bytes_for(window) / 8) as usize;
+        RecentKeys {
+            words: vec![0; words].into_boxed_slice(),
+            window: window.max(1),
+            filled: 0,
+            second: false,
+        }
+    }
+
+    fn half(&self, second: bool) -> Range<usize> {
+        let half = self.words.len() / 2;
+        if second { half..half * 2 } else { 0..half }
+    }
+
+    /// Notes a key and says whether it was noted before, within the window.
+    pub(super) fn note(&mut self, fingerprint: u64) -> bool {
+        let (young, old) = (self.half(self.second), self.half(!self.second));
+        if self.touch(young.clone(), fingerprint, true) {
+            return true;
+        }
+        let seen = self.touch(old, fingerprint, false);
+        self.filled += 1;
+        if self.filled >= self.window {
+            self.filled = 0;
+            self.second = !self.second;
+            let cleared = self.half(self.second);
+            self.words[cleared].fill(0);
+        }
+        seen
+    }
+
+    /// Whether all bits of the key are set in one filter; sets them if asked.
+    fn touch(&mut self, filter: Range<usize>, fingerprint: u64, set: bool) -> bool {
+        let filter = &mut self.words[filter];
+        let blocks = (filter.len() / BLOCK_WORDS) as u64;
+        let block = ((u128::from(fingerprint) * u128::from(blocks)) >> 64) as usize;
+        let line = &mut filter[block * BLOCK_WORDS..(block + 1) * BLOCK_WORDS];
+        // The block comes from the upper bits; six 9-bit positions from a remix of all.
+        let mut bits = (fingerprint ^ fingerprint >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mut all = true;
+        for _ in 0..PROBES {
+            let (word, bit) = ((bits >> 61) as usize, bits >> 55 & 63);
+            all &= line[word] >> bit & 1 == 1;
+            if set {
+                line[word] |= 1 << bit;
+            }
+            bits <<= 9;
+        }
+        all
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.words.len() * 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_base::Rng;
+
+    use super::*;
+
+    #[test]
+    fn false_positives_stay_under_the_stated_bound() {
+        const WINDOW: u64 = 20_000;
+        let mut keys = RecentKeys::new(WINDOW);
+        let mut rng = Rng::new(1);
+        let fresh = (0..10 * WINDOW).filter(|_| keys.note(rng.next_u64())).count();
+        let rate = fresh as f64 / (10 * WINDOW) as f64;
+        assert!(rate < 0.005, "{rate}");
+    }
+
+    #[test]
+    fn forgets_after_two_windows() {
+        let mut keys = RecentKeys::new(1000);
+        let mut rng = Rng::new(1);
+        assert!(!keys.note(42 << 40));
+        for _ in 0..2100 {
+            keys.note(rng.next_u64());
+        }
+        assert!(!keys.note(42 << 40));
+        assert!(keys.note(42 << 40));
+    }
+
+    #[test]
+    fn window_and_bytes_agree() {
+        for bytes in [128usize, 4096, 100_000, 1 << 20] {
+            let window = RecentKeys::window_for(bytes);
+            assert!(RecentKeys::bytes_for(window) <= bytes as u64);
+            assert!(window * 4 + 512 > bytes as u64);
+        }
+    }
+}

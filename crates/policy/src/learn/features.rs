@@ -1,0 +1,140 @@
+//! Feature vectors: what is known of an object, on scales on which a linear classifier can weigh it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::admission::Features;
+
+/// Length of a [`Vector`].
+pub const DIMENSIONS: usize = 14;
+
+/// Names of a [`Vector`]'s components, for reports.
+pub const FEATURE_NAMES: [&str; DIMENSIONS] = [
+    "reads",
+    "mean_gap",
+    "last_gap",
+    "max_gap",
+    "first_read",
+    "size",
+    "age",
+    "idle",
+    "unread",
+    "one_read",
+    "refetches",
+    "updates",
+    "away",
+    "survivor",
+];
+
+/// Components that have a meaning of their own outside the classifier.
+pub(crate) const READS: usize = 0;
+pub(crate) const REFETCHES: usize = 10;
+pub(crate) const SURVIVOR: usize = 13;
+
+/// One object's features in fixed point, [`FRACTION`](log2_fixed) bits after the point. Counts, times and sizes are
+/// log2(1 + x): they spread over many orders of magnitude, and ratios of times (idle against mean gap) become
+/// differences, which a linear classifier can weigh. Indicators are 0 or 1.
+///
+/// Integers, so that every platform computes the same vector: a model's decisions must replay.
+pub type Vector = [u16; DIMENSIONS];
+
+/// 1.0 in the fixed point of a [`Vector`].
+pub(crate) const ONE: u16 = 1 << 10;
+
+/// Which features a classifier may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeatureSet {
+    /// Flashield's five (§3.1): reads, mean, last and longest gap, time to the first read.
+    Paper,
+    /// Those, with size, age, idle time, indicators of never read and read once, history (zero without a memory) and
+    /// whether it survived a reclaimed segment.
+    Extended,
+}
+
+impl FeatureSet {
+    /// How many leading components of a [`Vector`] are in use.
+    pub fn len(self) -> usize {
+        match self {
+            FeatureSet::Paper => 5,
+            FeatureSet::Extended => DIMENSIONS,
+        }
+    }
+
+    /// Never: every set has features.
+    pub fn is_empty(self) -> bool {
+        false
+    }
+}
+
+/// What is remembered of a key from before its present life in DRAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Times it was missed and fetched again.
+    pub refetches: u8,
+    /// Times it was overwritten while in the cache, or written without having been asked for.
+    pub updates: u8,
+    /// From the write before the present life to the present one, in milliseconds; 0 if there is none.
+    pub away: u32,
+}
+
+/// log2(1 + x) in fixed point with 10 bits after the point, linear between powers of two: monotone, within 0.087 of the
+/// logarithm, and at most 32.0.
+pub fn log2_fixed(x: u32) -> u16 {
+    let n = u64::from(x) + 1;
+    let whole = n.ilog2();
+    let fraction = ((n - (1 << whole)) << 10) >> whole;
+    (whole as u16) << 10 | fraction as u16
+}
+
+/// The vector of an object with these features and this history.
+pub fn vector(f: &Features, history: History, survivor: bool) -> Vector {
+    [
+        log2_fixed(f.reads),
+        log2_fixed(f.mean_gap),
+        log2_fixed(f.last_gap),
+        log2_fixed(f.max_gap),
+        log2_fixed(f.first_read),
+        log2_fixed(f.size),
+        log2_fixed(f.age),
+        log2_fixed(f.idle),
+        // Times of an object that was not read (twice) are coded 0, which is no short time: the indicators give the
+        // classifier an offset to tell the two apart.
+        if f.reads == 0 { ONE } else { 0 },
+        if f.reads == 1 { ONE } else { 0 },
+        log2_fixed(u32::from(history.refetches)),
+        log2_fixed(u32::from(history.updates)),
+        log2_fixed(history.away),
+        if survivor { ONE } else { 0 },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_are_where_they_are_said_to_be() {
+        assert_eq!(FEATURE_NAMES[READS], "reads");
+        assert_eq!(FEATURE_NAMES[REFETCHES], "refetches");
+        assert_eq!(FEATURE_NAMES[SURVIVOR], "survivor");
+        let f = Features { reads: 1, ..Features::default() };
+        let x = vector(&f, History { refetches: 3, ..History::default() }, true);
+        assert_eq!((x[READS], x[REFETCHES], x[SURVIVOR]), (ONE, 2 * ONE, ONE));
+    }
+
+    #[test]
+    fn the_logarithm_is_monotone_and_near() {
+        let mut last = 0;
+        let mut x = 0u64;
+        while x <= u64::from(u32::MAX) {
+            let fixed = log2_fixed(x as u32);
+            assert!(fixed >= last);
+            last = fixed;
+            let exact = ((x + 1) as f64).log2();
+            assert!((f64::from(fixed) / 1024.0 - exact).abs() < 0.088, "{x}");
+            x += 1 + x / 7;
+        }
+        assert_eq!(log2_fixed(0), 0);
+        assert_eq!(log2_fixed(u32::MAX), 32 << 10);
+    }
+}

@@ -1,0 +1,381 @@
+//! Samples with labels, one per object, in bounded memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder_base::{AppId, Nanos, Rng};
+use serde::{Deserialize, Serialize};
+
+use super::features::Vector;
+
+/// What an object's eviction means for its label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AtLeave {
+    /// Reads count until the object leaves the cache (Flashield §3.1).
+    Close,
+    /// Misses of the same key count too, until it is overwritten: flash would have served them. Otherwise a policy
+    /// that rejects an object teaches itself that nobody reads it.
+    CountMisses,
+}
+
+/// Bounds of a [`Sampler`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SamplerLimits {
+    /// Objects followed at a time.
+    pub tracked: usize,
+}
+
+/// Follows a hash-sampled subset of the objects: of each it keeps the features at one access, chosen uniformly over its
+/// accesses in a window (the k-th replaces the one kept with probability 1/k, Flashield §4.2), and counts the reads within
+/// one horizon after it.
+///
+/// The window of an object starts at its first access and lasts one horizon; an object closes one horizon after the access
+/// that was kept and may then be sampled anew. The subset is chosen by hash, so an object is followed from its first access
+/// on or not at all, and shrinks by half when the table is full (as in SHARDS, Waldspurger et al., FAST 2015).
+#[derive(Debug)]
+pub struct Sampler {
+    tracked: BTreeMap<u64, Tracked>,
+    /// (deadline, fingerprint) of each.
+    schedule: BTreeSet<(Nanos, u64)>,
+    limits: SamplerLimits,
+    /// Fingerprints below this are followed.
+    threshold: u64,
+    /// Most followed at a time since the threshold last changed.
+    peak: usize,
+    /// When the threshold may be raised again.
+    reviewed: Nanos,
+    at_leave: AtLeave,
+    rng: Rng,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tracked {
+    x: Vector,
+    app: AppId,
+    /// Accesses offered in the window.
+    offered: u32,
+    /// Reads since the kept access.
+    reads: u32,
+    /// End of the window in which another access may be kept.
+    window_end: Nanos,
+    /// When the label closes.
+    deadline: Nanos,
+    /// What the caller noted at the kept access (its prediction, say).
+    note: u8,
+    /// Reads no longer count: it was updated, removed, or left.
+    frozen: bool,
+    /// It was missed and is expected to be fetched again.
+    missed: bool,
+}
+
+/// A sample whose label is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// Whose object it is.
+    pub app: AppId,
+    /// The features at the kept access.
+    pub x: Vector,
+    /// Reads within the horizon.
+    pub reads: u32,
+    /// What the caller noted at the kept access.
+    pub note: u8,
+}
+
+/// Estimated heap bytes of one followed object: its two tree entries, with B-tree nodes two thirds full.
+pub(crate) const TRACKED_BYTES: usize = (size_of::<Tracked>() + 8 + 16) * 3 / 2;
+
+impl Sampler {
+    /// A sampler that follows everything until it is full.
+    pub fn new(limits: SamplerLimits, at_leave: AtLeave, seed: u64) -> Sampler {
+        Sampler {
+            tracked: BTreeMap::new(),
+            schedule: BTreeSet::new(),
+            limits: SamplerLimits { tracked: limits.tracked.max(1) },
+            threshold: u64::MAX,
+            peak: 0,
+            reviewed: Nanos::ZERO,
+            at_leave,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// Whether this object belongs to the followed subset. Cheap: everything else starts with it.
+    pub fn follows(&self, fingerprint: u64) -> bool {
+        fingerprint <= self.threshold
+    }
+
+    /// Share of the objects that is followed.
+    pub fn rate(&self) -> f64 {
+        self.threshold as f64 / u64::MAX as f64
+    }
+
+    /// Objects followed now.
+    pub fn len(&self) -> usize {
+        self.tracked.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.tracked.is_empty()
+    }
+
+    /// Offers an access as the sample of its object. `features` is called only if it is kept, and yields the vector and
+    /// the note. Count the access itself with [`Sampler::read`] *before*, since only later reads are the label's.
+    pub fn offer(
+        &mut self,
+        fingerprint: u64,
+        app: AppId,
+        now: Nanos,
+        horizon: Nanos,
+        features: impl FnOnce() -> (Vector, u8),
+    ) {
+        if !self.follows(fingerprint) {
+            return;
+        }
+        if let Some(t) = self.tracked.get_mut(&fingerprint) {
+            if now > t.window_end {
+                return;
+            }
+            t.offered = t.offered.saturating_add(1);
+            if self.rng.below(u64::from(t.offered)) != 0 {
+                return;
+            }
+            self.schedule.remove(&(t.deadline, fingerprint));
+            (t.x, t.note) = features();
+            t.app = app;
+            t.reads = 0;
+            t.frozen = false;
+            t.missed = false;
+            t.deadline = now + horizon;
+            self.schedule.insert((t.deadline, fingerprint));
+            return;
+        }
+        if self.tracked.len() >= self.limits.tracked {
+            self.halve(now, horizon);
+            if !self.follows(fingerprint) || self.tracked.len() >= self.limits.tracked {
+                return;
+            }
+        }
+        let (x, note) = features();
+        let deadline = now + horizon;
+        let t = Tracked {
+            x,
+            app,
+            offered: 1,
+            reads: 0,
+            window_end: deadline,
+            deadline,
+            note,
+            frozen: false,
+            missed: false,
+        };
+        self.tracked.insert(fingerprint, t);
+        self.schedule.insert((deadline, fingerprint));
+        self.peak = self.peak.max(self.tracked.len());
+    }
+
+    /// A read that was a hit, in either tier.
+    pub fn read(&mut self, fingerprint: u64) {
+        if !self.follows(fingerprint) {
+            return;
+        }
+        if let Some(t) = self.tracked.get_mut(&fingerprint)
+            && !t.frozen
+        {
+            t.reads = t.reads.saturating_add(1);
+        }
+    }
+
+    /// A read that missed.
+    pub fn miss(&mut self, fingerprint: u64) {
+        if self.at_leave == AtLeave::Close || !self.follows(fingerprint) {
+            return;
+        }
+        if let Some(t) = self.tracked.get_mut(&fingerprint)
+            && !t.frozen
+        {
+            t.reads = t.reads.saturating_add(1);
+            t.missed = true;
+        }
+    }
+
+    /// A write. `update`: the key was in the cache. A write after a miss fetches the same object again; any other makes a
+    /// new one, and reads of that are not the sample's.
+    pub fn write(&mut self, fingerprint: u64, update: bool) {
+        if !self.follows(fingerprint) {
+            return;
+        }
+        if let Some(t) = self.tracked.get_mut(&fingerprint) {
+            if update || !t.missed {
+                t.frozen = true;
+            }
+            t.missed = false;
+        }
+    }
+
+    /// The object was evicted from DRAM without going to flash.
+    pub fn evicted(&mut self, fingerprint: u64) {
+        if self.at_leave == AtLeave::Close {
+            self.removed(fingerprint);
+        }
+    }
+
+    /// The object was deleted, or expired.
+    pub fn removed(&mut self, fingerprint: u64) {
+        if !self.follows(fingerprint) {
+            return;
+        }
+        if let Some(t) = self.tracked.get_mut(&fingerprint) {
+            t.frozen = true;
+        }
+    }
+
+    /// The next sample whose label has closed by `now`. Call it before counting anything that happens at `now`.
+    pub fn next_closed(&mut self, now: Nanos, horizon: Nanos) -> Option<Closed> {
+        let &(deadline, fingerprint) = self.schedule.first()?;
+        if deadline >= now {
+            return None;
+        }
+        self.schedule.pop_first();
+        let t = self.tracked.remove(&fingerprint)?;
+        self.review(now, horizon);
+        Some(Closed { app: t.app, x: t.x, reads: t.reads, note: t.note })
+    }
+
+    /// Halves the followed subset, dropping what falls out of it.
+    fn halve(&mut self, now: Nanos, horizon: Nanos) {
+        self.threshold /= 2;
+        let dropped = self.tracked.split_off(&self.threshold.saturating_add(1));
+        for (fingerprint, t) in dropped {
+            self.schedule.remove(&(t.deadline, fingerprint));
+        }
+        self.peak = self.tracked.len();
+        self.reviewed = now + horizon + horizon;
+    }
+
+    /// Doubles the subset when the table has stayed below a third of its limit for two horizons.
+    fn review(&mut self, now: Nanos, horizon: Nanos) {
+        if now < self.reviewed {
+            return;
+        }
+        if self.peak * 3 < self.limits.tracked {
+            self.threshold = self.threshold.saturating_mul(2) | 1;
+        }
+        self.peak = self.tracked.len();
+        self.reviewed = now + horizon + horizon;
+    }
+
+    /// Estimated heap bytes in use; at most the limit times the size of one.
+    pub fn memory_bytes(&self) -> usize {
+        self.tracked.len() * TRACKED_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DIMENSIONS;
+    use super::*;
+
+    const HOUR: Nanos = Nanos::from_secs(3600);
+
+    fn sampler(at_leave: AtLeave, tracked: usize, seed: u64) -> Sampler {
+        Sampler::new(SamplerLimits { tracked }, at_leave, seed)
+    }
+
+    fn marked(mark: u16) -> (Vector, u8) {
+        let mut x = [0; DIMENSIONS];
+        x[0] = mark;
+        (x, 0)
+    }
+
+    fn secs(s: u64) -> Nanos {
+        Nanos::from_secs(s)
+    }
+
+    #[test]
+    fn each_access_is_kept_equally_often() {
+        const ACCESSES: u64 = 8;
+        const OBJECTS: u64 = 16_000;
+        let mut s = sampler(AtLeave::Close, usize::MAX, 11);
+        for fp in 0..OBJECTS {
+            for k in 0..ACCESSES {
+                s.read(fp);
+                s.offer(fp, AppId(0), secs(k), HOUR, || marked(k as u16));
+            }
+        }
+        let mut counts = [0f64; ACCESSES as usize];
+        while let Some(c) = s.next_closed(secs(10_000), HOUR) {
+            counts[usize::from(c.x[0])] += 1.0;
+            assert_eq!(
+                u64::from(c.reads),
+                ACCESSES - 1 - u64::from(c.x[0]),
+                "only later reads count"
+            );
+        }
+        assert_eq!(counts.iter().sum::<f64>(), OBJECTS as f64, "one sample per object");
+        let expected = OBJECTS as f64 / ACCESSES as f64;
+        let chi2: f64 = counts.iter().map(|c| (c - expected).powi(2) / expected).sum();
+        assert!(chi2 < 18.5, "χ² {chi2} with 7 degrees of freedom (1 % point 18.48): {counts:?}");
+    }
+
+    #[test]
+    fn the_label_ends_with_the_horizon() {
+        let mut s = sampler(AtLeave::Close, 100, 1);
+        s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
+        assert_eq!(s.next_closed(secs(10), secs(10)), None);
+        s.read(1);
+        assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().reads, 1);
+        s.read(1);
+        assert!(s.is_empty() && s.next_closed(secs(99), secs(10)).is_none());
+    }
+
+    #[test]
+    fn updates_and_removals_end_the_counting() {
+        for end in [
+            |s: &mut Sampler| s.write(1, true),
+            |s: &mut Sampler| s.removed(1),
+            |s: &mut Sampler| s.evicted(1),
+        ] {
+            let mut s = sampler(AtLeave::Close, 100, 1);
+            s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
+            s.read(1);
+            end(&mut s);
+            s.read(1);
+            s.miss(1);
+            assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().reads, 1);
+        }
+    }
+
+    #[test]
+    fn misses_count_until_the_object_changes() {
+        let mut s = sampler(AtLeave::CountMisses, 100, 1);
+        s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
+        s.evicted(1);
+        s.miss(1);
+        s.write(1, false); // fetched again
+        s.read(1);
+        s.write(1, false); // written out of the blue: another object
+        s.read(1);
+        assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().reads, 2);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_subset_recovers() {
+        let mut s = sampler(AtLeave::CountMisses, 100, 1);
+        let mut rng = Rng::new(5);
+        for t in 0..50_000 {
+            while s.next_closed(secs(t), secs(600)).is_some() {}
+            s.offer(rng.next_u64(), AppId(0), secs(t), secs(600), || marked(0));
+            assert!(s.len() <= 100 && s.schedule.len() == s.len());
+        }
+        let low = s.rate();
+        assert!(low < 0.3, "{low}");
+        // Now hardly anything comes: the subset grows again.
+        for t in 0..200u64 {
+            let now = secs(50_000 + t * 600);
+            while s.next_closed(now, secs(600)).is_some() {}
+            s.offer(t, AppId(0), now, secs(600), || marked(0));
+        }
+        assert!(s.rate() > 0.9, "{}", s.rate());
+    }
+}
