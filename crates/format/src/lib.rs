@@ -13,16 +13,19 @@
 //! ```
 //!
 //! There is no directory and no log on flash. The index lives in DRAM and outlives the process in shared memory (and a
-//! clean stop in a checkpoint file); what a segment holds is found by walking its records ([`walk`]).
+//! clean stop in a [`checkpoint`] file); what a segment holds is found by walking its records ([`walk`]).
 
+pub mod checkpoint;
 pub mod geometry;
 pub mod page;
 pub mod record;
+pub mod signature;
 pub mod superblock;
 
 pub use geometry::{Geometry, GeometryError};
 pub use page::{Find, Kind, Walk, find, find_extent, walk};
 pub use record::{Filling, Record, RecordMeta, encode_into, record_len};
+pub use signature::Signature;
 pub use superblock::{Superblock, SuperblockError, Uuid};
 
 /// The unit of a small segment, and of every flash read of a small object: 4 KiB.
