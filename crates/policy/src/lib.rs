@@ -3,4 +3,6 @@
 //! Nothing here touches objects, devices or clocks. The servers and the simulator run this same code.
 
 pub mod admission;
+pub mod application;
+pub mod budget;
 pub mod learn;
