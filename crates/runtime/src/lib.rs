@@ -6,20 +6,34 @@
 //! | [`device`] | a flash file or raw block device, locked, `O_DIRECT` where the file system allows it |
 //! | [`ring`] | asynchronous reads for one worker: io_uring, or a pool of threads that call `pread` |
 //! | [`buffer`] | page-aligned buffers from a bounded pool |
+//! | [`shared`] | memory that outlives the process, on tmpfs |
+//! | [`clock`] | wall and monotonic time, read together, once per turn |
+//! | [`datadir`] | the data directory: lock, version, whole replacement of files |
+//! | [`machine`] | memory, processors, free space; what this process uses |
+//! | [`wear`] | what an NVMe drive reports of its wear |
 //! | [`testing`] | devices in memory that lose power, fail, rot and stall on command |
 
 // This crate is the line below which nothing reads a clock or starts a thread: it is where clocks and threads live.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod buffer;
+pub mod clock;
+pub mod datadir;
 pub mod device;
 mod error;
 mod lock;
+pub mod machine;
 pub mod ring;
+pub mod shared;
 pub mod testing;
+pub mod wear;
 
 pub use buffer::{AlignedBuf, BufferPool, PAGE};
+pub use clock::{Clock, TurnClock};
+pub use datadir::{DataDir, DataDirError};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
 pub use error::{DeviceError, IoOp};
 pub use lock::Holder;
 pub use ring::{Completion, Full, ReadRing, RingChoice, RingOptions};
+pub use shared::{SHARED_DIR, SharedError, SharedRegion, boot_id};
+pub use wear::Wear;

@@ -62,9 +62,19 @@ pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
 
 /// One attempt. `false` when another open file has the lock.
 fn try_lock(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    set_lock(fd, libc::F_WRLCK)
+}
+
+/// Lets the lock go although the open file stays, as it does while it is mapped.
+pub(crate) fn unlock(fd: BorrowedFd<'_>) {
+    // Fails only for a descriptor that is not open, and this one is.
+    let _ = set_lock(fd, libc::F_UNLCK);
+}
+
+fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
     // SAFETY: `flock` is plain integers, for which all zero is a value.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
-    request.l_type = libc::F_WRLCK as libc::c_short;
+    request.l_type = kind as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
     // l_start = l_len = 0: the whole file, however it grows; l_pid must be 0 for this kind of lock.
     loop {

@@ -1,0 +1,273 @@
+//! The directory in which an instance keeps what is not on the flash device.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::lock::{Holder, Refused, lock_exclusive};
+
+/// Why a data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    /// The path is something else.
+    #[error("data directory '{0}' is not a directory: name another with --data-dir")]
+    NotADirectory(PathBuf),
+    /// Another instance runs on it.
+    #[error("data directory '{path}' is in use by {}: stop it, or name another with --data-dir", owner(.pid, .holder))]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// What the lock file says.
+        pid: Option<u32>,
+        /// What the system says.
+        holder: Option<Holder>,
+    },
+    /// It was written by another version.
+    #[error(
+        "data directory '{path}' has format version {found}, this program writes version {wanted}: \
+         use a program of that version, or name another with --data-dir"
+    )]
+    Version {
+        /// The directory.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// This program's.
+        wanted: u32,
+    },
+    /// Its `VERSION` file is not one of ours.
+    #[error(
+        "'{path}' does not hold a version of Larder's format ('{text}'): this is another program's directory, or damaged"
+    )]
+    NotOurs {
+        /// The file.
+        path: PathBuf,
+        /// The beginning of what it holds.
+        text: String,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+fn owner(pid: &Option<u32>, holder: &Option<Holder>) -> String {
+    match (holder, pid) {
+        (Some(h), _) => h.to_string(),
+        (None, Some(pid)) => format!("process {pid}"),
+        (None, None) => "another instance".to_owned(),
+    }
+}
+
+/// A data directory, locked for this process.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// Held locked; holds the process id for people.
+    lock: File,
+}
+
+const LOCK: &str = "lock";
+const VERSION: &str = "VERSION";
+const MAGIC: &str = "larder ";
+
+impl DataDir {
+    /// Opens (or creates, for this user alone) and locks the directory, and checks that it is of format `version`.
+    ///
+    /// # Errors
+    /// See [`DataDirError`]; nothing but the lock file is touched then.
+    pub fn open(path: &Path, version: u32) -> Result<DataDir, DataDirError> {
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| DataDirError::Io { path, action, source }
+        };
+        match std::fs::metadata(path) {
+            Ok(found) if !found.is_dir() => {
+                return Err(DataDirError::NotADirectory(path.to_owned()));
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(path)
+                .map_err(failed("create data directory", path))?,
+            Err(e) => return Err(failed("open data directory", path)(e)),
+        }
+        let lock_path = path.join(LOCK);
+        let lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(failed("create", &lock_path))?;
+        lock_exclusive(lock.as_fd()).map_err(|refused| match refused {
+            Refused::Held(holder) => {
+                let pid = read_start(&lock_path).ok().and_then(|t| t.trim().parse().ok());
+                DataDirError::InUse { path: path.to_owned(), pid, holder }
+            }
+            Refused::Failed(e) => failed("lock", &lock_path)(e),
+        })?;
+        let dir = DataDir { path: path.to_owned(), lock };
+        dir.check_version(version)?;
+        dir.lock
+            .set_len(0)
+            .and_then(|()| writeln!(&dir.lock, "{}", std::process::id()))
+            .map_err(failed("write", &lock_path))?;
+        Ok(dir)
+    }
+
+    fn check_version(&self, wanted: u32) -> Result<(), DataDirError> {
+        let path = self.path.join(VERSION);
+        let text = match read_start(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return self.replace(VERSION, format!("{MAGIC}{wanted}\n").as_bytes());
+            }
+            Err(source) => return Err(DataDirError::Io { path, action: "read", source }),
+        };
+        match text.trim_end().strip_prefix(MAGIC).and_then(|n| n.parse::<u32>().ok()) {
+            Some(found) if found == wanted => Ok(()),
+            Some(found) => Err(DataDirError::Version { path: self.path.clone(), found, wanted }),
+            None => {
+                let text = text.chars().take(40).filter(|c| !c.is_control()).collect();
+                Err(DataDirError::NotOurs { path, text })
+            }
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file in it.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Puts `bytes` under `name`, so that after a crash at any moment the file is the old one or the new one, whole.
+    ///
+    /// # Errors
+    /// [`DataDirError::Io`]; the old file is still there then.
+    pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<(), DataDirError> {
+        self.replace_with(name, |file| file.write_all(bytes))
+    }
+
+    /// As [`DataDir::replace`], for contents written piece by piece.
+    ///
+    /// # Errors
+    /// As [`DataDir::replace`], and whatever `write` reports.
+    pub fn replace_with(
+        &self,
+        name: &str,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<(), DataDirError> {
+        let temporary = self.path.join(format!(".{name}.new"));
+        let target = self.path.join(name);
+        let written = (|| {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&temporary)?;
+            write(&mut file)?;
+            file.sync_all()?;
+            drop(file);
+            std::fs::rename(&temporary, &target)?;
+            File::open(&self.path)?.sync_all()
+        })();
+        written.map_err(|source| {
+            let _ = std::fs::remove_file(&temporary);
+            DataDirError::Io { path: target, action: "write", source }
+        })
+    }
+
+    /// Removes a file, durably. Nothing happens if there is none.
+    ///
+    /// # Errors
+    /// [`DataDirError::Io`].
+    pub fn remove(&self, name: &str) -> Result<(), DataDirError> {
+        let path = self.path.join(name);
+        let removed = match std::fs::remove_file(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => Err(e),
+            Ok(()) => File::open(&self.path).and_then(|d| d.sync_all()),
+        };
+        removed.map_err(|source| DataDirError::Io { path, action: "remove", source })
+    }
+}
+
+/// The first bytes of a small file, whatever its length.
+fn read_start(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(256).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn is_made_private_locked_and_versioned() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("a/b");
+        let dir = DataDir::open(&path, 3).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(std::fs::read_to_string(path.join("VERSION")).unwrap(), "larder 3\n");
+        let e = DataDir::open(&path, 3).unwrap_err();
+        assert!(
+            matches!(e, DataDirError::InUse { pid: Some(pid), .. } if pid == std::process::id()),
+            "{e}"
+        );
+        assert!(e.to_string().contains(&format!("process {}", std::process::id())), "{e}");
+        drop(dir);
+        DataDir::open(&path, 3).unwrap();
+        let e = DataDir::open(&path, 4).unwrap_err();
+        assert!(matches!(e, DataDirError::Version { found: 3, wanted: 4, .. }), "{e}");
+        for other in ["", "PostgreSQL 16\n", "larder x\n", "larder 99999999999\n", "\u{1b}[31m"] {
+            std::fs::write(path.join("VERSION"), other).unwrap();
+            let e = DataDir::open(&path, 3).unwrap_err();
+            assert!(
+                matches!(e, DataDirError::NotOurs { .. }) && !e.to_string().contains('\u{1b}'),
+                "{e}"
+            );
+        }
+        std::fs::write(top.path().join("file"), b"x").unwrap();
+        let e = DataDir::open(&top.path().join("file"), 3).unwrap_err();
+        assert!(matches!(e, DataDirError::NotADirectory(_)), "{e}");
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_or_not_at_all() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(top.path(), 1).unwrap();
+        dir.replace("state", b"old").unwrap();
+        let failed = dir.replace_with("state", |file| {
+            file.write_all(b"half of the ne")?;
+            Err(io::Error::other("the power went"))
+        });
+        assert!(failed.unwrap_err().to_string().contains("the power went"));
+        assert_eq!(std::fs::read(dir.join("state")).unwrap(), b"old");
+        dir.replace("state", b"new").unwrap();
+        assert_eq!(std::fs::read(dir.join("state")).unwrap(), b"new");
+        dir.remove("state").unwrap();
+        dir.remove("state").unwrap();
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["VERSION", "lock"], "nothing temporary is left");
+    }
+}

@@ -1,0 +1,399 @@
+//! Memory that outlives the process: a file on tmpfs, mapped.
+//!
+//! What was stored before a `kill -9` is there for the next process; a reboot takes it away. The flash index lives in
+//! such a region (see [`larder_base::Words`]).
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+
+use larder_base::ByteSize;
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use crate::buffer::PAGE;
+use crate::lock::{Holder, Refused, lock_exclusive, unlock};
+
+/// Where regions are kept unless something else is asked for.
+pub const SHARED_DIR: &str = "/dev/shm";
+
+/// Why a region cannot be had. All but [`SharedError::InUse`] and [`SharedError::Foreign`] are cause to go on with
+/// memory of one's own.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedError {
+    /// The file system (or the memory limit) has not the room.
+    #[error(
+        "shared memory '{path}' needs {} and {} are free there: enlarge it, choose another directory, or do without \
+         (then a restart is cold)", ByteSize(*.needed), ByteSize(*.free)
+    )]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Bytes wanted.
+        needed: u64,
+        /// Bytes there are.
+        free: u64,
+    },
+    /// A region of that name has another size: it was made by another configuration.
+    #[error(
+        "shared memory '{path}' has {found} bytes instead of {wanted}: it belongs to another configuration"
+    )]
+    SizeDiffers {
+        /// The file.
+        path: PathBuf,
+        /// Its length, bytes.
+        found: u64,
+        /// The length wanted, bytes.
+        wanted: u64,
+    },
+    /// Something is there that must not be trusted.
+    #[error("shared memory '{path}' {why}: remove it, or choose another directory")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Another process has it mapped.
+    #[error(
+        "shared memory '{path}' is in use{}: stop the other instance first",
+        .holder.as_ref().map(|h| format!(" by {h}")).unwrap_or_default()
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// Who holds it, where that can be seen.
+        holder: Option<Holder>,
+    },
+    /// A name that is not a plain file name.
+    #[error(
+        "'{0}' is not a name for shared memory: use 1 to 200 letters, digits, '.', '_' and '-'"
+    )]
+    Name(String),
+    /// The operating system refused.
+    #[error("cannot {action} shared memory '{path}': {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// A region, mapped and locked. The mapping stays for the life of the process. The lock goes when this is dropped, so
+/// keep it as long as the words are in use; and when the process dies, but not before its last store, since the mapping
+/// itself keeps the locked file open.
+#[derive(Debug)]
+pub struct SharedRegion {
+    words: &'static [AtomicU64],
+    path: PathBuf,
+    fresh: bool,
+    lock: File,
+}
+
+impl SharedRegion {
+    /// Opens or creates the region `name` in `dir`. Its memory is reserved at once, so that no later store can fail
+    /// for want of room. `bytes` is rounded up to whole pages.
+    ///
+    /// # Errors
+    /// See [`SharedError`]. A region that could not be made whole is not left behind.
+    pub fn open(dir: &Path, name: &str, bytes: u64) -> Result<SharedRegion, SharedError> {
+        let path = region_path(dir, name)?;
+        let length = bytes.max(1).checked_next_multiple_of(PAGE as u64).unwrap_or(u64::MAX);
+        let failed = |action| {
+            let path = path.clone();
+            move |source: io::Error| SharedError::Io { path, action, source }
+        };
+        let file = loop {
+            let file = open_private(&path)?;
+            lock_exclusive(file.as_fd()).map_err(|refused| match refused {
+                Refused::Held(holder) => SharedError::InUse { path: path.clone(), holder },
+                Refused::Failed(e) => failed("lock")(e),
+            })?;
+            let found = file.metadata().map_err(failed("look at"))?;
+            // Removed by its former owner between the opening and the lock: another one is there, or none.
+            if found.nlink() > 0 {
+                check_ownership(&path, &found)?;
+                break file;
+            }
+        };
+        let found = file.metadata().map_err(failed("look at"))?.len();
+        let fresh = found == 0;
+        if !fresh && found != length {
+            return Err(SharedError::SizeDiffers { path, found, wanted: length });
+        }
+        if let Err(e) = reserve(&file, &path, length, fresh) {
+            if fresh {
+                // Still locked, so it is ours to remove.
+                let _ = std::fs::remove_file(&path);
+            }
+            return Err(e);
+        }
+        let map = memmap2::MmapOptions::new()
+            .len(length as usize)
+            .map_raw(&file)
+            .map_err(failed("map"))?;
+        let start: *const AtomicU64 = map.as_ptr().cast();
+        // Never unmapped: that is what makes the words 'static.
+        std::mem::forget(map);
+        // SAFETY: the mapping starts at a page, has `length` bytes that are all backed by the file (reserved above, and
+        // the file is private to this user and locked), and stays for the life of the process. Other mappings of the
+        // file, in this process or another, may store to it at any time, which atomics allow.
+        let words = unsafe { std::slice::from_raw_parts(start, length as usize / 8) };
+        Ok(SharedRegion { words, path, fresh, lock: file })
+    }
+
+    /// The words. Cut them by offset for several users.
+    pub fn words(&self) -> &'static [AtomicU64] {
+        self.words
+    }
+
+    /// Whether this call made it: then all words are zero. One that was made but never filled because its process died
+    /// looks like an old one of zeros: put a mark in it last.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the region `name` from `dir`, for a cold start. Nothing happens if there is none.
+    ///
+    /// # Errors
+    /// [`SharedError::InUse`] when another process has it; [`SharedError::Foreign`] when it is not ours.
+    pub fn remove(dir: &Path, name: &str) -> Result<(), SharedError> {
+        let path = region_path(dir, name)?;
+        match std::fs::symlink_metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(SharedError::Io { path, action: "look at", source }),
+            Ok(found) => check_ownership(&path, &found)?,
+        }
+        let file = open_private(&path)?;
+        lock_exclusive(file.as_fd()).map_err(|refused| match refused {
+            Refused::Held(holder) => SharedError::InUse { path: path.clone(), holder },
+            Refused::Failed(source) => {
+                SharedError::Io { path: path.clone(), action: "lock", source }
+            }
+        })?;
+        std::fs::remove_file(&path).map_err(|source| SharedError::Io {
+            path,
+            action: "remove",
+            source,
+        })
+    }
+}
+
+impl Drop for SharedRegion {
+    fn drop(&mut self) {
+        // Closing would not do: the mapping stays, and with it the open file.
+        unlock(self.lock.as_fd());
+    }
+}
+
+fn region_path(dir: &Path, name: &str) -> Result<PathBuf, SharedError> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    let fits = (1..=200).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.');
+    if fits { Ok(dir.join(name)) } else { Err(SharedError::Name(name.to_owned())) }
+}
+
+/// Opens without following a link, made for this user alone if it is not there.
+fn open_private(path: &Path) -> Result<File, SharedError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags((OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+        .open(path)
+        .map_err(|source| {
+            let path = path.to_owned();
+            match source.raw_os_error() {
+                Some(libc::ELOOP) => {
+                    SharedError::Foreign { path, why: "is a symbolic link".to_owned() }
+                }
+                // Also what the kernel answers for another user's file in a sticky directory.
+                Some(libc::EACCES) if std::fs::symlink_metadata(&path).is_ok() => {
+                    SharedError::Foreign { path, why: "belongs to another user".to_owned() }
+                }
+                _ => SharedError::Io { path, action: "open", source },
+            }
+        })
+}
+
+/// Another user who can write the file could shorten it under our feet (SIGBUS) or forge an index.
+fn check_ownership(path: &Path, found: &Metadata) -> Result<(), SharedError> {
+    let me = rustix::process::geteuid().as_raw();
+    let why = if !found.is_file() {
+        "is not a regular file".to_owned()
+    } else if found.uid() != me {
+        format!("belongs to user {} (this is user {me})", found.uid())
+    } else if found.mode() & 0o077 != 0 {
+        format!("is open to other users (mode {:o})", found.mode() & 0o777)
+    } else if found.nlink() != 1 {
+        format!("has {} names", found.nlink())
+    } else {
+        return Ok(());
+    };
+    Err(SharedError::Foreign { path: path.to_owned(), why })
+}
+
+/// Takes the memory now: a store to a page that tmpfs cannot supply would be a SIGBUS.
+fn reserve(file: &File, path: &Path, length: u64, fresh: bool) -> Result<(), SharedError> {
+    let free =
+        rustix::fs::fstatvfs(file).map_or(u64::MAX, |v| v.f_bavail.saturating_mul(v.f_frsize));
+    // The pages count against the memory limit too, and passing that one ends the process instead of the call.
+    let free = free.min(crate::machine::memory_limit().unwrap_or(u64::MAX));
+    let no_room = |free| SharedError::NoRoom { path: path.to_owned(), needed: length, free };
+    if fresh && length > free {
+        return Err(no_room(free));
+    }
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::NOSPC | Errno::FBIG | Errno::NOMEM) => return Err(no_room(free)),
+            Err(e) => {
+                return Err(SharedError::Io {
+                    path: path.to_owned(),
+                    action: "reserve",
+                    source: e.into(),
+                });
+            }
+        }
+    }
+}
+
+/// The kernel's id of this boot: a region (or a claim about one) from another boot is void.
+///
+/// # Errors
+/// When `/proc` is not there or holds something else.
+pub fn boot_id() -> io::Result<[u8; 16]> {
+    parse_boot_id(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not a UUID"))
+}
+
+fn parse_boot_id(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.trim().bytes().filter(|&b| b != b'-').collect();
+    let mut id = [0; 16];
+    if digits.len() != 32 {
+        return None;
+    }
+    for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+        let high = char::from(pair[0]).to_digit(16)?;
+        let low = char::from(pair[1]).to_digit(16)?;
+        *byte = (high << 4 | low) as u8;
+    }
+    Some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_base::Words;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const BYTES: u64 = 1 << 20;
+
+    #[test]
+    fn words_outlive_the_region_and_their_process_alike() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = SharedRegion::open(dir.path(), "index-1", BYTES).unwrap();
+        assert!(first.is_fresh());
+        assert_eq!(first.words().len() as u64, BYTES / 8);
+        assert_eq!(
+            std::fs::metadata(first.path()).unwrap().blocks() * 512,
+            BYTES,
+            "reserved whole"
+        );
+        let (left, right) = first.words().split_at(1000);
+        let (mut a, mut b) = (Words::from_static(left), Words::from_static(right));
+        a.store(7, 42);
+        b.store(0, 43);
+        let locked = SharedRegion::open(dir.path(), "index-1", BYTES).unwrap_err();
+        assert!(matches!(locked, SharedError::InUse { holder: Some(_), .. }), "{locked}");
+        drop(first);
+
+        let second = SharedRegion::open(dir.path(), "index-1", BYTES - 100).unwrap();
+        assert!(!second.is_fresh());
+        let words = Words::from_static(second.words());
+        assert_eq!((words.load(7), words.load(1000)), (42, 43));
+        drop(second);
+
+        let other = SharedRegion::open(dir.path(), "index-1", 2 * BYTES).unwrap_err();
+        assert!(matches!(other, SharedError::SizeDiffers { found: BYTES, .. }), "{other}");
+        SharedRegion::remove(dir.path(), "index-1").unwrap();
+        SharedRegion::remove(dir.path(), "index-1").unwrap();
+        let third = SharedRegion::open(dir.path(), "index-1", 2 * BYTES).unwrap();
+        assert!(third.is_fresh() && Words::from_static(third.words()).load(7) == 0);
+        assert!(matches!(
+            SharedRegion::remove(dir.path(), "index-1"),
+            Err(SharedError::InUse { .. })
+        ));
+    }
+
+    #[test]
+    fn what_is_not_ours_is_never_mapped() {
+        let dir = tempfile::tempdir().unwrap();
+        let refuse = |name: &str, words: &str| {
+            let e = SharedRegion::open(dir.path(), name, BYTES).unwrap_err();
+            assert!(e.to_string().contains(words), "{e}");
+        };
+        let victim = dir.path().join("victim");
+        std::fs::write(&victim, b"precious").unwrap();
+        symlink(&victim, dir.path().join("link")).unwrap();
+        refuse("link", "symbolic link");
+        assert!(matches!(
+            SharedRegion::remove(dir.path(), "link"),
+            Err(SharedError::Foreign { .. })
+        ));
+        std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o666)).unwrap();
+        refuse("victim", "mode 666");
+        std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::hard_link(&victim, dir.path().join("twin")).unwrap();
+        refuse("victim", "2 names");
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+        for name in ["", "..", "a/b", ".hidden", &"x".repeat(201)] {
+            assert!(
+                matches!(SharedRegion::open(dir.path(), name, 1), Err(SharedError::Name(_))),
+                "{name}"
+            );
+        }
+        if rustix::process::geteuid().is_root() {
+            let theirs = dir.path().join("theirs");
+            std::fs::write(&theirs, b"x").unwrap();
+            std::os::unix::fs::chown(&theirs, Some(65_534), None).unwrap();
+            std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o600)).unwrap();
+            refuse("theirs", "user 65534");
+        }
+    }
+
+    #[test]
+    fn no_room_is_an_error_and_leaves_nothing_behind() {
+        let dir = tempfile::tempdir_in(SHARED_DIR).or_else(|_| tempfile::tempdir()).unwrap();
+        let e = SharedRegion::open(dir.path(), "huge", 1 << 52).unwrap_err();
+        assert!(matches!(e, SharedError::NoRoom { .. }), "{e}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(matches!(
+            SharedRegion::open(dir.path(), "max", u64::MAX),
+            Err(SharedError::NoRoom { .. })
+        ));
+    }
+
+    #[test]
+    fn boot_ids_are_uuids() {
+        assert_eq!(boot_id().unwrap(), boot_id().unwrap());
+        let id = parse_boot_id("00ff1122-3344-5566-7788-99aabbccddee\n").unwrap();
+        assert_eq!((id[0], id[1], id[15]), (0, 0xff, 0xee));
+        for bad in ["", "00ff", "zzff1122-3344-5566-7788-99aabbccddee"] {
+            assert_eq!(parse_boot_id(bad), None);
+        }
+    }
+}
