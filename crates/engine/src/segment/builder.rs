@@ -5,10 +5,15 @@ use larder_format::page::{EXTENT_ALIGN, Find, Kind, SMALL_MAX, find_extent, loca
 use larder_format::record::{Filling, RecordMeta, encode_into, mark_dead, record_len};
 use larder_format::{PAGE_SIZE, find};
 
+use crate::index::Place;
+
 /// Functions that name a page for a key: 4 bits in the index.
 pub const FUNCTIONS: u8 = 16;
 /// The longest extent that the index can describe, in pages: 12 bits.
 pub const MAX_EXTENT_PAGES: usize = (1 << 12) - 1;
+
+/// 256 bits: a few per record.
+const SEEN_WORDS_PER_PAGE: usize = 4;
 
 const _: () = assert!(PAGE_SIZE <= u16::MAX as usize && SMALL_MAX <= PAGE_SIZE);
 
@@ -54,6 +59,15 @@ impl Placed {
         match self {
             Placed::Page { offset, .. } => offset,
             Placed::Extent { start64, .. } => start64 * EXTENT_ALIGN as u32,
+        }
+    }
+}
+
+impl From<Placed> for Place {
+    fn from(placed: Placed) -> Place {
+        match placed {
+            Placed::Page { function, .. } => Place::Page { function },
+            Placed::Extent { start64, pages } => Place::Extent { start64, pages },
         }
     }
 }
@@ -141,6 +155,9 @@ pub struct SegmentBuilder<B> {
     functions: u8,
     /// Small: bytes used of each page.
     levels: Vec<u16>,
+    /// Small: one bit per hash that was placed, 256 bits per page. Says of nearly every object that no older version of it is
+    /// here, without a walk over the headers of its page.
+    seen: Vec<u64>,
     /// Large: where the next record goes.
     cursor: usize,
     fill: Fill,
@@ -157,9 +174,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         let len = buffer.as_ref().len();
         assert!(len > 0 && len.is_multiple_of(PAGE_SIZE), "segment of {len} bytes");
         assert!(len as u64 <= larder_format::geometry::MAX_SEGMENT_BYTES, "segment of {len} bytes");
-        let levels = match kind {
-            Kind::Small => vec![0; len / PAGE_SIZE],
-            Kind::Large => Vec::new(),
+        let pages = match kind {
+            Kind::Small => len / PAGE_SIZE,
+            Kind::Large => 0,
         };
         SegmentBuilder {
             kind,
@@ -167,7 +184,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
             buffer,
             choice: Choice::default(),
             functions: FUNCTIONS,
-            levels,
+            levels: vec![0; pages],
+            seen: vec![0; pages * SEEN_WORDS_PER_PAGE],
             cursor: 0,
             fill: Fill { capacity: len as u64, ..Fill::default() },
             refused_in_a_row: 0,
@@ -253,7 +271,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
         let at = placed.offset() as usize;
         match self.kind {
             Kind::Small => {
-                self.kill_in_page(at / PAGE_SIZE, key);
+                if self.see(hash) {
+                    self.kill_in_page(at / PAGE_SIZE, key);
+                }
                 self.levels[at / PAGE_SIZE] += len as u16;
             }
             Kind::Large => {
@@ -342,6 +362,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> SegmentBuilder<B> {
                 self.kill(at, len)
             }
         }
+    }
+
+    /// Notes that an object of this hash is placed; whether one may have been before.
+    fn see(&mut self, hash: ObjectHash) -> bool {
+        let bits = self.seen.len() as u64 * 64;
+        let bit = (u128::from(hash.fingerprint()) * u128::from(bits)) >> 64;
+        let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
+        let before = self.seen[word] & mask != 0;
+        self.seen[word] |= mask;
+        before
     }
 
     fn kill_in_page(&mut self, page: usize, key: &[u8]) -> bool {
