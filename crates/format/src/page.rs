@@ -302,6 +302,29 @@ mod tests {
     }
 
     #[test]
+    fn every_flipped_bit_of_an_extent_is_caught() {
+        let mut rng = Rng::new(6);
+        let meta = any_meta(&mut rng);
+        let mut value = vec![0; 1500];
+        rng.fill(&mut value);
+        let len = record_len(&meta, 7, value.len());
+        let mut extent = vec![0; PAGE_SIZE];
+        encode_into(&mut extent, &meta, b"the key", &value, FILLING);
+        // What follows the record in the last page of an extent is the next record: any bytes.
+        rng.fill(&mut extent[len..]);
+        for bit in 0..len * 8 {
+            extent[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                matches!(find_extent(&extent, b"the key", FILLING), Find::Corrupt),
+                "bit {bit}"
+            );
+            extent[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!(find_extent(&extent, b"the key", FILLING).found().unwrap().value(), value);
+        assert!(matches!(find_extent(&extent, b"another", FILLING), Find::Absent));
+    }
+
+    #[test]
     fn mutated_pages_never_lie() {
         let mut rng = Rng::new(3);
         for _ in 0..300 {

@@ -553,6 +553,60 @@ mod tests {
         assert_eq!((fill.records, fill.dead, fill.utilisation()), (2, 2, 0.0));
     }
 
+    /// Few keys, placed over and over and removed: each page shows the version placed there last, unless removed.
+    #[test]
+    fn versions_and_removals_against_a_model() {
+        for seed in 0..60 {
+            let mut rng = Rng::new(1000 + seed);
+            let pages = rng.range(1, 6) as u32;
+            let mut b =
+                SegmentBuilder::new(Kind::Small, FILLING, vec![3u8; pages as usize * PAGE_SIZE]);
+            let mut model: BTreeMap<(u32, Vec<u8>), Vec<u8>> = BTreeMap::new();
+            let mut places = Vec::new();
+            let (mut placed_bytes, mut dead) = (0, 0);
+            for version in 0..200u32 {
+                let key = format!("k{}", rng.below(12)).into_bytes();
+                if rng.chance(0.3) && !places.is_empty() {
+                    let (placed, key): &(Placed, Vec<u8>) =
+                        &places[rng.below(places.len() as u64) as usize];
+                    let page = placed.offset() / PAGE_SIZE as u32;
+                    let was = model.remove(&(page, key.clone())).is_some();
+                    dead += u64::from(was);
+                    assert_eq!(b.remove(*placed, key), was);
+                    continue;
+                }
+                let value = vec![version as u8; rng.below(500) as usize];
+                if let Ok(placed) =
+                    b.offer(hasher().hash(&key), &RecordMeta::default(), &key, &value)
+                {
+                    let page = placed.offset() / PAGE_SIZE as u32;
+                    placed_bytes +=
+                        record_len(&RecordMeta::default(), key.len(), value.len()) as u64;
+                    dead += u64::from(model.insert((page, key.clone()), value).is_some());
+                    places.push((placed, key));
+                }
+            }
+            for (placed, key) in &places {
+                let want = model.get(&(placed.offset() / PAGE_SIZE as u32, key.clone()));
+                assert_eq!(
+                    b.find(*placed, key).found().map(|r| r.value()),
+                    want.map(Vec::as_slice)
+                );
+            }
+            let (bytes, fill) = b.finish();
+            assert_eq!((fill.record_bytes, fill.dead), (placed_bytes, dead));
+            let walked: BTreeMap<_, _> = walk(&bytes, Kind::Small, FILLING)
+                .map(|w| {
+                    (
+                        ((w.offset / PAGE_SIZE) as u32, w.record.key().to_vec()),
+                        w.record.value().to_vec(),
+                    )
+                })
+                .collect();
+            assert_eq!(walked, model);
+        }
+    }
+
     #[test]
     fn a_removed_extent_is_gone() {
         let mut b = SegmentBuilder::new(Kind::Large, FILLING, vec![1u8; 4 * PAGE_SIZE]);
