@@ -34,25 +34,29 @@ pub(crate) enum Refused {
     Failed(io::Error),
 }
 
-/// A living holder may be about to exit; one that no longer shows has I/O in flight, which a slow disk may take
-/// seconds to finish.
+/// A living holder may be about to exit. One that does not show in `/proc` has died with I/O in flight, which a slow disk
+/// may take seconds to finish (or lives in another container, and is then waited for in vain).
 const PATIENCE_WITH_LIVING: Duration = Duration::from_millis(150);
 const PATIENCE_WITH_DEAD: Duration = Duration::from_secs(10);
 
 /// Locks the whole file for this open file description, waiting a moment for a former owner to be gone entirely.
 pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
     let start = Instant::now();
+    let mut waiting = false;
     loop {
         if try_lock(fd).map_err(Refused::Failed)? {
             return Ok(());
         }
         let holder = holder_of(fd);
-        // Only root sees every process: to others an unseen holder may well be alive.
-        let patience = if holder.is_none() && rustix::process::geteuid().is_root() {
-            PATIENCE_WITH_DEAD
-        } else {
-            PATIENCE_WITH_LIVING
+        let patience = match &holder {
+            Some(h) if h.pid == std::process::id() => Duration::ZERO,
+            Some(_) => PATIENCE_WITH_LIVING,
+            None => PATIENCE_WITH_DEAD,
         };
+        if holder.is_none() && !waiting {
+            waiting = true;
+            tracing::info!("waiting for a former owner's reads and writes to end");
+        }
         if start.elapsed() >= patience {
             return Err(Refused::Held(holder));
         }

@@ -167,7 +167,7 @@ impl ReadRing {
         let mut fallback = None;
         let mut backend = None;
         if options.choice != RingChoice::Threads {
-            match uring::Uring::open(device.clone(), depth, event.as_fd()) {
+            match uring::Uring::open(device.clone(), depth, event.clone()) {
                 Ok(ring) => backend = Some(Backend::Uring(Box::new(ring))),
                 Err(reason) if options.choice == RingChoice::Uring => {
                     return Err(refused("io_uring", reason));
@@ -272,7 +272,8 @@ impl ReadRing {
         }
     }
 
-    /// The next read that has ended. Submitting between two calls is fine.
+    /// The next read that has ended. Submitting between two calls is fine. Take until `None` before waiting on the
+    /// descriptor again.
     pub fn pop(&mut self) -> Option<Completion> {
         let done = if let Some((token, error)) = self.refused.pop_front() {
             Completion { token, state: Err(error), spent: None }

@@ -5,14 +5,16 @@
 //! completions that come together are run together. Older kernels get what they have. An eventfd registered with the
 //! ring wakes the worker's epoll; polling the ring's own descriptor works too, but not alike on all versions that defer.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use io_uring::{IoUring, Probe, opcode, types};
 
-use super::Job;
+use super::{Job, signal};
 use crate::device::{Device, read_shortfall};
 use crate::error::{DeviceError, IoOp};
 
@@ -39,12 +41,15 @@ pub(super) struct Uring {
     /// By `user_data`.
     flights: Vec<Option<Flight>>,
     free: Vec<u32>,
-    /// Entries in the submission queue that the kernel has not been told of.
-    unsubmitted: u32,
+    /// Slots in the submission queue that the kernel has not taken, oldest first.
+    queued: VecDeque<u32>,
     /// Reads that the kernel has.
     outstanding: usize,
     deferred: bool,
     enabled: bool,
+    /// The error number after which the kernel is asked no more.
+    broken: Option<i32>,
+    event: Arc<OwnedFd>,
 }
 
 impl Uring {
@@ -52,7 +57,7 @@ impl Uring {
     pub(super) fn open(
         device: Arc<dyn Device>,
         depth: u32,
-        event: BorrowedFd<'_>,
+        event: Arc<OwnedFd>,
     ) -> Result<Uring, String> {
         let Some(file) = device.raw().map(|fd| fd.as_raw_fd()) else {
             return Err("the device has no descriptor of its own".to_owned());
@@ -95,10 +100,12 @@ impl Uring {
             device,
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
-            unsubmitted: 0,
+            queued: VecDeque::new(),
             outstanding: 0,
             deferred,
             enabled: !deferred,
+            broken: None,
+            event,
         })
     }
 
@@ -111,6 +118,10 @@ impl Uring {
 
     /// Puts the (rest of the) read in `slot` into the submission queue.
     fn queue(&mut self, slot: u32) {
+        self.queued.push_back(slot);
+        if self.broken.is_some() {
+            return;
+        }
         let flight = self.flights[slot as usize].as_mut().expect("queued slots are taken");
         let offset = flight.job.start + flight.filled as u64;
         let rest = &mut flight.job.buf[flight.filled..];
@@ -124,57 +135,94 @@ impl Uring {
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // At most `depth` reads exist and the queue has at least `depth` entries.
         pushed.expect("the submission queue holds the ring's depth");
-        self.unsubmitted += 1;
     }
 
     pub(super) fn flush(&mut self) {
-        if self.unsubmitted > 0 {
+        if !self.queued.is_empty() && self.broken.is_none() {
+            // Deferred completions are not run here: they have signalled already, and running them would signal anew.
             self.enter(0);
         }
     }
 
-    /// One `io_uring_enter`: submits what is queued, runs deferred completions, waits for `want` of them.
-    fn enter(&mut self, want: u32) -> bool {
+    /// One `io_uring_enter`: submits what is queued.
+    fn enter(&mut self, flags: u32) {
         if !self.enabled {
             // The only failures are of a ring that is enabled already, which this one is not.
             self.enabled = self.ring.submitter().register_enable_rings().is_ok();
         }
-        let flags = if self.deferred || want > 0 { GETEVENTS } else { 0 };
         // Publishes the entries pushed so far.
         self.ring.submission().sync();
-        // SAFETY: no argument structure is passed (with none, the size is that of the default signal set's), and the
-        // entries' buffers are valid as said in `queue`.
-        let entered = unsafe {
-            self.ring.submitter().enter::<libc::sigset_t>(self.unsubmitted, want, flags, None)
+        let count = self.queued.len() as u32;
+        let entered = loop {
+            // SAFETY: no argument structure is passed (with none, the size is that of the default signal set's), and
+            // the entries' buffers are valid as said in `queue`.
+            let entered =
+                unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, 0, flags, None) };
+            if !matches!(&entered, Err(e) if e.raw_os_error() == Some(libc::EINTR)) {
+                break entered;
+            }
         };
         match entered {
             Ok(taken) => {
-                let taken = (taken as u32).min(self.unsubmitted);
-                self.unsubmitted -= taken;
-                self.outstanding += taken as usize;
-                true
+                let taken = taken.min(self.queued.len());
+                self.queued.drain(..taken);
+                self.outstanding += taken;
+                if taken == count as usize {
+                    return;
+                }
             }
-            // EINTR, EAGAIN and EBUSY pass: what is queued goes with the next call. Anything else lasts, and shows as
-            // reads that do not end.
-            Err(e) => matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {}
+            Err(e) => {
+                // Lasting: what the kernel has not taken will never be, and fails in `pop`.
+                tracing::error!(device = %self.device.name(), error = %e, "io_uring_enter failed; its reads fail");
+                self.broken = Some(e.raw_os_error().unwrap_or(libc::EIO));
+            }
+        }
+        // Short of memory, or broken: the owner must not sleep, but come back and flush again.
+        signal(&self.event);
+    }
+
+    /// Runs completions that wait for it. The next thing must be to look at the completion queue until it is empty.
+    fn run_deferred(&mut self) {
+        // Without this each completion wakes the owner twice: when it came, and when this call posts it.
+        //
+        // One that comes between the end of the call and the enabling has signalled nothing, so the caller looks for
+        // deferred work once more. On x86 the kernel's setting of the flag orders it before its look at whether the
+        // signal is enabled; elsewhere that order is not promised, and one wake-up too many is the lesser evil.
+        let quiet = cfg!(target_arch = "x86_64");
+        if quiet {
+            self.ring.completion().disable_eventfd();
+        }
+        self.enter(GETEVENTS);
+        if quiet {
+            self.ring.completion().enable_eventfd();
+            fence(Ordering::SeqCst);
         }
     }
 
+    /// The next read that has ended. The owner may sleep only after `None`.
     pub(super) fn pop(&mut self) -> Option<(Job, Result<(), DeviceError>)> {
         loop {
-            let mut next = self.ring.completion().next();
-            if next.is_none()
-                && self.deferred
-                && self.outstanding > 0
-                && self.ring.submission().taskrun()
-            {
-                self.enter(0);
-                next = self.ring.completion().next();
-            }
-            let entry = next?;
-            self.outstanding = self.outstanding.saturating_sub(1);
-            if let Some(done) = self.finish(entry.user_data() as u32, entry.result()) {
-                return Some(done);
+            let next = self.ring.completion().next();
+            match next {
+                Some(entry) => {
+                    self.outstanding = self.outstanding.saturating_sub(1);
+                    if let Some(done) = self.finish(entry.user_data() as u32, entry.result()) {
+                        return Some(done);
+                    }
+                }
+                None if self.deferred
+                    && self.outstanding > 0
+                    && self.broken.is_none()
+                    && self.ring.submission().taskrun() =>
+                {
+                    self.run_deferred();
+                }
+                None => {
+                    let errno = self.broken?;
+                    let slot = self.queued.pop_front()?;
+                    return self.finish(slot, -errno);
+                }
             }
         }
     }
@@ -185,7 +233,7 @@ impl Uring {
         let whole = flight.job.buf.len();
         let outcome = if result < 0 {
             let again = matches!(-result, libc::EAGAIN | libc::EINTR);
-            if again && flight.retries < MOST_RETRIES {
+            if again && flight.retries < MOST_RETRIES && self.broken.is_none() {
                 flight.retries += 1;
                 None
             } else {
@@ -206,7 +254,7 @@ impl Uring {
         let Some(outcome) = outcome else {
             self.queue(slot);
             // At once: the owner may not flush again before it sleeps.
-            self.enter(0);
+            self.flush();
             return None;
         };
         let flight = self.flights[slot as usize].take().expect("taken just above");
@@ -225,10 +273,8 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Entries that the kernel has not been told of need no waiting.
-        self.unsubmitted = 0;
         while self.outstanding > 0 {
-            // Not `enter`: that would submit what is still queued.
+            // Not `enter`: what is still queued shall stay so.
             // SAFETY: as in `enter`.
             let waited =
                 unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, GETEVENTS, None) };
