@@ -9,6 +9,8 @@
 )]
 
 mod error;
+mod replay;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -25,13 +27,18 @@ struct Cli {
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {}
-
-fn dispatch(command: Command) -> Result<(), CliError> {
-    match command {}
+enum Command {
+    Replay(Box<replay::Args>),
+    Trace(Box<trace::Args>),
 }
 
-#[allow(unreachable_code, unused_variables, reason = "no subcommand is hooked in yet")]
+fn dispatch(command: Command) -> Result<(), CliError> {
+    match command {
+        Command::Replay(args) => replay::run(*args),
+        Command::Trace(args) => trace::run(*args),
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match dispatch(cli.command) {

@@ -106,7 +106,11 @@ pub(crate) enum Received {
 }
 
 impl Connection {
-    pub(crate) fn connect(target: &Target, registry: &Registry, token: Token) -> io::Result<Connection> {
+    pub(crate) fn connect(
+        target: &Target,
+        registry: &Registry,
+        token: Token,
+    ) -> io::Result<Connection> {
         let mut stream = Stream::connect(target)?;
         stream.register(registry, token)?;
         Ok(Connection {
@@ -216,7 +220,11 @@ impl Connection {
                     self.end += n;
                     self.received += n as u64;
                     // After a short read the socket is empty; the next bytes raise an edge.
-                    Ok(if self.end == self.input.len() { Received::Full } else { Received::Drained })
+                    Ok(if self.end == self.input.len() {
+                        Received::Full
+                    } else {
+                        Received::Drained
+                    })
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::Drained),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,

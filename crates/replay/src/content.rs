@@ -155,7 +155,11 @@ mod tests {
                 if at < size {
                     let mut bad = v.clone();
                     bad[at] ^= 1;
-                    assert_eq!(values.check(&bad, 42, 3), Checked::Damaged, "size {size} byte {at}");
+                    assert_eq!(
+                        values.check(&bad, 42, 3),
+                        Checked::Damaged,
+                        "size {size} byte {at}"
+                    );
                 }
             }
             if size >= HEADER {

@@ -51,7 +51,9 @@ pub enum ReplayError {
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// A timed replay of a trace without times.
-    #[error("the trace has no times, so it cannot be replayed by them: leave --timed out, or give --rate REQUESTS_PER_SECOND")]
+    #[error(
+        "the trace has no times, so it cannot be replayed by them: leave --timed out, or give --rate REQUESTS_PER_SECOND"
+    )]
     Untimed,
     /// A worker came to an unexpected end.
     #[error("a worker thread panicked")]
@@ -80,7 +82,8 @@ pub fn run(
             .map_err(|e| (e, None))?;
         workers.push(worker);
     }
-    let handles: Vec<_> = workers.into_iter().map(|w| std::thread::spawn(move || w.run())).collect();
+    let handles: Vec<_> =
+        workers.into_iter().map(|w| std::thread::spawn(move || w.run())).collect();
     let mut last = Instant::now();
     while handles.iter().any(|h| !h.is_finished()) {
         std::thread::sleep(Duration::from_millis(5));

@@ -54,7 +54,10 @@ fn quoted(line: &[u8]) -> String {
 pub(crate) fn parse(buffer: &[u8], asked: Asked) -> Parsed<'_> {
     let Some(end) = memchr::memchr(b'\n', &buffer[..buffer.len().min(MAX_LINE)]) else {
         if buffer.len() >= MAX_LINE {
-            return Parsed::Garbage(format!("a line longer than {MAX_LINE} bytes: {}", quoted(buffer)));
+            return Parsed::Garbage(format!(
+                "a line longer than {MAX_LINE} bytes: {}",
+                quoted(buffer)
+            ));
         }
         return Parsed::Need(buffer.len() + 1);
     };
@@ -63,15 +66,29 @@ pub(crate) fn parse(buffer: &[u8], asked: Asked) -> Parsed<'_> {
     match (asked, line) {
         (Asked::Get, b"END") => Parsed::Reply(Reply::Miss, next),
         (Asked::Get, l) if l.starts_with(b"VALUE ") => value(buffer, l, next),
-        (Asked::Line, b"STORED" | b"DELETED" | b"TOUCHED" | b"OK") => Parsed::Reply(Reply::Done, next),
-        (Asked::Line, b"NOT_STORED" | b"EXISTS" | b"NOT_FOUND") => Parsed::Reply(Reply::Refused, next),
+        (Asked::Line, b"STORED" | b"DELETED" | b"TOUCHED" | b"OK") => {
+            Parsed::Reply(Reply::Done, next)
+        }
+        (Asked::Line, b"NOT_STORED" | b"EXISTS" | b"NOT_FOUND") => {
+            Parsed::Reply(Reply::Refused, next)
+        }
         (Asked::Line, l) if !l.is_empty() && l.trim_ascii_end().iter().all(u8::is_ascii_digit) => {
             Parsed::Reply(Reply::Done, next)
         }
-        (_, l) if l.starts_with(b"SERVER_ERROR object too large") => Parsed::Reply(Reply::TooLarge, next),
-        (_, l) if l.starts_with(b"SERVER_ERROR out of memory") => Parsed::Reply(Reply::OutOfMemory, next),
-        (_, l) if l.starts_with(b"CLIENT_ERROR cannot increment") => Parsed::Reply(Reply::NotNumeric, next),
-        (_, l) if l == b"ERROR" || l.starts_with(b"CLIENT_ERROR") || l.starts_with(b"SERVER_ERROR") => {
+        (_, l) if l.starts_with(b"SERVER_ERROR object too large") => {
+            Parsed::Reply(Reply::TooLarge, next)
+        }
+        (_, l) if l.starts_with(b"SERVER_ERROR out of memory") => {
+            Parsed::Reply(Reply::OutOfMemory, next)
+        }
+        (_, l) if l.starts_with(b"CLIENT_ERROR cannot increment") => {
+            Parsed::Reply(Reply::NotNumeric, next)
+        }
+        (_, l)
+            if l == b"ERROR"
+                || l.starts_with(b"CLIENT_ERROR")
+                || l.starts_with(b"SERVER_ERROR") =>
+        {
             Parsed::Reply(Reply::Error(l), next)
         }
         (_, l) => Parsed::Garbage(format!("'{}'", quoted(l))),
@@ -97,7 +114,10 @@ fn value<'a>(buffer: &'a [u8], line: &'a [u8], next: usize) -> Parsed<'a> {
     let data = &buffer[next..next + length];
     let tail = &buffer[next + length..all];
     if tail != TAIL {
-        return Parsed::Garbage(format!("'{}' after a value of {length} bytes, not END", quoted(tail)));
+        return Parsed::Garbage(format!(
+            "'{}' after a value of {length} bytes, not END",
+            quoted(tail)
+        ));
     }
     Parsed::Reply(Reply::Hit { key, data }, all)
 }
@@ -121,13 +141,22 @@ mod tests {
         assert_eq!(parse(b"END\r\nmore", Asked::Get), Parsed::Reply(Reply::Miss, 5));
         assert_eq!(parse(b"12  \r\n", Asked::Line), Parsed::Reply(Reply::Done, 6));
         assert_eq!(parse(b"NOT_STORED\r\n", Asked::Line), Parsed::Reply(Reply::Refused, 12));
-        assert_eq!(parse(b"SERVER_ERROR object too large for cache\r\n", Asked::Line), Parsed::Reply(Reply::TooLarge, 41));
+        assert_eq!(
+            parse(b"SERVER_ERROR object too large for cache\r\n", Asked::Line),
+            Parsed::Reply(Reply::TooLarge, 41)
+        );
     }
 
     #[test]
     fn garbage_is_refused() {
         let long = vec![b'x'; 5000];
-        for bad in [&b"HELLO\r\n"[..], b"VALUE k 0 x\r\n", b"VALUE k 0 99999999999\r\n", b"VALUE k 0 1\r\nabcdefghij", &long] {
+        for bad in [
+            &b"HELLO\r\n"[..],
+            b"VALUE k 0 x\r\n",
+            b"VALUE k 0 99999999999\r\n",
+            b"VALUE k 0 1\r\nabcdefghij",
+            &long,
+        ] {
             assert!(matches!(parse(bad, Asked::Get), Parsed::Garbage(_)), "{bad:?}");
         }
     }

@@ -132,7 +132,8 @@ impl Source {
                 state.done = true;
                 break;
             }
-            let item = Item { request, object: object_of(&request), counted: state.read >= self.warmup };
+            let item =
+                Item { request, object: object_of(&request), counted: state.read >= self.warmup };
             state.read += 1;
             let owner = if shared { (item.object >> 32) as usize % self.inboxes.len() } else { me };
             if owner == me {

@@ -82,8 +82,9 @@ impl Worker {
         let poll = Poll::new().map_err(ReplayError::Poll)?;
         let connections = (0..connections)
             .map(|i| {
-                Connection::connect(&options.target, poll.registry(), Token(i))
-                    .map_err(|source| ReplayError::Connect { target: options.target.to_string(), source })
+                Connection::connect(&options.target, poll.registry(), Token(i)).map_err(|source| {
+                    ReplayError::Connect { target: options.target.to_string(), source }
+                })
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Worker {
@@ -134,7 +135,11 @@ impl Worker {
                 if let Some(due) = self.pump(i, now)? {
                     // Times closer than the timer's grain are awaited in a loop.
                     let ahead = Duration::from_nanos(due.saturating_sub(now));
-                    wait = wait.min(if ahead < Duration::from_millis(1) { Duration::ZERO } else { ahead });
+                    wait = wait.min(if ahead < Duration::from_millis(1) {
+                        Duration::ZERO
+                    } else {
+                        ahead
+                    });
                 }
                 busy |= !self.connections[i].flights.is_empty();
             }
@@ -325,16 +330,33 @@ impl Worker {
                     c.need = n;
                     return Ok(());
                 }
-                Parsed::Garbage(found) => return Err(format!("the server sent {found}, which is no reply")),
+                Parsed::Garbage(found) => {
+                    return Err(format!("the server sent {found}, which is no reply"));
+                }
                 Parsed::Reply(reply, used) => {
                     let verified = match reply {
                         Reply::Hit { key, data } if self.options.verify => {
                             self.key.clear();
                             let r = &flight.item.request;
-                            push_key(&mut self.key, self.options.key_prefix.as_bytes(), r.app, r.id, r.key_size);
-                            let known = self.known.get(&flight.item.object).copied().unwrap_or_default();
+                            push_key(
+                                &mut self.key,
+                                self.options.key_prefix.as_bytes(),
+                                r.app,
+                                r.id,
+                                r.key_size,
+                            );
+                            let known =
+                                self.known.get(&flight.item.object).copied().unwrap_or_default();
                             let tracked = self.options.order == Order::Key;
-                            Some(verify(&self.values, &self.key, key, data, flight.item.object, known, tracked))
+                            Some(verify(
+                                &self.values,
+                                &self.key,
+                                key,
+                                data,
+                                flight.item.object,
+                                known,
+                                tracked,
+                            ))
                         }
                         _ => None,
                     };
@@ -351,7 +373,14 @@ impl Worker {
         }
     }
 
-    fn complete(&mut self, i: usize, flight: Flight, outcome: Outcome, verified: Option<Verdict>, now: u64) {
+    fn complete(
+        &mut self,
+        i: usize,
+        flight: Flight,
+        outcome: Outcome,
+        verified: Option<Verdict>,
+        now: u64,
+    ) {
         let Flight { item, kind, since, version } = flight;
         let counted = item.counted;
         let t = &mut self.tally;
@@ -416,7 +445,9 @@ impl Worker {
     fn acknowledge(&mut self, item: &Item, kind: Kind, outcome: Outcome, version: u32) {
         let known = self.known.entry(item.object).or_default();
         match (kind, outcome) {
-            (Kind::Delete, Outcome::Done | Outcome::Refused) => *known = Known { current: version, ..*known },
+            (Kind::Delete, Outcome::Done | Outcome::Refused) => {
+                *known = Known { current: version, ..*known }
+            }
             (Kind::Set, Outcome::Done) => {
                 known.current = version;
                 known.loose = matches!(item.request.op, Op::Append | Op::Prepend);
@@ -459,7 +490,10 @@ impl Worker {
                 Err(source) => {
                     return Err(ReplayError::Connect {
                         target: self.options.target.to_string(),
-                        source: std::io::Error::new(source.kind(), format!("{why}, and connecting again: {source}")),
+                        source: std::io::Error::new(
+                            source.kind(),
+                            format!("{why}, and connecting again: {source}"),
+                        ),
                     });
                 }
             }
@@ -469,7 +503,10 @@ impl Worker {
     fn check_timeouts(&mut self, now: u64) -> Result<(), ReplayError> {
         let limit = self.options.timeout.as_nanos() as u64;
         for i in 0..self.connections.len() {
-            let late = self.connections[i].flights.front().is_some_and(|f| now.saturating_sub(f.since) > limit);
+            let late = self.connections[i]
+                .flights
+                .front()
+                .is_some_and(|f| now.saturating_sub(f.since) > limit);
             // A timed replay counts from when a request should have been sent, which may be long ago.
             if late && self.options.speed.is_none() {
                 self.reconnect(i, &format!("no reply for {} s", self.options.timeout.as_secs()))?;
@@ -507,7 +544,10 @@ impl Outcome {
     }
 
     pub(crate) fn is_error(self) -> bool {
-        matches!(self, Outcome::TooLarge | Outcome::OutOfMemory | Outcome::NotNumeric | Outcome::Error)
+        matches!(
+            self,
+            Outcome::TooLarge | Outcome::OutOfMemory | Outcome::NotNumeric | Outcome::Error
+        )
     }
 }
 

@@ -10,6 +10,7 @@ mod input;
 mod open;
 mod read;
 mod request;
+mod stats;
 
 pub use error::{BadRecord, Place, TraceError};
 pub use format::Format;
@@ -18,3 +19,4 @@ pub use open::{Options, Trace, open, read};
 pub use read::kv::CsvColumns;
 pub use read::{FileReader, Progress, Reader};
 pub use request::{Op, Request, hash_key, key_id, mix};
+pub use stats::{Collector, Stats};

@@ -1,0 +1,226 @@
+//! `larder replay`: replays a trace against any memcached server.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use larder_replay::{Options, Order, Report, Snapshot, Target};
+
+use crate::error::CliError;
+use crate::trace::Input;
+
+/// Replay a trace against any memcached server and measure.
+///
+/// Gets are sent as gets; after a miss the object is stored with its recorded size. Writes and deletes are sent as
+/// recorded. Without --timed every connection sends as soon as a reply makes room (closed loop).
+#[derive(Debug, Parser)]
+#[command(
+    after_help = "Examples:\n  larder replay trace.csv.zst --to 127.0.0.1:11211 -c 8 --pipeline 16\n  \
+    larder replay 'gen:zipf?objects=100000&requests=1000000&writes=0.05' --to unix:/run/memcached.sock --verify\n  \
+    larder replay trace.csv --to 127.0.0.1:11211 --timed --speed 10 --json"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: Input,
+    /// The server: HOST:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDRESS")]
+    to: String,
+    /// Connections in all.
+    #[arg(short = 'c', long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    connections: u64,
+    /// Requests in flight on each connection.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    pipeline: u64,
+    /// Threads of the client.
+    #[arg(short = 't', long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    threads: u64,
+    /// Send at the recorded times instead of as fast as replies allow.
+    #[arg(long)]
+    timed: bool,
+    /// Divide the recorded times by this (with --timed).
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR", requires = "timed")]
+    speed: f64,
+    /// Check every value that comes back: its bytes, and that it is no older than an acknowledged write or delete.
+    #[arg(long)]
+    verify: bool,
+    /// Do not store objects after a miss.
+    #[arg(long)]
+    no_fill: bool,
+    /// Which connection a request goes through: the one its key chooses (the requests of a key keep their order), or any.
+    #[arg(long, value_enum, default_value_t = OrderArg::Key)]
+    order: OrderArg,
+    /// Send the first N requests without counting them.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: u64,
+    /// Put this before every key.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    key_prefix: String,
+    /// A connection without a reply for so many seconds has failed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum OrderArg {
+    Key,
+    Any,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), CliError> {
+    if args.key_prefix.len() > 200 || args.key_prefix.bytes().any(|b| b <= b' ' || b == 127) {
+        return Err(CliError::Usage(format!(
+            "--key-prefix '{}' cannot start a key: at most 200 bytes, no blanks or control characters",
+            args.key_prefix.escape_debug()
+        )));
+    }
+    if !(args.speed.is_finite() && args.speed > 0.0) {
+        return Err(CliError::Usage(format!("--speed {} is not a positive factor", args.speed)));
+    }
+    let target: Target = args.to.parse().map_err(|e| CliError::Usage(format!("--to: {e}")))?;
+    let trace = args.input.open()?;
+    let options = Options {
+        connections: args.connections as usize,
+        pipeline: args.pipeline as usize,
+        threads: args.threads as usize,
+        speed: args.timed.then_some(args.speed),
+        verify: args.verify,
+        fill: !args.no_fill,
+        order: match args.order {
+            OrderArg::Key => Order::Key,
+            OrderArg::Any => Order::Any,
+        },
+        warmup: args.warmup,
+        key_prefix: args.key_prefix.clone(),
+        timeout: Duration::from_secs(args.timeout),
+        ..Options::new(target)
+    };
+    let bar = std::io::stderr().is_terminal().then(progress_bar);
+    let outcome = larder_replay::run(trace.reader, &options, |s| {
+        if let Some(bar) = &bar {
+            show(bar, s);
+        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let (report, failure) = match outcome {
+        Ok(report) => (Some(Box::new(report)), None),
+        Err((e, report)) => (report, Some(e)),
+    };
+    if let Some(report) = &report {
+        if args.json {
+            let text = serde_json::to_string_pretty(report)
+                .map_err(|e| CliError::Runtime(e.to_string()))?;
+            println!("{text}");
+        } else if report.requests > 0 || failure.is_none() {
+            print_report(report);
+        }
+    }
+    if let Some(e) = failure {
+        return Err(CliError::Runtime(e.to_string()));
+    }
+    match report.and_then(|r| verdict(&r)) {
+        Some(problem) => Err(CliError::Runtime(problem)),
+        None => Ok(()),
+    }
+}
+
+/// What makes a finished replay a failed one.
+fn verdict(r: &Report) -> Option<String> {
+    if r.stale + r.damaged > 0 {
+        return Some(format!(
+            "the server answered {} stale and {} damaged values",
+            r.stale, r.damaged
+        ));
+    }
+    let first = r.first_error.as_deref().unwrap_or("unknown");
+    if r.connections_lost > 0 {
+        return Some(format!(
+            "{} connections broke with {} requests in flight; the first: {first}",
+            r.connections_lost, r.requests_lost
+        ));
+    }
+    (r.other_errors > 0)
+        .then(|| format!("the server answered {} errors; the first: {first}", r.other_errors))
+}
+
+fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::new(10_000);
+    let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style);
+    bar
+}
+
+fn show(bar: &ProgressBar, s: &Snapshot) {
+    if let Some(fraction) = s.fraction {
+        bar.set_position((fraction * 10_000.0) as u64);
+    }
+    let seconds = s.elapsed.as_secs_f64().max(1e-9);
+    let hits = if s.gets == 0 { 0.0 } else { 100.0 * s.hits as f64 / s.gets as f64 };
+    let errors = if s.errors > 0 { format!("  {} errors", s.errors) } else { String::new() };
+    bar.set_message(format!(
+        "{} requests  {:.0}/s  hits {hits:.2} %{errors}",
+        s.completed,
+        s.completed as f64 / seconds
+    ));
+}
+
+fn print_report(r: &Report) {
+    println!(
+        "{}: {} connections, pipeline {}, {} threads, {}",
+        r.target,
+        r.connections,
+        r.pipeline,
+        r.threads,
+        match r.speed {
+            Some(speed) =>
+                format!("recorded times / {speed}, at most {:.1} ms behind", r.behind_ms),
+            None => "closed loop".to_owned(),
+        }
+    );
+    println!(
+        "{} requests in {:.2} s: {:.0} a second ({:.0} with fills)",
+        r.requests, r.seconds, r.requests_per_second, r.operations_per_second
+    );
+    println!(
+        "hit ratio {:.4} ({} of {} gets), by bytes {:.4}",
+        r.hit_ratio, r.hits, r.gets, r.byte_hit_ratio
+    );
+    println!("sent {}, received {}", HumanBytes(r.bytes_sent), HumanBytes(r.bytes_received));
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["operation", "count", "mean µs", "p50", "p90", "p99", "p99.9", "max"]);
+    for op in &r.operations {
+        let l = &op.latency_us;
+        let mut row = vec![op.op.to_owned(), op.count.to_string()];
+        row.extend([l.mean, l.p50, l.p90, l.p99, l.p999, l.max].map(|v| format!("{v:.1}")));
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+    for (n, what) in [
+        (r.refused, "declined by the server (not stored, not found)"),
+        (r.too_large, "too large for the server"),
+        (r.out_of_memory, "refused for want of memory"),
+        (r.not_numeric, "incr or decr of a value that is no number"),
+        (r.other_errors, "answered with an error"),
+        (r.connections_lost, "connections lost"),
+        (r.requests_lost, "requests lost with them"),
+        (r.skipped_records, "malformed records of the trace passed over"),
+        (r.verified, "values checked and right"),
+        (r.stale, "STALE values"),
+        (r.damaged, "DAMAGED values"),
+    ] {
+        if n > 0 {
+            println!("{n} {what}");
+        }
+    }
+}

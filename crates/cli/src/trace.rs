@@ -1,0 +1,323 @@
+//! `larder trace`: looks into traces, converts and generates them.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use larder_trace::{Collector, CsvColumns, Format, Reader, Request, Trace, TraceError};
+
+use crate::error::CliError;
+
+/// Look into traces, convert and generate them.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What a trace holds: requests, objects, sizes, operations, times, reuse.
+    Stats(StatsArgs),
+    /// The first requests, one a line.
+    Head(HeadArgs),
+    /// The formats that can be read, and the generators.
+    Formats,
+}
+
+/// A trace as an argument, and how to read it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Input {
+    /// A file (gz, xz, zst or plain), - for standard input, or gen:KIND?option=value&… (see larder trace formats).
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: String,
+    /// The format; told from the contents when not given.
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    pub(crate) format: Option<Format>,
+    /// Columns of a csv file: time-col=1,obj-id-col=2,obj-size-col=3,op-col=…,has-header=1,delimiter=,
+    #[arg(long, value_name = "LIST", value_parser = CsvColumns::parse)]
+    pub(crate) columns: Option<CsvColumns>,
+    /// Pass over malformed records and count them.
+    #[arg(long)]
+    pub(crate) skip_bad: bool,
+    /// Requests per second that give times to a trace without them.
+    #[arg(long, value_name = "REQUESTS", value_parser = parse_rate)]
+    pub(crate) rate: Option<f64>,
+    /// Stop after N requests.
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+}
+
+fn parse_format(text: &str) -> Result<Format, TraceError> {
+    text.parse()
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err("a rate is a positive number of requests per second".to_owned()),
+    }
+}
+
+/// An error of a trace with its exit code: what was asked for cannot be meant (2), or it went wrong on the way (1).
+pub(crate) fn trace_error(e: TraceError) -> CliError {
+    match e {
+        TraceError::Spec { .. }
+        | TraceError::UnknownFormat { .. }
+        | TraceError::Undetected { .. } => CliError::Usage(e.to_string()),
+        _ => CliError::Runtime(e.to_string()),
+    }
+}
+
+impl Input {
+    pub(crate) fn options(&self) -> larder_trace::Options {
+        larder_trace::Options {
+            format: self.format,
+            skip_bad: self.skip_bad,
+            columns: self.columns.clone(),
+            rate: self.rate,
+            limit: self.limit,
+        }
+    }
+
+    pub(crate) fn open(&self) -> Result<Trace, CliError> {
+        larder_trace::open(&self.trace, &self.options()).map_err(trace_error)
+    }
+}
+
+#[derive(Debug, Parser)]
+struct StatsArgs {
+    #[command(flatten)]
+    input: Input,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Parser)]
+struct HeadArgs {
+    #[command(flatten)]
+    input: Input,
+    /// How many.
+    #[arg(short = 'n', long, default_value_t = 10)]
+    requests: u64,
+    /// Print as JSON, one object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), CliError> {
+    match args.command {
+        Command::Stats(a) => stats(&a),
+        Command::Head(a) => head(&a),
+        Command::Formats => formats(),
+    }
+}
+
+/// A progress bar over a reader, when standard error is a terminal.
+struct Watch {
+    bar: Option<ProgressBar>,
+    count: u64,
+    last: Instant,
+    started: Instant,
+}
+
+impl Watch {
+    fn new() -> Watch {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(10_000);
+            let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            bar.set_style(style);
+            bar
+        });
+        Watch { bar, count: 0, last: Instant::now(), started: Instant::now() }
+    }
+
+    fn tick(&mut self, reader: &dyn Reader) {
+        self.count += 1;
+        if !self.count.is_multiple_of(65_536) || self.last.elapsed() < Duration::from_millis(200) {
+            return;
+        }
+        self.last = Instant::now();
+        let Some(bar) = &self.bar else { return };
+        if let Some(fraction) = reader.progress().fraction() {
+            bar.set_position((fraction * 10_000.0) as u64);
+        }
+        let rate = self.count as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
+        bar.set_message(format!("{} requests  {rate:.0}/s", self.count));
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn note_skipped(reader: &dyn Reader) {
+    if let Some(first) = reader.first_skipped() {
+        eprintln!("larder: {} malformed records passed over; the first: {first}", reader.skipped());
+    }
+}
+
+fn stats(args: &StatsArgs) -> Result<(), CliError> {
+    let mut trace = args.input.open()?;
+    let mut collector = Collector::new();
+    let mut watch = Watch::new();
+    while let Some(request) = trace.reader.next() {
+        collector.add(&request.map_err(trace_error)?);
+        watch.tick(&*trace.reader);
+    }
+    drop(watch);
+    let s = collector.finish();
+    if args.json {
+        let mut value = serde_json::to_value(&s).map_err(|e| CliError::Runtime(e.to_string()))?;
+        value["trace"] = args.input.trace.clone().into();
+        value["format"] = trace.format.map_or("generated", Format::name).into();
+        value["detection"] = trace.explanation.clone().into();
+        value["skipped"] = trace.reader.skipped().into();
+        return print(&format!("{value:#}\n"));
+    }
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| out.push_str(&format!("{name:<22}{value}\n"));
+    line("trace", args.input.trace.clone());
+    line(
+        "format",
+        format!("{} ({})", trace.format.map_or("generated", Format::name), trace.explanation),
+    );
+    line("requests", s.requests.to_string());
+    line(
+        "objects",
+        format!(
+            "{} ({:.2} requests each, {:.1} % requested once)",
+            s.objects,
+            s.requests_per_object,
+            100.0 * s.one_hit_share
+        ),
+    );
+    line(
+        "footprint",
+        format!("{} (mean object {:.0} B)", HumanBytes(s.footprint_bytes), s.mean_object_size),
+    );
+    line(
+        "requested",
+        format!(
+            "{} (mean {:.0} B, median ~{}, p99 ~{}, {} to {} B; {:.2} % under 1 KiB)",
+            HumanBytes(s.request_bytes),
+            s.mean_size,
+            s.median_size,
+            s.p99_size,
+            s.min_size,
+            s.max_size,
+            100.0 * s.under_1k
+        ),
+    );
+    let ops: Vec<String> = s.operations.iter().map(|(op, n)| format!("{op} {n}")).collect();
+    line("operations", ops.join(", "));
+    line(
+        "writes",
+        format!(
+            "{:.2} % of requests, {:.2} % of bytes, {:.1} % of them never read",
+            100.0 * s.write_share,
+            100.0 * s.write_byte_share,
+            100.0 * s.unread_write_share
+        ),
+    );
+    line("compulsory misses", format!("{:.2} % of requests", 100.0 * s.compulsory_miss_ratio));
+    line(
+        "times",
+        if s.timed {
+            format!("{:.1} s, {:.1} requests a second", s.seconds, s.requests_per_second)
+        } else {
+            "none (--rate gives some)".to_owned()
+        },
+    );
+    if s.mean_key_size > 0.0 {
+        line("keys", format!("mean {:.1} B", s.mean_key_size));
+    }
+    if s.ttl_share > 0.0 {
+        line("time to live", format!("on {:.2} % of requests", 100.0 * s.ttl_share));
+    }
+    line("applications", s.applications.to_string());
+    print(&out)?;
+    note_skipped(&*trace.reader);
+    Ok(())
+}
+
+/// Prints to standard output; a reader that went away (`| head`) is no error.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(CliError::Runtime(format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn head(args: &HeadArgs) -> Result<(), CliError> {
+    let mut trace = args.input.open()?;
+    let mut out = String::new();
+    if !args.json {
+        out.push_str(&format!(
+            "{:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10}\n",
+            "time_s", "op", "id", "offset", "size", "key", "ttl", "app"
+        ));
+    }
+    for _ in 0..args.requests {
+        let Some(request) = trace.reader.next() else { break };
+        let request = match request {
+            Ok(r) => r,
+            Err(e) => {
+                print(&out)?;
+                return Err(trace_error(e));
+            }
+        };
+        out.push_str(&if args.json { json_line(&request) } else { table_line(&request) });
+        if out.len() > 1 << 16 {
+            print(&out)?;
+            out.clear();
+        }
+    }
+    print(&out)?;
+    if !args.json {
+        eprintln!(
+            "format {} ({})",
+            trace.format.map_or("generated", Format::name),
+            trace.explanation
+        );
+    }
+    note_skipped(&*trace.reader);
+    Ok(())
+}
+
+fn table_line(r: &Request) -> String {
+    let time = r.time.map_or("-".to_owned(), |t| format!("{:.9}", t.as_secs_f64()));
+    format!(
+        "{time:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10}\n",
+        r.op, r.id, r.offset, r.size, r.key_size, r.ttl, r.app
+    )
+}
+
+fn json_line(r: &Request) -> String {
+    let value = serde_json::json!({
+        "time_ns": r.time.map(|t| t.0), "op": r.op.name(), "id": r.id, "offset": r.offset, "size": r.size,
+        "key_size": r.key_size, "ttl": r.ttl, "app": r.app,
+    });
+    format!("{value}\n")
+}
+
+fn formats() -> Result<(), CliError> {
+    let mut out = String::from("Formats (--format; told from the contents where it can be):\n");
+    for f in Format::ALL {
+        out.push_str(&format!("  {:20} {}\n", f.name(), f.about()));
+    }
+    out.push_str("\nGenerators (gen:KIND?option=value&…; all take seed and rate, requests a second that give times):\n");
+    for (kind, about) in larder_trace::generate::KINDS {
+        out.push_str(&format!("  {kind:20} {about}\n"));
+    }
+    print(&out)
+}

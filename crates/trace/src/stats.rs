@@ -1,0 +1,283 @@
+//! What a trace holds: one pass, exact, with memory for each distinct object (about 40 bytes).
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use larder_base::Nanos;
+use serde::Serialize;
+
+use crate::request::{Op, Request, mix};
+
+/// Ids are spread by one multiplication-xor round; neighbouring numbers must not share low bits.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.0 = mix(self.0 ^ u64::from(b));
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = mix(n);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Object {
+    size: u64,
+    requests: u32,
+    /// The present version was written by a recorded write and has not been read.
+    unread: bool,
+}
+
+/// Collects [`Stats`].
+#[derive(Default)]
+pub struct Collector {
+    objects: HashMap<u64, Object, BuildHasherDefault<IdHasher>>,
+    ops: [u64; Op::ALL.len()],
+    op_bytes: [u64; Op::ALL.len()],
+    apps: BTreeMap<u32, u64>,
+    more_apps: u64,
+    requests: u64,
+    bytes: u64,
+    key_bytes: u64,
+    keyed: u64,
+    first: Option<Nanos>,
+    last: Option<Nanos>,
+    untimed: u64,
+    with_ttl: u64,
+    /// Requests by size: bucket = 4 per power of two.
+    sizes: Vec<u64>,
+    min_size: u64,
+    max_size: u64,
+    under_1k: u64,
+    unread_writes: u64,
+}
+
+/// Applications counted one by one.
+const APPS: usize = 4096;
+
+/// What a trace holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stats {
+    /// Requests.
+    pub requests: u64,
+    /// Distinct ids.
+    pub objects: u64,
+    /// Sum of the latest size of every object, in bytes: the cache that would hold everything.
+    pub footprint_bytes: u64,
+    /// Bytes of all requests.
+    pub request_bytes: u64,
+    /// Mean size of a request, in bytes.
+    pub mean_size: f64,
+    /// Mean size of an object, in bytes.
+    pub mean_object_size: f64,
+    /// Smallest request.
+    pub min_size: u64,
+    /// Largest request.
+    pub max_size: u64,
+    /// Median size, to a quarter of a power of two.
+    pub median_size: u64,
+    /// 99th percentile of the size, to a quarter of a power of two.
+    pub p99_size: u64,
+    /// Share of requests for less than 1 KiB.
+    pub under_1k: f64,
+    /// Mean key size, of requests that state one.
+    pub mean_key_size: f64,
+    /// Share of requests that bring data.
+    pub write_share: f64,
+    /// Share of requested bytes that are written.
+    pub write_byte_share: f64,
+    /// Share of recorded writes whose data nobody read before they were overwritten, removed, or the trace ended;
+    /// 0 without writes.
+    pub unread_write_share: f64,
+    /// Share of objects that are requested once.
+    pub one_hit_share: f64,
+    /// Requests per object.
+    pub requests_per_object: f64,
+    /// Misses no cache avoids, over requests: objects / requests.
+    pub compulsory_miss_ratio: f64,
+    /// Whether every request has a time.
+    pub timed: bool,
+    /// From the first to the last request, in seconds.
+    pub seconds: f64,
+    /// Requests a second over that time; 0 without times.
+    pub requests_per_second: f64,
+    /// Share of requests with a time to live.
+    pub ttl_share: f64,
+    /// Requests by operation, those that occur.
+    pub operations: BTreeMap<&'static str, u64>,
+    /// Number of distinct applications, tenants or devices (counted up to 4,096).
+    pub applications: u64,
+}
+
+fn bucket(size: u64) -> usize {
+    if size < 4 {
+        return size as usize;
+    }
+    let log = 63 - size.leading_zeros() as usize;
+    log * 4 + (size >> (log - 2) & 3) as usize - 4
+}
+
+/// The least size that falls into a bucket.
+fn bucket_floor(index: usize) -> u64 {
+    if index < 4 {
+        return index as u64;
+    }
+    let (log, quarter) = ((index + 4) / 4, (index + 4) % 4);
+    (4 + quarter as u64) << (log - 2)
+}
+
+impl Collector {
+    /// A collector that has seen nothing.
+    pub fn new() -> Collector {
+        Collector { min_size: u64::MAX, ..Collector::default() }
+    }
+
+    /// Takes one request into account.
+    pub fn add(&mut self, r: &Request) {
+        self.requests += 1;
+        self.bytes = self.bytes.saturating_add(r.size);
+        self.ops[r.op as usize] += 1;
+        self.op_bytes[r.op as usize] = self.op_bytes[r.op as usize].saturating_add(r.size);
+        if r.key_size > 0 {
+            self.keyed += 1;
+            self.key_bytes += u64::from(r.key_size);
+        }
+        match r.time {
+            Some(t) => {
+                self.first.get_or_insert(t);
+                self.last = Some(t);
+            }
+            None => self.untimed += 1,
+        }
+        self.with_ttl += u64::from(r.ttl > 0);
+        let b = bucket(r.size);
+        if self.sizes.len() <= b {
+            self.sizes.resize(b + 1, 0);
+        }
+        self.sizes[b] += 1;
+        self.min_size = self.min_size.min(r.size);
+        self.max_size = self.max_size.max(r.size);
+        self.under_1k += u64::from(r.size < 1024);
+        if self.apps.len() < APPS || self.apps.contains_key(&r.app) {
+            *self.apps.entry(r.app).or_default() += 1;
+        } else {
+            self.more_apps += 1;
+        }
+        let object =
+            self.objects.entry(r.id).or_insert(Object { size: 0, requests: 0, unread: false });
+        object.requests = object.requests.saturating_add(1);
+        if r.size > 0 {
+            object.size = r.size;
+        }
+        if r.op.is_write() {
+            self.unread_writes += u64::from(object.unread);
+            object.unread = true;
+        } else if r.op.is_read() {
+            object.unread = false;
+        } else if r.op.is_removal() {
+            self.unread_writes += u64::from(object.unread);
+            object.unread = false;
+        }
+    }
+
+    fn percentile(&self, share: f64) -> u64 {
+        let rank = (self.requests as f64 * share).ceil() as u64;
+        let mut seen = 0;
+        for (i, n) in self.sizes.iter().enumerate() {
+            seen += n;
+            if seen >= rank.max(1) {
+                return bucket_floor(i);
+            }
+        }
+        0
+    }
+
+    /// The figures over everything seen.
+    pub fn finish(&self) -> Stats {
+        let over = |part: f64, all: u64| if all == 0 { 0.0 } else { part / all as f64 };
+        let share = |part: u64, all: u64| over(part as f64, all);
+        let objects = self.objects.len() as u64;
+        let footprint = self.objects.values().fold(0u64, |n, o| n.saturating_add(o.size));
+        let once = self.objects.values().filter(|o| o.requests == 1).count() as u64;
+        let at_end = self.objects.values().filter(|o| o.unread).count() as u64;
+        let sum = |of: &[u64], pick: fn(Op) -> bool| {
+            Op::ALL.iter().filter(|op| pick(**op)).map(|op| of[*op as usize]).sum::<u64>()
+        };
+        let writes = sum(&self.ops, Op::is_write);
+        let seconds = match (self.first, self.last) {
+            (Some(a), Some(b)) => (b - a).as_secs_f64(),
+            _ => 0.0,
+        };
+        Stats {
+            requests: self.requests,
+            objects,
+            footprint_bytes: footprint,
+            request_bytes: self.bytes,
+            mean_size: share(self.bytes, self.requests),
+            mean_object_size: share(footprint, objects),
+            min_size: if self.requests == 0 { 0 } else { self.min_size },
+            max_size: self.max_size,
+            median_size: self.percentile(0.5),
+            p99_size: self.percentile(0.99),
+            under_1k: share(self.under_1k, self.requests),
+            mean_key_size: share(self.key_bytes, self.keyed),
+            write_share: share(writes, self.requests),
+            write_byte_share: share(sum(&self.op_bytes, Op::is_write), self.bytes),
+            unread_write_share: share(self.unread_writes + at_end, writes),
+            one_hit_share: share(once, objects),
+            requests_per_object: share(self.requests, objects),
+            compulsory_miss_ratio: share(objects, self.requests),
+            timed: self.requests > 0 && self.untimed == 0,
+            seconds,
+            requests_per_second: if seconds > 0.0 { self.requests as f64 / seconds } else { 0.0 },
+            ttl_share: share(self.with_ttl, self.requests),
+            operations: Op::ALL
+                .iter()
+                .filter(|op| self.ops[**op as usize] > 0)
+                .map(|op| (op.name(), self.ops[*op as usize]))
+                .collect(),
+            applications: self.apps.len() as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_and_floors_agree() {
+        let mut previous = 0;
+        for size in (0..5000u64).chain([1 << 20, (1 << 40) + 7, u64::MAX]) {
+            let b = bucket(size);
+            assert!(bucket_floor(b) <= size, "{size}");
+            assert!(bucket_floor(b + 1) > size || size == u64::MAX, "{size}");
+            assert!(b >= previous);
+            previous = b;
+        }
+    }
+
+    #[test]
+    fn counts() {
+        let mut c = Collector::new();
+        let set = |id| Request { op: Op::Set, ..Request::get(id, 100) };
+        let delete = |id| Request { op: Op::Delete, ..Request::get(id, 0) };
+        // 1: written, read, rewritten and never read. 2: written, removed unread. 3: read only.
+        for r in [set(1), Request::get(1, 100), set(1), set(2), delete(2), Request::get(3, 50)] {
+            c.add(&r);
+        }
+        let s = c.finish();
+        assert_eq!((s.requests, s.objects, s.footprint_bytes, s.request_bytes), (6, 3, 250, 450));
+        assert_eq!(s.unread_write_share, 2.0 / 3.0);
+        assert_eq!(s.write_share, 0.5);
+        assert_eq!(s.one_hit_share, 1.0 / 3.0);
+        assert!(!s.timed);
+        assert_eq!(s.operations["set"], 3);
+    }
+}
