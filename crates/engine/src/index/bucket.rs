@@ -275,6 +275,11 @@ impl Raw {
         Entry { segment, place, clock: self.clock() }
     }
 
+    /// What an empty place of the same kind holds.
+    pub(super) fn cleared(self) -> Raw {
+        Raw(self.0 & WIDE)
+    }
+
     /// Whether bits are set in a slot that is empty.
     pub(super) fn is_dirty(self) -> bool {
         self.0 & PAIR_MASK != 0

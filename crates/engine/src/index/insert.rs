@@ -1,9 +1,10 @@
-//! Insertion: a free slot if there is one, else entries move to their other bucket, else one is forced out.
+//! Insertion: a free place if there is one, else entries move to their other bucket, else one is forced out.
 
 use larder_base::ObjectHash;
 
-use super::bucket::{Line, MAX_WIDTH, Raw, positions, slot_clock, slot_tag};
+use super::bucket::{MAX_WIDTH, Raw, positions, slot_tag};
 use super::candidates::Candidates;
+use super::search::Kind;
 use super::{Entry, FlashIndex, distinct};
 
 /// What [`FlashIndex::insert`] did besides inserting.
@@ -12,23 +13,12 @@ pub struct Inserted {
     /// Entries that were evicted because no room could be made: none nearly always, one at most for a small entry, up
     /// to eight for a wide one.
     pub forced: Candidates,
-    /// Entries that moved to their other bucket.
+    /// Entries that moved.
     pub relocated: u8,
 }
 
-/// Buckets whose entries' other buckets are searched for a free slot: the two of the entry itself and the first ones
-/// reached from them, in the order of a breadth-first search.
-const SEARCHED: usize = 36;
-
-/// A bucket reached by the search, and the entry whose move frees a slot in the bucket before it.
-#[derive(Clone, Copy, Default)]
-struct Step {
-    bucket: u32,
-    /// Step of the bucket before it; a root is its own parent.
-    parent: u8,
-    /// Position, in the parent's bucket, of the entry that would move here.
-    pos: u8,
-}
+/// Small entries that one step of widening displaces, at most.
+const MOST_DISPLACED: usize = 8;
 
 impl FlashIndex {
     /// Inserts `entry` for the object of `hash`. The index is a multiset: it does not look for an entry that is already
@@ -53,255 +43,139 @@ impl FlashIndex {
     }
 
     fn insert_small(&mut self, buckets: &[u32], raw: Raw, done: &mut Inserted) {
-        // The emptier bucket, the primary one when they are even: balance keeps room within reach of relocation.
-        let free = |bucket: &u32| self.line(*bucket).free_small().count_ones();
-        let emptier = if buckets.len() > 1 && free(&buckets[1]) > free(&buckets[0]) {
-            buckets[1]
-        } else {
-            buckets[0]
-        };
-        let line = self.line(emptier);
-        if line.free_small() != 0 {
-            self.write_slot(emptier, lowest(line.free_small()), raw.slot());
-            self.count_in(raw);
-        } else if !self.relocate_small(buckets, raw, done) {
-            self.force_small(buckets, raw, done);
+        if let Some((bucket, pos)) = self.free_place(buckets, Kind::Small) {
+            self.write(bucket, pos, raw);
+        } else if let Some(chain) = self.find_chain(buckets, Kind::Small) {
+            done.relocated += self.move_along(&chain, raw);
+        } else if let Some((bucket, pos)) = self.weakest(buckets, Kind::Small) {
+            self.replace(bucket, pos, raw, done);
+            return;
         }
-    }
-
-    /// Searches breadth-first for the shortest chain of moves that ends in a free slot, and makes them. Returns whether
-    /// `raw` is in.
-    fn relocate_small(&mut self, roots: &[u32], raw: Raw, done: &mut Inserted) -> bool {
-        let mut steps = [Step::default(); SEARCHED];
-        for (i, &bucket) in roots.iter().enumerate() {
-            steps[i] = Step { bucket, parent: i as u8, pos: 0 };
-        }
-        let mut reached = roots.len();
-        let mut at = 0;
-        while at < reached {
-            let from = steps[at].bucket;
-            let line = self.line(from);
-            for pos in positions(line.live_small()) {
-                let to = self.other(from, line.tag(pos));
-                if to == from {
-                    continue;
-                }
-                let free = self.line(to).free_small();
-                if free != 0 {
-                    self.shift_along(&steps, at, pos, raw, (to, lowest(free)), done);
-                    return true;
-                }
-                if reached < SEARCHED {
-                    steps[reached] = Step { bucket: to, parent: at as u8, pos: pos as u8 };
-                    reached += 1;
-                }
-            }
-            at += 1;
-        }
-        false
-    }
-
-    /// Puts `raw` in place of the chain's first entry, that in place of the second, and so on; the last goes to `free`.
-    /// In this order a cut loses the entry that is in hand and doubles none.
-    fn shift_along(
-        &mut self,
-        steps: &[Step; SEARCHED],
-        last: usize,
-        pos: usize,
-        raw: Raw,
-        free: (u32, usize),
-        done: &mut Inserted,
-    ) {
-        let mut chain = [(0u32, 0usize); SEARCHED];
-        let mut len = 0;
-        let (mut at, mut pos) = (last, pos);
-        loop {
-            chain[len] = (steps[at].bucket, pos);
-            len += 1;
-            let parent = usize::from(steps[at].parent);
-            if parent == at {
-                break;
-            }
-            (at, pos) = (parent, usize::from(steps[at].pos));
-        }
-        let mut hand = raw.slot();
-        for &(bucket, pos) in chain[..len].iter().rev() {
-            let next = self.line(bucket).slot(pos);
-            self.write_slot(bucket, pos, hand);
-            hand = next;
-            done.relocated += 1;
-        }
-        self.write_slot(free.0, free.1, hand);
         self.count_in(raw);
-    }
-
-    /// Evicts the small entry of the lowest CLOCK (ghosts first) and takes its slot. There always is one: the spread
-    /// slot is never given to wide entries.
-    fn force_small(&mut self, buckets: &[u32], raw: Raw, done: &mut Inserted) {
-        let mut victim = (u8::MAX, 0, 0);
-        for &bucket in buckets {
-            let line = self.line(bucket);
-            for pos in positions(line.live_small()) {
-                victim = victim.min((slot_clock(line.slot(pos)), bucket, pos));
-            }
-        }
-        let (_, bucket, pos) = victim;
-        let evicted = self.line(bucket).raw(pos);
-        self.write_slot(bucket, pos, raw.slot());
-        self.count_out(evicted);
-        self.count_in(raw);
-        done.forced.push(evicted);
     }
 
     fn insert_wide(&mut self, buckets: &[u32], raw: Raw, done: &mut Inserted) {
-        // A word that is wide already, else a bucket that has room to widen without touching another, else a wide entry
-        // that can move to such a bucket.
-        let free = |index: &Self, bucket: u32| index.line(bucket).free_wide();
-        let emptiest =
-            buckets.iter().min_by_key(|bucket| self.line(**bucket).live_wide().count_ones());
-        let first = emptiest.into_iter().chain(buckets);
-        if let Some(&bucket) = first.clone().find(|bucket| free(self, **bucket) != 0) {
-            return self.place_wide(bucket, free(self, bucket), raw);
+        // Words that are wide already come first, here or by moving others: each widening takes more than it needs.
+        if let Some((bucket, pos)) = self.free_place(buckets, Kind::Wide) {
+            self.write(bucket, pos, raw);
+            self.count_in(raw);
+            return;
         }
-        if let Some(&bucket) = first.clone().find(|bucket| self.has_room_to_widen(**bucket)) {
-            let free = self.widen(bucket, done);
-            return self.place_wide(bucket, free, raw);
+        if let Some(chain) = self.find_chain(buckets, Kind::Wide) {
+            done.relocated += self.move_along(&chain, raw);
+            self.count_in(raw);
+            return;
+        }
+        // Widening costs the small entries that find no other room. Where it is free, here or in the other bucket of a
+        // wide entry that lies here, it is done.
+        let widening = buckets
+            .iter()
+            .filter(|bucket| self.line(**bucket).width() < MAX_WIDTH)
+            .map(|&bucket| (self.lost_by_widening(bucket), self.line(bucket).width(), bucket))
+            .min();
+        if let Some((0, _, bucket)) = widening {
+            return self.widen(bucket, raw, done);
         }
         for &bucket in buckets {
             let line = self.line(bucket);
             for pos in positions(line.live_wide()) {
                 let to = self.other(bucket, line.tag(pos));
-                if to == bucket || (free(self, to) == 0 && !self.has_room_to_widen(to)) {
-                    continue;
+                if to != bucket
+                    && self.line(to).width() < MAX_WIDTH
+                    && self.lost_by_widening(to) == 0
+                {
+                    let moved = self.clear(bucket, pos);
+                    self.write(bucket, pos, raw);
+                    self.count_in(raw);
+                    done.relocated += 1;
+                    return self.widen(to, moved, done);
                 }
-                // Room first: then a cut finds at most one entry in hand.
-                let room = if free(self, to) == 0 { self.widen(to, done) } else { free(self, to) };
-                self.write_pair(bucket, pos, raw.0);
-                self.write_pair(to, lowest(room), line.pair(pos / 2));
-                self.count_in(raw);
-                done.relocated += 1;
-                return;
             }
         }
-        // Widen by moving small entries to their other buckets, at the price of those that cannot; or evict the wide
-        // entry of the lowest CLOCK, which is one. The cheaper wins, and wide entries pay for wide entries on a tie.
-        let widening = buckets
-            .iter()
-            .filter(|bucket| self.line(**bucket).width() < MAX_WIDTH)
-            .map(|&bucket| (self.lost_by_widening(bucket), bucket))
-            .min();
-        let mut victim: Option<(u8, u32, usize)> = None;
+        // Evicting the weakest wide entry costs one, so that wide entries pay for wide entries where there are any.
+        match (self.weakest(buckets, Kind::Wide), widening) {
+            (Some((bucket, pos)), _) => self.replace(bucket, pos, raw, done),
+            (None, Some((_, _, bucket))) => self.widen(bucket, raw, done),
+            (None, None) => unreachable!("a bucket without wide entries can be widened"),
+        }
+    }
+
+    /// A free place in the bucket that has more of them, the primary one when they are even: balance keeps room within
+    /// reach of chains.
+    fn free_place(&self, buckets: &[u32], kind: Kind) -> Option<(u32, usize)> {
+        let mut best: Option<(u32, u32)> = None;
+        for &bucket in buckets {
+            let free = kind.free(&self.line(bucket));
+            if free.count_ones() > best.map_or(0, |(_, b)| b.count_ones()) {
+                best = Some((bucket, free));
+            }
+        }
+        best.map(|(bucket, free)| (bucket, free.trailing_zeros() as usize))
+    }
+
+    /// The entry of the lowest CLOCK: a ghost if there is one. Of small entries there always is one where none is free:
+    /// the spread slot is never given to wide ones.
+    fn weakest(&self, buckets: &[u32], kind: Kind) -> Option<(u32, usize)> {
+        let mut weakest: Option<(u8, u32, usize)> = None;
         for &bucket in buckets {
             let line = self.line(bucket);
-            for pos in positions(line.live_wide()) {
+            for pos in positions(kind.live(&line)) {
                 let this = (line.raw(pos).clock(), bucket, pos);
-                victim = Some(victim.map_or(this, |v| v.min(this)));
+                weakest = Some(weakest.map_or(this, |w| w.min(this)));
             }
         }
-        match (widening, victim) {
-            (Some((lost, bucket)), victim) if lost == 0 || victim.is_none() => {
-                let free = self.widen(bucket, done);
-                self.place_wide(bucket, free, raw);
-            }
-            (_, Some((_, bucket, pos))) => {
-                let evicted = self.line(bucket).raw(pos);
-                self.write_pair(bucket, pos, raw.0);
-                self.count_out(evicted);
-                self.count_in(raw);
-                done.forced.push(evicted);
-            }
-            (_, None) => unreachable!("a bucket without wide entries can be widened"),
-        }
+        weakest.map(|(_, bucket, pos)| (bucket, pos))
     }
 
-    fn place_wide(&mut self, bucket: u32, free: u32, raw: Raw) {
-        self.write_pair(bucket, lowest(free), raw.0);
+    /// Forces out the entry at `pos` and puts `raw` of the same kind in its place.
+    fn replace(&mut self, bucket: u32, pos: usize, raw: Raw, done: &mut Inserted) {
+        let evicted = self.line(bucket).raw(pos);
+        self.write(bucket, pos, raw);
+        self.count_out(evicted);
         self.count_in(raw);
+        done.forced.push(evicted);
     }
 
-    /// Whether the small entries that the next width displaces find room in the bucket itself.
-    fn has_room_to_widen(&self, bucket: u32) -> bool {
-        let line = self.line(bucket);
-        line.width() < MAX_WIDTH && displaced_by_widening(&line) == 0
-    }
-
-    /// An estimate of how many small entries widening would force out: those that find no room in the bucket and none in
-    /// their other one (two may count on the same free slot).
+    /// An estimate of how many small entries widening would force out: those that find no room in the bucket, and none
+    /// by way of their other bucket (two may count on the same free place).
     fn lost_by_widening(&self, bucket: u32) -> u32 {
         let line = self.line(bucket);
-        let movable = positions(line.live_small() & line.taken_by_widening())
-            .filter(|&pos| self.free_elsewhere(bucket, line.slot(pos)).is_some())
-            .count() as u32;
-        displaced_by_widening(&line).saturating_sub(movable)
-    }
-
-    /// A free small slot in the other bucket of `slot`, which lies in `bucket`.
-    fn free_elsewhere(&self, bucket: u32, slot: u32) -> Option<(u32, usize)> {
-        let to = self.other(bucket, slot_tag(slot));
-        let free = self.line(to).free_small();
-        (to != bucket && free != 0).then(|| (to, lowest(free)))
-    }
-
-    /// Gives the next words to wide entries. The small entries there move within the bucket, else to their other bucket,
-    /// else the lower CLOCK of them and of the small ones that stay is forced out. Returns the positions that are free
-    /// for wide entries afterwards.
-    fn widen(&mut self, bucket: u32, done: &mut Inserted) -> u32 {
-        let mut line = self.line(bucket);
         let taken = line.taken_by_widening();
-        // Those that can go elsewhere go first when there is not room for all.
-        let mut excess = displaced_by_widening(&line);
-        for pos in positions(line.live_small() & taken) {
-            if excess == 0 {
-                break;
-            }
-            let slot = line.slot(pos);
-            if let Some((to, free)) = self.free_elsewhere(bucket, slot) {
-                line = self.change_slot(bucket, line, pos, 0);
-                self.write_slot(to, free, slot);
-                done.relocated += 1;
-                excess -= 1;
-            }
+        let displaced = (line.live_small() & taken).count_ones();
+        let room = (line.free_small() & !taken).count_ones();
+        if displaced <= room {
+            return 0;
         }
-        for pos in positions(line.live_small() & taken) {
-            let slot = line.slot(pos);
-            line = self.change_slot(bucket, line, pos, 0);
-            let room = line.free_small() & !taken;
-            if room != 0 {
-                line = self.change_slot(bucket, line, lowest(room), slot);
-                continue;
-            }
-            let weakest =
-                positions(line.live_small() & !taken).map(|p| (slot_clock(line.slot(p)), p)).min();
-            let evicted = match weakest {
-                Some((clock, p)) if clock < slot_clock(slot) => {
-                    let evicted = line.raw(p);
-                    line = self.change_slot(bucket, line, p, slot);
-                    evicted
-                }
-                _ => Raw(u64::from(slot)),
-            };
-            self.count_out(evicted);
-            done.forced.push(evicted);
+        let movable = positions(line.live_small() & taken).filter(|&pos| {
+            let to = self.other(bucket, line.tag(pos));
+            to != bucket
+                && (self.line(to).free_small() != 0
+                    || self.find_chain(&[to], Kind::Small).is_some())
+        });
+        (displaced - room).saturating_sub(movable.count() as u32)
+    }
+
+    /// Gives more words to wide entries, puts `raw` there, and inserts the small entries of those words anew. A cut in
+    /// between loses those of them that are in hand.
+    fn widen(&mut self, bucket: u32, raw: Raw, done: &mut Inserted) {
+        let mut line = self.line(bucket);
+        let mut displaced = [Raw::default(); MOST_DISPLACED];
+        let mut count = 0;
+        for pos in positions(line.live_small() & line.taken_by_widening()) {
+            displaced[count] = line.raw(pos);
+            count += 1;
+            self.write(bucket, pos, Raw::default());
+            self.count_out(line.raw(pos));
+            line = line.with_slot(pos, 0);
         }
         line = line.with_width(line.width() + 1);
         self.update(bucket, line);
-        line.free_wide()
+        self.write(bucket, line.free_wide().trailing_zeros() as usize, raw);
+        self.count_in(raw);
+        for &small in &displaced[..count] {
+            let both = [bucket, self.other(bucket, slot_tag(small.slot()))];
+            self.insert_small(distinct(&both), small, done);
+            done.relocated += 1;
+        }
     }
-
-    /// [`Self::write_slot`] in memory and in the copy at hand.
-    fn change_slot(&mut self, bucket: u32, line: Line, pos: usize, slot: u32) -> Line {
-        self.write_slot(bucket, pos, slot);
-        line.with_slot(pos, slot)
-    }
-}
-
-/// Small entries for which the bucket has no room once it is widened.
-fn displaced_by_widening(line: &Line) -> u32 {
-    let taken = line.taken_by_widening();
-    let leaving = (line.live_small() & taken).count_ones();
-    leaving.saturating_sub((line.free_small() & !taken).count_ones())
-}
-
-fn lowest(mask: u32) -> usize {
-    mask.trailing_zeros() as usize
 }

@@ -15,8 +15,8 @@
 //! The index lives in [`Words`] that may survive the process. A kill can fall between any two stores; what it leaves,
 //! [`FlashIndex::attach`] accepts:
 //! - an entry is written, removed or marked by one store (all but the spread slot's lie whole in one word);
-//! - an entry that moves is first overwritten or cleared where it was and then written where it goes: a cut loses it,
-//!   which a cache may, and never doubles it, so that a removal cannot leave a second copy to rise again;
+//! - entries that move are first overwritten or cleared where they were and then written where they go: a cut loses those
+//!   in hand, which a cache may, and never doubles one, so that a removal cannot leave a second copy to rise again;
 //! - the spread slot takes several stores: its bucket is named in a journal word first, and attaching wipes the bucket
 //!   that a live journal names.
 //!
@@ -24,9 +24,11 @@
 
 mod attach;
 
+pub mod bench;
 mod bucket;
 mod candidates;
 mod insert;
+mod search;
 #[cfg(test)]
 mod tests;
 
@@ -412,31 +414,24 @@ impl FlashIndex {
         }
     }
 
-    /// Replaces the small entry at `pos` (0 clears it), without counting.
-    fn write_slot(&mut self, bucket: u32, pos: usize, slot: u32) {
-        let line = self.line(bucket).with_slot(pos, slot);
-        if pos == SPREAD {
+    /// Puts `raw` where an entry of its kind may be, without counting.
+    fn write(&mut self, bucket: u32, pos: usize, raw: Raw) {
+        let line = self.line(bucket);
+        if raw.is_wide() {
+            self.update(bucket, line.with_pair(pos, raw.0));
+        } else if pos == SPREAD {
             self.words.store(JOURNAL, u64::from(bucket) + 1);
-            self.update(bucket, line);
+            self.update(bucket, line.with_slot(pos, raw.slot()));
             self.words.store(JOURNAL, 0);
         } else {
-            self.update(bucket, line);
+            self.update(bucket, line.with_slot(pos, raw.slot()));
         }
-    }
-
-    /// Replaces the wide entry at `pos` (0 clears it), without counting.
-    fn write_pair(&mut self, bucket: u32, pos: usize, pair: u64) {
-        self.update(bucket, self.line(bucket).with_pair(pos, pair));
     }
 
     /// Removes the entry at `pos` and counts it out. The caller settles the bucket.
     fn clear(&mut self, bucket: u32, pos: usize) -> Raw {
         let raw = self.line(bucket).raw(pos);
-        if raw.is_wide() {
-            self.write_pair(bucket, pos, 0);
-        } else {
-            self.write_slot(bucket, pos, 0);
-        }
+        self.write(bucket, pos, raw.cleared());
         self.count_out(raw);
         raw
     }
@@ -465,10 +460,10 @@ impl FlashIndex {
         let kept = 2 * (WORDS - PAIRS[width]);
         let mut free = line.free_wide() >> kept << kept;
         for from in positions(wide).take_while(|&pos| pos < kept) {
-            let pair = line.pair(from / 2);
+            let raw = line.raw(from);
             // Cleared before it is written: a cut may lose it but not double it.
-            self.write_pair(bucket, from, 0);
-            self.write_pair(bucket, free.trailing_zeros() as usize, pair);
+            self.write(bucket, from, raw.cleared());
+            self.write(bucket, free.trailing_zeros() as usize, raw);
             free &= free - 1;
         }
         let narrowed = self.line(bucket).with_width(width);
