@@ -283,7 +283,7 @@ pub fn run(
             (forced_before_last, inserted_before_last) = (bench.forced, bench.insertions);
         }
         bench.write(serial);
-        if serial % (1 << 16) == 0 {
+        if serial.is_multiple_of(1 << 16) {
             progress(serial as f64 / total as f64 * 0.97);
         }
     }
@@ -397,7 +397,7 @@ impl Bench {
     fn write(&mut self, serial: u64) {
         let slot = serial % self.ring;
         let per_segment = self.ring / u64::from(self.config.segments);
-        if slot % per_segment == 0 && serial >= self.ring {
+        if slot.is_multiple_of(per_segment) && serial >= self.ring {
             self.reclaim(slot, per_segment);
         }
         self.put_back(serial);
