@@ -135,7 +135,8 @@ enum Backend {
     Threads(threads::Threads),
 }
 
-/// Asynchronous reads of one device for one worker. Submit, flush and take completions on the same thread.
+/// Asynchronous reads of one device for one worker. It may be made on any thread, but must be used on one: after the
+/// first flush, reads flushed from another thread fail.
 ///
 /// Dropping it waits for the reads in flight: the kernel (or a thread) writes into its memory until they end.
 pub struct ReadRing {
@@ -167,7 +168,7 @@ impl ReadRing {
         let mut fallback = None;
         let mut backend = None;
         if options.choice != RingChoice::Threads {
-            match uring::Uring::open(device.clone(), depth, event.clone()) {
+            match uring::Uring::open(device.clone(), depth, event.clone(), true) {
                 Ok(ring) => backend = Some(Backend::Uring(Box::new(ring))),
                 Err(reason) if options.choice == RingChoice::Uring => {
                     return Err(refused("io_uring", reason));

@@ -45,6 +45,15 @@ fn each_kind(options: RingOptions, test: impl Fn(&mut ReadRing)) {
     let (direct, buffered) =
         (file(dir.path(), "direct", true), file(dir.path(), "buffered", false));
     let mut kinds = Vec::new();
+    if let Ok(mut ring) =
+        ReadRing::open(direct.clone(), &RingOptions { choice: RingChoice::Uring, ..options })
+    {
+        // As on a kernel before 6.1, which defers no completions.
+        let (event, depth) = (ring.event.clone(), options.depth);
+        let plain = uring::Uring::open(direct.clone(), depth, event, false).unwrap();
+        ring.backend = Backend::Uring(Box::new(plain));
+        test(&mut ring);
+    }
     for (device, choice) in [
         (direct.clone(), RingChoice::Uring),
         (buffered.clone(), RingChoice::Uring),
@@ -293,6 +302,70 @@ fn a_ring_may_be_made_on_one_thread_and_used_on_another() {
         ring // its read in flight, to be dropped on the first thread
     });
     drop(worker.join().unwrap());
+}
+
+#[test]
+fn use_on_two_threads_is_an_error_of_the_reads_not_a_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = file(dir.path(), "flash", true);
+    let mut ring = ReadRing::open(device, &RingOptions::default()).unwrap();
+    ring.submit(1, 0, 4096).unwrap();
+    collect(&mut ring, 1, |_, b| assert!(b.is_ok()));
+    let worker = std::thread::spawn(move || {
+        let start = Instant::now();
+        for token in 0..300 {
+            ring.submit(token, 0, 4096).unwrap();
+            // The threads do not care; io_uring with a single issuer does.
+            let kind = ring.kind();
+            collect(&mut ring, 1, |_, b| assert!(b.is_ok() || kind == "io_uring"));
+        }
+        assert_eq!(ring.in_flight(), 0);
+        assert!(start.elapsed() < LIMIT / 4, "failures wake the owner like completions");
+    });
+    worker.join().unwrap();
+}
+
+/// Makes `io_uring_setup` fail on this thread (and those it starts), as a container's seccomp profile does.
+#[cfg(target_arch = "x86_64")]
+fn forbid_io_uring(errno: i32) {
+    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The system call's number is the first word of `seccomp_data`.
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
+        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes integers only.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: the program and its filter live across the call, which copies them.
+    let rc =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(rc, 0);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn where_io_uring_is_forbidden_auto_reads_by_threads_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    for (errno, word) in
+        [(libc::EPERM, "forbidden"), (libc::ENOSYS, "no io_uring"), (libc::ENOMEM, "memlock")]
+    {
+        let device = file(dir.path(), word, true);
+        let thread = std::thread::spawn(move || {
+            forbid_io_uring(errno);
+            let mut ring = ReadRing::open(device.clone(), &RingOptions::default()).unwrap();
+            assert_eq!(ring.kind(), "threads");
+            assert!(ring.fallback_reason().unwrap().contains(word), "{:?}", ring.fallback_reason());
+            ring.submit(1, 4096, 4096).unwrap();
+            collect(&mut ring, 1, |_, b| assert!(b.unwrap() == expected(4096, 4096)));
+            let options = RingOptions { choice: RingChoice::Uring, ..RingOptions::default() };
+            let refused = ReadRing::open(device, &options).unwrap_err().to_string();
+            assert!(refused.contains(word) && refused.contains("threads"), "{refused}");
+        });
+        thread.join().unwrap();
+    }
 }
 
 #[test]

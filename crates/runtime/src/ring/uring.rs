@@ -53,30 +53,33 @@ pub(super) struct Uring {
 }
 
 impl Uring {
-    /// A ring of `depth` entries on the device's file, signalling `event`. The error is the reason in words.
+    /// A ring of `depth` entries on the device's file, signalling `event`; with deferred completions if the kernel has
+    /// them and `defer` says so. The error is the reason in words.
     pub(super) fn open(
         device: Arc<dyn Device>,
         depth: u32,
         event: Arc<OwnedFd>,
+        defer: bool,
     ) -> Result<Uring, String> {
         let Some(file) = device.raw().map(|fd| fd.as_raw_fd()) else {
             return Err("the device has no descriptor of its own".to_owned());
         };
+        let plain = || IoUring::builder().setup_clamp().build(depth).map(|ring| (ring, false));
         // Disabled until the first flush: the thread that enables it becomes the one that may submit.
-        let deferring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_r_disabled()
-            .setup_clamp()
-            .build(depth);
-        let (ring, deferred) = match deferring {
-            Ok(ring) => (ring, true),
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-                (IoUring::builder().setup_clamp().build(depth).map_err(|e| why(&e))?, false)
-            }
-            Err(e) => return Err(why(&e)),
+        let deferring = || {
+            IoUring::builder()
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_taskrun_flag()
+                .setup_r_disabled()
+                .setup_clamp()
+                .build(depth)
+                .map(|ring| (ring, true))
         };
+        let opened = if defer { deferring() } else { plain() };
+        let (ring, deferred) = opened
+            .or_else(|e| if e.raw_os_error() == Some(libc::EINVAL) { plain() } else { Err(e) })
+            .map_err(|e| why(&e))?;
         if ring.params().sq_entries() < depth {
             return Err(format!(
                 "the kernel grants only {} entries of {depth}",
@@ -138,7 +141,13 @@ impl Uring {
     }
 
     pub(super) fn flush(&mut self) {
-        if !self.queued.is_empty() && self.broken.is_none() {
+        if self.queued.is_empty() {
+            return;
+        }
+        if self.broken.is_some() {
+            // They end in `pop`.
+            signal(&self.event);
+        } else {
             // Deferred completions are not run here: they have signalled already, and running them would signal anew.
             self.enter(0);
         }
