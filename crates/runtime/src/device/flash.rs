@@ -110,6 +110,13 @@ impl FlashDevice {
             Refused::Failed(e) => failed("lock")(e),
         })?;
 
+        // O_NONBLOCK was only for the opening (of a pipe, say): io_uring would answer EAGAIN where it has to wait.
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(|e| failed("prepare")(e.into()))?;
+        let flags = flags - OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&file, flags).map_err(|e| failed("prepare")(e.into()))?;
+        // Only the owner may ask that reads leave the access time alone; others lose a little speed.
+        let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
+
         let mut device = FlashDevice {
             name: name.clone(),
             file,

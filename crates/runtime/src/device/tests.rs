@@ -232,3 +232,12 @@ fn a_second_open_in_one_process_is_refused_too() {
     drop(first);
     FlashDevice::open(&DeviceOptions::new(&path)).unwrap();
 }
+
+#[test]
+fn the_open_file_waits_for_its_io() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = open(&dir.path().join("flash"), true);
+    let flags = rustix::fs::fcntl_getfl(device.raw().unwrap()).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK), "{flags:?}");
+    assert_eq!(flags.contains(rustix::fs::OFlags::DIRECT), device.is_direct());
+}
