@@ -44,9 +44,21 @@ pub(crate) struct Input {
     /// Requests per second that give times to a trace without them.
     #[arg(long, value_name = "REQUESTS", value_parser = parse_rate)]
     pub(crate) rate: Option<f64>,
+    /// Split block I/O into pages, 4 KiB unless a size is given.
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "4k", value_parser = parse_page)]
+    pub(crate) pages: Option<u32>,
     /// Stop after N requests.
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<u64>,
+}
+
+fn parse_page(text: &str) -> Result<u32, String> {
+    let size: larder_base::ByteSize =
+        text.parse().map_err(|e: larder_base::ParseSizeError| e.to_string())?;
+    match u32::try_from(size.0) {
+        Ok(n) if n >= 512 && n.is_power_of_two() => Ok(n),
+        _ => Err("a page is a power of two from 512 bytes to 2 GiB".to_owned()),
+    }
 }
 
 fn parse_format(text: &str) -> Result<Format, TraceError> {
@@ -77,6 +89,7 @@ impl Input {
             skip_bad: self.skip_bad,
             columns: self.columns.clone(),
             rate: self.rate,
+            pages: self.pages,
             limit: self.limit,
         }
     }

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use crate::error::TraceError;
 use crate::input::Input;
-use crate::read::{Decode, Fault, Out, binary, kv};
+use crate::read::text::{MILLISECOND, split, words};
+use crate::read::{Decode, Fault, Out, binary, block, block_binary, kv};
 
 macro_rules! formats {
     ($($variant:ident, $name:literal, [$($alias:literal),*], $about:literal;)*) => {
@@ -61,7 +62,28 @@ formats! {
     Arc, "arc", ["lis"], "ARC .lis: first block, blocks, ignored, sequence number";
     Lirs, "lirs", [], "LIRS: a block number a line, '*' between phases";
     Txt, "txt", ["plain"], "One id a line";
-    Csv, "csv", [], "csv with the columns named by --columns";
+    Csv, "csv", [], "csv with the columns named by --columns, or by a header that can be understood";
+    Msr, "msr", ["msr-cambridge"], "MSR Cambridge csv: timestamp,host,disk,Read|Write,offset,size,response time";
+    Etw, "etw", ["ms-enterprise"], "Microsoft enterprise traces: DiskRead and DiskWrite lines after EndHeader";
+    Spc, "spc", ["umass"], "SPC: ASU,LBA,size,R|W,time";
+    Alibaba, "alibaba", [], "Alibaba block storage 2020: device,R|W,offset,length,timestamp";
+    Tencent, "tencent", [], "Tencent block storage: timestamp,offset,size,type,volume";
+    Systor, "systor", [], "SYSTOR '17: timestamp,response,R|W,LUN,offset,size";
+    K5Cloud, "k5cloud", [], "K5cloud: volume,time,R|W,offset,size";
+    FlashNet, "flashnet", [], "FlashNet: time,latency,read,size,offset,…";
+    Replayer, "replayer", ["heimdall"], "Heimdall's replayer: time_ms device offset size read";
+    DiskSim, "disksim", [], "DiskSim ascii: time_ms device sector sectors flags (1 read)";
+    MqSim, "mqsim", ["ssdsim", "dtrs"], "MQSim and SSDSim: time_ns device sector sectors type (1 read)";
+    Fiu, "fiu", [], "FIU: time pid process sector sectors R|W major minor md5";
+    Baleen, "baleen", ["tectonic"], "Baleen (Tectonic): block_id io_offset io_size op_time op_name …";
+    Thesios, "thesios", [], "Thesios csv with header";
+    BlkParse, "blkparse", [], "blkparse text: queue events, or dispatches where there are none";
+    BlkTrace, "blktrace", [], "blktrace binary: queue events";
+    IoLog, "iolog", ["fio"], "fio's I/O log, versions 2 and 3";
+    Vscsi1, "vscsi1", [], "VMware vscsi, version 1: 32-byte records";
+    Vscsi2, "vscsi2", ["vscsi"], "VMware vscsi, version 2: 40-byte records";
+    Srt, "srt", ["hp-srt"], "HP SRT: text header, big-endian records";
+    Lcs, "lcs", [], "libCacheSim lcs, both headers, versions 1 to 8";
 }
 
 impl Format {
@@ -98,6 +120,27 @@ impl Format {
             Format::Csv => kv::csv(
                 columns.ok_or("format csv needs --columns, such as obj-id-col=2,obj-size-col=3")?,
             ),
+            Format::Msr => block::msr(),
+            Format::Etw => block::etw(),
+            Format::Spc => block::spc(),
+            Format::Alibaba => block::alibaba(),
+            Format::Tencent => block::tencent(),
+            Format::Systor => block::systor(),
+            Format::K5Cloud => block::k5cloud(),
+            Format::FlashNet => block::flashnet(),
+            Format::Replayer => block::replayer(),
+            Format::DiskSim => block::disksim(MILLISECOND),
+            Format::MqSim => block::disksim(1),
+            Format::Fiu => block::fiu(),
+            Format::Baleen => block::baleen(),
+            Format::Thesios => block::thesios(),
+            Format::BlkParse => block::blkparse(),
+            Format::BlkTrace => Box::new(block_binary::BlkTrace),
+            Format::IoLog => block::iolog(),
+            Format::Vscsi1 => block_binary::vscsi(1),
+            Format::Vscsi2 => block_binary::vscsi(2),
+            Format::Srt => Box::<block_binary::Srt>::default(),
+            Format::Lcs => Box::<block_binary::Lcs>::default(),
         })
     }
 }
@@ -129,6 +172,13 @@ const SAMPLE: usize = 64 << 10;
 /// Lines or records at the start that detection looks at.
 const SAMPLE_RECORDS: usize = 200;
 
+/// A format as told from the contents, and why.
+pub(crate) struct Detected {
+    pub(crate) format: Format,
+    pub(crate) columns: Option<kv::CsvColumns>,
+    pub(crate) why: String,
+}
+
 /// What the start of a file looks like.
 struct Sample<'a> {
     head: &'a [u8],
@@ -139,7 +189,7 @@ struct Sample<'a> {
 
 /// Tells the format from the first bytes: signatures first, then the formats whose decoder accepts every record of the
 /// sample, the most particular layout first. Returns the format and why.
-pub(crate) fn detect(input: &mut Input) -> Result<(Format, String), TraceError> {
+pub(crate) fn detect(input: &mut Input) -> Result<Detected, TraceError> {
     let file = input.file().to_owned();
     let packed = input.compression().name();
     let head = input.peek(SAMPLE)?.to_vec();
@@ -168,8 +218,21 @@ pub(crate) fn detect(input: &mut Input) -> Result<(Format, String), TraceError> 
     }
     let sample = Sample { head: &head, lines, whole };
     let found = if is_text { detect_text(&sample) } else { detect_binary(&sample) };
+    if found.is_none()
+        && is_text
+        && let Some((columns, why)) =
+            sample.lines.first().and_then(|l| kv::CsvColumns::from_header(l))
+    {
+        return Ok(Detected {
+            format: Format::Csv,
+            columns: Some(columns),
+            why: format!("{packed}; {why}"),
+        });
+    }
     match found {
-        Some((format, why)) => Ok((format, format!("{packed}; {why}"))),
+        Some((format, why)) => {
+            Ok(Detected { format, columns: None, why: format!("{packed}; {why}") })
+        }
         None if is_text => {
             let first = sample.lines.first().copied().unwrap_or_default();
             Err(undetected(format!(
@@ -220,6 +283,18 @@ fn detect_text(s: &Sample<'_>) -> Option<(Format, String)> {
     if (has(b"key") || has(b"block_id")) && has(b"op_count") {
         return Some((Format::CacheLib, "a csv header with op_count".to_owned()));
     }
+    if first.starts_with(b"fio version") {
+        return Some((Format::IoLog, "'fio version' in the first line".to_owned()));
+    }
+    if first.starts_with(b"BeginHeader") {
+        return Some((Format::Etw, "BeginHeader in the first line".to_owned()));
+    }
+    if has(b"filename") && has(b"file_offset") {
+        return Some((Format::Thesios, "a csv header with filename and file_offset".to_owned()));
+    }
+    if first.starts_with(b"#") && has(b"io_offset") {
+        return Some((Format::Baleen, "a '#' header with io_offset".to_owned()));
+    }
     // Layouts told by their number of columns and by what every line of the sample holds.
     let commas = |range: std::ops::RangeInclusive<usize>| {
         s.lines.iter().all(|l| range.contains(&fields(l, Some(b','))))
@@ -227,17 +302,47 @@ fn detect_text(s: &Sample<'_>) -> Option<(Format, String)> {
     let blanks = |range: std::ops::RangeInclusive<usize>| {
         s.lines.iter().all(|l| range.contains(&fields(l, None)))
     };
-    let candidates: [(Format, bool, &str); 8] = [
+    let five = blanks(5..=5);
+    let column =
+        |i: usize, test: fn(&[u8]) -> bool| s.lines.iter().all(|l| blank(l, i).is_some_and(test));
+    let fraction = |l: &[u8]| l.contains(&b'.');
+    let candidates: [(Format, bool, &str); 21] = [
+        (Format::BlkParse, is_blkparse(first), "major,minor cpu sequence time pid action"),
         (Format::Twitter, commas(7..=7), "7 columns with an operation's name in the 6th"),
+        (
+            Format::FlashNet,
+            commas(7..=7) && same_sizes(&s.lines),
+            "7 columns, the 3rd 0 or 1, the 4th equal to the 7th",
+        ),
         (Format::Memcachier, commas(6..=7), "6 or 7 columns with a type from 1 to 7 in the 3rd"),
+        (Format::Msr, commas(6..=7), "6 or 7 columns with Read or Write in the 4th"),
+        (Format::Systor, commas(6..=6), "6 columns with R or W in the 3rd"),
+        (Format::Alibaba, commas(5..=5), "5 columns with R or W in the 2nd"),
+        (Format::K5Cloud, commas(5..=5), "5 columns with R or W in the 3rd"),
+        (Format::Spc, commas(5..=8), "at least 5 columns with R or W in the 4th"),
+        (Format::Tencent, commas(5..=5), "5 columns with 0 or 1 in the 4th"),
         (Format::Tragen, commas(3..=3), "3 columns time,id,size"),
         (Format::IbmCos, blanks(3..=6) && has(b" REST."), "REST.… in the 2nd column"),
+        (Format::Fiu, blanks(8..=9), "8 or 9 columns with R or W in the 6th"),
         (
             Format::Arc,
             blanks(4..=4) && numbered(&s.lines),
             "4 columns, the 3rd 0 and the 4th counting up",
         ),
+        (
+            Format::Replayer,
+            five && s.lines.iter().any(|l| blank(l, 3).is_some_and(whole_kib))
+                && column(3, whole_sectors),
+            "5 columns whose 4th is a size in bytes (whole sectors)",
+        ),
+        (
+            Format::DiskSim,
+            five && s.lines.iter().any(|l| blank(l, 0).is_some_and(fraction)),
+            "5 columns: a time with a fraction, device, sector, sectors, flags",
+        ),
+        (Format::MqSim, five, "5 columns: a whole time, device, sector, sectors, type"),
         (Format::WebCacheSim, blanks(3..=3), "3 columns time id size"),
+        (Format::TencentPhoto, blanks(5..=8), "time, hexadecimal id, format, category, bytes"),
         (Format::Lirs, blanks(1..=1) && commas(1..=1), "a block number a line"),
         (Format::Txt, blanks(1..=1) && commas(1..=1), "one word a line"),
     ];
@@ -247,10 +352,41 @@ fn detect_text(s: &Sample<'_>) -> Option<(Format, String)> {
         .map(|(format, _, why)| (format, format!("text, each of the first {n} lines has {why}")))
 }
 
+/// Column `i` (from 0) of a line with blanks between.
+fn blank(line: &[u8], i: usize) -> Option<&[u8]> {
+    line.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty()).nth(i)
+}
+
+fn whole_sectors(text: &[u8]) -> bool {
+    crate::request::parse_u64(text).is_some_and(|n| n.is_multiple_of(512))
+}
+
+/// A size in bytes; a count of sectors that large would be an I/O of half a megabyte or more in one request.
+fn whole_kib(text: &[u8]) -> bool {
+    crate::request::parse_u64(text).is_some_and(|n| n >= 1024 && n.is_multiple_of(1024))
+}
+
+/// FlashNet writes an I/O's size twice.
+fn same_sizes(lines: &[&[u8]]) -> bool {
+    lines
+        .iter()
+        .all(|l| split::<7>(l, b',').is_some_and(|c| c[3] == c[6] && matches!(c[2], b"0" | b"1")))
+}
+
+fn is_blkparse(line: &[u8]) -> bool {
+    let Ok([dev, cpu, sequence, time, pid, action]) = words::<6>(line, "") else { return false };
+    let number = |t: &[u8]| crate::request::parse_u64(t).is_some();
+    split::<2>(dev, b',').is_some_and(|d| d.iter().all(|n| number(n)))
+        && [cpu, sequence, pid].into_iter().all(number)
+        && time.contains(&b'.')
+        && action.len() <= 2
+        && action.iter().all(u8::is_ascii_uppercase)
+}
+
 /// ARC: the third column is 0 and the fourth counts up by one.
 fn numbered(lines: &[&[u8]]) -> bool {
     let last = |l: &&[u8]| {
-        let [_, _, zero, sequence] = crate::read::text::words::<4>(l, "").ok()?;
+        let [_, _, zero, sequence] = words::<4>(l, "").ok()?;
         (zero == b"0").then(|| crate::request::parse_u64(sequence)).flatten()
     };
     let sequence: Option<Vec<u64>> = lines.iter().map(last).collect();
@@ -260,6 +396,24 @@ fn numbered(lines: &[&[u8]]) -> bool {
 
 fn detect_binary(s: &Sample<'_>) -> Option<(Format, String)> {
     let head = s.head;
+    if head.starts_with(block_binary::SRT_SIGNATURE) {
+        return Some((Format::Srt, "the signature $$TR_IOREC".to_owned()));
+    }
+    if block_binary::is_blktrace(head) {
+        return Some((Format::BlkTrace, "binary with blktrace's magic 0x656174".to_owned()));
+    }
+    if let Some(old) = block_binary::is_lcs(head) {
+        let which = if old { "old header of 1,024 bytes" } else { "new header of 8,192 bytes" };
+        return Some((Format::Lcs, format!("binary with an lcs {which}")));
+    }
+    for (version, format) in [(2, Format::Vscsi2), (1, Format::Vscsi1)] {
+        if block_binary::is_vscsi(head, version) {
+            return Some((
+                format,
+                format!("binary, the first two records carry vscsi version {version}"),
+            ));
+        }
+    }
     let records = |len: usize| head.chunks_exact(len).take(SAMPLE_RECORDS);
     let fits = |len: usize| head.len() >= len && (!s.whole || head.len().is_multiple_of(len));
     // Times must not fall and sizes must be sane; a next access lies ahead or is absent.

@@ -9,6 +9,7 @@ use crate::error::TraceError;
 use crate::format::{self, Format};
 use crate::generate;
 use crate::input::Input;
+use crate::pages::Pages;
 use crate::read::kv::CsvColumns;
 use crate::read::{FileReader, Progress, Reader};
 use crate::request::Request;
@@ -24,7 +25,9 @@ pub struct Options {
     pub columns: Option<CsvColumns>,
     /// Requests per second that give times to a trace without them.
     pub rate: Option<f64>,
-    /// Stop after so many requests.
+    /// Split block operations into pages of so many bytes.
+    pub pages: Option<u32>,
+    /// Stop after so many requests (of what is handed out, so pages where there are pages).
     pub limit: Option<u64>,
 }
 
@@ -71,14 +74,22 @@ pub fn read(
     options: &Options,
 ) -> Result<Trace, TraceError> {
     let mut input = Input::new(name, raw)?;
+    let mut columns = options.columns.clone();
     let (format, explanation) = match options.format {
+        Some(Format::Csv) if columns.is_none() => {
+            let detected = format::detect(&mut input)?;
+            columns = detected.columns;
+            (Format::Csv, detected.why)
+        }
         Some(format) => (format, "named by --format".to_owned()),
-        None if options.columns.is_some() => (Format::Csv, "columns named".to_owned()),
-        None => format::detect(&mut input)?,
+        None if columns.is_some() => (Format::Csv, "columns named".to_owned()),
+        None => {
+            let detected = format::detect(&mut input)?;
+            columns = detected.columns;
+            (detected.format, detected.why)
+        }
     };
-    let decode = format
-        .decoder(options.columns.clone())
-        .map_err(|problem| TraceError::spec(name, problem))?;
+    let decode = format.decoder(columns).map_err(|problem| TraceError::spec(name, problem))?;
     let reader =
         FileReader::new(input, decode, format, explanation.clone(), options.skip_bad, size);
     Ok(finish(Box::new(reader), Some(format), explanation, options))
@@ -93,6 +104,9 @@ fn finish(
     let mut reader = reader;
     if let Some(rate) = options.rate {
         reader = Box::new(Rated { inner: reader, interval: 1e9 / rate, count: 0 });
+    }
+    if let Some(page) = options.pages {
+        reader = Box::new(Pages::new(reader, page));
     }
     if let Some(limit) = options.limit {
         reader = Box::new(Limited { inner: reader, left: limit, limit });

@@ -419,6 +419,51 @@ impl CsvColumns {
     }
 }
 
+impl CsvColumns {
+    /// The columns that a header's names tell, and the sentence that says so; `None` where no column is an id.
+    pub(crate) fn from_header(line: &[u8]) -> Option<(CsvColumns, String)> {
+        let delimiter = *b",;\t".iter().max_by_key(|d| line.iter().filter(|b| b == d).count())?;
+        let names: Vec<Vec<u8>> = line
+            .split(|&b| b == delimiter)
+            .take(256)
+            .map(|n| n.trim_ascii().to_ascii_lowercase())
+            .collect();
+        let find = |wanted: &[&[u8]]| {
+            wanted.iter().find_map(|w| names.iter().position(|n| n == w)).map(|i| i + 1)
+        };
+        let id = find(&[
+            b"obj_id",
+            b"object_id",
+            b"object",
+            b"id",
+            b"key",
+            b"lbn",
+            b"lba",
+            b"block",
+            b"page",
+        ])?;
+        let c = CsvColumns {
+            time: find(&[b"time", b"timestamp", b"ts", b"clock_time"]),
+            id,
+            size: find(&[b"obj_size", b"object_size", b"size", b"length", b"bytes"]),
+            op: find(&[b"op", b"operation", b"type", b"cmd"]),
+            app: find(&[b"tenant", b"app", b"application", b"volume"]),
+            ttl: find(&[b"ttl"]),
+            delimiter,
+            header: true,
+            time_unit: SECOND,
+        };
+        let show = |n: Option<usize>| n.map_or("none".to_owned(), |n| n.to_string());
+        let why = format!(
+            "csv with a header: id in column {id}, time {} (taken as seconds), size {}, operation {}; --columns says otherwise",
+            show(c.time),
+            show(c.size),
+            show(c.op)
+        );
+        Some((c, why))
+    }
+}
+
 fn csv_op(text: &[u8]) -> Option<Op> {
     let lower = text.to_ascii_lowercase();
     let op = match lower.as_slice() {

@@ -1,6 +1,8 @@
 //! The reader that all formats share: positions, times, skipping; and the decoders of each family of formats.
 
 pub(crate) mod binary;
+pub(crate) mod block;
+pub(crate) mod block_binary;
 pub(crate) mod kv;
 pub(crate) mod text;
 
