@@ -4,12 +4,15 @@
 //! seed for [`Rng`], so that everything built on this crate replays.
 
 mod hash;
+mod prefetch;
 mod rng;
 mod size;
+pub mod slab;
 mod time;
 mod words;
 
 pub use hash::{HashKey, KeyHasher, ObjectHash};
+pub use prefetch::prefetch;
 pub use rng::Rng;
 pub use size::{ByteSize, ParseSizeError};
 pub use time::{Expiry, Nanos, Now, UnixSecs};

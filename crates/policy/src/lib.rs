@@ -5,4 +5,5 @@
 pub mod admission;
 pub mod application;
 pub mod budget;
+pub mod eviction;
 pub mod learn;
