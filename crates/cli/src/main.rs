@@ -10,6 +10,7 @@
 
 mod error;
 mod replay;
+mod sim;
 mod trace;
 
 use std::process::ExitCode;
@@ -29,12 +30,14 @@ struct Cli {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Replay(Box<replay::Args>),
+    Sim(Box<sim::Args>),
     Trace(Box<trace::Args>),
 }
 
 fn dispatch(command: Command) -> Result<(), CliError> {
     match command {
         Command::Replay(args) => replay::run(*args),
+        Command::Sim(args) => sim::run(*args),
         Command::Trace(args) => trace::run(*args),
     }
 }

@@ -13,7 +13,7 @@ struct Entry {
     is_ghost: bool,
     /// Of low inter-reference recency: resident, and in the stack.
     low: bool,
-    /// Held by the request under way: not to be freed.
+    /// Asked for by the request under way: not to be evicted.
     pinned: bool,
 }
 
@@ -21,8 +21,9 @@ struct Entry {
 /// resident HIR objects (1 % of the capacity, at least 1); ghosts are bounded by limiting S to twice the capacity.
 ///
 /// As in the reference, and unlike the paper, a hit on a HIR object that has left S demotes the last LIR object, and
-/// the object stays HIR. Where sizes are bytes the reference stops on cases that this implementation passes by evicting
-/// once more.
+/// the object stays HIR. Two deviations: where that would evict the very object that hit (possible when Q holds one
+/// object), the reference keeps it without counting it, and here it is not evicted; and where sizes are bytes the
+/// reference stops on cases that this implementation passes by evicting once more.
 #[derive(Debug)]
 pub struct Lirs {
     capacity: u64,
@@ -107,7 +108,7 @@ impl Lirs {
     /// The last of Q leaves the cache; it stays a ghost while it is in S.
     fn evict_high(&mut self, gone: &mut Departures) -> bool {
         let at = self.queue.back();
-        if at == NIL {
+        if at == NIL || self.slab.get(at).pinned {
             return false;
         }
         self.leave_queue(at);
@@ -118,7 +119,7 @@ impl Lirs {
             entry.is_ghost = true;
             self.ghosts.push_front(&mut self.side, at);
             gone.push(tag, Fate::Ghost);
-        } else if !entry.pinned {
+        } else {
             gone.push(tag, Fate::Dropped);
             self.free(at);
         }
@@ -127,6 +128,8 @@ impl Lirs {
 
     /// The last LIR object moves to Q.
     fn demote_low(&mut self, gone: &mut Departures) -> bool {
+        // A delete can have left other objects below the last LIR object.
+        self.prune(gone);
         let at = self.stack.back();
         if at == NIL || !self.slab.get(at).low || self.slab.get(at).pinned {
             return false;

@@ -26,6 +26,10 @@ mod slru;
 mod two_q;
 mod wtinylfu;
 
+#[cfg(test)]
+mod naive;
+#[cfg(test)]
+mod tests;
 
 pub use arc::Arc;
 pub use belady::Belady;

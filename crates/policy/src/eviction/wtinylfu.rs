@@ -146,8 +146,12 @@ impl WTinyLfu {
                 self.window.unlink(&mut self.slab, candidate);
                 self.enter_main(candidate, gone);
             } else {
-                let victim = self.slab.get(self.main_victim()).fingerprint;
-                if self.sketch.estimate(fingerprint) > self.sketch.estimate(victim) {
+                // A main part of no capacity (caches of one object) has no victim, and the candidate loses.
+                let wins = self.main_used() > 0 && {
+                    let victim = self.slab.get(self.main_victim()).fingerprint;
+                    self.sketch.estimate(fingerprint) > self.sketch.estimate(victim)
+                };
+                if wins {
                     self.evict_main(gone);
                     self.window.unlink(&mut self.slab, candidate);
                     self.enter_main(candidate, gone);

@@ -1,0 +1,279 @@
+//! `larder sim`: what would a cache of this kind and size have done with this trace?
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use larder_base::ByteSize;
+use larder_policy::eviction::{EvictionKind, Unit};
+use larder_sim::mrc::{Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
+use larder_trace::Reader;
+
+use crate::error::CliError;
+use crate::trace::{Input, trace_error};
+
+/// Simulate caches on traces.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Miss ratios of eviction policies at many sizes, in one decode of the trace.
+    Mrc(MrcArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum UnitArg {
+    /// Every object takes 1; sizes are numbers of objects.
+    Objects,
+    /// Objects take their bytes (key and value); sizes are bytes.
+    Bytes,
+}
+
+#[derive(Debug, Parser)]
+struct MrcArgs {
+    #[command(flatten)]
+    input: Input,
+    /// Policies, separated by commas: lru, fifo, clock, clock2, clock3, lfu, slru, 2q, arc, lirs, sieve, s3fifo
+    /// (libCacheSim's release of 2024), s3fifo-2025, wtinylfu, gdsf, belady (reads the trace twice); or all.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lru")]
+    policies: Vec<String>,
+    /// Cache sizes, separated by commas: objects, or bytes (4096, 64k, 512m, 4g) with --unit bytes.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', required_unless_present = "lru_curve")]
+    sizes: Vec<String>,
+    /// What sizes count.
+    #[arg(long, value_enum, default_value = "objects")]
+    unit: UnitArg,
+    /// Split block I/O into 4 KiB pages (an object is then page number × 64 + device).
+    #[arg(long)]
+    pages: bool,
+    /// Requests that only fill the caches, before counting starts.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: u64,
+    /// Simulate only this share of the objects (0 to 1), in caches scaled down alike; adds an estimate of the error.
+    #[arg(long, value_name = "SHARE")]
+    sample: Option<f64>,
+    /// Seed of the sample.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print the exact LRU curve too (objects only), at this many sizes up to all objects, from one pass.
+    #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "64")]
+    lru_curve: Option<usize>,
+    /// Threads; all cores when not given.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print as JSON: a list of {policy, size, requests, misses, request_bytes, miss_bytes, …}.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), CliError> {
+    match args.command {
+        Command::Mrc(args) => mrc(&args),
+    }
+}
+
+fn policies(names: &[String]) -> Result<Vec<EvictionKind>, CliError> {
+    let mut kinds = Vec::new();
+    for name in names {
+        if name == "all" {
+            kinds.extend(EvictionKind::ALL);
+        } else {
+            let kind = name.parse();
+            kinds.push(kind.map_err(|e| CliError::Usage(format!("--policies: {e}")))?);
+        }
+    }
+    Ok(kinds)
+}
+
+fn parse_sizes(texts: &[String], unit: Unit) -> Result<Vec<u64>, CliError> {
+    texts
+        .iter()
+        .map(|text| {
+            let size = match unit {
+                Unit::Objects => text.trim().parse::<u64>().map_err(|_| {
+                    let remedy = "with --unit objects a size is a whole number of objects";
+                    CliError::Usage(format!("--sizes: '{text}': {remedy}"))
+                })?,
+                Unit::Bytes => {
+                    let size = text.parse::<ByteSize>();
+                    size.map_err(|e| CliError::Usage(format!("--sizes: {e}")))?.0
+                }
+            };
+            if size == 0 || size > 1 << 60 {
+                let problem = format!("--sizes: '{text}': a size is between 1 and 2^60");
+                return Err(CliError::Usage(problem));
+            }
+            Ok(size)
+        })
+        .collect()
+}
+
+fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
+    let unit = match args.unit {
+        UnitArg::Objects => Unit::Objects,
+        UnitArg::Bytes => Unit::Bytes,
+    };
+    let sizes = parse_sizes(&args.sizes, unit)?;
+    let kinds = policies(&args.policies)?;
+    let jobs: Vec<Job> = kinds
+        .iter()
+        .flat_map(|&policy| sizes.iter().map(move |&size| Job { policy, size }))
+        .collect();
+    if args.input.trace == "-" && kinds.contains(&EvictionKind::Belady) {
+        let problem =
+            "belady reads the trace twice, which standard input does not allow: name a file";
+        return Err(CliError::Usage(problem.to_owned()));
+    }
+    let sample = match args.sample {
+        None => None,
+        Some(rate) => Some(Sampler::new(rate, args.seed).ok_or_else(|| {
+            CliError::Usage(format!("--sample: '{rate}' is not a share: give 0 < SHARE <= 1"))
+        })?),
+    };
+    if args.lru_curve.is_some() && (sample.is_some() || unit == Unit::Bytes) {
+        let problem = "--lru-curve is exact and in objects: leave out --sample and --unit bytes";
+        return Err(CliError::Usage(problem.to_owned()));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match args.threads {
+        Some(0) => return Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(n) => n,
+        None => cores,
+    };
+    let curve = args.lru_curve.is_some();
+    Ok(Sweep { jobs, unit, warmup: args.warmup, threads, sample, curve })
+}
+
+fn failure(e: SweepError) -> CliError {
+    match e {
+        SweepError::Trace(e) => trace_error(e),
+        e => CliError::Runtime(e.to_string()),
+    }
+}
+
+fn mrc(args: &MrcArgs) -> Result<(), CliError> {
+    let plan = plan(args)?;
+    let options = args.input.options();
+    let open =
+        || Ok(Items::new(larder_trace::open(&args.input.trace, &options)?.reader, args.pages));
+    let passes = if plan.jobs.iter().any(|j| j.policy.needs_future()) { 2 } else { 1 };
+    let mut watch = Watch::new(passes);
+    let mut skipped = None;
+    let found = sweep(open, &plan, |items, requests| {
+        let reader: &dyn Reader = items.inner();
+        watch.tick(reader, requests);
+        skipped = reader.first_skipped().map(|first| (reader.skipped(), first.to_string()));
+    });
+    watch.finish();
+    let found = found.map_err(failure)?;
+    if let Some((count, first)) = skipped {
+        eprintln!("larder: {count} malformed records passed over; the first: {first}");
+    }
+    let rows = with_curve(&found, args.lru_curve);
+    if args.json {
+        let text = serde_json::to_string_pretty(&rows);
+        println!("{}", text.map_err(|e| CliError::Runtime(e.to_string()))?);
+    } else {
+        print_table(&rows, plan.unit);
+        println!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes));
+    }
+    Ok(())
+}
+
+/// The rows, followed by the points of the exact LRU curve.
+fn with_curve(found: &Found, points: Option<usize>) -> Vec<Row> {
+    let mut rows = found.rows.clone();
+    if let (Some(curve), Some(points)) = (&found.curve, points) {
+        rows.extend(curve.sizes(points).into_iter().map(|size| curve.row(size)));
+    }
+    rows
+}
+
+fn print_table(rows: &[Row], unit: Unit) {
+    let sampled = rows.iter().any(|r| r.sample_rate.is_some());
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut header = vec!["policy", "size", "requests", "misses", "miss ratio", "byte miss ratio"];
+    if sampled {
+        header.push("± error");
+    }
+    table.set_header(header);
+    for row in rows {
+        let size = match unit {
+            Unit::Objects => row.size.to_string(),
+            Unit::Bytes => ByteSize(row.size).to_string(),
+        };
+        let mut cells = vec![
+            row.policy.to_owned(),
+            size,
+            row.requests.to_string(),
+            row.misses.to_string(),
+            format!("{:.4}", row.miss_ratio),
+            format!("{:.4}", row.byte_miss_ratio),
+        ];
+        if sampled {
+            cells.push(format!("{:.4}", row.miss_ratio_error.unwrap_or(0.0)));
+        }
+        table.add_row(cells);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+}
+
+/// A progress bar over one or two readings of the trace, when standard error is a terminal.
+struct Watch {
+    bar: Option<ProgressBar>,
+    passes: u64,
+    pass: u64,
+    last_requests: u64,
+    last: Instant,
+    started: Instant,
+}
+
+impl Watch {
+    fn new(passes: u64) -> Watch {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(10_000 * passes);
+            let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            bar.set_style(style);
+            bar
+        });
+        let now = Instant::now();
+        Watch { bar, passes, pass: 0, last_requests: 0, last: now, started: now }
+    }
+
+    fn tick(&mut self, reader: &dyn Reader, requests: u64) {
+        if requests < self.last_requests {
+            self.pass = (self.pass + 1).min(self.passes - 1);
+            self.started = Instant::now();
+        }
+        self.last_requests = requests;
+        let Some(bar) = &self.bar else { return };
+        if self.last.elapsed() < Duration::from_millis(200) {
+            return;
+        }
+        self.last = Instant::now();
+        if let Some(fraction) = reader.progress().fraction() {
+            bar.set_position(self.pass * 10_000 + (fraction * 10_000.0) as u64);
+        }
+        let rate = requests as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
+        let reading =
+            if self.passes > 1 { format!("reading {}: ", self.pass + 1) } else { String::new() };
+        bar.set_message(format!("{reading}{requests} requests  {rate:.0}/s"));
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

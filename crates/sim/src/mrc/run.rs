@@ -1,0 +1,157 @@
+//! One policy at one size.
+
+use larder_base::prefetch;
+use larder_policy::eviction::{Access, AnyPolicy, Departures, Eviction, Fate, Slot, Unit, Visitor};
+
+/// A stretch of the trace, decoded and interned.
+#[derive(Default)]
+pub(super) struct Chunk {
+    /// Items before this one only warm the caches up.
+    pub(super) counted_from: usize,
+    pub(super) tags: Vec<u32>,
+    /// Bytes; 0 marks a removal.
+    pub(super) sizes: Vec<u32>,
+    /// Ids of the objects.
+    pub(super) ids: Vec<u64>,
+    /// Index of the next request to the same object; empty when no policy asks.
+    pub(super) next: Vec<u64>,
+    /// Which sub-sample each item belongs to; empty when nothing is sampled.
+    pub(super) part: Vec<u8>,
+    /// Tags known after this chunk.
+    pub(super) known: usize,
+}
+
+impl Chunk {
+    pub(super) fn clear(&mut self) {
+        self.tags.clear();
+        self.sizes.clear();
+        self.ids.clear();
+        self.next.clear();
+        self.part.clear();
+        self.counted_from = 0;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tags.len()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) requests: u64,
+    pub(super) misses: u64,
+    pub(super) request_bytes: u64,
+    pub(super) miss_bytes: u64,
+}
+
+pub(super) struct Run {
+    policy: AnyPolicy,
+    unit: Unit,
+    /// The sub-sample that the run is about; all items when `None`.
+    part: Option<u8>,
+    slots: Vec<u32>,
+    gone: Departures,
+    pub(super) counts: Counts,
+}
+
+impl Run {
+    pub(super) fn new(policy: AnyPolicy, unit: Unit, part: Option<u8>) -> Run {
+        Run {
+            policy,
+            unit,
+            part,
+            slots: Vec::new(),
+            gone: Departures::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(super) fn process(&mut self, chunk: &Chunk) {
+        if self.slots.len() < chunk.known {
+            let more = chunk.known - self.slots.len();
+            // Grow by a quarter at least, so that the cost of growing stays linear and memory close to the need.
+            if self.slots.capacity() < chunk.known {
+                self.slots.reserve_exact(more.max(self.slots.len() / 4));
+            }
+            self.slots.resize(chunk.known, Slot::NONE.0);
+        }
+        let pass = Pass {
+            chunk,
+            unit: self.unit,
+            part: self.part,
+            slots: &mut self.slots,
+            gone: &mut self.gone,
+            counts: &mut self.counts,
+        };
+        self.policy.visit(pass);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.policy.memory_bytes() + self.slots.capacity() * 4
+    }
+}
+
+struct Pass<'a> {
+    chunk: &'a Chunk,
+    unit: Unit,
+    part: Option<u8>,
+    slots: &'a mut [u32],
+    gone: &'a mut Departures,
+    counts: &'a mut Counts,
+}
+
+/// How far ahead slots are asked for, and nodes half as far.
+const AHEAD: usize = 24;
+
+impl Visitor for Pass<'_> {
+    fn visit<P: Eviction>(self, policy: &mut P) {
+        let Pass { chunk, unit, part, slots, gone, counts } = self;
+        let tags = &chunk.tags[..];
+        for at in 0..tags.len() {
+            if let Some(&tag) = tags.get(at + AHEAD) {
+                prefetch(slots, tag as usize);
+            }
+            if let Some(&tag) = tags.get(at + AHEAD / 2) {
+                policy.prefetch(Slot(slots[tag as usize]));
+            }
+            if part.is_some_and(|part| chunk.part[at] != part) {
+                continue;
+            }
+            let tag = tags[at];
+            let slot = Slot(slots[tag as usize]);
+            let bytes = chunk.sizes[at];
+            if bytes == 0 {
+                if !slot.is_none() {
+                    policy.remove(slot);
+                    slots[tag as usize] = Slot::NONE.0;
+                }
+                continue;
+            }
+            let access = Access {
+                tag,
+                size: if unit == Unit::Objects { 1 } else { bytes },
+                fingerprint: chunk.ids[at],
+                next: chunk.next.get(at).copied().unwrap_or(Access::NEVER),
+            };
+            let outcome = policy.request(&access, slot, gone);
+            if !gone.is_empty() {
+                for departure in gone.drain() {
+                    if departure.fate != Fate::Ghost {
+                        slots[departure.tag as usize] = Slot::NONE.0;
+                    }
+                }
+            }
+            if outcome.slot != slot {
+                slots[tag as usize] = outcome.slot.0;
+            }
+            if at >= chunk.counted_from {
+                counts.requests += 1;
+                counts.request_bytes += u64::from(bytes);
+                if !outcome.hit {
+                    counts.misses += 1;
+                    counts.miss_bytes += u64::from(bytes);
+                }
+            }
+        }
+    }
+}
