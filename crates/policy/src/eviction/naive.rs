@@ -578,14 +578,14 @@ impl Naive for WTinyLfu {
             return true;
         }
         // As in the reference, once room is needed candidates leave the window until one loses, or none is left.
-        let full = self.window.len() + self.probation.len() + self.protected.len() >= self.capacity;
-        while full {
+        let mut going =
+            self.window.len() + self.probation.len() + self.protected.len() >= self.capacity;
+        while going {
             let Some(&candidate) = self.window.last() else {
                 let victim = self.main_victim().pop().unwrap();
                 victims.push(victim);
                 break;
             };
-            let mut lost = false;
             if self.probation.len() + self.protected.len() < main {
                 self.window.pop();
                 self.enter_main(candidate);
@@ -599,13 +599,10 @@ impl Naive for WTinyLfu {
                     self.enter_main(candidate);
                 } else {
                     victims.push(candidate);
-                    lost = true;
+                    going = false;
                 }
             }
             self.sketch.add(u64::from(candidate));
-            if lost {
-                break;
-            }
         }
         self.window.insert(0, tag);
         self.sketch.add(u64::from(tag));
