@@ -1,0 +1,120 @@
+//! What a connection needs of an engine.
+
+use std::fmt::Debug;
+
+use larder_base::{AppId, Now, ObjectHash, UnixSecs};
+use larder_engine::kv::api::{Effects, FlashRead, Request};
+
+/// What [`Engine::execute`] needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Step<R> {
+    /// Answered: the sink has the reply.
+    Done,
+    /// Read this and call again. The sink has nothing yet.
+    Read(R),
+}
+
+/// The bytes of a read that [`Engine::execute`] asked for, or that they could not be had.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetched<'a, R> {
+    /// The read this answers.
+    pub read: &'a R,
+    /// All of its bytes, or `None` when the device failed.
+    pub bytes: Option<&'a [u8]>,
+}
+
+/// A key-value engine that many connections share.
+///
+/// A [`Request`] that fails has changed nothing, with one exception that keeps stale values out: a set
+/// ([`StoreMode::Set`](larder_engine::kv::api::StoreMode::Set)) answered with `TooLarge` or `OutOfMemory` has removed
+/// what was there.
+pub trait Engine {
+    /// A read of flash: [`FlashRead`] in the server; tests choose their own.
+    type Read: Copy + Debug;
+
+    /// The hash of a key.
+    fn hash(&self, key: &[u8]) -> ObjectHash;
+
+    /// The application that a key belongs to.
+    fn app(&self, _key: &[u8]) -> AppId {
+        AppId::DEFAULT
+    }
+
+    /// Whether an object of these lengths is within the configured limit.
+    fn fits(&self, key_len: usize, value_len: usize) -> bool;
+
+    /// Bytes of memory that performing `read` takes.
+    fn read_len(&self, read: &Self::Read) -> usize;
+
+    /// Executes one request, or says what must be read first.
+    fn execute<X: Effects>(
+        &self,
+        now: Now,
+        request: &Request<'_>,
+        fetched: Option<Fetched<'_, Self::Read>>,
+        effects: &mut X,
+    ) -> Step<Self::Read>;
+
+    /// From second `at` on, objects written before it are gone. `at` may lie in the future; when it does not, every
+    /// object that exists goes now, also those written in this very second. A later call replaces one still to come.
+    fn flush_all(&self, now: Now, at: UnixSecs);
+}
+
+impl<E: Engine> Engine for std::sync::Arc<E> {
+    type Read = E::Read;
+    fn hash(&self, key: &[u8]) -> ObjectHash {
+        (**self).hash(key)
+    }
+    fn app(&self, key: &[u8]) -> AppId {
+        (**self).app(key)
+    }
+    fn fits(&self, key_len: usize, value_len: usize) -> bool {
+        (**self).fits(key_len, value_len)
+    }
+    fn read_len(&self, read: &E::Read) -> usize {
+        (**self).read_len(read)
+    }
+    fn execute<X: Effects>(
+        &self,
+        now: Now,
+        request: &Request<'_>,
+        fetched: Option<Fetched<'_, E::Read>>,
+        effects: &mut X,
+    ) -> Step<E::Read> {
+        (**self).execute(now, request, fetched, effects)
+    }
+    fn flush_all(&self, now: Now, at: UnixSecs) {
+        (**self).flush_all(now, at);
+    }
+}
+
+/// What the engine asks for beside the reply: a worker collects it over a turn and performs it afterwards.
+#[derive(Debug, Default)]
+pub struct SideEffects {
+    /// Background reads for [`Effects::verify`].
+    pub verifies: Vec<FlashRead>,
+    /// The cleaner should run soon.
+    pub wake_cleaner: bool,
+}
+
+/// Passes a reply to a closure and the rest to [`SideEffects`].
+pub(super) struct Sink<'a, F> {
+    pub(super) side: &'a mut SideEffects,
+    pub(super) on_reply: F,
+}
+
+impl<F: FnMut(larder_engine::kv::api::Reply<'_>)> Effects for Sink<'_, F> {
+    #[inline]
+    fn reply(&mut self, reply: larder_engine::kv::api::Reply<'_>) {
+        (self.on_reply)(reply);
+    }
+
+    fn verify(&mut self, read: FlashRead) {
+        self.side.verifies.push(read);
+    }
+
+    fn wake_cleaner(&mut self) {
+        self.side.wake_cleaner = true;
+    }
+}

@@ -1,0 +1,6 @@
+//! Tests of the connection against the model engine.
+
+mod harness;
+mod order;
+mod socket;
+mod table;
