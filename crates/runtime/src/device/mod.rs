@@ -110,4 +110,4 @@ pub fn check_range(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

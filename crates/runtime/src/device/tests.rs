@@ -21,10 +21,10 @@ fn shm() -> Option<tempfile::TempDir> {
 }
 
 /// A loop device over a file, where the host lets us have one.
-struct Loop(PathBuf);
+pub(crate) struct Loop(pub(crate) PathBuf);
 
 impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
+    pub(crate) fn over(file: &Path) -> Option<Loop> {
         let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
         let path = String::from_utf8(out.stdout).ok()?.trim().to_owned();
         out.status.success().then(|| Loop(path.into()))

@@ -229,6 +229,38 @@ fn a_device_error_reaches_its_own_read_only() {
 }
 
 #[test]
+fn a_medium_error_reaches_its_own_read_only() {
+    // A loop device whose file was shortened answers EIO beyond its end, as a disk does for a bad sector.
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::write(&image, (0..SIZE).map(byte).collect::<Vec<u8>>()).unwrap();
+    let Some(disk) = crate::device::tests::Loop::over(&image) else {
+        eprintln!("skipped: no loop device may be had here");
+        return;
+    };
+    let device: Arc<dyn Device> =
+        Arc::new(FlashDevice::open(&DeviceOptions::new(&disk.0)).unwrap());
+    std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(SIZE / 2).unwrap();
+    for choice in [RingChoice::Auto, RingChoice::Threads] {
+        let options = RingOptions { choice, ..RingOptions::default() };
+        let mut ring = ReadRing::open(device.clone(), &options).unwrap();
+        for token in 0..100 {
+            ring.submit(token, token * (SIZE / 100) / 4096 * 4096, 4096).unwrap();
+        }
+        let mut failed = Vec::new();
+        collect(&mut ring, 100, |token, result| match result {
+            Ok(bytes) => assert!(bytes == expected(token * (SIZE / 100) / 4096 * 4096, 4096)),
+            Err(e) => {
+                assert_eq!(e.errno(), Some(libc::EIO), "{e}");
+                failed.push(token);
+            }
+        });
+        assert!(!failed.is_empty() && failed.iter().all(|&t| t >= 50), "{failed:?}");
+        assert_eq!(ring.in_flight(), 0);
+    }
+}
+
+#[test]
 fn a_truncated_file_is_an_error_not_a_hang() {
     let dir = tempfile::tempdir().unwrap();
     for choice in [RingChoice::Auto, RingChoice::Threads] {

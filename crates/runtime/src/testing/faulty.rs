@@ -36,6 +36,12 @@ impl Fault {
         Fault { op: None, nth, times: 1, errno: Self::EIO }
     }
 
+    /// The device dies before operation number `nth` of any kind: it and all later ones fail with EIO. Together with
+    /// [`MemoryDevice::power_cut`](super::MemoryDevice::power_cut): the power goes at that operation.
+    pub fn dead_from(nth: u64) -> Fault {
+        Fault { op: None, nth, times: u64::MAX, errno: Self::EIO }
+    }
+
     /// From the `nth` operation of this kind on, all of them fail.
     pub fn from(op: IoOp, nth: u64, errno: i32) -> Fault {
         Fault { op: Some(op), nth, times: u64::MAX, errno }
@@ -298,6 +304,28 @@ mod tests {
         assert!(landed[2..6].iter().any(|&n| n > 0 && n < 8192), "{landed:?}");
         d.heal();
         d.write_at(16384, &[7; 8192]).unwrap();
+    }
+
+    #[test]
+    fn the_power_goes_at_every_operation_in_turn() {
+        // Two pages, each synced before the next: whatever the moment, the second is never there without the first.
+        for k in 0..=4 {
+            for seed in 0..50 {
+                let (memory, d) = device();
+                d.arm(Fault::dead_from(k));
+                let done = (|| {
+                    d.write_at(0, &[1; 4096])?;
+                    d.sync()?;
+                    d.write_at(4096, &[2; 4096])?;
+                    d.sync()
+                })();
+                assert_eq!(done.is_ok(), k == 4);
+                let after = memory.power_cut(&mut Rng::new(seed)).live();
+                let (first, second) = (&after[..4096], &after[4096..8192]);
+                assert!(first == [1; 4096] || (k <= 1 && second == [0; 4096]), "{k} {seed}");
+                assert!(k < 4 || second == [2; 4096]);
+            }
+        }
     }
 
     #[test]
