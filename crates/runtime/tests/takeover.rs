@@ -105,10 +105,9 @@ fn no_write_of_a_killed_process_lands_after_the_take_over() {
 #[test]
 fn shared_words_keep_every_store_before_a_kill_in_order() {
     let dir = tempfile::tempdir().unwrap();
-    let mut last = 0;
     for round in 0..3 {
         let child = start("counter", dir.path());
-        std::thread::sleep(Duration::from_millis(20 + round * 7));
+        std::thread::sleep(Duration::from_millis(30 + round * 7));
         kill(child);
         let region = SharedRegion::open(dir.path(), "words", 1 << 20).unwrap();
         assert!(!region.is_fresh());
@@ -117,8 +116,7 @@ fn shared_words_keep_every_store_before_a_kill_in_order() {
         let newest = values[0];
         let turn = values.iter().position(|&v| v != newest).unwrap_or(values.len());
         assert!(values[turn..].iter().all(|&v| v + 1 == newest), "round {round}: turn at {turn}");
-        assert!(newest > 1 && newest != last, "{newest}");
-        last = newest;
+        assert!(newest > 1, "killed before it had gone round once");
         drop(region);
         SharedRegion::remove(dir.path(), "words").unwrap();
     }

@@ -158,22 +158,104 @@ fn impossible_reads_complete_with_their_error_and_wake_the_owner() {
     });
 }
 
+/// A "device" whose descriptor is a pipe: its reads end when the test says so, and as short as it says.
+#[derive(Debug)]
+struct PipeDevice {
+    name: Arc<str>,
+    reader: OwnedFd,
+}
+
+/// A ring of io_uring on a pipe, and the pipe's other end; `None` where io_uring is forbidden.
+fn ring_on_a_pipe() -> Option<(ReadRing, std::fs::File)> {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let device = PipeDevice { name: "pipe".into(), reader: reader.into() };
+    let options = RingOptions { choice: RingChoice::Uring, ..RingOptions::default() };
+    let ring = ReadRing::open(Arc::new(device), &options).ok()?;
+    Some((ring, OwnedFd::from(writer).into()))
+}
+
+impl Device for PipeDevice {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+    fn geometry(&self) -> crate::Geometry {
+        crate::Geometry { size: 1 << 20, block: 512 }
+    }
+    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+        unreachable!("the kernel reads")
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+        unreachable!("the test writes")
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn raw(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.reader.as_fd())
+    }
+    fn read_unit(&self) -> u32 {
+        1
+    }
+}
+
 #[test]
-fn dropping_waits_for_reads_in_flight() {
-    // Submitted and flushed but never taken: the memory must not go before the kernel is done with it. Many rounds, so
-    // that the allocator hands the same memory out again at once.
+fn dropping_an_io_uring_waits_until_the_kernel_is_done_with_its_memory() {
+    use std::io::Write;
+    const PAUSE: Duration = Duration::from_millis(80);
+    let Some((mut ring, mut writer)) = ring_on_a_pipe() else { return };
+    ring.submit(1, 0, 4096).unwrap();
+    ring.flush();
+    ring.submit(2, 0, 4096).unwrap(); // not flushed: need not be awaited
+    let start = Instant::now();
+    let feeder = std::thread::spawn(move || {
+        std::thread::sleep(PAUSE);
+        writer.write_all(&[9; 4096]).unwrap();
+        writer
+    });
+    drop(ring);
+    assert!(start.elapsed() >= PAUSE, "dropped after {:?} with a read in flight", start.elapsed());
+    drop(feeder.join().unwrap());
+}
+
+#[test]
+fn short_reads_are_continued_where_they_stopped() {
+    use std::io::Write;
+    let Some((mut ring, mut writer)) = ring_on_a_pipe() else { return };
+    let bytes = expected(0, 4096);
+    ring.submit(1, 0, 4096).unwrap();
+    ring.flush();
+    for piece in [&bytes[..1], &bytes[1..1000], &bytes[1000..4095]] {
+        writer.write_all(piece).unwrap();
+        ring.wait(Duration::from_millis(500));
+        assert!(ring.pop().is_none(), "not all there yet");
+    }
+    writer.write_all(&bytes[4095..]).unwrap();
+    collect(&mut ring, 1, |_, read| assert!(read.unwrap() == bytes));
+    // And one that ends for good.
+    ring.submit(2, 0, 4096).unwrap();
+    writer.write_all(&bytes[..100]).unwrap();
+    drop(writer);
+    collect(&mut ring, 1, |_, read| {
+        assert!(read.unwrap_err().to_string().contains("ended early"));
+    });
+}
+
+#[test]
+fn dropping_with_reads_in_flight_leaves_other_memory_alone() {
+    // Many rounds, so that the allocator hands the same memory out again at once.
     let dir = tempfile::tempdir().unwrap();
     let device = file(dir.path(), "flash", true);
     for choice in [RingChoice::Auto, RingChoice::Threads] {
+        let options = RingOptions { choice, ..RingOptions::default() };
         for round in 0..20u64 {
-            let mut ring =
-                ReadRing::open(device.clone(), &RingOptions { choice, ..RingOptions::default() })
-                    .unwrap();
+            let mut ring = ReadRing::open(device.clone(), &options).unwrap();
             for token in 0..64 {
                 ring.submit(token, (token * 7 + round) % 1000 * 4096, 4096).unwrap();
             }
             ring.flush();
-            ring.submit(64, 0, 4096).unwrap(); // not flushed: need not be awaited
             drop(ring);
             let canary = vec![0xA5u8; 64 * 4096];
             std::thread::yield_now();
