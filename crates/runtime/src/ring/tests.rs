@@ -277,6 +277,7 @@ fn dropping_a_ring_of_threads_waits_for_the_read_under_way() {
     }
     ring.flush();
     assert!(slow.reads.await_waiting(2, LIMIT));
+    let start = Instant::now();
     let opener = std::thread::spawn({
         let slow = slow.clone();
         move || {
@@ -285,6 +286,7 @@ fn dropping_a_ring_of_threads_waits_for_the_read_under_way() {
         }
     });
     drop(ring);
+    assert!(start.elapsed() >= Duration::from_millis(30), "the threads outlive the ring");
     opener.join().unwrap();
     assert!(slow.count(IoOp::Read) <= 4, "reads that had not begun are not begun");
 }
