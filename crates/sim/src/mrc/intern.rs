@@ -13,7 +13,7 @@ struct Place {
 
 /// Gives each new 64-bit id the next tag, from 0. Open addressing with linear probing; 12 bytes a place, filled to at
 /// most 85 %, growing by half.
-pub(super) struct Interner {
+pub struct Interner {
     places: Vec<Place>,
     len: u32,
     /// Number of ids at which the table grows.
@@ -32,8 +32,15 @@ fn home(id: u64, len: usize) -> usize {
     ((u128::from(spread(id)) * len as u128) >> 64) as usize
 }
 
+impl Default for Interner {
+    fn default() -> Interner {
+        Interner::new()
+    }
+}
+
 impl Interner {
-    pub(super) fn new() -> Interner {
+    /// No ids yet.
+    pub fn new() -> Interner {
         Interner { places: Self::table(START), len: 0, limit: START * 85 / 100 }
     }
 
@@ -42,17 +49,22 @@ impl Interner {
     }
 
     /// Ids seen.
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.len as usize
     }
 
+    /// Whether no id was seen.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// A hint that `id` comes soon.
-    pub(super) fn prefetch(&self, id: u64) {
+    pub fn prefetch(&self, id: u64) {
         prefetch(&self.places, home(id, self.places.len()));
     }
 
     /// The tag of `id`; `None` once 2^32 − 1 ids are known.
-    pub(super) fn intern(&mut self, id: u64) -> Option<u32> {
+    pub fn intern(&mut self, id: u64) -> Option<u32> {
         let len = self.places.len();
         let mut at = home(id, len);
         loop {
@@ -99,7 +111,8 @@ impl Interner {
         self.limit = len * 85 / 100;
     }
 
-    pub(super) fn memory_bytes(&self) -> usize {
+    /// Bytes of memory held.
+    pub fn memory_bytes(&self) -> usize {
         self.places.capacity() * size_of::<Place>()
     }
 }

@@ -14,6 +14,7 @@ mod shards;
 mod stack;
 mod sweep;
 
+pub use intern::Interner;
 pub use items::{Item, Items, PAGE};
 pub use shards::Sampler;
 pub use stack::{LruCurve, StackDistances};

@@ -1,0 +1,128 @@
+//! Flash as a victim cache of DRAM: whatever DRAM evicts is written to flash.
+
+use larder_base::slab::{List, Slab};
+
+use super::{Baseline, Counts, Index, NONE};
+
+#[derive(Debug)]
+struct Item {
+    tag: u32,
+    size: u32,
+    in_dram: bool,
+}
+
+/// LRU in DRAM over LRU on flash, both by bytes. A hit on flash moves the object back to DRAM.
+#[derive(Debug)]
+pub struct VictimCache {
+    dram_capacity: u64,
+    flash_capacity: u64,
+    dram_bytes: u64,
+    flash_bytes: u64,
+    slab: Slab<Item>,
+    dram: List,
+    flash: List,
+    index: Index,
+    counts: Counts,
+}
+
+impl VictimCache {
+    /// An empty cache of these many bytes.
+    pub fn new(dram_capacity: u64, flash_capacity: u64) -> VictimCache {
+        VictimCache {
+            dram_capacity,
+            flash_capacity,
+            dram_bytes: 0,
+            flash_bytes: 0,
+            slab: Slab::new(),
+            dram: List::new(),
+            flash: List::new(),
+            index: Index::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let size = u64::from(self.slab.get(at).size);
+        if self.slab.get(at).in_dram {
+            self.dram.unlink(&mut self.slab, at);
+            self.dram_bytes -= size;
+        } else {
+            self.flash.unlink(&mut self.slab, at);
+            self.flash_bytes -= size;
+        }
+    }
+
+    fn forget(&mut self, at: u32) {
+        self.index.set(self.slab.get(at).tag, NONE);
+        self.slab.free(at);
+    }
+
+    fn insert(&mut self, at: u32) {
+        let size = u64::from(self.slab.get(at).size);
+        while self.dram_bytes + size > self.dram_capacity {
+            let Some(victim) = self.dram.pop_back(&mut self.slab) else { break };
+            let bytes = u64::from(self.slab.get(victim).size);
+            self.dram_bytes -= bytes;
+            while self.flash_bytes + bytes > self.flash_capacity {
+                let Some(old) = self.flash.pop_back(&mut self.slab) else { break };
+                self.flash_bytes -= u64::from(self.slab.get(old).size);
+                self.forget(old);
+            }
+            if bytes > self.flash_capacity {
+                self.forget(victim);
+                continue;
+            }
+            self.slab.get_mut(victim).in_dram = false;
+            self.flash.push_front(&mut self.slab, victim);
+            self.flash_bytes += bytes;
+            self.counts.flash_writes += 1;
+            self.counts.flash_bytes += bytes;
+        }
+        self.slab.get_mut(at).in_dram = true;
+        self.dram.push_front(&mut self.slab, at);
+        self.dram_bytes += size;
+    }
+}
+
+impl Baseline for VictimCache {
+    fn request(&mut self, tag: u32, size: u32) -> bool {
+        self.counts.requests += 1;
+        let at = self.index.get(tag);
+        if at != NONE {
+            let was_in_dram = self.slab.get(at).in_dram;
+            self.unlink(at);
+            if self.slab.get(at).size == size {
+                self.counts.hits += 1;
+                self.counts.dram_hits += u64::from(was_in_dram);
+                self.insert(at);
+                return true;
+            }
+            self.forget(at);
+        }
+        self.counts.miss_bytes += u64::from(size);
+        if u64::from(size) > self.dram_capacity {
+            self.counts.refused += 1;
+            return false;
+        }
+        let at = self.slab.take(Item { tag, size, in_dram: true });
+        self.index.set(tag, at);
+        self.insert(at);
+        false
+    }
+
+    fn remove(&mut self, tag: u32) {
+        let at = self.index.get(tag);
+        if at != NONE {
+            self.unlink(at);
+            self.forget(at);
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn reset_counts(&mut self) {
+        self.counts = Counts::default();
+    }
+}
