@@ -15,7 +15,7 @@ fn run_shuffled(engine: &Delayed, input: &[u8], cuts: &[usize], seed: u64) -> Ve
     loop {
         let progress = client.process(engine);
         assert!(client.waiting.len() <= READS_MAX);
-        if rng.next_u64() % 2 == 0 {
+        if rng.next_u64().is_multiple_of(2) {
             client.drain();
         }
         match progress {
@@ -25,7 +25,9 @@ fn run_shuffled(engine: &Delayed, input: &[u8], cuts: &[usize], seed: u64) -> Ve
                 client.flash_done(engine, index);
             }
             Progress::OutputFull => client.drain(),
-            Progress::NeedInput if !client.waiting.is_empty() && rng.next_u64() % 2 == 0 => {
+            Progress::NeedInput
+                if !client.waiting.is_empty() && rng.next_u64().is_multiple_of(2) =>
+            {
                 let index = rng.next_u64() as usize % client.waiting.len();
                 client.flash_done(engine, index);
             }
