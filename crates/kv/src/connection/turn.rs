@@ -196,11 +196,13 @@ impl<E: Engine> Turn<'_, '_, E> {
         let key = shape.key();
         let hash = self.engine.hash(key);
         if !self.out.pending.is_empty() {
-            // What a meta command shows of an object (accesses, a win) depends on the reads before it.
-            let ordered = !matches!(shape, Shape::Text { .. });
-            if self.out.pending.len() >= READS_MAX
-                || (ordered && self.out.pending.iter().any(|p| p.hash == hash))
-            {
+            // What a meta command shows of an object (accesses, a win) depends on the reads before it, and must not
+            // depend on those after it. A key that gat names twice may expire at the first.
+            let plain = matches!(shape, Shape::Text { .. }) && !changes;
+            let meets = |p: &Pending<E::Read>| {
+                p.hash == hash && !(plain && matches!(p.kind, PendingKind::Text { .. }))
+            };
+            if self.out.pending.len() >= READS_MAX || self.out.pending.iter().any(meets) {
                 return ReadStep::Wait(Progress::WaitingForFlash);
             }
         }

@@ -92,7 +92,7 @@ fn command() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// However the stream is cut, and whichever objects lie on flash and in whatever order their reads complete, the
     /// client sees the same bytes.
