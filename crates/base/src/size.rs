@@ -11,7 +11,9 @@ pub struct ByteSize(pub u64);
 
 /// Why a size could not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a size: write a number of bytes, or a number with k, m, g or t (4096, 64k, 512m, 4g)")]
+#[error(
+    "'{0}' is not a size: write a number of bytes, or a number with k, m, g or t (4096, 64k, 512m, 4g)"
+)]
 pub struct ParseSizeError(pub String);
 
 impl ByteSize {
@@ -35,7 +37,8 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<ByteSize, ParseSizeError> {
         let bad = || ParseSizeError(text.to_owned());
         let trimmed = text.trim();
-        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let split =
+            trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);
         let shift = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 0,
@@ -100,7 +103,9 @@ mod tests {
 
     #[test]
     fn reads_what_people_write() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("64k", 65536), ("1.5 GiB", 3 << 29), ("2T", 2 << 40)] {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64k", 65536), ("1.5 GiB", 3 << 29), ("2T", 2 << 40)]
+        {
             assert_eq!(text.parse::<ByteSize>().unwrap().0, bytes, "{text}");
         }
         for text in ["", "x", "4q", "-1", "1e99g", "99999999999t"] {

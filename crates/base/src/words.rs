@@ -1,6 +1,7 @@
 //! Words of memory that may outlive the process.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 /// An array of 64-bit words that its owner changes one whole word at a time, in program order.
@@ -13,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 /// [`Words::set_fuse`] lets a test die between any two stores.
 pub struct Words {
     cells: Cells,
-    /// Stores still performed before the memory "dies" (tests only; `u64::MAX` means no fuse).
-    fuse: u64,
+    /// Stores still performed before the memory "dies" (tests only).
+    fuse: Option<Arc<AtomicU64>>,
 }
 
 enum Cells {
@@ -28,12 +29,12 @@ impl Words {
     pub fn heap(len: usize) -> Words {
         // Zeroed pages straight from the allocator: a large index does not touch its memory before it is used.
         let cells = bytes_to_cells(vec![0u64; len].into_boxed_slice());
-        Words { cells: Cells::Heap(cells), fuse: u64::MAX }
+        Words { cells: Cells::Heap(cells), fuse: None }
     }
 
     /// Words that are already there, in a mapping that is never taken down.
     pub fn from_static(cells: &'static [AtomicU64]) -> Words {
-        Words { cells: Cells::Static(cells), fuse: u64::MAX }
+        Words { cells: Cells::Static(cells), fuse: None }
     }
 
     /// Whether the words outlive the process.
@@ -71,11 +72,12 @@ impl Words {
     /// # Panics
     /// If `index` is out of bounds.
     pub fn store(&mut self, index: usize, value: u64) {
-        if self.fuse != u64::MAX {
-            if self.fuse == 0 {
+        if let Some(fuse) = &self.fuse {
+            let left = fuse.load(Ordering::Relaxed);
+            if left == 0 {
                 return;
             }
-            self.fuse -= 1;
+            fuse.store(left - 1, Ordering::Relaxed);
         }
         compiler_fence(Ordering::SeqCst);
         self.cells()[index].store(value, Ordering::Relaxed);
@@ -91,21 +93,26 @@ impl Words {
         std::array::from_fn(|i| line[i].load(Ordering::Relaxed))
     }
 
-
     /// After `stores` more stores, further ones are dropped: the memory as a kill at that moment would leave it.
     pub fn set_fuse(&mut self, stores: u64) {
-        self.fuse = stores;
+        self.fuse = Some(Arc::new(AtomicU64::new(stores)));
+    }
+
+    /// Burns the same fuse as other words: a kill is one moment for all memory. The counter is the number of stores that
+    /// are still performed.
+    pub fn share_fuse(&mut self, fuse: Arc<AtomicU64>) {
+        self.fuse = Some(fuse);
     }
 
     /// Whether a fuse was set and has burnt down.
     pub fn is_dead(&self) -> bool {
-        self.fuse == 0
+        self.fuse.as_ref().is_some_and(|f| f.load(Ordering::Relaxed) == 0)
     }
 
     /// A copy of the words as they are (without the fuse), on the heap.
     pub fn snapshot(&self) -> Words {
         let copy: Vec<u64> = self.cells().iter().map(|c| c.load(Ordering::Relaxed)).collect();
-        Words { cells: Cells::Heap(bytes_to_cells(copy.into_boxed_slice())), fuse: u64::MAX }
+        Words { cells: Cells::Heap(bytes_to_cells(copy.into_boxed_slice())), fuse: None }
     }
 }
 
@@ -117,11 +124,16 @@ fn bytes_to_cells(words: Box<[u64]>) -> Box<[AtomicU64]> {
     unsafe { Box::from_raw(raw) }
 }
 
-const _: () = assert!(align_of::<AtomicU64>() == align_of::<u64>() && size_of::<AtomicU64>() == size_of::<u64>());
+const _: () = assert!(
+    align_of::<AtomicU64>() == align_of::<u64>() && size_of::<AtomicU64>() == size_of::<u64>()
+);
 
 impl fmt::Debug for Words {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Words").field("len", &self.len()).field("shared", &self.is_shared()).finish()
+        f.debug_struct("Words")
+            .field("len", &self.len())
+            .field("shared", &self.is_shared())
+            .finish()
     }
 }
 

@@ -305,6 +305,27 @@ impl FlashIndex {
         dropped
     }
 
+    /// Removes every entry, bucket by bucket: a cut leaves the rest.
+    pub fn clear_all(&mut self) {
+        for bucket in 0..self.buckets {
+            let live = self.line(bucket).live();
+            if live != 0 {
+                positions(live).for_each(|pos| {
+                    self.clear(bucket, pos);
+                });
+                self.settle(bucket);
+            }
+        }
+    }
+
+    /// Shows every entry.
+    pub fn for_each(&self, mut f: impl FnMut(&Entry)) {
+        for bucket in 0..self.buckets {
+            let line = self.line(bucket);
+            positions(line.live()).for_each(|pos| f(&line.raw(pos).entry()));
+        }
+    }
+
     /// Number of entries.
     pub fn len(&self) -> u64 {
         self.len

@@ -1,3 +1,22 @@
-//! The key-value engine.
+//! The key-value engine: shards over DRAM and flash, and the log that moves objects between them.
 
+mod access_times;
 pub mod api;
+mod clean;
+mod config;
+mod flash;
+mod log;
+mod ops;
+mod planted;
+mod shard;
+mod stats;
+
+pub use clean::{Heat, StageReport, StageSink, Staged};
+pub use config::{ClockMode, FlashGeometry, ShardConfig, Share, Shares};
+pub use log::{
+    FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
+    Shards, Step,
+};
+pub use planted::Planted;
+pub use shard::KvShard;
+pub use stats::{AppStats, AppTable, ShardStats};

@@ -1,0 +1,9 @@
+//! The DRAM tier: an arena of variable-sized objects, and the table that finds them.
+
+mod arena;
+mod object;
+mod table;
+
+pub use arena::{Arena, Block, UNIT};
+pub use object::{HEADER_BYTES, ObjectHeader, State, object_bytes};
+pub use table::Table;

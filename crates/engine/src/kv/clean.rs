@@ -1,0 +1,452 @@
+//! What the cleaner does inside a shard: pick what goes to flash and what leaves DRAM, publish what is durable, take back
+//! what a reclaimed segment held. The cleaner itself is [`FlashLog`](super::log::FlashLog), which calls these one after
+//! another with the shard locked for one call at a time.
+
+use std::collections::BTreeMap;
+
+use larder_base::{Now, ObjectHash, UnixSecs};
+use larder_format::page::SMALL_MAX;
+use larder_format::{Kind, Record, RecordMeta, walk};
+use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Verdict};
+
+use super::api::Location;
+use super::planted::Planted;
+use super::shard::KvShard;
+use crate::dram::{Block, ObjectHeader, State};
+use crate::index::{Entry, Family, Place};
+use crate::segment::{NoRoom, Placed, place_of};
+
+/// Blocks that one [`KvShard::stage`] looks at, at most: bounds how long the shard stays locked (well under a
+/// millisecond).
+const WINDOW: usize = 2048;
+
+/// An object that was copied into a segment which is not yet durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// Its key's hash.
+    pub hash: ObjectHash,
+    /// Where it lies in DRAM.
+    pub block: Block,
+    /// Which version.
+    pub cas: u64,
+    /// Where it lies in the segment.
+    pub place: Place,
+    /// Bytes of its record.
+    pub bytes: u32,
+}
+
+/// Where a shard's objects are staged: the log's open segments.
+pub trait StageSink {
+    /// Copies an object into the open segment of its kind.
+    ///
+    /// # Errors
+    /// When it has no room there; the object stays in DRAM.
+    fn offer(
+        &mut self,
+        hash: ObjectHash,
+        meta: &RecordMeta,
+        key: &[u8],
+        value: &[u8],
+        block: Block,
+    ) -> Result<(), NoRoom>;
+
+    /// Whether the open segment of this kind takes nothing more before it has been written.
+    fn is_full(&self, kind: Kind) -> bool;
+
+    /// Takes `bytes` from the write budget.
+    fn spend(&mut self, bytes: u32) -> bool;
+}
+
+/// What a call of [`KvShard::stage`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageReport {
+    /// Objects staged.
+    pub staged: u64,
+    /// Bytes of their blocks.
+    pub staged_bytes: u64,
+    /// Objects evicted.
+    pub evicted: u64,
+    /// The shard has as much free room as it wants, what is staged counted in.
+    pub satisfied: bool,
+}
+
+/// What became of an object that was to be staged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Staged,
+    /// The open segment has no room for it; the next one may.
+    Later,
+    /// The budget is spent, or it fits no segment.
+    Never,
+}
+
+/// How hot the flash is in a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Heat {
+    /// Entries with a CLOCK above zero.
+    pub hot: u64,
+    /// All entries.
+    pub entries: u64,
+}
+
+impl KvShard {
+    /// Makes free room until the shard has as much as it wants, or a segment is full, or the window has been looked
+    /// through: stages what admission wants on flash, evicts by CLOCK what it does not.
+    pub fn stage(&mut self, now: Now, sink: &mut impl StageSink) -> StageReport {
+        self.flush_if_due(now);
+        self.cleaner_came();
+        let mut report = StageReport::default();
+        let flash = self.config.flash.segments > 0;
+        if flash && self.admission.pool() == Pool::Everything && self.wants_room() {
+            self.stage_best(now, sink, &mut report);
+        }
+        let mut looked = 0;
+        while self.wants_room() && looked < WINDOW {
+            looked += 1;
+            self.clean_step(now, flash, sink, &mut report);
+        }
+        report.satisfied = !self.wants_room();
+        report
+    }
+
+    fn wants_room(&self) -> bool {
+        self.arena.free_bytes() + self.staged_bytes < self.config.free_high
+    }
+
+    /// One step of the CLOCK hand: what CLOCK gives up is offered to admission (which for `Pool::Everything` has had its
+    /// say already), and evicted if it is not wanted.
+    fn clean_step(
+        &mut self,
+        now: Now,
+        flash: bool,
+        sink: &mut impl StageSink,
+        report: &mut StageReport,
+    ) {
+        let block = self.hand;
+        self.hand = self.arena.next(block);
+        if !self.arena.is_used(block) {
+            return;
+        }
+        let h = ObjectHeader::load(&self.arena, block);
+        if h.state.has(State::STAGED) || !self.clock_gives_up(now, block, &h, true) {
+            return;
+        }
+        if h.expiry.is_past(now.wall) {
+            let hash = self.hash_of(block, &h);
+            self.stats.expired += 1;
+            self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
+            return;
+        }
+        if flash && self.admission.pool() == Pool::Victims {
+            if self.consider(now, block, &h).is_some() {
+                match self.stage_one(now, block, &h, sink, report) {
+                    Fate::Staged => return,
+                    // It is wanted but cannot go just now: it stays for the next round, unless memory is short.
+                    Fate::Later if self.arena.free_bytes() > self.config.free_low / 2 => return,
+                    Fate::Later | Fate::Never => {}
+                }
+            }
+        }
+        self.evict(now, block, &h);
+        report.evicted += 1;
+    }
+
+    /// Looks through a window of DRAM and stages the best of what admission wants (Flashield §4: candidates are ranked
+    /// by score; here within the window, so that the shard is never locked for a whole pass).
+    fn stage_best(&mut self, now: Now, sink: &mut impl StageSink, report: &mut StageReport) {
+        let mut wanted: Vec<(f32, Block, ObjectHeader)> = Vec::new();
+        let start = self.scan;
+        for looked in 0..WINDOW {
+            let block = self.scan;
+            if looked > 0 && block == start {
+                break;
+            }
+            self.scan = self.arena.next(block);
+            if !self.arena.is_used(block) {
+                continue;
+            }
+            let h = ObjectHeader::load(&self.arena, block);
+            if h.state.has(State::STAGED) || h.expiry.is_past(now.wall) {
+                continue;
+            }
+            if let Some(score) = self.consider(now, block, &h) {
+                wanted.push((score, block, h));
+            }
+        }
+        wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for (_, block, h) in wanted {
+            if !self.wants_room() {
+                break;
+            }
+            // What does not fit now is looked at again on the next pass.
+            self.stage_one(now, block, &h, sink, report);
+        }
+    }
+
+    /// Admission's word on an object: its score if it should go to flash.
+    fn consider(&mut self, now: Now, block: Block, h: &ObjectHeader) -> Option<f32> {
+        let size = Self::record_bytes(h);
+        if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
+            return None;
+        }
+        let share = self.config.shares.of(h.app);
+        if share.ceiling < 1.0 {
+            let mine = (self.config.flash.capacity() / u64::from(self.config.shards)) as f32;
+            if self.apps.of(h.app).flash_bytes as f32 > share.ceiling * mine {
+                return None;
+            }
+        }
+        let hash = self.hash_of(block, h);
+        let ttl = h.expiry.remaining(now.wall).unwrap_or(u32::MAX);
+        let candidate = Candidate {
+            hash,
+            app: h.app,
+            features: h.features(now.millis32(), size),
+            survivor: h.state.has(State::SURVIVOR),
+            ttl,
+        };
+        match self.admission.judge(&candidate, now.mono) {
+            Verdict::Admit { score } => Some(score),
+            Verdict::Reject(_) => None,
+        }
+    }
+
+    fn stage_one(
+        &mut self,
+        now: Now,
+        block: Block,
+        h: &ObjectHeader,
+        sink: &mut impl StageSink,
+        report: &mut StageReport,
+    ) -> Fate {
+        let size = Self::record_bytes(h);
+        let kind = if size as usize > SMALL_MAX { Kind::Large } else { Kind::Small };
+        let hash = self.hash_of(block, h);
+        let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
+        let joins =
+            dead_inside.contains(&hash.fingerprint()) && !self.planted(Planted::SecondCopyJoins);
+        if sink.is_full(kind) || joins {
+            return Fate::Later;
+        }
+        if !sink.spend(size) {
+            return Fate::Never;
+        }
+        let idle = now.millis32().wrapping_sub(h.last) / 1000;
+        let meta = RecordMeta {
+            cas: h.cas,
+            expiry: h.expiry,
+            flags: h.flags,
+            app: h.app,
+            last_access: UnixSecs(now.wall.0.saturating_sub(idle)),
+            fetched: h.state.has(State::FETCHED),
+            stale: h.state.has(State::STALE),
+            won: h.state.has(State::WON),
+        };
+        let (key, value) = (h.key(&self.arena, block), h.value(&self.arena, block));
+        match sink.offer(hash, &meta, key, value, block) {
+            Ok(()) => {}
+            Err(NoRoom::Full) => return Fate::Later,
+            Err(NoRoom::OtherKind | NoRoom::TooLarge) => return Fate::Never,
+        }
+        ObjectHeader::set_state(&mut self.arena, block, h.state.with(State::STAGED));
+        let bytes = self.arena.block_bytes(block);
+        self.staged_bytes += bytes;
+        report.staged += 1;
+        report.staged_bytes += bytes as u64;
+        Fate::Staged
+    }
+
+    /// Publishes what a segment that is now durable holds: every object that has not changed since it was staged moves
+    /// from DRAM to the index.
+    pub fn publish(
+        &mut self,
+        now: Now,
+        segment: u16,
+        generation: u64,
+        kind: Kind,
+        staged: &[Staged],
+    ) {
+        self.generations[usize::from(segment)] = generation;
+        let alive = |shard: &KvShard, s: &Staged| {
+            shard
+                .table
+                .holds(&shard.arena, s.hash.dram(), s.block)
+                .filter(|h| h.cas == s.cas && h.state.has(State::STAGED))
+        };
+        // What would lead to a dead record must not be inserted at all, not even for a moment: a kill may fall between.
+        let mut dead: BTreeMap<Family, Vec<(ObjectHash, Location)>> = BTreeMap::new();
+        for s in staged.iter().filter(|s| alive(self, s).is_none()) {
+            let at = self.location(s.hash, &Entry { segment, place: s.place, clock: 0 });
+            dead.entry(self.index.family(s.hash)).or_default().push((s.hash, at));
+        }
+        for s in staged {
+            let entry = Entry { segment, place: s.place, clock: 0 };
+            let Some(h) = alive(self, s) else {
+                if self.planted(Planted::StalePublished) {
+                    self.insert_entry(s.hash, Entry { clock: 1, ..entry });
+                }
+                continue;
+            };
+            let leads = |(hash, at): &(ObjectHash, Location)| self.location(*hash, &entry) == *at;
+            let kin = dead.get(&self.index.family(s.hash));
+            if kin.is_some_and(|kin| kin.iter().any(leads))
+                && !self.planted(Planted::DeadTwinPublished)
+            {
+                // It stays in DRAM.
+                self.unstage(s, &h);
+                continue;
+            }
+            // The rank moves along, but not at its maximum: only a read on flash puts an entry there, so that reclaim can
+            // tell what was read since it came.
+            let clock = h.state.clock().min(self.config.clock_max.saturating_sub(1)).max(1);
+            self.insert_entry(s.hash, Entry { clock, ..entry });
+            self.stats.flash_written_objects += 1;
+            self.stats.flash_written_bytes += u64::from(s.bytes);
+            let app = self.apps.of_mut(h.app);
+            app.flash_written_objects += 1;
+            app.flash_written_bytes += u64::from(s.bytes);
+            app.flash_bytes += u64::from(s.bytes);
+            self.remove_dram(s.hash, s.block, &h, Some((now, Departure::Moved)));
+        }
+        self.dead_staged[usize::from(kind == Kind::Large)].clear();
+    }
+
+    /// The segment could not be written: what was staged for it stays in DRAM.
+    pub fn abandon(&mut self, kind: Kind, staged: &[Staged]) {
+        for s in staged {
+            let held = self.table.holds(&self.arena, s.hash.dram(), s.block);
+            if let Some(h) = held.filter(|h| h.cas == s.cas && h.state.has(State::STAGED)) {
+                self.unstage(s, &h);
+            }
+        }
+        self.dead_staged[usize::from(kind == Kind::Large)].clear();
+    }
+
+    fn unstage(&mut self, s: &Staged, h: &ObjectHeader) {
+        self.staged_bytes -= self.arena.block_bytes(s.block);
+        ObjectHeader::set_state(&mut self.arena, s.block, h.state.without(State::STAGED));
+    }
+
+    /// Takes back what segment `segment` held for this shard, whose bytes are about to be overwritten: the hot objects
+    /// that were read go back to DRAM (Flashield §4.3), as far as `budget` bytes allow, the rest is dropped. Afterwards
+    /// the index does not mention the segment. `mine` tells whether a hash belongs to this shard.
+    pub fn reclaim(
+        &mut self,
+        now: Now,
+        segment: u16,
+        kind: Kind,
+        bytes: Option<&[u8]>,
+        mut budget: u64,
+        mine: impl Fn(ObjectHash) -> bool,
+    ) -> u64 {
+        self.flush_if_due(now);
+        let generation = self.generations[usize::from(segment)];
+        if generation == 0 {
+            return 0;
+        }
+        self.suspects.retain(|s| s.entry.segment != segment);
+        let mut taken = 0;
+        let filling = self.filling(segment, generation);
+        let hasher = self.config.hasher;
+        if let Some(bytes) = bytes {
+            for walked in walk(bytes, kind, filling) {
+                let hash = hasher.hash(walked.record.key());
+                if !mine(hash) {
+                    continue;
+                }
+                let app = self.apps.of_mut(walked.record.meta().app);
+                app.flash_bytes = app.flash_bytes.saturating_sub(walked.record.len() as u64);
+                let Some(place) = place_of(kind, &walked, hash, self.config.flash.pages()) else {
+                    continue;
+                };
+                if self.planted(Planted::ReclaimLeavesEntries)
+                    && self.index.contains(hash, segment, place) == Some(0)
+                {
+                    self.entry_gone(segment);
+                    continue;
+                }
+                let Some(entry) = self.index.remove(hash, segment, place) else { continue };
+                self.entry_gone(segment);
+                while self.index.remove(hash, segment, place).is_some() {
+                    self.entry_gone(segment);
+                }
+                taken += self.take_back(now, hash, &entry, &walked.record, &mut budget);
+            }
+        }
+        if self.live[usize::from(segment)] != 0 {
+            // Damage, or a read error: some entries could not be named.
+            let dropped = self.index.drop_segment(segment);
+            self.stats.flash_dropped += dropped;
+            self.live[usize::from(segment)] = 0;
+        }
+        self.generations[usize::from(segment)] = 0;
+        taken
+    }
+
+    fn take_back(
+        &mut self,
+        now: Now,
+        hash: ObjectHash,
+        entry: &Entry,
+        record: &Record<'_>,
+        budget: &mut u64,
+    ) -> u64 {
+        let meta = record.meta();
+        let read = self.access_times.get(hash.fingerprint());
+        self.access_times.remove(hash.fingerprint());
+        if meta.expiry.is_past(now.wall) {
+            self.stats.expired += 1;
+            return 0;
+        }
+        let bytes = record.len() as u64;
+        // CLOCK sits at its maximum only after a read on flash, or for what came hot and was not yet passed by the hand.
+        let was_read = read.is_some() || entry.clock >= self.config.clock_max;
+        let last = read.unwrap_or(meta.last_access.0).max(meta.last_access.0);
+        self.admission.on_flash_object_dropped(meta.app, was_read, record.len() as u32);
+        let fits = *budget >= bytes && self.arena.free_bytes() > self.config.free_low / 2;
+        if entry.clock > 0 && was_read && fits {
+            *budget -= bytes;
+            let idle = now.wall.0.saturating_sub(last);
+            let clock = entry.clock.saturating_sub(1).max(1);
+            if self
+                .arena
+                .has_room(crate::dram::object_bytes(record.key().len(), record.value().len()))
+                && self
+                    .insert_record(now, hash, record, clock, idle, meta.fetched || read.is_some())
+                    .is_some()
+            {
+                self.stats.reinserted += 1;
+                return bytes;
+            }
+        }
+        self.stats.flash_dropped += 1;
+        self.stats.flash_dropped_unread += u64::from(!was_read);
+        0
+    }
+
+    /// How hot the flash is in this shard.
+    pub fn heat(&self) -> Heat {
+        Heat { hot: self.index.hot(), entries: self.index.len() }
+    }
+
+    /// Turns CLOCK over the flash index until at most `hot_limit` entries are hot, or `buckets` have been visited
+    /// (Flashield §4.3: the others become ghosts).
+    pub fn cool(&mut self, hot_limit: u64, buckets: u32) -> u64 {
+        let mut ghosts = 0;
+        let mut left = buckets;
+        while self.index.hot() > hot_limit && left > 0 {
+            let step = left.min(64);
+            ghosts += self.index.sweep(step, |_| {}).ghosts_made;
+            left -= step;
+        }
+        ghosts
+    }
+}
+
+/// The index's place for what the builder placed.
+pub(super) fn place_of_placed(placed: Placed) -> Place {
+    match placed {
+        Placed::Page { function, .. } => Place::Page { function },
+        Placed::Extent { start64, pages } => Place::Extent { start64, pages },
+    }
+}

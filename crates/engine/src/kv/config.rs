@@ -1,0 +1,110 @@
+//! What a shard is built from.
+
+use std::sync::Arc;
+
+use larder_base::{AppId, KeyHasher};
+
+/// How a read changes an object's CLOCK value (Flashield §4.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClockMode {
+    /// Set it to its maximum: approximates LRU.
+    #[default]
+    SetMax,
+    /// Add one: approximates MFU.
+    Increment,
+}
+
+/// An application's share of the cache, as fractions of each tier's capacity.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// Below this its objects are evicted only when nothing else can be.
+    pub floor: f32,
+    /// Above this its objects are evicted first, and do not go to flash.
+    pub ceiling: f32,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share { floor: 0.0, ceiling: 1.0 }
+    }
+}
+
+/// The shares of the applications that have one.
+#[derive(Clone, Debug, Default)]
+pub struct Shares(Vec<(AppId, Share)>);
+
+impl Shares {
+    /// Shares for these applications; all others have none.
+    pub fn new(shares: Vec<(AppId, Share)>) -> Shares {
+        Shares(shares)
+    }
+
+    /// The share of `app`.
+    pub fn of(&self, app: AppId) -> Share {
+        self.0.iter().find(|(a, _)| *a == app).map_or_else(Share::default, |(_, s)| *s)
+    }
+
+    /// Whether any application has a share.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The flash device as a shard needs to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlashGeometry {
+    /// Mixed into every record's checksum.
+    pub salt: u32,
+    /// Segments, numbered from 1; 0 means there is no flash.
+    pub segments: u16,
+    /// Bytes per segment, a multiple of 4,096.
+    pub segment_bytes: u32,
+}
+
+impl FlashGeometry {
+    /// Pages of 4 KiB per segment.
+    pub fn pages(&self) -> u32 {
+        self.segment_bytes / 4096
+    }
+
+    /// Bytes of all segments.
+    pub fn capacity(&self) -> u64 {
+        u64::from(self.segments) * u64::from(self.segment_bytes)
+    }
+}
+
+/// What a shard is built from.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// Bytes of the arena for objects.
+    pub arena_bytes: usize,
+    /// Largest object: key, value and 64 bytes of header.
+    pub max_object: u32,
+    /// Answer "out of memory" instead of evicting (memcached's `-M`).
+    pub no_eviction: bool,
+    /// What a read does to CLOCK.
+    pub clock_mode: ClockMode,
+    /// Largest CLOCK value: 1 for one bit, 3 for two.
+    pub clock_max: u8,
+    /// The cleaner is woken when free arena bytes fall below this.
+    pub free_low: usize,
+    /// The cleaner stops when free and staged arena bytes reach this.
+    pub free_high: usize,
+    /// The flash device.
+    pub flash: FlashGeometry,
+    /// Number of shards over which the flash is spread.
+    pub shards: u32,
+    /// Records smaller than this stay in DRAM.
+    pub flash_min_record: u32,
+    /// The first CAS unique; the shard counts on from here.
+    pub cas_base: u64,
+    /// Entries of the table of last accesses to objects on flash.
+    pub access_times: usize,
+    /// Shares of the applications.
+    pub shares: Arc<Shares>,
+    /// A fault to plant.
+    #[cfg(feature = "planted")]
+    pub planted: Option<super::Planted>,
+    /// Hashes keys as the caller of the shard does.
+    pub hasher: KeyHasher,
+}

@@ -1,0 +1,682 @@
+//! The flash log: one per flash device, over all shards. It fills segments with what the shards stage, writes them,
+//! publishes them, and reclaims them in FIFO order.
+//!
+//! A state machine that does at most one small thing per [`FlashLog::step`]: lock one shard for a moment, or write one
+//! segment, or read one. Between two steps anything may happen to the shards; the crash tests rely on it.
+//!
+//! ```text
+//!   free ──open──▶ filling ──write──▶ live ──oldest, room needed──▶ reclaiming ──every shard took back its own──▶ free
+//!                     └── write failed: abandoned, objects stay in DRAM ──▶ free (or failed, and tried again later)
+//! ```
+//!
+//! Order, for `kill -9`: a segment is marked live in the [`SegmentTable`] after it is written and before any index entry
+//! leads to it; it is marked reclaiming before the first of its entries goes, and its bytes are overwritten only after
+//! the last has gone. Attaching drops the entries of every segment that is not live.
+
+use larder_base::{Nanos, Now, ObjectHash, Words};
+use larder_format::page::SMALL_MAX;
+use larder_format::{Filling, Kind, RecordMeta};
+use larder_policy::admission::AdmissionPolicy;
+use larder_policy::budget::WriteBudget;
+
+use super::clean::{StageSink, Staged, place_of_placed};
+use super::config::FlashGeometry;
+use super::shard::KvShard;
+use crate::dram::Block;
+use crate::segment::{Fill, NoRoom, SegmentBuilder};
+
+/// The device failed; the runtime has logged how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoFailed;
+
+/// Whole-segment I/O, as an argument: the runtime's device, the simulator's model, a test's fault injector.
+pub trait SegmentIo {
+    /// Memory for one segment, of the alignment the device wants.
+    type Buffer: AsRef<[u8]> + AsMut<[u8]>;
+    /// Writes a whole segment. After `Ok` the bytes survive the death of the process.
+    ///
+    /// # Errors
+    /// When any part could not be written.
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed>;
+    /// Reads a whole segment.
+    ///
+    /// # Errors
+    /// When any part could not be read.
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed>;
+}
+
+/// The shards, each behind whatever lock the runtime has.
+pub trait Shards {
+    /// How many.
+    fn count(&self) -> usize;
+    /// Which one a hash belongs to.
+    fn shard_of(&self, hash: ObjectHash) -> usize;
+    /// Runs `f` on one of them.
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R;
+}
+
+/// What a segment is to the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentState {
+    /// Nothing in it is of use.
+    Free,
+    /// Being filled in memory.
+    Filling,
+    /// Written and published.
+    Live(Kind),
+    /// Its entries are being removed.
+    Reclaiming(Kind),
+    /// Its last write failed.
+    Failed,
+}
+
+/// States and generations of all segments, in words that may outlive the process.
+///
+/// ```text
+/// word 0: the segment to fill next    word 1: the highest generation given out
+/// word 1 + s: segment s: state in bits 56..60, generation below
+/// ```
+#[derive(Debug)]
+pub struct SegmentTable {
+    words: Words,
+}
+
+impl SegmentTable {
+    /// Words for a table of `segments`.
+    pub fn words_for(segments: u16) -> usize {
+        2 + usize::from(segments)
+    }
+
+    /// A table of free segments.
+    pub fn create(mut words: Words) -> SegmentTable {
+        for i in 0..words.len() {
+            words.store(i, 0);
+        }
+        SegmentTable { words }
+    }
+
+    /// The table another process left: what was being filled or reclaimed is free.
+    pub fn attach(words: Words) -> SegmentTable {
+        let mut table = SegmentTable { words };
+        for s in 1..=table.segments() {
+            if !matches!(table.state(s), SegmentState::Live(_)) {
+                table.set(s, SegmentState::Free, 0);
+            }
+        }
+        table
+    }
+
+    fn segments(&self) -> u16 {
+        (self.words.len() - 2) as u16
+    }
+
+    /// State of segment `s`.
+    pub fn state(&self, s: u16) -> SegmentState {
+        match self.words.load(1 + usize::from(s)) >> 56 {
+            1 => SegmentState::Filling,
+            2 => SegmentState::Live(Kind::Small),
+            3 => SegmentState::Live(Kind::Large),
+            4 => SegmentState::Reclaiming(Kind::Small),
+            5 => SegmentState::Reclaiming(Kind::Large),
+            6 => SegmentState::Failed,
+            _ => SegmentState::Free,
+        }
+    }
+
+    /// Generation of the present filling of segment `s`.
+    pub fn generation(&self, s: u16) -> u64 {
+        self.words.load(1 + usize::from(s)) & ((1 << 56) - 1)
+    }
+
+    fn set(&mut self, s: u16, state: SegmentState, generation: u64) {
+        let code: u64 = match state {
+            SegmentState::Free => 0,
+            SegmentState::Filling => 1,
+            SegmentState::Live(Kind::Small) => 2,
+            SegmentState::Live(Kind::Large) => 3,
+            SegmentState::Reclaiming(Kind::Small) => 4,
+            SegmentState::Reclaiming(Kind::Large) => 5,
+            SegmentState::Failed => 6,
+        };
+        self.words.store(1 + usize::from(s), code << 56 | generation);
+    }
+
+    /// For [`KvShard::attach`]: the generation of every live segment, 0 for the others; index 0 is unused.
+    pub fn live_generations(&self) -> Vec<u64> {
+        let mut all = vec![0; usize::from(self.segments()) + 1];
+        for s in 1..=self.segments() {
+            if matches!(self.state(s), SegmentState::Live(_)) {
+                all[usize::from(s)] = self.generation(s);
+            }
+        }
+        all
+    }
+
+    /// The words, for a checkpoint.
+    pub fn words(&self) -> &Words {
+        &self.words
+    }
+
+    /// The words, for tests that burn a fuse.
+    pub fn words_mut(&mut self) -> &mut Words {
+        &mut self.words
+    }
+}
+
+/// What the log is built from.
+#[derive(Clone, Debug)]
+pub struct LogConfig {
+    /// The flash device.
+    pub flash: FlashGeometry,
+    /// Share of the flash that may hold hot data, percent (Flashield §4.3: 70).
+    pub hot_percent: u8,
+    /// Share of a reclaimed segment that may go back to DRAM, percent.
+    pub reinsert_percent: u8,
+    /// Publish segments whose write failed ([`Planted::FailedWritePublished`](super::Planted)).
+    #[cfg(feature = "planted")]
+    pub publish_failed_writes: bool,
+    /// How long a failed device is left alone before it is tried again.
+    pub retry_after: Nanos,
+}
+
+/// What the log has done, and how it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// Segments written.
+    pub segments_written: u64,
+    /// Bytes written to the device, all of them.
+    pub bytes_written: u64,
+    /// Of these, bytes of records that were alive when they were written.
+    pub record_bytes_written: u64,
+    /// Segments reclaimed.
+    pub segments_reclaimed: u64,
+    /// Bytes read by reclaim.
+    pub bytes_reclaim_read: u64,
+    /// Bytes put back into DRAM by reclaim.
+    pub bytes_reinserted: u64,
+    /// Segment writes that failed.
+    pub write_errors: u64,
+    /// Segment reads that failed.
+    pub read_errors: u64,
+    /// Ghosts made by CLOCK.
+    pub ghosts_made: u64,
+    /// The device fails: nothing is written until it is tried again (a present state).
+    pub degraded: bool,
+    /// Live segments (a present state).
+    pub live_segments: u64,
+    /// How long the last reclaimed segment had lived, milliseconds (a present state).
+    pub last_lifetime_millis: u64,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing to do.
+    Idle,
+    /// Something was done; there may be more.
+    Worked,
+}
+
+struct Open<B> {
+    builder: SegmentBuilder<B>,
+    segment: u16,
+    generation: u64,
+    /// By shard.
+    staged: Vec<Vec<Staged>>,
+    full: bool,
+}
+
+struct Written {
+    segment: u16,
+    generation: u64,
+    kind: Kind,
+    staged: Vec<Vec<Staged>>,
+    ok: bool,
+}
+
+struct Reclaim {
+    segment: u16,
+    kind: Kind,
+    readable: bool,
+    next_shard: usize,
+    budget: u64,
+    lifetime: Option<Nanos>,
+}
+
+enum Phase {
+    Stage,
+    Publish { written: Written, next_shard: usize },
+    Reclaim(Reclaim),
+}
+
+/// The log over one flash device. See the [module](self).
+pub struct FlashLog<B> {
+    config: LogConfig,
+    table: SegmentTable,
+    budget: WriteBudget,
+    /// Small, large.
+    open: [Option<Open<B>>; 2],
+    buffers: Vec<B>,
+    phase: Phase,
+    next_shard: usize,
+    /// Shards that have asked for room and not yet got enough.
+    cleaning: Vec<bool>,
+    filled_at: Vec<Option<Nanos>>,
+    failed_at: Option<Nanos>,
+    failures: u32,
+    stats: LogStats,
+}
+
+/// Failures in a row after which the device counts as failed.
+const MAX_FAILURES: u32 = 3;
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
+    /// A log over `table`. `buffers` are three segments' worth of memory: one for each open segment and one for reclaim.
+    ///
+    /// # Panics
+    /// If there are not three buffers of a segment each (and there is a flash).
+    pub fn new(
+        config: LogConfig,
+        table: SegmentTable,
+        budget: WriteBudget,
+        buffers: Vec<B>,
+    ) -> FlashLog<B> {
+        let bytes = config.flash.segment_bytes as usize;
+        assert!(
+            config.flash.segments == 0
+                || buffers.len() == 3 && buffers.iter().all(|b| b.as_ref().len() == bytes),
+            "a log needs three buffers of {bytes} bytes"
+        );
+        let segments = usize::from(config.flash.segments) + 1;
+        let mut log = FlashLog {
+            config,
+            table,
+            budget,
+            open: [None, None],
+            buffers,
+            phase: Phase::Stage,
+            next_shard: 0,
+            cleaning: Vec::new(),
+            filled_at: vec![None; segments],
+            failed_at: None,
+            failures: 0,
+            stats: LogStats::default(),
+        };
+        log.stats.live_segments = log.count_live();
+        log
+    }
+
+    fn count_live(&self) -> u64 {
+        (1..=self.config.flash.segments)
+            .filter(|&s| matches!(self.table.state(s), SegmentState::Live(_)))
+            .count() as u64
+    }
+
+    /// Counters and present state.
+    pub fn stats(&self) -> &LogStats {
+        &self.stats
+    }
+
+    /// The segment table.
+    pub fn table(&self) -> &SegmentTable {
+        &self.table
+    }
+
+    /// The segment table, for tests.
+    pub fn table_mut(&mut self) -> &mut SegmentTable {
+        &mut self.table
+    }
+
+    /// The write budget.
+    pub fn budget(&self) -> &WriteBudget {
+        &self.budget
+    }
+
+    /// Bytes of memory: buffers, open segments and what is known of staged objects.
+    pub fn memory_bytes(&self) -> usize {
+        let staged: usize = self
+            .open
+            .iter()
+            .flatten()
+            .map(|o| o.staged.iter().map(|s| s.capacity() * size_of::<Staged>()).sum::<usize>())
+            .sum();
+        3 * self.config.flash.segment_bytes as usize + staged + self.filled_at.len() * 24
+    }
+
+    /// Does at most one thing. Call again until [`Step::Idle`], then again when a shard is short of room or after a
+    /// second.
+    pub fn step(&mut self, now: Now, shards: &mut impl Shards, io: &mut impl SegmentIo) -> Step {
+        if self.cleaning.len() != shards.count() {
+            self.cleaning = vec![false; shards.count()];
+        }
+        match std::mem::replace(&mut self.phase, Phase::Stage) {
+            Phase::Publish { written, next_shard } => {
+                self.publish(now, shards, written, next_shard)
+            }
+            Phase::Reclaim(reclaim) => self.reclaim(now, shards, reclaim),
+            Phase::Stage => {
+                if let Some(i) = self.open.iter().position(|o| o.as_ref().is_some_and(|o| o.full)) {
+                    self.write(now, i, io);
+                    return Step::Worked;
+                }
+                let Some(shard) = self.next_short(shards) else { return Step::Idle };
+                if self.usable(now)
+                    && let Some(reclaim) = self.prepare(now, io)
+                {
+                    self.phase = Phase::Reclaim(reclaim);
+                    return Step::Worked;
+                }
+                self.stage(now, shard, shards);
+            }
+        }
+        Step::Worked
+    }
+
+    /// Writes out what is staged, however little: at a clean stop.
+    pub fn drain(&mut self, now: Now, shards: &mut impl Shards, io: &mut impl SegmentIo) {
+        for open in self.open.iter_mut().flatten() {
+            open.full = !open.builder.is_empty();
+        }
+        loop {
+            let busy =
+                !matches!(self.phase, Phase::Stage) || self.open.iter().flatten().any(|o| o.full);
+            if !busy {
+                break;
+            }
+            self.step(now, shards, io);
+        }
+    }
+
+    fn usable(&mut self, now: Now) -> bool {
+        if self.config.flash.segments == 0 {
+            return false;
+        }
+        if let Some(at) = self.failed_at {
+            if now.mono.saturating_sub(at) < self.config.retry_after {
+                return false;
+            }
+            self.failed_at = None;
+            self.failures = MAX_FAILURES - 1;
+        }
+        true
+    }
+
+    /// The next shard that needs room.
+    fn next_short(&mut self, shards: &mut impl Shards) -> Option<usize> {
+        let n = shards.count();
+        for _ in 0..n {
+            let shard = self.next_shard;
+            self.next_shard = (shard + 1) % n;
+            if self.cleaning[shard] || shards.with(shard, |s| s.is_short()) {
+                self.cleaning[shard] = true;
+                return Some(shard);
+            }
+        }
+        None
+    }
+
+    /// Opens segments; when none is free, says what must be reclaimed.
+    fn prepare(&mut self, now: Now, io: &mut impl SegmentIo) -> Option<Reclaim> {
+        for (i, kind) in [Kind::Small, Kind::Large].into_iter().enumerate() {
+            if self.open[i].is_some() || self.buffers.len() < 2 {
+                continue;
+            }
+            let segment = self.next_segment()?;
+            match self.table.state(segment) {
+                SegmentState::Live(old) => return Some(self.begin_reclaim(now, segment, old, io)),
+                SegmentState::Reclaiming(_) | SegmentState::Filling => return None,
+                SegmentState::Free | SegmentState::Failed => self.open_segment(i, kind, segment),
+            }
+        }
+        None
+    }
+
+    /// The segment that the cursor is at, passing over those that are being filled.
+    fn next_segment(&self) -> Option<u16> {
+        let n = self.config.flash.segments;
+        let start = (self.table.words.load(0) % u64::from(n)) as u16;
+        (0..n).map(|i| (start + i) % n + 1).find(|&s| self.table.state(s) != SegmentState::Filling)
+    }
+
+    fn open_segment(&mut self, i: usize, kind: Kind, segment: u16) {
+        let Some(buffer) = self.buffers.pop() else { return };
+        let highest = self.table.words.load(1);
+        let generation = highest + 1;
+        self.table.words.store(1, generation);
+        self.table.set(segment, SegmentState::Filling, generation);
+        self.table.words.store(0, u64::from(segment) % u64::from(self.config.flash.segments));
+        let filling = Filling { salt: self.config.flash.salt, segment, generation };
+        self.open[i] = Some(Open {
+            builder: SegmentBuilder::new(kind, filling, buffer),
+            segment,
+            generation,
+            staged: vec![Vec::new(); self.cleaning.len()],
+            full: false,
+        });
+    }
+
+    fn stage(&mut self, now: Now, shard: usize, shards: &mut impl Shards) {
+        let usable = self.failed_at.is_none() && self.config.flash.segments > 0;
+        let wanted = u64::from(self.config.flash.segment_bytes);
+        let granted = if usable { self.budget.grant(now.mono, wanted) } else { 0 };
+        let mut sink = Sink { open: &mut self.open, shard, granted };
+        let (report, hot_limit) = shards.with(shard, |s| {
+            let report = s.stage(now, &mut sink);
+            (report, hot_limit(s, &self.config))
+        });
+        let left = sink.granted;
+        self.budget.refund(left);
+        if report.satisfied {
+            self.cleaning[shard] = false;
+        }
+        for open in self.open.iter_mut().flatten() {
+            open.full = open.full || open.builder.is_full_enough();
+        }
+        self.stats.ghosts_made += shards.with(shard, |s| {
+            let buckets = s.index().buckets() / 64 + 64;
+            s.cool(hot_limit, buckets)
+        });
+    }
+
+    fn write(&mut self, now: Now, i: usize, io: &mut impl SegmentIo) {
+        let Some(open) = self.open[i].take() else { return };
+        let kind = open.builder.kind();
+        let (buffer, fill) = open.builder.finish();
+        let ok = io.write(open.segment, buffer.as_ref()).is_ok();
+        #[cfg(feature = "planted")]
+        let ok = ok || self.config.publish_failed_writes;
+        self.buffers.push(buffer);
+        if ok {
+            self.note_written(now, &open.segment, &fill);
+            self.failures = 0;
+            self.stats.degraded = false;
+            self.table.set(open.segment, SegmentState::Live(kind), open.generation);
+        } else {
+            self.stats.write_errors += 1;
+            self.failures += 1;
+            if self.failures >= MAX_FAILURES {
+                self.failed_at = Some(now.mono);
+                self.stats.degraded = true;
+            }
+            self.table.set(open.segment, SegmentState::Failed, 0);
+            self.budget.refund(fill.record_bytes);
+        }
+        let written = Written {
+            segment: open.segment,
+            generation: open.generation,
+            kind,
+            staged: open.staged,
+            ok,
+        };
+        self.phase = Phase::Publish { written, next_shard: 0 };
+    }
+
+    fn note_written(&mut self, now: Now, segment: &u16, fill: &Fill) {
+        self.stats.segments_written += 1;
+        self.stats.bytes_written += fill.capacity;
+        self.stats.record_bytes_written += fill.record_bytes - fill.dead_bytes;
+        self.stats.live_segments += 1;
+        self.filled_at[usize::from(*segment)] = Some(now.mono);
+        // What was granted was the records; the segment's unused bytes are written too.
+        self.budget.grant(now.mono, fill.capacity.saturating_sub(fill.record_bytes));
+    }
+
+    fn publish(&mut self, now: Now, shards: &mut impl Shards, written: Written, next_shard: usize) {
+        let staged = &written.staged[next_shard];
+        shards.with(next_shard, |s| {
+            if written.ok {
+                s.publish(now, written.segment, written.generation, written.kind, staged);
+            } else {
+                s.abandon(written.kind, staged);
+            }
+        });
+        let next_shard = next_shard + 1;
+        if next_shard < shards.count() {
+            self.phase = Phase::Publish { written, next_shard };
+        }
+    }
+
+    fn begin_reclaim(
+        &mut self,
+        now: Now,
+        segment: u16,
+        kind: Kind,
+        io: &mut impl SegmentIo,
+    ) -> Reclaim {
+        let generation = self.table.generation(segment);
+        self.table.set(segment, SegmentState::Reclaiming(kind), generation);
+        let mut readable = false;
+        if let Some(buffer) = self.buffers.last_mut() {
+            readable = io.read(segment, buffer.as_mut()).is_ok();
+            self.stats.bytes_reclaim_read += u64::from(self.config.flash.segment_bytes);
+        }
+        self.stats.read_errors += u64::from(!readable);
+        let lifetime =
+            self.filled_at[usize::from(segment)].take().map(|at| now.mono.saturating_sub(at));
+        if let Some(lifetime) = lifetime {
+            self.stats.last_lifetime_millis = lifetime.as_millis();
+        }
+        let budget = u64::from(self.config.flash.segment_bytes)
+            * u64::from(self.config.reinsert_percent)
+            / 100;
+        Reclaim { segment, kind, readable, next_shard: 0, budget, lifetime }
+    }
+
+    fn reclaim(&mut self, now: Now, shards: &mut impl Shards, mut reclaim: Reclaim) {
+        let shard = reclaim.next_shard;
+        let count = shards.count();
+        let bytes = self.buffers.last().filter(|_| reclaim.readable).map(AsRef::as_ref);
+        let owner = OwnerOf { count, shard };
+        // A hash's shard is asked of `shards` before the shard is locked: `mine` must not lock.
+        let mine = |hash: ObjectHash| owner.holds(hash);
+        debug_assert!(count <= 256);
+        let share = reclaim.budget / (count - shard) as u64;
+        let taken = shards.with(shard, |s| {
+            if let Some(lifetime) = reclaim.lifetime {
+                s.admission_mut().set_lifetime(now.mono, lifetime);
+            }
+            s.reclaim(now, reclaim.segment, reclaim.kind, bytes, share, mine)
+        });
+        self.stats.bytes_reinserted += taken;
+        reclaim.budget = reclaim.budget.saturating_sub(taken.max(share));
+        reclaim.next_shard += 1;
+        if reclaim.next_shard < count {
+            self.phase = Phase::Reclaim(reclaim);
+        } else {
+            self.table.set(reclaim.segment, SegmentState::Free, 0);
+            self.stats.segments_reclaimed += 1;
+            self.stats.live_segments -= 1;
+        }
+    }
+}
+
+/// Which shard holds a hash: the 256 virtual shards are dealt out to `count` shards in equal runs.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnerOf {
+    /// Number of shards, a power of two up to 256.
+    pub count: usize,
+    /// The shard in question.
+    pub shard: usize,
+}
+
+impl OwnerOf {
+    /// The shard of `hash` among `count`.
+    pub fn shard_of(hash: ObjectHash, count: usize) -> usize {
+        usize::from(hash.virtual_shard()) * count / 256
+    }
+
+    /// Whether `hash` belongs to the shard.
+    pub fn holds(&self, hash: ObjectHash) -> bool {
+        Self::shard_of(hash, self.count) == self.shard
+    }
+}
+
+/// How many entries of a shard may be hot: its part of the hot data threshold (Flashield §4.3: HDT = usable DRAM + 70 %
+/// of the flash) less what is in DRAM, in objects of the mean size that came to flash.
+fn hot_limit(shard: &KvShard, config: &LogConfig) -> u64 {
+    let part = config.flash.capacity() / u64::from(shard.config().shards.max(1));
+    let dram_free = shard.dram_free_bytes() as u64;
+    let limit = part * u64::from(config.hot_percent) / 100 + dram_free;
+    let s = shard.stats();
+    let mean = s.flash_written_bytes.checked_div(s.flash_written_objects).unwrap_or(0).max(64);
+    limit / mean
+}
+
+struct Sink<'a, B> {
+    open: &'a mut [Option<Open<B>>; 2],
+    shard: usize,
+    granted: u64,
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Sink<'_, B> {
+    fn of(&mut self, kind: Kind) -> Option<&mut Open<B>> {
+        self.open[usize::from(kind == Kind::Large)].as_mut()
+    }
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> StageSink for Sink<'_, B> {
+    fn offer(
+        &mut self,
+        hash: ObjectHash,
+        meta: &RecordMeta,
+        key: &[u8],
+        value: &[u8],
+        block: Block,
+    ) -> Result<(), NoRoom> {
+        let bytes = larder_format::record_len(meta, key.len(), value.len());
+        let kind = if bytes > SMALL_MAX { Kind::Large } else { Kind::Small };
+        let shard = self.shard;
+        let refund = u64::from(bytes as u32);
+        let placed = match self.of(kind) {
+            Some(open) => open.builder.offer(hash, meta, key, value).map(|placed| {
+                open.staged[shard].push(Staged {
+                    hash,
+                    block,
+                    cas: meta.cas,
+                    place: place_of_placed(placed),
+                    bytes: bytes as u32,
+                });
+            }),
+            None => Err(NoRoom::Full),
+        };
+        if placed.is_err() {
+            self.granted += refund;
+        }
+        placed
+    }
+
+    fn is_full(&self, kind: Kind) -> bool {
+        self.open[usize::from(kind == Kind::Large)]
+            .as_ref()
+            .is_none_or(|o| o.full || o.builder.is_full_enough())
+    }
+
+    fn spend(&mut self, bytes: u32) -> bool {
+        let bytes = u64::from(bytes);
+        if self.granted < bytes {
+            return false;
+        }
+        self.granted -= bytes;
+        true
+    }
+}

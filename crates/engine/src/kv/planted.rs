@@ -1,0 +1,50 @@
+//! Faults planted on purpose, to check the checker: the model-based tests must catch each of them. Without the feature
+//! `planted` none can be, and every question is the constant `false`.
+
+/// A planted fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A set leaves the key's old index entry.
+    SetKeepsEntry,
+    /// A delete of an object on flash leaves its index entry.
+    DeleteKeepsEntry,
+    /// Objects that changed while staged are published all the same.
+    StalePublished,
+    /// A segment whose write failed is published.
+    FailedWritePublished,
+    /// A change keeps the CAS of the version before.
+    CasReused,
+    /// A flush leaves the flash index.
+    FlushKeepsFlash,
+    /// Expiry is not looked at on flash.
+    ExpiredServed,
+    /// An entry under suspicion is put back without looking.
+    SuspectRestoredBlindly,
+    /// Of identical entries only one is removed.
+    TwinKept,
+    /// An entry that leads to a dead record is published.
+    DeadTwinPublished,
+    /// A key joins a segment that already holds a dead version of it.
+    SecondCopyJoins,
+    /// Attaching keeps entries of segments that were being reclaimed.
+    ReclaimingKept,
+    /// An announced flush is not kept over a kill.
+    FlushForgotten,
+    /// The first record of a page is taken for the key's.
+    KeyNotCompared,
+    /// Reclaim forgets to remove the entries of cold objects.
+    ReclaimLeavesEntries,
+}
+
+impl super::KvShard {
+    #[cfg(feature = "planted")]
+    pub(super) fn planted(&self, fault: Planted) -> bool {
+        self.config.planted == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    #[inline(always)]
+    pub(super) fn planted(&self, _: Planted) -> bool {
+        false
+    }
+}

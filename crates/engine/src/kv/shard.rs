@@ -1,0 +1,626 @@
+//! One shard of the key-value engine: a plain `&mut self` state machine over its part of the keys.
+
+use std::collections::BTreeSet;
+
+use larder_base::{AppId, Expiry, Nanos, Now, ObjectHash, UnixSecs, Words};
+use larder_format::{Filling, RecordMeta, record_len};
+use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure};
+
+use super::access_times::AccessTimes;
+use super::api::{Effects, FlashRead, Item, Tier};
+use super::config::{ClockMode, ShardConfig};
+use super::planted::Planted;
+use super::stats::{AppTable, ShardStats};
+use crate::dram::{Arena, Block, ObjectHeader, State, Table, object_bytes};
+use crate::index::{self, Attached, ClockBits, Entry, Family, FlashIndex, IndexError};
+
+/// Owner word of the index that holds a flush announced for later (Unix seconds; 0 for none).
+const WORD_FLUSH_AT: usize = 0;
+
+/// An index entry that an overwrite removed because its tag matched, while a read finds out whose it was.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Suspect {
+    pub(super) family: Family,
+    pub(super) entry: Entry,
+    pub(super) generation: u64,
+    /// The key that was overwritten: its own old versions must never be found through this entry.
+    pub(super) overwritten: ObjectHash,
+}
+
+/// At most this many entries wait for their verification; more are forgotten at once.
+pub(super) const MAX_SUSPECTS: usize = 64;
+
+/// What the new object of a write is made of.
+#[derive(Clone, Copy)]
+pub(super) struct NewObject<'a> {
+    pub(super) key: &'a [u8],
+    pub(super) hash: ObjectHash,
+    pub(super) app: AppId,
+    pub(super) value: [&'a [u8]; 2],
+    pub(super) flags: u32,
+    pub(super) expiry: Expiry,
+    pub(super) cas: u64,
+    pub(super) state: State,
+}
+
+/// One shard. See [`super::api`] for how it is used.
+pub struct KvShard {
+    pub(super) config: ShardConfig,
+    pub(super) arena: Arena,
+    pub(super) table: Table,
+    /// The CLOCK hand over DRAM: always the start of a block.
+    pub(super) hand: Block,
+    /// Where the search for flash-worthy objects goes on: always the start of a block.
+    pub(super) scan: Block,
+    pub(super) index: FlashIndex,
+    /// Generation of each segment's present filling as this shard was told; 0 when nothing of it may be read.
+    pub(super) generations: Box<[u64]>,
+    /// Index entries per segment.
+    pub(super) live: Box<[u32]>,
+    pub(super) admission: Admission,
+    pub(super) access_times: AccessTimes,
+    pub(super) suspects: Vec<Suspect>,
+    /// Fingerprints of objects that changed while they were staged, per kind of segment: a second copy of such a key
+    /// must not join the first in one segment.
+    pub(super) dead_staged: [BTreeSet<u64>; 2],
+    /// Bytes of the arena whose objects are staged.
+    pub(super) staged_bytes: usize,
+    pub(super) apps: AppTable,
+    pub(super) stats: ShardStats,
+    pub(super) scratch: Vec<u8>,
+    next_cas: u64,
+    flush_at: u32,
+    cleaner_woken: bool,
+}
+
+impl KvShard {
+    /// An empty shard. `words` hold its flash index (see [`FlashIndex::words_for`]).
+    ///
+    /// # Errors
+    /// When `words` are too few for an index.
+    pub fn new(
+        config: ShardConfig,
+        admission: Admission,
+        words: Words,
+    ) -> Result<KvShard, IndexError> {
+        let index = FlashIndex::create(words, clock_bits(config.clock_max))?;
+        Ok(Self::with_index(config, admission, index))
+    }
+
+    /// A shard whose index outlived another process. `generations[s]` is the generation of segment `s` as the segment
+    /// table shows it, 0 for one that holds nothing to be read; entries of those are dropped.
+    ///
+    /// # Errors
+    /// When `words` do not hold an index of this layout: start with [`KvShard::new`] instead.
+    pub fn attach(
+        config: ShardConfig,
+        admission: Admission,
+        words: Words,
+        generations: &[u64],
+    ) -> Result<(KvShard, Attached), IndexError> {
+        let mut live = vec![0u32; generations.len()];
+        let known = |s: u16| generations.get(usize::from(s)).is_some_and(|&g| g != 0);
+        let (index, report) = FlashIndex::attach(words, clock_bits(config.clock_max), |s| {
+            let keep = known(s);
+            if keep {
+                live[usize::from(s)] += 1;
+            }
+            keep
+        })?;
+        let mut shard = Self::with_index(config, admission, index);
+        let n = shard.generations.len().min(generations.len());
+        shard.generations[..n].copy_from_slice(&generations[..n]);
+        shard.live[..n].copy_from_slice(&live[..n]);
+        shard.flush_at = shard.index.owner_word(WORD_FLUSH_AT) as u32;
+        Ok((shard, report))
+    }
+
+    fn with_index(config: ShardConfig, admission: Admission, index: FlashIndex) -> KvShard {
+        let arena = Arena::new(config.arena_bytes);
+        let segments = usize::from(config.flash.segments) + 1;
+        KvShard {
+            table: Table::for_arena(config.arena_bytes),
+            hand: arena.first(),
+            scan: arena.first(),
+            arena,
+            index,
+            generations: vec![0; segments].into_boxed_slice(),
+            live: vec![0; segments].into_boxed_slice(),
+            admission,
+            access_times: AccessTimes::new(config.access_times),
+            suspects: Vec::with_capacity(MAX_SUSPECTS),
+            dead_staged: [BTreeSet::new(), BTreeSet::new()],
+            staged_bytes: 0,
+            apps: AppTable::default(),
+            stats: ShardStats::default(),
+            scratch: Vec::new(),
+            next_cas: config.cas_base,
+            flush_at: 0,
+            cleaner_woken: false,
+            config,
+        }
+    }
+
+    /// The shard's counters.
+    pub fn stats(&self) -> &ShardStats {
+        &self.stats
+    }
+
+    /// The counters of each application.
+    pub fn apps(&self) -> &AppTable {
+        &self.apps
+    }
+
+    /// The flash index, to look at.
+    pub fn index(&self) -> &FlashIndex {
+        &self.index
+    }
+
+    /// The flash index's words, for a checkpoint.
+    pub fn index_words(&mut self) -> &mut Words {
+        self.index.words_mut()
+    }
+
+    /// The admission policy.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// The admission policy, to take training sets from and install models in.
+    pub fn admission_mut(&mut self) -> &mut Admission {
+        &mut self.admission
+    }
+
+    /// What the shard was built from.
+    pub fn config(&self) -> &ShardConfig {
+        &self.config
+    }
+
+    /// Objects in DRAM.
+    pub fn dram_objects(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Bytes of the arena that are free.
+    pub fn dram_free_bytes(&self) -> usize {
+        self.arena.free_bytes()
+    }
+
+    /// Bytes of the arena.
+    pub fn dram_capacity(&self) -> usize {
+        self.arena.capacity()
+    }
+
+    /// Bytes of memory by component, everything counted.
+    pub fn memory(&self) -> [(&'static str, usize); 6] {
+        let segments = self.generations.len() * 12;
+        [
+            ("objects", self.arena.capacity()),
+            ("dram_table", self.table.memory_bytes()),
+            ("flash_index", self.index.memory_bytes() as usize),
+            ("segment_table", segments),
+            ("admission", self.admission.memory_bytes()),
+            (
+                "access_times",
+                self.access_times.memory_bytes()
+                    + AppId::COUNT * size_of::<super::stats::AppStats>(),
+            ),
+        ]
+    }
+
+    /// Whether free room has fallen below the mark at which the cleaner should run.
+    pub fn is_short(&self) -> bool {
+        self.arena.free_bytes() + self.staged_bytes < self.config.free_low
+    }
+
+    pub(super) fn call_cleaner(&mut self, fx: &mut impl Effects) {
+        if !self.cleaner_woken && self.is_short() {
+            self.cleaner_woken = true;
+            fx.wake_cleaner();
+        }
+    }
+
+    /// The cleaner has come: it may be woken again.
+    pub(super) fn cleaner_came(&mut self) {
+        self.cleaner_woken = false;
+    }
+
+    pub(super) fn take_cas(&mut self, wanted: Option<u64>) -> u64 {
+        wanted.unwrap_or_else(|| {
+            self.next_cas += 1;
+            self.next_cas
+        })
+    }
+
+    pub(super) fn filling(&self, segment: u16, generation: u64) -> Filling {
+        Filling { salt: self.config.flash.salt, segment, generation }
+    }
+
+    pub(super) fn access(&self, hash: ObjectHash, app: AppId, at: Nanos, size: u32) -> Access {
+        Access { hash, app, at, size }
+    }
+
+    /// Bytes that an object in DRAM would take on flash.
+    pub(super) fn record_bytes(h: &ObjectHeader) -> u32 {
+        let meta =
+            RecordMeta { expiry: h.expiry, flags: h.flags, app: h.app, ..RecordMeta::default() };
+        record_len(&meta, usize::from(h.key_len), h.value_len as usize) as u32
+    }
+
+    // ---- flush ----
+
+    /// Forgets everything (`at` in the past or none), or everything that will be there at `at`. Survives `kill -9`.
+    pub fn flush(&mut self, now: Now, at: Option<UnixSecs>) {
+        match at {
+            Some(when) if when > now.wall => {
+                // One that has come due is not replaced but carried out.
+                self.flush_if_due(now);
+                self.flush_at = when.0;
+                if !self.planted(Planted::FlushForgotten) {
+                    self.index.set_owner_word(WORD_FLUSH_AT, u64::from(when.0));
+                }
+            }
+            _ => {
+                self.flush_at = 0;
+                self.flush_now();
+                self.index.set_owner_word(WORD_FLUSH_AT, 0);
+            }
+        }
+    }
+
+    /// Carries out a flush that has come due.
+    #[inline]
+    pub(super) fn flush_if_due(&mut self, now: Now) {
+        if self.flush_at != 0 && self.flush_at <= now.wall.0 {
+            self.flush(now, None);
+        }
+    }
+
+    fn flush_now(&mut self) {
+        // Flash first: a kill in between leaves nothing behind in DRAM anyway.
+        self.suspects.clear();
+        if !self.planted(Planted::FlushKeepsFlash) {
+            self.live.fill(0);
+            self.index.clear_all();
+        }
+        // The scan hand is the cursor: freeing keeps it on the start of a block.
+        self.scan = self.arena.first();
+        loop {
+            let block = self.scan;
+            self.scan = self.arena.next(block);
+            let last = self.scan <= block;
+            if self.arena.is_used(block) {
+                let h = ObjectHeader::load(&self.arena, block);
+                let hash = self.hash_of(block, &h);
+                self.remove_dram(hash, block, &h, None);
+            }
+            if last {
+                break;
+            }
+        }
+    }
+
+    // ---- DRAM ----
+
+    /// The full hash of an object in DRAM: not kept in its header, since only its departure needs it.
+    pub(super) fn hash_of(&self, block: Block, h: &ObjectHeader) -> ObjectHash {
+        self.config.hasher.hash(h.key(&self.arena, block))
+    }
+
+    /// The object of `hash` and `key` in DRAM; one that has expired is removed on the way (`Err`).
+    pub(super) fn find_dram(
+        &mut self,
+        now: Now,
+        hash: ObjectHash,
+        key: &[u8],
+    ) -> Result<Option<(Block, ObjectHeader)>, ()> {
+        match self.table.find(&self.arena, hash.dram(), key) {
+            Some((block, h)) if h.expiry.is_past(now.wall) => {
+                self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
+                self.stats.expired += 1;
+                Err(())
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// Unlinks and frees an object.
+    pub(super) fn remove_dram(
+        &mut self,
+        hash: ObjectHash,
+        block: Block,
+        h: &ObjectHeader,
+        departure: Option<(Now, Departure)>,
+    ) {
+        self.table.unlink(&mut self.arena, h.hash, block);
+        let bytes = self.arena.block_bytes(block);
+        if h.state.has(State::STAGED) {
+            self.staged_bytes -= bytes;
+            if !matches!(departure, Some((_, Departure::Moved))) {
+                self.note_staged_dead(hash);
+            }
+        }
+        let app = self.apps.of_mut(h.app);
+        app.dram_bytes -= bytes as u64;
+        app.dram_objects -= 1;
+        if let Some((now, departure)) = departure {
+            let access = self.access(hash, h.app, now.mono, Self::record_bytes(h));
+            self.admission.on_departure(&access, departure);
+        }
+        self.free_block(block);
+    }
+
+    /// A staged object has changed: its copy in the segment that is being filled is dead. Which kind of segment that is
+    /// need not be known: both are told.
+    pub(super) fn note_staged_dead(&mut self, hash: ObjectHash) {
+        for dead in &mut self.dead_staged {
+            dead.insert(hash.fingerprint());
+        }
+        self.stats.staged_dead += 1;
+    }
+
+    fn free_block(&mut self, block: Block) {
+        let (start, bytes) = self.arena.free(block);
+        let end = start.0 + (bytes / crate::dram::UNIT) as u32;
+        for hand in [&mut self.hand, &mut self.scan] {
+            if hand.0 > start.0 && hand.0 < end {
+                *hand = start;
+            }
+        }
+    }
+
+    /// Puts an object into DRAM; the caller has made sure that no other of this key exists. `None` when no room can be
+    /// made.
+    pub(super) fn insert_dram(
+        &mut self,
+        now: Now,
+        new: &NewObject<'_>,
+    ) -> Option<(Block, ObjectHeader)> {
+        let value_len = new.value[0].len() + new.value[1].len();
+        let bytes = object_bytes(new.key.len(), value_len);
+        let block = self.make_room(now, bytes)?;
+        let ms = now.millis32();
+        let mut h = ObjectHeader {
+            next: 0,
+            hash: new.hash.dram(),
+            cas: new.cas,
+            expiry: new.expiry,
+            flags: new.flags,
+            value_len: value_len as u32,
+            key_len: new.key.len() as u8,
+            state: new.state,
+            app: new.app,
+            written: ms,
+            last: ms,
+            reads: 0,
+            max_gap: 0,
+            first_read: 0,
+            last_gap: 0,
+        };
+        h.save(&mut self.arena, block);
+        let body = &mut self.arena.payload_mut(block)[crate::dram::HEADER_BYTES..];
+        let (key, rest) = body.split_at_mut(new.key.len());
+        key.copy_from_slice(new.key);
+        let (first, rest) = rest.split_at_mut(new.value[0].len());
+        first.copy_from_slice(new.value[0]);
+        rest[..new.value[1].len()].copy_from_slice(new.value[1]);
+        self.table.link(&mut self.arena, new.hash.dram(), block);
+        // Callers change the header and save it whole.
+        h.next = ObjectHeader::next_of(&self.arena, block);
+        let app = self.apps.of_mut(new.app);
+        app.dram_bytes += self.arena.block_bytes(block) as u64;
+        app.dram_objects += 1;
+        Some((block, h))
+    }
+
+    /// Room for `bytes` of payload, evicting by CLOCK when there is none: the request path's last resort.
+    fn make_room(&mut self, now: Now, bytes: usize) -> Option<Block> {
+        if let Some(block) = self.arena.alloc(bytes) {
+            return Some(block);
+        }
+        if self.config.no_eviction || Arena::footprint(bytes) > self.arena.capacity() / 2 {
+            return None;
+        }
+        // First by rank. Small objects find room soon; a large one may not, since what CLOCK spares lies in between.
+        let mut budget =
+            self.arena.capacity().min(Arena::footprint(bytes).saturating_mul(8).max(64 << 10));
+        let mut spared = 0usize;
+        while budget > 0 {
+            let size = self.arena.block_bytes(self.hand);
+            let freed = self.clock_step(now, true, spared < 2 * self.arena.capacity());
+            spared += size;
+            if freed > 0 {
+                self.stats.evictions_direct += 1;
+                if self.arena.has_room(bytes) {
+                    return self.arena.alloc(bytes);
+                }
+                budget = budget.saturating_sub(freed);
+            }
+            if spared > 4 * self.arena.capacity() {
+                break;
+            }
+        }
+        // Then clear neighbours, whatever their rank, until a run is long enough. Staged objects stay: a run starts anew
+        // behind them.
+        let mut walked = 0;
+        while walked <= 2 * self.arena.capacity() {
+            let block = self.hand;
+            walked += self.arena.block_bytes(block);
+            self.hand = self.arena.next(block);
+            if !self.arena.is_used(block) {
+                continue;
+            }
+            let h = ObjectHeader::load(&self.arena, block);
+            if h.state.has(State::STAGED) {
+                continue;
+            }
+            self.evict(now, block, &h);
+            self.stats.evictions_direct += 1;
+            if self.arena.has_room(bytes) {
+                return self.arena.alloc(bytes);
+            }
+        }
+        None
+    }
+
+    /// Evicts one object from DRAM for good.
+    pub(super) fn evict(&mut self, now: Now, block: Block, h: &ObjectHeader) {
+        let hash = self.hash_of(block, h);
+        self.stats.evictions += 1;
+        self.stats.evicted_unfetched += u64::from(h.reads == 0);
+        self.apps.of_mut(h.app).evictions += 1;
+        self.remove_dram(hash, block, h, Some((now, Departure::Evicted)));
+    }
+
+    /// Moves the CLOCK hand over one block. With `evict`, an object that CLOCK gives up goes; the return value is the
+    /// bytes freed. `respect` keeps applications below their floor.
+    pub(super) fn clock_step(&mut self, now: Now, evict: bool, respect: bool) -> usize {
+        let block = self.hand;
+        self.hand = self.arena.next(block);
+        if !self.arena.is_used(block) {
+            return 0;
+        }
+        let h = ObjectHeader::load(&self.arena, block);
+        if h.state.has(State::STAGED) {
+            return 0;
+        }
+        if !self.clock_gives_up(now, block, &h, respect) || !evict {
+            return 0;
+        }
+        let bytes = self.arena.block_bytes(block);
+        if h.expiry.is_past(now.wall) {
+            let hash = self.hash_of(block, &h);
+            self.stats.expired += 1;
+            self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
+        } else {
+            self.evict(now, block, &h);
+        }
+        bytes
+    }
+
+    /// Whether CLOCK gives up the object now under the hand; counts it down if not.
+    pub(super) fn clock_gives_up(
+        &mut self,
+        now: Now,
+        block: Block,
+        h: &ObjectHeader,
+        respect: bool,
+    ) -> bool {
+        if h.expiry.is_past(now.wall) {
+            return true;
+        }
+        if !self.config.shares.is_empty() {
+            let share = self.config.shares.of(h.app);
+            let part = self.apps.of(h.app).dram_bytes as f32 / self.arena.capacity() as f32;
+            if part > share.ceiling {
+                return true;
+            }
+            if respect && part < share.floor {
+                return false;
+            }
+        }
+        let clock = h.state.clock();
+        if clock == 0 {
+            return true;
+        }
+        ObjectHeader::set_state(&mut self.arena, block, h.state.with_clock(clock - 1));
+        false
+    }
+
+    /// CLOCK after a read.
+    #[inline]
+    pub(super) fn raised(&self, clock: u8) -> u8 {
+        match self.config.clock_mode {
+            ClockMode::SetMax => self.config.clock_max,
+            ClockMode::Increment => (clock + 1).min(self.config.clock_max),
+        }
+    }
+
+    pub(super) fn index_clock_mode(&self) -> index::ClockMode {
+        match self.config.clock_mode {
+            ClockMode::SetMax => index::ClockMode::SetMax,
+            ClockMode::Increment => index::ClockMode::Increment,
+        }
+    }
+
+    /// An object in DRAM as an answer shows it.
+    #[inline]
+    pub(super) fn item<'a>(arena: &'a Arena, now: Now, block: Block, h: &ObjectHeader) -> Item<'a> {
+        Item {
+            value: h.value(arena, block),
+            flags: h.flags,
+            cas: h.cas,
+            expiry: h.expiry,
+            last_access: now.millis32().wrapping_sub(h.last) / 1000,
+            hit_before: h.state.has(State::FETCHED),
+            won: false,
+            stale: h.state.has(State::STALE),
+            already_won: h.state.has(State::WON),
+            tier: Tier::Dram,
+        }
+    }
+
+    /// Walks the shard and checks what must hold between two calls. For tests.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn validate(&self) -> Result<(), String> {
+        self.arena.validate()?;
+        self.index.validate()?;
+        let (mut objects, mut staged, mut at) = (0, 0, self.arena.first());
+        let (mut hand, mut scan) = (false, false);
+        loop {
+            hand |= at == self.hand;
+            scan |= at == self.scan;
+            if self.arena.is_used(at) {
+                let h = ObjectHeader::load(&self.arena, at);
+                let key = h.key(&self.arena, at);
+                if self.table.find(&self.arena, h.hash, key).map(|f| f.0) != Some(at) {
+                    return Err(format!("object at {at:?} is not found by its key"));
+                }
+                objects += 1;
+                staged += if h.state.has(State::STAGED) { self.arena.block_bytes(at) } else { 0 };
+            }
+            let next = self.arena.next(at);
+            if next <= at {
+                break;
+            }
+            at = next;
+        }
+        if objects != self.table.len() || staged != self.staged_bytes || !hand || !scan {
+            return Err(format!(
+                "{objects} objects of {}, {staged} staged bytes of {}, hand on a block: {hand}, scan: {scan}",
+                self.table.len(),
+                self.staged_bytes
+            ));
+        }
+        let entries: u64 = self.live.iter().map(|&n| u64::from(n)).sum();
+        let mut lost = None;
+        self.index.for_each(|e| {
+            if self.generations[usize::from(e.segment)] == 0 {
+                lost = Some(e.segment);
+            }
+        });
+        if let Some(segment) = lost {
+            return Err(format!(
+                "an entry leads to segment {segment}, which holds nothing to be read"
+            ));
+        }
+        if entries != self.index.len() {
+            return Err(format!(
+                "{entries} entries counted by segment, {} in the index",
+                self.index.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn clock_bits(max: u8) -> ClockBits {
+    if max <= 1 { ClockBits::One } else { ClockBits::Two }
+}
+
+/// Keeps `FlashRead` constructible only here and in `flash`.
+pub(super) fn flash_read(at: super::api::Location) -> FlashRead {
+    FlashRead { at, tried: [None; 4] }
+}

@@ -1,0 +1,895 @@
+//! One run: engine, device, clock, faults and kills, all from one seed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder_base::{
+    AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, Rng, UnixSecs, Words,
+};
+use larder_engine::index::{FlashIndex, Place};
+use larder_engine::kv::api::{
+    Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+};
+use larder_engine::kv::{
+    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, OwnerOf, Planted, SegmentIo,
+    SegmentTable, ShardConfig, Shards, Step,
+};
+use larder_engine::segment::span;
+use larder_format::{Filling, Find, find, find_extent};
+use larder_policy::admission::{Admission, AdmissionConfig, Setup};
+use larder_policy::budget::{WriteBudget, WriteBudgetConfig};
+
+use crate::model::{Model, Version};
+
+const SHARDS: usize = 2;
+const SEGMENTS: u16 = 6;
+const SEGMENT_BYTES: u32 = 8 << 10;
+const KEYS: usize = 48;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) planted: Option<Planted>,
+}
+
+/// What runs have met, so that a run that proves nothing is noticed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    hits_dram: u64,
+    hits_flash: u64,
+    false_reads: u64,
+    restored: u64,
+    staged_dead: u64,
+    forced: u64,
+    reclaimed: u64,
+    reinserted: u64,
+    kills: u64,
+    kept_over_kill: u64,
+    io_errors: u64,
+    extents: u64,
+    brought_in: u64,
+}
+
+impl Seen {
+    pub(crate) fn add(&mut self, o: Seen) {
+        self.hits_dram += o.hits_dram;
+        self.hits_flash += o.hits_flash;
+        self.false_reads += o.false_reads;
+        self.restored += o.restored;
+        self.staged_dead += o.staged_dead;
+        self.forced += o.forced;
+        self.reclaimed += o.reclaimed;
+        self.reinserted += o.reinserted;
+        self.kills += o.kills;
+        self.kept_over_kill += o.kept_over_kill;
+        self.io_errors += o.io_errors;
+        self.extents += o.extents;
+        self.brought_in += o.brought_in;
+    }
+
+    pub(crate) fn assert_met_everything(&self) {
+        println!("{self:?}");
+        let all = [
+            self.hits_dram,
+            self.hits_flash,
+            self.false_reads,
+            self.restored,
+            self.staged_dead,
+            self.forced,
+            self.reclaimed,
+            self.reinserted,
+            self.kills,
+            self.kept_over_kill,
+            self.io_errors,
+            self.extents,
+            self.brought_in,
+        ];
+        assert!(all.iter().all(|&n| n >= 100), "the runs have hardly met something: {self:?}");
+    }
+}
+
+struct Disk {
+    segments: Vec<Vec<u8>>,
+    rng: Rng,
+    fault_rate: f64,
+    errors: u64,
+    fuse: Option<Arc<AtomicU64>>,
+}
+
+impl Disk {
+    fn dead(&self) -> bool {
+        self.fuse.as_ref().is_some_and(|f| f.load(Ordering::Relaxed) == 0)
+    }
+
+    fn fails(&mut self) -> bool {
+        let fails = self.rng.chance(self.fault_rate);
+        self.errors += u64::from(fails);
+        fails
+    }
+}
+
+impl SegmentIo for Disk {
+    type Buffer = Vec<u8>;
+
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        if self.dead() {
+            return Ok(());
+        }
+        if self.fails() {
+            // Some of it may be there, some not.
+            let cut = self.rng.below(bytes.len() as u64) as usize;
+            self.segments[usize::from(segment)][..cut].copy_from_slice(&bytes[..cut]);
+            return Err(IoFailed);
+        }
+        if let Some(fuse) = &self.fuse {
+            // A kill may fall into the write: then a part of it is there.
+            let left = fuse.load(Ordering::Relaxed);
+            if left > 0 && self.rng.chance(0.1) {
+                fuse.store(0, Ordering::Relaxed);
+                let cut = self.rng.below(bytes.len() as u64) as usize;
+                self.segments[usize::from(segment)][..cut].copy_from_slice(&bytes[..cut]);
+                return Ok(());
+            }
+        }
+        self.segments[usize::from(segment)].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        if self.fails() {
+            return Err(IoFailed);
+        }
+        bytes.copy_from_slice(&self.segments[usize::from(segment)]);
+        Ok(())
+    }
+}
+
+struct All(Vec<KvShard>);
+
+impl Shards for All {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn shard_of(&self, hash: ObjectHash) -> usize {
+        OwnerOf::shard_of(hash, self.0.len())
+    }
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
+        f(&mut self.0[shard])
+    }
+}
+
+/// An operation that owns what it was given.
+#[derive(Clone, Debug)]
+enum Ask {
+    Get(Get),
+    Store { mode: StoreMode, value: Vec<u8>, flags: u32, expiry: Expiry, compare_cas: Option<u64> },
+    Delete { compare_cas: Option<u64> },
+    Arith { decrement: bool, delta: u64 },
+    Touch(Expiry),
+}
+
+impl Ask {
+    fn name(&self) -> String {
+        match self {
+            Ask::Store { mode, value, compare_cas, expiry, .. } => {
+                format!("{mode:?} {} bytes, cas {compare_cas:?}, {expiry:?}", value.len())
+            }
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn op(&self) -> Op<'_> {
+        match self {
+            Ask::Get(get) => Op::Get(*get),
+            Ask::Store { mode, value, flags, expiry, compare_cas } => Op::Store(Store {
+                mode: *mode,
+                value,
+                flags: *flags,
+                expiry: *expiry,
+                compare_cas: *compare_cas,
+                new_cas: None,
+                invalidate: false,
+                vivify: None,
+            }),
+            Ask::Delete { compare_cas } => {
+                Op::Delete(Delete { compare_cas: *compare_cas, ..Delete::default() })
+            }
+            Ask::Arith { decrement, delta } => {
+                Op::Arith(Arith { decrement: *decrement, delta: *delta, ..Arith::default() })
+            }
+            Ask::Touch(expiry) => Op::Touch(*expiry),
+        }
+    }
+}
+
+/// An answer that owns what it says.
+#[derive(Clone, Debug, PartialEq)]
+enum Said {
+    Item(Version),
+    Miss,
+    Stored(u64, u32),
+    NotStored,
+    Exists,
+    NotFound,
+    Deleted,
+    Touched,
+    Number(u64, Version),
+    NotNumeric,
+    TooLarge,
+    OutOfMemory,
+}
+
+#[derive(Default)]
+struct Sink {
+    said: Option<Said>,
+    twice: bool,
+    verifies: Vec<FlashRead>,
+}
+
+impl Effects for Sink {
+    fn reply(&mut self, reply: Reply<'_>) {
+        let version = |i: larder_engine::kv::api::Item<'_>| Version {
+            value: i.value.to_vec(),
+            flags: i.flags,
+            cas: i.cas,
+            expiry: i.expiry,
+        };
+        self.twice |= self.said.is_some();
+        self.said = Some(match reply {
+            Reply::Item(i) => Said::Item(version(i)),
+            Reply::Miss => Said::Miss,
+            Reply::Stored { cas, size } => Said::Stored(cas, size),
+            Reply::NotStored => Said::NotStored,
+            Reply::Exists => Said::Exists,
+            Reply::NotFound => Said::NotFound,
+            Reply::Deleted => Said::Deleted,
+            Reply::Touched => Said::Touched,
+            Reply::Number(n, i) => Said::Number(n, version(i)),
+            Reply::NotNumeric => Said::NotNumeric,
+            Reply::TooLarge => Said::TooLarge,
+            Reply::OutOfMemory => Said::OutOfMemory,
+        });
+    }
+    fn verify(&mut self, read: FlashRead) {
+        self.verifies.push(read);
+    }
+    fn wake_cleaner(&mut self) {}
+}
+
+struct Waiting {
+    key: usize,
+    ask: Ask,
+    read: FlashRead,
+    /// Taken from the device at some moment between the request and its completion.
+    bytes: Option<Option<Vec<u8>>>,
+}
+
+struct Verifying {
+    key: usize,
+    read: FlashRead,
+    bytes: Option<Option<Vec<u8>>>,
+}
+
+pub(crate) struct World {
+    rng: Rng,
+    options: Options,
+    hasher: KeyHasher,
+    keys: Vec<Vec<u8>>,
+    now: Now,
+    shards: All,
+    log: FlashLog<Vec<u8>>,
+    disk: Disk,
+    model: Model,
+    waiting: VecDeque<Waiting>,
+    verifying: VecDeque<Verifying>,
+    epoch: u64,
+    policy: &'static str,
+    seen: Seen,
+    transcript: Vec<String>,
+    /// Validate after every step and show the whole run on failure: for looking into one seed.
+    paranoid: bool,
+}
+
+/// Keys of which many share tag and shard.
+fn choose_keys(hasher: &KeyHasher, rng: &mut Rng) -> Vec<Vec<u8>> {
+    let salt = rng.next_u64();
+    let mut by_tag = std::collections::BTreeMap::<(usize, u16), Vec<Vec<u8>>>::new();
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    for i in 0u32.. {
+        let key = format!("k{salt:x}-{i}").into_bytes();
+        let h = hasher.hash(&key);
+        let group = by_tag.entry((OwnerOf::shard_of(h, SHARDS), h.tag() & 0x3f)).or_default();
+        // Within a group the low tag bits agree; keep those whose whole tag agrees with the first of the group.
+        if group.first().is_none_or(|f| hasher.hash(f).tag() == h.tag()) {
+            group.push(key);
+        }
+        if group.len() == 4 {
+            keys.append(group);
+            if keys.len() >= KEYS * 3 / 4 {
+                break;
+            }
+        }
+    }
+    for i in keys.len()..KEYS {
+        keys.push(format!("lone{salt:x}-{i}").into_bytes());
+    }
+    keys
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, options: Options) -> World {
+        let mut rng = Rng::new(seed);
+        let hasher = KeyHasher::new(HashKey([seed as u8; 16]));
+        let keys = choose_keys(&hasher, &mut rng);
+        let faulty = rng.chance(0.4);
+        let disk = Disk {
+            segments: vec![vec![0; SEGMENT_BYTES as usize]; usize::from(SEGMENTS) + 1],
+            rng: rng.fork(1),
+            fault_rate: if faulty { 0.03 } else { 0.0 },
+            errors: 0,
+            fuse: None,
+        };
+        let policy = ["all", "all", "ghost", "flashiness", "reject_first"][rng.below(5) as usize];
+        let buckets = rng.range(1, 2) as u32;
+        let words: Vec<Words> =
+            (0..SHARDS).map(|_| Words::heap(FlashIndex::words_for(buckets))).collect();
+        let table = SegmentTable::create(Words::heap(SegmentTable::words_for(SEGMENTS)));
+        let mut world = World {
+            options,
+            hasher,
+            keys,
+            now: Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) },
+            shards: All(Vec::new()),
+            log: log(table, &options),
+            disk,
+            model: Model::default(),
+            waiting: VecDeque::new(),
+            verifying: VecDeque::new(),
+            epoch: 0,
+            policy,
+            seen: Seen::default(),
+            transcript: Vec::new(),
+            paranoid: std::env::var("LARDER_PARANOID").is_ok(),
+            rng,
+        };
+        for (i, w) in words.into_iter().enumerate() {
+            let shard = KvShard::new(world.config(i), world.admission(i), w).unwrap();
+            world.shards.0.push(shard);
+        }
+        world
+    }
+
+    fn config(&self, shard: usize) -> ShardConfig {
+        ShardConfig {
+            arena_bytes: 8 << 10,
+            max_object: 3_400,
+            no_eviction: false,
+            clock_mode: ClockMode::SetMax,
+            clock_max: 3,
+            free_low: 5 << 10,
+            free_high: 7 << 10,
+            flash: FlashGeometry { salt: 7, segments: SEGMENTS, segment_bytes: SEGMENT_BYTES },
+            shards: SHARDS as u32,
+            flash_min_record: 0,
+            cas_base: (self.epoch << 40) + ((shard as u64) << 32),
+            access_times: 16,
+            shares: Arc::default(),
+            hasher: self.hasher,
+            #[cfg(feature = "planted")]
+            planted: self.options.planted,
+        }
+    }
+
+    fn admission(&self, shard: usize) -> Admission {
+        let setup = Setup {
+            memory: 64 << 10,
+            seed: shard as u64,
+            objects: 64,
+            share: 0.5,
+            budget_rate: None,
+        };
+        Admission::new(&AdmissionConfig::from_name(self.policy).unwrap(), &setup).unwrap()
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        let mut seen = self.seen;
+        for s in &self.shards.0 {
+            let st = s.stats();
+            seen.hits_dram += st.hits_dram;
+            seen.hits_flash += st.hits_flash;
+            seen.false_reads += st.flash_reads_false;
+            seen.restored += st.innocents_restored;
+            seen.staged_dead += st.staged_dead;
+            seen.forced += st.forced_evictions;
+            seen.reinserted += st.reinserted;
+            seen.brought_in += st.brought_in;
+            seen.extents += s.index().wide();
+        }
+        seen.reclaimed += self.log.stats().segments_reclaimed;
+        seen.io_errors += self.disk.errors;
+        seen
+    }
+
+    pub(crate) fn transcript(&self) -> Vec<String> {
+        self.transcript.clone()
+    }
+
+    pub(crate) fn step(&mut self) -> Result<(), String> {
+        match self.rng.below(1000) {
+            0..620 => self.request()?,
+            620..780 => self.complete()?,
+            780..820 => self.verify_one(),
+            820..960 => {
+                if self.rng.chance(0.3) {
+                    // What a clean stop does; here it makes small, half-filled segments.
+                    self.log.drain(self.now, &mut self.shards, &mut self.disk);
+                    return self.kill_if_dead();
+                }
+                for _ in 0..self.rng.range(1, 12) {
+                    if self.log.step(self.now, &mut self.shards, &mut self.disk) == Step::Idle {
+                        break;
+                    }
+                    self.kill_if_dead()?;
+                }
+            }
+            960..975 => {
+                let secs = self.rng.below(3) as u32;
+                self.now.wall.0 += secs;
+                self.now.mono = self.now.mono + Nanos::from_millis(u64::from(secs) * 1000 + 1);
+                self.model.tick(self.now.wall);
+            }
+            975..978 => self.flush()?,
+            978..990 => {
+                if self.disk.fuse.is_none() {
+                    self.light_fuse();
+                }
+            }
+            990..993 => self.rot(),
+            _ => self.validate()?,
+        }
+        if self.paranoid {
+            self.validate().map_err(|why| format!("{why}\n{}", self.transcript.join("\n")))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(&mut self) -> Result<(), String> {
+        while !self.waiting.is_empty() {
+            self.complete()?;
+        }
+        self.validate()
+    }
+
+    fn validate(&mut self) -> Result<(), String> {
+        self.shards.0.iter().try_for_each(KvShard::validate)?;
+        (0..KEYS).try_for_each(|key| self.no_way_to_the_dead(key))
+    }
+
+    /// No index entry leads a key to a record of it that is not its latest version.
+    fn no_way_to_the_dead(&mut self, key: usize) -> Result<(), String> {
+        let name = &self.keys[key];
+        let hash = self.hasher.hash(name);
+        let shard = &self.shards.0[OwnerOf::shard_of(hash, SHARDS)];
+        let pages = SEGMENT_BYTES / 4096;
+        for entry in shard.index().probe(hash).iter() {
+            let Some((at, len)) = span(entry.place, hash, pages) else { continue };
+            let bytes =
+                &self.disk.segments[usize::from(entry.segment)][at as usize..(at + len) as usize];
+            let generation = self.log.table().generation(entry.segment);
+            let filling = Filling { salt: 7, segment: entry.segment, generation };
+            let found = match entry.place {
+                Place::Page { .. } => find(bytes, name, filling),
+                Place::Extent { .. } => find_extent(bytes, name, filling),
+            };
+            let Find::Found(record) = found else { continue };
+            let m = record.meta();
+            let version = Version {
+                value: record.value().to_vec(),
+                flags: m.flags,
+                cas: m.cas,
+                expiry: m.expiry,
+            };
+            let allowed = self.model.slot(key).allowed.clone();
+            // An announced flush may be due and not yet carried out in this shard.
+            if !allowed.contains(&version) && !self.model.flush_came() {
+                return Err(format!(
+                    "key {key}: {entry:?} leads to {version:?}, allowed {allowed:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, text: String) {
+        if self.paranoid {
+            eprintln!("T {text}");
+        }
+        self.transcript.push(text);
+    }
+
+    // ---- requests ----
+
+    fn request(&mut self) -> Result<(), String> {
+        let key = self.rng.below(KEYS as u64) as usize;
+        let ask = self.ask(key);
+        if matches!(ask, Ask::Store { mode: StoreMode::Append | StoreMode::Prepend, .. })
+            && self.model.slot(key).allowed.len() > 1
+        {
+            return Ok(());
+        }
+        self.execute(key, ask, None)
+    }
+
+    fn expiry(&mut self) -> Expiry {
+        if self.rng.chance(0.8) {
+            Expiry::NEVER
+        } else {
+            Expiry(self.now.wall.0 + self.rng.range(1, 6) as u32)
+        }
+    }
+
+    fn value(&mut self) -> Vec<u8> {
+        if self.rng.chance(0.15) {
+            return self.rng.below(1_000_000).to_string().into_bytes();
+        }
+        let len = if self.rng.chance(0.08) { self.rng.below(3_000) } else { self.rng.below(500) };
+        let mut value = vec![0; len as usize];
+        self.rng.fill(&mut value);
+        value
+    }
+
+    fn ask(&mut self, key: usize) -> Ask {
+        let known_cas = self.model.slot(key).allowed.first().map_or(1, |v| v.cas);
+        let compare = |rng: &mut Rng| if rng.chance(0.7) { known_cas } else { known_cas ^ 1 };
+        match self.rng.below(100) {
+            0..45 => {
+                let touch = self.rng.chance(0.08).then(|| self.expiry());
+                Ask::Get(Get { touch, ..Get::default() })
+            }
+            45..75 => {
+                let mode = match self.rng.below(12) {
+                    0 => StoreMode::Add,
+                    1 => StoreMode::Replace,
+                    2 => StoreMode::Append,
+                    3 => StoreMode::Prepend,
+                    _ => StoreMode::Set,
+                };
+                let compare_cas = (mode == StoreMode::Set && self.rng.chance(0.15))
+                    .then(|| compare(&mut self.rng));
+                let flags = if self.rng.chance(0.5) { 0 } else { self.rng.next_u64() as u32 };
+                let (value, expiry) = (self.value(), self.expiry());
+                Ask::Store { mode, value, flags, expiry, compare_cas }
+            }
+            75..88 => {
+                let compare_cas = self.rng.chance(0.1).then(|| compare(&mut self.rng));
+                Ask::Delete { compare_cas }
+            }
+            88..95 => {
+                Ask::Arith { decrement: self.rng.chance(0.3), delta: self.rng.below(2_000_000) }
+            }
+            _ => Ask::Touch(self.expiry()),
+        }
+    }
+
+    fn execute(
+        &mut self,
+        key: usize,
+        ask: Ask,
+        fetched: Option<(FlashRead, Option<Vec<u8>>)>,
+    ) -> Result<(), String> {
+        let name = self.keys[key].clone();
+        let hash = self.hasher.hash(&name);
+        let shard = OwnerOf::shard_of(hash, SHARDS);
+        let req = Request { key: &name, hash, app: AppId::DEFAULT, op: ask.op() };
+        let mut sink = Sink::default();
+        let fetched =
+            fetched.as_ref().map(|(read, bytes)| Fetched { read, bytes: bytes.as_deref() });
+        if self.paranoid {
+            eprintln!("X {key} {:x} {} fetched {}", hash.0, ask.name(), fetched.is_some());
+        }
+        let outcome = self.shards.0[shard].execute(self.now, &req, fetched, &mut sink);
+        if self.is_dead() {
+            return self.kill_if_dead();
+        }
+        for read in std::mem::take(&mut sink.verifies) {
+            self.verifying.push_back(Verifying { key, read, bytes: None });
+        }
+        match (outcome, sink.said) {
+            (Outcome::Done, Some(said)) if !sink.twice => {
+                self.say(format!("{key} {} -> {said:?}", ask.name()));
+                self.check(key, &ask, said).map_err(|why| {
+                    if self.paranoid {
+                        format!("{why}\n{}", self.transcript.join("\n"))
+                    } else {
+                        why
+                    }
+                })
+            }
+            (Outcome::Read(read), None) => {
+                let bytes = self.rng.chance(0.5).then(|| self.read(&read));
+                self.waiting.push_back(Waiting { key, ask, read, bytes });
+                Ok(())
+            }
+            (outcome, said) => Err(format!("outcome {outcome:?} with answer {said:?}")),
+        }
+    }
+
+    fn read(&mut self, read: &FlashRead) -> Option<Vec<u8>> {
+        if self.disk.fails() {
+            return None;
+        }
+        let at = read.at;
+        let segment = &self.disk.segments[usize::from(at.segment)];
+        Some(segment[at.offset as usize..(at.offset + at.len) as usize].to_vec())
+    }
+
+    fn complete(&mut self) -> Result<(), String> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let i = self.rng.below(self.waiting.len() as u64) as usize;
+        let Some(mut w) = self.waiting.remove(i) else { return Ok(()) };
+        let bytes = match w.bytes.take() {
+            Some(bytes) => bytes,
+            None => self.read(&w.read),
+        };
+        self.execute(w.key, w.ask, Some((w.read, bytes)))
+    }
+
+    fn verify_one(&mut self) {
+        if self.verifying.is_empty() {
+            return;
+        }
+        let i = self.rng.below(self.verifying.len() as u64) as usize;
+        let Some(mut v) = self.verifying.remove(i) else { return };
+        if self.rng.chance(0.1) {
+            // Dropped under pressure.
+            return;
+        }
+        if v.bytes.is_none() {
+            v.bytes = Some(self.read(&v.read));
+        }
+        let name = &self.keys[v.key];
+        let hash = self.hasher.hash(name);
+        let shard = OwnerOf::shard_of(hash, SHARDS);
+        self.shards.0[shard].verify(self.now, &v.read, hash, name, v.bytes.flatten().as_deref());
+    }
+
+    fn flush(&mut self) -> Result<(), String> {
+        let later = self.rng.chance(0.5);
+        let at = UnixSecs(self.now.wall.0 + self.rng.range(1, 4) as u32);
+        for s in &mut self.shards.0 {
+            s.flush(self.now, later.then_some(at));
+        }
+        if self.is_dead() {
+            // Not answered: it may have happened or not, by shard, and a flush replaces one announced before.
+            self.model.forget_announced_flush();
+            return self.kill_if_dead();
+        }
+        self.say(format!("flush later {later} at {at:?} now {:?}", self.now.wall));
+        if later {
+            self.model.flush_later(at.0);
+        } else {
+            self.model.flush();
+        }
+        Ok(())
+    }
+
+    fn rot(&mut self) {
+        if self.disk.fault_rate > 0.0 {
+            let s = self.rng.range(1, u64::from(SEGMENTS)) as usize;
+            let at = self.rng.below(u64::from(SEGMENT_BYTES)) as usize;
+            self.disk.segments[s][at] ^= 1 << self.rng.below(8);
+        }
+    }
+
+    // ---- answers ----
+
+    fn check(&mut self, key: usize, ask: &Ask, said: Said) -> Result<(), String> {
+        let now = self.now.wall;
+        let m = &mut self.model;
+        match (ask, said) {
+            (Ask::Get(get), Said::Item(mut seen)) => {
+                if let Some(touch) = get.touch {
+                    if seen.expiry != touch {
+                        return Err(format!(
+                            "key {key}: touched to {touch:?}, answered {:?}",
+                            seen.expiry
+                        ));
+                    }
+                    let old =
+                        m.warrants(key, now, |v| v.cas == seen.cas && v.value == seen.value)?;
+                    seen.expiry = old.expiry;
+                    m.hit(key, now, &seen)?;
+                    m.set(key, Version { expiry: touch, ..seen });
+                    return Ok(());
+                }
+                m.hit(key, now, &seen)
+            }
+            (Ask::Get(_), Said::Miss) => Ok(()),
+            (Ask::Store { mode, value, flags, expiry, compare_cas }, Said::Stored(cas, size)) => {
+                m.fresh_cas(cas)?;
+                let mut new = Version { value: value.clone(), flags: *flags, cas, expiry: *expiry };
+                if let Some(wanted) = compare_cas {
+                    m.warrants(key, now, |v| v.cas == *wanted)?;
+                }
+                match mode {
+                    StoreMode::Set | StoreMode::Add => {}
+                    StoreMode::Replace => {
+                        m.warrants(key, now, |_| true)?;
+                    }
+                    StoreMode::Append | StoreMode::Prepend => {
+                        let old =
+                            m.warrants(key, now, |v| v.value.len() + value.len() == size as usize)?;
+                        new.value = if *mode == StoreMode::Append {
+                            [old.value, value.clone()].concat()
+                        } else {
+                            [value.clone(), old.value].concat()
+                        };
+                        new.flags = old.flags;
+                        new.expiry = old.expiry;
+                    }
+                }
+                if new.value.len() != size as usize {
+                    return Err(format!("key {key}: stored {size} bytes of {}", new.value.len()));
+                }
+                m.set(key, new);
+                Ok(())
+            }
+            (Ask::Store { mode: StoreMode::Add, .. }, Said::NotStored) => {
+                m.warrants(key, now, |_| true).map(|_| ())
+            }
+            (Ask::Store { mode, .. }, Said::NotStored) if *mode != StoreMode::Set => Ok(()),
+            (Ask::Store { compare_cas: Some(wanted), .. }, Said::Exists) => {
+                m.warrants(key, now, |v| v.cas != *wanted).map(|_| ())
+            }
+            (Ask::Store { compare_cas: Some(_), .. }, Said::NotFound) => Ok(()),
+            (Ask::Store { mode, .. }, Said::TooLarge)
+                if matches!(mode, StoreMode::Append | StoreMode::Prepend) =>
+            {
+                Ok(())
+            }
+            (Ask::Store { .. }, Said::OutOfMemory) => {
+                m.remove(key);
+                Ok(())
+            }
+            (Ask::Delete { .. }, Said::Deleted) => {
+                m.warrants(key, now, |_| true)?;
+                m.remove(key);
+                Ok(())
+            }
+            (Ask::Delete { compare_cas: None }, Said::NotFound) => {
+                m.remove(key);
+                Ok(())
+            }
+            (Ask::Delete { compare_cas: Some(_) }, Said::NotFound) => Ok(()),
+            (Ask::Delete { compare_cas: Some(wanted) }, Said::Exists) => {
+                m.warrants(key, now, |v| v.cas != *wanted).map(|_| ())
+            }
+            (Ask::Arith { decrement, delta }, Said::Number(n, seen)) => {
+                m.fresh_cas(seen.cas)?;
+                let old = m.warrants(key, now, |v| {
+                    let old = number(&v.value);
+                    old.is_some_and(|o| {
+                        n == if *decrement {
+                            o.saturating_sub(*delta)
+                        } else {
+                            o.wrapping_add(*delta)
+                        }
+                    })
+                })?;
+                let mut text = n.to_string().into_bytes();
+                text.resize(text.len().max(old.value.len()), b' ');
+                let want = Version { value: text, cas: seen.cas, ..old };
+                if want != seen {
+                    return Err(format!("key {key}: number shown as {seen:?}, should be {want:?}"));
+                }
+                m.set(key, want);
+                Ok(())
+            }
+            (Ask::Arith { .. }, Said::NotFound) => Ok(()),
+            (Ask::Arith { .. }, Said::NotNumeric) => {
+                m.warrants(key, now, |v| number(&v.value).is_none()).map(|_| ())
+            }
+            (Ask::Touch(expiry), Said::Touched) => {
+                let all = m.live(key, now);
+                if all.is_empty() {
+                    return Err(format!("key {key}: touched what is not there"));
+                }
+                m.slot(key).allowed =
+                    all.into_iter().map(|v| Version { expiry: *expiry, ..v }).collect();
+                Ok(())
+            }
+            (Ask::Touch(_), Said::NotFound) => Ok(()),
+            (Ask::Arith { .. } | Ask::Touch(_) | Ask::Get(_), Said::OutOfMemory) => {
+                m.remove(key);
+                Ok(())
+            }
+            (ask, said) => Err(format!("key {key}: {ask:?} answered {said:?}")),
+        }
+    }
+
+    // ---- kills ----
+
+    fn light_fuse(&mut self) {
+        let stores =
+            if self.rng.chance(0.7) { self.rng.range(1, 40) } else { self.rng.range(1, 400) };
+        let fuse = Arc::new(AtomicU64::new(stores));
+        for s in &mut self.shards.0 {
+            s.index_words().share_fuse(fuse.clone());
+        }
+        self.log.table_mut().words_mut().share_fuse(fuse.clone());
+        self.disk.fuse = Some(fuse);
+    }
+
+    fn is_dead(&self) -> bool {
+        self.disk.dead()
+    }
+
+    /// Dies and comes back. The operation that was under way may have happened or not: what it wrote was in DRAM and is
+    /// lost, what it removed may be there still. So the latest acknowledged version stays what is allowed.
+    fn kill_if_dead(&mut self) -> Result<(), String> {
+        if !self.is_dead() {
+            return Ok(());
+        }
+        self.seen = self.seen();
+        self.seen.kills += 1;
+        self.disk.errors = 0;
+        self.disk.fuse = None;
+        self.waiting.clear();
+        self.verifying.clear();
+        self.epoch += 1;
+        let words: Vec<Words> =
+            self.shards.0.iter_mut().map(|s| s.index_words().snapshot()).collect();
+        let mut left = self.log.table().words().snapshot();
+        if self.options.planted == Some(Planted::ReclaimingKept) {
+            for s in 1..=usize::from(SEGMENTS) {
+                // Reclaiming becomes live.
+                let word = left.load(1 + s);
+                if matches!(word >> 56, 4 | 5) {
+                    left.store(1 + s, word - (2 << 56));
+                }
+            }
+        }
+        let table = SegmentTable::attach(left);
+        let generations = table.live_generations();
+        let mut shards = Vec::new();
+        for (i, w) in words.into_iter().enumerate() {
+            let (shard, report) =
+                KvShard::attach(self.config(i), self.admission(i), w, &generations)
+                    .map_err(|e| format!("recovery failed: {e}"))?;
+            self.seen.kept_over_kill += report.kept;
+            shards.push(shard);
+        }
+        self.shards = All(shards);
+        self.log = log(table, &self.options);
+        self.say("kill".to_owned());
+        self.validate()
+    }
+}
+
+fn log(table: SegmentTable, options: &Options) -> FlashLog<Vec<u8>> {
+    let _ = options;
+    let config = LogConfig {
+        flash: FlashGeometry { salt: 7, segments: SEGMENTS, segment_bytes: SEGMENT_BYTES },
+        hot_percent: 70,
+        reinsert_percent: 20,
+        retry_after: Nanos::from_millis(5),
+        #[cfg(feature = "planted")]
+        publish_failed_writes: options.planted == Some(Planted::FailedWritePublished),
+    };
+    FlashLog::new(
+        config,
+        table,
+        WriteBudget::new(&WriteBudgetConfig::default(), ByteSize(0), None, Nanos::ZERO).unwrap(),
+        vec![vec![0; SEGMENT_BYTES as usize]; 3],
+    )
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let digits = text.trim_end_matches(' ');
+    (text.len() <= 24 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+        .then(|| digits.parse().ok())
+        .flatten()
+}
