@@ -16,7 +16,7 @@ pub use prefetch::prefetch;
 pub use rng::Rng;
 pub use size::{ByteSize, ParseSizeError};
 pub use time::{Expiry, Nanos, Now, UnixSecs};
-pub use words::Words;
+pub use words::{Killed, Words};
 
 /// A name space of keys with its own classifier, statistics and share of the cache (see the glossary).
 ///

@@ -16,7 +16,13 @@ pub struct Words {
     cells: Cells,
     /// Stores still performed before the memory "dies" (tests only).
     fuse: Option<Arc<AtomicU64>>,
+    /// A store beyond the fuse ends the run instead of being dropped.
+    fatal: bool,
 }
+
+/// The payload with which a store beyond a shared fuse unwinds ([`Words::share_fuse`]).
+#[derive(Debug)]
+pub struct Killed;
 
 enum Cells {
     Heap(Box<[AtomicU64]>),
@@ -29,12 +35,12 @@ impl Words {
     pub fn heap(len: usize) -> Words {
         // Zeroed pages straight from the allocator: a large index does not touch its memory before it is used.
         let cells = bytes_to_cells(vec![0u64; len].into_boxed_slice());
-        Words { cells: Cells::Heap(cells), fuse: None }
+        Words { cells: Cells::Heap(cells), fuse: None, fatal: false }
     }
 
     /// Words that are already there, in a mapping that is never taken down.
     pub fn from_static(cells: &'static [AtomicU64]) -> Words {
-        Words { cells: Cells::Static(cells), fuse: None }
+        Words { cells: Cells::Static(cells), fuse: None, fatal: false }
     }
 
     /// Whether the words outlive the process.
@@ -75,6 +81,9 @@ impl Words {
         if let Some(fuse) = &self.fuse {
             let left = fuse.load(Ordering::Relaxed);
             if left == 0 {
+                if self.fatal {
+                    std::panic::resume_unwind(Box::new(Killed));
+                }
                 return;
             }
             fuse.store(left - 1, Ordering::Relaxed);
@@ -98,10 +107,12 @@ impl Words {
         self.fuse = Some(Arc::new(AtomicU64::new(stores)));
     }
 
-    /// Burns the same fuse as other words: a kill is one moment for all memory. The counter is the number of stores that
-    /// are still performed.
+    /// Burns the same fuse as other words: a kill is one moment for all memory. `fuse` counts the stores that are still
+    /// performed; the next one unwinds with [`Killed`] as its payload, so that, as after a kill, nothing more is
+    /// executed.
     pub fn share_fuse(&mut self, fuse: Arc<AtomicU64>) {
         self.fuse = Some(fuse);
+        self.fatal = true;
     }
 
     /// Whether a fuse was set and has burnt down.
@@ -112,7 +123,11 @@ impl Words {
     /// A copy of the words as they are (without the fuse), on the heap.
     pub fn snapshot(&self) -> Words {
         let copy: Vec<u64> = self.cells().iter().map(|c| c.load(Ordering::Relaxed)).collect();
-        Words { cells: Cells::Heap(bytes_to_cells(copy.into_boxed_slice())), fuse: None }
+        Words {
+            cells: Cells::Heap(bytes_to_cells(copy.into_boxed_slice())),
+            fuse: None,
+            fatal: false,
+        }
     }
 }
 

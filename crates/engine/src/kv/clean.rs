@@ -10,6 +10,7 @@ use larder_format::{Kind, Record, RecordMeta, walk};
 use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Verdict};
 
 use super::api::Location;
+use super::flash::MAX_TWINS;
 use super::planted::Planted;
 use super::shard::KvShard;
 use crate::dram::{Block, ObjectHeader, State};
@@ -137,14 +138,13 @@ impl KvShard {
             self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
             return;
         }
-        if flash && self.admission.pool() == Pool::Victims {
-            if self.consider(now, block, &h).is_some() {
-                match self.stage_one(now, block, &h, sink, report) {
-                    Fate::Staged => return,
-                    // It is wanted but cannot go just now: it stays for the next round, unless memory is short.
-                    Fate::Later if self.arena.free_bytes() > self.config.free_low / 2 => return,
-                    Fate::Later | Fate::Never => {}
-                }
+        let victims = flash && self.admission.pool() == Pool::Victims;
+        if victims && self.consider(now, block, &h).is_some() {
+            match self.stage_one(now, block, &h, sink, report) {
+                Fate::Staged => return,
+                // It is wanted but cannot go just now: it stays for the next round, unless memory is short.
+                Fate::Later if self.arena.free_bytes() > self.config.free_low / 2 => return,
+                Fate::Later | Fate::Never => {}
             }
         }
         self.evict(now, block, &h);
@@ -223,8 +223,7 @@ impl KvShard {
         let kind = if size as usize > SMALL_MAX { Kind::Large } else { Kind::Small };
         let hash = self.hash_of(block, h);
         let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
-        let joins =
-            dead_inside.contains(&hash.fingerprint()) && !self.planted(Planted::SecondCopyJoins);
+        let joins = dead_inside.contains(&hash.fingerprint());
         if sink.is_full(kind) || joins {
             return Fate::Later;
         }
@@ -359,15 +358,16 @@ impl KvShard {
                 let Some(place) = place_of(kind, &walked, hash, self.config.flash.pages()) else {
                     continue;
                 };
-                if self.planted(Planted::ReclaimLeavesEntries)
-                    && self.index.contains(hash, segment, place) == Some(0)
-                {
-                    self.entry_gone(segment);
+                if self.planted(Planted::ReclaimLeavesEntries) {
+                    self.live[usize::from(segment)] = 0;
                     continue;
                 }
                 let Some(entry) = self.index.remove(hash, segment, place) else { continue };
                 self.entry_gone(segment);
-                while self.index.remove(hash, segment, place).is_some() {
+                for _ in 0..MAX_TWINS {
+                    if self.index.remove(hash, segment, place).is_none() {
+                        break;
+                    }
                     self.entry_gone(segment);
                 }
                 taken += self.take_back(now, hash, &entry, &walked.record, &mut budget);

@@ -172,9 +172,6 @@ pub struct LogConfig {
     pub hot_percent: u8,
     /// Share of a reclaimed segment that may go back to DRAM, percent.
     pub reinsert_percent: u8,
-    /// Publish segments whose write failed ([`Planted::FailedWritePublished`](super::Planted)).
-    #[cfg(feature = "planted")]
-    pub publish_failed_writes: bool,
     /// How long a failed device is left alone before it is tried again.
     pub retry_after: Nanos,
 }
@@ -483,8 +480,6 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         let kind = open.builder.kind();
         let (buffer, fill) = open.builder.finish();
         let ok = io.write(open.segment, buffer.as_ref()).is_ok();
-        #[cfg(feature = "planted")]
-        let ok = ok || self.config.publish_failed_writes;
         self.buffers.push(buffer);
         if ok {
             self.note_written(now, &open.segment, &fill);

@@ -381,7 +381,10 @@ impl KvShard {
         if let Some(wanted) = store.compare_cas
             && wanted != cas
         {
-            if !(store.invalidate && wanted < cas && matches!(store.mode, Set | Replace)) {
+            let on_flash = matches!(present, Present::Flash(_));
+            let unchecked = on_flash && self.planted(Planted::CasNotCompared);
+            let late = store.invalidate && wanted < cas && matches!(store.mode, Set | Replace);
+            if !(late || unchecked) {
                 fx.reply(Reply::Exists);
                 return;
             }
@@ -639,7 +642,7 @@ impl KvShard {
 
     /// An object changes without moving: if it was staged, its copy in the segment is dead.
     fn changed_in_place(&mut self, req: &Request<'_>, block: Block, h: &mut ObjectHeader) {
-        if h.state.has(State::STAGED) {
+        if h.state.has(State::STAGED) && !self.planted(Planted::StagedChangeMissed) {
             self.staged_bytes -= self.arena.block_bytes(block);
             self.note_staged_dead(req.hash);
             h.state = h.state.without(State::STAGED);

@@ -10,8 +10,12 @@ pub enum Planted {
     DeleteKeepsEntry,
     /// Objects that changed while staged are published all the same.
     StalePublished,
-    /// A segment whose write failed is published.
-    FailedWritePublished,
+    /// What was read is believed though the entry that led to it has gone meanwhile.
+    GoneEntryBelieved,
+    /// A change in place of an object that is staged goes unnoticed.
+    StagedChangeMissed,
+    /// A compare-and-swap of an object on flash does not compare.
+    CasNotCompared,
     /// A change keeps the CAS of the version before.
     CasReused,
     /// A flush leaves the flash index.
@@ -24,15 +28,11 @@ pub enum Planted {
     TwinKept,
     /// An entry that leads to a dead record is published.
     DeadTwinPublished,
-    /// A key joins a segment that already holds a dead version of it.
-    SecondCopyJoins,
-    /// Attaching keeps entries of segments that were being reclaimed.
-    ReclaimingKept,
     /// An announced flush is not kept over a kill.
     FlushForgotten,
     /// The first record of a page is taken for the key's.
     KeyNotCompared,
-    /// Reclaim forgets to remove the entries of cold objects.
+    /// Reclaim forgets to remove entries.
     ReclaimLeavesEntries,
 }
 

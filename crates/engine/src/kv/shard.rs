@@ -594,23 +594,13 @@ impl KvShard {
                 self.staged_bytes
             ));
         }
-        let entries: u64 = self.live.iter().map(|&n| u64::from(n)).sum();
-        let mut lost = None;
-        self.index.for_each(|e| {
-            if self.generations[usize::from(e.segment)] == 0 {
-                lost = Some(e.segment);
-            }
-        });
-        if let Some(segment) = lost {
-            return Err(format!(
-                "an entry leads to segment {segment}, which holds nothing to be read"
-            ));
+        let mut live = vec![0u32; self.live.len()];
+        self.index.for_each(|e| live[usize::from(e.segment)] += 1);
+        if live[..] != self.live[..] {
+            return Err(format!("entries by segment: {live:?}, counted {:?}", self.live));
         }
-        if entries != self.index.len() {
-            return Err(format!(
-                "{entries} entries counted by segment, {} in the index",
-                self.index.len()
-            ));
+        if let Some(s) = (0..live.len()).find(|&s| live[s] > 0 && self.generations[s] == 0) {
+            return Err(format!("entries lead to segment {s}, which holds nothing to be read"));
         }
         Ok(())
     }

@@ -76,8 +76,12 @@ impl Model {
         self.flush_came
     }
 
-    pub(crate) fn forget_announced_flush(&mut self) {
-        self.flush_at = None;
+    pub(crate) fn forget_announced_flush(&mut self) -> Option<u32> {
+        self.flush_at.take()
+    }
+
+    pub(crate) fn announce_again(&mut self, at: Option<u32>) {
+        self.flush_at = at;
     }
 
     pub(crate) fn tick(&mut self, now: UnixSecs) {
