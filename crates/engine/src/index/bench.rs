@@ -196,6 +196,9 @@ impl BenchConfig {
     }
 }
 
+/// Operations whose cache lines are fetched together.
+const WARMED: u64 = 32;
+
 /// An innocent entry that waits for its verification.
 struct Pending {
     due: u64,
@@ -409,6 +412,9 @@ impl Bench {
                 self.keys[old as usize]
             }
             None => {
+                if u64::from(self.next_key).is_multiple_of(WARMED) {
+                    self.warm(self.next_key..self.next_key + WARMED as u32);
+                }
                 self.next_key += 1;
                 self.next_key - 1
             }
@@ -416,6 +422,20 @@ impl Bench {
         self.set_live(slot, true);
         let (hash, entry) = self.entry(slot);
         self.insert(hash, entry);
+    }
+
+    /// Fetches the cache lines that the coming operations on `keys` need, as a cache does that writes or reclaims a
+    /// segment whose objects it knows.
+    fn warm(&self, keys: impl Iterator<Item = u32>) {
+        let mut hashes = [ObjectHash::default(); WARMED as usize];
+        let mut count = 0;
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.hash(u64::from(key));
+            count += 1;
+        }
+        for &hash in &hashes[..count] {
+            self.indexes[self.shard(hash)].warm(hash);
+        }
     }
 
     /// A live record, evenly chosen, if a few draws find one.
@@ -439,6 +459,11 @@ impl Bench {
 
     fn reclaim(&mut self, first: u64, count: u64) {
         for slot in first..first + count {
+            if (slot - first).is_multiple_of(WARMED) {
+                self.warm(
+                    (slot..(first + count).min(slot + WARMED)).map(|slot| self.keys[slot as usize]),
+                );
+            }
             if !self.is_live(slot) {
                 continue;
             }
