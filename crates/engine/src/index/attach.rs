@@ -4,7 +4,7 @@
 
 use larder_base::Words;
 
-use super::bucket::{PAIRS, WORDS, positions};
+use super::bucket::{Line, PAIRS, WORDS, positions};
 use super::{ClockBits, FlashIndex, HEADER_WORDS, JOURNAL, Place, least_width};
 
 /// "LARDIX" and the version of the layout, 1.
@@ -17,7 +17,7 @@ pub struct Attached {
     pub kept: u64,
     /// Entries dropped, because the caller did not want their segment.
     pub dropped: u64,
-    /// Buckets wiped, because a kill had caught them in the middle of a change: 0 or 1.
+    /// Buckets wiped: one that a kill had caught in the middle of a change, and any that no index can have written.
     pub wiped_buckets: u32,
 }
 
@@ -60,6 +60,14 @@ pub enum IndexError {
         /// Buckets that there are.
         buckets: u32,
     },
+}
+
+/// Whether a bucket can be the work of an index at all: what is empty is zero, and no extent is empty. Memory that
+/// something else wrote to fails this mostly; what passes names places where no object is found.
+fn is_sound(line: &Line) -> bool {
+    positions(line.free_small() | line.free_wide()).all(|pos| !line.raw(pos).is_dirty())
+        && positions(line.live_wide())
+            .all(|pos| !matches!(line.raw(pos).entry().place, Place::Extent { pages: 0, .. }))
 }
 
 fn buckets_in(words: &Words) -> Result<u32, IndexError> {
@@ -115,9 +123,7 @@ impl FlashIndex {
         match index.words.load(JOURNAL) {
             0 => {}
             marked if marked <= u64::from(room) => {
-                let base = HEADER_WORDS + (marked as usize - 1) * WORDS;
-                (base..base + WORDS).for_each(|word| index.words.store(word, 0));
-                index.words.store(JOURNAL, 0);
+                index.wipe((marked - 1) as u32);
                 report.wiped_buckets = 1;
             }
             marked => return Err(IndexError::Journal { bucket: marked - 1, buckets: room }),
@@ -125,6 +131,11 @@ impl FlashIndex {
         for bucket in 0..room {
             let line = index.line(bucket);
             if line.0 == [0; WORDS] {
+                continue;
+            }
+            if !is_sound(&line) {
+                index.wipe(bucket);
+                report.wiped_buckets += 1;
                 continue;
             }
             let mut settle = line.width() > 0;
@@ -147,6 +158,13 @@ impl FlashIndex {
         }
         report.kept = index.len;
         Ok((index, report))
+    }
+
+    fn wipe(&mut self, bucket: u32) {
+        let base = HEADER_WORDS + bucket as usize * WORDS;
+        self.words.store(JOURNAL, u64::from(bucket) + 1);
+        (base..base + WORDS).for_each(|word| self.words.store(word, 0));
+        self.words.store(JOURNAL, 0);
     }
 
     /// Walks the whole index and checks everything that must hold between two calls.

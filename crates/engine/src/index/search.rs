@@ -76,7 +76,7 @@ impl FlashIndex {
                 if free != 0 {
                     return Some(chain(&steps, at, pos, (to, free.trailing_zeros() as usize)));
                 }
-                // No bucket twice: a chain must not pass a place that it has changed already.
+                // No bucket twice: it leads nowhere new.
                 if reached < SEARCHED
                     && usize::from(depth) + 1 < LONGEST
                     && steps[..reached].iter().all(|s| s.bucket != to)

@@ -172,3 +172,32 @@ fn attaching_can_itself_be_cut() {
     }
     panic!("attaching took more stores than there are words to change");
 }
+
+#[test]
+fn garbage_is_wiped_and_breaks_nothing() {
+    let mut rng = larder_base::Rng::new(77);
+    for round in 0..400 {
+        let mut index =
+            FlashIndex::create(Words::heap(FlashIndex::words_for(6)), ClockBits::Two).unwrap();
+        let mut source = Source::new(round, 4096, 0.3, 3);
+        (0..100).for_each(|_| apply(&mut index, source.draw()));
+        for _ in 0..rng.range(1, 40) {
+            let at = HEADER_WORDS + rng.below(6 * WORDS as u64) as usize;
+            let bits = [rng.next_u64(), rng.next_u64() & rng.next_u64(), 1 << rng.below(64)];
+            let old = index.words.load(at);
+            index.words.store(at, old ^ bits[rng.below(3) as usize]);
+        }
+        let (mut found, report) = attach(index.words.snapshot());
+        found.validate().unwrap();
+        assert_eq!(report.kept, found.len());
+        for _ in 0..200 {
+            apply(&mut found, source.draw());
+            let hash = random_hash(&mut source.rng, 4096);
+            // Whatever is given out can be given back.
+            for entry in found.remove_matching(hash).iter() {
+                found.restore(hash, entry);
+            }
+        }
+        found.validate().unwrap();
+    }
+}

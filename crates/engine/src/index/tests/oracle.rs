@@ -256,7 +256,7 @@ fn only_wide_entries_fill_nearly_half_the_slots() {
     let mut index = new_index(500, ClockBits::Two);
     let mut rng = Rng::new(4);
     let mut inserted = 0;
-    loop {
+    for _ in 0..4_000 {
         let entry = random_entry(&mut rng, 1.0, 3);
         if !index
             .insert(hash_of(rng.next_u64() as u32, rng.below(4096) as u16), entry)
