@@ -195,7 +195,7 @@ pub struct FlashinessConfig {
     pub first_training_after: u32,
     /// Labelled samples per application, over all shards, before the first training. Default 1000.
     pub first_training_samples: u32,
-    /// Seconds between trainings. Default 0: one horizon.
+    /// Seconds between trainings. Default 0: a quarter of the horizon.
     pub retrain: u32,
     /// Features of the classifier. Improved: extended.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -209,7 +209,7 @@ pub struct FlashinessConfig {
     /// What an eviction means for a label. Improved: count misses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_leave: Option<AtLeave>,
-    /// Which objects may move. Default for both forms: everything.
+    /// Which objects may move. Improved: victims; the paper's: everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
     /// Parameters of training.
@@ -239,6 +239,7 @@ impl Default for FlashinessConfig {
 impl FlashinessConfig {
     /// With every choice that was left to the form made.
     pub fn resolved(&self, paper: bool) -> FlashinessConfig {
+        let pick_pool = if paper { Pool::Everything } else { Pool::Victims };
         let pick = |improved, papers| if paper { papers } else { improved };
         FlashinessConfig {
             features: self.features.or(Some(pick(FeatureSet::Extended, FeatureSet::Paper))),
@@ -257,7 +258,7 @@ impl FlashinessConfig {
             } else {
                 AtLeave::CountMisses
             })),
-            pool: self.pool.or(Some(Pool::Everything)),
+            pool: self.pool.or(Some(pick_pool)),
             ..self.clone()
         }
     }

@@ -9,15 +9,17 @@ use super::{
     HistoryKind, Pool, Reason, SampleAt, Setup, Verdict,
 };
 use crate::learn::{
-    AtLeave, Closed, FeatureSet, History, Model, READS, REFETCHES, RESERVED_BYTES, Reservoir,
-    SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector, ratio, vector,
+    AtLeave, ClassWeights, Closed, FeatureSet, History, Model, READS, REFETCHES, RESERVED_BYTES,
+    Reservoir, SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector, ratio,
+    vector,
 };
 
 /// Flashield's admission (§3.1, §4.2), in the paper's form or the improved one; see [`FlashinessConfig`] for where they
 /// differ.
 ///
 /// Until an application's first model is installed, a simple rule stands in: admit what was read at least once since it was
-/// written (improved: or was fetched again after a miss), the most read first.
+/// written (improved: or was fetched again after a miss), the most read first. In the improved form the rule goes on
+/// admitting beside the model until the flash has been filled once.
 #[derive(Debug)]
 pub struct Flashiness {
     config: FlashinessConfig,
@@ -26,6 +28,9 @@ pub struct Flashiness {
     pool: Pool,
     /// Nothing never read is admitted.
     paper_zero: bool,
+    class_weights: ClassWeights,
+    /// The simple rule admits beside the model until objects have been seen to leave the cache.
+    rule_until_turnover: bool,
     share: f64,
     history: Option<KeyMemory>,
     sampler: Sampler,
@@ -71,7 +76,7 @@ impl Confusion {
 
 const LEAST_MEMORY: usize = 64 << 10;
 const MOST_TRACKED: usize = 8192;
-const MOST_SAMPLES: usize = 32_768;
+const MOST_SAMPLES: usize = 8192;
 /// Trusted from the first model on: fewer samples than this never train one.
 const LEAST_SAMPLES: u32 = 16;
 const HOUR: Nanos = Nanos::from_secs(3600);
@@ -108,6 +113,8 @@ impl Flashiness {
             sample_at: config.sample_at.unwrap_or(SampleAt::Decisions),
             pool: config.pool.unwrap_or(Pool::Everything),
             paper_zero: history.is_none(),
+            class_weights: if paper { ClassWeights::Balanced } else { ClassWeights::IMPROVED },
+            rule_until_turnover: !paper && config.horizon == 0,
             share: setup.share,
             history,
             sampler: Sampler::new(
@@ -188,15 +195,22 @@ impl Flashiness {
             Some(m) if !(survivor && m.weights[SURVIVOR] == 0.0) => {
                 let score = m.score(x);
                 let flashy = score >= self.config.min_score;
-                Judgement { score, flashy, note: Note::of(flashy) }
+                // Before the flash has been filled once there is place for more, and labels know only the short time since
+                // the start: they call too few flashy.
+                let early = self.rule_until_turnover && self.lifetime.is_none() && rule(x) >= 1.0;
+                Judgement { score, flashy: flashy || early, note: Note::of(flashy) }
             }
             _ => {
-                let (reads, refetches) = (x[READS], x[REFETCHES]);
-                let score = f32::from(reads.max(refetches)) / 1024.0;
+                let score = rule(x);
                 Judgement { score, flashy: survivor || score >= 1.0, note: Note::NONE }
             }
         }
     }
+}
+
+/// The simple rule's score: log2(1 + reads), or of refetches; 1 for one.
+fn rule(x: &Vector) -> f32 {
+    f32::from(x[READS].max(x[REFETCHES])) / 1024.0
 }
 
 struct Judgement {
@@ -341,7 +355,7 @@ impl AdmissionPolicy for Flashiness {
         let first = ((f64::from(self.config.first_training_samples) * self.share).ceil() as u32)
             .max(LEAST_SAMPLES);
         let wait = match self.config.retrain {
-            0 => horizon,
+            0 => Nanos(horizon.0 / 4),
             secs => Nanos::from_secs(u64::from(secs)),
         };
         for index in 0..self.apps.len() {
@@ -370,6 +384,7 @@ impl AdmissionPolicy for Flashiness {
         (self.reservoir.len(app) > 0).then(|| TrainingSet {
             app,
             features: self.features,
+            class_weights: self.class_weights,
             samples: self.reservoir.iter(app).collect(),
         })
     }

@@ -77,9 +77,18 @@ impl KeyMemory {
 
     /// What is known of a key.
     pub(crate) fn recall(&self, fingerprint: u64) -> History {
-        let Some(at) = self.find(fingerprint) else { return History::default() };
+        let Some(at) = self.find(fingerprint) else {
+            return History { first_life: true, ..History::default() };
+        };
         let e = Entry::unpack(self.entries[at]);
-        History { refetches: e.refetches as u8, updates: e.updates as u8, away: unlog(e.away) }
+        // Known from the write that began this life alone?
+        let first_life = e.refetches == 0 && e.updates == 0;
+        History {
+            first_life,
+            refetches: e.refetches as u8,
+            updates: e.updates as u8,
+            away: unlog(e.away),
+        }
     }
 
     /// A read missed this key.
@@ -145,14 +154,18 @@ mod tests {
     fn remembers_refetches_and_updates() {
         let mut m = KeyMemory::new(1000, 1 << 20);
         let fp = 0x1234_5678_9abc_def0;
-        assert_eq!(m.recall(fp), History::default());
+        assert!(m.recall(fp).first_life);
         m.miss(fp);
         m.write(fp, false, Nanos::from_secs(10));
-        assert_eq!(m.recall(fp), History::default(), "the first write knows nothing of a past");
+        assert_eq!(
+            m.recall(fp),
+            History { first_life: true, ..History::default() },
+            "the first write knows nothing of a past"
+        );
         m.miss(fp);
         m.write(fp, false, Nanos::from_secs(110));
         let h = m.recall(fp);
-        assert_eq!((h.refetches, h.updates), (1, 0));
+        assert_eq!((h.first_life, h.refetches, h.updates), (false, 1, 0));
         assert!((98_000..102_500).contains(&h.away), "{}", h.away);
         m.write(fp, true, Nanos::from_secs(111));
         assert_eq!((m.recall(fp).refetches, m.recall(fp).updates), (1, 1));

@@ -101,9 +101,9 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pool {
-    /// Only those that CLOCK is about to evict from DRAM (`all`, `probability`, `reject_first`, `ghost`, `write_rate`).
+    /// Only those that CLOCK is about to evict from DRAM (every policy but `flashiness_paper`).
     Victims,
-    /// Any object in DRAM, best score first (`flashiness`: movement and eviction are decoupled, Flashield §4).
+    /// Any object in DRAM, best score first (`flashiness_paper`: movement and eviction are decoupled, Flashield §4).
     Everything,
 }
 

@@ -390,5 +390,10 @@ fn a_mangled_model_is_ignored() {
     a.install(AppId(1), model.clone(), Nanos::ZERO);
     assert!(admits(&mut a, &candidate(1, 1), Nanos::ZERO), "the rule still decides");
     a.install(AppId(0), model, Nanos::ZERO);
+    assert!(
+        admits(&mut a, &candidate(1, 1), Nanos::ZERO),
+        "the rule admits too while there is place"
+    );
+    a.set_lifetime(Nanos::ZERO, Nanos::from_secs(60));
     assert_eq!(a.judge(&candidate(1, 1), Nanos::ZERO), Verdict::Reject(Reason::NotFlashy));
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::admission::Features;
 
 /// Length of a [`Vector`].
-pub const DIMENSIONS: usize = 14;
+pub const DIMENSIONS: usize = 15;
 
 /// Names of a [`Vector`]'s components, for reports.
 pub const FEATURE_NAMES: [&str; DIMENSIONS] = [
@@ -23,6 +23,7 @@ pub const FEATURE_NAMES: [&str; DIMENSIONS] = [
     "updates",
     "away",
     "survivor",
+    "first_life",
 ];
 
 /// Components that have a meaning of their own outside the classifier.
@@ -69,6 +70,8 @@ impl FeatureSet {
 /// What is remembered of a key from before its present life in DRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct History {
+    /// Nothing is remembered of it: this is its first life, as far as is known.
+    pub first_life: bool,
     /// Times it was missed and fetched again.
     pub refetches: u8,
     /// Times it was overwritten while in the cache, or written without having been asked for.
@@ -105,6 +108,7 @@ pub fn vector(f: &Features, history: History, survivor: bool) -> Vector {
         log2_fixed(u32::from(history.updates)),
         log2_fixed(history.away),
         if survivor { ONE } else { 0 },
+        if history.first_life { ONE } else { 0 },
     ]
 }
 

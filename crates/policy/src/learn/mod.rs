@@ -29,12 +29,14 @@ pub struct Sample {
 }
 
 /// What a model is trained from: a copy, so that training holds no lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TrainingSet {
     /// Whose objects these are.
     pub app: AppId,
     /// The features in use; all others are ignored.
     pub features: FeatureSet,
+    /// Weights of the classes where the parameters of training leave them to the policy.
+    pub class_weights: ClassWeights,
     /// Labelled samples, oldest first.
     pub samples: Vec<Sample>,
 }

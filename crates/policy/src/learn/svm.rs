@@ -10,12 +10,21 @@ use super::{Sample, TrainingSet};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClassWeights {
+    /// As the policy's form has them: the paper's balanced, the improved one's [`IMPROVED`](ClassWeights::IMPROVED).
+    Auto,
     /// Both classes weigh the same in sum, however rare one is.
     Balanced,
     /// Every sample weighs the same: the fewest errors in all.
     Equal,
     /// A positive sample weighs this many times a negative one.
     Positive(f32),
+}
+
+impl ClassWeights {
+    /// What the improved form uses: an object is admitted if the chance that it is read again is above 1 / 1.8. Chosen by
+    /// measurement on six workloads: balanced classes admit whatever is a little likelier than the mean, which shortens the
+    /// life of all that is on flash; an object wrongly rejected costs one miss, since its refetch is remembered.
+    pub const IMPROVED: ClassWeights = ClassWeights::Positive(0.8);
 }
 
 /// Parameters of [`train`].
@@ -137,10 +146,16 @@ pub fn train(set: &TrainingSet, params: &TrainParams, seed: u64) -> Result<Model
     let (w, b) = if positives == 0 || positives == kept.len() {
         ([0.0; DIMENSIONS], if positives == 0 { -1.0 } else { 1.0 })
     } else {
-        let positive_weight = match params.class_weights {
+        let chosen = match params.class_weights {
+            ClassWeights::Auto => set.class_weights,
+            given => given,
+        };
+        let positive_weight = match chosen {
             ClassWeights::Equal => 1.0,
             ClassWeights::Positive(w) => f64::from(w).clamp(1e-3, 1e3),
-            ClassWeights::Balanced => (kept.len() - positives) as f64 / positives as f64,
+            ClassWeights::Balanced | ClassWeights::Auto => {
+                (kept.len() - positives) as f64 / positives as f64
+            }
         };
         // Weights average to one, so that λ means the same whatever the balance.
         let share = positives as f64 / count;
@@ -276,7 +291,12 @@ mod tests {
                 samples.push(Sample { x, positive: (side > 0.0) != rng.chance(noise) });
             }
         }
-        TrainingSet { app: AppId(3), features: FeatureSet::Extended, samples }
+        TrainingSet {
+            app: AppId(3),
+            features: FeatureSet::Extended,
+            class_weights: ClassWeights::Balanced,
+            samples,
+        }
     }
 
     fn precision_recall(model: &Model, set: &TrainingSet) -> (f64, f64) {
@@ -348,6 +368,7 @@ mod tests {
         let set = TrainingSet {
             app: AppId(0),
             features: FeatureSet::Extended,
+            class_weights: ClassWeights::Balanced,
             samples: (0..100u16)
                 .map(|i| {
                     let mut x = [5 << 10; DIMENSIONS];
