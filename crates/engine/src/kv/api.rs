@@ -214,6 +214,8 @@ pub struct Location {
 pub struct FlashRead {
     /// What to read.
     pub at: Location,
+    /// Hash of the key for which it is read: tells the shard.
+    pub hash: ObjectHash,
     pub(crate) tried: [Option<Location>; 4],
 }
 

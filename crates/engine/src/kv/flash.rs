@@ -18,7 +18,7 @@ use larder_policy::admission::{AdmissionPolicy, Departure};
 
 use super::api::{Effects, Fetched, FlashRead, Location, Request};
 use super::planted::Planted;
-use super::shard::{KvShard, MAX_SUSPECTS, NewObject, Suspect, flash_read};
+use super::shard::{KvShard, MAX_SUSPECTS, NewObject, Suspect};
 use crate::dram::{Block, ObjectHeader, State};
 use crate::index::{Entry, FlashIndex, Place};
 use crate::segment::span;
@@ -153,7 +153,7 @@ impl KvShard {
                 self.stats.innocents_lost += 1;
                 continue;
             }
-            return Located::Read(FlashRead { at, tried });
+            return Located::Read(FlashRead { at, hash: req.hash, tried });
         }
         if !full && !self.suspects.is_empty() {
             let family = self.index.family(req.hash);
@@ -165,7 +165,7 @@ impl KvShard {
                 (ours && !tried.contains(&Some(at))).then_some(at)
             });
             if let Some(at) = next {
-                return Located::Read(FlashRead { at, tried });
+                return Located::Read(FlashRead { at, hash: req.hash, tried });
             }
         }
         Located::Absent
@@ -224,7 +224,7 @@ impl KvShard {
 
     /// What a plain set does to flash: afterwards no older version of the key can be found. Returns whether there may
     /// have been one.
-    pub(super) fn disown(&mut self, hash: ObjectHash, fx: &mut impl Effects) -> bool {
+    pub(super) fn disown(&mut self, hash: ObjectHash, key: &[u8], fx: &mut impl Effects) -> bool {
         if self.config.flash.segments == 0 {
             return false;
         }
@@ -253,9 +253,8 @@ impl KvShard {
                 family,
                 entry,
                 generation: at.generation,
-                overwritten: hash,
-            });
-            fx.verify(flash_read(at));
+                overwritten: hash, key: key.into() });
+            fx.verify(FlashRead { at, hash, tried: [None; 4] });
         }
         if removed.omitted() > 0 {
             // Their segments are not known here; recount.
@@ -271,30 +270,19 @@ impl KvShard {
         self.index.for_each(|e| live[usize::from(e.segment)] += 1);
     }
 
-    /// The bytes of a verification that [`Effects::verify`] asked for (`None`: not read). `key` is the key that was
-    /// overwritten. An entry whose place does not hold that key was another's and is put back.
-    pub fn verify(
-        &mut self,
-        now: Now,
-        read: &FlashRead,
-        hash: ObjectHash,
-        key: &[u8],
-        bytes: Option<&[u8]>,
-    ) {
+    /// The bytes of a verification that [`Effects::verify`] asked for (`None`: not read). An entry whose place does not
+    /// hold the key that was overwritten was another's and is put back.
+    pub fn verify(&mut self, now: Now, read: &FlashRead, bytes: Option<&[u8]>) {
         self.flush_if_due(now);
         let at = read.at;
         let place = self.suspects.iter().position(|s| {
-            s.overwritten == hash
-                && s.generation == at.generation
-                && self.location(hash, &s.entry) == at
+            s.overwritten == read.hash && s.generation == at.generation && self.location(read.hash, &s.entry) == at
         });
         let Some(i) = place else { return };
         let suspect = self.suspects.swap_remove(i);
-        match bytes.map(|bytes| self.find_in(&at, bytes, key)) {
+        match bytes.map(|bytes| self.find_in(&at, bytes, &suspect.key)) {
             Some(Find::Absent) => self.put_back(&suspect),
-            Some(Find::Found(_)) if self.planted(Planted::SuspectRestoredBlindly) => {
-                self.put_back(&suspect)
-            }
+            Some(Find::Found(_)) if self.planted(Planted::SuspectRestoredBlindly) => self.put_back(&suspect),
             Some(Find::Found(_)) => {}
             Some(Find::Corrupt) => self.stats.flash_corrupt += 1,
             None => self.stats.innocents_lost += 1,

@@ -243,7 +243,7 @@ impl KvShard {
                 true
             }
             None if self.planted(Planted::SetKeepsEntry) => false,
-            None => self.disown(req.hash, fx),
+            None => self.disown(req.hash, req.key, fx),
         };
         let cas = self.take_cas(store.new_cas);
         let value = [store.value, b"" as &[u8]];
@@ -394,6 +394,13 @@ impl KvShard {
             if state.has(State::WON) {
                 new_state = new_state.with(State::WON);
             }
+        }
+        if matches!(store.mode, Set | Replace)
+            && req.key.len() + store.value.len() + 64 > self.config.max_object as usize
+        {
+            // The object stays as it was.
+            fx.reply(Reply::TooLarge);
+            return;
         }
         let mut new_cas = self.take_cas(store.new_cas);
         if self.planted(Planted::CasReused) {

@@ -7,7 +7,7 @@ use larder_format::{Filling, RecordMeta, record_len};
 use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure};
 
 use super::access_times::AccessTimes;
-use super::api::{Effects, FlashRead, Item, Tier};
+use super::api::{Effects, Item, Tier};
 use super::config::{ClockMode, ShardConfig};
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
@@ -18,13 +18,15 @@ use crate::index::{self, Attached, ClockBits, Entry, Family, FlashIndex, IndexEr
 const WORD_FLUSH_AT: usize = 0;
 
 /// An index entry that an overwrite removed because its tag matched, while a read finds out whose it was.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Suspect {
     pub(super) family: Family,
     pub(super) entry: Entry,
     pub(super) generation: u64,
     /// The key that was overwritten: its own old versions must never be found through this entry.
     pub(super) overwritten: ObjectHash,
+    /// That key itself, to look for in what is read.
+    pub(super) key: Box<[u8]>,
 }
 
 /// At most this many entries wait for their verification; more are forgotten at once.
@@ -608,9 +610,4 @@ impl KvShard {
 
 fn clock_bits(max: u8) -> ClockBits {
     if max <= 1 { ClockBits::One } else { ClockBits::Two }
-}
-
-/// Keeps `FlashRead` constructible only here and in `flash`.
-pub(super) fn flash_read(at: super::api::Location) -> FlashRead {
-    FlashRead { at, tried: [None; 4] }
 }

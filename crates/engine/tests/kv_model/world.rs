@@ -655,7 +655,7 @@ impl World {
         let name = &self.keys[v.key];
         let hash = self.hasher.hash(name);
         let shard = OwnerOf::shard_of(hash, SHARDS);
-        self.shards.0[shard].verify(self.now, &v.read, hash, name, v.bytes.flatten().as_deref());
+        self.shards.0[shard].verify(self.now, &v.read, v.bytes.flatten().as_deref());
     }
 
     fn flush(&mut self) -> Result<(), String> {
