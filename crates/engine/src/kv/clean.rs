@@ -189,10 +189,10 @@ impl KvShard {
         if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
             return None;
         }
-        let share = self.config.shares.of(h.app);
-        if share.ceiling < 1.0 {
-            let mine = (self.config.flash.capacity() / u64::from(self.config.shards)) as f32;
-            if self.apps.of(h.app).flash_bytes as f32 > share.ceiling * mine {
+        if self.shares_matter {
+            let all = self.config.flash.capacity() / u64::from(self.config.shards);
+            let mine = self.apps.of(h.app).flash_bytes;
+            if self.config.shares.over_ceiling(h.app, mine, u64::from(size), all) {
                 return None;
             }
         }

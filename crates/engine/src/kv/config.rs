@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use larder_base::{AppId, KeyHasher};
+use larder_base::KeyHasher;
+use larder_policy::application::Shares;
 
 /// How a read changes an object's CLOCK value (Flashield §4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,42 +13,6 @@ pub enum ClockMode {
     SetMax,
     /// Add one: approximates MFU.
     Increment,
-}
-
-/// An application's share of the cache, as fractions of each tier's capacity.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
-    /// Below this its objects are evicted only when nothing else can be.
-    pub floor: f32,
-    /// Above this its objects are evicted first, and do not go to flash.
-    pub ceiling: f32,
-}
-
-impl Default for Share {
-    fn default() -> Share {
-        Share { floor: 0.0, ceiling: 1.0 }
-    }
-}
-
-/// The shares of the applications that have one.
-#[derive(Clone, Debug, Default)]
-pub struct Shares(Vec<(AppId, Share)>);
-
-impl Shares {
-    /// Shares for these applications; all others have none.
-    pub fn new(shares: Vec<(AppId, Share)>) -> Shares {
-        Shares(shares)
-    }
-
-    /// The share of `app`.
-    pub fn of(&self, app: AppId) -> Share {
-        self.0.iter().find(|(a, _)| *a == app).map_or_else(Share::default, |(_, s)| *s)
-    }
-
-    /// Whether any application has a share.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// The flash device as a shard needs to know it.

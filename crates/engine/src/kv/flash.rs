@@ -253,7 +253,9 @@ impl KvShard {
                 family,
                 entry,
                 generation: at.generation,
-                overwritten: hash, key: key.into() });
+                overwritten: hash,
+                key: key.into(),
+            });
             fx.verify(FlashRead { at, hash, tried: [None; 4] });
         }
         if removed.omitted() > 0 {
@@ -276,13 +278,17 @@ impl KvShard {
         self.flush_if_due(now);
         let at = read.at;
         let place = self.suspects.iter().position(|s| {
-            s.overwritten == read.hash && s.generation == at.generation && self.location(read.hash, &s.entry) == at
+            s.overwritten == read.hash
+                && s.generation == at.generation
+                && self.location(read.hash, &s.entry) == at
         });
         let Some(i) = place else { return };
         let suspect = self.suspects.swap_remove(i);
         match bytes.map(|bytes| self.find_in(&at, bytes, &suspect.key)) {
             Some(Find::Absent) => self.put_back(&suspect),
-            Some(Find::Found(_)) if self.planted(Planted::SuspectRestoredBlindly) => self.put_back(&suspect),
+            Some(Find::Found(_)) if self.planted(Planted::SuspectRestoredBlindly) => {
+                self.put_back(&suspect)
+            }
             Some(Find::Found(_)) => {}
             Some(Find::Corrupt) => self.stats.flash_corrupt += 1,
             None => self.stats.innocents_lost += 1,

@@ -106,6 +106,13 @@ impl SegmentTable {
         table
     }
 
+    /// Generations given out from now on are above `floor`: no two runs on one device share any.
+    pub fn raise_generation(&mut self, floor: u64) {
+        if self.words.load(1) < floor {
+            self.words.store(1, floor);
+        }
+    }
+
     fn segments(&self) -> u16 {
         (self.words.len() - 2) as u16
     }
@@ -327,6 +334,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     /// The write budget.
     pub fn budget(&self) -> &WriteBudget {
         &self.budget
+    }
+
+    /// The write budget, to ask for what it must remember.
+    pub fn budget_mut(&mut self) -> &mut WriteBudget {
+        &mut self.budget
     }
 
     /// Bytes of memory: buffers, open segments and what is known of staged objects.

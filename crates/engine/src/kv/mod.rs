@@ -12,7 +12,7 @@ mod shard;
 mod stats;
 
 pub use clean::{Heat, StageReport, StageSink, Staged};
-pub use config::{ClockMode, FlashGeometry, ShardConfig, Share, Shares};
+pub use config::{ClockMode, FlashGeometry, ShardConfig};
 pub use log::{
     FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
     Shards, Step,

@@ -73,6 +73,8 @@ pub struct KvShard {
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
+    /// Some application has a floor or a ceiling.
+    pub(super) shares_matter: bool,
 }
 
 impl KvShard {
@@ -139,6 +141,7 @@ impl KvShard {
             next_cas: config.cas_base,
             flush_at: 0,
             cleaner_woken: false,
+            shares_matter: config.shares.any(),
             config,
         }
     }
@@ -511,13 +514,12 @@ impl KvShard {
         if h.expiry.is_past(now.wall) {
             return true;
         }
-        if !self.config.shares.is_empty() {
-            let share = self.config.shares.of(h.app);
-            let part = self.apps.of(h.app).dram_bytes as f32 / self.arena.capacity() as f32;
-            if part > share.ceiling {
+        if self.shares_matter {
+            let (mine, all) = (self.apps.of(h.app).dram_bytes, self.arena.capacity() as u64);
+            if self.config.shares.over_ceiling(h.app, mine, 0, all) {
                 return true;
             }
-            if respect && part < share.floor {
+            if respect && !self.config.shares.may_evict(h.app, mine, all) {
                 return false;
             }
         }

@@ -745,9 +745,7 @@ impl World {
                 m.warrants(key, now, |v| v.cas != *wanted).map(|_| ())
             }
             (Ask::Store { compare_cas: Some(_), .. }, Said::NotFound) => Ok(()),
-            (Ask::Store { mode, .. }, Said::TooLarge)
-                if matches!(mode, StoreMode::Append | StoreMode::Prepend) =>
-            {
+            (Ask::Store { mode: StoreMode::Append | StoreMode::Prepend, .. }, Said::TooLarge) => {
                 Ok(())
             }
             (Ask::Store { .. }, Said::OutOfMemory) => {
