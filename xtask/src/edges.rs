@@ -1,0 +1,289 @@
+//! `cargo xtask edges`: the architecture's arrows.
+//!
+//! Engines and policies are to run unchanged under a simulator, so nothing below the runtime may reach a clock, a
+//! socket, a thread or the system's randomness. Three things keep it so: clippy's `disallowed-methods` (clippy.toml),
+//! this check that no crate below the line lifts that ban or leaves the workspace's lints, and this check that crates
+//! import only downward.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::Findings;
+
+/// Every crate of the workspace and the workspace's crates it may import, in any kind of dependency. What is not
+/// listed is refused, so that a new crate is given its place here.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("base", &[]),
+    ("policy", &["base"]),
+    ("format", &["base"]),
+    ("trace", &["base"]),
+    ("engine", &["base", "policy", "format"]),
+    ("sim", &["base", "policy", "format", "engine", "trace"]),
+    ("runtime", &["base", "policy", "format", "engine"]),
+    ("kv", &["base", "policy", "format", "engine", "runtime"]),
+    ("block", &["base", "policy", "format", "engine", "runtime"]),
+    ("replay", &["base", "policy", "format", "engine", "runtime", "trace"]),
+    (
+        "cli",
+        &["base", "policy", "format", "engine", "trace", "sim", "runtime", "kv", "block", "replay"],
+    ),
+];
+
+/// The crates to which time, randomness and I/O are arguments.
+const BELOW_THE_LINE: &[&str] = &["base", "policy", "format", "trace", "engine", "sim"];
+
+/// Crates from outside whose purpose is a clock, a socket, an event loop or the system's randomness.
+const WORLDLY: &[&str] = &[
+    "axum",
+    "chrono",
+    "fastrand",
+    "getrandom",
+    "io-uring",
+    "libc",
+    "mio",
+    "nix",
+    "quanta",
+    "rand",
+    "rustix",
+    "socket2",
+    "time",
+    "tokio",
+];
+
+/// One crate of the workspace, as far as the check needs it.
+#[derive(Debug, Clone, Default)]
+struct Member {
+    /// Without the prefix `larder-`.
+    name: String,
+    /// Names as in the manifest, whatever the kind of dependency.
+    imports: Vec<String>,
+    /// Names of normal dependencies: what the product is built from.
+    builds_on: Vec<String>,
+    inherits_lints: bool,
+    /// Path and text of every Rust file.
+    sources: Vec<(PathBuf, String)>,
+}
+
+pub(crate) fn check(root: &Path) -> Result<Findings, String> {
+    let members = members(root)?;
+    if members.is_empty() {
+        return Err("cargo metadata lists no crate of this workspace".to_owned());
+    }
+    Ok(findings(&members))
+}
+
+fn findings(members: &[Member]) -> Findings {
+    let rules: BTreeMap<&str, &[&str]> = MAY_IMPORT.iter().copied().collect();
+    let mut found = Findings::new();
+    for member in members.iter().filter(|m| m.name != "xtask") {
+        let name = member.name.as_str();
+        let Some(allowed) = rules.get(name) else {
+            found.push(format!(
+                "{name}: has no place in the order of imports; give it one in xtask/src/edges.rs"
+            ));
+            continue;
+        };
+        for import in &member.imports {
+            let Some(import) = import.strip_prefix("larder-") else { continue };
+            if !allowed.contains(&import) {
+                found.push(format!(
+                    "{name} imports {import}: it may import only [{}]",
+                    allowed.join(", ")
+                ));
+            }
+        }
+        if !member.inherits_lints {
+            found.push(format!("{name}: Cargo.toml lacks `[lints] workspace = true`"));
+        }
+        if BELOW_THE_LINE.contains(&name) {
+            found.extend(worldly(member));
+        }
+    }
+    found
+}
+
+/// What a crate below the line does that only those above may.
+fn worldly(member: &Member) -> Findings {
+    let name = &member.name;
+    let mut found = Findings::new();
+    for import in member.builds_on.iter().filter(|i| WORLDLY.contains(&i.as_str())) {
+        found.push(format!(
+            "{name} imports {import}: clocks, sockets and randomness live in the runtime and above"
+        ));
+    }
+    for (path, text) in &member.sources {
+        for (number, line) in text.lines().enumerate() {
+            if line.trim_start().starts_with("//") {
+                continue;
+            }
+            if line.contains("clippy::disallowed_") {
+                found.push(format!(
+                    "{}:{}: {name} sets aside the ban on clocks, threads and randomness",
+                    path.display(),
+                    number + 1
+                ));
+            }
+        }
+    }
+    found
+}
+
+fn members(root: &Path) -> Result<Vec<Member>, String> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["metadata", "--format-version=1", "--no-deps", "--locked"])
+        .current_dir(root)
+        .output()
+        .map_err(|e| format!("cannot start cargo metadata: {e}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "cargo metadata failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|e| format!("cargo metadata printed no JSON: {e}"))?;
+    let packages = metadata["packages"].as_array().ok_or("cargo metadata lists no packages")?;
+    packages.iter().map(|package| member(root, package)).collect()
+}
+
+fn member(root: &Path, package: &Value) -> Result<Member, String> {
+    let full = package["name"].as_str().ok_or("a package has no name")?;
+    let manifest = Path::new(package["manifest_path"].as_str().ok_or("a package has no manifest")?);
+    let dependencies = package["dependencies"].as_array().cloned().unwrap_or_default();
+    let names = |wanted: &dyn Fn(&Value) -> bool| -> Vec<String> {
+        dependencies
+            .iter()
+            .filter(|d| wanted(d))
+            .filter_map(|d| d["name"].as_str().map(str::to_owned))
+            .collect()
+    };
+    let text = read(manifest)?;
+    let mut sources = Vec::new();
+    let folder = manifest.parent().ok_or("a manifest has no folder")?;
+    rust_files(folder, &mut sources)?;
+    Ok(Member {
+        name: full.strip_prefix("larder-").unwrap_or(full).to_owned(),
+        imports: names(&|_| true),
+        builds_on: names(&|d| d["kind"].is_null()),
+        inherits_lints: inherits_lints(&text),
+        sources: sources
+            .into_iter()
+            .map(|(p, t)| (p.strip_prefix(root).map(Path::to_path_buf).unwrap_or(p), t))
+            .collect(),
+    })
+}
+
+fn inherits_lints(manifest: &str) -> bool {
+    let mut lines = manifest.lines().map(str::trim);
+    lines.any(|line| line == "[lints]") && lines.next() == Some("workspace = true")
+}
+
+fn rust_files(folder: &Path, into: &mut Vec<(PathBuf, String)>) -> Result<(), String> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    for entry in entries {
+        let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
+        if path.is_dir() {
+            rust_files(&path, into)?;
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = read(&path)?;
+            into.push((path, text));
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound(name: &str, imports: &[&str]) -> Member {
+        Member {
+            name: name.to_owned(),
+            imports: imports.iter().map(|&i| i.to_owned()).collect(),
+            builds_on: imports.iter().map(|&i| i.to_owned()).collect(),
+            inherits_lints: true,
+            sources: vec![(
+                PathBuf::from("lib.rs"),
+                "//! clippy::disallowed_methods is spoken of here\n".to_owned(),
+            )],
+        }
+    }
+
+    #[test]
+    fn a_sound_workspace_passes() {
+        let members = [
+            sound("base", &["thiserror"]),
+            sound("engine", &["larder-base", "larder-policy", "larder-format"]),
+            sound("runtime", &["larder-base", "rustix", "libc"]),
+            sound("cli", &["larder-kv", "larder-sim", "larder-trace"]),
+            sound("xtask", &["serde_json"]),
+        ];
+        assert_eq!(findings(&members), Findings::new());
+    }
+
+    #[test]
+    fn an_import_upward_is_found() {
+        let found = findings(&[sound("engine", &["larder-base", "larder-runtime"])]);
+        assert_eq!(found, ["engine imports runtime: it may import only [base, policy, format]"]);
+        assert_eq!(findings(&[sound("trace", &["larder-policy"])]).len(), 1);
+        assert_eq!(findings(&[sound("kv", &["larder-sim"])]).len(), 1);
+    }
+
+    #[test]
+    fn an_import_upward_counts_in_tests_too() {
+        let mut member = sound("policy", &["larder-base"]);
+        member.imports.push("larder-sim".to_owned());
+        assert_eq!(findings(&[member]), ["policy imports sim: it may import only [base]"]);
+    }
+
+    #[test]
+    fn a_ban_set_aside_is_found_below_the_line_alone() {
+        let allow = "#![allow(\n    clippy::disallowed_methods,\n)]\n".to_owned();
+        let mut engine = sound("engine", &[]);
+        engine.sources.push((PathBuf::from("crates/engine/src/kv/shard.rs"), allow.clone()));
+        assert_eq!(
+            findings(&[engine]),
+            [
+                "crates/engine/src/kv/shard.rs:2: engine sets aside the ban on clocks, threads and randomness"
+            ]
+        );
+        let mut runtime = sound("runtime", &[]);
+        runtime.sources.push((PathBuf::from("crates/runtime/src/lib.rs"), allow));
+        assert_eq!(findings(&[runtime]), Findings::new());
+    }
+
+    #[test]
+    fn the_world_is_not_imported_below_the_line() {
+        assert_eq!(
+            findings(&[sound("sim", &["larder-base", "rand"])]),
+            ["sim imports rand: clocks, sockets and randomness live in the runtime and above"]
+        );
+        let mut for_tests_only = sound("trace", &["larder-base"]);
+        for_tests_only.imports.push("rustix".to_owned());
+        assert_eq!(findings(&[for_tests_only]), Findings::new());
+    }
+
+    #[test]
+    fn a_crate_outside_the_order_or_the_lints_is_found() {
+        assert_eq!(findings(&[sound("extras", &[])]).len(), 1);
+        let mut stray = sound("format", &["larder-base"]);
+        stray.inherits_lints = false;
+        assert_eq!(findings(&[stray]), ["format: Cargo.toml lacks `[lints] workspace = true`"]);
+        assert!(inherits_lints("[package]\nname = \"x\"\n\n[lints]\nworkspace = true\n"));
+        assert!(!inherits_lints(
+            "[package]\nname = \"x\"\n\n[lints.rust]\nmissing_docs = \"allow\"\n"
+        ));
+    }
+
+    #[test]
+    fn this_workspace_passes() {
+        assert_eq!(check(&crate::root()).unwrap(), Findings::new());
+    }
+}
