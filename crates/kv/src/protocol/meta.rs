@@ -157,6 +157,7 @@ impl<'a> MetaLine<'a> {
     /// requests).
     pub fn get(&self, now: Now) -> (Op<'static>, bool) {
         let changes = self.touch.is_some() || self.vivify.is_some() || self.recache.is_some();
+        // With T, N or R the object changes anyway, and the read counts as an access (memcached: not even then).
         if self.no_update && !changes {
             return (Op::Peek, false);
         }
@@ -360,6 +361,8 @@ impl<'a> MetaLine<'a> {
         &self.tokens.as_slice()[self.first_flag..]
     }
 
+    /// The seconds left after this request's `T` or `N`, wherever `t` stands in the line (memcached shows the time left
+    /// before them when `t` comes first).
     fn write_ttl(&self, out: &mut Vec<u8>, item: &Item<'_>, now: UnixSecs) {
         match item.expiry.remaining(now) {
             Some(secs) => flag(out, b't', u64::from(secs)),
