@@ -26,7 +26,7 @@ pub struct Flashiness {
     features: FeatureSet,
     sample_at: SampleAt,
     pool: Pool,
-    /// Nothing never read is admitted.
+    /// Nothing that was never read is admitted.
     paper_zero: bool,
     class_weights: ClassWeights,
     /// The simple rule admits beside the model until objects have been seen to leave the cache.
@@ -298,16 +298,19 @@ impl AdmissionPolicy for Flashiness {
 
     fn judge(&mut self, candidate: &Candidate, now: Nanos) -> Verdict {
         let f = &candidate.features;
-        let x = vector(f, self.past(candidate.hash), candidate.survivor);
+        let past = self.past(candidate.hash);
+        // Nothing speaks for an object that was never read and is not known from before. In the paper's form that is all
+        // objects never read (§4.2). With a memory, one that is wanted after all costs one miss: then it is known.
+        if f.reads == 0 && !candidate.survivor && (self.paper_zero || past.refetches == 0) {
+            return Verdict::Reject(Reason::Unread);
+        }
+        let x = vector(f, past, candidate.survivor);
         let judgement = self.score(candidate.app, &x, candidate.survivor);
         let fingerprint = candidate.hash.fingerprint();
         if self.sample_at == SampleAt::Decisions && self.sampler.follows(fingerprint) {
             self.close(now);
             let horizon = self.horizon(now);
             self.sampler.offer(fingerprint, candidate.app, now, horizon, || (x, judgement.note));
-        }
-        if self.paper_zero && f.reads == 0 && !candidate.survivor {
-            return Verdict::Reject(Reason::Unread);
         }
         if !judgement.flashy {
             let unread = judgement.note == Note::NONE && f.reads == 0;

@@ -374,6 +374,30 @@ fn before_the_first_model_read_once_is_the_rule() {
 }
 
 #[test]
+fn what_nothing_speaks_for_is_never_admitted() {
+    let keen = |app| crate::learn::Model {
+        app,
+        weights: [0.0; crate::learn::DIMENSIONS],
+        bias: 1.0,
+        samples: 1,
+        positive_share: 1.0,
+        precision: None,
+        recall: None,
+    };
+    for name in ["flashiness", "flashiness_paper"] {
+        let mut a = build(name, &setup(100));
+        a.install(AppId(0), keen(0), Nanos::ZERO);
+        assert_eq!(a.judge(&candidate(1, 0), Nanos::ZERO), Verdict::Reject(Reason::Unread));
+        assert!(admits(&mut a, &candidate(1, 1), Nanos::ZERO));
+        // Rewritten without having been asked for: an update speaks against, not for it.
+        for t in [1, 2] {
+            a.on_write(&access(2, Nanos::from_secs(t)), true);
+        }
+        assert_eq!(a.judge(&candidate(2, 0), Nanos::from_secs(3)), Verdict::Reject(Reason::Unread));
+    }
+}
+
+#[test]
 fn a_mangled_model_is_ignored() {
     let mut a = build("flashiness", &setup(100));
     let mut model = crate::learn::Model {
