@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use larder_trace::{Collector, CsvColumns, Format, Reader, Request, Trace, TraceError};
+use larder_trace::{Collector, CsvColumns, Format, Reader, Request, Trace, TraceError, Writer};
 
 use crate::error::CliError;
 
@@ -22,6 +22,10 @@ enum Command {
     Stats(StatsArgs),
     /// The first requests, one a line.
     Head(HeadArgs),
+    /// Write a trace in another format: larder (compact), csv, memcachier, webcachesim, oracle-general.
+    Convert(ConvertArgs),
+    /// Write what a generator makes: the same as convert of gen:SPEC.
+    Generate(GenerateArgs),
     /// The formats that can be read, and the generators.
     Formats,
 }
@@ -120,10 +124,62 @@ struct HeadArgs {
     json: bool,
 }
 
+#[derive(Debug, Parser)]
+struct ConvertArgs {
+    #[command(flatten)]
+    input: Input,
+    /// The file to write; its ending (gz, xz, zst) says how it is compressed.
+    #[arg(value_name = "OUTPUT")]
+    output: String,
+    /// The format to write.
+    #[arg(long, value_name = "FORMAT", default_value = "larder", value_parser = parse_format)]
+    to: Format,
+}
+
+#[derive(Debug, Parser)]
+struct GenerateArgs {
+    /// KIND?option=value&… (see larder trace formats).
+    #[arg(value_name = "SPEC")]
+    spec: String,
+    /// The file to write; its ending (gz, xz, zst) says how it is compressed.
+    #[arg(value_name = "OUTPUT")]
+    output: String,
+    /// The format to write.
+    #[arg(long, value_name = "FORMAT", default_value = "larder", value_parser = parse_format)]
+    to: Format,
+}
+
+fn convert(input: &Input, output: &str, to: Format) -> Result<(), CliError> {
+    // Opening the output would empty the input.
+    if let (Ok(a), Ok(b)) = (std::fs::canonicalize(&input.trace), std::fs::canonicalize(output))
+        && a == b
+    {
+        return Err(CliError::Usage(format!("'{output}' is the trace that is read; name another file to write")));
+    }
+    let mut trace = input.open()?;
+    let mut writer = Writer::create(output, to).map_err(trace_error)?;
+    let mut watch = Watch::new();
+    while let Some(request) = trace.reader.next() {
+        writer.push(&request.map_err(trace_error)?).map_err(trace_error)?;
+        watch.tick(&*trace.reader);
+    }
+    drop(watch);
+    let count = writer.finish().map_err(trace_error)?;
+    note_skipped(&*trace.reader);
+    eprintln!("{count} requests written to {output} as {to}");
+    Ok(())
+}
+
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
         Command::Stats(a) => stats(&a),
         Command::Head(a) => head(&a),
+        Command::Convert(a) => convert(&a.input, &a.output, a.to),
+        Command::Generate(a) => {
+            let spec = if a.spec.starts_with("gen:") { a.spec } else { format!("gen:{}", a.spec) };
+            let input = Input { trace: spec, format: None, columns: None, skip_bad: false, rate: None, pages: None, limit: None };
+            convert(&input, &a.output, a.to)
+        }
         Command::Formats => formats(),
     }
 }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::error::TraceError;
 use crate::input::Input;
+use crate::native::{self, Native};
 use crate::read::text::{MILLISECOND, split, words};
 use crate::read::{Decode, Fault, Out, binary, block, block_binary, kv};
 
@@ -38,6 +39,7 @@ macro_rules! formats {
 }
 
 formats! {
+    Larder, "larder", ["native"], "Larder's own: compact, checked, with everything a request has";
     Memcachier, "memcachier", ["lsmsim", "lsm-sim", "memcachier-csv"],
         "Memcachier and lsm-sim csv: time,application,type,key size,value size,key id,hit";
     Twitter, "twitter", ["twitter-csv"], "Twitter csv: timestamp,key,key size,value size,client,operation,ttl";
@@ -97,6 +99,7 @@ impl Format {
         columns: Option<kv::CsvColumns>,
     ) -> Result<Box<dyn Decode>, String> {
         Ok(match self {
+            Format::Larder => Box::<Native>::default(),
             Format::Memcachier => kv::memcachier(),
             Format::Twitter => kv::twitter(),
             Format::CacheLib => kv::cachelib(),
@@ -396,6 +399,9 @@ fn numbered(lines: &[&[u8]]) -> bool {
 
 fn detect_binary(s: &Sample<'_>) -> Option<(Format, String)> {
     let head = s.head;
+    if head.starts_with(native::MAGIC) {
+        return Some((Format::Larder, "the signature LRDTRACE".to_owned()));
+    }
     if head.starts_with(block_binary::SRT_SIGNATURE) {
         return Some((Format::Srt, "the signature $$TR_IOREC".to_owned()));
     }

@@ -10,7 +10,7 @@ use crate::request::{Op, Request, mix};
 
 /// Ids are spread by one multiplication-xor round; neighbouring numbers must not share low bits.
 #[derive(Default)]
-struct IdHasher(u64);
+pub(crate) struct IdHasher(u64);
 
 impl Hasher for IdHasher {
     fn finish(&self) -> u64 {

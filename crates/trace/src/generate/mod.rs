@@ -2,6 +2,8 @@
 //!
 //! A specification is `KIND?name=value&name=value`; as a trace's name it is written `gen:KIND?…`.
 
+mod cachebench;
+mod memcachier;
 mod simple;
 pub(crate) mod spec;
 mod zipf;
@@ -34,6 +36,14 @@ pub const KINDS: &[(&str, &str)] = &[
         "hotcold",
         "a hot share of the objects takes a share of the requests: as uniform, and hot, hot-requests",
     ),
+    (
+        "memcachier",
+        "applications with the Flashield paper's totals: apps, objects, requests, writes, updates, unread; rate 10000",
+    ),
+    (
+        "cachebench",
+        "CacheLib's cachebench: dir with config.json, pop.json, sizes.json; objects, requests",
+    ),
 ];
 
 /// The generator that `spec` (`KIND?name=value&…`) describes.
@@ -43,7 +53,13 @@ pub const KINDS: &[(&str, &str)] = &[
 pub fn parse(text: &str) -> Result<Box<dyn Reader>, TraceError> {
     let mut spec = Spec::parse(text)?;
     let kind = spec.kind().to_owned();
+    let mut default_rate = 0.0;
     let (requests, draw): (u64, Box<dyn Draw>) = match kind.as_str() {
+        "memcachier" => {
+            default_rate = 10_000.0;
+            memcachier::build(&mut spec)?
+        }
+        "cachebench" => cachebench::build(&mut spec)?,
         "fill" | "uniform" | "zipf" | "scan" | "loop" | "hotcold" => simple::build(&mut spec)?,
         _ => {
             let known: Vec<&str> = KINDS.iter().map(|(k, _)| *k).collect();
@@ -53,7 +69,7 @@ pub fn parse(text: &str) -> Result<Box<dyn Reader>, TraceError> {
         }
     };
     let seed = spec.number("seed", 1, 0..=u64::MAX)?;
-    let rate = spec.float("rate", 0.0, 0.0..=1e9)?;
+    let rate = spec.float("rate", default_rate, 0.0..=1e9)?;
     spec.finish()?;
     let mut rng = Rng::new(seed);
     let arrivals = rng.fork(1);

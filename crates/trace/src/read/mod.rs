@@ -237,8 +237,12 @@ impl Iterator for FileReader {
             if self.done {
                 return None;
             }
-            match self.decode.step(&mut self.input, &mut self.out) {
-                Ok(more) => self.done = !more,
+            let before = self.input.offset();
+            let step = self.decode.step(&mut self.input, &mut self.out);
+            // A step that consumed nothing would be repeated for ever: it is the last one.
+            let stuck = self.input.offset() == before;
+            match step {
+                Ok(more) => self.done = !more || stuck,
                 Err(Fault::Input(e)) => {
                     self.done = true;
                     return Some(Err(e));
@@ -251,6 +255,11 @@ impl Iterator for FileReader {
                         expected: bad.expected,
                         found: bad.found,
                     };
+                    self.done = stuck;
+                    if stuck && before > 0 && self.first_skipped.is_some() {
+                        // The end of an input that was passed over already.
+                        continue;
+                    }
                     if !self.skip_bad {
                         self.done = true;
                         return Some(Err(TraceError::Record(Box::new(record))));

@@ -1,0 +1,204 @@
+//! Writing traces: the native format and those of other tools.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::hash::BuildHasherDefault;
+use std::io::{self, BufWriter, Write};
+
+use crate::error::TraceError;
+use crate::format::Format;
+use crate::input::Compression;
+use crate::native::NativeWriter;
+use crate::request::{Op, Request};
+use crate::stats::IdHasher;
+
+/// A compressed or plain file.
+enum Packed {
+    Plain(BufWriter<File>),
+    Gzip(flate2::write::GzEncoder<BufWriter<File>>),
+    Xz(liblzma::write::XzEncoder<BufWriter<File>>),
+    Zstd(zstd::stream::write::Encoder<'static, BufWriter<File>>),
+}
+
+impl Write for Packed {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Packed::Plain(w) => w.write(buf),
+            Packed::Gzip(w) => w.write(buf),
+            Packed::Xz(w) => w.write(buf),
+            Packed::Zstd(w) => w.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Packed::Plain(w) => w.flush(),
+            Packed::Gzip(w) => w.flush(),
+            Packed::Xz(w) => w.flush(),
+            Packed::Zstd(w) => w.flush(),
+        }
+    }
+}
+
+impl Packed {
+    fn create(name: &str) -> io::Result<Packed> {
+        let file = BufWriter::with_capacity(256 << 10, File::create(name)?);
+        Ok(match Compression::of_name(name) {
+            Compression::None => Packed::Plain(file),
+            Compression::Gzip => {
+                Packed::Gzip(flate2::write::GzEncoder::new(file, flate2::Compression::default()))
+            }
+            Compression::Xz => Packed::Xz(liblzma::write::XzEncoder::new(file, 6)),
+            Compression::Zstd => Packed::Zstd(zstd::stream::write::Encoder::new(file, 3)?),
+        })
+    }
+
+    fn finish(self) -> io::Result<()> {
+        let mut file = match self {
+            Packed::Plain(w) => w,
+            Packed::Gzip(w) => w.finish()?,
+            Packed::Xz(w) => w.finish()?,
+            Packed::Zstd(w) => w.finish()?,
+        };
+        file.flush()
+    }
+}
+
+enum Body {
+    Native(Box<NativeWriter<Packed>>),
+    Text(Packed, Format),
+    /// oracleGeneral states the next access of each record, so all are kept until the end: 24 bytes each.
+    Oracle(Packed, Vec<(u32, u64, u32)>),
+}
+
+/// Writes a trace to a file; the ending of its name (gz, xz, zst) says how it is compressed.
+pub struct Writer {
+    name: String,
+    body: Body,
+    count: u64,
+}
+
+impl Writer {
+    /// The formats that can be written.
+    pub const FORMATS: [Format; 5] = [
+        Format::Larder,
+        Format::Csv,
+        Format::Memcachier,
+        Format::WebCacheSim,
+        Format::OracleGeneral,
+    ];
+
+    /// Creates the file.
+    ///
+    /// # Errors
+    /// A format that is only read; a file that cannot be created.
+    pub fn create(name: &str, format: Format) -> Result<Writer, TraceError> {
+        if !Writer::FORMATS.contains(&format) {
+            let known: Vec<&str> = Writer::FORMATS.iter().map(|f| f.name()).collect();
+            let problem =
+                format!("format {format} can be read but not written; {} can be", known.join(", "));
+            return Err(TraceError::spec(name, problem));
+        }
+        let mut packed = Packed::create(name)
+            .map_err(|source| TraceError::Open { file: name.to_owned(), source })?;
+        let error = |source| TraceError::Write { file: name.to_owned(), source };
+        let body = match format {
+            Format::Larder => Body::Native(Box::new(NativeWriter::new(packed).map_err(error)?)),
+            Format::OracleGeneral => Body::Oracle(packed, Vec::new()),
+            _ => {
+                if format == Format::Csv {
+                    packed
+                        .write_all(b"time,op,id,offset,size,key_size,ttl,app\n")
+                        .map_err(error)?;
+                }
+                Body::Text(packed, format)
+            }
+        };
+        Ok(Writer { name: name.to_owned(), body, count: 0 })
+    }
+
+    /// Appends a request.
+    ///
+    /// # Errors
+    /// Those of the file; a request that the format cannot hold.
+    pub fn push(&mut self, r: &Request) -> Result<(), TraceError> {
+        self.count += 1;
+        let name = &self.name;
+        let (seconds, nanos) =
+            r.time.map_or((0, 0), |t| (t.0 / 1_000_000_000, t.0 % 1_000_000_000));
+        let result = match &mut self.body {
+            Body::Native(w) => w.push(r),
+            Body::Oracle(_, records) => {
+                let (Ok(seconds), Ok(size)) = (u32::try_from(seconds), u32::try_from(r.size))
+                else {
+                    let problem = format!(
+                        "request {}: oracle-general holds times in seconds and sizes in 32 bits",
+                        self.count
+                    );
+                    return Err(TraceError::spec(name, problem));
+                };
+                records.push((seconds, r.id, size));
+                Ok(())
+            }
+            Body::Text(w, Format::Csv) => match r.time {
+                Some(_) => write!(w, "{seconds}.{nanos:09}"),
+                None => Ok(()),
+            }
+            .and_then(|()| {
+                writeln!(
+                    w,
+                    ",{},{},{},{},{},{},{}",
+                    r.op, r.id, r.offset, r.size, r.key_size, r.ttl, r.app
+                )
+            }),
+            Body::Text(w, Format::WebCacheSim) => writeln!(w, "{seconds} {} {}", r.id, r.size),
+            Body::Text(w, _) => {
+                let kind = match r.op {
+                    Op::Get | Op::Read | Op::Touch => 1,
+                    Op::Delete | Op::Trim => 3,
+                    Op::Add => 4,
+                    Op::Incr | Op::Decr => 5,
+                    _ => 2,
+                };
+                writeln!(
+                    w,
+                    "{seconds}.{nanos:09},{},{kind},{},{},{},0",
+                    r.app, r.key_size, r.size, r.id
+                )
+            }
+        };
+        result.map_err(|source| TraceError::Write { file: name.clone(), source })
+    }
+
+    /// Completes the file; returns the number of requests written.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn finish(self) -> Result<u64, TraceError> {
+        let result = match self.body {
+            Body::Native(w) => w.finish().and_then(Packed::finish),
+            Body::Text(w, _) => w.finish(),
+            Body::Oracle(w, records) => finish_oracle(w, &records),
+        };
+        result.map_err(|source| TraceError::Write { file: self.name, source })?;
+        Ok(self.count)
+    }
+}
+
+fn finish_oracle(mut out: Packed, records: &[(u32, u64, u32)]) -> io::Result<()> {
+    let mut next = vec![-1i64; records.len()];
+    let mut seen: HashMap<u64, i64, BuildHasherDefault<IdHasher>> = HashMap::default();
+    for (i, (_, id, _)) in records.iter().enumerate().rev() {
+        // Numbered from 1.
+        if let Some(later) = seen.insert(*id, i as i64 + 1) {
+            next[i] = later;
+        }
+    }
+    for ((time, id, size), next) in records.iter().zip(next) {
+        out.write_all(&time.to_le_bytes())?;
+        out.write_all(&id.to_le_bytes())?;
+        out.write_all(&size.to_le_bytes())?;
+        out.write_all(&next.to_le_bytes())?;
+    }
+    out.finish()
+}
