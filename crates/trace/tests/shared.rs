@@ -79,7 +79,7 @@ fn keys_alone_need_their_format() {
     ] {
         let Some(file) = shared(name) else { continue };
         let options = Options { format: Some(format), ..Options::default() };
-        assert_eq!(open(&file, &options).unwrap().reader.map(|r| r.unwrap()).count(), requests);
+        assert_eq!(open(&file, &options).unwrap().reader.filter(|r| r.is_ok()).count(), requests);
     }
 }
 
