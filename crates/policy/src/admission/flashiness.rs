@@ -74,6 +74,8 @@ impl Confusion {
     }
 }
 
+/// Keys remembered for each object that flash can hold: one for it, and one for a key that was turned away.
+const KEYS_PER_OBJECT: u64 = 2;
 const LEAST_MEMORY: usize = 64 << 10;
 const MOST_TRACKED: usize = 8192;
 const MOST_SAMPLES: usize = 8192;
@@ -100,8 +102,9 @@ impl Flashiness {
         // An eighth for the table of applications, at most half for the history, the rest for samples.
         let apps = (setup.memory / 8 / (size_of::<AppState>() + size_of::<Model>()))
             .clamp(1, AppId::COUNT);
-        let history = (config.history == Some(HistoryKind::Sketch))
-            .then(|| KeyMemory::new(setup.objects.max(64), setup.memory / 2));
+        let history = (config.history == Some(HistoryKind::Sketch)).then(|| {
+            KeyMemory::new(setup.objects.saturating_mul(KEYS_PER_OBJECT).max(64), setup.memory / 2)
+        });
         let taken = setup.memory / 8
             + history.as_ref().map_or(0, KeyMemory::memory_bytes)
             + AppId::COUNT * 16;
