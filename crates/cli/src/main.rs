@@ -9,6 +9,7 @@
 )]
 
 mod error;
+mod kv;
 mod replay;
 mod sim;
 mod trace;
@@ -29,6 +30,7 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Kv(Box<kv::Args>),
     Replay(Box<replay::Args>),
     Sim(Box<sim::Args>),
     Trace(Box<trace::Args>),
@@ -36,6 +38,7 @@ enum Command {
 
 fn dispatch(command: Command) -> Result<(), CliError> {
     match command {
+        Command::Kv(args) => kv::run(&args),
         Command::Replay(args) => replay::run(*args),
         Command::Sim(args) => sim::run(*args),
         Command::Trace(args) => trace::run(*args),

@@ -1,8 +1,14 @@
 //! The memcached server: protocol, connections, workers, statistics.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the server stands above the runtime: it reads clocks and starts threads"
+)]
 
-// The server stands above the line: it starts threads and reads clocks.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-
+pub mod admin;
+pub mod config;
 pub mod connection;
 pub mod model;
 pub mod protocol;
+pub mod server;
+pub mod stats;

@@ -1,0 +1,282 @@
+//! The flags of `larder kv`: memcached's own letters and long names, and Larder's.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args as ClapArgs};
+use larder_base::ByteSize;
+use larder_kv::config::{ConfigError, Settings, extended_options};
+
+use crate::error::CliError;
+
+/// Serve a memcached-compatible cache in DRAM and flash.
+#[derive(Debug, ClapArgs)]
+#[command(disable_version_flag = true, override_usage = "larder kv [OPTIONS]")]
+pub(crate) struct Args {
+    /// TCP port to listen on (0: none) [default: 11211]
+    #[arg(short = 'p', long, value_name = "NUM", help_heading = "Network", overrides_with = "port")]
+    port: Option<u16>,
+    /// Address to listen on: host, host:port or [v6]:port, comma separated; notls: before it for a plain port beside
+    /// TLS ones [default: 127.0.0.1,::1]
+    #[arg(short = 'l', long, value_name = "ADDR", help_heading = "Network", value_delimiter = ',')]
+    listen: Option<Vec<String>>,
+    /// Unix socket to listen on (instead of TCP, unless a port is given too)
+    #[arg(short = 's', long, value_name = "PATH", help_heading = "Network")]
+    unix_socket: Option<PathBuf>,
+    /// Permissions of the Unix socket, octal [default: 0700]
+    #[arg(short = 'a', long, value_name = "MASK", help_heading = "Network")]
+    unix_mask: Option<String>,
+    /// UDP port: only 0, UDP is not served
+    #[arg(short = 'U', long, value_name = "NUM", help_heading = "Network", overrides_with = "udp_port")]
+    udp_port: Option<u16>,
+    /// Most connections at a time [default: 1024]
+    #[arg(short = 'c', long, value_name = "NUM", help_heading = "Network")]
+    conn_limit: Option<u32>,
+    /// Connections that may wait to be accepted [default: 1024]
+    #[arg(short = 'b', long, value_name = "NUM", help_heading = "Network")]
+    listen_backlog: Option<u32>,
+    /// Leave connections over the limit waiting instead of refusing them with an error
+    #[arg(long, help_heading = "Network")]
+    no_maxconns_fast: bool,
+    /// Close connections that are silent for this many seconds (0: never) [default: 0]
+    #[arg(long, value_name = "SECONDS", help_heading = "Network")]
+    idle_timeout: Option<u32>,
+    /// Protocol: ascii or auto (the binary protocol is not spoken)
+    #[arg(short = 'B', long, value_name = "NAME", help_heading = "Network")]
+    protocol: Option<String>,
+    /// Enable TLS on TCP (needs --tls-certificate and --tls-key, or -o ssl_chain_cert=FILE,ssl_key=FILE)
+    #[arg(short = 'Z', long, help_heading = "Network")]
+    enable_ssl: bool,
+    /// Certificate chain, PEM: turns TLS on for TCP
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    tls_certificate: Option<PathBuf>,
+    /// Private key of the certificate, PEM
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    tls_key: Option<PathBuf>,
+    /// CA certificates, PEM: clients must show a certificate signed by one of them
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    tls_client_ca: Option<PathBuf>,
+    /// Clients must authenticate: a file of user:password lines
+    #[arg(short = 'Y', long, value_name = "FILE", help_heading = "Network")]
+    auth_file: Option<PathBuf>,
+
+    /// DRAM for objects and the flash index: MiB, or a size such as 4g [default: an eighth of the memory]
+    #[arg(short = 'm', long, value_name = "SIZE", help_heading = "Cache")]
+    memory_limit: Option<String>,
+    /// Largest object: bytes, or a size such as 2m [default: 1m, at least 1k, at most 128m]
+    #[arg(short = 'I', long, value_name = "SIZE", help_heading = "Cache")]
+    max_item_size: Option<ByteSize>,
+    /// Answer an error when memory is full instead of evicting
+    #[arg(short = 'M', long, help_heading = "Cache")]
+    disable_evictions: bool,
+    /// Disable the flush_all command
+    #[arg(short = 'F', long, help_heading = "Cache")]
+    disable_flush_all: bool,
+    /// Enable the shutdown command
+    #[arg(short = 'A', long, help_heading = "Cache")]
+    enable_shutdown: bool,
+    /// Character that ends the prefix of a key, for `stats detail` (turned on by this flag) and applications [default: :]
+    #[arg(short = 'D', long, value_name = "CHAR", help_heading = "Cache", visible_alias = "app-delimiter")]
+    prefix_delimiter: Option<String>,
+    /// Moves the clock on command: for test suites.
+    #[arg(long, hide = true)]
+    enable_debugtime: bool,
+
+    /// Where state is kept [default: $STATE_DIRECTORY, /var/lib/larder as root, else ~/.local/state/larder]
+    #[arg(long, value_name = "DIR", help_heading = "Flash")]
+    data_dir: Option<PathBuf>,
+    /// File or block device used as flash; none for DRAM alone [default: DATA-DIR/flash]
+    #[arg(long, value_name = "PATH", help_heading = "Flash")]
+    flash: Option<PathBuf>,
+    /// Bytes of flash to use [default: all of what exists, else a quarter of the free space, at most 64g]
+    #[arg(long, value_name = "SIZE", help_heading = "Flash")]
+    flash_size: Option<ByteSize>,
+    /// Mean size of an object on flash, for which the index is sized [default: 280]
+    #[arg(long, value_name = "SIZE", help_heading = "Flash")]
+    flash_object_size: Option<ByteSize>,
+    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all
+    #[arg(long, value_name = "POLICY", help_heading = "Flash")]
+    admission: Option<String>,
+    /// Rated endurance of the flash in terabytes written: sets the write budget
+    #[arg(long, value_name = "TB", help_heading = "Flash")]
+    endurance_tbw: Option<f64>,
+    /// Rated endurance in drive writes per day, instead of terabytes written
+    #[arg(long, value_name = "N", help_heading = "Flash", visible_alias = "dwpd")]
+    endurance_dwpd: Option<f64>,
+    /// Years that the flash should last [default: 5]
+    #[arg(long, value_name = "N", help_heading = "Flash", visible_alias = "years")]
+    endurance_years: Option<f64>,
+    /// How many bits of rank each object has: 1 or 2 [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Flash")]
+    clock_bits: Option<u8>,
+    /// How flash is read: auto, uring or threads [default: auto]
+    #[arg(long, value_name = "HOW", help_heading = "Flash")]
+    io: Option<String>,
+
+    /// Worker threads [default: the number of processors, at most 4]
+    #[arg(short = 't', long, value_name = "NUM", help_heading = "Process")]
+    threads: Option<usize>,
+    /// Most requests taken from one connection at a time [default: 20]
+    #[arg(short = 'R', long, value_name = "NUM", help_heading = "Process")]
+    max_reqs_per_event: Option<u32>,
+    /// Run as a daemon
+    #[arg(short = 'd', long, help_heading = "Process")]
+    pub(crate) daemon: bool,
+    /// User to run as when started by root
+    #[arg(short = 'u', long, value_name = "USER", help_heading = "Process")]
+    user: Option<String>,
+    /// Write the process id to a file
+    #[arg(short = 'P', long, value_name = "FILE", help_heading = "Process")]
+    pidfile: Option<PathBuf>,
+    /// Lock all memory
+    #[arg(short = 'k', long, help_heading = "Process")]
+    lock_memory: bool,
+    /// Raise the limit on core dumps
+    #[arg(short = 'r', long, help_heading = "Process")]
+    enable_coredumps: bool,
+    /// Address of the live page and /metrics, or off [default: 127.0.0.1:11280]
+    #[arg(long, value_name = "ADDR", help_heading = "Process")]
+    http: Option<String>,
+    /// More log: -v debug, -vv trace
+    #[arg(short = 'v', long, action = ArgAction::Count, help_heading = "Process")]
+    verbose: u8,
+    /// Log format: text or json [default: text]
+    #[arg(long, value_name = "FORMAT", help_heading = "Process")]
+    log_format: Option<String>,
+    /// Configuration file, TOML; flags win over it
+    #[arg(long, value_name = "FILE", help_heading = "Process")]
+    config: Option<PathBuf>,
+    /// Print the effective configuration as a commented file, and exit
+    #[arg(long, help_heading = "Process")]
+    pub(crate) print_config: bool,
+    /// Print the version and exit
+    #[arg(short = 'V', long, action = ArgAction::Version, help_heading = "Process")]
+    version: Option<bool>,
+
+    /// memcached's extended options, comma separated: maxconns_fast, idle_timeout, ext_path=FILE:SIZE, ssl_chain_cert,
+    /// ssl_key, ssl_ca_cert; those that tune slabs, LRU lists and the hash table are accepted without effect
+    #[arg(short = 'o', long, value_name = "OPT,…", help_heading = "memcached's options")]
+    extended: Vec<String>,
+    /// Accepted without effect: there are no slabs
+    #[arg(short = 'f', long, value_name = "NUM", help_heading = "memcached's options")]
+    slab_growth_factor: Option<f64>,
+    /// Accepted without effect: there are no slabs
+    #[arg(short = 'n', long, value_name = "BYTES", help_heading = "memcached's options")]
+    slab_min_size: Option<u32>,
+    /// Accepted without effect
+    #[arg(short = 'L', long, help_heading = "memcached's options")]
+    enable_largepages: bool,
+    /// Accepted without effect: every object has a CAS
+    #[arg(short = 'C', long, help_heading = "memcached's options")]
+    disable_cas: bool,
+}
+
+/// What the flags and the file said.
+pub(crate) struct Given {
+    pub(crate) settings: Settings,
+    /// memcached options that were accepted without effect.
+    pub(crate) ignored: Vec<String>,
+}
+
+fn yes(flag: bool) -> Option<bool> {
+    flag.then_some(true)
+}
+
+impl Args {
+    /// Flags over `-o` over the file.
+    pub(crate) fn settings(&self) -> Result<Given, CliError> {
+        let usage = |e: ConfigError| CliError::Usage(e.to_string());
+        if let Some(p) = self.udp_port
+            && p != 0
+        {
+            return Err(CliError::Usage(format!("udp-port '{p}': UDP is not served; use -U 0 or leave it out")));
+        }
+        match self.protocol.as_deref() {
+            None | Some("ascii" | "auto") => {}
+            Some(other) => {
+                return Err(CliError::Usage(format!(
+                    "protocol '{other}': only the ascii protocol is spoken (text and meta commands); use ascii or auto"
+                )));
+            }
+        }
+        let memory_limit = self.memory_limit.as_deref().map(megabytes).transpose()?;
+        let flags = Settings {
+            listen: self.listen.clone(),
+            port: self.port,
+            unix_socket: self.unix_socket.clone(),
+            unix_mask: self.unix_mask.clone(),
+            listen_backlog: self.listen_backlog,
+            conn_limit: self.conn_limit,
+            maxconns_fast: self.no_maxconns_fast.then_some(false),
+            idle_timeout: self.idle_timeout,
+            threads: self.threads,
+            max_reqs_per_event: self.max_reqs_per_event,
+            memory_limit,
+            max_item_size: self.max_item_size,
+            buffer_limit: None,
+            disable_evictions: yes(self.disable_evictions),
+            disable_flush_all: yes(self.disable_flush_all),
+            enable_shutdown: yes(self.enable_shutdown),
+            enable_debugtime: yes(self.enable_debugtime),
+            prefix_delimiter: self.prefix_delimiter.clone(),
+            stats_detail: yes(self.prefix_delimiter.is_some()),
+            auth_file: self.auth_file.clone(),
+            tls_certificate: self.tls_certificate.clone(),
+            tls_key: self.tls_key.clone(),
+            tls_client_ca: self.tls_client_ca.clone(),
+            data_dir: self.data_dir.clone(),
+            flash: self.flash.clone(),
+            flash_size: self.flash_size,
+            flash_object_size: self.flash_object_size,
+            admission: self.admission.clone(),
+            endurance_tbw: self.endurance_tbw,
+            endurance_dwpd: self.endurance_dwpd,
+            endurance_years: self.endurance_years,
+            clock_bits: self.clock_bits,
+            io: self.io.clone(),
+            http: self.http.clone(),
+            user: self.user.clone(),
+            pidfile: self.pidfile.clone(),
+            lock_memory: yes(self.lock_memory),
+            enable_coredumps: yes(self.enable_coredumps),
+            log_level: match self.verbose {
+                0 => None,
+                1 => Some("debug".into()),
+                _ => Some("trace".into()),
+            },
+            log_format: self.log_format.clone(),
+        };
+        let (extended, mut ignored) = extended_options(&self.extended).map_err(usage)?;
+        for (given, name) in [
+            (self.slab_growth_factor.is_some(), "slab-growth-factor"),
+            (self.slab_min_size.is_some(), "slab-min-size"),
+            (self.enable_largepages, "enable-largepages"),
+            (self.disable_cas, "disable-cas"),
+        ] {
+            if given {
+                ignored.push(name.to_owned());
+            }
+        }
+        let file = match &self.config {
+            Some(path) => Settings::read(path).map_err(usage)?,
+            None => Settings::default(),
+        };
+        let settings = flags.or(extended).or(file);
+        if self.enable_ssl && (settings.tls_certificate.is_none() || settings.tls_key.is_none()) {
+            return Err(CliError::Usage(
+                "enable-ssl: needs a certificate and its key; give --tls-certificate FILE --tls-key FILE, or \
+                 -o ssl_chain_cert=FILE,ssl_key=FILE"
+                    .into(),
+            ));
+        }
+        Ok(Given { settings, ignored })
+    }
+}
+
+/// memcached's `-m` counts MiB; a number with a unit is a size.
+fn megabytes(text: &str) -> Result<ByteSize, CliError> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit());
+    let size = if plain { format!("{text}m").parse() } else { text.parse::<ByteSize>() };
+    size.map_err(|_| {
+        CliError::Usage(format!("memory-limit '{text}': write a number of MiB (64) or a size with a unit (4g)"))
+    })
+}

@@ -1,0 +1,87 @@
+//! What defaults are made from, and the process-wide things that a server sets up before its threads start.
+
+use std::path::PathBuf;
+
+use larder_kv::config::Machine;
+use larder_runtime::machine;
+
+use crate::error::CliError;
+
+/// Reads the machine's facts.
+pub(crate) fn facts() -> Machine {
+    // systemd's StateDirectory= comes first.
+    let given = std::env::var_os("STATE_DIRECTORY").filter(|v| !v.is_empty()).map(PathBuf::from);
+    Machine {
+        // Where /proc does not say, a small machine is assumed.
+        memory: machine::usable_memory().unwrap_or(1 << 30),
+        cpus: machine::processors(),
+        state_dir: given.unwrap_or_else(machine::default_data_dir),
+        free_space: |dir| machine::free_space(dir).ok(),
+    }
+}
+
+/// Makes sure that `connections` descriptors can be opened.
+pub(crate) fn raise_descriptor_limit(connections: u32) -> Result<(), CliError> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    // Listeners, polls, wakers, rings, flash, log, and the live page's connections.
+    let need = u64::from(connections) + 256;
+    let now = getrlimit(Resource::Nofile);
+    if now.current.is_none_or(|c| c >= need) {
+        return Ok(());
+    }
+    let maximum = match now.maximum {
+        Some(m) if m < need => Some(need),
+        other => other,
+    };
+    setrlimit(Resource::Nofile, Rlimit { current: Some(need), maximum }).map_err(|e| {
+        CliError::Usage(format!(
+            "conn-limit '{connections}': needs {need} open files, but the limit is {} ({e}): lower -c, or raise ulimit -n",
+            now.maximum.map_or_else(|| "unknown".to_owned(), |m| m.to_string())
+        ))
+    })
+}
+
+/// `-r`.
+pub(crate) fn enable_core_dumps() -> Result<(), CliError> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Core);
+    let unlimited = Rlimit { current: None, maximum: None };
+    setrlimit(Resource::Core, unlimited)
+        .or_else(|_| setrlimit(Resource::Core, Rlimit { current: now.maximum, maximum: now.maximum }))
+        .map_err(|e| CliError::Runtime(format!("enable-coredumps: {e}: raise ulimit -c")))
+}
+
+/// `-k`.
+pub(crate) fn lock_memory() -> Result<(), CliError> {
+    use rustix::mm::{MlockAllFlags, mlockall};
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|e| {
+        CliError::Runtime(format!("lock-memory: {e}: raise ulimit -l, or run with CAP_IPC_LOCK, or leave out -k"))
+    })
+}
+
+/// `-u`: only root can become someone else. Must run before any thread starts, since each thread has its own identity.
+pub(crate) fn become_user(name: &str) -> Result<(), CliError> {
+    use rustix::process::{Gid, Uid};
+    use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let bad = |reason: String| CliError::Usage(format!("user '{name}': {reason}"));
+    let table = std::fs::read_to_string("/etc/passwd").map_err(|e| bad(format!("/etc/passwd: {e}")))?;
+    let (uid, gid) = table
+        .lines()
+        .find_map(|line| {
+            let mut f = line.split(':');
+            let (entry, _, uid, gid) = (f.next()?, f.next()?, f.next()?, f.next()?);
+            (entry == name || uid == name).then_some((uid.parse::<u32>().ok()?, gid.parse::<u32>().ok()?))
+        })
+        .ok_or_else(|| bad("is not in /etc/passwd: give the name of a user of this machine".into()))?;
+    if uid == 0 {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    set_thread_groups(&[gid])
+        .and_then(|()| set_thread_gid(gid))
+        .and_then(|()| set_thread_uid(uid))
+        .map_err(|e| CliError::Runtime(format!("user '{name}': cannot become this user: {e}")))
+}

@@ -1,0 +1,214 @@
+//! `larder kv`: from flags to a running server and back.
+
+mod args;
+mod machine;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+
+use larder_kv::config::{Config, Settings};
+use larder_kv::server::Server;
+use larder_runtime::Clock;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use tracing::{error, info, warn};
+
+pub(crate) use args::Args;
+
+use crate::error::CliError;
+
+/// Set in the environment of the process that `-d` starts.
+const DAEMON: &str = "LARDER_DAEMON_CHILD";
+
+/// What brings a server to its end.
+enum Stop {
+    /// A signal of this number.
+    Signal(i32),
+    /// The shutdown command.
+    Client,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), CliError> {
+    let given = args.settings()?;
+    let child = std::env::var_os(DAEMON).is_some();
+    let config = Config::resolve(given.settings, &machine::facts()).map_err(|e| CliError::Usage(e.to_string()))?;
+    if args.print_config {
+        print!("{}", config.effective.print());
+        return Ok(());
+    }
+    if args.daemon && !child {
+        return start_daemon();
+    }
+    let settings = config.effective.clone();
+    start_log(&settings, child);
+    for name in &given.ignored {
+        info!("{name}: accepted for compatibility, without effect");
+    }
+    machine::raise_descriptor_limit(config.max_connections)?;
+    if settings.enable_coredumps == Some(true) {
+        machine::enable_core_dumps()?;
+    }
+    if let Some(user) = &settings.user {
+        machine::become_user(user)?;
+    }
+    if settings.lock_memory == Some(true) {
+        machine::lock_memory()?;
+    }
+    serve(config, &settings, child)
+}
+
+fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliError> {
+    let (stop, stops) = mpsc::channel();
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
+        .map_err(|e| CliError::Runtime(format!("signal handlers: {e}")))?;
+    let from_signals = stop.clone();
+    std::thread::Builder::new()
+        .name("larder-signals".into())
+        .spawn(move || {
+            for (count, signal) in signals.forever().enumerate() {
+                if count > 0 {
+                    // Whoever asks twice does not want to wait. DRAM is lost either way; flash is recovered.
+                    error!("second signal: ending at once");
+                    std::process::exit(1);
+                }
+                from_signals.send(Stop::Signal(signal)).ok();
+            }
+        })
+        .map_err(|e| CliError::Runtime(format!("starting the signal thread: {e}")))?;
+
+    let clock = Arc::new(Clock::start());
+    let store = Arc::new(open_store(&config)?);
+    describe(&config);
+    let http = config.http;
+    let http_explicit = config.http_explicit;
+    let on_shutdown = Box::new(move || drop(stop.send(Stop::Client)));
+    let server = Server::start(config, store.clone(), clock.clone(), on_shutdown).map_err(|e| CliError::Runtime(e.to_string()))?;
+    let page = match http {
+        None => None,
+        Some(address) => match larder_kv::admin::start(address, server.view()) {
+            Ok(page) => {
+                info!("live page http://{}/ and metrics http://{}/metrics", page.address(), page.address());
+                Some(page)
+            }
+            Err(e) if http_explicit => {
+                server.stop();
+                return Err(CliError::Runtime(format!("http '{address}': {e}: choose another address, or --http off")));
+            }
+            Err(e) => {
+                warn!("no live page: http '{address}': {e}; choose another address with --http");
+                None
+            }
+        },
+    };
+    let pidfile = settings.pidfile.as_ref().map(|p| PidFile::write(p)).transpose()?;
+    info!("ready on {}", server.listening().join(", "));
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    if child {
+        detach();
+    }
+
+    match stops.recv() {
+        Ok(Stop::Signal(signal)) => info!("stopping: signal {signal}"),
+        Ok(Stop::Client) => info!("stopping: asked by a client"),
+        Err(_) => info!("stopping"),
+    }
+    sd_notify::notify(&[sd_notify::NotifyState::Stopping]).ok();
+    drop(page);
+    server.stop();
+    larder_kv::server::Store::shutdown(&*store, clock.now());
+    drop(pidfile);
+    info!("stopped");
+    Ok(())
+}
+
+/// The store behind the server.
+fn open_store(config: &Config) -> Result<larder_kv::model::ModelEngine, CliError> {
+    Ok(larder_kv::model::ModelEngine::new(config.max_item_size as usize))
+}
+
+fn describe(config: &Config) {
+    use larder_base::ByteSize;
+    info!(
+        "{} of DRAM, {} workers, at most {} connections",
+        ByteSize(config.memory),
+        config.threads,
+        config.max_connections
+    );
+    let local = config.listen.iter().all(|l| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str()));
+    if local && !config.listen.is_empty() {
+        info!("reachable from this machine alone; -l 0.0.0.0 opens it to the network");
+    }
+}
+
+fn start_log(settings: &Settings, child: bool) {
+    let level = settings.log_level.as_deref().unwrap_or("info");
+    // RUST_LOG can still look closer at one module.
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let done = if settings.log_format.as_deref() == Some("json") {
+        builder.json().try_init()
+    } else {
+        use std::io::IsTerminal;
+        builder.with_target(false).with_ansi(!child && std::io::stderr().is_terminal()).try_init()
+    };
+    if let Err(e) = done {
+        eprintln!("larder: the log cannot be set up: {e}");
+    }
+}
+
+/// The process id in a file, for as long as the server runs.
+struct PidFile(PathBuf);
+
+impl PidFile {
+    fn write(path: &std::path::Path) -> Result<PidFile, CliError> {
+        // Renamed into place, so that nobody reads half a number.
+        let bad = |e: std::io::Error| CliError::Runtime(format!("pidfile '{}': {e}", path.display()));
+        let temporary = path.with_extension("tmp");
+        std::fs::write(&temporary, format!("{}\n", std::process::id())).map_err(bad)?;
+        std::fs::rename(&temporary, path).map_err(bad)?;
+        Ok(PidFile(path.to_owned()))
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
+    }
+}
+
+/// `-d`: runs the same command again in a session of its own, and returns when it is ready or has failed. (A fork
+/// would be the other way; it needs unsafe code and can only be done before any thread exists.)
+fn start_daemon() -> Result<(), CliError> {
+    let failed = |e: std::io::Error| CliError::Runtime(format!("daemon: {e}"));
+    let program = std::env::current_exe().map_err(failed)?;
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(DAEMON, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut line).map_err(failed)?;
+    }
+    if line.trim() == "ready" {
+        return Ok(());
+    }
+    // The child has said why on the error output that it shares with us.
+    let code = child.wait().map_err(failed)?.code().unwrap_or(1);
+    std::process::exit(code)
+}
+
+/// In the daemon, once it is ready: tells the waiting parent, then leaves its session and its terminal.
+fn detach() {
+    rustix::process::setsid().ok();
+    let mut out = std::io::stdout();
+    out.write_all(b"ready\n").and_then(|()| out.flush()).ok();
+    if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
+        rustix::stdio::dup2_stdout(&null).ok();
+        rustix::stdio::dup2_stderr(&null).ok();
+    }
+}

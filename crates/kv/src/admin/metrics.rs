@@ -1,0 +1,202 @@
+//! `/metrics` in the OpenMetrics text format. Names carry their units; counters end in `_total`.
+
+use std::fmt;
+
+use prometheus_client::encoding::text::encode as encode_text;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::view::Sample;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The sample as text.
+///
+/// # Errors
+/// Never in practice: formatting into a string does not fail.
+pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("larder_kv");
+    let r = &mut registry;
+    let t = &sample.requests;
+    let s = &sample.store;
+
+    r.register("build", "The version of Larder", Info::new(vec![("version", sample.version)]));
+    gauge(r, "uptime", "Time since the start", Unit::Seconds, sample.uptime.as_secs_f64());
+    gauge(r, "resident_memory", "Resident memory of the process", Unit::Bytes, sample.resident_bytes as f64);
+    let cpu = Family::<Labels, Counter<f64, std::sync::atomic::AtomicU64>>::default();
+    for (mode, micros) in [("user", sample.cpu.0), ("system", sample.cpu.1)] {
+        cpu.get_or_create(&vec![("mode", mode.into())]).inc_by(micros as f64 / 1e6);
+    }
+    r.register_with_unit("cpu", "Processor time used", Unit::Seconds, cpu);
+
+    family(r, "requests", "Requests by command", "command", &[
+        ("get", t.cmd_get),
+        ("set", t.cmd_set),
+        ("delete", t.delete_hits + t.delete_misses),
+        ("incr", t.incr_hits + t.incr_misses),
+        ("decr", t.decr_hits + t.decr_misses),
+        ("touch", t.cmd_touch),
+        ("flush_all", t.cmd_flush),
+        ("meta_debug", t.cmd_meta),
+    ]);
+    family(r, "get_results", "Reads by where they were answered", "result", &[
+        ("dram", t.get_hits.saturating_sub(t.get_flash_hits)),
+        ("flash", t.get_flash_hits),
+        ("miss", t.get_misses),
+    ]);
+    family(r, "cas_results", "Compare-and-set by outcome", "result", &[
+        ("stored", t.cas_hits),
+        ("exists", t.cas_badval),
+        ("not_found", t.cas_misses),
+    ]);
+    counter(r, "store_too_large", "Stores refused because of the object's size", t.store_too_large);
+    counter(r, "store_no_memory", "Stores refused because no room could be made", t.store_no_memory);
+    counter(r, "malformed_commands", "Lines that were no valid command", t.malformed);
+    counter(r, "auth_errors", "Failed attempts to authenticate", t.auth_errors);
+    counter(r, "big_buffer_waits", "Waits for the shared budget of large values", t.big_buffer_waits);
+    counter(r, "big_buffer_stalls", "Connections closed for holding large buffers without progress", t.big_buffer_stalls);
+    bytes_counter(r, "network_received", "Bytes received from clients", t.bytes_read);
+    bytes_counter(r, "network_sent", "Bytes sent to clients", t.bytes_written);
+
+    number(r, "connections", "Connections open", sample.connections as f64);
+    number(r, "connections_limit", "Most connections at a time", sample.max_connections as f64);
+    counter(r, "connections_accepted", "Connections accepted", sample.total_connections);
+    counter(r, "connections_rejected", "Connections refused over the limit", sample.rejected_connections);
+    counter(r, "connections_idle_closed", "Connections closed for being idle", sample.idle_kicks);
+
+    let latency = Family::<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
+    for (tier, p) in [("dram", sample.latency.dram()), ("flash", sample.latency.flash())] {
+        for (quantile, micros) in [("0.5", p.p50), ("0.9", p.p90), ("0.99", p.p99), ("0.999", p.p999)] {
+            latency.get_or_create(&vec![("tier", tier.into()), ("quantile", quantile.into())]).set(micros / 1e6);
+        }
+    }
+    r.register_with_unit(
+        "request_latency",
+        "Latency of sampled requests from their read to their last byte sent, by tier that answered",
+        Unit::Seconds,
+        latency,
+    );
+
+    number(r, "items", "Objects held, in DRAM and on flash", s.items as f64);
+    number(r, "dram_items", "Objects in DRAM", s.dram_items as f64);
+    gauge(r, "dram_objects", "Bytes that objects in DRAM take", Unit::Bytes, s.dram_bytes as f64);
+    gauge(r, "memory_limit", "DRAM for objects and indexes", Unit::Bytes, s.memory_limit as f64);
+    let memory = Family::<Labels, Gauge>::default();
+    for (component, bytes) in &s.memory {
+        memory.get_or_create(&vec![("component", (*component).into())]).set(*bytes as i64);
+    }
+    r.register_with_unit("memory", "DRAM by what it is used for", Unit::Bytes, memory);
+    counter(r, "items_stored", "Objects stored", s.total_items);
+    bytes_counter(r, "client_stored", "Bytes of keys and values stored by clients", s.client_bytes);
+    counter(r, "evictions", "Objects evicted from DRAM that did not go to flash", s.evictions);
+    counter(r, "expired", "Objects removed because they had expired", s.reclaimed);
+    counter(r, "lock_waits", "Waits for a shard's lock", s.lock_waits);
+    number(r, "alarms", "Conditions that an operator should look at", s.alarms.len() as f64);
+
+    if let Some(f) = &s.flash {
+        gauge(r, "flash_capacity", "Flash for segments", Unit::Bytes, f.capacity_bytes as f64);
+        gauge(r, "flash_used", "Bytes of records in segments", Unit::Bytes, f.used_bytes as f64);
+        number(r, "flash_items", "Objects on flash", f.items as f64);
+        number(r, "flash_ghosts", "Objects on flash that CLOCK has given up", f.ghosts as f64);
+        number(r, "flash_segments", "Segments", f.segments as f64);
+        number(r, "flash_segments_used", "Segments filled", f.segments_used as f64);
+        counter(r, "flash_segments_written", "Segments written", f.segments_written);
+        counter(r, "flash_segments_reclaimed", "Segments reclaimed", f.segments_reclaimed);
+        counter(r, "flash_objects_written", "Objects written to flash", f.objects_written);
+        counter(r, "flash_objects_dropped", "Objects dropped with their segment", f.objects_dropped);
+        counter(r, "flash_objects_dropped_unread", "Of these, never read on flash", f.objects_dropped_unread);
+        counter(r, "flash_forced_evictions", "Objects whose place in the index was taken", f.forced_evictions);
+        bytes_counter(r, "flash_written", "Bytes written to flash", f.bytes_written);
+        bytes_counter(r, "flash_rewritten", "Bytes of reclaimed objects written again", f.bytes_rewritten);
+        bytes_counter(r, "flash_read", "Bytes read from flash", f.bytes_read);
+        counter(r, "flash_reads", "Reads of flash for requests", f.reads);
+        counter(r, "flash_false_reads", "Reads that found another key or an older segment", f.false_reads);
+        family(r, "flash_errors", "Errors of the flash", "kind", &[
+            ("read", f.read_errors),
+            ("write", f.write_errors),
+            ("checksum", f.checksum_errors),
+        ]);
+        let rejected = Family::<Labels, Counter>::default();
+        for (reason, count) in &f.rejected {
+            rejected.get_or_create(&vec![("reason", (*reason).into())]).inc_by(*count);
+        }
+        r.register("admission_rejected", "Objects that admission kept from flash, by reason", rejected);
+        number(r, "flash_degraded", "1 when flash is out of use", f64::from(u8::from(f.degraded.is_some())));
+        if let Some(rate) = f.budget_bytes_per_second {
+            number(r, "write_budget_bytes_per_second", "The write budget", rate);
+        }
+        if let Some(bytes) = f.budget_available_bytes {
+            gauge(r, "write_budget_available", "What the write budget would grant now", Unit::Bytes, bytes as f64);
+        }
+        if let Some(years) = f.expected_life_years {
+            number(r, "flash_expected_life_years", "Life of the flash at the rate observed", years);
+        }
+    }
+    if let Some(clwa) = s.clwa() {
+        number(
+            r,
+            "cache_level_write_amplification_ratio",
+            "Bytes written to flash for each byte stored by clients",
+            clwa,
+        );
+    }
+    applications(r, sample);
+
+    let mut text = String::new();
+    encode_text(&mut text, &registry)?;
+    Ok(text)
+}
+
+fn applications(r: &mut Registry, sample: &Sample) {
+    let results = Family::<Labels, Counter>::default();
+    let sets = Family::<Labels, Counter>::default();
+    let bytes = Family::<Labels, Gauge>::default();
+    let model = Family::<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
+    for app in &sample.store.applications {
+        let with = |key: &'static str, value: &str| vec![("application", app.name.clone()), (key, value.to_owned())];
+        results.get_or_create(&with("result", "dram")).inc_by(app.hits.saturating_sub(app.flash_hits));
+        results.get_or_create(&with("result", "flash")).inc_by(app.flash_hits);
+        results.get_or_create(&with("result", "miss")).inc_by(app.gets.saturating_sub(app.hits));
+        sets.get_or_create(&vec![("application", app.name.clone())]).inc_by(app.sets);
+        bytes.get_or_create(&with("tier", "dram")).set(app.dram_bytes as i64);
+        bytes.get_or_create(&with("tier", "flash")).set(app.flash_bytes as i64);
+        for (quality, value) in
+            [("precision", app.precision), ("recall", app.recall), ("unread_writes", app.unread_writes)]
+        {
+            if let Some(value) = value {
+                model.get_or_create(&with("quality", quality)).set(value);
+            }
+        }
+    }
+    r.register("application_get_results", "Reads of an application by where they were answered", results);
+    r.register("application_sets", "Stores of an application", sets);
+    r.register_with_unit("application_objects", "Bytes of an application's objects", Unit::Bytes, bytes);
+    r.register("application_flashiness_ratio", "Quality of an application's model of flashiness", model);
+}
+
+fn counter(r: &mut Registry, name: &str, help: &str, value: u64) {
+    r.register(name, help, ConstCounter::new(value));
+}
+
+fn bytes_counter(r: &mut Registry, name: &str, help: &str, value: u64) {
+    r.register_with_unit(name, help, Unit::Bytes, ConstCounter::new(value));
+}
+
+fn gauge(r: &mut Registry, name: &str, help: &str, unit: Unit, value: f64) {
+    r.register_with_unit(name, help, unit, ConstGauge::new(value));
+}
+
+fn number(r: &mut Registry, name: &str, help: &str, value: f64) {
+    r.register(name, help, ConstGauge::new(value));
+}
+
+fn family(r: &mut Registry, name: &str, help: &str, label: &'static str, values: &[(&str, u64)]) {
+    let family = Family::<Labels, Counter>::default();
+    for (value, count) in values {
+        family.get_or_create(&vec![(label, (*value).to_owned())]).inc_by(*count);
+    }
+    r.register(name, help, family);
+}

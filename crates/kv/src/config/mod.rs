@@ -1,0 +1,631 @@
+//! The configuration of `larder kv`: sources, defaults that suit the machine, and the checks.
+//!
+//! Flags win over the file, the file over the defaults ([`Settings::or`]). [`Config::resolve`] fills in the defaults
+//! from [`Machine`] and refuses what cannot work, with the arithmetic.
+
+mod extended;
+mod settings;
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder_base::ByteSize;
+
+pub use extended::extended_options;
+pub use settings::Settings;
+
+/// Why a configuration was refused: one line naming the thing, its value and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("configuration file '{}' cannot be read: {source}", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file says something that is not a setting.
+    #[error("configuration file '{}' line {line}: '{key}': {message} (larder kv --print-config shows every key)", path.display())]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// The key on that line.
+        key: String,
+        /// What the parser says.
+        message: String,
+    },
+    /// An `-o` option.
+    #[error("Illegal suboption \"{option}\": {reason}")]
+    Option {
+        /// As given.
+        option: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A value that cannot be meant.
+    #[error("{key} '{value}': {remedy}")]
+    Value {
+        /// Which setting.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What to write instead.
+        remedy: String,
+    },
+}
+
+/// The facts about the machine that defaults are made from.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Bytes of memory this process may use: the machine's, or the control group's limit when that is lower.
+    pub memory: u64,
+    /// Processors.
+    pub cpus: usize,
+    /// Where state goes when `data-dir` is not given.
+    pub state_dir: PathBuf,
+    /// Bytes free in a directory (or in its nearest parent that exists).
+    pub free_space: fn(&Path) -> Option<u64>,
+}
+
+/// An address to listen on, before names are looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenAddress {
+    /// Host name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Plain even when TLS is on.
+    pub plain: bool,
+}
+
+/// Certificate and key files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificate chain, PEM.
+    pub certificate: PathBuf,
+    /// Private key, PEM.
+    pub key: PathBuf,
+    /// CAs that clients' certificates must come from.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// How flash is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoChoice {
+    /// io_uring where the system allows it, threads elsewhere.
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// A pool of threads.
+    Threads,
+}
+
+/// The rated endurance of the flash.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Endurance {
+    /// Not given: no write budget.
+    Unknown,
+    /// Bytes that may be written over the drive's life.
+    Tbw(f64),
+    /// Drive writes per day, over `endurance-years`.
+    Dwpd(f64),
+}
+
+/// The flash tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlashConfig {
+    /// File or block device.
+    pub path: PathBuf,
+    /// Bytes to use; `None`: all of an existing file or device.
+    pub size: Option<u64>,
+    /// Mean record size that the index is sized for, bytes.
+    pub object_size: u32,
+    /// Rated endurance.
+    pub endurance: Endurance,
+    /// Years the flash should last.
+    pub years: f64,
+    /// How it is read.
+    pub io: IoChoice,
+}
+
+/// A configuration that is complete and has been checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// TCP addresses.
+    pub listen: Vec<ListenAddress>,
+    /// Unix socket and its permissions.
+    pub unix: Option<(PathBuf, u32)>,
+    /// Accept queue.
+    pub backlog: u32,
+    /// Most connections.
+    pub max_connections: u32,
+    /// Refuse over the limit at once.
+    pub maxconns_fast: bool,
+    /// Close idle connections after this.
+    pub idle_timeout: Option<Duration>,
+    /// Worker threads.
+    pub threads: usize,
+    /// Requests from one connection per turn.
+    pub requests_per_event: u32,
+    /// DRAM for objects and index, bytes.
+    pub memory: u64,
+    /// Largest object, bytes.
+    pub max_item_size: u32,
+    /// Bytes of big buffers, each way.
+    pub buffer_limit: u64,
+    /// Evict to make room.
+    pub evict: bool,
+    /// flush_all allowed.
+    pub flush_enabled: bool,
+    /// shutdown allowed.
+    pub shutdown_enabled: bool,
+    /// debugtime allowed.
+    pub debugtime_enabled: bool,
+    /// Prefix delimiter.
+    pub prefix_delimiter: u8,
+    /// Count by prefix from the start.
+    pub stats_detail: bool,
+    /// User file for authentication.
+    pub auth_file: Option<PathBuf>,
+    /// TLS.
+    pub tls: Option<TlsFiles>,
+    /// State directory.
+    pub data_dir: PathBuf,
+    /// Flash; `None`: DRAM alone.
+    pub flash: Option<FlashConfig>,
+    /// Admission policy by name.
+    pub admission: String,
+    /// CLOCK bits.
+    pub clock_bits: u8,
+    /// Live page and metrics.
+    pub http: Option<SocketAddr>,
+    /// The address was asked for (a taken default is no reason to fail).
+    pub http_explicit: bool,
+    /// The same, as settings: what `--print-config` shows and `stats settings` reports.
+    pub effective: Settings,
+}
+
+/// Default address of the live page and of `/metrics`.
+pub const DEFAULT_HTTP: &str = "127.0.0.1:11280";
+/// memcached's port.
+pub const DEFAULT_PORT: u16 = 11211;
+/// The largest `max-item-size`.
+pub const MAX_ITEM_SIZE: u64 = 128 << 20;
+/// Bytes of DRAM that the flash index takes per object (see the engine's index).
+const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
+
+fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
+    ConfigError::Value { key, value: value.to_string(), remedy: remedy.into() }
+}
+
+impl Config {
+    /// Completes `given` with defaults that suit `machine` and checks the whole.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for the first setting that cannot work.
+    pub fn resolve(given: Settings, machine: &Machine) -> Result<Config, ConfigError> {
+        let mut s = given.clone();
+
+        // Network.
+        let tcp = given.port.is_some_and(|p| p != 0)
+            || given.listen.is_some()
+            || given.unix_socket.is_none();
+        let port = *s.port.get_or_insert(if tcp { DEFAULT_PORT } else { 0 });
+        let mut listen = Vec::new();
+        if port != 0 {
+            // Reachable from outside only when asked: a cache without authentication on every interface is a known
+            // way to lose data and to amplify attacks.
+            let names = s.listen.get_or_insert_with(|| vec!["127.0.0.1".into(), "::1".into()]);
+            for name in names.iter().flat_map(|n| n.split(',')).filter(|n| !n.is_empty()) {
+                listen.push(parse_listen(name, port)?);
+            }
+        }
+        let mask_text = s.unix_mask.get_or_insert_with(|| "0700".into()).clone();
+        let mask =
+            u32::from_str_radix(&mask_text, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
+                value(
+                    "unix-mask",
+                    &mask_text,
+                    "write octal permissions from 0 to 777, such as 0770",
+                )
+            })?;
+        let unix = s.unix_socket.clone().map(|p| (p, mask));
+        if listen.is_empty() && unix.is_none() {
+            return Err(value(
+                "port",
+                port,
+                "nothing to listen on: give a port, a listen address or a unix-socket",
+            ));
+        }
+        let backlog = *s.listen_backlog.get_or_insert(1024);
+        let max_connections = *s.conn_limit.get_or_insert(1024);
+        if max_connections == 0 {
+            return Err(value("conn-limit", 0, "must be greater than 0"));
+        }
+        let maxconns_fast = *s.maxconns_fast.get_or_insert(true);
+        let idle_timeout = *s.idle_timeout.get_or_insert(0);
+        let threads = *s.threads.get_or_insert(machine.cpus.clamp(1, 4));
+        if threads == 0 || threads > 256 {
+            return Err(value("threads", threads, "must be between 1 and 256"));
+        }
+        let requests_per_event = *s.max_reqs_per_event.get_or_insert(20);
+        if requests_per_event == 0 {
+            return Err(value("max-reqs-per-event", 0, "must be greater than 0"));
+        }
+
+        // Memory.
+        let memory =
+            s.memory_limit.get_or_insert_with(|| ByteSize(default_memory(machine.memory))).0;
+        if memory < 1 << 20 {
+            return Err(value("memory-limit", ByteSize(memory), "must be at least 1 MiB"));
+        }
+        let item = s.max_item_size.get_or_insert(ByteSize::mib(1)).0;
+        if item < 1024 {
+            return Err(value("max-item-size", item, "must be at least 1024 bytes"));
+        }
+        if item > MAX_ITEM_SIZE {
+            return Err(value("max-item-size", ByteSize(item), "must be at most 128 MiB"));
+        }
+        if item > memory / 2 {
+            return Err(value(
+                "max-item-size",
+                ByteSize(item),
+                format!(
+                    "is more than half of memory-limit {}: lower it or raise memory-limit",
+                    ByteSize(memory)
+                ),
+            ));
+        }
+        let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;
+        if buffer_limit < 2 * item {
+            if given.buffer_limit.is_some() {
+                return Err(value(
+                    "buffer-limit",
+                    ByteSize(buffer_limit),
+                    format!("must hold at least two objects of max-item-size {}", ByteSize(item)),
+                ));
+            }
+            s.buffer_limit = Some(ByteSize(2 * item));
+        }
+
+        let delimiter = s.prefix_delimiter.get_or_insert_with(|| ":".into()).clone();
+        // memcached's -D takes the first character of whatever follows (its scripts quote it in several ways).
+        let prefix_delimiter = match delimiter.as_bytes() {
+            [c] if c.is_ascii_graphic() => *c,
+            _ => {
+                return Err(value(
+                    "prefix-delimiter",
+                    delimiter,
+                    "write one printable ASCII character, such as ':'",
+                ));
+            }
+        };
+        let tls = match (&s.tls_certificate, &s.tls_key) {
+            (Some(c), Some(k)) => Some(TlsFiles {
+                certificate: c.clone(),
+                key: k.clone(),
+                client_ca: s.tls_client_ca.clone(),
+            }),
+            (None, None) if s.tls_client_ca.is_some() => {
+                return Err(value(
+                    "tls-client-ca",
+                    "given",
+                    "needs tls-certificate and tls-key too",
+                ));
+            }
+            (None, None) => None,
+            (Some(c), None) => {
+                return Err(value("tls-certificate", c.display(), "needs tls-key too"));
+            }
+            (None, Some(k)) => {
+                return Err(value("tls-key", k.display(), "needs tls-certificate too"));
+            }
+        };
+
+        // Flash.
+        let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
+        let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
+        let admission = s.admission.get_or_insert_with(|| "flashiness".into()).clone();
+        let clock_bits = *s.clock_bits.get_or_insert(2);
+        if !(1..=2).contains(&clock_bits) {
+            return Err(value("clock-bits", clock_bits, "must be 1 or 2"));
+        }
+
+        let http_text = s.http.get_or_insert_with(|| DEFAULT_HTTP.into()).clone();
+        let http = match http_text.as_str() {
+            "off" | "none" => None,
+            text => Some(text.parse::<SocketAddr>().map_err(|_| {
+                value("http", text, "write ADDRESS:PORT, such as 127.0.0.1:11280, or off")
+            })?),
+        };
+        let level = s.log_level.get_or_insert_with(|| "info".into()).clone();
+        if !["error", "warn", "info", "debug", "trace"].contains(&level.as_str()) {
+            return Err(value("log-level", level, "must be error, warn, info, debug or trace"));
+        }
+        let format = s.log_format.get_or_insert_with(|| "text".into()).clone();
+        if !["text", "json"].contains(&format.as_str()) {
+            return Err(value("log-format", format, "must be text or json"));
+        }
+        let config = Config {
+            listen,
+            unix,
+            backlog,
+            max_connections,
+            maxconns_fast,
+            idle_timeout: (idle_timeout > 0).then(|| Duration::from_secs(u64::from(idle_timeout))),
+            threads,
+            requests_per_event,
+            memory,
+            max_item_size: item as u32,
+            buffer_limit: s.buffer_limit.map_or(buffer_limit, |b| b.0),
+            evict: !*s.disable_evictions.get_or_insert(false),
+            flush_enabled: !*s.disable_flush_all.get_or_insert(false),
+            shutdown_enabled: *s.enable_shutdown.get_or_insert(false),
+            debugtime_enabled: *s.enable_debugtime.get_or_insert(false),
+            prefix_delimiter,
+            stats_detail: *s.stats_detail.get_or_insert(false),
+            auth_file: s.auth_file.clone(),
+            tls,
+            data_dir,
+            flash,
+            admission,
+            clock_bits,
+            http,
+            http_explicit: given.http.is_some(),
+            effective: Settings::default(),
+        };
+        Ok(Config { effective: s, ..config })
+    }
+}
+
+/// An eighth of the memory, between 64 MiB and 8 GiB: a cache should not crowd out what it serves.
+fn default_memory(total: u64) -> u64 {
+    (total / 8).clamp(64 << 20, 8 << 30) >> 20 << 20
+}
+
+/// A quarter of what is free, at most 64 GiB, whole mebibytes.
+fn default_flash(free: u64, memory: u64, object_size: u64) -> u64 {
+    // The index may take a quarter of the DRAM.
+    let indexable = (memory as f64 / 4.0 / INDEX_BYTES_PER_OBJECT * object_size as f64) as u64;
+    (free / 4).min(64 << 30).min(indexable) >> 20 << 20
+}
+
+fn resolve_flash(
+    s: &mut Settings,
+    data_dir: &Path,
+    memory: u64,
+    machine: &Machine,
+) -> Result<Option<FlashConfig>, ConfigError> {
+    const LEAST: u64 = 16 << 20;
+    let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
+    let object_size = s.flash_object_size.get_or_insert(ByteSize(280)).0;
+    if !(64..=1 << 24).contains(&object_size) {
+        return Err(value("flash-object-size", object_size, "must be between 64 bytes and 16 MiB"));
+    }
+    let endurance = match (s.endurance_tbw, s.endurance_dwpd) {
+        (Some(_), Some(d)) => {
+            return Err(value(
+                "endurance-dwpd",
+                d,
+                "give either endurance-tbw or endurance-dwpd, not both",
+            ));
+        }
+        (Some(t), None) if t > 0.0 && t.is_finite() => Endurance::Tbw(t * 1e12),
+        (Some(t), None) => {
+            return Err(value("endurance-tbw", t, "must be a positive number of terabytes"));
+        }
+        (None, Some(d)) if d > 0.0 && d.is_finite() => Endurance::Dwpd(d),
+        (None, Some(d)) => {
+            return Err(value(
+                "endurance-dwpd",
+                d,
+                "must be a positive number of drive writes per day",
+            ));
+        }
+        (None, None) => Endurance::Unknown,
+    };
+    let years = *s.endurance_years.get_or_insert(5.0);
+    if !(years > 0.0 && years <= 100.0) {
+        return Err(value("endurance-years", years, "must be between 0 and 100"));
+    }
+    let io = match s.io.get_or_insert_with(|| "auto".into()).as_str() {
+        "auto" => IoChoice::Auto,
+        "uring" => IoChoice::Uring,
+        "threads" => IoChoice::Threads,
+        other => return Err(value("io", other, "must be auto, uring or threads")),
+    };
+    if path.as_os_str() == "none" {
+        s.flash_size = None;
+        return Ok(None);
+    }
+    let exists = path.exists();
+    let size = match s.flash_size {
+        Some(size) => Some(size.0),
+        // An existing file or device says itself how large it is.
+        None if exists => None,
+        None => {
+            let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let free = (machine.free_space)(dir).unwrap_or(0);
+            Some(default_flash(free, memory, object_size))
+        }
+    };
+    if let Some(size) = size {
+        if size < LEAST {
+            return Err(value(
+                "flash-size",
+                ByteSize(size),
+                format!("must be at least {}; --flash none runs without flash", ByteSize(LEAST)),
+            ));
+        }
+        let index = (size as f64 / object_size as f64 * INDEX_BYTES_PER_OBJECT) as u64;
+        if index > memory / 2 {
+            return Err(value(
+                "flash-size",
+                ByteSize(size),
+                format!(
+                    "{size} B / {object_size} B per object x {INDEX_BYTES_PER_OBJECT} B of index = {} of DRAM, more \
+                     than half of memory-limit {}: raise memory-limit, lower flash-size, or raise flash-object-size if \
+                     objects are larger",
+                    ByteSize(index),
+                    ByteSize(memory)
+                ),
+            ));
+        }
+        s.flash_size = Some(ByteSize(size));
+    }
+    Ok(Some(FlashConfig { path, size, object_size: object_size as u32, endurance, years, io }))
+}
+
+/// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `notls:`.
+fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigError> {
+    let bad = |remedy: &str| value("listen", text, remedy);
+    let (rest, plain) = match text.strip_prefix("notls:") {
+        Some(rest) => (rest, true),
+        None => (text, false),
+    };
+    let port_of = |p: &str| {
+        p.parse::<u16>()
+            .ok()
+            .filter(|p| *p != 0)
+            .ok_or_else(|| bad("the port must be between 1 and 65535"))
+    };
+    let (host, port) = if let Some(v6) = rest.strip_prefix('[') {
+        let (host, tail) = v6.split_once(']').ok_or_else(|| bad("write [ADDRESS]:PORT"))?;
+        match tail.strip_prefix(':') {
+            Some(p) => (host, port_of(p)?),
+            None if tail.is_empty() => (host, default_port),
+            None => return Err(bad("write [ADDRESS]:PORT")),
+        }
+    } else if rest.parse::<Ipv6Addr>().is_ok() {
+        (rest, default_port)
+    } else {
+        match rest.rsplit_once(':') {
+            Some((host, p)) => (host, port_of(p)?),
+            None => (rest, default_port),
+        }
+    };
+    let host = if host == "*" { "0.0.0.0" } else { host };
+    let name_ok = host.parse::<IpAddr>().is_ok()
+        || (!host.is_empty()
+            && host
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.' || b == b'_'));
+    if !name_ok {
+        return Err(bad("write HOST, HOST:PORT or [ADDRESS]:PORT"));
+    }
+    Ok(ListenAddress { host: host.to_owned(), port, plain })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            memory: 16 << 30,
+            cpus: 8,
+            state_dir: "/nonexistent/larder".into(),
+            free_space: |_| Some(100 << 30),
+        }
+    }
+
+    #[test]
+    fn defaults_suit_the_machine() {
+        let c = Config::resolve(Settings::default(), &machine()).unwrap();
+        assert_eq!(c.memory, 2 << 30);
+        assert_eq!(c.threads, 4);
+        assert_eq!(c.flash.as_ref().unwrap().size, Some(25 << 30));
+        assert_eq!(c.listen.len(), 2);
+        let small = Machine { memory: 256 << 20, cpus: 1, ..machine() };
+        let c = Config::resolve(Settings::default(), &small).unwrap();
+        assert_eq!((c.memory, c.threads), (64 << 20, 1));
+        assert!(c.flash.unwrap().size.unwrap() <= 2 << 30, "the index must fit");
+    }
+
+    #[test]
+    fn the_effective_configuration_resolves_to_itself() {
+        let c = Config::resolve(Settings::default(), &machine()).unwrap();
+        let text = c.effective.print();
+        let again =
+            Config::resolve(Settings::parse(&text, Path::new("p")).unwrap(), &machine()).unwrap();
+        assert_eq!(again.effective, c.effective);
+    }
+
+    #[test]
+    fn listen_addresses() {
+        for (text, host, port, plain) in [
+            ("10.0.0.1", "10.0.0.1", 1, false),
+            ("10.0.0.1:22", "10.0.0.1", 22, false),
+            ("::1", "::1", 1, false),
+            ("[::1]:33", "::1", 33, false),
+            ("notls:localhost:4", "localhost", 4, true),
+        ] {
+            let want = ListenAddress { host: host.into(), port, plain };
+            assert_eq!(parse_listen(text, 1).unwrap(), want, "{text}");
+        }
+        for text in ["", ":1", "a:0", "a:99999", "[::1", "[::1]x", "a b"] {
+            assert!(parse_listen(text, 1).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_unix_socket_takes_the_place_of_tcp() {
+        let s = Settings { unix_socket: Some("/tmp/s".into()), ..Settings::default() };
+        assert!(Config::resolve(s.clone(), &machine()).unwrap().listen.is_empty());
+        let s = Settings { port: Some(5), ..s };
+        assert_eq!(Config::resolve(s, &machine()).unwrap().listen.len(), 2);
+    }
+
+    #[test]
+    fn impossible_values_say_why() {
+        let base = || Settings { flash: Some("none".into()), ..Settings::default() };
+        let cases: Vec<(Settings, &[&str])> = vec![
+            (Settings { threads: Some(0), ..base() }, &["threads '0'", "between"]),
+            (Settings { max_item_size: Some(ByteSize(1000)), ..base() }, &["1000", "1024"]),
+            (
+                Settings { max_item_size: Some(ByteSize::mib(256)), ..base() },
+                &["256 MiB", "128 MiB"],
+            ),
+            (
+                Settings {
+                    max_item_size: Some(ByteSize::mib(40)),
+                    memory_limit: Some(ByteSize::mib(64)),
+                    ..base()
+                },
+                &["40 MiB", "half", "64 MiB"],
+            ),
+            (
+                Settings {
+                    flash: None,
+                    flash_size: Some(ByteSize::gib(64)),
+                    memory_limit: Some(ByteSize::mib(64)),
+                    ..base()
+                },
+                &["68719476736 B / 280 B", "64 MiB", "flash-object-size"],
+            ),
+            (
+                Settings { tls_key: Some("/k".into()), ..base() },
+                &["tls-key '/k'", "tls-certificate"],
+            ),
+            (Settings { http: Some("nowhere".into()), ..base() }, &["http 'nowhere'", "off"]),
+            (Settings { unix_mask: Some("9".into()), ..base() }, &["unix-mask '9'", "octal"]),
+            (Settings { port: Some(0), ..base() }, &["port '0'", "unix-socket"]),
+            (
+                Settings { endurance_tbw: Some(1.0), endurance_dwpd: Some(1.0), ..base() },
+                &["not both"],
+            ),
+            (Settings { io: Some("aio".into()), ..base() }, &["io 'aio'", "uring"]),
+        ];
+        for (settings, words) in cases {
+            let e = Config::resolve(settings, &machine()).unwrap_err().to_string();
+            for word in words {
+                assert!(e.contains(word), "{e} lacks {word}");
+            }
+            assert!(!e.contains('\n'));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What an operator may set, in one list: each setting is a key of the configuration file and a long flag of the same
+//! name. [`Settings`] holds what one source (flags, `-o`, file) said; sources are laid over each other with
+//! [`Settings::or`] and completed into a [`Config`](super::Config).
+
+use std::path::{Path, PathBuf};
+
+use larder_base::ByteSize;
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+
+macro_rules! settings {
+    ($( $(#[doc = $doc:literal])+ $name:ident : $ty:ty ),* $(,)?) => {
+        /// What one source of configuration says; `None` where it is silent.
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+        pub struct Settings {
+            $( $(#[doc = $doc])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name: Option<$ty>, )*
+        }
+
+        impl Settings {
+            /// These settings, and where they are silent those of `lower`.
+            #[must_use]
+            pub fn or(self, lower: Settings) -> Settings {
+                Settings { $( $name: self.$name.or(lower.$name), )* }
+            }
+
+            /// Every key (as the file spells it) with its description, in the order of the list.
+            pub const KEYS: &'static [(&'static str, &'static [&'static str])] =
+                &[ $( (stringify!($name), &[$($doc),+]), )* ];
+        }
+    };
+}
+
+settings! {
+    /// Addresses to listen on: host, host:port, [v6]:port, or notls:host:port for a plain port beside TLS ones.
+    listen: Vec<String>,
+    /// TCP port; 0 for no TCP.
+    port: u16,
+    /// Path of a Unix socket. Without an explicit port it takes the place of TCP.
+    unix_socket: PathBuf,
+    /// Permissions of the Unix socket, octal.
+    unix_mask: String,
+    /// Connections that may wait to be accepted.
+    listen_backlog: u32,
+    /// Most connections at a time.
+    conn_limit: u32,
+    /// Refuse a connection over the limit with an error, instead of leaving it to wait.
+    maxconns_fast: bool,
+    /// Close a connection that has been silent for this many seconds; 0 for never.
+    idle_timeout: u32,
+    /// Worker threads.
+    threads: usize,
+    /// Requests taken from one connection before the others have their turn.
+    max_reqs_per_event: u32,
+    /// DRAM for objects and the flash index.
+    memory_limit: ByteSize,
+    /// Largest object.
+    max_item_size: ByteSize,
+    /// DRAM for requests being received and replies being sent, each, beyond 16 KiB per connection.
+    buffer_limit: ByteSize,
+    /// Answer an error when DRAM is full, instead of evicting.
+    disable_evictions: bool,
+    /// Refuse flush_all.
+    disable_flush_all: bool,
+    /// Accept the shutdown command.
+    enable_shutdown: bool,
+    /// Accept the debugtime command, which moves the clock (for test suites only).
+    enable_debugtime: bool,
+    /// What ends the prefix of a key: for `stats detail`, and for telling applications apart.
+    prefix_delimiter: String,
+    /// Count requests by prefix from the start (`stats detail on` turns it on later).
+    stats_detail: bool,
+    /// File of user:password lines; clients must authenticate by a first set.
+    auth_file: PathBuf,
+    /// Certificate chain, PEM: turns TLS on for TCP.
+    tls_certificate: PathBuf,
+    /// Private key of the certificate, PEM.
+    tls_key: PathBuf,
+    /// CA certificates, PEM: clients must show a certificate that one of them signed.
+    tls_client_ca: PathBuf,
+    /// Where Larder keeps its state: lock file, checkpoint, and the flash file unless `flash` names another.
+    data_dir: PathBuf,
+    /// File or block device that is the flash; "none" for DRAM alone.
+    flash: PathBuf,
+    /// Bytes of flash to use (a file is created at this size; a device is used whole unless told otherwise).
+    flash_size: ByteSize,
+    /// Mean size of an object on flash (key, value, header), for which the flash index is sized.
+    flash_object_size: ByteSize,
+    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all.
+    admission: String,
+    /// Rated endurance of the flash in terabytes written.
+    endurance_tbw: f64,
+    /// Rated endurance of the flash in drive writes per day over its warranty, instead of terabytes written.
+    endurance_dwpd: f64,
+    /// Years that the flash should last (with endurance-dwpd: also the warranty's).
+    endurance_years: f64,
+    /// Bits of CLOCK per object: how many reads deep an object's rank may grow (1 or 2).
+    clock_bits: u8,
+    /// How flash is read: auto, uring, threads.
+    io: String,
+    /// Address of the live page and of /metrics; "off" for none.
+    http: String,
+    /// User to run as when started by root.
+    user: String,
+    /// File to write the process id to.
+    pidfile: PathBuf,
+    /// Keep all memory from being swapped out.
+    lock_memory: bool,
+    /// Raise the limit on core dumps.
+    enable_coredumps: bool,
+    /// Log level: error, warn, info, debug, trace.
+    log_level: String,
+    /// Log format: text, json.
+    log_format: String,
+}
+
+impl Settings {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`] when it cannot be read, [`ConfigError::Parse`] naming key and line when it says something
+    /// that is not a setting.
+    pub fn read(path: &Path) -> Result<Settings, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Settings::parse(&text, path)
+    }
+
+    /// Reads the text of a configuration file; `path` is for the message.
+    ///
+    /// # Errors
+    /// [`ConfigError::Parse`].
+    pub fn parse(text: &str, path: &Path) -> Result<Settings, ConfigError> {
+        toml::from_str(text).map_err(|e| {
+            let line =
+                e.span().map_or(1, |s| 1 + text[..s.start.min(text.len())].matches('\n').count());
+            // The parser's message is one line for an unknown key (it lists every key); only its first clause is kept.
+            let message = e.message().lines().next().unwrap_or("cannot be read").to_owned();
+            let message = message.split(", expected one of").next().unwrap_or("").to_owned();
+            let key = text
+                .lines()
+                .nth(line - 1)
+                .unwrap_or("")
+                .split('=')
+                .next()
+                .unwrap_or("")
+                .trim()
+                .to_owned();
+            ConfigError::Parse { path: path.to_owned(), line, key, message }
+        })
+    }
+
+    /// The settings as a configuration file, each under its description; keys without a value are commented out.
+    pub fn print(&self) -> String {
+        let table = toml::Table::try_from(self).unwrap_or_default();
+        let mut out = String::from(
+            "# The effective configuration of `larder kv`. Every key is also a flag: --KEY.\n",
+        );
+        for (name, doc) in Settings::KEYS {
+            let key = name.replace('_', "-");
+            out.push('\n');
+            for line in *doc {
+                out.push('#');
+                out.push_str(line);
+                out.push('\n');
+            }
+            match table.get(&key) {
+                Some(value) => out.push_str(&format!("{key} = {value}\n")),
+                None => out.push_str(&format!("# {key} =\n")),
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        let settings = Settings {
+            listen: Some(vec!["127.0.0.1".into(), "[::1]:11212".into()]),
+            memory_limit: Some(ByteSize::mib(64)),
+            endurance_years: Some(5.0),
+            unix_mask: Some("0700".into()),
+            enable_shutdown: Some(true),
+            ..Settings::default()
+        };
+        let text = settings.print();
+        assert_eq!(Settings::parse(&text, Path::new("x")).unwrap(), settings, "{text}");
+        assert!(text.contains("# tls-key =\n"), "{text}");
+    }
+
+    #[test]
+    fn errors_name_key_and_line() {
+        let e = Settings::parse("port = 1\n\nprot = 2\n", Path::new("/etc/l.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("'/etc/l.toml' line 3") && e.contains("prot"), "{e}");
+        assert!(!e.contains('\n'), "{e}");
+        let e = Settings::parse("threads = 1\nport = 99999\n", Path::new("l.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("line 2") && e.contains("port"), "{e}");
+        let e = Settings::parse("memory-limit = \"12q\"\n", Path::new("l.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("line 1"), "{e}");
+    }
+
+    #[test]
+    fn upper_sources_win() {
+        let flags = Settings { port: Some(1), ..Settings::default() };
+        let file = Settings { port: Some(2), threads: Some(3), ..Settings::default() };
+        let both = flags.or(file);
+        assert_eq!((both.port, both.threads), (Some(1), Some(3)));
+    }
+}

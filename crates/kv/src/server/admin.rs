@@ -1,0 +1,83 @@
+//! The server's side of a connection's administrative commands.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::shared::{Shared, lock};
+use super::store::Store;
+use crate::connection::{Admin, DebugTime, PrefixUse};
+use crate::stats::render;
+
+pub(super) struct WorkerAdmin<S> {
+    shared: Arc<Shared>,
+    store: Arc<S>,
+}
+
+impl<S: Store> WorkerAdmin<S> {
+    pub(super) fn new(shared: Arc<Shared>, store: Arc<S>) -> WorkerAdmin<S> {
+        WorkerAdmin { shared, store }
+    }
+}
+
+impl<S: Store> Admin for WorkerAdmin<S> {
+    fn stats(&mut self, arguments: &[u8], out: &mut Vec<u8>) {
+        let mut words = arguments.split(|b| *b == b' ').filter(|w| !w.is_empty());
+        let shared = &*self.shared;
+        match words.next() {
+            None => render::general(shared, &self.store.stats(shared.clock.now()), out),
+            Some(b"reset") => {
+                shared.reset_stats();
+                self.store.reset_stats();
+                out.extend_from_slice(b"RESET\r\n");
+                return;
+            }
+            Some(b"settings") => render::settings(shared, self.store.oldest(), out),
+            Some(b"items") => render::items(&self.store.stats(shared.clock.now()), out),
+            Some(b"slabs") => render::slabs(shared, &self.store.stats(shared.clock.now()), out),
+            Some(b"sizes") => render::stat(out, "sizes_status", "disabled"),
+            Some(b"conns") => render::conns(shared, out),
+            Some(b"extstore") => render::extstore(&self.store.stats(shared.clock.now()), out),
+            Some(b"larder") => render::larder(shared, &self.store.stats(shared.clock.now()), out),
+            Some(b"detail") => {
+                match words.next() {
+                    Some(b"on") => {
+                        shared.detail.store(true, Ordering::Relaxed);
+                        out.extend_from_slice(b"OK\r\n");
+                    }
+                    Some(b"off") => {
+                        shared.detail.store(false, Ordering::Relaxed);
+                        out.extend_from_slice(b"OK\r\n");
+                    }
+                    Some(b"dump") => lock(&shared.prefixes).dump(out),
+                    _ => out.extend_from_slice(b"CLIENT_ERROR usage: stats detail on|off|dump\r\n"),
+                }
+                return;
+            }
+            Some(_) => {
+                out.extend_from_slice(b"ERROR\r\n");
+                return;
+            }
+        }
+        out.extend_from_slice(b"END\r\n");
+    }
+
+    fn verbosity(&mut self, level: u32) {
+        self.shared.verbosity.store(level, Ordering::Relaxed);
+    }
+
+    fn memory_limit(&mut self, mebibytes: u32) -> bool {
+        self.store.set_memory_limit(u64::from(mebibytes) << 20)
+    }
+
+    fn debug_time(&mut self, how: DebugTime) {
+        match how {
+            DebugTime::Pause => self.shared.clock.debug_pause(true),
+            DebugTime::Resume => self.shared.clock.debug_pause(false),
+            DebugTime::Jump(secs) => self.shared.clock.debug_advance(secs),
+        }
+    }
+
+    fn prefix_use(&mut self, key: &[u8], how: PrefixUse) {
+        lock(&self.shared.prefixes).record(key, how);
+    }
+}

@@ -1,0 +1,166 @@
+//! Listeners, workers, and how they start and stop.
+//!
+//! ```text
+//! accepting thread ──round robin──▶ worker 0..n: poll + read ring + connections ──▶ Arc<Store>
+//! ```
+
+mod admin;
+mod error;
+mod listener;
+pub(crate) mod shared;
+mod store;
+mod stream;
+mod tls;
+mod worker;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use larder_runtime::{Clock, ReadRing, RingChoice, RingOptions};
+use mio::{Poll, Waker};
+use tracing::info;
+
+pub use error::ServerError;
+pub use store::{Span, Store};
+
+use crate::config::{Config, IoChoice};
+use crate::connection::{ConnStats, ProtocolConfig};
+use crate::protocol::auth::AuthFile;
+use crate::stats::Latency;
+use listener::UnixPath;
+use shared::{Shared, WorkerShared};
+use worker::Worker;
+
+/// A server that runs. Dropping it without [`Server::stop`] leaves its threads running.
+pub struct Server<S: Store> {
+    shared: Arc<Shared>,
+    store: Arc<S>,
+    threads: Vec<JoinHandle<()>>,
+    addresses: Vec<SocketAddr>,
+    _unix: Option<UnixPath>,
+}
+
+fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ServerError {
+    move |source| ServerError::System { what, source }
+}
+
+impl<S: Store> Server<S> {
+    /// Opens the sockets and starts the threads. `clock` is the one that the store was opened with. `on_shutdown` is called when a client asks for shutdown; it should
+    /// bring about a call of [`Server::stop`] on another thread.
+    ///
+    /// # Errors
+    /// [`ServerError`] when a socket, a certificate, the user file or a thread cannot be had.
+    pub fn start(
+        config: Config,
+        store: Arc<S>,
+        clock: Arc<Clock>,
+        on_shutdown: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Server<S>, ServerError> {
+        let auth = match &config.auth_file {
+            None => None,
+            Some(path) => {
+                let bad = |reason: String| ServerError::Auth { path: path.clone(), reason };
+                let text = std::fs::read(path).map_err(|e| bad(format!("cannot be read: {e}")))?;
+                Some(AuthFile::parse(&text).map_err(|e| bad(e.to_string()))?)
+            }
+        };
+        let protocol = ProtocolConfig {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            shutdown_enabled: config.shutdown_enabled,
+            flush_enabled: config.flush_enabled,
+            debug_commands: config.debugtime_enabled,
+            auth,
+        };
+        let (listeners, unix) = listener::open(&config)?;
+        let accept_poll = Poll::new().map_err(system("epoll"))?;
+        let accept_waker = Waker::new(accept_poll.registry(), listener::WAKE).map_err(system("eventfd"))?;
+        let mut polls = Vec::new();
+        let mut workers = Vec::new();
+        for _ in 0..config.threads {
+            let poll = Poll::new().map_err(system("epoll"))?;
+            workers.push(WorkerShared {
+                queue: Mutex::default(),
+                waker: Waker::new(poll.registry(), listener::WAKE).map_err(system("eventfd"))?,
+                stats: Mutex::new(ConnStats::default()),
+                latency: Mutex::new(Latency::new()),
+                ring: Mutex::new(None),
+            });
+            polls.push(poll);
+        }
+        let names = listeners.iter().map(|l| (l.fd, l.text.clone())).collect();
+        let addresses = listeners.iter().filter_map(|l| l.address).collect();
+        let shared = Arc::new(Shared::new(config, protocol, clock, workers, names, accept_waker, on_shutdown));
+        let mut threads = Vec::new();
+        for (i, poll) in polls.into_iter().enumerate() {
+            let ring = open_ring(&shared, &*store, i)?;
+            let worker =
+                Worker::new(i, store.clone(), shared.clone(), poll, ring).map_err(system("registering the ring"))?;
+            let thread = std::thread::Builder::new()
+                .name(format!("larder-{i}"))
+                .spawn(move || worker.run())
+                .map_err(system("starting a worker thread"))?;
+            threads.push(thread);
+        }
+        let accepting = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("larder-accept".into())
+            .spawn(move || listener::run(accept_poll, listeners, &accepting))
+            .map_err(system("starting the accepting thread"))?;
+        threads.push(thread);
+        Ok(Server { shared, store, threads, addresses, _unix: unix })
+    }
+
+    /// The TCP addresses, with the ports that the system chose where it was left to it.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Every address as it is listened on, for the log.
+    pub fn listening(&self) -> Vec<String> {
+        self.shared.listeners.iter().map(|(_, text)| text.to_string()).collect()
+    }
+
+    /// What the live page and `/metrics` show.
+    pub fn view(&self) -> crate::admin::View<S> {
+        crate::admin::View::new(self.shared.clone(), self.store.clone())
+    }
+
+    /// Stops accepting, lets requests that have begun finish (up to five seconds), closes all connections and waits
+    /// for the threads. The store is not shut down.
+    pub fn stop(self) {
+        self.shared.begin_stop();
+        for thread in self.threads {
+            let name = thread.thread().name().unwrap_or("a thread").to_owned();
+            if thread.join().is_err() {
+                tracing::error!("{name} ended by a panic");
+            }
+        }
+    }
+}
+
+fn open_ring<S: Store>(shared: &Shared, store: &S, index: usize) -> Result<Option<ReadRing>, ServerError> {
+    let Some(device) = store.device() else { return Ok(None) };
+    let choice = match shared.config.flash.as_ref().map_or(IoChoice::Auto, |f| f.io) {
+        IoChoice::Auto => RingChoice::Auto,
+        IoChoice::Uring => RingChoice::Uring,
+        IoChoice::Threads => RingChoice::Threads,
+    };
+    // A single read must hold the largest object with its header.
+    let largest = shared.config.max_item_size as usize + (64 << 10);
+    let defaults = RingOptions::default();
+    let options = RingOptions { choice, buffer_bytes: defaults.buffer_bytes.max(2 * largest), ..defaults };
+    let ring = ReadRing::open(device, &options)?;
+    if index == 0 {
+        match ring.fallback_reason() {
+            Some(reason) => info!("flash is read by threads: io_uring is not available ({reason})"),
+            None => info!("flash is read by {}", ring.kind()),
+        }
+    }
+    *shared::lock(&shared.workers[index].ring) = Some(ring.kind());
+    Ok(Some(ring))
+}
+
+/// How long [`Server::stop`] waits at most, and a little more.
+pub const STOP_TIME: Duration = Duration::from_secs(6);

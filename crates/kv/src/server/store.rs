@@ -1,0 +1,73 @@
+//! What a server needs of the store behind it, beyond executing requests.
+
+use std::sync::Arc;
+
+use larder_base::{Now, UnixSecs};
+use larder_engine::kv::api::FlashRead;
+use larder_runtime::Device;
+
+use crate::connection::Engine;
+use crate::stats::StoreStats;
+
+/// Where a read lies on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Bytes from the start of the device.
+    pub offset: u64,
+    /// Bytes to read.
+    pub len: u32,
+}
+
+/// A store that workers share: the engine's shards, the flash beneath them, the cleaner.
+pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
+    /// The flash that workers read from; `None` when there is DRAM alone.
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
+
+    /// Where a read lies. Never called without a [`Store::device`].
+    fn span(&self, _read: &Self::Read) -> Span {
+        Span { offset: 0, len: 0 }
+    }
+
+    /// Where a background read lies. Never called without a [`Store::device`].
+    fn verify_span(&self, _read: &FlashRead) -> Span {
+        Span { offset: 0, len: 0 }
+    }
+
+    /// The bytes of a background read, `None` when it failed.
+    fn verify(&self, _now: Now, _read: &FlashRead, _bytes: Option<&[u8]>) {}
+
+    /// A read failed: the store counts it and decides whether the flash is still good.
+    fn read_failed(&self, _error: &larder_runtime::DeviceError) {}
+
+    /// Free room is short: the cleaner should run.
+    fn wake_cleaner(&self) {}
+
+    /// `cache_memlimit`, bytes. False when the limit cannot be changed to that.
+    fn set_memory_limit(&self, _bytes: u64) -> bool {
+        false
+    }
+
+    /// What it holds and has done.
+    fn stats(&self, now: Now) -> StoreStats;
+
+    /// `stats reset`: counters of events go back to zero, not those of what is held.
+    fn reset_stats(&self) {}
+
+    /// Wall second before which everything was flushed, for `stats settings`; 0 when nothing was.
+    fn oldest(&self) -> UnixSecs {
+        UnixSecs(0)
+    }
+
+    /// Writes down what a warm restart needs. Called once, after the last request.
+    fn shutdown(&self, _now: Now) {}
+}
+
+/// The model serves too: for tests, and as the oracle beside a real store.
+impl Store for crate::model::ModelEngine {
+    fn stats(&self, _now: Now) -> StoreStats {
+        let items = self.len() as u64;
+        StoreStats { items, dram_items: items, ..StoreStats::default() }
+    }
+}
