@@ -12,9 +12,9 @@ use crate::error::CliError;
 #[derive(Debug, ClapArgs)]
 #[command(disable_version_flag = true, override_usage = "larder kv [OPTIONS]")]
 pub(crate) struct Args {
-    /// TCP port to listen on (0: none) [default: 11211]
-    #[arg(short = 'p', long, value_name = "NUM", help_heading = "Network", overrides_with = "port")]
-    port: Option<u16>,
+    /// TCP port to listen on (0: none, -1: any free one) [default: 11211]
+    #[arg(short = 'p', long, value_name = "NUM", help_heading = "Network", allow_negative_numbers = true)]
+    port: Option<i32>,
     /// Address to listen on: host, host:port or [v6]:port, comma separated; notls: before it for a plain port beside
     /// TLS ones [default: 127.0.0.1,::1]
     #[arg(short = 'l', long, value_name = "ADDR", help_heading = "Network", value_delimiter = ',')]
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(short = 'a', long, value_name = "MASK", help_heading = "Network")]
     unix_mask: Option<String>,
     /// UDP port: only 0, UDP is not served
-    #[arg(short = 'U', long, value_name = "NUM", help_heading = "Network", overrides_with = "udp_port")]
+    #[arg(short = 'U', long, value_name = "NUM", help_heading = "Network")]
     udp_port: Option<u16>,
     /// Most connections at a time [default: 1024]
     #[arg(short = 'c', long, value_name = "NUM", help_heading = "Network")]

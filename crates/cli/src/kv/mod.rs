@@ -101,6 +101,7 @@ fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliErro
             }
         },
     };
+    write_ports(server.addresses())?;
     let pidfile = settings.pidfile.as_ref().map(|p| PidFile::write(p)).transpose()?;
     info!("ready on {}", server.listening().join(", "));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
@@ -156,6 +157,19 @@ fn start_log(settings: &Settings, child: bool) {
     if let Err(e) = done {
         eprintln!("larder: the log cannot be set up: {e}");
     }
+}
+
+/// Test suites learn ports that the system chose from the file that memcached's environment variable names.
+fn write_ports(addresses: &[std::net::SocketAddr]) -> Result<(), CliError> {
+    let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME").map(PathBuf::from) else { return Ok(()) };
+    let mut text = String::new();
+    for a in addresses {
+        text.push_str(&format!("TCP {}: {}\n", if a.is_ipv6() { "INET6" } else { "INET" }, a.port()));
+    }
+    let temporary = path.with_extension("lck");
+    std::fs::write(&temporary, text)
+        .and_then(|()| std::fs::rename(&temporary, &path))
+        .map_err(|e| CliError::Runtime(format!("MEMCACHED_PORT_FILENAME '{}': {e}", path.display())))
 }
 
 /// The process id in a file, for as long as the server runs.

@@ -76,7 +76,7 @@ pub struct Machine {
 pub struct ListenAddress {
     /// Host name or address.
     pub host: String,
-    /// Port.
+    /// Port; 0 for one that the system chooses.
     pub port: u16,
     /// Plain even when TLS is on.
     pub plain: bool,
@@ -214,9 +214,13 @@ impl Config {
         let tcp = given.port.is_some_and(|p| p != 0)
             || given.listen.is_some()
             || given.unix_socket.is_none();
-        let port = *s.port.get_or_insert(if tcp { DEFAULT_PORT } else { 0 });
+        let port = *s.port.get_or_insert(if tcp { i32::from(DEFAULT_PORT) } else { 0 });
+        if !(-1..=65535).contains(&port) {
+            return Err(value("port", port, "must be between 1 and 65535, 0 for no TCP, or -1 for any free one"));
+        }
         let mut listen = Vec::new();
         if port != 0 {
+            let port = port.max(0) as u16;
             // Reachable from outside only when asked: a cache without authentication on every interface is a known
             // way to lose data and to amplify attacks.
             let names = s.listen.get_or_insert_with(|| vec!["127.0.0.1".into(), "::1".into()]);

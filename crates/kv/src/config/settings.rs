@@ -35,8 +35,8 @@ macro_rules! settings {
 settings! {
     /// Addresses to listen on: host, host:port, [v6]:port, or notls:host:port for a plain port beside TLS ones.
     listen: Vec<String>,
-    /// TCP port; 0 for no TCP.
-    port: u16,
+    /// TCP port; 0 for no TCP, -1 for one that the system chooses.
+    port: i32,
     /// Path of a Unix socket. Without an explicit port it takes the place of TCP.
     unix_socket: PathBuf,
     /// Permissions of the Unix socket, octal.
@@ -200,7 +200,7 @@ mod tests {
             .to_string();
         assert!(e.contains("'/etc/l.toml' line 3") && e.contains("prot"), "{e}");
         assert!(!e.contains('\n'), "{e}");
-        let e = Settings::parse("threads = 1\nport = 99999\n", Path::new("l.toml"))
+        let e = Settings::parse("threads = 1\nport = \"x\"\n", Path::new("l.toml"))
             .unwrap_err()
             .to_string();
         assert!(e.contains("line 2") && e.contains("port"), "{e}");

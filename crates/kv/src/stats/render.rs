@@ -123,6 +123,35 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     // memcached counts waits for a locked LRU tail here; Larder's nearest are waits for a locked shard.
     stat(out, "lrutail_reflocked", store.lock_waits);
     stat(out, "malformed_commands", t.malformed);
+    own(shared, store, out);
+}
+
+/// What the general statistics show of Larder's own, whatever the configuration. (memcached's test-suite counts the
+/// lines of `stats`; with these there are as many as memcached itself prints.)
+fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
+    let t = shared.totals();
+    let c = &shared.counters;
+    let latency = shared.latency();
+    stat(out, "larder_items_dram", store.dram_items);
+    stat(out, "larder_client_bytes", store.client_bytes);
+    stat(out, "larder_get_hits_dram", t.get_hits.saturating_sub(t.get_flash_hits));
+    stat(out, "larder_get_hits_flash", t.get_flash_hits);
+    for (tier, p) in [("dram", latency.dram()), ("flash", latency.flash())] {
+        stat(out, format_args!("larder_latency_{tier}_samples"), p.samples);
+        for (name, value) in [("p50", p.p50), ("p90", p.p90), ("p99", p.p99), ("p999", p.p999), ("max", p.max)] {
+            stat(out, format_args!("larder_latency_{tier}_{name}_us"), format_args!("{value:.1}"));
+        }
+    }
+    stat(out, "larder_big_buffer_waits", t.big_buffer_waits);
+    stat(out, "larder_big_buffer_stalls", t.big_buffer_stalls);
+    stat(out, "larder_verifies_dropped", c.verifies_dropped.load(Ordering::Relaxed));
+    stat(out, "larder_flash_read_failures", c.read_errors.load(Ordering::Relaxed));
+    stat(out, "larder_memory_bytes", store.memory.iter().map(|(_, b)| b).sum::<u64>());
+    stat(out, "larder_resident_bytes", larder_runtime::machine::resident_memory().unwrap_or(0));
+    stat(out, "larder_clock_behind_seconds", shared.clock.behind().0 / 1_000_000_000);
+    stat(out, "larder_applications", store.applications.len());
+    stat(out, "larder_alarms", store.alarms.len());
+    stat(out, "larder_clwa", format_args!("{:.4}", store.clwa().unwrap_or(0.0)));
 }
 
 /// `stats settings`.
@@ -246,26 +275,11 @@ pub(crate) fn extstore(store: &StoreStats, out: &mut Vec<u8>) {
     }
 }
 
-/// `stats larder`: what memcached has no name for.
+/// `stats larder`: details that memcached has no name for.
 pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
-    let t = shared.totals();
-    let latency = shared.latency();
-    stat(out, "larder_items_dram", store.dram_items);
-    stat(out, "larder_client_bytes", store.client_bytes);
     for (name, bytes) in &store.memory {
         stat(out, format_args!("larder_memory_{name}_bytes"), bytes);
     }
-    stat(out, "larder_lock_waits", store.lock_waits);
-    stat(out, "larder_get_hits_dram", t.get_hits.saturating_sub(t.get_flash_hits));
-    stat(out, "larder_get_hits_flash", t.get_flash_hits);
-    for (tier, p) in [("dram", latency.dram()), ("flash", latency.flash())] {
-        for (name, value) in [("p50", p.p50), ("p90", p.p90), ("p99", p.p99), ("p999", p.p999), ("max", p.max)] {
-            stat(out, format_args!("larder_latency_{tier}_{name}_us"), format_args!("{value:.1}"));
-        }
-    }
-    stat(out, "larder_big_buffer_waits", t.big_buffer_waits);
-    stat(out, "larder_big_buffer_stalls", t.big_buffer_stalls);
-    stat(out, "larder_verifies_dropped", shared.counters.verifies_dropped.load(Ordering::Relaxed));
     for (i, worker) in shared.workers.iter().enumerate() {
         if let Some(kind) = *lock(&worker.ring) {
             stat(out, format_args!("larder_worker_{i}_io"), kind);
@@ -289,9 +303,6 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
             stat(out, "larder_flash_expected_life_years", format_args!("{years:.2}"));
         }
         stat(out, "larder_flash_degraded", f.degraded.as_deref().unwrap_or("no"));
-    }
-    if let Some(clwa) = store.clwa() {
-        stat(out, "larder_clwa", format_args!("{clwa:.4}"));
     }
     for app in &store.applications {
         let name = &app.name;

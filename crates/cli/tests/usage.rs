@@ -1,0 +1,332 @@
+//! What `larder kv` says to those who start it: exit codes, messages, signals, the daemon.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests of a process use processes and clocks"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn larder() -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_larder"));
+    c.env_remove("RUST_LOG").env_remove("STATE_DIRECTORY");
+    c
+}
+
+fn run(arguments: &[&str]) -> Output {
+    larder().args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Arguments after `larder kv`, the exit code, and what the message must say.
+#[test]
+fn what_cannot_be_meant_is_refused_with_one_clear_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let typo = file("typo.toml", "port = 11211\nmemory-limt = \"64m\"\n");
+    let wrong = file("wrong.toml", "threads = \"many\"\n");
+    let not_pem = file("not.pem", "hello\n");
+    let cases: &[(&[&str], i32, &[&str])] = &[
+        (&["-U", "11211"], 2, &["udp-port '11211'", "-U 0"]),
+        (&["-B", "binary"], 2, &["protocol 'binary'", "ascii"]),
+        (&["-m", "lots"], 2, &["memory-limit 'lots'", "64"]),
+        (&["-m", "0"], 2, &["memory-limit '0 B'", "at least"]),
+        (&["-I", "1000"], 2, &["max-item-size '1000'", "1024"]),
+        (&["-I", "256m"], 2, &["max-item-size '256 MiB'", "128 MiB"]),
+        (&["-m", "64", "-I", "40m"], 2, &["max-item-size '40 MiB'", "half of memory-limit 64 MiB"]),
+        (&["-t", "0"], 2, &["threads '0'", "between 1 and 256"]),
+        (&["-c", "0"], 2, &["conn-limit '0'", "greater than 0"]),
+        (&["-R", "0"], 2, &["max-reqs-per-event '0'"]),
+        (&["-p", "70000"], 2, &["port '70000'", "65535"]),
+        (&["-p", "0"], 2, &["nothing to listen on", "unix-socket"]),
+        (&["-l", "no spaces allowed"], 2, &["listen 'no spaces allowed'", "HOST:PORT"]),
+        (&["-s", "/tmp/x", "-a", "999"], 2, &["unix-mask '999'", "octal"]),
+        (&["-D", "ab"], 2, &["prefix-delimiter 'ab'", "one printable"]),
+        (&["-Z"], 2, &["enable-ssl", "--tls-certificate"]),
+        (&["--tls-key", "/k"], 2, &["tls-key '/k'", "tls-certificate"]),
+        (&["-o", "no_such_thing=1"], 2, &["no_such_thing=1", "unknown"]),
+        (&["-o", "ext_path=/tmp/x:0m"], 2, &["ext_path=/tmp/x:0m", "above zero"]),
+        (&["-o", "ext_path=/tmp/x:1GB"], 2, &["ext_path=/tmp/x:1GB", "64m"]),
+        (&["-o", "idle_timeout=soon"], 2, &["idle_timeout=soon", "seconds"]),
+        (
+            &["--flash", "/tmp/nowhere/f", "--flash-size", "1m"],
+            2,
+            &["flash-size '1 MiB'", "--flash none"],
+        ),
+        (
+            &["-m", "64", "--flash", "/tmp/nowhere/f", "--flash-size", "64g"],
+            2,
+            &[
+                "68719476736 B / 280 B per object",
+                "half of memory-limit 64 MiB",
+                "flash-object-size",
+            ],
+        ),
+        (&["--endurance-tbw", "600", "--endurance-dwpd", "1"], 2, &["not both"]),
+        (&["--clock-bits", "3"], 2, &["clock-bits '3'"]),
+        (&["--io", "magic"], 2, &["io 'magic'", "uring"]),
+        (&["--http", "everywhere"], 2, &["http 'everywhere'", "off"]),
+        (&["--log-format", "xml"], 2, &["log-format 'xml'", "json"]),
+        (
+            &["--config", "/nonexistent/larder.toml"],
+            2,
+            &["'/nonexistent/larder.toml'", "cannot be read"],
+        ),
+        (&["--config", &typo], 2, &["line 2", "memory-limt", "--print-config"]),
+        (&["--config", &wrong], 2, &["line 1", "threads"]),
+        (&["-u", "nobody-of-this-name"], 2, &["user 'nobody-of-this-name'", "/etc/passwd"]),
+        (
+            &[
+                "--flash",
+                "none",
+                "--http",
+                "off",
+                "-p",
+                "-1",
+                "--tls-certificate",
+                &not_pem,
+                "--tls-key",
+                &not_pem,
+            ],
+            1,
+            &["tls-certificate", "not.pem", "no certificate"],
+        ),
+        (
+            &["--flash", "none", "--http", "off", "-p", "-1", "-Y", "/nonexistent/users"],
+            1,
+            &["auth-file '/nonexistent/users'"],
+        ),
+        (
+            &["--flash", "none", "--http", "off", "-l", "192.0.2.1:11999"],
+            1,
+            &["192.0.2.1:11999", "this machine"],
+        ),
+        (
+            &["--flash", "none", "--http", "off", "-s", "/nonexistent/dir/sock"],
+            1,
+            &["/nonexistent/dir/sock", "exist"],
+        ),
+    ];
+    let root = rustix::process::geteuid().is_root();
+    for (arguments, code, words) in cases {
+        if arguments[0] == "-u" && !root {
+            continue;
+        }
+        let state = dir.path().join("state").display().to_string();
+        let mut all = vec!["kv", "--data-dir", &state];
+        all.extend_from_slice(arguments);
+        let out = run(&all);
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(*code), "{arguments:?}: {text}");
+        let last = text.lines().last().unwrap_or_default();
+        assert!(last.starts_with("larder: "), "{arguments:?}: {text}");
+        for word in *words {
+            assert!(last.contains(word), "{arguments:?}: '{last}' lacks '{word}'");
+        }
+    }
+    // Flags that do not exist at all are clap's to explain.
+    let out = run(&["kv", "--frobnicate"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("--frobnicate"));
+}
+
+#[test]
+fn help_and_version_succeed_and_tell_test_suites_what_there_is() {
+    let out = run(&["kv", "-h"]);
+    assert_eq!(out.status.code(), Some(0));
+    let text = String::from_utf8(out.stdout).unwrap();
+    for word in ["ext_path", "enable-ssl", "unix-socket", "--print-config"] {
+        assert!(text.contains(word), "{word}");
+    }
+    for word in ["debugtime", "proxy_config", "sasl"] {
+        assert!(!text.contains(word), "{word}");
+    }
+    let out = run(&["kv", "-V"]);
+    assert_eq!(out.status.code(), Some(0));
+    assert!(String::from_utf8(out.stdout).unwrap().contains(env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_printed_configuration_starts_the_same_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("base.toml");
+    std::fs::write(&base, "threads = 3\nport = 12345\nmemory-limit = \"128m\"\n").unwrap();
+    let state = dir.path().join("state");
+    let args = |config: &Path, more: &[&str]| {
+        let mut v = vec![
+            "kv".to_owned(),
+            "--print-config".into(),
+            "--config".into(),
+            config.display().to_string(),
+        ];
+        v.extend(["--data-dir".to_owned(), state.display().to_string()]);
+        v.extend(more.iter().map(|s| (*s).to_owned()));
+        let out = larder().args(&v).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let first = args(&base, &["-p", "23456", "-v", "-o", "idle_timeout=7"]);
+    for line in [
+        "port = 23456",
+        "threads = 3",
+        "memory-limit = 134217728",
+        "idle-timeout = 7",
+        "log-level = \"debug\"",
+    ] {
+        assert!(first.lines().any(|l| l == line), "no '{line}' in\n{first}");
+    }
+    let again = dir.path().join("again.toml");
+    std::fs::write(&again, &first).unwrap();
+    assert_eq!(args(&again, &[]), first);
+}
+
+struct Running {
+    child: Child,
+    log: BufReader<std::process::ChildStderr>,
+    socket: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(more: &[&str]) -> Running {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("sock");
+        let mut child = larder()
+            .args(["kv", "--flash", "none", "--http", "off", "-m", "64", "-s"])
+            .arg(&socket)
+            .arg("--data-dir")
+            .arg(dir.path().join("state"))
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("ready on") {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "ended before it was ready");
+        }
+        Running { child, log, socket, _dir: dir }
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    fn connect(&self) -> UnixStream {
+        let s = UnixStream::connect(&self.socket).unwrap();
+        s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        s
+    }
+}
+
+#[test]
+fn sigterm_stops_cleanly_and_in_time() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut server = Running::start(&[]);
+        let mut c = server.connect();
+        c.write_all(b"set a 0 0 1\r\nx\r\n").unwrap();
+        let mut answer = [0; 8];
+        c.read_exact(&mut answer).unwrap();
+        let start = Instant::now();
+        server.signal(signal);
+        let mut rest = Vec::new();
+        c.read_to_end(&mut rest).unwrap();
+        let status = server.child.wait().unwrap();
+        assert!(status.success(), "{status}");
+        assert!(start.elapsed() < Duration::from_secs(4));
+        assert!(!server.socket.exists(), "the socket's path is left behind");
+        let mut log = String::new();
+        server.log.read_to_string(&mut log).unwrap();
+        assert!(log.contains("stopped"), "{log}");
+    }
+}
+
+#[test]
+fn the_shutdown_command_ends_the_process_when_enabled() {
+    let mut server = Running::start(&["-A", "--log-format", "text"]);
+    let mut c = server.connect();
+    c.write_all(b"shutdown graceful\r\n").unwrap();
+    assert!(server.child.wait().unwrap().success());
+
+    let mut server = Running::start(&[]);
+    let mut c = server.connect();
+    c.write_all(b"shutdown\r\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(&c).read_line(&mut line).unwrap();
+    assert_eq!(line, "ERROR: shutdown not enabled\r\n");
+    server.signal(rustix::process::Signal::TERM);
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn the_daemon_is_ready_when_its_parent_returns() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, pidfile) = (dir.path().join("sock"), dir.path().join("pid"));
+    let out = larder()
+        .args(["kv", "--flash", "none", "--http", "off", "-d", "-A", "-s"])
+        .arg(&socket)
+        .arg("-P")
+        .arg(&pidfile)
+        .arg("--data-dir")
+        .arg(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(out.success());
+    let pid: i32 = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
+    let mut c = UnixStream::connect(&socket).unwrap();
+    c.write_all(b"stats\r\nshutdown\r\n").unwrap();
+    let mut text = String::new();
+    c.read_to_string(&mut text).unwrap();
+    assert!(text.contains(&format!("STAT pid {pid}\r\n")));
+    let start = Instant::now();
+    while pidfile.exists() {
+        assert!(start.elapsed() < Duration::from_secs(10), "the daemon does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // A daemon that cannot start says so to whoever started it.
+    let out = larder()
+        .args([
+            "kv",
+            "--flash",
+            "none",
+            "--http",
+            "off",
+            "-d",
+            "-s",
+            "/nonexistent/dir/sock",
+            "--data-dir",
+        ])
+        .arg(dir.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("/nonexistent/dir/sock"));
+}
+
+#[test]
+fn json_logs_are_json() {
+    let mut server = Running::start(&["--log-format", "json"]);
+    server.signal(rustix::process::Signal::TERM);
+    let mut log = String::new();
+    server.log.read_to_string(&mut log).unwrap();
+    assert!(server.child.wait().unwrap().success());
+    for line in log.lines() {
+        let value: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        assert!(value["fields"]["message"].is_string(), "{line}");
+    }
+    assert!(log.lines().count() >= 2);
+}
