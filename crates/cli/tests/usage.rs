@@ -194,6 +194,14 @@ struct Running {
     _dir: tempfile::TempDir,
 }
 
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test that failed must not leave its server behind.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
 impl Running {
     fn start(more: &[&str]) -> Running {
         let dir = tempfile::tempdir().unwrap();
@@ -262,7 +270,7 @@ fn the_shutdown_command_ends_the_process_when_enabled() {
     c.write_all(b"shutdown\r\n").unwrap();
     let mut line = String::new();
     BufReader::new(&c).read_line(&mut line).unwrap();
-    assert_eq!(line, "ERROR: shutdown not enabled\r\n");
+    assert_eq!(line, "SERVER_ERROR: shutdown not enabled\r\n");
     server.signal(rustix::process::Signal::TERM);
     assert!(server.child.wait().unwrap().success());
 }

@@ -13,7 +13,13 @@ use crate::error::CliError;
 #[command(disable_version_flag = true, override_usage = "larder kv [OPTIONS]")]
 pub(crate) struct Args {
     /// TCP port to listen on (0: none, -1: any free one) [default: 11211]
-    #[arg(short = 'p', long, value_name = "NUM", help_heading = "Network", allow_negative_numbers = true)]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "NUM",
+        help_heading = "Network",
+        allow_negative_numbers = true
+    )]
     port: Option<i32>,
     /// Address to listen on: host, host:port or [v6]:port, comma separated; notls: before it for a plain port beside
     /// TLS ones [default: 127.0.0.1,::1]
@@ -75,7 +81,13 @@ pub(crate) struct Args {
     #[arg(short = 'A', long, help_heading = "Cache")]
     enable_shutdown: bool,
     /// Character that ends the prefix of a key, for `stats detail` (turned on by this flag) and applications [default: :]
-    #[arg(short = 'D', long, value_name = "CHAR", help_heading = "Cache", visible_alias = "app-delimiter")]
+    #[arg(
+        short = 'D',
+        long,
+        value_name = "CHAR",
+        help_heading = "Cache",
+        visible_alias = "app-delimiter"
+    )]
     prefix_delimiter: Option<String>,
     /// Moves the clock on command: for test suites.
     #[arg(long, hide = true)]
@@ -188,7 +200,9 @@ impl Args {
         if let Some(p) = self.udp_port
             && p != 0
         {
-            return Err(CliError::Usage(format!("udp-port '{p}': UDP is not served; use -U 0 or leave it out")));
+            return Err(CliError::Usage(format!(
+                "udp-port '{p}': UDP is not served; use -U 0 or leave it out"
+            )));
         }
         match self.protocol.as_deref() {
             None | Some("ascii" | "auto") => {}
@@ -277,6 +291,8 @@ fn megabytes(text: &str) -> Result<ByteSize, CliError> {
     let plain = text.bytes().all(|b| b.is_ascii_digit());
     let size = if plain { format!("{text}m").parse() } else { text.parse::<ByteSize>() };
     size.map_err(|_| {
-        CliError::Usage(format!("memory-limit '{text}': write a number of MiB (64) or a size with a unit (4g)"))
+        CliError::Usage(format!(
+            "memory-limit '{text}': write a number of MiB (64) or a size with a unit (4g)"
+        ))
     })
 }

@@ -47,7 +47,9 @@ pub(crate) fn enable_core_dumps() -> Result<(), CliError> {
     let now = getrlimit(Resource::Core);
     let unlimited = Rlimit { current: None, maximum: None };
     setrlimit(Resource::Core, unlimited)
-        .or_else(|_| setrlimit(Resource::Core, Rlimit { current: now.maximum, maximum: now.maximum }))
+        .or_else(|_| {
+            setrlimit(Resource::Core, Rlimit { current: now.maximum, maximum: now.maximum })
+        })
         .map_err(|e| CliError::Runtime(format!("enable-coredumps: {e}: raise ulimit -c")))
 }
 
@@ -55,7 +57,9 @@ pub(crate) fn enable_core_dumps() -> Result<(), CliError> {
 pub(crate) fn lock_memory() -> Result<(), CliError> {
     use rustix::mm::{MlockAllFlags, mlockall};
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|e| {
-        CliError::Runtime(format!("lock-memory: {e}: raise ulimit -l, or run with CAP_IPC_LOCK, or leave out -k"))
+        CliError::Runtime(format!(
+            "lock-memory: {e}: raise ulimit -l, or run with CAP_IPC_LOCK, or leave out -k"
+        ))
     })
 }
 
@@ -67,15 +71,19 @@ pub(crate) fn become_user(name: &str) -> Result<(), CliError> {
         return Ok(());
     }
     let bad = |reason: String| CliError::Usage(format!("user '{name}': {reason}"));
-    let table = std::fs::read_to_string("/etc/passwd").map_err(|e| bad(format!("/etc/passwd: {e}")))?;
+    let table =
+        std::fs::read_to_string("/etc/passwd").map_err(|e| bad(format!("/etc/passwd: {e}")))?;
     let (uid, gid) = table
         .lines()
         .find_map(|line| {
             let mut f = line.split(':');
             let (entry, _, uid, gid) = (f.next()?, f.next()?, f.next()?, f.next()?);
-            (entry == name || uid == name).then_some((uid.parse::<u32>().ok()?, gid.parse::<u32>().ok()?))
+            (entry == name || uid == name)
+                .then_some((uid.parse::<u32>().ok()?, gid.parse::<u32>().ok()?))
         })
-        .ok_or_else(|| bad("is not in /etc/passwd: give the name of a user of this machine".into()))?;
+        .ok_or_else(|| {
+            bad("is not in /etc/passwd: give the name of a user of this machine".into())
+        })?;
     if uid == 0 {
         return Ok(());
     }

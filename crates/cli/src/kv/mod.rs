@@ -32,7 +32,8 @@ enum Stop {
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let given = args.settings()?;
     let child = std::env::var_os(DAEMON).is_some();
-    let config = Config::resolve(given.settings, &machine::facts()).map_err(|e| CliError::Usage(e.to_string()))?;
+    let config = Config::resolve(given.settings, &machine::facts())
+        .map_err(|e| CliError::Usage(e.to_string()))?;
     if args.print_config {
         print!("{}", config.effective.print());
         return Ok(());
@@ -83,17 +84,24 @@ fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliErro
     let http = config.http;
     let http_explicit = config.http_explicit;
     let on_shutdown = Box::new(move || drop(stop.send(Stop::Client)));
-    let server = Server::start(config, store.clone(), clock.clone(), on_shutdown).map_err(|e| CliError::Runtime(e.to_string()))?;
+    let server = Server::start(config, store.clone(), clock.clone(), on_shutdown)
+        .map_err(|e| CliError::Runtime(e.to_string()))?;
     let page = match http {
         None => None,
         Some(address) => match larder_kv::admin::start(address, server.view()) {
             Ok(page) => {
-                info!("live page http://{}/ and metrics http://{}/metrics", page.address(), page.address());
+                info!(
+                    "live page http://{}/ and metrics http://{}/metrics",
+                    page.address(),
+                    page.address()
+                );
                 Some(page)
             }
             Err(e) if http_explicit => {
                 server.stop();
-                return Err(CliError::Runtime(format!("http '{address}': {e}: choose another address, or --http off")));
+                return Err(CliError::Runtime(format!(
+                    "http '{address}': {e}: choose another address, or --http off"
+                )));
             }
             Err(e) => {
                 warn!("no live page: http '{address}': {e}; choose another address with --http");
@@ -136,7 +144,8 @@ fn describe(config: &Config) {
         config.threads,
         config.max_connections
     );
-    let local = config.listen.iter().all(|l| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str()));
+    let local =
+        config.listen.iter().all(|l| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str()));
     if local && !config.listen.is_empty() {
         info!("reachable from this machine alone; -l 0.0.0.0 opens it to the network");
     }
@@ -161,15 +170,21 @@ fn start_log(settings: &Settings, child: bool) {
 
 /// Test suites learn ports that the system chose from the file that memcached's environment variable names.
 fn write_ports(addresses: &[std::net::SocketAddr]) -> Result<(), CliError> {
-    let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME").map(PathBuf::from) else { return Ok(()) };
+    let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME").map(PathBuf::from) else {
+        return Ok(());
+    };
     let mut text = String::new();
     for a in addresses {
-        text.push_str(&format!("TCP {}: {}\n", if a.is_ipv6() { "INET6" } else { "INET" }, a.port()));
+        text.push_str(&format!(
+            "TCP {}: {}\n",
+            if a.is_ipv6() { "INET6" } else { "INET" },
+            a.port()
+        ));
     }
     let temporary = path.with_extension("lck");
-    std::fs::write(&temporary, text)
-        .and_then(|()| std::fs::rename(&temporary, &path))
-        .map_err(|e| CliError::Runtime(format!("MEMCACHED_PORT_FILENAME '{}': {e}", path.display())))
+    std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path)).map_err(
+        |e| CliError::Runtime(format!("MEMCACHED_PORT_FILENAME '{}': {e}", path.display())),
+    )
 }
 
 /// The process id in a file, for as long as the server runs.
@@ -178,7 +193,8 @@ struct PidFile(PathBuf);
 impl PidFile {
     fn write(path: &std::path::Path) -> Result<PidFile, CliError> {
         // Renamed into place, so that nobody reads half a number.
-        let bad = |e: std::io::Error| CliError::Runtime(format!("pidfile '{}': {e}", path.display()));
+        let bad =
+            |e: std::io::Error| CliError::Runtime(format!("pidfile '{}': {e}", path.display()));
         let temporary = path.with_extension("tmp");
         std::fs::write(&temporary, format!("{}\n", std::process::id())).map_err(bad)?;
         std::fs::rename(&temporary, path).map_err(bad)?;

@@ -177,7 +177,9 @@ impl Sampler {
             let latency = past.latency.since(&before.latency);
             self.history.push_back(Point {
                 at: past.mono as u64,
-                requests: requests(&past.requests).saturating_sub(requests(&before.requests)) as f64 / span,
+                requests: requests(&past.requests).saturating_sub(requests(&before.requests))
+                    as f64
+                    / span,
                 dram: shares.dram,
                 flash: shares.flash,
                 p99_dram: latency.dram().p99,
@@ -196,14 +198,19 @@ impl Sampler {
     }
 
     pub(super) fn live(&self) -> Live {
-        let (Some(sample), Some(first), Some(last)) = (&self.latest, self.past.front(), self.past.back()) else {
+        let (Some(sample), Some(first), Some(last)) =
+            (&self.latest, self.past.front(), self.past.back())
+        else {
             return Live::default();
         };
         let span = (last.mono - first.mono).max(1e-3);
-        let rate = |f: fn(&ConnStats) -> u64| f(&last.requests).saturating_sub(f(&first.requests)) as f64 / span;
+        let rate = |f: fn(&ConnStats) -> u64| {
+            f(&last.requests).saturating_sub(f(&first.requests)) as f64 / span
+        };
         let latency = last.latency.since(&first.latency);
         let store = &sample.store;
-        let mut memory: Vec<(String, u64)> = store.memory.iter().map(|(n, b)| ((*n).to_owned(), *b)).collect();
+        let mut memory: Vec<(String, u64)> =
+            store.memory.iter().map(|(n, b)| ((*n).to_owned(), *b)).collect();
         memory.push(("requests being received".into(), sample.buffers.0));
         memory.push(("answers being sent".into(), sample.buffers.1));
         let mut alarms = store.alarms.clone();
@@ -229,7 +236,9 @@ impl Sampler {
             resident_bytes: sample.resident_bytes,
             cpu_cores: last.cpu.saturating_sub(first.cpu) as f64 / 1e6 / span,
             clwa: store.clwa(),
-            flash_write_bytes_per_second: last.flash_written.saturating_sub(first.flash_written) as f64 / span,
+            flash_write_bytes_per_second: last.flash_written.saturating_sub(first.flash_written)
+                as f64
+                / span,
             applications: store
                 .applications
                 .iter()
@@ -259,8 +268,12 @@ mod tests {
     use super::*;
 
     fn sample(second: u64, gets: u64, hits: u64, flash: u64) -> Sample {
-        let requests =
-            ConnStats { cmd_get: gets, get_hits: hits, get_flash_hits: flash, ..ConnStats::default() };
+        let requests = ConnStats {
+            cmd_get: gets,
+            get_hits: hits,
+            get_flash_hits: flash,
+            ..ConnStats::default()
+        };
         Sample {
             now: Now { mono: Nanos::from_secs(second), wall: UnixSecs(1) },
             uptime: Nanos::from_secs(second),
@@ -288,7 +301,9 @@ mod tests {
         }
         let live = s.live();
         assert!((live.gets_per_second - 100.0).abs() < 1e-6);
-        assert!((live.hit_ratio.dram - 0.5).abs() < 1e-6 && (live.hit_ratio.flash - 0.3).abs() < 1e-6);
+        assert!(
+            (live.hit_ratio.dram - 0.5).abs() < 1e-6 && (live.hit_ratio.flash - 0.3).abs() < 1e-6
+        );
         assert!((live.cpu_cores - 0.5).abs() < 1e-6);
         assert_eq!(live.history.len(), 19);
         assert!(live.alarms[0].contains("1 connections"));

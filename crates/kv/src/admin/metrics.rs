@@ -25,52 +25,96 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
 
     r.register("build", "The version of Larder", Info::new(vec![("version", sample.version)]));
     gauge(r, "uptime", "Time since the start", Unit::Seconds, sample.uptime.as_secs_f64());
-    gauge(r, "resident_memory", "Resident memory of the process", Unit::Bytes, sample.resident_bytes as f64);
+    gauge(
+        r,
+        "resident_memory",
+        "Resident memory of the process",
+        Unit::Bytes,
+        sample.resident_bytes as f64,
+    );
     let cpu = Family::<Labels, Counter<f64, std::sync::atomic::AtomicU64>>::default();
     for (mode, micros) in [("user", sample.cpu.0), ("system", sample.cpu.1)] {
         cpu.get_or_create(&vec![("mode", mode.into())]).inc_by(micros as f64 / 1e6);
     }
     r.register_with_unit("cpu", "Processor time used", Unit::Seconds, cpu);
 
-    family(r, "requests", "Requests by command", "command", &[
-        ("get", t.cmd_get),
-        ("set", t.cmd_set),
-        ("delete", t.delete_hits + t.delete_misses),
-        ("incr", t.incr_hits + t.incr_misses),
-        ("decr", t.decr_hits + t.decr_misses),
-        ("touch", t.cmd_touch),
-        ("flush_all", t.cmd_flush),
-        ("meta_debug", t.cmd_meta),
-    ]);
-    family(r, "get_results", "Reads by where they were answered", "result", &[
-        ("dram", t.get_hits.saturating_sub(t.get_flash_hits)),
-        ("flash", t.get_flash_hits),
-        ("miss", t.get_misses),
-    ]);
-    family(r, "cas_results", "Compare-and-set by outcome", "result", &[
-        ("stored", t.cas_hits),
-        ("exists", t.cas_badval),
-        ("not_found", t.cas_misses),
-    ]);
+    family(
+        r,
+        "requests",
+        "Requests by command",
+        "command",
+        &[
+            ("get", t.cmd_get),
+            ("set", t.cmd_set),
+            ("delete", t.delete_hits + t.delete_misses),
+            ("incr", t.incr_hits + t.incr_misses),
+            ("decr", t.decr_hits + t.decr_misses),
+            ("touch", t.cmd_touch),
+            ("flush_all", t.cmd_flush),
+            ("meta_debug", t.cmd_meta),
+        ],
+    );
+    family(
+        r,
+        "get_results",
+        "Reads by where they were answered",
+        "result",
+        &[
+            ("dram", t.get_hits.saturating_sub(t.get_flash_hits)),
+            ("flash", t.get_flash_hits),
+            ("miss", t.get_misses),
+        ],
+    );
+    family(
+        r,
+        "cas_results",
+        "Compare-and-set by outcome",
+        "result",
+        &[("stored", t.cas_hits), ("exists", t.cas_badval), ("not_found", t.cas_misses)],
+    );
     counter(r, "store_too_large", "Stores refused because of the object's size", t.store_too_large);
-    counter(r, "store_no_memory", "Stores refused because no room could be made", t.store_no_memory);
+    counter(
+        r,
+        "store_no_memory",
+        "Stores refused because no room could be made",
+        t.store_no_memory,
+    );
     counter(r, "malformed_commands", "Lines that were no valid command", t.malformed);
     counter(r, "auth_errors", "Failed attempts to authenticate", t.auth_errors);
-    counter(r, "big_buffer_waits", "Waits for the shared budget of large values", t.big_buffer_waits);
-    counter(r, "big_buffer_stalls", "Connections closed for holding large buffers without progress", t.big_buffer_stalls);
+    counter(
+        r,
+        "big_buffer_waits",
+        "Waits for the shared budget of large values",
+        t.big_buffer_waits,
+    );
+    counter(
+        r,
+        "big_buffer_stalls",
+        "Connections closed for holding large buffers without progress",
+        t.big_buffer_stalls,
+    );
     bytes_counter(r, "network_received", "Bytes received from clients", t.bytes_read);
     bytes_counter(r, "network_sent", "Bytes sent to clients", t.bytes_written);
 
     number(r, "connections", "Connections open", sample.connections as f64);
     number(r, "connections_limit", "Most connections at a time", sample.max_connections as f64);
     counter(r, "connections_accepted", "Connections accepted", sample.total_connections);
-    counter(r, "connections_rejected", "Connections refused over the limit", sample.rejected_connections);
+    counter(
+        r,
+        "connections_rejected",
+        "Connections refused over the limit",
+        sample.rejected_connections,
+    );
     counter(r, "connections_idle_closed", "Connections closed for being idle", sample.idle_kicks);
 
     let latency = Family::<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
     for (tier, p) in [("dram", sample.latency.dram()), ("flash", sample.latency.flash())] {
-        for (quantile, micros) in [("0.5", p.p50), ("0.9", p.p90), ("0.99", p.p99), ("0.999", p.p999)] {
-            latency.get_or_create(&vec![("tier", tier.into()), ("quantile", quantile.into())]).set(micros / 1e6);
+        for (quantile, micros) in
+            [("0.5", p.p50), ("0.9", p.p90), ("0.99", p.p99), ("0.999", p.p999)]
+        {
+            latency
+                .get_or_create(&vec![("tier", tier.into()), ("quantile", quantile.into())])
+                .set(micros / 1e6);
         }
     }
     r.register_with_unit(
@@ -106,30 +150,72 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
         counter(r, "flash_segments_written", "Segments written", f.segments_written);
         counter(r, "flash_segments_reclaimed", "Segments reclaimed", f.segments_reclaimed);
         counter(r, "flash_objects_written", "Objects written to flash", f.objects_written);
-        counter(r, "flash_objects_dropped", "Objects dropped with their segment", f.objects_dropped);
-        counter(r, "flash_objects_dropped_unread", "Of these, never read on flash", f.objects_dropped_unread);
-        counter(r, "flash_forced_evictions", "Objects whose place in the index was taken", f.forced_evictions);
+        counter(
+            r,
+            "flash_objects_dropped",
+            "Objects dropped with their segment",
+            f.objects_dropped,
+        );
+        counter(
+            r,
+            "flash_objects_dropped_unread",
+            "Of these, never read on flash",
+            f.objects_dropped_unread,
+        );
+        counter(
+            r,
+            "flash_forced_evictions",
+            "Objects whose place in the index was taken",
+            f.forced_evictions,
+        );
         bytes_counter(r, "flash_written", "Bytes written to flash", f.bytes_written);
-        bytes_counter(r, "flash_rewritten", "Bytes of reclaimed objects written again", f.bytes_rewritten);
+        bytes_counter(
+            r,
+            "flash_rewritten",
+            "Bytes of reclaimed objects written again",
+            f.bytes_rewritten,
+        );
         bytes_counter(r, "flash_read", "Bytes read from flash", f.bytes_read);
         counter(r, "flash_reads", "Reads of flash for requests", f.reads);
-        counter(r, "flash_false_reads", "Reads that found another key or an older segment", f.false_reads);
-        family(r, "flash_errors", "Errors of the flash", "kind", &[
-            ("read", f.read_errors),
-            ("write", f.write_errors),
-            ("checksum", f.checksum_errors),
-        ]);
+        counter(
+            r,
+            "flash_false_reads",
+            "Reads that found another key or an older segment",
+            f.false_reads,
+        );
+        family(
+            r,
+            "flash_errors",
+            "Errors of the flash",
+            "kind",
+            &[("read", f.read_errors), ("write", f.write_errors), ("checksum", f.checksum_errors)],
+        );
         let rejected = Family::<Labels, Counter>::default();
         for (reason, count) in &f.rejected {
             rejected.get_or_create(&vec![("reason", (*reason).into())]).inc_by(*count);
         }
-        r.register("admission_rejected", "Objects that admission kept from flash, by reason", rejected);
-        number(r, "flash_degraded", "1 when flash is out of use", f64::from(u8::from(f.degraded.is_some())));
+        r.register(
+            "admission_rejected",
+            "Objects that admission kept from flash, by reason",
+            rejected,
+        );
+        number(
+            r,
+            "flash_degraded",
+            "1 when flash is out of use",
+            f64::from(u8::from(f.degraded.is_some())),
+        );
         if let Some(rate) = f.budget_bytes_per_second {
             number(r, "write_budget_bytes_per_second", "The write budget", rate);
         }
         if let Some(bytes) = f.budget_available_bytes {
-            gauge(r, "write_budget_available", "What the write budget would grant now", Unit::Bytes, bytes as f64);
+            gauge(
+                r,
+                "write_budget_available",
+                "What the write budget would grant now",
+                Unit::Bytes,
+                bytes as f64,
+            );
         }
         if let Some(years) = f.expected_life_years {
             number(r, "flash_expected_life_years", "Life of the flash at the rate observed", years);
@@ -156,25 +242,44 @@ fn applications(r: &mut Registry, sample: &Sample) {
     let bytes = Family::<Labels, Gauge>::default();
     let model = Family::<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
     for app in &sample.store.applications {
-        let with = |key: &'static str, value: &str| vec![("application", app.name.clone()), (key, value.to_owned())];
-        results.get_or_create(&with("result", "dram")).inc_by(app.hits.saturating_sub(app.flash_hits));
+        let with = |key: &'static str, value: &str| {
+            vec![("application", app.name.clone()), (key, value.to_owned())]
+        };
+        results
+            .get_or_create(&with("result", "dram"))
+            .inc_by(app.hits.saturating_sub(app.flash_hits));
         results.get_or_create(&with("result", "flash")).inc_by(app.flash_hits);
         results.get_or_create(&with("result", "miss")).inc_by(app.gets.saturating_sub(app.hits));
         sets.get_or_create(&vec![("application", app.name.clone())]).inc_by(app.sets);
         bytes.get_or_create(&with("tier", "dram")).set(app.dram_bytes as i64);
         bytes.get_or_create(&with("tier", "flash")).set(app.flash_bytes as i64);
-        for (quality, value) in
-            [("precision", app.precision), ("recall", app.recall), ("unread_writes", app.unread_writes)]
-        {
+        for (quality, value) in [
+            ("precision", app.precision),
+            ("recall", app.recall),
+            ("unread_writes", app.unread_writes),
+        ] {
             if let Some(value) = value {
                 model.get_or_create(&with("quality", quality)).set(value);
             }
         }
     }
-    r.register("application_get_results", "Reads of an application by where they were answered", results);
+    r.register(
+        "application_get_results",
+        "Reads of an application by where they were answered",
+        results,
+    );
     r.register("application_sets", "Stores of an application", sets);
-    r.register_with_unit("application_objects", "Bytes of an application's objects", Unit::Bytes, bytes);
-    r.register("application_flashiness_ratio", "Quality of an application's model of flashiness", model);
+    r.register_with_unit(
+        "application_objects",
+        "Bytes of an application's objects",
+        Unit::Bytes,
+        bytes,
+    );
+    r.register(
+        "application_flashiness_ratio",
+        "Quality of an application's model of flashiness",
+        model,
+    );
 }
 
 fn counter(r: &mut Registry, name: &str, help: &str, value: u64) {

@@ -61,7 +61,8 @@ pub fn start<S: Store>(address: SocketAddr, view: View<S>) -> std::io::Result<Ad
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let (stop, stopped) = oneshot::channel::<()>();
     let context = Arc::new(Context { view, sampler: Mutex::new(Sampler::new()) });
     let app = Router::new()
@@ -124,9 +125,11 @@ async fn metrics_text<S: Store>(State(context): State<Arc<Context<S>>>) -> impl 
             [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")],
             text,
         ),
-        Err(e) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], e.to_string())
-        }
+        Err(e) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            [(header::CONTENT_TYPE, "text/plain; charset=utf-8")],
+            e.to_string(),
+        ),
     }
 }
 

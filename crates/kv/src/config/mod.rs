@@ -216,7 +216,11 @@ impl Config {
             || given.unix_socket.is_none();
         let port = *s.port.get_or_insert(if tcp { i32::from(DEFAULT_PORT) } else { 0 });
         if !(-1..=65535).contains(&port) {
-            return Err(value("port", port, "must be between 1 and 65535, 0 for no TCP, or -1 for any free one"));
+            return Err(value(
+                "port",
+                port,
+                "must be between 1 and 65535, 0 for no TCP, or -1 for any free one",
+            ));
         }
         let mut listen = Vec::new();
         if port != 0 {

@@ -47,6 +47,11 @@ macro_rules! counters {
                 $(self.$name += other.$name;)*
             }
 
+            /// Takes away what was counted up to an earlier moment.
+            pub fn subtract(&mut self, earlier: &ConnStats) {
+                $(self.$name = self.$name.saturating_sub(earlier.$name);)*
+            }
+
             /// Every counter with its name.
             pub fn each(&self, mut f: impl FnMut(&'static str, u64)) {
                 $(f(stringify!($name), self.$name);)*

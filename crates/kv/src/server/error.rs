@@ -62,8 +62,12 @@ pub enum ServerError {
 
 fn hint(e: &std::io::Error) -> &'static str {
     match e.kind() {
-        std::io::ErrorKind::AddrInUse => ": another process listens there; stop it or choose another port (-p)",
-        std::io::ErrorKind::AddrNotAvailable => ": not an address of this machine; see `ip address`",
+        std::io::ErrorKind::AddrInUse => {
+            ": another process listens there; stop it or choose another port (-p)"
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            ": not an address of this machine; see `ip address`"
+        }
         std::io::ErrorKind::PermissionDenied => ": ports under 1024 need root; choose another (-p)",
         _ => "",
     }

@@ -71,7 +71,10 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
             Err(ServerError::Listen { source, .. })
                 if i > 0
                     && address.host == "::1"
-                    && matches!(source.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported) =>
+                    && matches!(
+                        source.kind(),
+                        ErrorKind::AddrNotAvailable | ErrorKind::Unsupported
+                    ) =>
             {
                 debug!("no IPv6 on this machine: not listening on ::1");
             }
@@ -79,7 +82,8 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
             Err(ServerError::Listen { source, .. })
                 if i > 0
                     && address.host == "::1"
-                    && source.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) =>
+                    && source.raw_os_error()
+                        == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) =>
             {
                 debug!("no IPv6 on this machine: not listening on ::1");
             }
@@ -129,7 +133,8 @@ fn open_tcp(
             socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
             Ok(TcpListener::from_std(socket.into()))
         };
-        let listener = make().map_err(|source| ServerError::Listen { address: text.clone(), source })?;
+        let listener =
+            make().map_err(|source| ServerError::Listen { address: text.clone(), source })?;
         let addr = listener.local_addr().unwrap_or(addr);
         out.push(Listener {
             fd: listener.as_raw_fd(),
@@ -156,9 +161,14 @@ fn open_unix(path: &Path, mask: u32, backlog: u32) -> Result<(Listener, UnixPath
             return Err(bad("exists and is not a socket: remove it or choose another path".into()));
         }
         match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => return Err(bad("another server listens there: stop it or choose another path".into())),
+            Ok(_) => {
+                return Err(bad(
+                    "another server listens there: stop it or choose another path".into()
+                ));
+            }
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(|e| bad(format!("is stale and cannot be removed: {e}")))?;
+                std::fs::remove_file(path)
+                    .map_err(|e| bad(format!("is stale and cannot be removed: {e}")))?;
             }
             Err(e) => return Err(bad(format!("exists and cannot be tried: {e}"))),
         }
@@ -175,11 +185,15 @@ fn open_unix(path: &Path, mask: u32, backlog: u32) -> Result<(Listener, UnixPath
         socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
         Ok(UnixListener::from_std(socket.into()))
     };
-    let listener = make().map_err(|e| bad(format!("{e}: the directory must exist and be writable")))?;
+    let listener =
+        make().map_err(|e| bad(format!("{e}: the directory must exist and be writable")))?;
     let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
     let guard = UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
     let text = format!("unix:{}", path.display()).into();
-    Ok((Listener { fd: listener.as_raw_fd(), text, address: None, socket: Socket1::Unix(listener) }, guard))
+    Ok((
+        Listener { fd: listener.as_raw_fd(), text, address: None, socket: Socket1::Unix(listener) },
+        guard,
+    ))
 }
 
 /// A connection on its way to a worker.
@@ -238,7 +252,10 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
             set_accepting(&mut listeners, &poll, false, false);
             return;
         }
-        if !accepting && shared.counters.connections.load(Ordering::Relaxed) < u64::from(shared.config.max_connections) {
+        if !accepting
+            && shared.counters.connections.load(Ordering::Relaxed)
+                < u64::from(shared.config.max_connections)
+        {
             set_accepting(&mut listeners, &poll, true, true);
             accepting = true;
             shared.counters.accepting.store(1, Ordering::Relaxed);
@@ -256,9 +273,15 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
         // Every listener is tried on every event: they are few, and a readiness left over from a pause is not lost.
         'all: for listener in &listeners {
             loop {
-                let full = shared.counters.connections.load(Ordering::Relaxed) >= u64::from(shared.config.max_connections);
+                let full = shared.counters.connections.load(Ordering::Relaxed)
+                    >= u64::from(shared.config.max_connections);
                 if full && !shared.config.maxconns_fast {
-                    pause(shared, &mut paused_since, &mut accepting, "the connection limit is reached");
+                    pause(
+                        shared,
+                        &mut paused_since,
+                        &mut accepting,
+                        "the connection limit is reached",
+                    );
                     break 'all;
                 }
                 match listener.accept() {
@@ -266,14 +289,24 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
                     Ok((stream, peer)) => {
                         shared.counters.connections.fetch_add(1, Ordering::Relaxed);
                         shared.counters.total_connections.fetch_add(1, Ordering::Relaxed);
-                        let info = Arc::new(ConnInfo::new(stream.fd(), peer, listener.text.clone(), shared.now_secs()));
+                        let info = Arc::new(ConnInfo::new(
+                            stream.fd(),
+                            peer,
+                            listener.text.clone(),
+                            shared.now_secs(),
+                        ));
                         shared.add_connection(&info);
                         shared.hand_over(next, NewConn { stream, info });
                         next = (next + 1) % shared.workers.len();
                     }
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                     Err(e) if is_exhaustion(&e) => {
-                        pause(shared, &mut paused_since, &mut accepting, &format!("cannot accept: {e}; raise ulimit -n"));
+                        pause(
+                            shared,
+                            &mut paused_since,
+                            &mut accepting,
+                            &format!("cannot accept: {e}; raise ulimit -n"),
+                        );
                         break 'all;
                     }
                     // The peer went away between its connect and our accept, and the like: nothing of ours.
@@ -299,13 +332,18 @@ fn pause(shared: &Shared, since: &mut Option<Instant>, accepting: &mut bool, why
 fn is_exhaustion(e: &io::Error) -> bool {
     use rustix::io::Errno;
     e.raw_os_error().is_some_and(|code| {
-        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|x| x.raw_os_error() == code)
+        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM]
+            .iter()
+            .any(|x| x.raw_os_error() == code)
     })
 }
 
 fn reject(mut stream: Stream, shared: &Shared) {
     if shared.counters.rejected.fetch_add(1, Ordering::Relaxed) == 0 {
-        info!("connections are refused: the limit of {} is reached (-c)", shared.config.max_connections);
+        info!(
+            "connections are refused: the limit of {} is reached (-c)",
+            shared.config.max_connections
+        );
     }
     match &mut stream {
         Stream::Tcp(s) => drop(s.write(TOO_MANY)),

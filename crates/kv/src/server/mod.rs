@@ -75,7 +75,8 @@ impl<S: Store> Server<S> {
         };
         let (listeners, unix) = listener::open(&config)?;
         let accept_poll = Poll::new().map_err(system("epoll"))?;
-        let accept_waker = Waker::new(accept_poll.registry(), listener::WAKE).map_err(system("eventfd"))?;
+        let accept_waker =
+            Waker::new(accept_poll.registry(), listener::WAKE).map_err(system("eventfd"))?;
         let mut polls = Vec::new();
         let mut workers = Vec::new();
         for _ in 0..config.threads {
@@ -91,12 +92,20 @@ impl<S: Store> Server<S> {
         }
         let names = listeners.iter().map(|l| (l.fd, l.text.clone())).collect();
         let addresses = listeners.iter().filter_map(|l| l.address).collect();
-        let shared = Arc::new(Shared::new(config, protocol, clock, workers, names, accept_waker, on_shutdown));
+        let shared = Arc::new(Shared::new(
+            config,
+            protocol,
+            clock,
+            workers,
+            names,
+            accept_waker,
+            on_shutdown,
+        ));
         let mut threads = Vec::new();
         for (i, poll) in polls.into_iter().enumerate() {
             let ring = open_ring(&shared, &*store, i)?;
-            let worker =
-                Worker::new(i, store.clone(), shared.clone(), poll, ring).map_err(system("registering the ring"))?;
+            let worker = Worker::new(i, store.clone(), shared.clone(), poll, ring)
+                .map_err(system("registering the ring"))?;
             let thread = std::thread::Builder::new()
                 .name(format!("larder-{i}"))
                 .spawn(move || worker.run())
@@ -140,7 +149,11 @@ impl<S: Store> Server<S> {
     }
 }
 
-fn open_ring<S: Store>(shared: &Shared, store: &S, index: usize) -> Result<Option<ReadRing>, ServerError> {
+fn open_ring<S: Store>(
+    shared: &Shared,
+    store: &S,
+    index: usize,
+) -> Result<Option<ReadRing>, ServerError> {
     let Some(device) = store.device() else { return Ok(None) };
     let choice = match shared.config.flash.as_ref().map_or(IoChoice::Auto, |f| f.io) {
         IoChoice::Auto => RingChoice::Auto,
@@ -150,7 +163,8 @@ fn open_ring<S: Store>(shared: &Shared, store: &S, index: usize) -> Result<Optio
     // A single read must hold the largest object with its header.
     let largest = shared.config.max_item_size as usize + (64 << 10);
     let defaults = RingOptions::default();
-    let options = RingOptions { choice, buffer_bytes: defaults.buffer_bytes.max(2 * largest), ..defaults };
+    let options =
+        RingOptions { choice, buffer_bytes: defaults.buffer_bytes.max(2 * largest), ..defaults };
     let ring = ReadRing::open(device, &options)?;
     if index == 0 {
         match ring.fallback_reason() {

@@ -73,7 +73,13 @@ pub(crate) struct ConnInfo {
 
 impl ConnInfo {
     pub(crate) fn new(fd: RawFd, peer: String, listen: Arc<str>, now: u32) -> ConnInfo {
-        ConnInfo { fd, peer, listen, state: AtomicU8::new(ConnState::Read as u8), last_command: AtomicU32::new(now) }
+        ConnInfo {
+            fd,
+            peer,
+            listen,
+            state: AtomicU8::new(ConnState::Read as u8),
+            last_command: AtomicU32::new(now),
+        }
     }
 
     pub(crate) fn set_state(&self, state: ConnState) {
@@ -242,8 +248,14 @@ impl Shared {
     pub(crate) fn reset_stats(&self) {
         *lock(&self.baseline) = self.raw_totals();
         let c = &self.counters;
-        for counter in [&c.total_connections, &c.rejected, &c.listen_disabled, &c.listen_disabled_us, &c.idle_kicks, &c.yields]
-        {
+        for counter in [
+            &c.total_connections,
+            &c.rejected,
+            &c.listen_disabled,
+            &c.listen_disabled_us,
+            &c.idle_kicks,
+            &c.yields,
+        ] {
             counter.store(0, Ordering::Relaxed);
         }
         lock(&self.prefixes).clear();

@@ -84,7 +84,12 @@ impl Stream {
         }
     }
 
-    pub(super) fn register(&mut self, registry: &Registry, token: Token, interest: Interest) -> io::Result<()> {
+    pub(super) fn register(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
         match self {
             Stream::Tcp(s) => registry.register(s, token, interest),
             Stream::Unix(s) => registry.register(s, token, interest),
@@ -92,7 +97,12 @@ impl Stream {
         }
     }
 
-    pub(super) fn reregister(&mut self, registry: &Registry, token: Token, interest: Interest) -> io::Result<()> {
+    pub(super) fn reregister(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
         match self {
             Stream::Tcp(s) => registry.reregister(s, token, interest),
             Stream::Unix(s) => registry.reregister(s, token, interest),

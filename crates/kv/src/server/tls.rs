@@ -21,16 +21,25 @@ const BUFFER_LIMIT: usize = 64 << 10;
 /// # Errors
 /// [`ServerError::Tls`] naming the file.
 pub(super) fn load(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServerError> {
-    let bad = |key: &'static str, path: &Path, reason: String| ServerError::Tls { key, path: path.to_owned(), reason };
-    let certificates = |key: &'static str, path: &Path| -> Result<Vec<CertificateDer<'static>>, ServerError> {
-        let list: Vec<_> = CertificateDer::pem_file_iter(path)
-            .and_then(Iterator::collect)
-            .map_err(|e| bad(key, path, format!("cannot be read: {e}")))?;
-        if list.is_empty() {
-            return Err(bad(key, path, "holds no certificate: give a PEM file with BEGIN CERTIFICATE".into()));
-        }
-        Ok(list)
+    let bad = |key: &'static str, path: &Path, reason: String| ServerError::Tls {
+        key,
+        path: path.to_owned(),
+        reason,
     };
+    let certificates =
+        |key: &'static str, path: &Path| -> Result<Vec<CertificateDer<'static>>, ServerError> {
+            let list: Vec<_> = CertificateDer::pem_file_iter(path)
+                .and_then(Iterator::collect)
+                .map_err(|e| bad(key, path, format!("cannot be read: {e}")))?;
+            if list.is_empty() {
+                return Err(bad(
+                    key,
+                    path,
+                    "holds no certificate: give a PEM file with BEGIN CERTIFICATE".into(),
+                ));
+            }
+            Ok(list)
+        };
     let chain = certificates("tls-certificate", &files.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&files.key)
         .map_err(|e| bad("tls-key", &files.key, format!("cannot be read: {e}")))?;

@@ -50,7 +50,10 @@ struct Conn<R> {
     blocked: bool,
     /// The poll watches for the socket to take more.
     wants_writable: bool,
-    /// The peer sends no more.
+    /// The poll has said that the peer sends no more: then a short read is not the last one, since the end of the
+    /// stream came with the same edge.
+    hung_up: bool,
+    /// The peer sends no more, and all of it has been read.
     ended: bool,
     /// To be closed once its answers are sent; since when.
     closing: Option<Nanos>,
@@ -80,7 +83,11 @@ struct Slot<R> {
 
 /// Whom a flash read is for.
 enum Reader {
-    Request { slot: usize, life: u32, token: ReadToken },
+    Request {
+        slot: usize,
+        life: u32,
+        token: ReadToken,
+    },
     Verify(FlashRead),
     /// Free entry of the table.
     Nobody,
@@ -172,7 +179,9 @@ impl<S: Store> Worker<S> {
                     Token(slot) => {
                         if let Some(conn) = self.slots.get_mut(slot).and_then(|s| s.conn.as_mut()) {
                             // An error or a hang-up is found by the read or the write that it fails.
-                            conn.readable |= event.is_readable() || event.is_error() || event.is_read_closed();
+                            conn.hung_up |= event.is_read_closed();
+                            conn.readable |=
+                                event.is_readable() || event.is_error() || event.is_read_closed();
                             if event.is_writable() || event.is_write_closed() || event.is_error() {
                                 conn.blocked = false;
                                 self.mark_dirty(slot);
@@ -235,7 +244,9 @@ impl<S: Store> Worker<S> {
         if self.drain_until.is_some() {
             return Some(Duration::from_millis(20));
         }
-        self.scan_needed.then(|| Duration::from_nanos(self.next_scan.saturating_sub(self.now.mono).0.max(1_000_000)))
+        self.scan_needed.then(|| {
+            Duration::from_nanos(self.next_scan.saturating_sub(self.now.mono).0.max(1_000_000))
+        })
     }
 
     fn take_new(&mut self) {
@@ -264,6 +275,7 @@ impl<S: Store> Worker<S> {
                 readable: false,
                 blocked: false,
                 wants_writable: false,
+                hung_up: false,
                 ended: false,
                 closing: None,
                 output_full: false,
@@ -326,7 +338,7 @@ impl<S: Store> Worker<S> {
                 let received = match conn.stream.read(conn.proto.space()) {
                     Ok(Read1::Some(n)) => n,
                     Ok(Read1::Last(n)) => {
-                        conn.readable = false;
+                        conn.readable = conn.hung_up && n > 0;
                         n
                     }
                     Ok(Read1::End) => {
@@ -643,7 +655,10 @@ impl<S: Store> Worker<S> {
             }
             if conn.proto.stalled(self.now) {
                 self.stats.big_buffer_stalls += 1;
-                debug!("connection {} closed: it held large buffers without progress", conn.info.fd);
+                debug!(
+                    "connection {} closed: it held large buffers without progress",
+                    conn.info.fd
+                );
                 self.close(slot);
                 continue;
             }
@@ -657,7 +672,10 @@ impl<S: Store> Worker<S> {
                 conn.proto.shrink();
                 conn.shrunk = true;
             }
-            needed |= !conn.shrunk || conn.closing.is_some() || idle_timeout.is_some() || conn.proto.busy();
+            needed |= !conn.shrunk
+                || conn.closing.is_some()
+                || idle_timeout.is_some()
+                || conn.proto.busy();
         }
         self.scan_needed = needed;
         lock(&self.shared.workers[self.index].stats).clone_from(&self.stats);
@@ -684,7 +702,10 @@ impl<S: Store> Worker<S> {
         let mut left = false;
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
-            let done = conn.outstanding == 0 && conn.proto.output().is_empty() && !conn.stream.wants_write() && !conn.again;
+            let done = conn.outstanding == 0
+                && conn.proto.output().is_empty()
+                && !conn.stream.wants_write()
+                && !conn.again;
             if done || self.now.mono >= until {
                 self.close(slot);
             } else {

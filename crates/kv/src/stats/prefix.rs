@@ -62,7 +62,8 @@ impl PrefixStats {
             // Binary keys of the meta protocol may hold bytes that would break the line.
             out.extend(prefix.iter().map(|b| if b.is_ascii_graphic() { *b } else { b'?' }));
             // Writing to a Vec cannot fail.
-            let _ = write!(out, " get {} hit {} set {} del {}\r\n", c.gets, c.hits, c.sets, c.deletes);
+            let _ =
+                write!(out, " get {} hit {} set {} del {}\r\n", c.gets, c.hits, c.sets, c.deletes);
         }
         out.extend_from_slice(b"END\r\n");
     }
@@ -83,7 +84,10 @@ mod tests {
         let mut out = Vec::new();
         stats.dump(&mut out);
         let text = String::from_utf8(out).unwrap();
-        assert_eq!(text, "PREFIX a?? get 0 hit 0 set 0 del 1\r\nPREFIX foo get 2 hit 1 set 1 del 0\r\nEND\r\n");
+        assert_eq!(
+            text,
+            "PREFIX a?? get 0 hit 0 set 0 del 1\r\nPREFIX foo get 2 hit 1 set 1 del 0\r\nEND\r\n"
+        );
         for i in 0..2 * MAX_PREFIXES {
             stats.record(format!("{i}:x").as_bytes(), PrefixUse::Set);
         }

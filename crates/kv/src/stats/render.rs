@@ -94,7 +94,8 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     stat(out, "time_in_listen_disabled_us", load(&c.listen_disabled_us));
     stat(out, "threads", shared.config.threads);
     stat(out, "conn_yields", load(&c.yields));
-    let index: u64 = store.memory.iter().filter(|(name, _)| name.contains("index")).map(|(_, b)| b).sum();
+    let index: u64 =
+        store.memory.iter().filter(|(name, _)| name.contains("index")).map(|(_, b)| b).sum();
     stat(out, "hash_bytes", index);
     if let Some(flash) = &store.flash {
         stat(out, "extstore_page_allocs", flash.segments_written);
@@ -138,7 +139,9 @@ fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     stat(out, "larder_get_hits_flash", t.get_flash_hits);
     for (tier, p) in [("dram", latency.dram()), ("flash", latency.flash())] {
         stat(out, format_args!("larder_latency_{tier}_samples"), p.samples);
-        for (name, value) in [("p50", p.p50), ("p90", p.p90), ("p99", p.p99), ("p999", p.p999), ("max", p.max)] {
+        for (name, value) in
+            [("p50", p.p50), ("p90", p.p90), ("p99", p.p99), ("p999", p.p999), ("max", p.max)]
+        {
             stat(out, format_args!("larder_latency_{tier}_{name}_us"), format_args!("{value:.1}"));
         }
     }
@@ -262,7 +265,11 @@ pub(crate) fn conns(shared: &Shared, out: &mut Vec<u8>) {
         stat(out, format_args!("{fd}:addr"), &info.peer);
         stat(out, format_args!("{fd}:listen_addr"), &info.listen);
         stat(out, format_args!("{fd}:state"), info.state_text());
-        stat(out, format_args!("{fd}:secs_since_last_cmd"), now.saturating_sub(info.last_command()));
+        stat(
+            out,
+            format_args!("{fd}:secs_since_last_cmd"),
+            now.saturating_sub(info.last_command()),
+        );
     }
 }
 
@@ -310,7 +317,11 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         stat(out, format_args!("larder_app_{name}_hits"), app.hits);
         stat(out, format_args!("larder_app_{name}_flash_hits"), app.flash_hits);
         stat(out, format_args!("larder_app_{name}_sets"), app.sets);
-        for (what, value) in [("precision", app.precision), ("recall", app.recall), ("unread_writes", app.unread_writes)] {
+        for (what, value) in [
+            ("precision", app.precision),
+            ("recall", app.recall),
+            ("unread_writes", app.unread_writes),
+        ] {
             if let Some(value) = value {
                 stat(out, format_args!("larder_app_{name}_{what}"), format_args!("{value:.3}"));
             }
