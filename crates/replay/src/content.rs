@@ -11,7 +11,8 @@ const DEFAULT_KEY: usize = 16;
 /// Values start anywhere in the first half and run on from the beginning at the end.
 const BLOCK: usize = 1 << 20;
 const STARTS: u64 = 1 << 19;
-const HEADER: usize = 8;
+/// Bytes in front of a value that carry its version.
+pub(crate) const HEADER: usize = 8;
 
 /// Appends the key of object `id` of application `app`: prefix, `app:` unless 0, the id in hexadecimal with zeros in
 /// front up to `key_size` (16 where the trace does not say).

@@ -11,7 +11,7 @@ use mio::{Events, Poll, Token};
 
 use crate::ReplayError;
 use crate::connection::{Connection, Flight, Kind, Received};
-use crate::content::{Checked, Values, push_key};
+use crate::content::{Checked, HEADER, Values, push_key};
 use crate::options::{Options, Order};
 use crate::protocol::{Asked, Parsed, Reply, parse};
 use crate::report::Tally;
@@ -264,7 +264,9 @@ impl Worker {
         };
         let mut version = 0;
         if self.tracks() && !matches!(kind, Kind::Get | Kind::Other) {
-            let known = self.known.entry(item.object).or_default();
+            // What the server holds of an object that this replay has not met is unknown until a write is acknowledged.
+            let unmet = Known { loose: true, ..Known::default() };
+            let known = self.known.entry(item.object).or_insert(unmet);
             known.issued = known.issued.wrapping_add(1);
             version = known.issued;
         }
@@ -345,18 +347,18 @@ impl Worker {
                                 r.id,
                                 r.key_size,
                             );
-                            let known =
-                                self.known.get(&flight.item.object).copied().unwrap_or_default();
-                            let tracked = self.options.order == Order::Key;
-                            Some(verify(
-                                &self.values,
-                                &self.key,
-                                key,
-                                data,
-                                flight.item.object,
-                                known,
-                                tracked,
-                            ))
+                            let object = flight.item.object;
+                            let known = self.known.get(&object).copied();
+                            let (verdict, version) =
+                                verify(&self.values, &self.key, key, data, object, known);
+                            // The first sight of an object that an earlier run left there: no older one may follow.
+                            if let (Order::Key, None, Some(v)) =
+                                (self.options.order, known, version)
+                            {
+                                self.known
+                                    .insert(object, Known { issued: v, current: v, loose: false });
+                            }
+                            Some(verdict)
                         }
                         _ => None,
                     };
@@ -446,7 +448,8 @@ impl Worker {
         let known = self.known.entry(item.object).or_default();
         match (kind, outcome) {
             (Kind::Delete, Outcome::Done | Outcome::Refused) => {
-                *known = Known { current: version, ..*known }
+                known.current = version;
+                known.loose = false;
             }
             (Kind::Set, Outcome::Done) => {
                 known.current = version;
@@ -558,26 +561,29 @@ pub(crate) enum Verdict {
     Damaged,
 }
 
+/// Judges a value that came back; `known` is what it must be, where that is known. Returns the version it carries.
 fn verify(
     values: &Values,
     expected_key: &[u8],
     key: &[u8],
     data: &[u8],
     object: u64,
-    known: Known,
-    tracked: bool,
-) -> Verdict {
+    known: Option<Known>,
+) -> (Verdict, Option<u32>) {
     if key != expected_key {
-        return Verdict::Damaged;
+        return (Verdict::Damaged, None);
     }
     // Appended to, incremented, or of unknown outcome: the bytes are no longer predictable.
-    if known.loose {
-        return Verdict::Fresh;
+    if known.is_some_and(|k| k.loose) {
+        return (Verdict::Fresh, None);
     }
-    match values.check(data, object, known.current) {
-        Checked::Damaged => Verdict::Damaged,
-        Checked::Fits => Verdict::Fresh,
-        Checked::Version(v) if !tracked || v == known.current => Verdict::Fresh,
-        Checked::Version(_) => Verdict::Stale,
+    match (values.check(data, object, known.map_or(0, |k| k.current)), known) {
+        // Too short to carry a version, and none is known.
+        (Checked::Damaged, None) if data.len() < HEADER => (Verdict::Fresh, None),
+        (Checked::Damaged, _) => (Verdict::Damaged, None),
+        (Checked::Fits, _) => (Verdict::Fresh, None),
+        (Checked::Version(v), None) => (Verdict::Fresh, Some(v)),
+        (Checked::Version(v), Some(k)) if v == k.current => (Verdict::Fresh, Some(v)),
+        (Checked::Version(_), Some(_)) => (Verdict::Stale, None),
     }
 }
