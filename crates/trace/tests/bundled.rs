@@ -25,7 +25,7 @@ fn bundled_traces_hold_what_their_description_says() {
     assert_eq!((s.requests, s.objects, s.timed), (288_500, 182_790, true));
     assert_eq!(s.seconds, 3536.999);
     let s = stats("mqsim-websearch.trace.zst", Some(Format::MqSim));
-    assert_eq!((s.requests, s.write_share), (24_783, 0.0));
+    assert_eq!((s.requests, s.operations["write"]), (24_783, 4));
 }
 
 /// Meta's kvcache workload, generated: its key sizes and operations, and the same stream for the same seed.
