@@ -75,7 +75,7 @@ fn talk(stream: TcpStream, store: &Store, fault: Fault) -> std::io::Result<()> {
                     Some(value) => {
                         let mut value = value.clone();
                         let mut shown = words[1].to_owned();
-                        if commands % 50 == 0 && !value.is_empty() {
+                        if commands.is_multiple_of(50) && !value.is_empty() {
                             let middle = value.len() / 2;
                             match fault {
                                 Fault::FlipsBits => value[middle] ^= 4,
@@ -112,7 +112,7 @@ fn talk(stream: TcpStream, store: &Store, fault: Fault) -> std::io::Result<()> {
                 } else if words[0] == "add" && store.contains_key(&key) {
                     b"NOT_STORED\r\n".to_vec()
                 } else {
-                    if !(fault == Fault::LosesSets && commands % 7 == 0) {
+                    if !(fault == Fault::LosesSets && commands.is_multiple_of(7)) {
                         store.insert(key, value);
                     }
                     b"STORED\r\n".to_vec()

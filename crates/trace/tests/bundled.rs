@@ -33,7 +33,10 @@ fn bundled_traces_hold_what_their_description_says() {
 fn the_bundled_cachebench_workload_generates() {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/traces/kvcache_reg");
     let make = |seed: u32| -> Vec<_> {
-        let spec = format!("gen:cachebench?dir={}&objects=100000&requests=50000&seed={seed}", dir.display());
+        let spec = format!(
+            "gen:cachebench?dir={}&objects=100000&requests=50000&seed={seed}",
+            dir.display()
+        );
         open(&spec, &Options::default()).unwrap().reader.map(|r| r.unwrap()).collect()
     };
     let all = make(1);
