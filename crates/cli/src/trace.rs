@@ -154,7 +154,9 @@ fn convert(input: &Input, output: &str, to: Format) -> Result<(), CliError> {
     if let (Ok(a), Ok(b)) = (std::fs::canonicalize(&input.trace), std::fs::canonicalize(output))
         && a == b
     {
-        return Err(CliError::Usage(format!("'{output}' is the trace that is read; name another file to write")));
+        return Err(CliError::Usage(format!(
+            "'{output}' is the trace that is read; name another file to write"
+        )));
     }
     let mut trace = input.open()?;
     let mut writer = Writer::create(output, to).map_err(trace_error)?;
@@ -177,7 +179,15 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Convert(a) => convert(&a.input, &a.output, a.to),
         Command::Generate(a) => {
             let spec = if a.spec.starts_with("gen:") { a.spec } else { format!("gen:{}", a.spec) };
-            let input = Input { trace: spec, format: None, columns: None, skip_bad: false, rate: None, pages: None, limit: None };
+            let input = Input {
+                trace: spec,
+                format: None,
+                columns: None,
+                skip_bad: false,
+                rate: None,
+                pages: None,
+                limit: None,
+            };
             convert(&input, &a.output, a.to)
         }
         Command::Formats => formats(),

@@ -70,6 +70,7 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
             ],
         ),
         (&["--endurance-tbw", "600", "--endurance-dwpd", "1"], 2, &["not both"]),
+        (&["--admission", "lru"], 2, &["admission 'lru'", "flashiness", "ghost"]),
         (&["--clock-bits", "3"], 2, &["clock-bits '3'"]),
         (&["--io", "magic"], 2, &["io 'magic'", "uring"]),
         (&["--http", "everywhere"], 2, &["http 'everywhere'", "off"]),

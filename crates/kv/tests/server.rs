@@ -622,3 +622,15 @@ fn an_auth_file_that_cannot_be_used_is_named() {
     let e = refused(c);
     assert!(e.contains("auth-file '/nonexistent/users'"), "{e}");
 }
+
+#[test]
+fn a_pipeline_gives_way_after_its_turn() {
+    let server = start(config(Settings { max_reqs_per_event: Some(1), ..Settings::default() }));
+    let mut c = Client::new(server.addresses()[0]);
+    c.send(&b"set k 0 0 1\r\nx\r\n".repeat(6));
+    for _ in 0..6 {
+        assert_eq!(c.line(), "STORED");
+    }
+    assert!(c.stat("conn_yields") >= 5);
+    server.stop();
+}

@@ -127,7 +127,7 @@ pub(crate) struct Args {
     /// Worker threads [default: the number of processors, at most 4]
     #[arg(short = 't', long, value_name = "NUM", help_heading = "Process")]
     threads: Option<usize>,
-    /// Most requests taken from one connection at a time [default: 20]
+    /// Most requests taken from one connection at a time [default: 1000]
     #[arg(short = 'R', long, value_name = "NUM", help_heading = "Process")]
     max_reqs_per_event: Option<u32>,
     /// Run as a daemon

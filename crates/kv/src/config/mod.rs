@@ -260,7 +260,7 @@ impl Config {
         if threads == 0 || threads > 256 {
             return Err(value("threads", threads, "must be between 1 and 256"));
         }
-        let requests_per_event = *s.max_reqs_per_event.get_or_insert(20);
+        let requests_per_event = *s.max_reqs_per_event.get_or_insert(1000);
         if requests_per_event == 0 {
             return Err(value("max-reqs-per-event", 0, "must be greater than 0"));
         }
@@ -338,6 +338,9 @@ impl Config {
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
         let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
         let admission = s.admission.get_or_insert_with(|| "flashiness".into()).clone();
+        if let Err(e) = larder_policy::admission::AdmissionConfig::from_name(&admission) {
+            return Err(value("admission", &admission, e.to_string()));
+        }
         let clock_bits = *s.clock_bits.get_or_insert(2);
         if !(1..=2).contains(&clock_bits) {
             return Err(value("clock-bits", clock_bits, "must be 1 or 2"));

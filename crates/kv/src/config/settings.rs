@@ -51,7 +51,8 @@ settings! {
     idle_timeout: u32,
     /// Worker threads.
     threads: usize,
-    /// Requests taken from one connection before the others have their turn.
+    /// Requests taken from one connection before their answers are sent and the others have their turn (16 KiB of
+    /// answers end a turn as well).
     max_reqs_per_event: u32,
     /// DRAM for objects and the flash index.
     memory_limit: ByteSize,

@@ -17,6 +17,8 @@ pub struct ProtocolConfig {
     pub flush_enabled: bool,
     /// Whether `debugtime` exists (a hidden flag for conformance tests).
     pub debug_commands: bool,
+    /// Commands executed in one turn, after which their answers are sent before more are taken (`-R`).
+    pub commands_per_turn: u32,
     /// Who must log in before anything else is answered (`--auth-file`).
     pub auth: Option<AuthFile>,
 }
@@ -28,6 +30,7 @@ impl Default for ProtocolConfig {
             shutdown_enabled: false,
             flush_enabled: true,
             debug_commands: false,
+            commands_per_turn: u32::MAX,
             auth: None,
         }
     }

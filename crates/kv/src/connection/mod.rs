@@ -49,7 +49,7 @@ pub struct ReadToken(pub u32);
 pub enum Progress {
     /// Read more from the client and call again.
     NeedInput,
-    /// Too much is unsent: write, then call again. Do not read.
+    /// Too much is unsent, or the connection has had its turn: write, then call again. Do not read.
     OutputFull,
     /// Call again after [`Connection::flash_done`]. Do not read.
     WaitingForFlash,
@@ -257,6 +257,7 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
         engine: &E,
         ctx: &mut ConnContext<'_, R>,
     ) -> Progress {
+        let mut left = ctx.config.commands_per_turn;
         loop {
             if self.out.unsent() >= SMALL {
                 // Finished answers may all stand behind one that waits for flash.
@@ -264,7 +265,15 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                 return if sendable { Progress::OutputFull } else { Progress::WaitingForFlash };
             }
             let progress = match self.state {
-                State::Command => self.command(now, engine, ctx, None),
+                State::Command
+                    if left == 0 && self.input.len() > 0 && !self.output().is_empty() =>
+                {
+                    return Progress::OutputFull;
+                }
+                State::Command => {
+                    left = left.saturating_sub(1);
+                    self.command(now, engine, ctx, None)
+                }
                 State::Keys(keys) => {
                     let mut turn = Self::turn(now, engine, ctx, &self.big, &mut self.out);
                     let act = turn.keys(self.input.bytes(), 0, keys);

@@ -71,6 +71,7 @@ impl<S: Store> Server<S> {
             shutdown_enabled: config.shutdown_enabled,
             flush_enabled: config.flush_enabled,
             debug_commands: config.debugtime_enabled,
+            commands_per_turn: config.requests_per_event,
             auth,
         };
         let (listeners, unix) = listener::open(&config)?;
