@@ -2,6 +2,7 @@
 //!
 //! A specification is `KIND?name=value&name=value`; as a trace's name it is written `gen:KIND?…`.
 
+mod blocks;
 mod cachebench;
 mod memcachier;
 mod simple;
@@ -44,6 +45,11 @@ pub const KINDS: &[(&str, &str)] = &[
         "cachebench",
         "CacheLib's cachebench: dir with config.json, pop.json, sizes.json; objects, requests",
     ),
+    ("fileserver", "block I/O of Holland's file server: size, set, outside, writes, requests"),
+    (
+        "oltp",
+        "block I/O of a database, with a backup scanning through: size, skew, writes, backup, backup-from, requests",
+    ),
 ];
 
 /// The generator that `spec` (`KIND?name=value&…`) describes.
@@ -60,6 +66,8 @@ pub fn parse(text: &str) -> Result<Box<dyn Reader>, TraceError> {
             memcachier::build(&mut spec)?
         }
         "cachebench" => cachebench::build(&mut spec)?,
+        "fileserver" => blocks::file_server(&mut spec)?,
+        "oltp" => blocks::oltp(&mut spec)?,
         "fill" | "uniform" | "zipf" | "scan" | "loop" | "hotcold" => simple::build(&mut spec)?,
         _ => {
             let known: Vec<&str> = KINDS.iter().map(|(k, _)| *k).collect();
