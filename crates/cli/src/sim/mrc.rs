@@ -1,31 +1,16 @@
-//! `larder sim`: what would a cache of this kind and size have done with this trace?
+//! `larder sim mrc`: miss ratios of eviction policies.
 
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
-
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
 use larder_policy::eviction::{EvictionKind, Unit};
 use larder_sim::mrc::{Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
 use larder_trace::Reader;
 
+use super::print_json;
+use super::watch::Watch;
 use crate::error::CliError;
 use crate::trace::{Input, trace_error};
-
-/// Simulate caches on traces.
-#[derive(Debug, Parser)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Miss ratios of eviction policies at many sizes, in one decode of the trace.
-    Mrc(MrcArgs),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum UnitArg {
@@ -36,7 +21,7 @@ enum UnitArg {
 }
 
 #[derive(Debug, Parser)]
-struct MrcArgs {
+pub(super) struct MrcArgs {
     #[command(flatten)]
     input: Input,
     /// Policies, separated by commas: lru, fifo, clock, clock2, clock3, lfu, slru, 2q, arc, lirs, sieve, s3fifo
@@ -70,12 +55,6 @@ struct MrcArgs {
     /// Print as JSON: a list of {policy, size, requests, misses, request_bytes, miss_bytes, …}.
     #[arg(long)]
     json: bool,
-}
-
-pub(crate) fn run(args: Args) -> Result<(), CliError> {
-    match args.command {
-        Command::Mrc(args) => mrc(&args),
-    }
 }
 
 fn policies(names: &[String]) -> Result<Vec<EvictionKind>, CliError> {
@@ -157,7 +136,7 @@ fn failure(e: SweepError) -> CliError {
     }
 }
 
-fn mrc(args: &MrcArgs) -> Result<(), CliError> {
+pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     let plan = plan(args)?;
     let options = args.input.options();
     let open =
@@ -177,8 +156,7 @@ fn mrc(args: &MrcArgs) -> Result<(), CliError> {
     }
     let rows = with_curve(&found, args.lru_curve);
     if args.json {
-        let text = serde_json::to_string_pretty(&rows);
-        println!("{}", text.map_err(|e| CliError::Runtime(e.to_string()))?);
+        print_json(&rows)?;
     } else {
         print_table(&rows, plan.unit);
         println!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes));
@@ -226,54 +204,4 @@ fn print_table(rows: &[Row], unit: Unit) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     println!("{table}");
-}
-
-/// A progress bar over one or two readings of the trace, when standard error is a terminal.
-struct Watch {
-    bar: Option<ProgressBar>,
-    passes: u64,
-    pass: u64,
-    last_requests: u64,
-    last: Instant,
-    started: Instant,
-}
-
-impl Watch {
-    fn new(passes: u64) -> Watch {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(10_000 * passes);
-            let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.set_style(style);
-            bar
-        });
-        let now = Instant::now();
-        Watch { bar, passes, pass: 0, last_requests: 0, last: now, started: now }
-    }
-
-    fn tick(&mut self, reader: &dyn Reader, requests: u64) {
-        if requests < self.last_requests {
-            self.pass = (self.pass + 1).min(self.passes - 1);
-            self.started = Instant::now();
-        }
-        self.last_requests = requests;
-        let Some(bar) = &self.bar else { return };
-        if self.last.elapsed() < Duration::from_millis(200) {
-            return;
-        }
-        self.last = Instant::now();
-        if let Some(fraction) = reader.progress().fraction() {
-            bar.set_position(self.pass * 10_000 + (fraction * 10_000.0) as u64);
-        }
-        let rate = requests as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
-        let reading =
-            if self.passes > 1 { format!("reading {}: ", self.pass + 1) } else { String::new() };
-        bar.set_message(format!("{reading}{requests} requests  {rate:.0}/s"));
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
 }

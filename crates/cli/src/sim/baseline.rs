@@ -1,0 +1,179 @@
+//! `larder sim baseline`: flash caches to measure against.
+
+use clap::{Parser, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets};
+use larder_base::ByteSize;
+use larder_sim::baseline::{Baseline, Counts, Ripq, VictimCache};
+use larder_sim::mrc::{Interner, Items};
+use serde::Serialize;
+
+use super::print_json;
+use super::watch::Watch;
+use crate::error::CliError;
+use crate::trace::{Input, trace_error};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Cache {
+    /// LRU in DRAM; whatever it evicts is written to LRU on flash.
+    Victim,
+    /// RIPQ: a segmented LRU on flash with K insertion points and virtual updates; all objects are written to flash.
+    Ripq,
+}
+
+#[derive(Debug, Parser)]
+pub(super) struct BaselineArgs {
+    #[command(flatten)]
+    input: Input,
+    /// The caches, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "victim,ripq")]
+    cache: Vec<Cache>,
+    /// Flash capacities, separated by commas (4m, 512m, 1g).
+    #[arg(long, value_delimiter = ',', required = true, value_name = "LIST")]
+    flash: Vec<ByteSize>,
+    /// DRAM of the victim cache; a seventh of the flash when not given (DRAM : flash = 1 : 7).
+    #[arg(long, value_name = "SIZE")]
+    dram: Option<ByteSize>,
+    /// RIPQ's block.
+    #[arg(long, default_value = "64k", value_name = "SIZE")]
+    block: ByteSize,
+    /// RIPQ's insertion points (K).
+    #[arg(long, default_value_t = 8, value_name = "K")]
+    sections: u16,
+    /// Requests that only fill the caches, before counting starts.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    cache: &'static str,
+    flash: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dram: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sections: Option<u16>,
+    #[serde(flatten)]
+    counts: Counts,
+    hit_ratio: f64,
+    clwa: f64,
+}
+
+fn build(args: &BaselineArgs) -> Result<Vec<(Row, Box<dyn Baseline>)>, CliError> {
+    let usage = |text: String| Err(CliError::Usage(text));
+    if args.sections == 0 {
+        return usage("--sections: '0': at least 1 insertion point".to_owned());
+    }
+    let mut caches: Vec<(Row, Box<dyn Baseline>)> = Vec::new();
+    for &ByteSize(flash) in &args.flash {
+        for cache in &args.cache {
+            let empty = Row {
+                cache: "victim",
+                flash,
+                dram: None,
+                block: None,
+                sections: None,
+                counts: Counts::default(),
+                hit_ratio: 0.0,
+                clwa: 0.0,
+            };
+            match cache {
+                Cache::Victim => {
+                    let dram = args.dram.map_or(flash / 7, |d| d.0);
+                    let row = Row { dram: Some(dram), ..empty };
+                    caches.push((row, Box::new(VictimCache::new(dram, flash))));
+                }
+                Cache::Ripq => {
+                    let ByteSize(block) = args.block;
+                    let room = flash / u64::from(args.sections);
+                    if block == 0 || room < block {
+                        return usage(format!(
+                            "--flash: {} over {} sections is {} each, less than a block of {}: give more \
+                             flash, fewer --sections or a smaller --block",
+                            ByteSize(flash),
+                            args.sections,
+                            ByteSize(room),
+                            args.block
+                        ));
+                    }
+                    let sections = Some(args.sections);
+                    let row = Row { cache: "ripq", block: Some(block), sections, ..empty };
+                    caches
+                        .push((row, Box::new(Ripq::new(flash, block, usize::from(args.sections)))));
+                }
+            }
+        }
+    }
+    Ok(caches)
+}
+
+pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
+    let mut caches = build(args)?;
+    let mut items = Items::new(args.input.open()?.reader, false);
+    let mut interner = Interner::new();
+    let mut watch = Watch::new(1);
+    let mut requests = 0u64;
+    while let Some(item) = items.next() {
+        let item = item.map_err(trace_error)?;
+        let Some(tag) = interner.intern(item.id) else {
+            return Err(CliError::Runtime("the trace has more than 2^32 - 1 objects".to_owned()));
+        };
+        if item.removes {
+            caches.iter_mut().for_each(|(_, cache)| cache.remove(tag));
+            continue;
+        }
+        if requests == args.warmup && requests > 0 {
+            caches.iter_mut().for_each(|(_, cache)| cache.reset_counts());
+        }
+        for (_, cache) in &mut caches {
+            cache.request(tag, item.size);
+        }
+        requests += 1;
+        if requests.is_multiple_of(1 << 16) {
+            watch.tick(items.inner(), requests);
+        }
+    }
+    watch.finish();
+    let rows: Vec<Row> = caches
+        .into_iter()
+        .map(|(row, cache)| {
+            let counts = cache.counts();
+            Row { counts, hit_ratio: counts.hit_ratio(), clwa: counts.clwa(), ..row }
+        })
+        .collect();
+    if args.json {
+        return print_json(&rows);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(vec![
+        "cache",
+        "flash",
+        "DRAM",
+        "hit ratio",
+        "CLWA",
+        "flash written",
+        "missed",
+    ]);
+    for row in &rows {
+        table.add_row(vec![
+            row.cache.to_owned(),
+            ByteSize(row.flash).to_string(),
+            row.dram.map_or("-".to_owned(), |d| ByteSize(d).to_string()),
+            format!("{:.4}", row.hit_ratio),
+            format!("{:.4}", row.clwa),
+            ByteSize(row.counts.flash_bytes).to_string(),
+            ByteSize(row.counts.miss_bytes).to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+    println!("CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)");
+    Ok(())
+}

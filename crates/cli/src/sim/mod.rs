@@ -1,0 +1,42 @@
+//! `larder sim`: what would a cache of this kind and size have done with this trace, and what would the drive?
+
+mod baseline;
+mod mrc;
+mod ssd;
+mod watch;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::CliError;
+
+/// Simulate caches and drives on traces.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Miss ratios of eviction policies at many sizes, in one decode of the trace.
+    Mrc(mrc::MrcArgs),
+    /// Other flash caches to measure against: a victim cache and RIPQ. Hit ratio and cache-level write amplification.
+    Baseline(baseline::BaselineArgs),
+    /// A drive: device-level write amplification and wear under synthetic writes or a block trace.
+    Ssd(ssd::SsdArgs),
+}
+
+pub(crate) fn run(args: Args) -> Result<(), CliError> {
+    match args.command {
+        Command::Mrc(args) => mrc::run(&args),
+        Command::Baseline(args) => baseline::run(&args),
+        Command::Ssd(args) => ssd::run(&args),
+    }
+}
+
+/// Prints `value` as indented JSON.
+fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value);
+    println!("{}", text.map_err(|e| CliError::Runtime(e.to_string()))?);
+    Ok(())
+}

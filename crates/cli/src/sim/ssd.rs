@@ -1,0 +1,234 @@
+//! `larder sim ssd`: what a drive makes of writes.
+
+use std::io::IsTerminal;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use larder_base::{ByteSize, Rng};
+use larder_sim::ssd::{Geometry, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
+use larder_trace::Reader;
+use serde::Serialize;
+
+use super::print_json;
+use super::watch::Watch;
+use crate::error::CliError;
+use crate::trace::trace_error;
+
+#[derive(Debug, Parser)]
+pub(super) struct SsdArgs {
+    /// Capacity that the host sees.
+    #[arg(long, default_value = "16g", value_name = "SIZE")]
+    capacity: ByteSize,
+    /// The unit of mapping.
+    #[arg(long, default_value = "16k", value_name = "SIZE")]
+    page: ByteSize,
+    /// A super-block: what is erased together, over all channels and planes.
+    #[arg(long, default_value = "64m", value_name = "SIZE")]
+    block: ByteSize,
+    /// Physical space beyond the capacity, as a share of it.
+    #[arg(long, default_value_t = 0.07, value_name = "SHARE")]
+    over_provisioning: f64,
+    /// The cleaner's choice: greedy, fifo, random or cost-benefit.
+    #[arg(long, default_value = "greedy", value_name = "POLICY")]
+    victim: VictimPolicy,
+    /// Copies made by the cleaner go to super-blocks of their own.
+    #[arg(long)]
+    separate_cleaning: bool,
+    /// Size of each write: the space is cut into regions of this size, each overwritten whole.
+    #[arg(long, default_value = "16k", value_name = "SIZE")]
+    io: ByteSize,
+    /// Regions are written in turn, rather than at random.
+    #[arg(long)]
+    sequential: bool,
+    /// WRITES:SHARE: this share of the writes goes to this share of the space (0.9:0.1).
+    #[arg(long, value_parser = parse_hot, value_name = "WRITES:SHARE", conflicts_with = "sequential")]
+    hot: Option<(f64, f64)>,
+    /// The share of the capacity that is written to.
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    utilisation: f64,
+    /// How often the space is overwritten; the first half only settles the drive.
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    rounds: u32,
+    /// Write what this block trace writes (and discard what it trims), page by page modulo the capacity, instead.
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["io", "sequential", "hot", "utilisation"])]
+    trace: Option<String>,
+    /// Seed of random writes and victims.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_hot(text: &str) -> Result<(f64, f64), String> {
+    let parts = text.split_once(':').and_then(|(w, s)| Some((w.parse().ok()?, s.parse().ok()?)));
+    parts.filter(|(w, s)| (0.0..=1.0).contains(w) && *s > 0.0 && *s < 1.0).ok_or_else(|| {
+        "give the share of the writes and the share of the space, such as 0.9:0.1".to_owned()
+    })
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    write_amplification: f64,
+    page_bytes: u64,
+    traffic: Traffic,
+    wear: Wear,
+    /// Closed super-blocks by share of valid pages, in tenths.
+    valid_distribution: Vec<u64>,
+}
+
+fn usage<T>(text: String) -> Result<T, CliError> {
+    Err(CliError::Usage(text))
+}
+
+fn geometry(args: &SsdArgs) -> Result<Geometry, CliError> {
+    let (capacity, page, block) = (args.capacity.0, args.page.0, args.block.0);
+    if page == 0 || !block.is_multiple_of(page) || block < page {
+        let text = format!("--block: {} is not a multiple of --page {}", args.block, args.page);
+        return usage(text);
+    }
+    let logical = u32::try_from(capacity / page).unwrap_or(u32::MAX);
+    let per_block = u32::try_from(block / page).unwrap_or(u32::MAX);
+    if logical == 0 || f64::from(logical) * (1.0 + args.over_provisioning) > 3e9 {
+        let text = format!(
+            "--capacity: {} has {} pages of {}: between 1 and 3 * 10^9 can be simulated; choose another --page",
+            args.capacity,
+            capacity / page,
+            args.page
+        );
+        return usage(text);
+    }
+    Ok(Geometry {
+        logical_pages: logical,
+        pages_per_block: per_block,
+        over_provisioning: args.over_provisioning,
+        streams: 1,
+        separate_cleaning: args.separate_cleaning,
+        victim: args.victim,
+    })
+}
+
+pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
+    let geometry = geometry(args)?;
+    let ssd = Ssd::new(geometry, args.seed);
+    let mut ssd = ssd.map_err(|e| CliError::Usage(e.to_string()))?;
+    match &args.trace {
+        Some(trace) => from_trace(args, trace, &mut ssd)?,
+        None => synthetic(args, &mut ssd)?,
+    }
+    let traffic = ssd.traffic();
+    let report = Report {
+        write_amplification: traffic.write_amplification(),
+        page_bytes: args.page.0,
+        traffic,
+        wear: ssd.wear(),
+        valid_distribution: ssd.valid_distribution(10),
+    };
+    if args.json {
+        return print_json(&report);
+    }
+    let bytes = |pages: u64| ByteSize(pages.saturating_mul(args.page.0));
+    println!("write amplification   {:.4}", report.write_amplification);
+    println!("written by the host   {}", bytes(traffic.host_pages));
+    println!("copied by the cleaner {}", bytes(traffic.copied_pages));
+    let wear = report.wear;
+    println!(
+        "erases per super-block {:.1} on average, {} to {}, deviation {:.2}",
+        wear.mean, wear.least, wear.most, wear.deviation
+    );
+    println!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution);
+    Ok(())
+}
+
+fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
+    if !(args.utilisation > 0.0 && args.utilisation <= 1.0) {
+        return usage(format!(
+            "--utilisation: '{}' is not a share: give 0 < SHARE <= 1",
+            args.utilisation
+        ));
+    }
+    if args.io.0 == 0 || !args.io.0.is_multiple_of(args.page.0) {
+        return usage(format!("--io: {} is not a multiple of --page {}", args.io, args.page));
+    }
+    let pages = f64::from(ssd.geometry().logical_pages) * args.utilisation;
+    let region = args.io.0 / args.page.0;
+    let regions = pages as u64 / region;
+    if regions == 0 || args.rounds < 2 {
+        return usage(
+            "--io, --rounds: at least one region must fit, and be written twice".to_owned(),
+        );
+    }
+    let hot_regions =
+        args.hot.map_or(0, |(_, s)| ((regions as f64 * s) as u64).clamp(1, regions - 1));
+    if args.hot.is_some() && regions < 2 {
+        return usage("--hot: at least two regions must fit".to_owned());
+    }
+    let bar = std::io::stderr().is_terminal().then(|| {
+        let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left");
+        let bar = ProgressBar::new(u64::from(args.rounds));
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar
+    });
+    let mut rng = Rng::new(args.seed);
+    for round in 0..=args.rounds {
+        if round == args.rounds / 2 + 1 {
+            ssd.reset_traffic();
+        }
+        for turn in 0..regions {
+            let index = match args.hot {
+                _ if args.sequential || round == 0 => turn,
+                Some((writes, _)) if rng.chance(writes) => rng.below(hot_regions),
+                Some(_) => hot_regions + rng.below(regions - hot_regions),
+                None => rng.below(regions),
+            };
+            for page in index * region..(index + 1) * region {
+                ssd.write(page as u32, 0, &mut NoEviction);
+            }
+        }
+        if let Some(bar) = &bar {
+            bar.inc(1);
+            bar.set_message(format!("WA {:.3}", ssd.traffic().write_amplification()));
+        }
+    }
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(())
+}
+
+fn from_trace(args: &SsdArgs, trace: &str, ssd: &mut Ssd) -> Result<(), CliError> {
+    let options = larder_trace::Options::default();
+    let mut reader = larder_trace::open(trace, &options).map_err(trace_error)?.reader;
+    let pages = u64::from(ssd.geometry().logical_pages);
+    let mut watch = Watch::new(1);
+    let mut requests = 0;
+    while let Some(request) = reader.next() {
+        let request = request.map_err(trace_error)?;
+        requests += 1;
+        if requests % (1 << 14) == 0 {
+            let reader: &dyn Reader = &*reader;
+            watch.tick(reader, requests);
+        }
+        if request.size == 0 || !request.op.is_block() || request.op.is_read() {
+            continue;
+        }
+        let first = request.offset / args.page.0;
+        let last = request.offset.saturating_add(request.size - 1) / args.page.0;
+        // A request larger than the drive covers all of it once.
+        for page in first..=last.min(first.saturating_add(pages - 1)) {
+            let page = (page % pages) as u32;
+            if request.op.is_removal() {
+                ssd.trim(page);
+            } else {
+                ssd.write(page, 0, &mut NoEviction);
+            }
+        }
+    }
+    watch.finish();
+    if ssd.traffic() == Traffic::default() {
+        return Err(CliError::Runtime(format!(
+            "trace '{trace}' has no block writes: nothing to simulate"
+        )));
+    }
+    Ok(())
+}
