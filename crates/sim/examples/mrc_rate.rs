@@ -17,7 +17,7 @@ fn timed(trace: &str, jobs: Vec<Job>, threads: usize) -> (f64, Found) {
     let plan = Sweep { jobs, unit: Unit::Objects, warmup: 0, threads, sample: None, curve: false };
     let options = Options::default();
     let started = Instant::now();
-    let open = || Ok(Items::new(larder_trace::open(trace, &options)?.reader, false));
+    let open = || Ok(Items::new(larder_trace::open(trace, &options)?.reader));
     let found = sweep(open, &plan, |_, _| ()).unwrap_or_else(|e| panic!("{e}"));
     (started.elapsed().as_secs_f64(), found)
 }

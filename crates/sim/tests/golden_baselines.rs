@@ -51,7 +51,7 @@ fn check(trace: &str, file: &str) {
         return;
     }
     let name = folder.join(file).to_string_lossy().into_owned();
-    let items = Items::new(open(&name, &Options::default()).unwrap().reader, false);
+    let items = Items::new(open(&name, &Options::default()).unwrap().reader);
     let mut interner = Interner::new();
     let requests: Vec<(u32, u32)> = items
         .map(|item| {

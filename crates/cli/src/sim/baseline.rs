@@ -63,12 +63,15 @@ struct Row {
     clwa: f64,
 }
 
-fn build(args: &BaselineArgs) -> Result<Vec<(Row, Box<dyn Baseline>)>, CliError> {
+/// A cache and the row that will report it.
+type Contender = (Row, Box<dyn Baseline>);
+
+fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
     let usage = |text: String| Err(CliError::Usage(text));
     if args.sections == 0 {
         return usage("--sections: '0': at least 1 insertion point".to_owned());
     }
-    let mut caches: Vec<(Row, Box<dyn Baseline>)> = Vec::new();
+    let mut caches: Vec<Contender> = Vec::new();
     for &ByteSize(flash) in &args.flash {
         for cache in &args.cache {
             let empty = Row {
@@ -113,7 +116,7 @@ fn build(args: &BaselineArgs) -> Result<Vec<(Row, Box<dyn Baseline>)>, CliError>
 
 pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     let mut caches = build(args)?;
-    let mut items = Items::new(args.input.open()?.reader, false);
+    let mut items = Items::new(args.input.open()?.reader);
     let mut interner = Interner::new();
     let mut watch = Watch::new(1);
     let mut requests = 0u64;

@@ -34,9 +34,6 @@ pub(super) struct MrcArgs {
     /// What sizes count.
     #[arg(long, value_enum, default_value = "objects")]
     unit: UnitArg,
-    /// Split block I/O into 4 KiB pages (an object is then page number × 64 + device).
-    #[arg(long)]
-    pages: bool,
     /// Requests that only fill the caches, before counting starts.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
@@ -139,8 +136,7 @@ fn failure(e: SweepError) -> CliError {
 pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     let plan = plan(args)?;
     let options = args.input.options();
-    let open =
-        || Ok(Items::new(larder_trace::open(&args.input.trace, &options)?.reader, args.pages));
+    let open = || Ok(Items::new(larder_trace::open(&args.input.trace, &options)?.reader));
     let passes = if plan.jobs.iter().any(|j| j.policy.needs_future()) { 2 } else { 1 };
     let mut watch = Watch::new(passes);
     let mut skipped = None;

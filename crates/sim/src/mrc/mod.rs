@@ -15,7 +15,7 @@ mod stack;
 mod sweep;
 
 pub use intern::Interner;
-pub use items::{Item, Items, PAGE};
+pub use items::{Item, Items};
 pub use shards::Sampler;
 pub use stack::{LruCurve, StackDistances};
 pub use sweep::{Found, Job, Row, Sweep, SweepError, sweep};

@@ -197,7 +197,8 @@ impl Decode for Srt {
         } else {
             let word = |i: usize| i32_be(r, 4 * i);
             let (sec, usec, bytes, kib) = (word(2), word(3), word(6), word(7));
-            let (dev, flags) = (word(8), word(11));
+            // HP-UX: the minor number (24 bits) names the disk, the major number the driver it was reached through.
+            let (dev, flags) = (word(8) & 0x00ff_ffff, word(11));
             let op = if flags & 1 == 1 { Op::Read } else { Op::Write };
             let time = Nanos(u64::from(sec) * 1_000_000_000 + u64::from(usec) * 1000);
             out.one(Request {
