@@ -145,8 +145,9 @@ impl<'a, I: Iterator<Item = Result<Item, TraceError>>> Feed<'a, I> {
             };
             let item = item?;
             read += 1;
+            let warming = self.warmup_left > 0;
             if !item.removes {
-                if self.warmup_left > 0 {
+                if warming {
                     self.warmup_left -= 1;
                 } else {
                     self.requests += 1;
@@ -160,7 +161,7 @@ impl<'a, I: Iterator<Item = Result<Item, TraceError>>> Feed<'a, I> {
             if let Some(part) = part {
                 self.buffer.push((item, part));
             }
-            if self.warmup_left > 0 {
+            if warming {
                 chunk.counted_from = self.buffer.len();
             }
         }

@@ -1,0 +1,101 @@
+//! `larder sim`, run as people and scripts run it.
+
+use std::process::{Command, Output};
+
+fn larder(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_larder")).arg("sim").args(arguments).output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    let output = larder(arguments);
+    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {problem}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const TRACE: &str = "gen:zipf?objects=20000&requests=100000&skew=0.9&seed=3";
+
+#[test]
+fn mrc_prints_the_fields_that_scripts_rely_on() {
+    let rows = json(&[
+        "mrc",
+        TRACE,
+        "--policies",
+        "lru,s3fifo,belady",
+        "--sizes",
+        "100,1000",
+        "--unit",
+        "objects",
+        "--json",
+    ]);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    let names: Vec<&str> = rows.iter().map(|r| r["policy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["lru", "lru", "s3fifo", "s3fifo", "belady", "belady"]);
+    for row in rows {
+        for field in ["size", "requests", "misses", "request_bytes", "miss_bytes"] {
+            assert!(row[field].is_u64(), "{field} of {row}");
+        }
+        assert_eq!(row["requests"], 100_000);
+        assert!(row["misses"].as_u64().unwrap() > 10_000);
+    }
+    assert!(rows[1]["misses"].as_u64() < rows[0]["misses"].as_u64());
+    assert!(rows[4]["misses"].as_u64() < rows[0]["misses"].as_u64());
+}
+
+#[test]
+fn the_same_seed_and_sample_print_the_same_bytes_on_any_number_of_threads() {
+    let run = |threads: &str| {
+        let arguments = [
+            "mrc",
+            TRACE,
+            "--policies",
+            "all",
+            "--sizes",
+            "1m",
+            "--unit",
+            "bytes",
+            "--sample",
+            "0.5",
+        ];
+        let output = larder(&[&arguments[..], &["--json", "--threads", threads]].concat());
+        assert!(output.status.success());
+        output.stdout
+    };
+    assert_eq!(run("1"), run("3"));
+}
+
+#[test]
+fn baselines_and_drives_report() {
+    let rows = json(&["baseline", TRACE, "--flash", "1m", "--block", "16k", "--json"]);
+    assert_eq!(rows[0]["cache"], "victim");
+    assert_eq!(rows[1]["cache"], "ripq");
+    assert!(rows[0]["clwa"].as_f64().unwrap() > rows[1]["clwa"].as_f64().unwrap());
+
+    let drive = ["ssd", "--capacity", "64m", "--page", "4k", "--block", "256k", "--json"];
+    let random = json(&drive)["write_amplification"].as_f64().unwrap();
+    let in_turn = json(&[&drive[..], &["--sequential"]].concat());
+    assert!(random > 4.0 && in_turn["write_amplification"].as_f64().unwrap() < 1.05, "{random}");
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_in_one_line() {
+    for (arguments, code, words) in [
+        (&["mrc", TRACE, "--policies", "mru", "--sizes", "9"][..], 2, "'mru': choose from lru"),
+        (&["mrc", TRACE, "--sizes", "4k"], 2, "'4k': with --unit objects"),
+        (&["mrc", TRACE, "--sizes", "0"], 2, "between 1 and"),
+        (&["mrc", TRACE, "--sizes", "9", "--sample", "2"], 2, "0 < SHARE <= 1"),
+        (&["mrc", "-", "--sizes", "9", "--policies", "belady"], 2, "name a file"),
+        (&["mrc", TRACE, "--lru-curve", "--sample", "0.1"], 2, "leave out --sample"),
+        (&["mrc", "/nonexistent", "--sizes", "9"], 1, "/nonexistent"),
+        (&["baseline", TRACE, "--flash", "4k"], 2, "less than a block"),
+        (&["ssd", "--page", "3k"], 2, "not a multiple"),
+        (&["ssd", "--over-provisioning", "0"], 2, "over_provisioning"),
+        (&["ssd", "--capacity", "1p"], 2, "'1p' is not a size"),
+    ] {
+        let output = larder(arguments);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
+        assert!(message.contains(words), "{arguments:?}: {message}");
+    }
+}
