@@ -110,6 +110,20 @@ impl KvShard {
         report
     }
 
+    /// Without flash: evicts by CLOCK until the shard has the free room it wants, a window at a time. Returns whether
+    /// more is needed.
+    pub fn make_free_room(&mut self, now: Now) -> bool {
+        self.flush_if_due(now);
+        self.cleaner_came();
+        for _ in 0..WINDOW {
+            if !self.wants_room() {
+                return false;
+            }
+            self.clock_step(now, true, true);
+        }
+        self.wants_room()
+    }
+
     fn wants_room(&self) -> bool {
         self.arena.free_bytes() + self.staged_bytes < self.config.free_high
     }

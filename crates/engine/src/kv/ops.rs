@@ -496,7 +496,8 @@ impl KvShard {
                 app: h.app,
                 value: [b"", b""],
                 flags: 0,
-                expiry: h.expiry,
+                // As memcached: a dropped value takes its expiry along.
+                expiry: delete.touch.unwrap_or(Expiry::NEVER),
                 cas: h.cas,
                 state: h.state.without(State::STAGED),
             };

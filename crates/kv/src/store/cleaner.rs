@@ -1,0 +1,164 @@
+//! The threads beside the workers: the cleaner, which runs the flash log, and the trainer, which fits the classifiers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use larder_engine::kv::{IoFailed, SegmentIo, Step};
+use larder_policy::admission::AdmissionPolicy;
+use larder_policy::learn::{TrainParams, train};
+use larder_runtime::{AlignedBuf, Clock};
+
+use super::{Flash, KvStore, LockedShards, locked};
+
+/// Whole segments to and from the device, with a log line for what goes wrong.
+struct Segments<'a>(&'a Flash);
+
+impl SegmentIo for Segments<'_> {
+    type Buffer = AlignedBuf;
+
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.0.device.write_at(self.0.geometry.offset(segment), bytes).map_err(|error| {
+            tracing::error!(
+                %error,
+                segment,
+                "a segment could not be written; its objects stay in DRAM. Check the flash and the space on its file system"
+            );
+            IoFailed
+        })
+    }
+
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        self.0.device.read_at(self.0.geometry.offset(segment), bytes).map_err(|error| {
+            tracing::error!(%error, segment, "a segment could not be read for reclaim; its objects are forgotten");
+            IoFailed
+        })
+    }
+}
+
+impl KvStore {
+    /// Starts the threads. They end at [`KvStore::stop`].
+    pub(super) fn start_threads(self: &Arc<Self>, clock: &Arc<Clock>) -> std::io::Result<()> {
+        let mut threads = locked(&self.threads);
+        for (name, body) in [
+            ("cleaner", KvStore::clean as fn(&KvStore, &Clock)),
+            ("trainer", KvStore::train_models as fn(&KvStore, &Clock)),
+        ] {
+            let (store, clock) = (self.clone(), clock.clone());
+            let thread =
+                std::thread::Builder::new().name(format!("larder-{name}")).spawn(move || body(&store, &clock))?;
+            threads.push(thread);
+        }
+        Ok(())
+    }
+
+    fn stopping(&self) -> bool {
+        self.bell.stop.load(Ordering::Acquire)
+    }
+
+    /// Waits until the bell rings or a second has gone.
+    fn wait_for_bell(&self) {
+        let mut rung = locked(&self.bell.rung);
+        if !*rung && !self.stopping() {
+            let waited = self.bell.changed.wait_timeout(rung, Duration::from_secs(1));
+            rung = match waited {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        *rung = false;
+    }
+
+    fn clean(&self, clock: &Clock) {
+        let mut degraded = false;
+        while !self.stopping() {
+            self.wait_for_bell();
+            match self.flash() {
+                Some(flash) => {
+                    let mut log = locked(&flash.log);
+                    let mut io = Segments(flash);
+                    while !self.stopping() {
+                        let step = log.step(clock.now(), &mut LockedShards(&self.cells), &mut io);
+                        if log.stats().degraded != degraded {
+                            degraded = !degraded;
+                            if degraded {
+                                tracing::error!(
+                                    "flash is out of use: writes fail. Serving goes on from DRAM and from what is on flash; \
+                                     writing is tried again every few seconds"
+                                );
+                            } else {
+                                tracing::info!("flash is in use again");
+                            }
+                        }
+                        if step == Step::Idle {
+                            break;
+                        }
+                    }
+                }
+                None => {
+                    // DRAM alone: free room is kept ahead of writes all the same.
+                    for cell in &self.cells {
+                        while cell.lock().make_free_room(clock.now()) {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn train_models(&self, clock: &Clock) {
+        let mut turn = 0u64;
+        while !self.stopping() {
+            for _ in 0..10 {
+                std::thread::sleep(Duration::from_millis(100));
+                if self.stopping() {
+                    return;
+                }
+            }
+            for i in 0..self.cells.len() {
+                let due = self.cells[i].lock().admission_mut().training_due(clock.now().mono);
+                let Some(app) = due else { continue };
+                // All shards' samples make one model, which all shards then use.
+                let mut all = None;
+                for cell in &self.cells {
+                    let part = cell.lock().admission_mut().take_training_set(app, clock.now().mono);
+                    all = match (all, part) {
+                        (None, part) => part,
+                        (Some(mut all), Some(part)) => {
+                            larder_policy::learn::TrainingSet::merge(&mut all, part);
+                            Some(all)
+                        }
+                        (all, None) => all,
+                    };
+                }
+                let Some(set) = all else { continue };
+                turn += 1;
+                match train(&set, &TrainParams::default(), turn) {
+                    Ok(model) => {
+                        tracing::debug!(app = app.0, samples = set.samples.len(), "a classifier was trained");
+                        for cell in &self.cells {
+                            cell.lock().admission_mut().install(app, model.clone(), clock.now().mono);
+                        }
+                    }
+                    Err(error) => tracing::warn!(app = app.0, %error, "a classifier could not be trained"),
+                }
+            }
+        }
+    }
+
+    /// Ends the threads, writes what is staged, and leaves everything as a warm start wants it.
+    pub(super) fn stop(&self, now: larder_base::Now) {
+        self.bell.stop.store(true, Ordering::Release);
+        self.bell.changed.notify_all();
+        for thread in locked(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a background thread had died");
+            }
+        }
+        if let Some(flash) = self.flash() {
+            let mut log = locked(&flash.log);
+            log.drain(now, &mut LockedShards(&self.cells), &mut Segments(flash));
+            drop(log);
+            self.write_down(flash, now);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Why a store does not open.
+
+use std::path::PathBuf;
+
+use larder_base::ByteSize;
+
+use super::plan::PlanError;
+
+/// Why a store does not open. Nothing has been written to the flash then.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The data directory.
+    #[error(transparent)]
+    DataDir(#[from] larder_runtime::DataDirError),
+    /// The flash.
+    #[error(transparent)]
+    Device(#[from] larder_runtime::DeviceError),
+    /// Sizes that cannot work.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The flash is too small or too large to be divided.
+    #[error(transparent)]
+    Geometry(#[from] larder_format::GeometryError),
+    /// A superblock of another version, or a device that shrank.
+    #[error("flash '{path}': {source}")]
+    Superblock {
+        /// Which flash.
+        path: PathBuf,
+        /// What is wrong.
+        source: larder_format::SuperblockError,
+    },
+    /// Somebody's data.
+    #[error(
+        "flash '{path}' holds {what}, not Larder's data; nothing was written. To erase it and use it as flash, start once \
+         with --format-flash"
+    )]
+    Foreign {
+        /// Which flash.
+        path: PathBuf,
+        /// What was recognised.
+        what: String,
+    },
+    /// Both superblocks of what was Larder's flash are unreadable.
+    #[error(
+        "flash '{path}' was Larder's, but neither superblock is whole ({why}); nothing was written. Start once with \
+         --format-flash to begin anew: what it cached is lost"
+    )]
+    Damaged {
+        /// Which flash.
+        path: PathBuf,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// The flash was formatted with another size.
+    #[error(
+        "flash '{path}' was formatted for {formatted}, and {wanted} is asked for; leave --flash-size out to go on with it, \
+         or start once with --format-flash to begin anew"
+    )]
+    OtherSize {
+        /// Which flash.
+        path: PathBuf,
+        /// Its size as formatted.
+        formatted: ByteSize,
+        /// What the configuration says.
+        wanted: ByteSize,
+    },
+    /// Admission's configuration.
+    #[error(transparent)]
+    Admission(#[from] larder_policy::admission::AdmissionError),
+    /// The write budget's configuration.
+    #[error(transparent)]
+    Budget(#[from] larder_policy::budget::BudgetError),
+    /// The applications' configuration.
+    #[error(transparent)]
+    Application(#[from] larder_policy::application::ApplicationError),
+    /// The operating system gives no random numbers, threads or the like.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// An index that was just made is not accepted: a defect.
+    #[error("the flash index cannot be made: {0}; please report this")]
+    Index(#[from] larder_engine::index::IndexError),
+}

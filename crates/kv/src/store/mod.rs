@@ -1,0 +1,228 @@
+//! The store behind `larder kv`: the engine's shards behind their locks, the flash beneath them, the cleaner and the
+//! trainer beside them.
+//!
+//! ```text
+//!  workers ── execute ──▶ [ shard ][ shard ] …  ◀── stage, publish, reclaim ── cleaner ── whole segments ──▶ flash
+//!     └──── reads through their own rings ─────────────────────────────────────────────────────────────────▶ flash
+//! ```
+
+mod cleaner;
+mod error;
+mod open;
+mod plan;
+mod stats;
+mod warm;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+
+use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
+use larder_engine::kv::api::{Effects, Fetched as EngineFetched, FlashRead, Outcome, Request};
+use larder_engine::kv::{FlashLog, KvShard, OwnerOf, Shards};
+use larder_format::{Geometry, Superblock};
+use larder_policy::application::{Applications, Lookup};
+use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError};
+
+use crate::connection::{Engine, Fetched, Step};
+use crate::server::{Span, Store};
+use crate::stats::StoreStats;
+
+pub use error::StoreError;
+pub use open::{Opened, StoreConfig, open};
+pub use plan::{Plan, PlanError};
+pub use warm::Warmth;
+
+/// A shard and its lock, on cache lines of its own.
+#[repr(align(128))]
+struct Cell {
+    shard: Mutex<KvShard>,
+    /// Times that a thread found the lock taken.
+    waits: AtomicU64,
+}
+
+impl Cell {
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, KvShard> {
+        match self.shard.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::WouldBlock) => {
+                self.waits.fetch_add(1, Ordering::Relaxed);
+                self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+            // A thread died inside: the assertion that failed has been reported, and refusing every later request of
+            // the shard would help nobody. Records are verified when they are read.
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+        }
+    }
+}
+
+/// The flash as the store uses it.
+struct Flash {
+    device: Arc<dyn Device>,
+    path: String,
+    geometry: Geometry,
+    admission: String,
+    log: Mutex<FlashLog<AlignedBuf>>,
+    dir: DataDir,
+    superblock: Mutex<open::Superblocks>,
+    read_errors: AtomicU64,
+    /// Keeps the shared memory locked.
+    _region: warm::Region,
+    /// Of the drive's own reporting at the start.
+    drive: Option<larder_runtime::Wear>,
+}
+
+/// What the cleaner waits on.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+    stop: AtomicBool,
+}
+
+/// The store.
+pub struct KvStore {
+    hasher: KeyHasher,
+    cells: Box<[Cell]>,
+    applications: RwLock<Applications>,
+    max_object: u32,
+    memory: u64,
+    flash: Option<Flash>,
+    bell: Arc<Bell>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    baseline: Mutex<StoreStats>,
+    flushed_at: std::sync::atomic::AtomicU32,
+    plan: Plan,
+}
+
+/// The shards to the log: each locked for one call.
+struct LockedShards<'a>(&'a [Cell]);
+
+impl Shards for LockedShards<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn shard_of(&self, hash: ObjectHash) -> usize {
+        OwnerOf::shard_of(hash, self.0.len())
+    }
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
+        f(&mut self.0[shard].lock())
+    }
+}
+
+impl KvStore {
+    #[inline]
+    fn cell(&self, hash: ObjectHash) -> &Cell {
+        &self.cells[OwnerOf::shard_of(hash, self.cells.len())]
+    }
+
+    fn flash(&self) -> Option<&Flash> {
+        self.flash.as_ref()
+    }
+
+    /// How the memory was divided.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine for KvStore {
+    type Read = FlashRead;
+
+    fn hash(&self, key: &[u8]) -> ObjectHash {
+        self.hasher.hash(key)
+    }
+
+    fn app(&self, key: &[u8]) -> AppId {
+        let known = self.applications.read().unwrap_or_else(PoisonError::into_inner).lookup(key);
+        match known {
+            Lookup::Known(app) => app,
+            Lookup::New => self.applications.write().unwrap_or_else(PoisonError::into_inner).assign(key),
+        }
+    }
+
+    fn fits(&self, key_len: usize, value_len: usize) -> bool {
+        key_len + value_len + 64 <= self.max_object as usize
+    }
+
+    fn read_len(&self, read: &FlashRead) -> usize {
+        read.at.len as usize
+    }
+
+    fn execute<X: Effects>(
+        &self,
+        now: Now,
+        request: &Request<'_>,
+        fetched: Option<Fetched<'_, FlashRead>>,
+        effects: &mut X,
+    ) -> Step<FlashRead> {
+        let fetched = fetched.map(|f| EngineFetched { read: f.read, bytes: f.bytes });
+        match self.cell(request.hash).lock().execute(now, request, fetched, effects) {
+            Outcome::Done => Step::Done,
+            Outcome::Read(read) => Step::Read(read),
+        }
+    }
+
+    fn flush_all(&self, now: Now, at: UnixSecs) {
+        for cell in &self.cells {
+            cell.lock().flush(now, (at > now.wall).then_some(at));
+        }
+        self.flushed_at.store(at.0, Ordering::Relaxed);
+    }
+}
+
+impl Store for KvStore {
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        self.flash().map(|f| f.device.clone())
+    }
+
+    fn span(&self, read: &FlashRead) -> Span {
+        let start = self.flash().map_or(0, |f| f.geometry.offset(read.at.segment));
+        Span { offset: start + u64::from(read.at.offset), len: read.at.len }
+    }
+
+    fn verify_span(&self, read: &FlashRead) -> Span {
+        self.span(read)
+    }
+
+    fn verify(&self, now: Now, read: &FlashRead, bytes: Option<&[u8]>) {
+        self.cell(read.hash).lock().verify(now, read, bytes);
+    }
+
+    fn read_failed(&self, error: &DeviceError) {
+        if let Some(flash) = self.flash() {
+            // The first failures are worth a line each; a dead drive would fill the log.
+            let before = flash.read_errors.fetch_add(1, Ordering::Relaxed);
+            if before < 10 || before.is_multiple_of(10_000) {
+                tracing::error!(%error, failures = before + 1, "a read of flash failed; the object is forgotten");
+            }
+        }
+    }
+
+    fn wake_cleaner(&self) {
+        *locked(&self.bell.rung) = true;
+        self.bell.changed.notify_one();
+    }
+
+    fn stats(&self, now: Now) -> StoreStats {
+        self.collect_stats(now)
+    }
+
+    fn reset_stats(&self) {
+        // Taken before the lock, which `collect_stats` takes too.
+        let raw = self.raw_stats(Now::default());
+        *locked(&self.baseline) = raw;
+    }
+
+    fn oldest(&self) -> UnixSecs {
+        UnixSecs(self.flushed_at.load(Ordering::Relaxed))
+    }
+
+    fn shutdown(&self, now: Now) {
+        self.stop(now);
+    }
+}

@@ -1,0 +1,429 @@
+//! Opening a store: device, superblock, memory, recovery; and closing it.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, RwLock};
+
+use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Now, Words};
+use larder_engine::index::FlashIndex;
+use larder_engine::kv::{
+    ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, SegmentTable, ShardConfig,
+};
+use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
+use larder_format::superblock::choose;
+use larder_format::{Geometry, PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
+use larder_policy::admission::{Admission, AdmissionConfig, Setup};
+use larder_policy::application::{Applications, ApplicationsConfig};
+use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
+use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDevice};
+
+use super::plan::Plan;
+use super::warm::{Region, Warmth, remove_checkpoint, write_checkpoint};
+use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
+use crate::stats::StoreStats;
+
+/// Version of the data directory.
+const DATA_DIR_VERSION: u32 = 1;
+const BUDGET: &str = "budget.json";
+const APPLICATIONS: &str = "applications.json";
+
+/// What a store is opened with.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// DRAM for everything that grows with the cache.
+    pub memory: u64,
+    /// Largest object.
+    pub max_item: u32,
+    /// Answer "out of memory" instead of evicting.
+    pub no_eviction: bool,
+    /// Largest CLOCK value.
+    pub clock_max: u8,
+    /// What a read does to CLOCK.
+    pub clock_mode: ClockMode,
+    /// Where state is kept.
+    pub data_dir: PathBuf,
+    /// File or device; `None` for DRAM alone.
+    pub flash: Option<PathBuf>,
+    /// Bytes of flash; `None` for what is there.
+    pub flash_size: Option<u64>,
+    /// Mean size of an object on flash.
+    pub flash_object_size: u32,
+    /// Format the flash whatever it holds.
+    pub format_flash: bool,
+    /// Admission.
+    pub admission: AdmissionConfig,
+    /// Write budget.
+    pub budget: WriteBudgetConfig,
+    /// Applications.
+    pub applications: ApplicationsConfig,
+}
+
+/// What opening found and did, for the log.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// How warm the start is; `None` without flash.
+    pub warmth: Option<Warmth>,
+    /// Objects on flash that were kept.
+    pub kept: u64,
+    /// Index entries that were dropped because their segments were not whole.
+    pub dropped: u64,
+    /// Why flash goes through the page cache, if it does.
+    pub why_buffered: Option<String>,
+    /// Why the index will not survive the process, if it will not.
+    pub why_private: Option<String>,
+    /// The flash was formatted.
+    pub formatted: bool,
+    /// Bytes per second that the write budget allows.
+    pub budget: Option<f64>,
+    /// How long recovery took.
+    pub recovery: Nanos,
+}
+
+/// The superblock in force and where it lies.
+pub(super) struct Superblocks {
+    pub(super) current: Superblock,
+    copy: usize,
+}
+
+impl Superblocks {
+    fn write(&mut self, device: &dyn Device, next: Superblock) -> Result<(), larder_runtime::DeviceError> {
+        let other = 1 - self.copy;
+        let mut page = AlignedBuf::zeroed(PAGE_SIZE);
+        page.copy_from_slice(&next.encode()[..]);
+        device.write_at((other * PAGE_SIZE) as u64, &page)?;
+        device.sync()?;
+        self.copy = other;
+        self.current = next;
+        Ok(())
+    }
+}
+
+fn random(out: &mut [u8]) -> Result<(), StoreError> {
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut f| f.read_exact(out))
+        .map_err(|source| StoreError::System { what: "read /dev/urandom", source })
+}
+
+/// Opens a store and starts its threads.
+///
+/// # Errors
+/// See [`StoreError`]: nothing has been overwritten then, unless formatting was asked for.
+pub fn open(config: &StoreConfig, clock: &Arc<Clock>) -> Result<(Arc<KvStore>, Opened), StoreError> {
+    let began = clock.now();
+    let Some(path) = &config.flash else {
+        let plan = Plan::new(config.memory, u64::from(config.max_item), None)?;
+        let mut secret = [0; 16];
+        random(&mut secret)?;
+        let words = (0..plan.shards).map(|_| Words::heap(FlashIndex::words_for(plan.buckets))).collect();
+        let parts = Parts {
+            plan,
+            hasher: KeyHasher::new(HashKey(secret)),
+            geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
+            cas_base: u64::from(began.wall.0) * 1_000_000_000,
+            budget_rate: None,
+        };
+        let (cells, _, _) = cells(config, &parts, words, None)?;
+        let store = Arc::new(store(config, &parts, cells, Applications::new(&config.applications)?, None));
+        store.start_threads(clock).map_err(|source| StoreError::System { what: "start a thread", source })?;
+        let opened = Opened {
+            warmth: None,
+            kept: 0,
+            dropped: 0,
+            why_buffered: None,
+            why_private: None,
+            formatted: false,
+            budget: None,
+            recovery: clock.now().mono.saturating_sub(began.mono),
+        };
+        return Ok((store, opened));
+    };
+    let dir = DataDir::open(&config.data_dir, DATA_DIR_VERSION)?;
+    let options = DeviceOptions { size: config.flash_size.map(ByteSize), ..DeviceOptions::new(path) };
+    let device = FlashDevice::open(&options)?;
+    let why_buffered = device.why_buffered().map(str::to_owned);
+    let drive = larder_runtime::Wear::of(&device);
+    let device: Arc<dyn Device> = Arc::new(device);
+    let (mut superblocks, formatted) = superblocks(config, path, device.as_ref(), clock.now())?;
+    let superblock = superblocks.current.clone();
+    let geometry = superblock.geometry;
+    let plan = Plan::new(config.memory, u64::from(config.max_item), Some((&geometry, config.flash_object_size)))?;
+
+    let saved = |name: &str| std::fs::read(dir.join(name)).ok();
+    let budget_state: Option<BudgetState> =
+        saved(BUDGET).filter(|_| !formatted).and_then(|b| serde_json::from_slice(&b).ok());
+    let budget = WriteBudget::new(&config.budget, ByteSize(geometry.capacity()), budget_state, clock.now().mono)?;
+    let mut applications = Applications::new(&config.applications)?;
+    let names: Vec<Vec<u8>> =
+        saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
+    applications.restore(names.iter().map(Vec::as_slice));
+
+    let mut region = Region::open(&superblock, &plan, &geometry);
+    let mut warmth = match region.is_of(&superblock, &plan, &geometry) {
+        Ok(()) => Warmth::Memory,
+        Err(why_not_memory) => {
+            region.disown();
+            if !superblock.is_clean() {
+                Warmth::Cold(why_not_memory)
+            } else {
+                match region.load_checkpoint(&dir, &superblock, &geometry) {
+                    Ok(()) => Warmth::Checkpoint,
+                    Err(why) => Warmth::Cold(why),
+                }
+            }
+        }
+    };
+    if formatted {
+        warmth = Warmth::Cold("the flash has just been formatted".to_owned());
+    }
+    let cas_base =
+        (u64::from(began.wall.0) * 1_000_000_000).max(superblock.cas_base.saturating_add(1 << 48));
+    let next = superblock.start(cas_base);
+    region.announce(&next);
+    let (table_words, index_words) = region.split();
+    let warm = !matches!(warmth, Warmth::Cold(_));
+    let mut table =
+        if warm { SegmentTable::attach(table_words) } else { SegmentTable::create(table_words) };
+    table.raise_generation(next.first_generation());
+    let parts = Parts {
+        plan,
+        hasher: KeyHasher::new(superblock.hash_key),
+        geometry: FlashGeometry {
+            salt: superblock.salt(),
+            segments: geometry.segments(),
+            segment_bytes: geometry.segment_bytes(),
+        },
+        cas_base,
+        budget_rate: budget.rate(),
+    };
+    let generations = table.live_generations();
+    let (cells, kept, dropped) = cells(config, &parts, index_words, warm.then_some(&generations[..]))?;
+    // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
+    superblocks.write(device.as_ref(), next.clone())?;
+    region.own(&next, &plan, &geometry);
+    remove_checkpoint(&dir)?;
+
+    let why_private = region.why_private.clone();
+    let log_config = LogConfig {
+        flash: parts.geometry,
+        hot_percent: 70,
+        reinsert_percent: 20,
+        retry_after: Nanos::from_secs(5),
+    };
+    let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();
+    let budget_rate = budget.rate();
+    let flash = Flash {
+        path: path.display().to_string(),
+        geometry,
+        admission: config.admission.policy.as_str().to_owned(),
+        log: Mutex::new(FlashLog::new(log_config, table, budget, buffers)),
+        device,
+        dir,
+        superblock: Mutex::new(superblocks),
+        read_errors: Default::default(),
+        _region: region,
+        drive,
+    };
+    let store = Arc::new(store(config, &parts, cells, applications, Some(flash)));
+    store.start_threads(clock).map_err(|source| StoreError::System { what: "start a thread", source })?;
+    let opened = Opened {
+        warmth: Some(warmth),
+        kept,
+        dropped,
+        why_buffered,
+        why_private,
+        formatted,
+        budget: budget_rate,
+        recovery: clock.now().mono.saturating_sub(began.mono),
+    };
+    Ok((store, opened))
+}
+
+/// Reads the superblock, or formats a device that holds nothing (or whatever it holds, if that was asked for).
+fn superblocks(
+    config: &StoreConfig,
+    path: &Path,
+    device: &dyn Device,
+    now: Now,
+) -> Result<(Superblocks, bool), StoreError> {
+    let size = device.geometry().size;
+    let mut head = vec![0; (HEAD_BYTES as u64).min(size) as usize];
+    device.read_at(0, &mut head)?;
+    let page = |i: usize| head.get(i * PAGE_SIZE..(i + 1) * PAGE_SIZE).unwrap_or(&[]);
+    if !config.format_flash {
+        match choose(page(0), page(1)) {
+            Ok(chosen) => {
+                let formatted = chosen.superblock.geometry.device_bytes();
+                if let Some(wanted) = config.flash_size
+                    && wanted != formatted
+                {
+                    return Err(StoreError::OtherSize {
+                        path: path.to_owned(),
+                        formatted: ByteSize(formatted),
+                        wanted: ByteSize(wanted),
+                    });
+                }
+                chosen
+                    .superblock
+                    .check_device(size)
+                    .map_err(|source| StoreError::Superblock { path: path.to_owned(), source })?;
+                return Ok((Superblocks { current: chosen.superblock, copy: chosen.copy }, false));
+            }
+            Err(SuperblockError::None) => {}
+            Err(e @ SuperblockError::Damaged) => {
+                return Err(StoreError::Damaged { path: path.to_owned(), why: e.to_string() });
+            }
+            Err(source) => return Err(StoreError::Superblock { path: path.to_owned(), source }),
+        }
+        let mut tail = vec![0; (TAIL_BYTES as u64).min(size) as usize];
+        device.read_at(size - tail.len() as u64, &mut tail)?;
+        if let Some(found) = Signature::detect(&head).or_else(|| Signature::detect_tail(&tail)) {
+            return Err(StoreError::Foreign { path: path.to_owned(), what: found.name.to_owned() });
+        }
+    }
+    let segment = Plan::segment_bytes(config.memory, size, u64::from(config.max_item));
+    let planned = Geometry::plan(size)?;
+    let geometry = if segment > u64::from(planned.segment_bytes()) {
+        Geometry::with_segment(size, segment).unwrap_or(planned)
+    } else {
+        planned
+    };
+    let (mut uuid, mut secret) = ([0; 16], [0; 16]);
+    random(&mut uuid)?;
+    random(&mut secret)?;
+    let first = Superblock::format(Uuid(uuid), HashKey(secret), geometry, now.wall);
+    // Both copies are void before the new one is written: an old one must not win after a torn write.
+    device.write_at(0, &AlignedBuf::zeroed(2 * PAGE_SIZE))?;
+    device.sync()?;
+    let mut superblocks = Superblocks { current: first.clone(), copy: 1 };
+    superblocks.write(device, first)?;
+    Ok((superblocks, true))
+}
+
+struct Parts {
+    plan: Plan,
+    hasher: KeyHasher,
+    geometry: FlashGeometry,
+    cas_base: u64,
+    budget_rate: Option<f64>,
+}
+
+/// The shards: attached to what is in their words when `generations` are given, else empty.
+fn cells(
+    config: &StoreConfig,
+    parts: &Parts,
+    words: Vec<Words>,
+    generations: Option<&[u64]>,
+) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
+    let plan = &parts.plan;
+    let applications = Applications::new(&config.applications)?;
+    let shares = Arc::new(applications.shares(&config.applications)?);
+    let (mut kept, mut dropped) = (0, 0);
+    let mut cells = Vec::with_capacity(plan.shards);
+    for (i, words) in words.into_iter().enumerate() {
+        let shard_config = ShardConfig {
+            arena_bytes: plan.arena_bytes,
+            max_object: config.max_item,
+            no_eviction: config.no_eviction,
+            clock_mode: config.clock_mode,
+            clock_max: config.clock_max,
+            free_low: if config.no_eviction { 0 } else { plan.free_low },
+            free_high: if config.no_eviction { 0 } else { plan.free_high },
+            flash: parts.geometry,
+            shards: plan.shards as u32,
+            flash_min_record: 0,
+            cas_base: parts.cas_base,
+            access_times: plan.access_times,
+            shares: shares.clone(),
+            hasher: parts.hasher,
+            #[cfg(feature = "planted")]
+            planted: None,
+        };
+        let setup = Setup {
+            memory: plan.admission_bytes,
+            seed: parts.cas_base ^ i as u64,
+            objects: plan.objects,
+            share: 1.0 / plan.shards as f64,
+            budget_rate: parts.budget_rate,
+        };
+        let admission = || Admission::new(&config.admission, &setup);
+        let shard = match generations {
+            None => KvShard::new(shard_config, admission()?, words)?,
+            Some(generations) => {
+                let (shard, report) = KvShard::attach(shard_config, admission()?, words, generations)?;
+                kept += report.kept;
+                dropped += report.dropped;
+                shard
+            }
+        };
+        cells.push(Cell { shard: Mutex::new(shard), waits: Default::default() });
+    }
+    Ok((cells.into_boxed_slice(), kept, dropped))
+}
+
+fn store(
+    config: &StoreConfig,
+    parts: &Parts,
+    cells: Box<[Cell]>,
+    applications: Applications,
+    flash: Option<Flash>,
+) -> KvStore {
+    KvStore {
+        hasher: parts.hasher,
+        cells,
+        applications: RwLock::new(applications),
+        max_object: config.max_item,
+        memory: config.memory,
+        flash,
+        bell: Arc::new(Bell::default()),
+        threads: Mutex::new(Vec::new()),
+        baseline: Mutex::new(StoreStats::default()),
+        flushed_at: Default::default(),
+        plan: parts.plan,
+    }
+}
+
+impl KvStore {
+    /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
+    pub(super) fn write_down(&self, flash: &Flash, now: Now) {
+        let mut log = locked(&flash.log);
+        let state = log.budget_mut().state(now.mono);
+        let names: Vec<Vec<u8>> = {
+            let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            apps.names().skip(1).map(<[u8]>::to_vec).collect()
+        };
+        let remember = |name: &str, bytes: Result<Vec<u8>, serde_json::Error>| {
+            let written = bytes.map_err(|e| e.to_string()).and_then(|b| {
+                flash.dir.replace(name, &b).map_err(|e| e.to_string())
+            });
+            if let Err(error) = written {
+                tracing::warn!(%error, name, "could not be written; the next start does without");
+            }
+        };
+        remember(BUDGET, serde_json::to_vec(&state));
+        remember(APPLICATIONS, serde_json::to_vec(&names));
+        let mut superblocks = locked(&flash.superblock);
+        let mut guards: Vec<_> = self.cells.iter().map(Cell::lock).collect();
+        let written = (|| -> Result<(), String> {
+            flash.device.sync().map_err(|e| e.to_string())?;
+            let words: Vec<&Words> = guards.iter_mut().map(|g| &*g.index_words()).collect();
+            write_checkpoint(
+                &flash.dir,
+                &superblocks.current,
+                &flash.geometry,
+                now.wall,
+                log.table().words(),
+                &words,
+            )
+            .map_err(|e| e.to_string())?;
+            let stop = superblocks.current.stop(superblocks.current.cas_base);
+            superblocks.write(flash.device.as_ref(), stop).map_err(|e| e.to_string())
+        })();
+        match written {
+            Ok(()) => tracing::info!("checkpoint written; the next start is warm"),
+            Err(error) => tracing::warn!(
+                %error,
+                "no checkpoint; the next start is warm only if this machine's memory keeps the index until then"
+            ),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
+
+use larder_base::ByteSize;
+use larder_engine::index::FlashIndex;
+use larder_engine::kv::SegmentTable;
+use larder_format::Geometry;
+
+/// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
+const MAX_SHARDS: usize = 16;
+/// A shard's arena holds at least this many objects of the largest size.
+const LARGEST_PER_ARENA: u64 = 4;
+/// Smallest arena.
+const MIN_ARENA: u64 = 256 << 10;
+
+/// Sizes that cannot work, with the arithmetic.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The flash index and buffers leave too little of `-m`.
+    #[error(
+        "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} ({flash} / {object} per object x 4 \
+         bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects. Give more memory (-m), \
+         less flash (--flash-size), or a larger --flash-object-size"
+    )]
+    TooLittleMemory {
+        /// `-m`.
+        memory: ByteSize,
+        /// Flash.
+        flash: ByteSize,
+        /// Index bytes.
+        index: ByteSize,
+        /// Expected mean object size.
+        object: ByteSize,
+        /// Buffers, admission, tables.
+        fixed: ByteSize,
+        /// What objects need.
+        arena: ByteSize,
+    },
+    /// The largest object does not fit the memory.
+    #[error("objects of {item} need at least {needed} of DRAM for objects, and {memory} (-m) leaves {left}: raise -m or lower -I")]
+    ItemTooLarge {
+        /// `-I`.
+        item: ByteSize,
+        /// Needed for objects.
+        needed: ByteSize,
+        /// `-m`.
+        memory: ByteSize,
+        /// Left for objects.
+        left: ByteSize,
+    },
+}
+
+/// How the memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Shards, a power of two.
+    pub shards: usize,
+    /// Bytes of each shard's arena.
+    pub arena_bytes: usize,
+    /// Buckets of each shard's flash index; 0 without flash.
+    pub buckets: u32,
+    /// Words of the region: header, segment table, indexes.
+    pub region_words: usize,
+    /// Bytes of admission tables per shard.
+    pub admission_bytes: usize,
+    /// Entries of each shard's table of last accesses.
+    pub access_times: usize,
+    /// Objects that a shard's part of the flash is expected to hold.
+    pub objects: u64,
+    /// Free bytes of an arena at which the cleaner is called.
+    pub free_low: usize,
+    /// Free bytes of an arena at which the cleaner rests.
+    pub free_high: usize,
+}
+
+/// Words of the region's header.
+pub(super) const REGION_HEADER: usize = 64;
+
+/// Words of the segment table in the region, rounded up to whole cache lines.
+pub(super) fn table_words(segments: u16) -> usize {
+    SegmentTable::words_for(segments).next_multiple_of(8)
+}
+
+impl Plan {
+    /// Divides `memory` bytes. `flash` is the division of the flash, if there is one; `object` the mean size of an
+    /// object on flash.
+    ///
+    /// # Errors
+    /// See [`PlanError`].
+    pub fn new(memory: u64, max_item: u64, flash: Option<(&Geometry, u32)>) -> Result<Plan, PlanError> {
+        let (capacity, segments, segment, object) =
+            flash.map_or((0, 0, 0, 1), |(g, o)| (g.capacity(), g.segments(), u64::from(g.segment_bytes()), u64::from(o)));
+        let expected = capacity / object.max(64);
+        let mut shards = MAX_SHARDS;
+        loop {
+            let n = shards as u64;
+            let objects = expected / n;
+            let buckets = if capacity > 0 { FlashIndex::buckets_for(objects.max(64)) } else { 1 };
+            let index = FlashIndex::words_for(buckets) as u64 * 8 * n;
+            let buffers = if capacity > 0 { 3 * segment } else { 0 };
+            let tables = (u64::from(segments) + 1) * 12 * n + table_words(segments) as u64 * 8;
+            // Admission's sketches and samples: 2 % of the memory, the times of last accesses 0.5 %.
+            let admission = if capacity > 0 { memory / 50 } else { 16 << 10 };
+            let access = if capacity > 0 { memory / 200 } else { 64 * n };
+            let statistics = n * (257 * 96);
+            let fixed = buffers + tables + admission + access + statistics;
+            // The DRAM table is up to 2.2 % of the arena it serves.
+            let left = memory.saturating_sub(index + fixed);
+            let arena = left * 1000 / 1023 / n;
+            let enough = (LARGEST_PER_ARENA * max_item).max(MIN_ARENA);
+            if arena < enough && shards > 1 {
+                shards /= 2;
+                continue;
+            }
+            if capacity > 0 && arena < MIN_ARENA.max(memory / 16) {
+                return Err(PlanError::TooLittleMemory {
+                    memory: ByteSize(memory),
+                    flash: ByteSize(capacity),
+                    index: ByteSize(index),
+                    object: ByteSize(object),
+                    fixed: ByteSize(fixed),
+                    arena: ByteSize(MIN_ARENA.max(memory / 16)),
+                });
+            }
+            // One shard holds at least two of the largest objects, else none could be stored beside anything.
+            if arena < 2 * max_item + 4096 {
+                return Err(PlanError::ItemTooLarge {
+                    item: ByteSize(max_item),
+                    needed: ByteSize(2 * max_item + 4096),
+                    memory: ByteSize(memory),
+                    left: ByteSize(arena),
+                });
+            }
+            // What is staged counts as free, so the marks lie above a shard's part of the open segments.
+            let staged = if capacity > 0 { 2 * segment / n } else { 0 };
+            let low = (arena / 32).max(staged).min(arena / 4);
+            return Ok(Plan {
+                shards,
+                arena_bytes: arena as usize,
+                buckets: if capacity > 0 { buckets } else { 1 },
+                region_words: REGION_HEADER
+                    + table_words(segments)
+                    + shards * FlashIndex::words_for(buckets).next_multiple_of(8),
+                admission_bytes: (admission / n) as usize,
+                access_times: (access / n / 8) as usize,
+                objects,
+                free_low: low as usize,
+                free_high: (low + low / 2).min(arena / 2) as usize,
+            });
+        }
+    }
+
+    /// Bytes of segments that suit this memory: larger ones take larger objects to flash, but three are held in DRAM.
+    pub fn segment_bytes(memory: u64, flash: u64, max_item: u64) -> u64 {
+        let most = (flash / 64).min(memory / 64).min(4 * max_item);
+        let power = if most == 0 { 0 } else { 1u64 << (63 - most.leading_zeros()) };
+        power.clamp(64 << 10, 256 << 20)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(flash: u64) -> Geometry {
+        Geometry::plan(flash).unwrap()
+    }
+
+    #[test]
+    fn everything_is_counted() {
+        for (memory, flash) in [(64 << 20, 1 << 30), (1 << 30, 8u64 << 30), (256 << 20, 4 << 30)] {
+            let g = geometry(flash);
+            let p = Plan::new(memory, 1 << 20, Some((&g, 280))).unwrap();
+            let sum = p.shards as u64 * p.arena_bytes as u64
+                + p.region_words as u64 * 8
+                + 3 * u64::from(g.segment_bytes())
+                + p.shards as u64 * (p.admission_bytes + p.access_times * 8) as u64;
+            assert!(sum <= memory && sum > memory * 9 / 10, "{memory}: {sum} {p:?}");
+            assert!(p.free_low < p.free_high && p.free_high < p.arena_bytes);
+        }
+    }
+
+    #[test]
+    fn the_impossible_is_refused_with_the_arithmetic() {
+        let g = geometry(100 << 30);
+        let e = Plan::new(64 << 20, 1 << 20, Some((&g, 280))).unwrap_err().to_string();
+        assert!(e.contains("64 MiB") && e.contains("100.0 GiB") | e.contains("GiB") && e.contains("flash index takes"), "{e}");
+        let e = Plan::new(64 << 20, 64 << 20, None).unwrap_err().to_string();
+        assert!(e.contains("raise -m or lower -I"), "{e}");
+    }
+}
