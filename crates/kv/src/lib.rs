@@ -12,3 +12,4 @@ pub mod model;
 pub mod protocol;
 pub mod server;
 pub mod stats;
+pub mod store;

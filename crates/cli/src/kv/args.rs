@@ -102,6 +102,9 @@ pub(crate) struct Args {
     /// Bytes of flash to use [default: all of what exists, else a quarter of the free space, at most 64g]
     #[arg(long, value_name = "SIZE", help_heading = "Flash")]
     flash_size: Option<ByteSize>,
+    /// Format the flash whatever it holds: everything on it is lost
+    #[arg(long, help_heading = "Flash")]
+    format_flash: bool,
     /// Mean size of an object on flash, for which the index is sized [default: 280]
     #[arg(long, value_name = "SIZE", help_heading = "Flash")]
     flash_object_size: Option<ByteSize>,
@@ -240,6 +243,7 @@ impl Args {
             data_dir: self.data_dir.clone(),
             flash: self.flash.clone(),
             flash_size: self.flash_size,
+            format_flash: yes(self.format_flash),
             flash_object_size: self.flash_object_size,
             admission: self.admission.clone(),
             endurance_tbw: self.endurance_tbw,

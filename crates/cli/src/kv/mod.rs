@@ -8,8 +8,14 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 
-use larder_kv::config::{Config, Settings};
+use larder_base::ByteSize;
+use larder_engine::kv::ClockMode;
+use larder_kv::config::{Config, Endurance, Settings};
 use larder_kv::server::Server;
+use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::application::ApplicationsConfig;
+use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::Clock;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
@@ -79,7 +85,7 @@ fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliErro
         .map_err(|e| CliError::Runtime(format!("starting the signal thread: {e}")))?;
 
     let clock = Arc::new(Clock::start());
-    let store = Arc::new(open_store(&config)?);
+    let store = open_store(&config, &clock)?;
     describe(&config);
     let http = config.http;
     let http_explicit = config.http_explicit;
@@ -132,12 +138,81 @@ fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliErro
 }
 
 /// The store behind the server.
-fn open_store(config: &Config) -> Result<larder_kv::model::ModelEngine, CliError> {
-    Ok(larder_kv::model::ModelEngine::new(config.max_item_size as usize))
+fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliError> {
+    let usage = |e: String| CliError::Usage(e);
+    let admission =
+        AdmissionConfig::from_name(&config.admission).map_err(|e| usage(e.to_string()))?;
+    let flash = config.flash.as_ref();
+    let mut budget = WriteBudgetConfig::default();
+    if let Some(flash) = flash {
+        match flash.endurance {
+            Endurance::Unknown => {}
+            Endurance::Tbw(bytes) => budget.tbw = Some(ByteSize(bytes as u64)),
+            Endurance::Dwpd(n) => {
+                budget.dwpd = Some(n);
+                budget.warranty_years = flash.years;
+            }
+        }
+        budget.years = flash.years;
+    }
+    let store_config = StoreConfig {
+        memory: config.memory,
+        max_item: config.max_item_size,
+        no_eviction: !config.evict,
+        clock_max: if config.clock_bits == 1 { 1 } else { 3 },
+        clock_mode: ClockMode::SetMax,
+        data_dir: config.data_dir.clone(),
+        flash: flash.map(|f| f.path.clone()),
+        flash_size: flash.and_then(|f| f.size),
+        flash_object_size: flash.map_or(280, |f| f.object_size),
+        format_flash: flash.is_some_and(|f| f.format),
+        admission,
+        budget,
+        applications: ApplicationsConfig {
+            delimiter: char::from(config.prefix_delimiter).to_string(),
+            ..ApplicationsConfig::default()
+        },
+    };
+    let (store, opened) = store::open(&store_config, clock).map_err(|e| match e {
+        StoreError::Plan(_)
+        | StoreError::Geometry(_)
+        | StoreError::Admission(_)
+        | StoreError::Budget(_) => CliError::Usage(e.to_string()),
+        e => CliError::Runtime(e.to_string()),
+    })?;
+    if let (Some(flash), Some(warmth)) = (flash, &opened.warmth) {
+        let path = flash.path.display();
+        if opened.formatted {
+            info!("flash '{path}' formatted");
+        }
+        let millis = opened.recovery.as_millis();
+        match warmth {
+            Warmth::Memory => {
+                info!("warm: {} objects on flash, index found in memory, {millis} ms", opened.kept);
+            }
+            Warmth::Checkpoint => {
+                info!(
+                    "warm: {} objects on flash, index read from the checkpoint, {millis} ms",
+                    opened.kept
+                );
+            }
+            Warmth::Cold(why) => info!("cold: {why}"),
+        }
+        if let Some(why) = &opened.why_buffered {
+            warn!("flash '{path}' goes through the page cache: {why}");
+        }
+        if let Some(why) = &opened.why_private {
+            warn!("the index does not outlive the process: {why}");
+        }
+        match opened.budget {
+            Some(rate) => info!("write budget {}/s", ByteSize(rate as u64)),
+            None => info!("no write budget: --endurance-tbw or --endurance-dwpd sets one"),
+        }
+    }
+    Ok(store)
 }
 
 fn describe(config: &Config) {
-    use larder_base::ByteSize;
     info!(
         "{} of DRAM, {} workers, at most {} connections",
         ByteSize(config.memory),

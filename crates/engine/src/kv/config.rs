@@ -67,9 +67,6 @@ pub struct ShardConfig {
     pub access_times: usize,
     /// Shares of the applications.
     pub shares: Arc<Shares>,
-    /// A fault to plant.
-    #[cfg(feature = "planted")]
-    pub planted: Option<super::Planted>,
     /// Hashes keys as the caller of the shard does.
     pub hasher: KeyHasher,
 }

@@ -37,9 +37,15 @@ pub enum Planted {
 }
 
 impl super::KvShard {
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Planted) {
+        self.fault = Some(fault);
+    }
+
     #[cfg(feature = "planted")]
     pub(super) fn planted(&self, fault: Planted) -> bool {
-        self.config.planted == Some(fault)
+        self.fault == Some(fault)
     }
 
     #[cfg(not(feature = "planted"))]

@@ -73,6 +73,8 @@ pub struct KvShard {
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
+    #[cfg(feature = "planted")]
+    pub(super) fault: Option<Planted>,
     /// Some application has a floor or a ceiling.
     pub(super) shares_matter: bool,
 }
@@ -141,6 +143,8 @@ impl KvShard {
             next_cas: config.cas_base,
             flush_at: 0,
             cleaner_woken: false,
+            #[cfg(feature = "planted")]
+            fault: None,
             shares_matter: config.shares.any(),
             config,
         }

@@ -349,7 +349,7 @@ impl World {
         };
         for (i, w) in words.into_iter().enumerate() {
             let shard = KvShard::new(world.config(i), world.admission(i), w).unwrap();
-            world.shards.0.push(shard);
+            world.shards.0.push(planted(shard, &options));
         }
         world
     }
@@ -370,8 +370,6 @@ impl World {
             access_times: 16,
             shares: Arc::default(),
             hasher: self.hasher,
-            #[cfg(feature = "planted")]
-            planted: self.options.planted,
         }
     }
 
@@ -841,12 +839,28 @@ impl World {
                 KvShard::attach(self.config(i), self.admission(i), w, &generations)
                     .map_err(|e| format!("recovery failed: {e}"))?;
             self.seen.kept_over_kill += report.kept;
-            shards.push(shard);
+            shards.push(planted(shard, &self.options));
         }
         self.shards = All(shards);
         self.log = log(table);
         self.say("kill".to_owned());
         self.validate()
+    }
+}
+
+fn planted(shard: KvShard, options: &Options) -> KvShard {
+    #[cfg(feature = "planted")]
+    {
+        let mut shard = shard;
+        if let Some(fault) = options.planted {
+            shard.plant(fault);
+        }
+        shard
+    }
+    #[cfg(not(feature = "planted"))]
+    {
+        let _ = options.planted;
+        shard
     }
 }
 

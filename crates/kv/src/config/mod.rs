@@ -130,6 +130,8 @@ pub struct FlashConfig {
     pub years: f64,
     /// How it is read.
     pub io: IoChoice,
+    /// Format it whatever it holds.
+    pub format: bool,
 }
 
 /// A configuration that is complete and has been checked.
@@ -488,7 +490,16 @@ fn resolve_flash(
         }
         s.flash_size = Some(ByteSize(size));
     }
-    Ok(Some(FlashConfig { path, size, object_size: object_size as u32, endurance, years, io }))
+    let format = s.format_flash.unwrap_or(false);
+    Ok(Some(FlashConfig {
+        path,
+        size,
+        object_size: object_size as u32,
+        endurance,
+        years,
+        io,
+        format,
+    }))
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `notls:`.

@@ -86,6 +86,8 @@ settings! {
     flash: PathBuf,
     /// Bytes of flash to use (a file is created at this size; a device is used whole unless told otherwise).
     flash_size: ByteSize,
+    /// Format the flash whatever it holds: what is on it is lost.
+    format_flash: bool,
     /// Mean size of an object on flash (key, value, header), for which the flash index is sized.
     flash_object_size: ByteSize,
     /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all.

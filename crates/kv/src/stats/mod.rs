@@ -103,6 +103,12 @@ pub struct FlashStats {
     pub budget_available_bytes: Option<u64>,
     /// Years that the flash lasts at the rate observed; `None` when no endurance is given or nothing was written.
     pub expected_life_years: Option<f64>,
+    /// What the drive reports of its own life, where it does: bytes that hosts wrote to it.
+    pub drive_host_bytes: Option<u64>,
+    /// Bytes it wrote to NAND, where it says.
+    pub drive_nand_bytes: Option<u64>,
+    /// Share of its rated life used, per cent.
+    pub drive_used_percent: Option<u64>,
     /// Why flash is out of use.
     pub degraded: Option<String>,
 }

@@ -45,8 +45,9 @@ impl KvStore {
             ("trainer", KvStore::train_models as fn(&KvStore, &Clock)),
         ] {
             let (store, clock) = (self.clone(), clock.clone());
-            let thread =
-                std::thread::Builder::new().name(format!("larder-{name}")).spawn(move || body(&store, &clock))?;
+            let thread = std::thread::Builder::new()
+                .name(format!("larder-{name}"))
+                .spawn(move || body(&store, &clock))?;
             threads.push(thread);
         }
         Ok(())
@@ -106,13 +107,19 @@ impl KvStore {
     }
 
     fn train_models(&self, clock: &Clock) {
-        let mut turn = 0u64;
+        let (mut turn, mut seconds) = (0u64, 0u64);
         while !self.stopping() {
             for _ in 0..10 {
                 std::thread::sleep(Duration::from_millis(100));
                 if self.stopping() {
                     return;
                 }
+            }
+            seconds += 1;
+            if seconds.is_multiple_of(60)
+                && let Some(flash) = self.flash()
+            {
+                *locked(&flash.drive) = larder_runtime::Wear::of(&flash.file);
             }
             for i in 0..self.cells.len() {
                 let due = self.cells[i].lock().admission_mut().training_due(clock.now().mono);
@@ -134,12 +141,22 @@ impl KvStore {
                 turn += 1;
                 match train(&set, &TrainParams::default(), turn) {
                     Ok(model) => {
-                        tracing::debug!(app = app.0, samples = set.samples.len(), "a classifier was trained");
+                        tracing::debug!(
+                            app = app.0,
+                            samples = set.samples.len(),
+                            "a classifier was trained"
+                        );
                         for cell in &self.cells {
-                            cell.lock().admission_mut().install(app, model.clone(), clock.now().mono);
+                            cell.lock().admission_mut().install(
+                                app,
+                                model.clone(),
+                                clock.now().mono,
+                            );
                         }
                     }
-                    Err(error) => tracing::warn!(app = app.0, %error, "a classifier could not be trained"),
+                    Err(error) => {
+                        tracing::warn!(app = app.0, %error, "a classifier could not be trained")
+                    }
                 }
             }
         }

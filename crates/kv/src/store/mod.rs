@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockErr
 use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{Effects, Fetched as EngineFetched, FlashRead, Outcome, Request};
 use larder_engine::kv::{FlashLog, KvShard, OwnerOf, Shards};
-use larder_format::{Geometry, Superblock};
+use larder_format::Geometry;
 use larder_policy::application::{Applications, Lookup};
-use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError};
+use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, Wear};
 
 use crate::connection::{Engine, Fetched, Step};
 use crate::server::{Span, Store};
@@ -68,8 +68,10 @@ struct Flash {
     read_errors: AtomicU64,
     /// Keeps the shared memory locked.
     _region: warm::Region,
-    /// Of the drive's own reporting at the start.
-    drive: Option<larder_runtime::Wear>,
+    /// The same device, to ask what the drive under it says of its wear.
+    file: Arc<FlashDevice>,
+    /// What it said last.
+    drive: Mutex<Option<Wear>>,
 }
 
 /// What the cleaner waits on.
@@ -141,7 +143,9 @@ impl Engine for KvStore {
         let known = self.applications.read().unwrap_or_else(PoisonError::into_inner).lookup(key);
         match known {
             Lookup::Known(app) => app,
-            Lookup::New => self.applications.write().unwrap_or_else(PoisonError::into_inner).assign(key),
+            Lookup::New => {
+                self.applications.write().unwrap_or_else(PoisonError::into_inner).assign(key)
+            }
         }
     }
 

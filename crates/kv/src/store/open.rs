@@ -15,7 +15,7 @@ use larder_format::{Geometry, PAGE_SIZE, Signature, Superblock, SuperblockError,
 use larder_policy::admission::{Admission, AdmissionConfig, Setup};
 use larder_policy::application::{Applications, ApplicationsConfig};
 use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
-use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDevice};
+use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDevice, Wear};
 
 use super::plan::Plan;
 use super::warm::{Region, Warmth, remove_checkpoint, write_checkpoint};
@@ -86,7 +86,11 @@ pub(super) struct Superblocks {
 }
 
 impl Superblocks {
-    fn write(&mut self, device: &dyn Device, next: Superblock) -> Result<(), larder_runtime::DeviceError> {
+    fn write(
+        &mut self,
+        device: &dyn Device,
+        next: Superblock,
+    ) -> Result<(), larder_runtime::DeviceError> {
         let other = 1 - self.copy;
         let mut page = AlignedBuf::zeroed(PAGE_SIZE);
         page.copy_from_slice(&next.encode()[..]);
@@ -108,13 +112,17 @@ fn random(out: &mut [u8]) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// See [`StoreError`]: nothing has been overwritten then, unless formatting was asked for.
-pub fn open(config: &StoreConfig, clock: &Arc<Clock>) -> Result<(Arc<KvStore>, Opened), StoreError> {
+pub fn open(
+    config: &StoreConfig,
+    clock: &Arc<Clock>,
+) -> Result<(Arc<KvStore>, Opened), StoreError> {
     let began = clock.now();
     let Some(path) = &config.flash else {
         let plan = Plan::new(config.memory, u64::from(config.max_item), None)?;
         let mut secret = [0; 16];
         random(&mut secret)?;
-        let words = (0..plan.shards).map(|_| Words::heap(FlashIndex::words_for(plan.buckets))).collect();
+        let words =
+            (0..plan.shards).map(|_| Words::heap(FlashIndex::words_for(plan.buckets))).collect();
         let parts = Parts {
             plan,
             hasher: KeyHasher::new(HashKey(secret)),
@@ -123,8 +131,11 @@ pub fn open(config: &StoreConfig, clock: &Arc<Clock>) -> Result<(Arc<KvStore>, O
             budget_rate: None,
         };
         let (cells, _, _) = cells(config, &parts, words, None)?;
-        let store = Arc::new(store(config, &parts, cells, Applications::new(&config.applications)?, None));
-        store.start_threads(clock).map_err(|source| StoreError::System { what: "start a thread", source })?;
+        let store =
+            Arc::new(store(config, &parts, cells, Applications::new(&config.applications)?, None));
+        store
+            .start_threads(clock)
+            .map_err(|source| StoreError::System { what: "start a thread", source })?;
         let opened = Opened {
             warmth: None,
             kept: 0,
@@ -138,20 +149,30 @@ pub fn open(config: &StoreConfig, clock: &Arc<Clock>) -> Result<(Arc<KvStore>, O
         return Ok((store, opened));
     };
     let dir = DataDir::open(&config.data_dir, DATA_DIR_VERSION)?;
-    let options = DeviceOptions { size: config.flash_size.map(ByteSize), ..DeviceOptions::new(path) };
+    let options =
+        DeviceOptions { size: config.flash_size.map(ByteSize), ..DeviceOptions::new(path) };
     let device = FlashDevice::open(&options)?;
     let why_buffered = device.why_buffered().map(str::to_owned);
-    let drive = larder_runtime::Wear::of(&device);
-    let device: Arc<dyn Device> = Arc::new(device);
+    let file = Arc::new(device);
+    let device: Arc<dyn Device> = file.clone();
     let (mut superblocks, formatted) = superblocks(config, path, device.as_ref(), clock.now())?;
     let superblock = superblocks.current.clone();
     let geometry = superblock.geometry;
-    let plan = Plan::new(config.memory, u64::from(config.max_item), Some((&geometry, config.flash_object_size)))?;
+    let plan = Plan::new(
+        config.memory,
+        u64::from(config.max_item),
+        Some((&geometry, config.flash_object_size)),
+    )?;
 
     let saved = |name: &str| std::fs::read(dir.join(name)).ok();
     let budget_state: Option<BudgetState> =
         saved(BUDGET).filter(|_| !formatted).and_then(|b| serde_json::from_slice(&b).ok());
-    let budget = WriteBudget::new(&config.budget, ByteSize(geometry.capacity()), budget_state, clock.now().mono)?;
+    let budget = WriteBudget::new(
+        &config.budget,
+        ByteSize(geometry.capacity()),
+        budget_state,
+        clock.now().mono,
+    )?;
     let mut applications = Applications::new(&config.applications)?;
     let names: Vec<Vec<u8>> =
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
@@ -196,7 +217,8 @@ pub fn open(config: &StoreConfig, clock: &Arc<Clock>) -> Result<(Arc<KvStore>, O
         budget_rate: budget.rate(),
     };
     let generations = table.live_generations();
-    let (cells, kept, dropped) = cells(config, &parts, index_words, warm.then_some(&generations[..]))?;
+    let (cells, kept, dropped) =
+        cells(config, &parts, index_words, warm.then_some(&generations[..]))?;
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
     superblocks.write(device.as_ref(), next.clone())?;
     region.own(&next, &plan, &geometry);
@@ -221,10 +243,13 @@ pub fn open(config: &StoreConfig, clock: &Arc<Clock>) -> Result<(Arc<KvStore>, O
         superblock: Mutex::new(superblocks),
         read_errors: Default::default(),
         _region: region,
-        drive,
+        drive: Mutex::new(Wear::of(&file)),
+        file,
     };
     let store = Arc::new(store(config, &parts, cells, applications, Some(flash)));
-    store.start_threads(clock).map_err(|source| StoreError::System { what: "start a thread", source })?;
+    store
+        .start_threads(clock)
+        .map_err(|source| StoreError::System { what: "start a thread", source })?;
     let opened = Opened {
         warmth: Some(warmth),
         kept,
@@ -335,8 +360,6 @@ fn cells(
             access_times: plan.access_times,
             shares: shares.clone(),
             hasher: parts.hasher,
-            #[cfg(feature = "planted")]
-            planted: None,
         };
         let setup = Setup {
             memory: plan.admission_bytes,
@@ -349,7 +372,8 @@ fn cells(
         let shard = match generations {
             None => KvShard::new(shard_config, admission()?, words)?,
             Some(generations) => {
-                let (shard, report) = KvShard::attach(shard_config, admission()?, words, generations)?;
+                let (shard, report) =
+                    KvShard::attach(shard_config, admission()?, words, generations)?;
                 kept += report.kept;
                 dropped += report.dropped;
                 shard
@@ -392,9 +416,9 @@ impl KvStore {
             apps.names().skip(1).map(<[u8]>::to_vec).collect()
         };
         let remember = |name: &str, bytes: Result<Vec<u8>, serde_json::Error>| {
-            let written = bytes.map_err(|e| e.to_string()).and_then(|b| {
-                flash.dir.replace(name, &b).map_err(|e| e.to_string())
-            });
+            let written = bytes
+                .map_err(|e| e.to_string())
+                .and_then(|b| flash.dir.replace(name, &b).map_err(|e| e.to_string()));
             if let Err(error) = written {
                 tracing::warn!(%error, name, "could not be written; the next start does without");
             }

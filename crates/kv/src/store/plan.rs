@@ -36,7 +36,9 @@ pub enum PlanError {
         arena: ByteSize,
     },
     /// The largest object does not fit the memory.
-    #[error("objects of {item} need at least {needed} of DRAM for objects, and {memory} (-m) leaves {left}: raise -m or lower -I")]
+    #[error(
+        "objects of {item} need at least {needed} of DRAM for objects, and {memory} (-m) leaves {left}: raise -m or lower -I"
+    )]
     ItemTooLarge {
         /// `-I`.
         item: ByteSize,
@@ -86,9 +88,14 @@ impl Plan {
     ///
     /// # Errors
     /// See [`PlanError`].
-    pub fn new(memory: u64, max_item: u64, flash: Option<(&Geometry, u32)>) -> Result<Plan, PlanError> {
-        let (capacity, segments, segment, object) =
-            flash.map_or((0, 0, 0, 1), |(g, o)| (g.capacity(), g.segments(), u64::from(g.segment_bytes()), u64::from(o)));
+    pub fn new(
+        memory: u64,
+        max_item: u64,
+        flash: Option<(&Geometry, u32)>,
+    ) -> Result<Plan, PlanError> {
+        let (capacity, segments, segment, object) = flash.map_or((0, 0, 0, 1), |(g, o)| {
+            (g.capacity(), g.segments(), u64::from(g.segment_bytes()), u64::from(o))
+        });
         let expected = capacity / object.max(64);
         let mut shards = MAX_SHARDS;
         loop {
@@ -183,7 +190,12 @@ mod tests {
     fn the_impossible_is_refused_with_the_arithmetic() {
         let g = geometry(100 << 30);
         let e = Plan::new(64 << 20, 1 << 20, Some((&g, 280))).unwrap_err().to_string();
-        assert!(e.contains("64 MiB") && e.contains("100.0 GiB") | e.contains("GiB") && e.contains("flash index takes"), "{e}");
+        assert!(
+            e.contains("64 MiB")
+                && e.contains("100.0 GiB") | e.contains("GiB")
+                && e.contains("flash index takes"),
+            "{e}"
+        );
         let e = Plan::new(64 << 20, 64 << 20, None).unwrap_err().to_string();
         assert!(e.contains("raise -m or lower -I"), "{e}");
     }

@@ -33,7 +33,8 @@ impl KvStore {
         let mut memory: Vec<(&'static str, u64)> = Vec::new();
         let mut s = StoreStats { memory_limit: self.memory, ..StoreStats::default() };
         let (mut on_flash, mut ghosts) = (0, 0);
-        let mut reports = std::collections::BTreeMap::<u16, larder_policy::admission::AppReport>::new();
+        let mut reports =
+            std::collections::BTreeMap::<u16, larder_policy::admission::AppReport>::new();
         for cell in &self.cells {
             s.lock_waits += cell.waits.load(Ordering::Relaxed);
             let shard = cell.lock();
@@ -123,7 +124,11 @@ impl KvStore {
     }
 
     fn flash_stats(&self, flash: &Flash, sum: &ShardStats, log: &LogStats) -> FlashStats {
+        let drive = locked(&flash.drive).clone();
         FlashStats {
+            drive_host_bytes: drive.as_ref().map(|d| d.host_written),
+            drive_nand_bytes: drive.as_ref().and_then(|d| d.nand_written),
+            drive_used_percent: drive.as_ref().map(|d| u64::from(d.percentage_used)),
             path: flash.path.clone(),
             admission: flash.admission.clone(),
             capacity_bytes: flash.geometry.capacity(),
@@ -144,7 +149,9 @@ impl KvStore {
             read_errors: flash.read_errors.load(Ordering::Relaxed).max(sum.flash_read_errors),
             checksum_errors: sum.flash_corrupt,
             write_errors: log.write_errors,
-            degraded: log.degraded.then(|| "writes fail; nothing new goes to flash until they succeed again".to_owned()),
+            degraded: log.degraded.then(|| {
+                "writes fail; nothing new goes to flash until they succeed again".to_owned()
+            }),
             ..FlashStats::default()
         }
     }

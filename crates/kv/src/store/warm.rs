@@ -64,7 +64,8 @@ impl Region {
         let mut opened = SharedRegion::open(dir, &name, bytes);
         if matches!(opened, Err(larder_runtime::SharedError::SizeDiffers { .. })) {
             // Another configuration's: its index is of no use to this one.
-            opened = SharedRegion::remove(dir, &name).and_then(|()| SharedRegion::open(dir, &name, bytes));
+            opened = SharedRegion::remove(dir, &name)
+                .and_then(|()| SharedRegion::open(dir, &name, bytes));
         }
         let per_index = FlashIndex::words_for(plan.buckets).next_multiple_of(8);
         let exact = FlashIndex::words_for(plan.buckets);
@@ -109,7 +110,12 @@ impl Region {
     }
 
     /// Whether the words are those that the last run on this flash left, and if not, why.
-    pub(super) fn is_of(&self, superblock: &Superblock, plan: &Plan, geometry: &Geometry) -> Result<(), String> {
+    pub(super) fn is_of(
+        &self,
+        superblock: &Superblock,
+        plan: &Plan,
+        geometry: &Geometry,
+    ) -> Result<(), String> {
         if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) {
             return Err("no memory of an earlier run is there".to_owned());
         }
@@ -151,10 +157,12 @@ impl Region {
         superblock: &Superblock,
         geometry: &Geometry,
     ) -> Result<(), String> {
-        let file = File::open(dir.join(CHECKPOINT)).map_err(|e| format!("there is no checkpoint ({e})"))?;
-        let identity = Identity { uuid: superblock.uuid, epoch: superblock.epoch, geometry: *geometry };
-        let mut reader =
-            CheckpointReader::open(BufReader::with_capacity(1 << 20, file), &identity).map_err(|e| e.to_string())?;
+        let file = File::open(dir.join(CHECKPOINT))
+            .map_err(|e| format!("there is no checkpoint ({e})"))?;
+        let identity =
+            Identity { uuid: superblock.uuid, epoch: superblock.epoch, geometry: *geometry };
+        let mut reader = CheckpointReader::open(BufReader::with_capacity(1 << 20, file), &identity)
+            .map_err(|e| e.to_string())?;
         let mut seen = 0;
         while let Some(section) = reader.next_section().map_err(|e| e.to_string())? {
             let target = match (section.kind, section.id as usize) {
@@ -176,15 +184,16 @@ impl Region {
                 .map_err(|e| e.to_string())?;
             seen += 1;
         }
-        if seen == 1 + self.indexes.len() { Ok(()) } else { Err("the checkpoint is not whole".to_owned()) }
+        if seen == 1 + self.indexes.len() {
+            Ok(())
+        } else {
+            Err("the checkpoint is not whole".to_owned())
+        }
     }
 
     /// Gives up the parts for the engine to own; the rest must be kept as long as they are in use.
     pub(super) fn split(&mut self) -> (Words, Vec<Words>) {
-        (
-            std::mem::replace(&mut self.table, Words::heap(0)),
-            std::mem::take(&mut self.indexes),
-        )
+        (std::mem::replace(&mut self.table, Words::heap(0)), std::mem::take(&mut self.indexes))
     }
 }
 
@@ -204,7 +213,12 @@ pub(super) fn write_checkpoint(
         let words = |w: &Words| (0..w.len()).map(|i| w.load(i)).collect::<Vec<u64>>();
         writer.section(SECTION_TABLE, 0, table.len() as u64, words(table))?;
         for (i, index) in indexes.iter().enumerate() {
-            writer.section(SECTION_INDEX, i as u32, index.len() as u64, (0..index.len()).map(|k| index.load(k)))?;
+            writer.section(
+                SECTION_INDEX,
+                i as u32,
+                index.len() as u64,
+                (0..index.len()).map(|k| index.load(k)),
+            )?;
         }
         writer.finish()?.flush()
     })
