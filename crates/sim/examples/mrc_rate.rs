@@ -10,11 +10,19 @@
 use std::time::Instant;
 
 use larder_policy::eviction::{EvictionKind, Unit};
-use larder_sim::mrc::{Found, Items, Job, Sweep, sweep};
+use larder_sim::mrc::{Filter, Found, Items, Job, Sweep, sweep};
 use larder_trace::Options;
 
 fn timed(trace: &str, jobs: Vec<Job>, threads: usize) -> (f64, Found) {
-    let plan = Sweep { jobs, unit: Unit::Objects, warmup: 0, threads, sample: None, curve: false };
+    let plan = Sweep {
+        jobs,
+        unit: Unit::Objects,
+        warmup: 0,
+        threads,
+        seed: 1,
+        sample: None,
+        curve: false,
+    };
     let options = Options::default();
     let started = Instant::now();
     let open = || Ok(Items::new(larder_trace::open(trace, &options)?.reader));
@@ -42,10 +50,10 @@ fn main() {
     for name in policies {
         let policy: EvictionKind = name.parse().unwrap_or_else(|e| panic!("{e}"));
         let cpu = processor_seconds();
-        let (one, found) = timed(trace, vec![Job { policy, size }], 1);
+        let (one, found) = timed(trace, vec![Job { policy, size, admission: Filter::All }], 1);
         let cpu = processor_seconds() - cpu;
         let requests = found.rows[0].requests as f64;
-        let (eight, _) = timed(trace, vec![Job { policy, size }; 8], 1);
+        let (eight, _) = timed(trace, vec![Job { policy, size, admission: Filter::All }; 8], 1);
         println!(
             "{name} {size}: miss ratio {:.4}, {:.2} M/s ({:.2} per processor second), {:.2} M/s without the \
              reader; {} objects, {:.1} MiB, {:.1} B an object",
@@ -57,7 +65,9 @@ fn main() {
             found.memory_bytes as f64 / 1048576.0,
             found.memory_bytes as f64 / found.objects as f64
         );
-        let jobs = (0..8).map(|i| Job { policy, size: (size >> i).max(20) }).collect();
+        let jobs = (0..8)
+            .map(|i| Job { policy, size: (size >> i).max(20), admission: Filter::All })
+            .collect();
         let cpu = processor_seconds();
         let (sweep, found) = timed(trace, jobs, threads);
         let cpu = processor_seconds() - cpu;

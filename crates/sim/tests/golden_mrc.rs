@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_policy::eviction::{EvictionKind, S3FifoRelease, Unit};
-use larder_sim::mrc::{Items, Job, Sweep, sweep};
+use larder_sim::mrc::{Filter, Items, Job, Sweep, sweep};
 use larder_trace::{Format, Options, open};
 
 /// Traces whose ids libCacheSim did not read as these numbers (it hashes those of text formats).
@@ -146,11 +146,12 @@ fn compare(
         let plan = Sweep {
             jobs: wanted
                 .iter()
-                .map(|(g, policy, _)| Job { policy: *policy, size: g.size })
+                .map(|(g, policy, _)| Job { policy: *policy, size: g.size, admission: Filter::All })
                 .collect(),
             unit,
             warmup: 0,
             threads: 2,
+            seed: 1,
             sample: None,
             curve: false,
         };

@@ -2,7 +2,7 @@
 
 use larder_base::Rng;
 use larder_policy::eviction::{EvictionKind, Unit};
-use larder_sim::mrc::{Found, Item, Job, Sampler, Sweep, SweepError, sweep};
+use larder_sim::mrc::{Filter, Found, Item, Job, Sampler, Sweep, SweepError, sweep};
 use larder_trace::TraceError;
 
 fn items(seed: u64, len: usize, objects: u64, deletes: f64) -> Vec<Item> {
@@ -19,9 +19,11 @@ fn items(seed: u64, len: usize, objects: u64, deletes: f64) -> Vec<Item> {
 fn plan(kinds: &[EvictionKind], sizes: &[u64], unit: Unit, threads: usize) -> Sweep {
     let jobs = kinds
         .iter()
-        .flat_map(|&policy| sizes.iter().map(move |&size| Job { policy, size }))
+        .flat_map(|&policy| {
+            sizes.iter().map(move |&size| Job { policy, size, admission: Filter::All })
+        })
         .collect();
-    Sweep { jobs, unit, warmup: 0, threads, sample: None, curve: false }
+    Sweep { jobs, unit, warmup: 0, threads, seed: 1, sample: None, curve: false }
 }
 
 fn run(items: &[Item], plan: &Sweep) -> Found {
@@ -132,4 +134,32 @@ fn memory_stays_under_64_bytes_an_object() {
         let each = found.memory_bytes as f64 / found.objects as f64;
         assert!(each < 64.0, "{kind}: {each:.1} bytes an object");
     }
+}
+
+#[test]
+fn filters_keep_one_time_objects_out() {
+    // Half of the requests are for objects that never come back.
+    let mut rng = Rng::new(8);
+    let items: Vec<Item> = (0..200_000)
+        .map(|i| {
+            let id = if rng.chance(0.5) { 1_000_000 + i } else { rng.below(2_000) };
+            Item { id, size: 1, removes: false }
+        })
+        .collect();
+    let mut plan = plan(&[EvictionKind::Fifo], &[1_500], Unit::Objects, 2);
+    let job = plan.jobs[0];
+    let filters = [Filter::Probability(0.0), Filter::Probability(0.1), Filter::RejectFirst];
+    plan.jobs.extend(filters.map(|admission| Job { admission, ..job }));
+    let rows = run(&items, &plan).rows;
+    assert_eq!(rows, run(&items, &plan).rows, "the same seed, the same draws");
+    let ratios: Vec<f64> = rows.iter().map(|r| r.miss_ratio).collect();
+    assert_eq!(ratios[1], 1.0);
+    assert!(ratios[2] < ratios[0] - 0.05, "{ratios:?}");
+    assert!(ratios[3] < ratios[0] - 0.01, "{ratios:?}");
+    assert_eq!(rows[0].admission, None);
+    assert_eq!(rows[3].admission.as_deref(), Some("reject_first"));
+    for filter in filters {
+        assert_eq!(filter.to_string().parse(), Ok(filter));
+    }
+    assert!("probability:2".parse::<Filter>().is_err());
 }

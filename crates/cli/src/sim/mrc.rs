@@ -4,7 +4,7 @@ use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_policy::eviction::{EvictionKind, Unit};
-use larder_sim::mrc::{Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
+use larder_sim::mrc::{Filter, Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
 use larder_trace::Reader;
 
 use super::print_json;
@@ -40,7 +40,10 @@ pub(super) struct MrcArgs {
     /// Simulate only this share of the objects (0 to 1), in caches scaled down alike; adds an estimate of the error.
     #[arg(long, value_name = "SHARE")]
     sample: Option<f64>,
-    /// Seed of the sample.
+    /// What of the misses is taken in, separated by commas: all, reject_first, probability:P. Each with each policy.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all")]
+    admission: Vec<Filter>,
+    /// Seed of the sample, and of admission by chance.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Print the exact LRU curve too (objects only), at this many sizes up to all objects, from one pass.
@@ -97,10 +100,12 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
     };
     let sizes = parse_sizes(&args.sizes, unit)?;
     let kinds = policies(&args.policies)?;
-    let jobs: Vec<Job> = kinds
-        .iter()
-        .flat_map(|&policy| sizes.iter().map(move |&size| Job { policy, size }))
-        .collect();
+    let mut jobs = Vec::new();
+    for &policy in &kinds {
+        for &admission in &args.admission {
+            jobs.extend(sizes.iter().map(|&size| Job { policy, size, admission }));
+        }
+    }
     if args.input.trace == "-" && kinds.contains(&EvictionKind::Belady) {
         let problem =
             "belady reads the trace twice, which standard input does not allow: name a file";
@@ -123,7 +128,7 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
         None => cores,
     };
     let curve = args.lru_curve.is_some();
-    Ok(Sweep { jobs, unit, warmup: args.warmup, threads, sample, curve })
+    Ok(Sweep { jobs, unit, warmup: args.warmup, threads, seed: args.seed, sample, curve })
 }
 
 fn failure(e: SweepError) -> CliError {
@@ -184,7 +189,10 @@ fn print_table(rows: &[Row], unit: Unit) {
             Unit::Bytes => ByteSize(row.size).to_string(),
         };
         let mut cells = vec![
-            row.policy.to_owned(),
+            match &row.admission {
+                None => row.policy.to_owned(),
+                Some(admission) => format!("{} + {admission}", row.policy),
+            },
             size,
             row.requests.to_string(),
             row.misses.to_string(),

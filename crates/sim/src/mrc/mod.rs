@@ -7,6 +7,7 @@
 //! Memory: 14 to 26 bytes an object seen (interning), and for each run 4 bytes an object seen and about 20 bytes an
 //! object held or remembered as a ghost. Belady adds 4 bytes a request.
 
+mod filter;
 mod intern;
 mod items;
 mod run;
@@ -14,6 +15,7 @@ mod shards;
 mod stack;
 mod sweep;
 
+pub use filter::Filter;
 pub use intern::Interner;
 pub use items::{Item, Items};
 pub use shards::Sampler;

@@ -3,6 +3,8 @@
 use larder_base::prefetch;
 use larder_policy::eviction::{Access, AnyPolicy, Departures, Eviction, Fate, Slot, Unit, Visitor};
 
+use super::filter::Gate;
+
 /// A stretch of the trace, decoded and interned.
 #[derive(Default)]
 pub(super) struct Chunk {
@@ -44,22 +46,36 @@ pub(super) struct Counts {
     pub(super) miss_bytes: u64,
 }
 
+impl Counts {
+    #[inline]
+    fn add(&mut self, bytes: u32, hit: bool) {
+        self.requests += 1;
+        self.request_bytes += u64::from(bytes);
+        if !hit {
+            self.misses += 1;
+            self.miss_bytes += u64::from(bytes);
+        }
+    }
+}
+
 pub(super) struct Run {
     policy: AnyPolicy,
     unit: Unit,
     /// The sub-sample that the run is about; all items when `None`.
     part: Option<u8>,
+    gate: Option<Gate>,
     slots: Vec<u32>,
     gone: Departures,
     pub(super) counts: Counts,
 }
 
 impl Run {
-    pub(super) fn new(policy: AnyPolicy, unit: Unit, part: Option<u8>) -> Run {
+    pub(super) fn new(policy: AnyPolicy, unit: Unit, part: Option<u8>, gate: Option<Gate>) -> Run {
         Run {
             policy,
             unit,
             part,
+            gate,
             slots: Vec::new(),
             gone: Departures::new(),
             counts: Counts::default(),
@@ -79,6 +95,7 @@ impl Run {
             chunk,
             unit: self.unit,
             part: self.part,
+            gate: &mut self.gate,
             slots: &mut self.slots,
             gone: &mut self.gone,
             counts: &mut self.counts,
@@ -87,7 +104,8 @@ impl Run {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.policy.memory_bytes() + self.slots.capacity() * 4
+        let gate = self.gate.as_ref().map_or(0, Gate::memory_bytes);
+        self.policy.memory_bytes() + self.slots.capacity() * 4 + gate
     }
 }
 
@@ -95,6 +113,7 @@ struct Pass<'a> {
     chunk: &'a Chunk,
     unit: Unit,
     part: Option<u8>,
+    gate: &'a mut Option<Gate>,
     slots: &'a mut [u32],
     gone: &'a mut Departures,
     counts: &'a mut Counts,
@@ -105,7 +124,7 @@ const AHEAD: usize = 24;
 
 impl Visitor for Pass<'_> {
     fn visit<P: Eviction>(self, policy: &mut P) {
-        let Pass { chunk, unit, part, slots, gone, counts } = self;
+        let Pass { chunk, unit, part, gate, slots, gone, counts } = self;
         let tags = &chunk.tags[..];
         for at in 0..tags.len() {
             if let Some(&tag) = tags.get(at + AHEAD) {
@@ -127,6 +146,15 @@ impl Visitor for Pass<'_> {
                 }
                 continue;
             }
+            if slot.is_none()
+                && let Some(gate) = gate
+                && !gate.admits(chunk.ids[at], bytes)
+            {
+                if at >= chunk.counted_from {
+                    counts.add(bytes, false);
+                }
+                continue;
+            }
             let access = Access {
                 tag,
                 size: if unit == Unit::Objects { 1 } else { bytes },
@@ -145,12 +173,7 @@ impl Visitor for Pass<'_> {
                 slots[tag as usize] = outcome.slot.0;
             }
             if at >= chunk.counted_from {
-                counts.requests += 1;
-                counts.request_bytes += u64::from(bytes);
-                if !outcome.hit {
-                    counts.misses += 1;
-                    counts.miss_bytes += u64::from(bytes);
-                }
+                counts.add(bytes, outcome.hit);
             }
         }
     }

@@ -167,6 +167,7 @@ impl LruCurve {
         Row {
             policy: "lru",
             size,
+            admission: None,
             requests: self.requests,
             misses,
             request_bytes: self.request_bytes,

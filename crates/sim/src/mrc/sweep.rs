@@ -7,6 +7,7 @@ use larder_policy::eviction::{Access, EvictionKind, Unit};
 use larder_trace::TraceError;
 use serde::Serialize;
 
+use super::filter::{Filter, Gate};
 use super::intern::Interner;
 use super::items::Item;
 use super::run::{Chunk, Run};
@@ -14,12 +15,14 @@ use super::shards::{PARTS, Sampler, standard_error};
 use super::stack::{LruCurve, StackDistances};
 
 /// A policy at a size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Job {
     /// The policy.
     pub policy: EvictionKind,
     /// The cache's capacity in the sweep's unit; positive.
     pub size: u64,
+    /// What of the misses is taken in. Objects that the policy remembers as ghosts are not asked about.
+    pub admission: Filter,
 }
 
 /// What to simulate.
@@ -33,6 +36,8 @@ pub struct Sweep {
     pub warmup: u64,
     /// Threads at most, at least 1.
     pub threads: usize,
+    /// Seed of what filters draw.
+    pub seed: u64,
     /// Take a share of the objects.
     pub sample: Option<Sampler>,
     /// Also compute the exact LRU curve of every size in objects (not with sampling).
@@ -46,6 +51,9 @@ pub struct Row {
     pub policy: &'static str,
     /// The cache's capacity.
     pub size: u64,
+    /// The filter before the cache, unless everything is admitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<String>,
     /// Requests counted (after warm-up; deletes and trims are not requests).
     pub requests: u64,
     /// Requests that missed; an estimate when sampled.
@@ -93,6 +101,9 @@ pub enum SweepError {
         /// How many are possible.
         limit: u64,
     },
+    /// A filter's table does not fit.
+    #[error(transparent)]
+    Admission(#[from] larder_policy::admission::AdmissionError),
     /// Belady's two readings disagree.
     #[error("the trace changed between its two readings (belady needs the same requests twice)")]
     Changed,
@@ -250,7 +261,7 @@ pub fn sweep<I: Iterator<Item = Result<Item, TraceError>>>(
     } else {
         None
     };
-    let runs: Vec<Mutex<Run>> = plan(sweep).into_iter().map(Mutex::new).collect();
+    let runs: Vec<Mutex<Run>> = plan(sweep)?.into_iter().map(Mutex::new).collect();
     let mut stack = sweep.curve.then(StackDistances::new);
     let mut feed = Feed::new(open()?, sweep, future.as_deref());
     let helpers = sweep.threads.min(runs.len()).saturating_sub(1);
@@ -304,22 +315,26 @@ fn trace_stack(stack: &mut StackDistances, chunk: &Chunk) {
 }
 
 /// A run for each job; with sampling, followed by one for each sub-sample.
-fn plan(sweep: &Sweep) -> Vec<Run> {
+fn plan(sweep: &Sweep) -> Result<Vec<Run>, SweepError> {
+    let build = |job: &Job, size: u64, part: Option<u8>| {
+        // The mean object of key-value caches is some hundred bytes; the window of a filter need not be exact.
+        let objects = if sweep.unit == Unit::Objects { size } else { size.div_ceil(512) };
+        let gate = Gate::new(job.admission, objects, sweep.seed)?;
+        Ok::<Run, SweepError>(Run::new(job.policy.build(size, sweep.unit), sweep.unit, part, gate))
+    };
     let mut runs = Vec::new();
     for job in &sweep.jobs {
         match &sweep.sample {
-            None => runs.push(Run::new(job.policy.build(job.size, sweep.unit), sweep.unit, None)),
+            None => runs.push(build(job, job.size, None)?),
             Some(sampler) => {
-                let whole = job.policy.build(sampler.scale(job.size, 1), sweep.unit);
-                runs.push(Run::new(whole, sweep.unit, None));
+                runs.push(build(job, sampler.scale(job.size, 1), None)?);
                 for part in 0..PARTS {
-                    let share = job.policy.build(sampler.scale(job.size, PARTS), sweep.unit);
-                    runs.push(Run::new(share, sweep.unit, Some(part)));
+                    runs.push(build(job, sampler.scale(job.size, PARTS), Some(part))?);
                 }
             }
         }
     }
-    runs
+    Ok(runs)
 }
 
 pub(super) fn ratio(part: u64, whole: u64) -> f64 {
@@ -349,6 +364,7 @@ fn rows(sweep: &Sweep, runs: &[Run], requests: u64, request_bytes: u64) -> Vec<R
             Row {
                 policy: job.policy.name(),
                 size: job.size,
+                admission: (job.admission != Filter::All).then(|| job.admission.to_string()),
                 requests,
                 misses,
                 request_bytes,
