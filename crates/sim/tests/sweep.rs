@@ -154,8 +154,9 @@ fn filters_keep_one_time_objects_out() {
     assert_eq!(rows, run(&items, &plan).rows, "the same seed, the same draws");
     let ratios: Vec<f64> = rows.iter().map(|r| r.miss_ratio).collect();
     assert_eq!(ratios[1], 1.0);
-    assert!(ratios[2] < ratios[0] - 0.05, "{ratios:?}");
-    assert!(ratios[3] < ratios[0] - 0.01, "{ratios:?}");
+    // A FIFO holds the same mix of objects whatever share of the misses is admitted.
+    assert!(ratios[2] != ratios[0] && (ratios[2] - ratios[0]).abs() < 0.02, "{ratios:?}");
+    assert!(ratios[3] < ratios[0] - 0.1, "{ratios:?}");
     assert_eq!(rows[0].admission, None);
     assert_eq!(rows[3].admission.as_deref(), Some("reject_first"));
     for filter in filters {
