@@ -91,6 +91,11 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (&["baseline", TRACE, "--flash", "4k"], 2, "less than a block"),
         (&["ssd", "--page", "3k"], 2, "not a multiple"),
         (&["ssd", "--over-provisioning", "0"], 2, "over_provisioning"),
+        (&["ssd", "--capacity", "1g", "--io", "1g", "--hot", "0.9:0.1"], 2, "at least two regions"),
+        (&["ssd", "--hot", "0.9"], 2, "0.9:0.1"),
+        (&["ssd", "--utilisation", "nan"], 2, "0 < SHARE <= 1"),
+        (&["ssd", "--trace", "gen:zipf?requests=10"], 1, "no block writes"),
+        (&["mrc", TRACE, "--sizes", "9", "--admission", "probability:3"], 2, "reject_first"),
         (&["ssd", "--capacity", "1p"], 2, "'1p' is not a size"),
     ] {
         let output = larder(arguments);

@@ -158,11 +158,11 @@ fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
             "--io, --rounds: at least one region must fit, and be written twice".to_owned(),
         );
     }
-    let hot_regions =
-        args.hot.map_or(0, |(_, s)| ((regions as f64 * s) as u64).clamp(1, regions - 1));
     if args.hot.is_some() && regions < 2 {
-        return usage("--hot: at least two regions must fit".to_owned());
+        return usage("--hot: at least two regions must fit: give a smaller --io".to_owned());
     }
+    let hot_regions =
+        args.hot.map_or(0, |(_, share)| ((regions as f64 * share) as u64).clamp(1, regions - 1));
     let bar = std::io::stderr().is_terminal().then(|| {
         let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left");
         let bar = ProgressBar::new(u64::from(args.rounds));

@@ -21,6 +21,9 @@ impl Sized32 for Entry {
     }
 }
 
+/// Entries of a sketch for capacities in bytes: 115 MiB of counters.
+const MOST_ENTRIES: u64 = 1 << 22;
+
 const WINDOW: u8 = 0;
 const PROBATION: u8 = 1;
 const PROTECTED: u8 = 2;
@@ -29,8 +32,8 @@ const PROTECTED: u8 = 2;
 /// when the sketch has seen it more often than the main part's victim. Counters are halved every 32 × capacity hits in
 /// the main part.
 ///
-/// Where sizes are bytes, the sketch has an entry for each KiB of capacity (the reference has one for each byte), so
-/// counts agree with the reference exactly only where objects are counted.
+/// Where sizes are bytes, the sketch has an entry for each KiB of capacity, four million at most (the reference has one
+/// for each byte), so counts agree with the reference exactly only where objects are counted.
 #[derive(Debug)]
 pub struct WTinyLfu {
     capacity: u64,
@@ -53,7 +56,7 @@ impl WTinyLfu {
         let main_capacity = capacity - window_capacity;
         let entries = match unit {
             Unit::Objects => main_capacity,
-            Unit::Bytes => main_capacity.div_ceil(1024),
+            Unit::Bytes => main_capacity.div_ceil(1024).min(MOST_ENTRIES),
         };
         WTinyLfu {
             capacity,
