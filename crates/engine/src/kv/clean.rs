@@ -125,7 +125,7 @@ impl KvShard {
     }
 
     fn wants_room(&self) -> bool {
-        self.arena.free_bytes() + self.staged_bytes < self.config.free_high
+        self.arena.free_bytes() + self.staged_bytes < self.config.free_high || self.is_starved()
     }
 
     /// One step of the CLOCK hand: what CLOCK gives up is offered to admission (which for `Pool::Everything` has had its

@@ -478,8 +478,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         if report.satisfied {
             self.cleaning[shard] = false;
         }
+        // Nothing more can be done in DRAM but to write what is staged.
+        let stuck = !report.satisfied && report.staged + report.evicted == 0;
         for open in self.open.iter_mut().flatten() {
-            open.full = open.full || open.builder.is_full_enough();
+            open.full |= open.builder.is_full_enough() || stuck && !open.builder.is_empty();
         }
         self.stats.ghosts_made += shards.with(shard, |s| {
             let buckets = s.index().buckets() / 64 + 64;

@@ -219,7 +219,13 @@ impl KvShard {
 
     /// Whether free room has fallen below the mark at which the cleaner should run.
     pub fn is_short(&self) -> bool {
-        self.arena.free_bytes() + self.staged_bytes < self.config.free_low
+        self.arena.free_bytes() + self.staged_bytes < self.config.free_low || self.is_starved()
+    }
+
+    /// What is staged counts as free, since it will be; but not when nothing else is: an open segment that nobody fills
+    /// up would keep the cleaner away for good, and every write would evict on the request path.
+    pub(super) fn is_starved(&self) -> bool {
+        self.arena.free_bytes() < self.config.free_low / 2
     }
 
     pub(super) fn call_cleaner(&mut self, fx: &mut impl Effects) {
