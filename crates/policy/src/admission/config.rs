@@ -190,6 +190,9 @@ pub struct FlashinessConfig {
     pub horizon: u32,
     /// Least score, in standard deviations from the classifier's plane, at which an object is admitted. Default 0.
     pub min_score: f32,
+    /// Bytes per second that the whole cache may write to flash: the best-scored of what is offered are admitted, as many as
+    /// that allows, whatever their score. Default 0: the write budget's rate, and without one `min_score`.
+    pub bytes_per_second: ByteSize,
     /// Divide scores by size, so that segments fill with what earns most hits per byte. Default false.
     pub per_byte: bool,
     /// Seconds before the first training. Default 0: as soon as there are samples enough.
@@ -223,6 +226,7 @@ impl Default for FlashinessConfig {
             reads: 1,
             horizon: 0,
             min_score: 0.0,
+            bytes_per_second: ByteSize(0),
             per_byte: false,
             first_training_after: 0,
             first_training_samples: 1000,

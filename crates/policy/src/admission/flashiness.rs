@@ -2,6 +2,7 @@
 
 use larder_base::{AppId, Nanos, ObjectHash, Rng};
 
+use super::cut::{Cut, Seen};
 use super::memory::KeyMemory;
 use super::policy::ModelReport;
 use super::{
@@ -32,6 +33,10 @@ pub struct Flashiness {
     /// The simple rule admits beside the model until objects have been seen to leave the cache.
     rule_until_turnover: bool,
     share: f64,
+    /// Holds a rate of writes, if there is one.
+    cut: Option<Cut>,
+    /// As given.
+    memory: usize,
     history: Option<KeyMemory>,
     sampler: Sampler,
     reservoir: Reservoir,
@@ -107,6 +112,7 @@ impl Flashiness {
         });
         let taken = setup.memory / 8
             + history.as_ref().map_or(0, KeyMemory::memory_bytes)
+            + Cut::bytes_of(setup.memory)
             + AppId::COUNT * 16;
         let rest = setup.memory.saturating_sub(taken);
         let tracked = (rest / 2 / TRACKED_BYTES).clamp(1, MOST_TRACKED);
@@ -119,6 +125,12 @@ impl Flashiness {
             class_weights: if paper { ClassWeights::Balanced } else { ClassWeights::IMPROVED },
             rule_until_turnover: !paper && config.horizon == 0,
             share: setup.share,
+            memory: setup.memory,
+            cut: match config.bytes_per_second.0 {
+                0 => setup.budget_rate.filter(|r| r.is_finite() && *r > 0.0),
+                fixed => Some(fixed as f64),
+            }
+            .map(|whole| Cut::new(whole * setup.share, setup.memory)),
             history,
             sampler: Sampler::new(
                 SamplerLimits { tracked },
@@ -304,7 +316,9 @@ impl AdmissionPolicy for Flashiness {
         let past = self.past(candidate.hash);
         // Nothing speaks for an object that was never read and is not known from before. In the paper's form that is all
         // objects never read (§4.2). With a memory, one that is wanted after all costs one miss: then it is known.
-        if f.reads == 0 && !candidate.survivor && (self.paper_zero || past.refetches == 0) {
+        // Where a rate of writes is held, the cut decides, and such objects come last.
+        let unknown = f.reads == 0 && !candidate.survivor;
+        if unknown && (self.paper_zero || self.cut.is_none() && past.refetches == 0) {
             return Verdict::Reject(Reason::Unread);
         }
         let x = vector(f, past, candidate.survivor);
@@ -315,7 +329,18 @@ impl AdmissionPolicy for Flashiness {
             let horizon = self.horizon(now);
             self.sampler.offer(fingerprint, candidate.app, now, horizon, || (x, judgement.note));
         }
-        if !judgement.flashy {
+        let admitted = match self.cut.take() {
+            None => judgement.flashy,
+            Some(mut cut) => {
+                let (app, survivor) = (candidate.app, candidate.survivor);
+                let seen = Seen { x, app, survivor, bytes: f.size };
+                let rescore = |s: &Seen| self.score(s.app, &s.x, s.survivor).score;
+                let admitted = cut.admits(judgement.score, seen, now, rescore);
+                self.cut = Some(cut);
+                admitted
+            }
+        };
+        if !admitted {
             let unread = judgement.note == Note::NONE && f.reads == 0;
             return Verdict::Reject(if unread { Reason::Unread } else { Reason::NotFlashy });
         }
@@ -326,6 +351,16 @@ impl AdmissionPolicy for Flashiness {
             judgement.score
         };
         Verdict::Admit { score }
+    }
+
+    fn set_budget_rate(&mut self, bytes_per_second: f64) {
+        if self.config.bytes_per_second.0 == 0 && bytes_per_second > 0.0 {
+            let rate = bytes_per_second * self.share;
+            match &mut self.cut {
+                Some(cut) => cut.set_rate(rate),
+                None => self.cut = Some(Cut::new(rate, self.memory)),
+            }
+        }
     }
 
     fn pool(&self) -> Pool {
@@ -340,6 +375,7 @@ impl AdmissionPolicy for Flashiness {
     fn memory_bytes(&self) -> usize {
         let models = self.apps.iter().filter(|a| a.model.is_some()).count();
         self.history.as_ref().map_or(0, KeyMemory::memory_bytes)
+            + self.cut.as_ref().map_or(0, Cut::memory_bytes)
             + self.sampler.memory_bytes()
             + self.reservoir.memory_bytes()
             + self.apps.len() * size_of::<AppState>()

@@ -5,6 +5,7 @@
 //! application's share and the room on flash have the last word, and they are the engine's.
 
 mod config;
+mod cut;
 mod flashiness;
 mod ghost;
 mod memory;
