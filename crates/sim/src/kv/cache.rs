@@ -1,0 +1,600 @@
+//! The engine of `larder kv` under a virtual clock.
+
+use std::sync::Arc;
+
+use larder_base::{
+    AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
+};
+use larder_engine::index::FlashIndex;
+use larder_engine::kv::api::{
+    Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as EngineRequest, Store,
+    StoreMode, Tier,
+};
+use larder_engine::kv::{
+    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, LogStats, OwnerOf, SegmentIo,
+    SegmentTable, ShardConfig, ShardStats, Shards, Step,
+};
+use larder_policy::admission::{
+    Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, ModelReport, Setup,
+};
+use larder_policy::budget::{BudgetError, WriteBudget, WriteBudgetConfig};
+use larder_policy::learn;
+use larder_trace::{Op as TraceOp, Request};
+
+/// What a [`HybridCache`] is built from. Sizes are bytes.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// DRAM for objects.
+    pub dram: u64,
+    /// Flash.
+    pub flash: u64,
+    /// Bytes of a segment; 0 chooses: a 256th of the flash, but at most a 48th of the DRAM, a power of two.
+    pub segment: u32,
+    /// Shards: 1, 2 or 4.
+    pub shards: u32,
+    /// Mean bytes of a record, by which the index and the policies' memories are sized.
+    pub mean_record: u64,
+    /// Admission.
+    pub admission: AdmissionConfig,
+    /// The write budget.
+    pub budget: WriteBudgetConfig,
+    /// Seed of the hash key and of all draws.
+    pub seed: u64,
+}
+
+/// Why a cache cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Sizes that cannot work.
+    #[error("{what} is {value}: it must be {must}")]
+    Size {
+        /// Which setting.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must be.
+        must: String,
+    },
+    /// Admission cannot be set up.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// The budget cannot be set up.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// The index cannot be made.
+    #[error(transparent)]
+    Index(#[from] larder_engine::index::IndexError),
+}
+
+/// What the cache has done since it was built. All but the present states only grow, so that the difference of two is
+/// what was done in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Requests of any kind.
+    pub requests: u64,
+    /// Reads.
+    pub gets: u64,
+    /// Reads answered from DRAM.
+    pub hits_dram: u64,
+    /// Reads answered from flash.
+    pub hits_flash: u64,
+    /// Bytes of keys and values of reads.
+    pub get_bytes: u64,
+    /// Of these, of reads that were answered.
+    pub hit_bytes: u64,
+    /// Bytes of keys and values set, by the trace or after a miss.
+    pub set_bytes: u64,
+    /// Of these, set after a miss.
+    pub miss_bytes: u64,
+    /// Bytes written to the device, all of them.
+    pub flash_bytes: u64,
+    /// Of these, bytes of records that were alive when they were written.
+    pub flash_record_bytes: u64,
+    /// Objects evicted from DRAM that never reached flash.
+    pub dram_evictions: u64,
+    /// Objects that left flash.
+    pub flash_dropped: u64,
+    /// Of these, never read there.
+    pub flash_dropped_unread: u64,
+    /// Objects put back into DRAM from reclaimed segments.
+    pub reinserted: u64,
+    /// Flash reads of requests.
+    pub flash_reads: u64,
+    /// Models installed, over all applications.
+    pub models: u64,
+}
+
+macro_rules! difference {
+    ($a:expr, $b:expr, $($field:ident),+) => { Counters { $($field: $a.$field - $b.$field),+ } };
+}
+
+impl Counters {
+    /// What was done between `earlier` and these.
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        difference!(
+            self,
+            earlier,
+            requests,
+            gets,
+            hits_dram,
+            hits_flash,
+            get_bytes,
+            hit_bytes,
+            set_bytes,
+            miss_bytes,
+            flash_bytes,
+            flash_record_bytes,
+            dram_evictions,
+            flash_dropped,
+            flash_dropped_unread,
+            reinserted,
+            flash_reads,
+            models
+        )
+    }
+
+    /// Reads answered, of all reads.
+    pub fn hit_ratio(&self) -> f64 {
+        share(self.hits_dram + self.hits_flash, self.gets)
+    }
+
+    /// The same by bytes.
+    pub fn byte_hit_ratio(&self) -> f64 {
+        share(self.hit_bytes, self.get_bytes)
+    }
+
+    /// Cache-level write amplification: flash bytes over bytes set by clients, explicitly or after a miss.
+    pub fn clwa(&self) -> f64 {
+        share(self.flash_bytes, self.set_bytes)
+    }
+
+    /// The same over bytes set after a miss only.
+    pub fn clwa_of_misses(&self) -> f64 {
+        share(self.flash_bytes, self.miss_bytes)
+    }
+
+    /// Objects that left flash without having been read there, of all that left.
+    pub fn unread_share(&self) -> f64 {
+        share(self.flash_dropped_unread, self.flash_dropped)
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+struct Memory(Vec<Vec<u8>>);
+
+impl SegmentIo for Memory {
+    type Buffer = Vec<u8>;
+
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        let held = self.0.get_mut(usize::from(segment)).ok_or(IoFailed)?;
+        held.clear();
+        held.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        let held = self.0.get(usize::from(segment)).ok_or(IoFailed)?;
+        if held.len() != bytes.len() {
+            return Err(IoFailed);
+        }
+        bytes.copy_from_slice(held);
+        Ok(())
+    }
+}
+
+impl Memory {
+    fn span(&self, read: &FlashRead) -> Option<&[u8]> {
+        let at = read.at;
+        self.0
+            .get(usize::from(at.segment))?
+            .get(at.offset as usize..at.offset as usize + at.len as usize)
+    }
+}
+
+struct All(Vec<KvShard>);
+
+impl Shards for All {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn shard_of(&self, hash: ObjectHash) -> usize {
+        OwnerOf::shard_of(hash, self.0.len())
+    }
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
+        f(&mut self.0[shard])
+    }
+}
+
+#[derive(Default)]
+struct Sink {
+    hit: Option<Tier>,
+    verifies: Vec<FlashRead>,
+    wake: bool,
+}
+
+impl Effects for Sink {
+    fn reply(&mut self, reply: Reply<'_>) {
+        if let Reply::Item(item) = reply {
+            self.hit = Some(item.tier);
+        }
+    }
+    fn verify(&mut self, read: FlashRead) {
+        self.verifies.push(read);
+    }
+    fn wake_cleaner(&mut self) {
+        self.wake = true;
+    }
+}
+
+/// Values longer than this are cut; also the longest that the engine is configured to take.
+const MAX_VALUE: usize = 1 << 20;
+/// Unix seconds at the trace's start.
+const EPOCH: u32 = 1_000_000_000;
+/// Requests between two looks at whether a model should be trained.
+const TRAINING_EVERY: u64 = 1024;
+
+/// Shards, log and an in-memory device, driven by a trace: a read that misses is followed by a set of the recorded size,
+/// writes and deletions are done as recorded, flash reads complete at once, and the log runs whenever a shard is short of
+/// room. Values are a fixed pattern.
+pub struct HybridCache {
+    shards: All,
+    log: FlashLog<Vec<u8>>,
+    device: Memory,
+    hasher: KeyHasher,
+    sink: Sink,
+    counters: Counters,
+    pattern: Vec<u8>,
+    seed: u64,
+    training: learn::TrainParams,
+    now: Now,
+}
+
+impl HybridCache {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// Sizes that cannot work, parameters out of range.
+    pub fn new(config: &CacheConfig) -> Result<HybridCache, CacheError> {
+        let shards = config.shards;
+        if !matches!(shards, 1 | 2 | 4) {
+            let must = "1, 2 or 4".to_owned();
+            return Err(CacheError::Size { what: "shards", value: u64::from(shards), must });
+        }
+        let segment_bytes = match config.segment {
+            0 => {
+                let wanted = (config.flash / 256).min(config.dram / 48).clamp(16 << 10, 4 << 20);
+                1u32 << wanted.ilog2()
+            }
+            given => given,
+        };
+        let segments = (config.flash / u64::from(segment_bytes.max(1))).min(4095) as u16;
+        if segments < 8 || segment_bytes % 4096 != 0 {
+            let must = format!("at least eight segments of {segment_bytes} bytes");
+            return Err(CacheError::Size { what: "flash", value: config.flash, must });
+        }
+        let arena = config.dram / u64::from(shards);
+        let room = (arena / 32).max(5 * u64::from(segment_bytes) / 2);
+        if arena < 64 << 10 || arena < 2 * room {
+            let must =
+                format!("at least 64 KiB and five segments of {segment_bytes} bytes a shard");
+            return Err(CacheError::Size { what: "dram", value: config.dram, must });
+        }
+        let flash = FlashGeometry { salt: config.seed as u32, segments, segment_bytes };
+        let objects = (flash.capacity() / config.mean_record.max(64)).max(1024);
+        let mut key = [0u8; 16];
+        larder_base::Rng::new(config.seed).fill(&mut key);
+        let hasher = KeyHasher::new(HashKey(key));
+        let budget =
+            WriteBudget::new(&config.budget, ByteSize(flash.capacity()), None, Nanos::ZERO)?;
+        let mut all = Vec::new();
+        for shard in 0..shards {
+            let per_shard = objects / u64::from(shards);
+            let setup = Setup {
+                // Tables by object and a fixed part, generous: what a policy takes is reported.
+                memory: per_shard as usize * 20 + (4 << 20),
+                seed: config.seed.wrapping_mul(31) + u64::from(shard),
+                objects: per_shard,
+                share: 1.0 / f64::from(shards),
+                budget_rate: budget.rate(),
+            };
+            let admission = Admission::new(&config.admission, &setup)?;
+            let shard_config = ShardConfig {
+                arena_bytes: arena as usize,
+                max_object: (MAX_VALUE + 512) as u32,
+                no_eviction: false,
+                clock_mode: ClockMode::SetMax,
+                clock_max: 3,
+                // What is staged counts as free: leave room for what two open segments hold.
+                free_low: room as usize,
+                free_high: room as usize + arena as usize / 16,
+                flash,
+                shards,
+                flash_min_record: 0,
+                cas_base: u64::from(shard) << 32,
+                access_times: 1024.max(per_shard as usize / 16),
+                shares: Arc::default(),
+                hasher,
+            };
+            // Twice the slots: the mean record is an estimate, and forced evictions are not what is studied here.
+            let buckets = FlashIndex::buckets_for(per_shard * 2);
+            let words = Words::heap(FlashIndex::words_for(buckets));
+            all.push(KvShard::new(shard_config, admission, words)?);
+        }
+        let table = SegmentTable::create(Words::heap(SegmentTable::words_for(segments)));
+        let log_config = LogConfig {
+            flash,
+            hot_percent: 70,
+            reinsert_percent: 20,
+            retry_after: Nanos::from_secs(1),
+        };
+        let buffers = vec![vec![0; segment_bytes as usize]; 3];
+        let pattern = (0..MAX_VALUE).map(|i| (i * 31 >> 3) as u8).collect();
+        Ok(HybridCache {
+            shards: All(all),
+            log: FlashLog::new(log_config, table, budget, buffers),
+            device: Memory(vec![Vec::new(); usize::from(segments) + 1]),
+            hasher,
+            sink: Sink::default(),
+            counters: Counters::default(),
+            pattern,
+            seed: config.seed,
+            training: config.admission.flashiness.training,
+            now: Now { mono: Nanos::ZERO, wall: UnixSecs(EPOCH) },
+        })
+    }
+
+    /// Carries out one request of a trace; one without a time happens a microsecond after the one before it. Block
+    /// operations count as reads and writes of an object.
+    pub fn request(&mut self, r: &Request) {
+        let mono = r.time.unwrap_or(Nanos(self.now.mono.0 + 1000)).max(self.now.mono);
+        self.now = Now { mono, wall: UnixSecs(EPOCH + (mono.0 / 1_000_000_000) as u32) };
+        self.counters.requests += 1;
+        let mut key = [b'k'; 250];
+        let key_len = (r.key_size as usize).clamp(8, 250);
+        key[..8].copy_from_slice(&r.id.to_le_bytes());
+        let key = &key[..key_len];
+        let hash = self.hasher.hash(key);
+        let app = AppId(r.app.min(u32::from(AppId::OTHER.0)) as u16);
+        let size = (r.size as usize).min(MAX_VALUE);
+        let bytes = (key_len + size) as u64;
+        let expiry = match r.ttl {
+            0 => Expiry::NEVER,
+            ttl => Expiry::at(UnixSecs(self.now.wall.0.saturating_add(ttl))),
+        };
+        if r.op.is_read() {
+            self.counters.gets += 1;
+            self.counters.get_bytes += bytes;
+            match self.execute(key, hash, app, Op::Get(Get::default())) {
+                Some(tier) => {
+                    self.counters.hit_bytes += bytes;
+                    self.counters.hits_dram += u64::from(tier == Tier::Dram);
+                    self.counters.hits_flash += u64::from(tier == Tier::Flash);
+                }
+                None => {
+                    self.counters.miss_bytes += bytes;
+                    self.set(key, hash, app, size, expiry);
+                }
+            }
+        } else if r.op.is_removal() {
+            self.execute(key, hash, app, Op::Delete(Delete::default()));
+        } else if r.op == TraceOp::Touch {
+            self.execute(key, hash, app, Op::Touch(expiry));
+        } else {
+            self.set(key, hash, app, size, expiry);
+        }
+        if self.counters.requests.is_multiple_of(TRAINING_EVERY) {
+            self.train();
+        }
+    }
+
+    fn set(&mut self, key: &[u8], hash: ObjectHash, app: AppId, size: usize, expiry: Expiry) {
+        self.counters.set_bytes += (key.len() + size) as u64;
+        let pattern = std::mem::take(&mut self.pattern);
+        let store = Store {
+            mode: StoreMode::Set,
+            value: &pattern[..size],
+            flags: 0,
+            expiry,
+            compare_cas: None,
+            new_cas: None,
+            invalidate: false,
+            vivify: None,
+        };
+        self.execute(key, hash, app, Op::Store(store));
+        self.pattern = pattern;
+    }
+
+    fn execute(&mut self, key: &[u8], hash: ObjectHash, app: AppId, op: Op<'_>) -> Option<Tier> {
+        let shard = self.shards.shard_of(hash);
+        let request = EngineRequest { key, hash, app, op };
+        let HybridCache { shards, device, sink, now, .. } = self;
+        let mut read: Option<FlashRead> = None;
+        sink.hit = None;
+        loop {
+            let fetched = read.as_ref().map(|read| Fetched { read, bytes: device.span(read) });
+            match shards.0[shard].execute(*now, &request, fetched, sink) {
+                Outcome::Done => break,
+                Outcome::Read(next) => read = Some(next),
+            }
+        }
+        let hit = sink.hit;
+        while let Some(read) = sink.verifies.pop() {
+            let owner = OwnerOf::shard_of(read.hash, shards.0.len());
+            shards.0[owner].verify(*now, &read, device.span(&read));
+        }
+        if std::mem::take(&mut sink.wake) {
+            while self.log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
+        }
+        hit
+    }
+
+    /// Trains what is due, on the samples of all shards, and installs the model in all of them.
+    fn train(&mut self) {
+        for asking in 0..self.shards.0.len() {
+            let Some(app) = self.shards.0[asking].admission_mut().training_due(self.now.mono)
+            else {
+                continue;
+            };
+            let mut whole: Option<learn::TrainingSet> = None;
+            for shard in &mut self.shards.0 {
+                let Some(set) = shard.admission_mut().take_training_set(app, self.now.mono) else {
+                    continue;
+                };
+                match &mut whole {
+                    Some(whole) => whole.merge(set),
+                    None => whole = Some(set),
+                }
+            }
+            let Some(set) = whole else { continue };
+            let seed = self.seed ^ self.counters.models;
+            if let Ok(model) = learn::train(&set, &self.training, seed) {
+                self.counters.models += 1;
+                for shard in &mut self.shards.0 {
+                    shard.admission_mut().install(set.app, model.clone(), self.now.mono);
+                }
+            }
+        }
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Nanos {
+        self.now.mono
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        let shards = self.shard_stats();
+        let log = self.log.stats();
+        Counters {
+            flash_bytes: log.bytes_written,
+            flash_record_bytes: log.record_bytes_written,
+            dram_evictions: shards.evictions,
+            flash_dropped: shards.flash_dropped,
+            flash_dropped_unread: shards.flash_dropped_unread,
+            reinserted: shards.reinserted,
+            flash_reads: shards.flash_reads,
+            ..self.counters
+        }
+    }
+
+    /// The shards' counters, added up.
+    pub fn shard_stats(&self) -> ShardStats {
+        let mut sum = ShardStats::default();
+        for shard in &self.shards.0 {
+            sum.add(shard.stats());
+        }
+        sum
+    }
+
+    /// The log's counters.
+    pub fn log_stats(&self) -> &LogStats {
+        self.log.stats()
+    }
+
+    /// Bytes of DRAM that the admission policy takes.
+    pub fn admission_memory(&self) -> u64 {
+        self.shards.0.iter().map(|s| s.admission().memory_bytes() as u64).sum()
+    }
+
+    /// What every shard's policy says of its classifiers.
+    pub fn models(&self) -> Vec<ModelReport> {
+        self.shards.0.iter().flat_map(|s| s.admission().models()).collect()
+    }
+
+    /// Checks every shard. For tests.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn validate(&self) -> Result<(), String> {
+        self.shards.0.iter().try_for_each(KvShard::validate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_trace::generate;
+
+    fn config(policy: &str) -> CacheConfig {
+        CacheConfig {
+            dram: 512 << 10,
+            flash: 3 << 20,
+            segment: 0,
+            shards: 2,
+            mean_record: 300,
+            admission: AdmissionConfig::from_name(policy).unwrap(),
+            budget: WriteBudgetConfig::default(),
+            seed: 1,
+        }
+    }
+
+    fn run(config: &CacheConfig, requests: &[Request]) -> HybridCache {
+        let mut cache = HybridCache::new(config).unwrap();
+        for r in requests {
+            cache.request(r);
+        }
+        cache.validate().unwrap();
+        cache
+    }
+
+    fn zipf(requests: u64) -> Vec<Request> {
+        let spec =
+            format!("zipf?objects=40000&requests={requests}&writes=0.05&deletes=0.01&rate=1000");
+        generate::parse(&spec).unwrap().map(|r| r.unwrap()).collect()
+    }
+
+    #[test]
+    fn counters_add_up_and_runs_repeat() {
+        let requests = zipf(60_000);
+        let cache = run(&config("all"), &requests);
+        let c = cache.counters();
+        let s = cache.shard_stats();
+        assert_eq!(c.requests, 60_000);
+        assert_eq!(c.gets, s.hits_dram + s.hits_flash + s.misses);
+        assert_eq!((c.hits_dram, c.hits_flash), (s.hits_dram, s.hits_flash));
+        assert_eq!(c.set_bytes, s.set_bytes);
+        assert!(c.hits_flash > 1000 && c.hit_ratio() > 0.3, "{c:?}");
+        assert!(c.flash_bytes > 3 << 20 && c.clwa() > 0.1 && c.clwa() < c.clwa_of_misses());
+        assert_eq!(c, run(&config("all"), &requests).counters());
+        let mut other = config("all");
+        other.seed = 2;
+        assert_ne!(c, run(&other, &requests).counters());
+    }
+
+    #[test]
+    fn flash_serves_more_than_its_dram_alone() {
+        let requests = zipf(60_000);
+        let mut never = config("probability");
+        never.admission.probability.probability = 0.0;
+        let without = run(&never, &requests).counters();
+        let with = run(&config("all"), &requests).counters();
+        assert_eq!((without.flash_bytes, without.hits_flash), (0, 0));
+        assert!(with.hit_ratio() > without.hit_ratio() + 0.05, "{without:?} {with:?}");
+    }
+
+    #[test]
+    fn models_are_trained_and_installed_everywhere() {
+        let cache = run(&config("flashiness"), &zipf(120_000));
+        assert!(cache.counters().models >= 1, "{:?}", cache.counters());
+        let models = cache.models();
+        assert_eq!(models.len(), 2);
+        assert!(models.iter().all(|m| m.version >= 1), "{models:?}");
+        assert!(cache.admission_memory() > 0);
+    }
+
+    #[test]
+    fn sizes_that_cannot_work_are_refused() {
+        let mut c = config("all");
+        c.dram = 1000;
+        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("dram is 1000"));
+        let mut c = config("all");
+        c.flash = 10;
+        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("flash is 10"));
+        let mut c = config("all");
+        c.shards = 3;
+        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("shards is 3"));
+    }
+}

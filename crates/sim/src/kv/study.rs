@@ -1,0 +1,597 @@
+//! Which admission policy gives the most hits for the same bytes written to flash?
+//!
+//! In each cell (a workload, a seed, a share of DRAM) every policy first runs as it is configured by default. Then each
+//! policy's own knob is turned until the bytes that it writes to flash after the warm-up agree with the wanted level, and
+//! hit ratios are compared there. A level is a share of what `all` (a victim cache) writes.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_policy::budget::WriteBudgetConfig;
+use larder_trace::{Request, TraceError};
+use serde::Serialize;
+
+use super::cache::{CacheConfig, CacheError, Counters, HybridCache};
+use super::workload::{Workload, footprint};
+
+/// What to compare.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// On what.
+    pub workloads: Vec<Workload>,
+    /// Seeds 1..=seeds.
+    pub seeds: u64,
+    /// Requests per run.
+    pub requests: u64,
+    /// DRAM and flash together, as a share of the bytes of all objects.
+    pub cache_share: f64,
+    /// DRAM as shares of DRAM and flash together.
+    pub dram_shares: Vec<f64>,
+    /// Shares of what `all` writes.
+    pub levels: Vec<f64>,
+    /// Which policies.
+    pub policies: Vec<PolicyName>,
+    /// How far the bytes written may be from the level, as a share of it.
+    pub tolerance: f64,
+    /// Runs in search of one knob, at most.
+    pub most_runs: u32,
+    /// Where shared traces lie.
+    pub traces: PathBuf,
+}
+
+/// Why a comparison ended.
+#[derive(Debug, thiserror::Error)]
+pub enum StudyError {
+    /// A trace could not be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A cache could not be built.
+    #[error(
+        "workload {workload}, DRAM share {dram_share}: {source}; more --requests make larger caches"
+    )]
+    Cache {
+        /// On which workload.
+        workload: &'static str,
+        /// With which share of DRAM.
+        dram_share: f64,
+        /// Why.
+        source: CacheError,
+    },
+}
+
+/// One run, after its warm-up.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Workload.
+    pub workload: &'static str,
+    /// Seed.
+    pub seed: u64,
+    /// DRAM as a share of the cache.
+    pub dram_share: f64,
+    /// Policy.
+    pub policy: &'static str,
+    /// Level asked for, as a share of what `all` writes; none: the policy's defaults.
+    pub level: Option<f64>,
+    /// Bytes written over those of the level (or of `all`).
+    pub writes: f64,
+    /// Whether that is within the tolerance.
+    pub reached: bool,
+    /// The parameter that was found, as the configuration names it.
+    pub knob: Option<String>,
+    /// Reads answered.
+    pub hit_ratio: f64,
+    /// Of all reads, those answered from DRAM.
+    pub dram_hit_ratio: f64,
+    /// Of all reads, those answered from flash.
+    pub flash_hit_ratio: f64,
+    /// By bytes.
+    pub byte_hit_ratio: f64,
+    /// Bytes written to flash.
+    pub flash_bytes: u64,
+    /// Flash bytes over bytes set.
+    pub clwa: f64,
+    /// Flash bytes over bytes set after misses.
+    pub clwa_of_misses: f64,
+    /// Share of the objects leaving flash that were never read there.
+    pub unread: f64,
+    /// Objects evicted from DRAM that never reached flash.
+    pub dram_evictions: u64,
+    /// Evictions on the request path, warm-up included.
+    pub direct_evictions: u64,
+    /// Models trained, warm-up included.
+    pub models: u64,
+    /// Precision of the classifiers by their own account, weighed by decisions.
+    pub precision: Option<f64>,
+    /// Recall likewise.
+    pub recall: Option<f64>,
+    /// DRAM of the policy's tables, bytes.
+    pub admission_bytes: u64,
+    /// CPU time per request, if a clock was given.
+    pub nanos_per_request: Option<f64>,
+}
+
+/// What `larder bench admission` runs between two looks at the screen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    /// Workload.
+    pub workload: Workload,
+    /// DRAM as a share of the cache.
+    pub dram_share: f64,
+}
+
+impl Plan {
+    /// The parts of the work, which can run side by side.
+    pub fn groups(&self) -> Vec<Group> {
+        let shares = &self.dram_shares;
+        self.workloads
+            .iter()
+            .flat_map(|&workload| {
+                shares.iter().map(move |&dram_share| Group { workload, dram_share })
+            })
+            .collect()
+    }
+
+    /// Searches of a knob and free runs in all, for progress.
+    pub fn steps(&self) -> u64 {
+        let tuned = self.policies.iter().filter(|p| Knob::of(**p).is_some()).count();
+        let per_cell = self.policies.len() + tuned * self.levels.len();
+        self.groups().len() as u64 * self.seeds * per_cell as u64
+    }
+
+    /// Runs one group. `step` is called after each step; `clock` gives CPU time in nanoseconds.
+    ///
+    /// # Errors
+    /// A trace that cannot be read, a cache that cannot be built.
+    pub fn run(
+        &self,
+        group: Group,
+        step: &mut dyn FnMut(&Outcome),
+        clock: Option<fn() -> u64>,
+    ) -> Result<Vec<Outcome>, StudyError> {
+        let mut outcomes = Vec::new();
+        let mut hints: BTreeMap<(usize, usize), (u32, f64)> = BTreeMap::new();
+        for seed in 1..=self.seeds {
+            let requests = group.workload.requests(seed, self.requests, &self.traces)?;
+            let mut cell = Cell::new(self, group, seed, &requests, clock);
+            let all = cell.run(&configured(PolicyName::All))?;
+            cell.all = all.counters.flash_bytes;
+            for &policy in &self.policies {
+                let run = match policy {
+                    PolicyName::All => all.clone(),
+                    // It has no default without a budget: a quarter of what `all` writes stands in.
+                    PolicyName::WriteRate => {
+                        let knob = Knob::of(policy).map(|k| k.set(0, 0.125, &cell));
+                        cell.run(&knob.unwrap_or_else(|| configured(policy)))?
+                    }
+                    _ => cell.run(&configured(policy))?,
+                };
+                let outcome = cell.outcome(policy, None, &run, None);
+                step(&outcome);
+                outcomes.push(outcome);
+            }
+            for (l, &level) in self.levels.iter().enumerate() {
+                let target = level * cell.all as f64;
+                for (p, &policy) in self.policies.iter().enumerate() {
+                    let Some(knob) = Knob::of(policy) else { continue };
+                    let start = hints.get(&(l, p)).copied().unwrap_or((0, knob.guess(level)));
+                    let found = cell.search(knob, start, target)?;
+                    hints.insert((l, p), (found.stage, found.position));
+                    let shown = knob.show(found.stage, found.position, &cell);
+                    let outcome = cell.outcome(policy, Some(level), &found.run, Some(shown));
+                    step(&outcome);
+                    outcomes.push(outcome);
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+fn configured(policy: PolicyName) -> AdmissionConfig {
+    AdmissionConfig { policy, ..AdmissionConfig::default() }
+}
+
+#[derive(Clone, Debug)]
+struct Run {
+    counters: Counters,
+    direct: u64,
+    models: u64,
+    precision: Option<f64>,
+    recall: Option<f64>,
+    admission_bytes: u64,
+    nanos: Option<u64>,
+}
+
+struct Found {
+    stage: u32,
+    position: f64,
+    run: Run,
+}
+
+struct Cell<'a> {
+    plan: &'a Plan,
+    group: Group,
+    seed: u64,
+    requests: &'a [Request],
+    mean_record: u64,
+    cache_bytes: u64,
+    seconds: f64,
+    /// Bytes that `all` writes after the warm-up.
+    all: u64,
+    clock: Option<fn() -> u64>,
+}
+
+impl<'a> Cell<'a> {
+    fn new(
+        plan: &'a Plan,
+        group: Group,
+        seed: u64,
+        requests: &'a [Request],
+        clock: Option<fn() -> u64>,
+    ) -> Cell<'a> {
+        let (bytes, objects) = footprint(requests);
+        let last = requests.last().and_then(|r| r.time).map_or(0.0, |t| t.as_secs_f64());
+        Cell {
+            plan,
+            group,
+            seed,
+            requests,
+            mean_record: bytes / objects.max(1) + 40,
+            cache_bytes: (bytes as f64 * plan.cache_share) as u64,
+            seconds: last.max(1.0),
+            all: 0,
+            clock,
+        }
+    }
+
+    fn warmup(&self) -> usize {
+        self.requests.len() / 3
+    }
+
+    fn flash(&self) -> u64 {
+        self.cache_bytes - self.dram()
+    }
+
+    fn dram(&self) -> u64 {
+        (self.cache_bytes as f64 * self.group.dram_share) as u64
+    }
+
+    /// Objects that fit on flash.
+    fn flash_objects(&self) -> f64 {
+        (self.flash() / self.mean_record) as f64
+    }
+
+    fn run(&mut self, admission: &AdmissionConfig) -> Result<Run, StudyError> {
+        let config = CacheConfig {
+            dram: self.dram(),
+            flash: self.flash(),
+            segment: 0,
+            shards: 1,
+            mean_record: self.mean_record,
+            admission: admission.clone(),
+            budget: WriteBudgetConfig::default(),
+            seed: self.seed,
+        };
+        let (workload, dram_share) = (self.group.workload.name, self.group.dram_share);
+        let mut cache = HybridCache::new(&config).map_err(|source| StudyError::Cache {
+            workload,
+            dram_share,
+            source,
+        })?;
+        let mut started = None;
+        let mut warm = Counters::default();
+        for (i, request) in self.requests.iter().enumerate() {
+            if i == self.warmup() {
+                warm = cache.counters();
+                started = self.clock.map(|c| c());
+            }
+            cache.request(request);
+        }
+        let nanos = started.and_then(|s| self.clock.map(|c| c() - s));
+        let (mut decided, mut precise, mut called, mut recalled) = (0.0, 0.0, 0.0, 0.0);
+        for m in cache.models() {
+            let weight = f64::from(m.scored);
+            if let Some(p) = m.precision {
+                decided += weight;
+                precise += weight * f64::from(p);
+            }
+            if let Some(r) = m.recall {
+                called += weight;
+                recalled += weight * f64::from(r);
+            }
+        }
+        let mean = |sum: f64, weight: f64| (weight > 0.0).then(|| sum / weight);
+        Ok(Run {
+            counters: cache.counters().since(&warm),
+            direct: cache.shard_stats().evictions_direct,
+            models: cache.counters().models,
+            precision: mean(precise, decided),
+            recall: mean(recalled, called),
+            admission_bytes: cache.admission_memory(),
+            nanos,
+        })
+    }
+
+    fn outcome(
+        &self,
+        policy: PolicyName,
+        level: Option<f64>,
+        run: &Run,
+        knob: Option<String>,
+    ) -> Outcome {
+        let c = &run.counters;
+        let target = self.all.max(1) as f64 * level.unwrap_or(1.0);
+        let writes = c.flash_bytes as f64 / target;
+        let of_gets = |n: u64| if c.gets == 0 { 0.0 } else { n as f64 / c.gets as f64 };
+        Outcome {
+            workload: self.group.workload.name,
+            seed: self.seed,
+            dram_share: self.group.dram_share,
+            policy: policy.as_str(),
+            level,
+            writes,
+            reached: level.is_none() || (writes - 1.0).abs() <= self.plan.tolerance,
+            knob,
+            hit_ratio: c.hit_ratio(),
+            dram_hit_ratio: of_gets(c.hits_dram),
+            flash_hit_ratio: of_gets(c.hits_flash),
+            byte_hit_ratio: c.byte_hit_ratio(),
+            flash_bytes: c.flash_bytes,
+            clwa: c.clwa(),
+            clwa_of_misses: c.clwa_of_misses(),
+            unread: c.unread_share(),
+            dram_evictions: c.dram_evictions,
+            direct_evictions: run.direct,
+            models: run.models,
+            precision: run.precision,
+            recall: run.recall,
+            admission_bytes: run.admission_bytes,
+            nanos_per_request: run.nanos.map(|n| n as f64 / c.requests.max(1) as f64),
+        }
+    }
+
+    /// Turns the knob until the bytes written agree with `target`, or as near as it gets.
+    fn search(
+        &mut self,
+        knob: Knob,
+        (stage, start): (u32, f64),
+        target: f64,
+    ) -> Result<Found, StudyError> {
+        let mut stage = stage;
+        let mut best: Option<(f64, Found)> = None;
+        // Per stage: the nearest settings known to write too little and too much, with the logarithm of writes / target.
+        let (mut low, mut high): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+        let mut position = start;
+        let mut stride = 0.1;
+        for _ in 0..self.plan.most_runs {
+            let run = self.run(&knob.set(stage, position, self))?;
+            let written = run.counters.flash_bytes.max(1) as f64;
+            let off = (written / target.max(1.0)).ln();
+            if best.as_ref().is_none_or(|(b, _)| off.abs() < b.abs()) {
+                best = Some((off, Found { stage, position, run }));
+            }
+            // A little inside the tolerance, so that two policies agree within it.
+            if off.abs() <= self.plan.tolerance * 0.9 {
+                break;
+            }
+            if off > 0.0 {
+                high = Some((position, off))
+            } else {
+                low = Some((position, off))
+            }
+            position = match (low, high) {
+                (Some((a, fa)), Some((b, fb))) => {
+                    if b - a < 1e-5 {
+                        break;
+                    }
+                    let straight = a + (b - a) * fa / (fa - fb);
+                    straight.clamp(a + (b - a) * 0.05, b - (b - a) * 0.05)
+                }
+                (None, Some((b, f))) => {
+                    if b <= 0.0 {
+                        // Too much whatever the setting: a stricter stage, if there is one.
+                        if stage + 1 >= knob.stages() {
+                            break;
+                        }
+                        stage += 1;
+                        (low, high) = (None, None);
+                        position = 0.5;
+                        continue;
+                    }
+                    stride *= 2.0;
+                    (b - (stride * f).clamp(stride / 8.0, stride)).max(0.0)
+                }
+                (Some((a, f)), None) => {
+                    if a >= 1.0 {
+                        break;
+                    }
+                    stride *= 2.0;
+                    (a + (stride * -f).clamp(stride / 8.0, stride)).min(1.0)
+                }
+                (None, None) => break,
+            };
+        }
+        match best {
+            Some((_, found)) => Ok(found),
+            None => {
+                let run = self.run(&knob.set(stage, start, self))?;
+                Ok(Found { stage, position: start, run })
+            }
+        }
+    }
+}
+
+/// A policy's own parameter that makes it write more or less, on a scale from 0 (least) to 1 (most).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Knob {
+    Probability,
+    WriteRate,
+    RejectFirst,
+    Ghost,
+    Flashiness { paper: bool },
+}
+
+impl Knob {
+    fn of(policy: PolicyName) -> Option<Knob> {
+        match policy {
+            PolicyName::All => None,
+            PolicyName::Probability => Some(Knob::Probability),
+            PolicyName::WriteRate => Some(Knob::WriteRate),
+            PolicyName::RejectFirst => Some(Knob::RejectFirst),
+            PolicyName::Ghost => Some(Knob::Ghost),
+            PolicyName::Flashiness => Some(Knob::Flashiness { paper: false }),
+            PolicyName::FlashinessPaper => Some(Knob::Flashiness { paper: true }),
+        }
+    }
+
+    /// Where to start for a level.
+    fn guess(self, level: f64) -> f64 {
+        match self {
+            Knob::Probability => level,
+            Knob::WriteRate => level / 2.0,
+            Knob::RejectFirst | Knob::Ghost => 0.7,
+            Knob::Flashiness { paper: false } => level / 2.0,
+            Knob::Flashiness { paper: true } => 0.5,
+        }
+    }
+
+    /// Kinds of setting, from loose to strict.
+    fn stages(self) -> u32 {
+        if self == Knob::Ghost { 4 } else { 1 }
+    }
+
+    fn window(position: f64, cell: &Cell<'_>) -> u64 {
+        let most = (cell.flash_objects() * 4.0).max(128.0);
+        (64.0 * (most / 64.0).powf(position)).round() as u64
+    }
+
+    fn score(position: f64) -> f32 {
+        (8.0 * (0.5 - position)) as f32
+    }
+
+    /// Bytes per second: up to twice what `all` writes.
+    fn rate(position: f64, cell: &Cell<'_>) -> u64 {
+        let counted =
+            cell.seconds * (1.0 - cell.warmup() as f64 / cell.requests.len().max(1) as f64);
+        (2.0 * position * cell.all as f64 / counted.max(1e-9)) as u64 + 1
+    }
+
+    fn set(self, stage: u32, position: f64, cell: &Cell<'_>) -> AdmissionConfig {
+        let mut c = AdmissionConfig::default();
+        match self {
+            Knob::Probability => {
+                c.policy = PolicyName::Probability;
+                c.probability.probability = position;
+            }
+            Knob::WriteRate => {
+                c.policy = PolicyName::WriteRate;
+                c.write_rate.bytes_per_second = larder_base::ByteSize(Self::rate(position, cell));
+                c.write_rate.interval = ((cell.seconds / 200.0) as u32).max(1);
+            }
+            Knob::RejectFirst => {
+                c.policy = PolicyName::RejectFirst;
+                c.reject_first.window = Self::window(position, cell);
+            }
+            Knob::Ghost => {
+                c.policy = PolicyName::Ghost;
+                c.ghost.reads = stage + 1;
+                c.ghost.window = Self::window(position, cell);
+            }
+            Knob::Flashiness { paper } => {
+                c.policy = if paper { PolicyName::FlashinessPaper } else { PolicyName::Flashiness };
+                if paper {
+                    c.flashiness.min_score = Self::score(position);
+                } else {
+                    let rate = larder_base::ByteSize(Self::rate(position, cell));
+                    c.flashiness.bytes_per_second = rate;
+                }
+            }
+        }
+        c
+    }
+
+    fn show(self, stage: u32, position: f64, cell: &Cell<'_>) -> String {
+        match self {
+            Knob::Flashiness { paper: false } => {
+                format!("bytes_per_second {}", Self::rate(position, cell))
+            }
+            Knob::Probability => format!("probability {position:.3}"),
+            Knob::WriteRate => format!("bytes_per_second {}", Self::rate(position, cell)),
+            Knob::RejectFirst => format!("window {}", Self::window(position, cell)),
+            Knob::Ghost => format!("reads {}, window {}", stage + 1, Self::window(position, cell)),
+            Knob::Flashiness { .. } => format!("min_score {:.3}", Self::score(position)),
+        }
+    }
+}
+
+/// Median, least and greatest of some figures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Median (of an even number, the mean of the middle two).
+    pub median: f64,
+    /// Least.
+    pub least: f64,
+    /// Greatest.
+    pub greatest: f64,
+}
+
+impl Spread {
+    /// Of `figures`, if there are any.
+    pub fn of(figures: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut all: Vec<f64> = figures.into_iter().collect();
+        all.sort_by(f64::total_cmp);
+        let (&least, &greatest) = (all.first()?, all.last()?);
+        let median = (all[(all.len() - 1) / 2] + all[all.len() / 2]) / 2.0;
+        Some(Spread { median, least, greatest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(policies: &[PolicyName]) -> Plan {
+        Plan {
+            workloads: vec![Workload::named("churn").unwrap()],
+            seeds: 2,
+            requests: 40_000,
+            cache_share: 0.3,
+            dram_shares: vec![0.125],
+            levels: vec![0.4],
+            policies: policies.to_vec(),
+            tolerance: 0.02,
+            most_runs: 10,
+            traces: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn writes_are_brought_to_the_level() {
+        let policies = [PolicyName::All, PolicyName::Probability, PolicyName::RejectFirst];
+        let plan = plan(&policies);
+        let mut steps = 0;
+        let group = plan.groups()[0];
+        let outcomes = plan.run(group, &mut |_| steps += 1, None).unwrap();
+        assert_eq!(steps, plan.steps());
+        assert_eq!(outcomes.len(), 2 * (3 + 2));
+        let all = outcomes.iter().find(|o| o.policy == "all").unwrap();
+        for o in outcomes.iter().filter(|o| o.level.is_some() && o.policy == "probability") {
+            assert!(o.reached && (o.writes - 1.0).abs() <= 0.02, "{o:?}");
+            assert!(o.hit_ratio < all.hit_ratio + 0.05 && o.flash_hit_ratio > 0.0);
+        }
+        let again = plan.run(group, &mut |_| {}, None).unwrap();
+        let figures = |all: &[Outcome]| -> Vec<(f64, u64)> {
+            all.iter().map(|o| (o.hit_ratio, o.flash_bytes)).collect()
+        };
+        assert_eq!(figures(&outcomes), figures(&again));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(Spread::of([]), None);
+        let s = Spread::of([3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((s.median, s.least, s.greatest), (2.0, 1.0, 3.0));
+        assert_eq!(Spread::of([1.0, 2.0]).unwrap().median, 1.5);
+    }
+}
