@@ -8,6 +8,7 @@
     reason = "the command stands above the runtime: it reads clocks and starts threads"
 )]
 
+mod bench;
 mod error;
 mod kv;
 mod replay;
@@ -30,6 +31,7 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Bench(Box<bench::Args>),
     Kv(Box<kv::Args>),
     Replay(Box<replay::Args>),
     Sim(Box<sim::Args>),
@@ -38,6 +40,7 @@ enum Command {
 
 fn dispatch(command: Command) -> Result<(), CliError> {
     match command {
+        Command::Bench(args) => bench::run(*args),
         Command::Kv(args) => kv::run(&args),
         Command::Replay(args) => replay::run(*args),
         Command::Sim(args) => sim::run(*args),

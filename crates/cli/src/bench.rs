@@ -1,0 +1,555 @@
+//! `larder bench`: what the design claims, measured without a server or a device.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use larder_base::ByteSize;
+use larder_engine::{index, segment};
+use larder_format::Geometry;
+use larder_policy::admission::{AdmissionConfig, POLICY_NAMES, PolicyName};
+use larder_sim::kv::study::{Outcome, Plan, Spread};
+use larder_sim::kv::workload::{WORKLOADS, Workload};
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// Measure the flash index, the packing of segments, and admission policies.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Memory per object, flash reads per hit and miss, and losses of the flash index in steady state.
+    Index(IndexArgs),
+    /// How much of the flash becomes records, against the bytes offered.
+    Packing(PackingArgs),
+    /// Hit ratios of the admission policies at equal bytes written to flash.
+    Admission(AdmissionArgs),
+}
+
+pub(crate) fn run(args: Args) -> Result<(), CliError> {
+    match args.command {
+        Command::Index(args) => bench_index(&args),
+        Command::Packing(args) => bench_packing(&args),
+        Command::Admission(args) => bench_admission(&args),
+    }
+}
+
+/// A progress bar over `total` steps when standard error is a terminal; otherwise it is not drawn.
+fn progress(total: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(total);
+    let style =
+        ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {per_sec}  {eta} left")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style);
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
+fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value);
+    println!("{}", text.map_err(|e| CliError::Runtime(e.to_string()))?);
+    Ok(())
+}
+
+fn table<T: ToString>(header: &[T]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(header.iter().map(T::to_string));
+    table
+}
+
+fn show(mut table: Table, left: usize) {
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+}
+
+// ---- index ----
+
+#[derive(Debug, Parser)]
+struct IndexArgs {
+    /// Live objects on flash.
+    #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+    objects: u64,
+    /// How often the whole flash is written anew.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    turnovers: u32,
+    /// Shards, each with its index: 1 to 256, a power of two.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    shards: u32,
+    /// Segments that the flash is divided into, 2 to 4095.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    segments: u16,
+    /// Share of the writes that overwrite a live object, 0 to 0.9.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    overwrites: f64,
+    /// Share of the objects that are large (wide entries), 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    wide: f64,
+    /// Look-ups of present and of absent keys after the turnovers.
+    #[arg(long, value_name = "N", default_value_t = 2_000_000)]
+    probes: u64,
+    /// Seed.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn bench_index(args: &IndexArgs) -> Result<(), CliError> {
+    let config = index::bench::BenchConfig {
+        objects: args.objects,
+        turnovers: args.turnovers,
+        shards: args.shards,
+        segments: args.segments,
+        overwrites: args.overwrites,
+        wide: args.wide,
+        probes: args.probes,
+        seed: args.seed,
+        ..Default::default()
+    };
+    let mut unreadable = None;
+    let mut resident = || {
+        larder_runtime::machine::resident_memory().unwrap_or_else(|e| {
+            unreadable = Some(e);
+            0
+        })
+    };
+    let mut nanos = thread_nanos;
+    let mut meters = index::bench::Meters { resident: &mut resident, nanos: Some(&mut nanos) };
+    let bar = progress(1000);
+    bar.set_message(format!("{} objects", args.objects));
+    let report = index::bench::run(config, &mut meters, &mut |share| {
+        bar.set_position((share * 1000.0) as u64);
+    });
+    bar.finish_and_clear();
+    let report = report.map_err(|e| CliError::Usage(e.to_string()))?;
+    if let Some(e) = unreadable {
+        let problem = "resident memory cannot be measured: /proc/self/statm";
+        return Err(CliError::Runtime(format!("{problem}: {e}")));
+    }
+    if args.json {
+        return print_json(&report);
+    }
+    let mut t = table(&["figure", "value"]);
+    let mut row = |name: &str, value: String| {
+        t.add_row([name.to_owned(), value]);
+    };
+    row("live objects", report.objects.to_string());
+    row("resident bytes per object", format!("{:.3}", report.bytes_per_object_resident));
+    row("accounted bytes per object", format!("{:.3}", report.bytes_per_object_accounted));
+    row("load of the slots", format!("{:.2} %", report.load * 100.0));
+    row("flash reads per hit", format!("{:.4}", report.flash_reads_per_hit));
+    row("flash reads per miss", format!("{:.4}", report.flash_reads_per_miss));
+    row("insertions", report.insertions.to_string());
+    row(
+        "forced evictions",
+        format!("{} ({:.5} %)", report.forced_evictions, report.forced_share * 100.0),
+    );
+    row("overwrites", report.overwrites.to_string());
+    row("innocent entries put back", report.innocents_restored.to_string());
+    row("innocent entries lost", report.innocents_lost.to_string());
+    row("unexplained losses", report.unexplained_losses.to_string());
+    let time = |ns: Option<f64>| ns.map_or("-".to_owned(), |n| format!("{n:.0} ns"));
+    row("CPU time per look-up, present", time(report.nanos_per_probe_hit));
+    row("CPU time per look-up, absent", time(report.nanos_per_probe_miss));
+    row("CPU time per write", time(report.nanos_per_write));
+    show(t, 1);
+    Ok(())
+}
+
+/// CPU time of the calling thread, in nanoseconds.
+fn thread_nanos() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+// ---- packing ----
+
+#[derive(Debug, Parser)]
+struct PackingArgs {
+    /// Bytes of the flash device, by which the size of a segment is chosen.
+    #[arg(long, value_name = "SIZE", default_value = "64g")]
+    flash_size: ByteSize,
+    /// Segments filled for each figure; by default as many as make it steady.
+    #[arg(long, value_name = "N")]
+    segments: Option<u32>,
+    /// Seed.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
+    let usage = |e: &dyn std::fmt::Display| CliError::Usage(format!("--flash-size: {e}"));
+    let geometry = Geometry::plan(args.flash_size.0).map_err(|e| usage(&e))?;
+    let mut config = segment::bench::PackingConfig::standard(geometry);
+    config.seed = args.seed;
+    match args.segments {
+        Some(0) => return Err(CliError::Usage("--segments: '0': at least 1".to_owned())),
+        Some(n) => config.segments = n,
+        None => {}
+    }
+    let bar = progress(1000);
+    let report = segment::bench::run(&config, &mut |share| {
+        bar.set_position((share * 1000.0) as u64);
+    });
+    bar.finish_and_clear();
+    if args.json {
+        return print_json(&report);
+    }
+    println!(
+        "flash of {}, segments of {}",
+        ByteSize(report.device_bytes),
+        ByteSize(u64::from(report.segment_bytes))
+    );
+    let mut t = table(&[
+        "sizes",
+        "mode",
+        "choice",
+        "functions",
+        "offered",
+        "of segment",
+        "of device",
+        "record B",
+        "header B",
+        "padding B",
+        "unused B",
+        "tries",
+        "refused",
+    ]);
+    for r in &report.rows {
+        t.add_row([
+            r.sizes.clone(),
+            format!("{:?}", r.mode).to_lowercase(),
+            r.choice.to_owned(),
+            r.functions.to_string(),
+            format!("{:.2}", r.offered),
+            format!("{:.2} %", r.utilisation * 100.0),
+            format!("{:.2} %", r.device_utilisation * 100.0),
+            format!("{:.1}", r.record_bytes),
+            format!("{:.2}", r.header_bytes),
+            format!("{:.2}", r.padding_bytes),
+            format!("{:.2}", r.unused_bytes),
+            format!("{:.2}", r.tries),
+            format!("{:.3}", r.refused),
+        ]);
+    }
+    show(t, 3);
+    Ok(())
+}
+
+// ---- admission ----
+
+#[derive(Debug, Parser)]
+struct AdmissionArgs {
+    /// Workloads, separated by commas; all whose traces are there by default (--list-workloads describes them).
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    workloads: Vec<String>,
+    /// Print what the workloads are, and end.
+    #[arg(long)]
+    list_workloads: bool,
+    /// Policies, separated by commas; all by default.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    policies: Vec<String>,
+    /// Seeds: each workload runs with seeds 1 to N.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    seeds: u64,
+    /// Requests per run; a third of them warms up.
+    #[arg(long, value_name = "N", default_value_t = 250_000)]
+    requests: u64,
+    /// DRAM and flash together, as a share of the bytes of all objects.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.2)]
+    cache: f64,
+    /// Shares of DRAM in that, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.125")]
+    dram: Vec<f64>,
+    /// Bytes written, as shares of what the policy all writes, separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.5,0.2")]
+    levels: Vec<f64>,
+    /// Runs in search of one parameter, at most.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    most_runs: u32,
+    /// Where shared traces lie (kv/…, cachelib/…).
+    #[arg(long, value_name = "DIR", default_value = "../shared/traces")]
+    traces: PathBuf,
+    /// Threads; all cores when not given.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print every run as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn between(flag: &str, value: f64, low: f64, high: f64) -> Result<(), CliError> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!("{flag}: '{value}': between {low} and {high}")))
+}
+
+fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
+    let mut workloads = Vec::new();
+    for name in &args.workloads {
+        workloads.push(Workload::named(name).ok_or_else(|| {
+            let known: Vec<&str> = WORKLOADS.iter().map(|w| w.name).collect();
+            let known = known.join(", ");
+            CliError::Usage(format!("--workloads: '{name}' is none of {known}"))
+        })?);
+    }
+    if workloads.is_empty() {
+        for w in WORKLOADS {
+            match w.needs(&args.traces) {
+                Some(path) if !path.exists() => {
+                    eprintln!(
+                        "larder: {} left out: {} is not there (--traces)",
+                        w.name,
+                        path.display()
+                    );
+                }
+                _ => workloads.push(w),
+            }
+        }
+    }
+    let mut policies: Vec<PolicyName> = Vec::new();
+    let names: Vec<&str> = if args.policies.is_empty() {
+        POLICY_NAMES.to_vec()
+    } else {
+        args.policies.iter().map(String::as_str).collect()
+    };
+    for name in names {
+        let config = AdmissionConfig::from_name(name);
+        policies.push(config.map_err(|e| CliError::Usage(format!("--policies: {e}")))?.policy);
+    }
+    between("--seeds", args.seeds as f64, 1.0, 1e6)?;
+    between("--requests", args.requests as f64, 1e4, 1e9)?;
+    between("--cache", args.cache, 0.001, 4.0)?;
+    args.dram.iter().try_for_each(|&s| between("--dram", s, 0.0001, 0.9))?;
+    args.levels.iter().try_for_each(|&l| between("--levels", l, 0.001, 1.0))?;
+    between("--most-runs", f64::from(args.most_runs), 1.0, 100.0)?;
+    Ok(Plan {
+        workloads,
+        seeds: args.seeds,
+        requests: args.requests,
+        cache_share: args.cache,
+        dram_shares: args.dram.clone(),
+        levels: args.levels.clone(),
+        policies,
+        tolerance: 0.01,
+        most_runs: args.most_runs,
+        traces: args.traces.clone(),
+    })
+}
+
+fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
+    if args.list_workloads {
+        let mut t = table(&["workload", "what it is"]);
+        for w in WORKLOADS {
+            t.add_row([w.name, w.about]);
+        }
+        show(t, 2);
+        return Ok(());
+    }
+    let plan = plan(args)?;
+    let threads = match args.threads {
+        Some(0) => return Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(n) => n,
+        None => larder_runtime::machine::processors(),
+    };
+    let groups = plan.groups();
+    let bar = progress(plan.steps());
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(vec![None; groups.len()]);
+    let failed = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(groups.len()) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&group) = groups.get(at) else { return };
+                    let mut step = |o: &Outcome| {
+                        bar.set_message(format!("{} {}", o.workload, o.policy));
+                        bar.inc(1);
+                    };
+                    let outcomes = plan.run(group, &mut step, Some(thread_nanos));
+                    match (outcomes, found.lock(), failed.lock()) {
+                        (Ok(outcomes), Ok(mut found), _) => found[at] = Some(outcomes),
+                        (Err(e), _, Ok(mut failed)) => {
+                            *failed = Some(e);
+                            next.store(groups.len(), Ordering::Relaxed);
+                        }
+                        _ => return,
+                    }
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    if let Ok(Some(e)) = failed.into_inner() {
+        return Err(CliError::Runtime(e.to_string()));
+    }
+    let found = found.into_inner().unwrap_or_default();
+    let outcomes: Vec<Outcome> = found.into_iter().flatten().flatten().collect();
+    if args.json {
+        return print_json(&outcomes);
+    }
+    for &dram in &plan.dram_shares {
+        println!("DRAM {:.3} % of the cache", dram * 100.0);
+        print_levels(&plan, &outcomes, dram);
+        print_free(&plan, &outcomes, dram);
+    }
+    Ok(())
+}
+
+/// Hit ratios at equal writes: a row per workload and level, a column per policy.
+fn print_levels(plan: &Plan, outcomes: &[Outcome], dram: f64) {
+    let tuned: Vec<PolicyName> =
+        plan.policies.iter().copied().filter(|&p| p != PolicyName::All).collect();
+    let mut header = vec!["workload".to_owned(), "writes".to_owned()];
+    header.extend(tuned.iter().map(|p| p.as_str().to_owned()));
+    let mut t = table(&header);
+    let mut wins = vec![0u32; tuned.len()];
+    let mut behind = vec![Vec::new(); tuned.len()];
+    for w in &plan.workloads {
+        for &level in &plan.levels {
+            let cells: Vec<(Option<Spread>, Option<Spread>)> = tuned
+                .iter()
+                .map(|p| {
+                    let of = |f: fn(&Outcome) -> f64| {
+                        Spread::of(
+                            outcomes
+                                .iter()
+                                .filter(|o| {
+                                    o.workload == w.name
+                                        && o.dram_share == dram
+                                        && o.policy == p.as_str()
+                                        && o.level == Some(level)
+                                })
+                                .map(f),
+                        )
+                    };
+                    (of(|o| o.hit_ratio), of(|o| o.writes))
+                })
+                .collect();
+            // Only what was brought to the level takes part in the comparison.
+            let at_level = |writes: &Option<Spread>| {
+                writes.is_some_and(|s| (s.median - 1.0).abs() <= plan.tolerance)
+            };
+            let best = cells
+                .iter()
+                .filter(|(_, writes)| at_level(writes))
+                .filter_map(|(hits, _)| hits.map(|h| h.median))
+                .fold(0.0, f64::max);
+            let mut row = vec![w.name.to_owned(), format!("{level:.2}")];
+            for (i, (hits, writes)) in cells.iter().enumerate() {
+                let (Some(h), Some(wr)) = (hits, writes) else {
+                    row.push("-".to_owned());
+                    continue;
+                };
+                let mark = if !at_level(writes) {
+                    format!(" ({:.2} x)", wr.median)
+                } else {
+                    behind[i].push((best - h.median) * 100.0);
+                    wins[i] += u32::from(h.median >= best);
+                    if h.median >= best { " *".to_owned() } else { String::new() }
+                };
+                row.push(format!(
+                    "{:.2} ±{:.2}{mark}",
+                    h.median * 100.0,
+                    (h.greatest - h.least) * 50.0
+                ));
+            }
+            t.add_row(row);
+        }
+    }
+    let mut first = vec!["first".to_owned(), String::new()];
+    first.extend(wins.iter().map(u32::to_string));
+    t.add_row(first);
+    let mut mean = vec!["behind the first, mean".to_owned(), String::new()];
+    mean.extend(behind.iter().map(|b| {
+        if b.is_empty() {
+            "-".to_owned()
+        } else {
+            format!("{:.2}", b.iter().sum::<f64>() / b.len() as f64)
+        }
+    }));
+    t.add_row(mean);
+    println!(
+        "Hit ratio in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
+         and half the range; * first; (n x) could not be brought to the level, writes n times that and is not compared",
+        plan.seeds
+    );
+    show(t, 1);
+}
+
+/// What each policy does by its defaults.
+fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) {
+    let mut t = table(&[
+        "workload",
+        "policy",
+        "hit %",
+        "DRAM hit %",
+        "byte hit %",
+        "writes / all",
+        "CLWA",
+        "CLWA of misses",
+        "unread writes %",
+        "precision",
+        "recall",
+        "admission bytes",
+        "CPU ns / request",
+    ]);
+    for w in &plan.workloads {
+        for p in &plan.policies {
+            let of = |f: fn(&Outcome) -> Option<f64>| {
+                let free = outcomes.iter().filter(|o| {
+                    o.workload == w.name
+                        && o.dram_share == dram
+                        && o.policy == p.as_str()
+                        && o.level.is_none()
+                });
+                Spread::of(free.filter_map(f)).map(|s| s.median)
+            };
+            let percent =
+                |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{:.2}", x * 100.0));
+            let plain = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.3}"));
+            let whole = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.0}"));
+            t.add_row([
+                w.name.to_owned(),
+                p.as_str().to_owned(),
+                percent(of(|o| Some(o.hit_ratio))),
+                percent(of(|o| Some(o.dram_hit_ratio))),
+                percent(of(|o| Some(o.byte_hit_ratio))),
+                plain(of(|o| Some(o.writes))),
+                plain(of(|o| Some(o.clwa))),
+                plain(of(|o| Some(o.clwa_of_misses))),
+                percent(of(|o| Some(o.unread))),
+                plain(of(|o| o.precision)),
+                plain(of(|o| o.recall)),
+                whole(of(|o| Some(o.admission_bytes as f64))),
+                whole(of(|o| o.nanos_per_request)),
+            ]);
+        }
+    }
+    println!(
+        "By their defaults (write_rate has none without a budget: a quarter of what 'all' writes stands in)"
+    );
+    show(t, 2);
+}
