@@ -1,5 +1,6 @@
 //! What the machine has and what this process uses of it: for defaults and for watching.
 
+use crate::buffer::PAGE;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -118,6 +119,23 @@ pub fn default_data_dir() -> PathBuf {
     set("XDG_STATE_HOME")
         .or_else(|| set("HOME").map(|h| h.join(".local/state")))
         .map_or_else(|| PathBuf::from("larder-data"), |p| p.join("larder"))
+}
+
+/// Asks the kernel to back this memory with huge pages where it can: random access to gigabytes of objects otherwise
+/// spends much of its time on address translation. Only whole pages inside the range are meant. A kernel that cannot or
+/// may not ignores it.
+pub fn prefer_huge_pages(memory: &mut [u8]) {
+    let start = memory.as_mut_ptr().addr().next_multiple_of(PAGE);
+    let end = (memory.as_ptr().addr() + memory.len()) / PAGE * PAGE;
+    if end <= start {
+        return;
+    }
+    let first = memory.as_mut_ptr().with_addr(start).cast();
+    // SAFETY: the range lies within `memory`, which is borrowed exclusively; this advice changes no contents.
+    let advised = unsafe { rustix::mm::madvise(first, end - start, rustix::mm::Advice::LinuxHugepage) };
+    if let Err(error) = advised {
+        tracing::debug!(%error, "no huge pages");
+    }
 }
 
 #[cfg(test)]

@@ -256,6 +256,11 @@ impl Arena {
         &mut self.mem[start + BLOCK_HEADER..start + bytes]
     }
 
+    /// The whole memory, for the runtime to advise the kernel on before it is used.
+    pub fn memory_mut(&mut self) -> &mut [u8] {
+        &mut self.mem
+    }
+
     /// Free bytes, block headers included, in however many pieces.
     pub fn free_bytes(&self) -> usize {
         self.free_units as usize * UNIT

@@ -190,6 +190,11 @@ impl KvShard {
         self.table.len()
     }
 
+    /// The memory of objects, for the runtime to advise the kernel on before it is used.
+    pub fn object_memory_mut(&mut self) -> &mut [u8] {
+        self.arena.memory_mut()
+    }
+
     /// Bytes of the arena that are free.
     pub fn dram_free_bytes(&self) -> usize {
         self.arena.free_bytes()

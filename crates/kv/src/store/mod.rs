@@ -87,6 +87,8 @@ pub struct KvStore {
     hasher: KeyHasher,
     cells: Box<[Cell]>,
     applications: RwLock<Applications>,
+    /// What ends a key's prefix: a key without it needs no look at the applications.
+    delimiter: Option<u8>,
     max_object: u32,
     memory: u64,
     flash: Option<Flash>,
@@ -139,7 +141,11 @@ impl Engine for KvStore {
         self.hasher.hash(key)
     }
 
+    #[inline]
     fn app(&self, key: &[u8]) -> AppId {
+        if self.delimiter.is_none_or(|d| !key.contains(&d)) {
+            return AppId::DEFAULT;
+        }
         let known = self.applications.read().unwrap_or_else(PoisonError::into_inner).lookup(key);
         match known {
             Lookup::Known(app) => app,

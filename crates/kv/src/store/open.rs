@@ -340,6 +340,12 @@ fn cells(
     generations: Option<&[u64]>,
 ) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
     let plan = &parts.plan;
+    // Without flash nothing is admitted anywhere, and no policy needs its tables.
+    let admission_config = if parts.geometry.segments == 0 {
+        AdmissionConfig::from_name("all")?
+    } else {
+        config.admission.clone()
+    };
     let applications = Applications::new(&config.applications)?;
     let shares = Arc::new(applications.shares(&config.applications)?);
     let (mut kept, mut dropped) = (0, 0);
@@ -368,7 +374,7 @@ fn cells(
             share: 1.0 / plan.shards as f64,
             budget_rate: parts.budget_rate,
         };
-        let admission = || Admission::new(&config.admission, &setup);
+        let admission = || Admission::new(&admission_config, &setup);
         let shard = match generations {
             None => KvShard::new(shard_config, admission()?, words)?,
             Some(generations) => {
@@ -379,6 +385,8 @@ fn cells(
                 shard
             }
         };
+        let mut shard = shard;
+        larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
         cells.push(Cell { shard: Mutex::new(shard), waits: Default::default() });
     }
     Ok((cells.into_boxed_slice(), kept, dropped))
@@ -395,6 +403,7 @@ fn store(
         hasher: parts.hasher,
         cells,
         applications: RwLock::new(applications),
+        delimiter: config.applications.delimiter.bytes().next(),
         max_object: config.max_item,
         memory: config.memory,
         flash,
