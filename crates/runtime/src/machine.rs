@@ -132,7 +132,8 @@ pub fn prefer_huge_pages(memory: &mut [u8]) {
     }
     let first = memory.as_mut_ptr().with_addr(start).cast();
     // SAFETY: the range lies within `memory`, which is borrowed exclusively; this advice changes no contents.
-    let advised = unsafe { rustix::mm::madvise(first, end - start, rustix::mm::Advice::LinuxHugepage) };
+    let advised =
+        unsafe { rustix::mm::madvise(first, end - start, rustix::mm::Advice::LinuxHugepage) };
     if let Err(error) = advised {
         tracing::debug!(%error, "no huge pages");
     }

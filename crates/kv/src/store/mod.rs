@@ -67,7 +67,7 @@ struct Flash {
     superblock: Mutex<open::Superblocks>,
     read_errors: AtomicU64,
     /// Keeps the shared memory locked.
-    _region: warm::Region,
+    region: warm::Region,
     /// The same device, to ask what the drive under it says of its wear.
     file: Arc<FlashDevice>,
     /// What it said last.

@@ -242,7 +242,7 @@ pub fn open(
         dir,
         superblock: Mutex::new(superblocks),
         read_errors: Default::default(),
-        _region: region,
+        region,
         drive: Mutex::new(Wear::of(&file)),
         file,
     };
@@ -452,7 +452,10 @@ impl KvStore {
             superblocks.write(flash.device.as_ref(), stop).map_err(|e| e.to_string())
         })();
         match written {
-            Ok(()) => tracing::info!("checkpoint written; the next start is warm"),
+            Ok(()) => {
+                flash.region.release();
+                tracing::info!("checkpoint written; the next start is warm");
+            }
             Err(error) => tracing::warn!(
                 %error,
                 "no checkpoint; the next start is warm only if this machine's memory keeps the index until then"

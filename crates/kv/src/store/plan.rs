@@ -118,7 +118,7 @@ impl Plan {
                 shards /= 2;
                 continue;
             }
-            if capacity > 0 && arena < MIN_ARENA.max(memory / 16) {
+            if capacity > 0 && arena * n < MIN_ARENA.max(memory / 16) {
                 return Err(PlanError::TooLittleMemory {
                     memory: ByteSize(memory),
                     flash: ByteSize(capacity),
@@ -174,7 +174,9 @@ mod tests {
 
     #[test]
     fn everything_is_counted() {
-        for (memory, flash) in [(64 << 20, 1 << 30), (1 << 30, 8u64 << 30), (256 << 20, 4 << 30)] {
+        for (memory, flash) in
+            [(64 << 20, 1 << 30), (128 << 20, 1 << 30), (1 << 30, 8u64 << 30), (256 << 20, 4 << 30)]
+        {
             let g = geometry(flash);
             let p = Plan::new(memory, 1 << 20, Some((&g, 280))).unwrap();
             let sum = p.shards as u64 * p.arena_bytes as u64

@@ -191,6 +191,14 @@ impl Region {
         }
     }
 
+    /// Gives the shared memory back to the machine: after a clean stop the checkpoint holds all of it.
+    pub(super) fn release(&self) {
+        let Some(shared) = &self.shared else { return };
+        if let Err(error) = std::fs::remove_file(shared.path()) {
+            tracing::debug!(%error, "the shared memory of the index stays");
+        }
+    }
+
     /// Gives up the parts for the engine to own; the rest must be kept as long as they are in use.
     pub(super) fn split(&mut self) -> (Words, Vec<Words>) {
         (std::mem::replace(&mut self.table, Words::heap(0)), std::mem::take(&mut self.indexes))
