@@ -32,6 +32,8 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
     };
     let typo = file("typo.toml", "port = 11211\nmemory-limt = \"64m\"\n");
     let wrong = file("wrong.toml", "threads = \"many\"\n");
+    let reads = file("reads.toml", "port = 1\n[admission.ghost]\nreads = 0\n");
+    let shares = file("shares.toml", "[applications.shares.web]\nflor = 0.5\n");
     let not_pem = file("not.pem", "hello\n");
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["-U", "11211"], 2, &["udp-port '11211'", "-U 0"]),
@@ -81,6 +83,10 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
             &["'/nonexistent/larder.toml'", "cannot be read"],
         ),
         (&["--config", &typo], 2, &["line 2", "memory-limt", "--print-config"]),
+        (&["--config", &reads], 2, &["reads.toml' line 3", "admission.ghost.reads is 0"]),
+        (&["--config", &shares], 2, &["shares.toml' line 2", "flor"]),
+        (&["--burst-hours", "0"], 2, &["burst-hours '0'", "720"]),
+        (&["--device-write-amplification", "0.5"], 2, &["device-write-amplification '0.5'"]),
         (&["--config", &wrong], 2, &["line 1", "threads"]),
         (&["-u", "nobody-of-this-name"], 2, &["user 'nobody-of-this-name'", "/etc/passwd"]),
         (
@@ -158,7 +164,8 @@ fn help_and_version_succeed_and_tell_test_suites_what_there_is() {
 fn the_printed_configuration_starts_the_same_server() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("base.toml");
-    std::fs::write(&base, "threads = 3\nport = 12345\nmemory-limit = \"128m\"\n").unwrap();
+    std::fs::write(&base, "threads = 3\nport = 12345\nmemory-limit = \"128m\"\n\
+         [admission]\npolicy = \"ghost\"\nghost.reads = 2\n[applications.shares.web]\nfloor = 0.25\n").unwrap();
     let state = dir.path().join("state");
     let args = |config: &Path, more: &[&str]| {
         let mut v = vec![
@@ -173,13 +180,18 @@ fn the_printed_configuration_starts_the_same_server() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     };
-    let first = args(&base, &["-p", "23456", "-v", "-o", "idle_timeout=7"]);
+    let first = args(&base, &["-p", "23456", "-v", "-o", "idle_timeout=7", "--admission", "all"]);
     for line in [
         "port = 23456",
         "threads = 3",
         "memory-limit = 134217728",
         "idle-timeout = 7",
         "log-level = \"debug\"",
+        "policy = \"all\"",
+        "[admission.ghost]",
+        "reads = 2",
+        "[applications.shares.web]",
+        "floor = 0.25",
     ] {
         assert!(first.lines().any(|l| l == line), "no '{line}' in\n{first}");
     }
@@ -274,6 +286,26 @@ fn the_shutdown_command_ends_the_process_when_enabled() {
     assert_eq!(line, "SERVER_ERROR: shutdown not enabled\r\n");
     server.signal(rustix::process::Signal::TERM);
     assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn verbosity_changes_the_log_level() {
+    let mut server = Running::start(&[]);
+    let mut c = server.connect();
+    c.write_all(b"verbosity 2\r\nverbosity 0\r\n").unwrap();
+    let mut log = String::new();
+    for level in ["trace", "info"] {
+        while !log.contains(&format!("log level {level}:")) {
+            assert!(server.log.read_line(&mut log).unwrap() > 0, "no change to {level}: {log}");
+        }
+    }
+    c.write_all(b"stats settings\r\n").unwrap();
+    let mut answers = String::new();
+    let mut reader = BufReader::new(&c);
+    while !answers.contains("END\r\n") {
+        assert!(reader.read_line(&mut answers).unwrap() > 0, "{answers}");
+    }
+    assert!(answers.contains("STAT verbosity 0\r\n"), "{answers}");
 }
 
 #[test]

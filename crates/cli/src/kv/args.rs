@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args as ClapArgs};
 use larder_base::ByteSize;
-use larder_kv::config::{ConfigError, Settings, extended_options};
+use larder_kv::config::{AdmissionSetting, ConfigError, Settings, extended_options};
 
 use crate::error::CliError;
 
@@ -71,6 +71,10 @@ pub(crate) struct Args {
     /// Largest object: bytes, or a size such as 2m [default: 1m, at least 1k, at most 128m]
     #[arg(short = 'I', long, value_name = "SIZE", help_heading = "Cache")]
     max_item_size: Option<ByteSize>,
+    /// DRAM for large requests being received and large replies being sent, each, beyond 16 KiB per connection
+    /// [default: 32m, at least two of the largest objects]
+    #[arg(long, value_name = "SIZE", help_heading = "Cache")]
+    buffer_limit: Option<ByteSize>,
     /// Answer an error when memory is full instead of evicting
     #[arg(short = 'M', long, help_heading = "Cache")]
     disable_evictions: bool,
@@ -108,24 +112,41 @@ pub(crate) struct Args {
     /// Mean size of an object on flash, for which the index is sized [default: 280]
     #[arg(long, value_name = "SIZE", help_heading = "Flash")]
     flash_object_size: Option<ByteSize>,
-    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all
+    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate or all; their
+    /// parameters are in the configuration file [default: flashiness]
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]
     admission: Option<String>,
-    /// Rated endurance of the flash in terabytes written: sets the write budget
-    #[arg(long, value_name = "TB", help_heading = "Flash")]
-    endurance_tbw: Option<f64>,
-    /// Rated endurance in drive writes per day, instead of terabytes written
-    #[arg(long, value_name = "N", help_heading = "Flash", visible_alias = "dwpd")]
-    endurance_dwpd: Option<f64>,
-    /// Years that the flash should last [default: 5]
-    #[arg(long, value_name = "N", help_heading = "Flash", visible_alias = "years")]
-    endurance_years: Option<f64>,
     /// How many bits of rank each object has: 1 or 2 [default: 2]
     #[arg(long, value_name = "N", help_heading = "Flash")]
     clock_bits: Option<u8>,
     /// How flash is read: auto, uring or threads [default: auto]
     #[arg(long, value_name = "HOW", help_heading = "Flash")]
     io: Option<String>,
+
+    /// Rated endurance of the flash in terabytes written: sets the write budget [default: none, writes are not limited]
+    #[arg(long, value_name = "TB", help_heading = "Drive life")]
+    endurance_tbw: Option<f64>,
+    /// Rated endurance in drive writes per day over the warranty, instead of terabytes written
+    #[arg(long, value_name = "N", help_heading = "Drive life", visible_alias = "dwpd")]
+    endurance_dwpd: Option<f64>,
+    /// Years of warranty that --endurance-dwpd is stated for [default: 5]
+    #[arg(long, value_name = "N", help_heading = "Drive life")]
+    endurance_warranty_years: Option<f64>,
+    /// Capacity of the whole drive, to which --endurance-dwpd refers [default: the flash given to the cache]
+    #[arg(long, value_name = "SIZE", help_heading = "Drive life")]
+    drive_capacity: Option<ByteSize>,
+    /// Years that the flash should last [default: 5]
+    #[arg(long, value_name = "N", help_heading = "Drive life", visible_alias = "years")]
+    endurance_years: Option<f64>,
+    /// Bytes that the drive is expected to program for each byte written to it [default: 1.1]
+    #[arg(long, value_name = "RATIO", help_heading = "Drive life")]
+    device_write_amplification: Option<f64>,
+    /// Hours of write budget that may be saved up for a burst [default: 6]
+    #[arg(long, value_name = "HOURS", help_heading = "Drive life")]
+    burst_hours: Option<f64>,
+    /// Hold an empty cache to the write budget too, instead of letting it fill once ahead of it
+    #[arg(long, help_heading = "Drive life")]
+    no_first_fill: bool,
 
     /// Worker threads [default: the number of processors, at most 4]
     #[arg(short = 't', long, value_name = "NUM", help_heading = "Process")]
@@ -229,7 +250,7 @@ impl Args {
             max_reqs_per_event: self.max_reqs_per_event,
             memory_limit,
             max_item_size: self.max_item_size,
-            buffer_limit: None,
+            buffer_limit: self.buffer_limit,
             disable_evictions: yes(self.disable_evictions),
             disable_flush_all: yes(self.disable_flush_all),
             enable_shutdown: yes(self.enable_shutdown),
@@ -245,10 +266,16 @@ impl Args {
             flash_size: self.flash_size,
             format_flash: yes(self.format_flash),
             flash_object_size: self.flash_object_size,
-            admission: self.admission.clone(),
+            admission: self.admission.clone().map(AdmissionSetting::Name),
+            applications: None,
             endurance_tbw: self.endurance_tbw,
             endurance_dwpd: self.endurance_dwpd,
             endurance_years: self.endurance_years,
+            endurance_warranty_years: self.endurance_warranty_years,
+            drive_capacity: self.drive_capacity,
+            device_write_amplification: self.device_write_amplification,
+            burst_hours: self.burst_hours,
+            first_fill: self.no_first_fill.then_some(false),
             clock_bits: self.clock_bits,
             io: self.io.clone(),
             http: self.http.clone(),

@@ -10,15 +10,13 @@ use std::sync::{Arc, mpsc};
 
 use larder_base::ByteSize;
 use larder_engine::kv::ClockMode;
-use larder_kv::config::{Config, Endurance, Settings};
+use larder_kv::config::{Config, Settings};
 use larder_kv::server::Server;
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
-use larder_policy::admission::AdmissionConfig;
-use larder_policy::application::ApplicationsConfig;
-use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::Clock;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
+use tracing_subscriber::EnvFilter;
 
 pub(crate) use args::Args;
 
@@ -48,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         return start_daemon();
     }
     let settings = config.effective.clone();
-    start_log(&settings, child);
+    let set_level = start_log(&settings, child);
     for name in &given.ignored {
         info!("{name}: accepted for compatibility, without effect");
     }
@@ -62,10 +60,15 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     if settings.lock_memory == Some(true) {
         machine::lock_memory()?;
     }
-    serve(config, &settings, child)
+    serve(config, &settings, child, set_level)
 }
 
-fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliError> {
+fn serve(
+    config: Config,
+    settings: &Settings,
+    child: bool,
+    set_level: SetLevel,
+) -> Result<(), CliError> {
     let (stop, stops) = mpsc::channel();
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
         .map_err(|e| CliError::Runtime(format!("signal handlers: {e}")))?;
@@ -92,6 +95,7 @@ fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliErro
     let on_shutdown = Box::new(move || drop(stop.send(Stop::Client)));
     let server = Server::start(config, store.clone(), clock.clone(), on_shutdown)
         .map_err(|e| CliError::Runtime(e.to_string()))?;
+    server.on_verbosity(set_level);
     let page = match http {
         None => None,
         Some(address) => match larder_kv::admin::start(address, server.view()) {
@@ -139,22 +143,7 @@ fn serve(config: Config, settings: &Settings, child: bool) -> Result<(), CliErro
 
 /// The store behind the server.
 fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliError> {
-    let usage = |e: String| CliError::Usage(e);
-    let admission =
-        AdmissionConfig::from_name(&config.admission).map_err(|e| usage(e.to_string()))?;
     let flash = config.flash.as_ref();
-    let mut budget = WriteBudgetConfig::default();
-    if let Some(flash) = flash {
-        match flash.endurance {
-            Endurance::Unknown => {}
-            Endurance::Tbw(bytes) => budget.tbw = Some(ByteSize(bytes as u64)),
-            Endurance::Dwpd(n) => {
-                budget.dwpd = Some(n);
-                budget.warranty_years = flash.years;
-            }
-        }
-        budget.years = flash.years;
-    }
     let store_config = StoreConfig {
         memory: config.memory,
         max_item: config.max_item_size,
@@ -166,18 +155,16 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         flash_size: flash.and_then(|f| f.size),
         flash_object_size: flash.map_or(280, |f| f.object_size),
         format_flash: flash.is_some_and(|f| f.format),
-        admission,
-        budget,
-        applications: ApplicationsConfig {
-            delimiter: char::from(config.prefix_delimiter).to_string(),
-            ..ApplicationsConfig::default()
-        },
+        admission: config.admission.clone(),
+        budget: flash.map(|f| f.budget.clone()).unwrap_or_default(),
+        applications: config.applications.clone(),
     };
     let (store, opened) = store::open(&store_config, clock).map_err(|e| match e {
         StoreError::Plan(_)
         | StoreError::Geometry(_)
         | StoreError::Admission(_)
-        | StoreError::Budget(_) => CliError::Usage(e.to_string()),
+        | StoreError::Budget(_)
+        | StoreError::Application(_) => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     })?;
     if let (Some(flash), Some(warmth)) = (flash, &opened.warmth) {
@@ -226,21 +213,44 @@ fn describe(config: &Config) {
     }
 }
 
-fn start_log(settings: &Settings, child: bool) {
-    let level = settings.log_level.as_deref().unwrap_or("info");
+/// Changes the log level to what memcached's verbosity of this number means.
+type SetLevel = Box<dyn Fn(u32) + Send + Sync>;
+
+fn start_log(settings: &Settings, child: bool) -> SetLevel {
+    let configured = settings.log_level.clone().unwrap_or_else(|| "info".into());
     // RUST_LOG can still look closer at one module.
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let done = if settings.log_format.as_deref() == Some("json") {
-        builder.json().try_init()
-    } else {
-        use std::io::IsTerminal;
-        builder.with_target(false).with_ansi(!child && std::io::stderr().is_terminal()).try_init()
-    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&configured));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_filter_reloading()
+        .with_writer(std::io::stderr);
+    // The two builders, and so their handles, are of different types.
+    let (done, reload): (_, Box<dyn Fn(EnvFilter) + Send + Sync>) =
+        if settings.log_format.as_deref() == Some("json") {
+            let builder = builder.json();
+            let handle = builder.reload_handle();
+            (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
+        } else {
+            use std::io::IsTerminal;
+            let ansi = !child && std::io::stderr().is_terminal();
+            let builder = builder.with_target(false).with_ansi(ansi);
+            let handle = builder.reload_handle();
+            (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
+        };
     if let Err(e) = done {
         eprintln!("larder: the log cannot be set up: {e}");
     }
+    Box::new(move |verbosity| {
+        let level = match verbosity {
+            // As started, unless it was started with -v.
+            0 if matches!(configured.as_str(), "debug" | "trace") => "info",
+            0 => configured.as_str(),
+            1 => "debug",
+            _ => "trace",
+        };
+        reload(EnvFilter::new(level));
+        info!("log level {level}: a client has set the verbosity to {verbosity}");
+    })
 }
 
 /// Test suites learn ports that the system chose from the file that memcached's environment variable names.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use larder_base::{Now, ObjectHash, UnixSecs};
 use larder_format::page::SMALL_MAX;
 use larder_format::{Kind, Record, RecordMeta, walk};
-use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Verdict};
+use larder_policy::admission::{AdmissionPolicy, Candidate, Departure, Pool, Reason, Verdict};
 
 use super::api::Location;
 use super::flash::MAX_TWINS;
@@ -201,12 +201,14 @@ impl KvShard {
     fn consider(&mut self, now: Now, block: Block, h: &ObjectHeader) -> Option<f32> {
         let size = Self::record_bytes(h);
         if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
+            self.admission.count_rejected(Reason::Size);
             return None;
         }
         if self.shares_matter {
             let all = self.config.flash.capacity() / u64::from(self.config.shards);
             let mine = self.apps.of(h.app).flash_bytes;
             if self.config.shares.over_ceiling(h.app, mine, u64::from(size), all) {
+                self.admission.count_rejected(Reason::AppCeiling);
                 return None;
             }
         }
@@ -242,6 +244,7 @@ impl KvShard {
             return Fate::Later;
         }
         if !sink.spend(size) {
+            self.admission.count_rejected(Reason::Budget);
             return Fate::Never;
         }
         let idle = now.millis32().wrapping_sub(h.last) / 1000;

@@ -48,10 +48,14 @@ pub struct Live {
     pub store: StoreStats,
     /// Cache-level write amplification since the start: bytes written to flash per byte stored by clients.
     pub clwa: Option<f64>,
+    /// Device-level write amplification over the drive's life, where the drive reports it.
+    pub dlwa: Option<f64>,
     /// Bytes written to flash per second.
     pub flash_write_bytes_per_second: f64,
     /// Per application.
     pub applications: Vec<LiveApp>,
+    /// Every counter of requests since the start, under the name that `stats` gives it.
+    pub counters: Vec<(&'static str, u64)>,
     /// What to look at.
     pub alarms: Vec<String>,
     /// One point per second, oldest first.
@@ -78,6 +82,8 @@ pub struct LiveApp {
     pub hit_ratio: f64,
     /// Reads since the start.
     pub gets: u64,
+    /// Stores since the start.
+    pub sets: u64,
     /// Bytes in DRAM.
     pub dram_bytes: u64,
     /// Bytes on flash.
@@ -214,12 +220,11 @@ impl Sampler {
         memory.push(("requests being received".into(), sample.buffers.0));
         memory.push(("answers being sent".into(), sample.buffers.1));
         let mut alarms = store.alarms.clone();
-        if let Some(reason) = store.flash.as_ref().and_then(|f| f.degraded.as_ref()) {
-            alarms.push(format!("flash is out of use: {reason}"));
-        }
         if sample.connections >= sample.max_connections {
             alarms.push(format!("the limit of {} connections is reached", sample.max_connections));
         }
+        let mut counters = Vec::new();
+        sample.requests.each(|name, count| counters.push((name, count)));
         Live {
             version: sample.version,
             uptime_seconds: sample.uptime.0 / 1_000_000_000,
@@ -236,6 +241,7 @@ impl Sampler {
             resident_bytes: sample.resident_bytes,
             cpu_cores: last.cpu.saturating_sub(first.cpu) as f64 / 1e6 / span,
             clwa: store.clwa(),
+            dlwa: store.flash.as_ref().and_then(crate::stats::FlashStats::dlwa),
             flash_write_bytes_per_second: last.flash_written.saturating_sub(first.flash_written)
                 as f64
                 / span,
@@ -246,6 +252,7 @@ impl Sampler {
                     name: a.name.clone(),
                     hit_ratio: if a.gets == 0 { 0.0 } else { a.hits as f64 / a.gets as f64 },
                     gets: a.gets,
+                    sets: a.sets,
                     dram_bytes: a.dram_bytes,
                     flash_bytes: a.flash_bytes,
                     model: a.model_version,
@@ -255,6 +262,7 @@ impl Sampler {
                 })
                 .collect(),
             store: store.clone(),
+            counters,
             alarms,
             history: self.history.iter().copied().collect(),
         }

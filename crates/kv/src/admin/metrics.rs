@@ -196,7 +196,7 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
         }
         r.register(
             "admission_rejected",
-            "Objects that admission kept from flash, by reason",
+            "Times that an object was kept from flash, by reason",
             rejected,
         );
         number(
@@ -215,6 +215,38 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
                 "What the write budget would grant now",
                 Unit::Bytes,
                 bytes as f64,
+            );
+        }
+        if let Some(bytes) = f.drive_host_bytes {
+            bytes_counter(
+                r,
+                "drive_host_written",
+                "Bytes that hosts have written to the drive in its life, as it reports",
+                bytes,
+            );
+        }
+        if let Some(bytes) = f.drive_nand_bytes {
+            bytes_counter(
+                r,
+                "drive_nand_written",
+                "Bytes that the drive has written to NAND in its life, as it reports",
+                bytes,
+            );
+        }
+        if let Some(percent) = f.drive_used_percent {
+            number(
+                r,
+                "drive_used_ratio",
+                "Share of the drive's rated life that is used, as it reports",
+                percent as f64 / 100.0,
+            );
+        }
+        if let Some(dlwa) = f.dlwa() {
+            number(
+                r,
+                "device_level_write_amplification_ratio",
+                "NAND bytes for each byte that hosts wrote, over the drive's life",
+                dlwa,
             );
         }
         if let Some(years) = f.expected_life_years {

@@ -106,7 +106,7 @@ pub fn start<S: Store>(address: SocketAddr, view: View<S>) -> std::io::Result<Ad
 
 async fn page() -> impl IntoResponse {
     // Nothing is loaded from elsewhere and the page cannot be framed.
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
                   frame-ancestors 'none'";
     (
         [

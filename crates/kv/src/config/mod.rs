@@ -5,15 +5,20 @@
 
 mod extended;
 mod settings;
+mod tables;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_base::ByteSize;
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::application::ApplicationsConfig;
+use larder_policy::budget::WriteBudgetConfig;
 
 pub use extended::extended_options;
 pub use settings::Settings;
+pub use tables::{AdmissionSetting, ApplicationsTable};
 
 /// Why a configuration was refused: one line naming the thing, its value and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +61,9 @@ pub enum ConfigError {
         /// What to write instead.
         remedy: String,
     },
+    /// Shares of applications.
+    #[error(transparent)]
+    Applications(#[from] larder_policy::application::ApplicationError),
 }
 
 /// The facts about the machine that defaults are made from.
@@ -104,17 +112,6 @@ pub enum IoChoice {
     Threads,
 }
 
-/// The rated endurance of the flash.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Endurance {
-    /// Not given: no write budget.
-    Unknown,
-    /// Bytes that may be written over the drive's life.
-    Tbw(f64),
-    /// Drive writes per day, over `endurance-years`.
-    Dwpd(f64),
-}
-
 /// The flash tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlashConfig {
@@ -124,10 +121,8 @@ pub struct FlashConfig {
     pub size: Option<u64>,
     /// Mean record size that the index is sized for, bytes.
     pub object_size: u32,
-    /// Rated endurance.
-    pub endurance: Endurance,
-    /// Years the flash should last.
-    pub years: f64,
+    /// Rated endurance, and what follows from it.
+    pub budget: WriteBudgetConfig,
     /// How it is read.
     pub io: IoChoice,
     /// Format it whatever it holds.
@@ -179,8 +174,10 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Flash; `None`: DRAM alone.
     pub flash: Option<FlashConfig>,
-    /// Admission policy by name.
-    pub admission: String,
+    /// Admission policy and its parameters.
+    pub admission: AdmissionConfig,
+    /// Applications and their shares.
+    pub applications: ApplicationsConfig,
     /// CLOCK bits.
     pub clock_bits: u8,
     /// Live page and metrics.
@@ -339,10 +336,20 @@ impl Config {
         // Flash.
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
         let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
-        let admission = s.admission.get_or_insert_with(|| "flashiness".into()).clone();
-        if let Err(e) = larder_policy::admission::AdmissionConfig::from_name(&admission) {
-            return Err(value("admission", &admission, e.to_string()));
-        }
+        let admission = s
+            .admission
+            .get_or_insert_with(|| AdmissionSetting::Name("flashiness".into()))
+            .resolve()
+            .map_err(|e| {
+                let name = match &given.admission {
+                    Some(AdmissionSetting::Name(name)) => name.as_str(),
+                    _ => "",
+                };
+                value("admission", name, e.to_string())
+            })?;
+        s.admission = Some(AdmissionSetting::Table(Box::new(admission.clone())));
+        let applications =
+            s.applications.get_or_insert_with(Default::default).resolve(prefix_delimiter)?;
         let clock_bits = *s.clock_bits.get_or_insert(2);
         if !(1..=2).contains(&clock_bits) {
             return Err(value("clock-bits", clock_bits, "must be 1 or 2"));
@@ -386,6 +393,7 @@ impl Config {
             data_dir,
             flash,
             admission,
+            applications,
             clock_bits,
             http,
             http_explicit: given.http.is_some(),
@@ -419,32 +427,7 @@ fn resolve_flash(
     if !(64..=1 << 24).contains(&object_size) {
         return Err(value("flash-object-size", object_size, "must be between 64 bytes and 16 MiB"));
     }
-    let endurance = match (s.endurance_tbw, s.endurance_dwpd) {
-        (Some(_), Some(d)) => {
-            return Err(value(
-                "endurance-dwpd",
-                d,
-                "give either endurance-tbw or endurance-dwpd, not both",
-            ));
-        }
-        (Some(t), None) if t > 0.0 && t.is_finite() => Endurance::Tbw(t * 1e12),
-        (Some(t), None) => {
-            return Err(value("endurance-tbw", t, "must be a positive number of terabytes"));
-        }
-        (None, Some(d)) if d > 0.0 && d.is_finite() => Endurance::Dwpd(d),
-        (None, Some(d)) => {
-            return Err(value(
-                "endurance-dwpd",
-                d,
-                "must be a positive number of drive writes per day",
-            ));
-        }
-        (None, None) => Endurance::Unknown,
-    };
-    let years = *s.endurance_years.get_or_insert(5.0);
-    if !(years > 0.0 && years <= 100.0) {
-        return Err(value("endurance-years", years, "must be between 0 and 100"));
-    }
+    let budget = resolve_budget(s)?;
     let io = match s.io.get_or_insert_with(|| "auto".into()).as_str() {
         "auto" => IoChoice::Auto,
         "uring" => IoChoice::Uring,
@@ -491,15 +474,68 @@ fn resolve_flash(
         s.flash_size = Some(ByteSize(size));
     }
     let format = s.format_flash.unwrap_or(false);
-    Ok(Some(FlashConfig {
-        path,
-        size,
-        object_size: object_size as u32,
-        endurance,
+    Ok(Some(FlashConfig { path, size, object_size: object_size as u32, budget, io, format }))
+}
+
+/// The write budget. Every range is written so that NaN falls outside it.
+fn resolve_budget(s: &mut Settings) -> Result<WriteBudgetConfig, ConfigError> {
+    let mut budget = WriteBudgetConfig::default();
+    match (s.endurance_tbw, s.endurance_dwpd) {
+        (Some(_), Some(d)) => {
+            return Err(value(
+                "endurance-dwpd",
+                d,
+                "give either endurance-tbw or endurance-dwpd, not both",
+            ));
+        }
+        (Some(t), None) if t > 0.0 && t <= 1e7 => budget.tbw = Some(ByteSize((t * 1e12) as u64)),
+        (Some(t), None) => {
+            return Err(value("endurance-tbw", t, "must be a positive number of terabytes"));
+        }
+        (None, Some(d)) if d > 0.0 && d <= 1000.0 => budget.dwpd = Some(d),
+        (None, Some(d)) => {
+            return Err(value(
+                "endurance-dwpd",
+                d,
+                "must be a positive number of drive writes per day, at most 1000",
+            ));
+        }
+        (None, None) => {}
+    }
+    let ranged = |key, given: &mut Option<f64>, default: f64, low: f64, high: f64, must: &str| {
+        let x = *given.get_or_insert(default);
+        if x >= low && x <= high { Ok(x) } else { Err(value(key, x, must)) }
+    };
+    let years = "must be between 0.01 and 100";
+    budget.years =
+        ranged("endurance-years", &mut s.endurance_years, budget.years, 0.01, 100.0, years)?;
+    budget.warranty_years = ranged(
+        "endurance-warranty-years",
+        &mut s.endurance_warranty_years,
+        budget.warranty_years,
+        0.01,
+        100.0,
         years,
-        io,
-        format,
-    }))
+    )?;
+    budget.device_write_amplification = ranged(
+        "device-write-amplification",
+        &mut s.device_write_amplification,
+        budget.device_write_amplification,
+        1.0,
+        100.0,
+        "must be between 1 and 100",
+    )?;
+    budget.burst_hours = ranged(
+        "burst-hours",
+        &mut s.burst_hours,
+        budget.burst_hours,
+        0.01,
+        720.0,
+        "must be between 0.01 and 720",
+    )?;
+    budget.first_fill = *s.first_fill.get_or_insert(budget.first_fill);
+    budget.drive_capacity = s.drive_capacity.unwrap_or(budget.drive_capacity);
+    Ok(budget)
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `notls:`.
@@ -641,6 +677,15 @@ mod tests {
                 &["not both"],
             ),
             (Settings { io: Some("aio".into()), ..base() }, &["io 'aio'", "uring"]),
+            (Settings { burst_hours: Some(0.0), ..base() }, &["burst-hours '0'", "720"]),
+            (
+                Settings { device_write_amplification: Some(f64::NAN), ..base() },
+                &["device-write-amplification 'NaN'", "between 1"],
+            ),
+            (
+                Settings { admission: Some(AdmissionSetting::Name("lru".into())), ..base() },
+                &["admission 'lru'", "ghost"],
+            ),
         ];
         for (settings, words) in cases {
             let e = Config::resolve(settings, &machine()).unwrap_err().to_string();

@@ -8,6 +8,7 @@ use larder_base::ByteSize;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
+use super::tables::{self, AdmissionSetting, ApplicationsTable};
 
 macro_rules! settings {
     ($( $(#[doc = $doc:literal])+ $name:ident : $ty:ty ),* $(,)?) => {
@@ -19,9 +20,7 @@ macro_rules! settings {
         }
 
         impl Settings {
-            /// These settings, and where they are silent those of `lower`.
-            #[must_use]
-            pub fn or(self, lower: Settings) -> Settings {
+            fn fill(self, lower: Settings) -> Settings {
                 Settings { $( $name: self.$name.or(lower.$name), )* }
             }
 
@@ -90,14 +89,29 @@ settings! {
     format_flash: bool,
     /// Mean size of an object on flash (key, value, header), for which the flash index is sized.
     flash_object_size: ByteSize,
-    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all.
-    admission: String,
+    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all; or a
+    /// table that has the policy's parameters too.
+    admission: AdmissionSetting,
+    /// Shares of the cache by application (the prefix of a key; "default" for keys without one, "other" beyond 255):
+    /// [applications.shares.NAME] with floor, below which others cannot evict it, and ceiling, above which it does not
+    /// grow, as fractions of the cache.
+    applications: ApplicationsTable,
     /// Rated endurance of the flash in terabytes written.
     endurance_tbw: f64,
     /// Rated endurance of the flash in drive writes per day over its warranty, instead of terabytes written.
     endurance_dwpd: f64,
-    /// Years that the flash should last (with endurance-dwpd: also the warranty's).
+    /// Years that the flash should last.
     endurance_years: f64,
+    /// Years of warranty that endurance-dwpd is stated for.
+    endurance_warranty_years: f64,
+    /// Capacity of the whole drive, to which endurance-dwpd refers; without it, the flash given to the cache.
+    drive_capacity: ByteSize,
+    /// Bytes that the drive is expected to program on NAND for each byte written to it.
+    device_write_amplification: f64,
+    /// Hours of write budget that may be saved up for a burst.
+    burst_hours: f64,
+    /// Let an empty cache be filled once ahead of the write budget.
+    first_fill: bool,
     /// Bits of CLOCK per object: how many reads deep an object's rank may grow (1 or 2).
     clock_bits: u8,
     /// How flash is read: auto, uring, threads.
@@ -119,6 +133,14 @@ settings! {
 }
 
 impl Settings {
+    /// These settings, and where they are silent those of `lower`. A policy's name alone keeps the parameters that
+    /// `lower` has for it.
+    #[must_use]
+    pub fn or(mut self, lower: Settings) -> Settings {
+        self.admission = self.admission.map(|a| a.over(lower.admission.as_ref()));
+        self.fill(lower)
+    }
+
     /// Reads a configuration file.
     ///
     /// # Errors
@@ -135,7 +157,7 @@ impl Settings {
     /// # Errors
     /// [`ConfigError::Parse`].
     pub fn parse(text: &str, path: &Path) -> Result<Settings, ConfigError> {
-        toml::from_str(text).map_err(|e| {
+        let settings: Settings = toml::from_str(text).map_err(|e| {
             let line =
                 e.span().map_or(1, |s| 1 + text[..s.start.min(text.len())].matches('\n').count());
             // The parser's message is one line for an unknown key (it lists every key); only its first clause is kept.
@@ -151,24 +173,47 @@ impl Settings {
                 .trim()
                 .to_owned();
             ConfigError::Parse { path: path.to_owned(), line, key, message }
-        })
+        })?;
+        // What the tables say is checked here, where the line is known.
+        let refused = |(table, key): (String, String), message: String| ConfigError::Parse {
+            path: path.to_owned(),
+            line: tables::line_of(text, &table, &key),
+            key,
+            message,
+        };
+        if let Some(table @ AdmissionSetting::Table(_)) = &settings.admission {
+            table.resolve().map_err(|e| refused(tables::place_of_admission(&e), e.to_string()))?;
+        }
+        if let Some(table) = &settings.applications {
+            let delimiter = settings.prefix_delimiter.as_deref().unwrap_or(":");
+            let delimiter = delimiter.bytes().next().unwrap_or(b':');
+            table
+                .resolve(delimiter)
+                .map_err(|e| refused(tables::place_of_share(&e), e.to_string()))?;
+        }
+        Ok(settings)
     }
 
     /// The settings as a configuration file, each under its description; keys without a value are commented out.
     pub fn print(&self) -> String {
         let table = toml::Table::try_from(self).unwrap_or_default();
         let mut out = String::from(
-            "# The effective configuration of `larder kv`. Every key is also a flag: --KEY.\n",
+            "# The effective configuration of `larder kv`, as --config FILE reads it. `larder kv --help` shows the flags.\n",
         );
-        for (name, doc) in Settings::KEYS {
+        // TOML wants tables after all else.
+        let is_table = |name: &str| matches!(name, "admission" | "applications");
+        let (last, first): (Vec<_>, Vec<_>) =
+            Settings::KEYS.iter().partition(|(name, _)| is_table(name));
+        for (name, doc) in first.into_iter().chain(last) {
             let key = name.replace('_', "-");
             out.push('\n');
-            for line in *doc {
+            for line in doc.iter() {
                 out.push('#');
                 out.push_str(line);
                 out.push('\n');
             }
             match table.get(&key) {
+                Some(toml::Value::Table(below)) => tables::print(&mut out, &key, below),
                 Some(value) => out.push_str(&format!("{key} = {value}\n")),
                 None => out.push_str(&format!("# {key} =\n")),
             }
@@ -211,6 +256,43 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(e.contains("line 1"), "{e}");
+    }
+
+    #[test]
+    fn tables_are_read_and_printed() {
+        let text = "prefix-delimiter = \"/\"\n[admission]\npolicy = \"ghost\"\n[admission.ghost]\nreads = 3\n\
+                    [admission.flashiness.training]\nclass_weights = { positive = 0.5 }\n\
+                    [applications.shares.web]\nfloor = 0.2\nceiling = 0.5\n[applications.shares.\"a b:\"]\nfloor = 0.1\n";
+        let settings = Settings::parse(text, Path::new("x")).unwrap();
+        assert_eq!(settings.applications.as_ref().unwrap().shares["web"].ceiling, 0.5);
+        let printed = settings.print();
+        assert_eq!(Settings::parse(&printed, Path::new("x")).unwrap(), settings, "{printed}");
+        assert!(printed.contains("holdout = 0.2\n"), "{printed}");
+        let named = Settings::parse("admission = \"all\"\n", Path::new("x")).unwrap();
+        assert_eq!(Settings::parse(&named.print(), Path::new("x")).unwrap(), named);
+    }
+
+    #[test]
+    fn wrong_parameters_name_key_and_line() {
+        for (text, line, words) in [
+            ("[admission]\npolcy = \"all\"\n", 2, "polcy"),
+            ("[admission.ghost]\n\nreads = 0\n", 3, "admission.ghost.reads is 0"),
+            ("[admission.ghost]\nreads = -1\n", 2, "reads"),
+            ("[admission.flashiness.training]\nlambda = 7\n", 2, "at most 1"),
+            ("[applications.shares.web]\nflor = 0.2\n", 2, "flor"),
+            ("[applications.shares.web]\nfloor = 0.5\nceiling = 0.2\n", 2, "above the ceiling"),
+            ("[applications.shares.web]\nceiling = 1.5\n", 2, "between 0 and 1"),
+            (
+                "[applications.shares.a]\nfloor = 0.6\n[applications.shares.b]\nfloor = 0.6\n",
+                1,
+                "add up",
+            ),
+            ("port = 1\n[applications.shares.\"a:b\"]\nfloor = 0.1\n", 1, "a:b"),
+        ] {
+            let e = Settings::parse(text, Path::new("l.toml")).unwrap_err().to_string();
+            assert!(e.contains(&format!("line {line}")) && e.contains(words), "{text}: {e}");
+            assert!(!e.contains('\n'), "{e}");
+        }
     }
 
     #[test]

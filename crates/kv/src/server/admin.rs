@@ -63,6 +63,9 @@ impl<S: Store> Admin for WorkerAdmin<S> {
 
     fn verbosity(&mut self, level: u32) {
         self.shared.verbosity.store(level, Ordering::Relaxed);
+        if let Some(tell) = self.shared.on_verbosity.get() {
+            tell(level);
+        }
     }
 
     fn memory_limit(&mut self, mebibytes: u32) -> bool {

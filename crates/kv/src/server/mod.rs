@@ -132,6 +132,11 @@ impl<S: Store> Server<S> {
         self.shared.listeners.iter().map(|(_, text)| text.to_string()).collect()
     }
 
+    /// Calls `tell` from now on when a client sets the verbosity. The first that is given stays.
+    pub fn on_verbosity(&self, tell: Box<dyn Fn(u32) + Send + Sync>) {
+        self.shared.on_verbosity.set(tell).ok();
+    }
+
     /// What the live page and `/metrics` show.
     pub fn view(&self) -> crate::admin::View<S> {
         crate::admin::View::new(self.shared.clone(), self.store.clone())

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use larder_runtime::Clock;
 use mio::Waker;
@@ -135,6 +135,8 @@ pub(crate) struct Shared {
     pub(crate) detail: AtomicBool,
     pub(crate) prefixes: Mutex<PrefixStats>,
     pub(crate) verbosity: AtomicU32,
+    /// Told when a client sets the verbosity.
+    pub(crate) on_verbosity: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     /// What `stats reset` subtracts from the workers' counters: they are only ever added to.
     pub(crate) baseline: Mutex<ConnStats>,
     stop: AtomicU8,
@@ -161,6 +163,11 @@ impl Shared {
             output: Budget::new(config.buffer_limit),
             ..BigBuffers::default()
         });
+        let verbosity = match config.effective.log_level.as_deref() {
+            Some("debug") => 1,
+            Some("trace") => 2,
+            _ => 0,
+        };
         Shared {
             config,
             protocol,
@@ -172,7 +179,8 @@ impl Shared {
             listeners,
             detail,
             prefixes,
-            verbosity: AtomicU32::new(0),
+            verbosity: AtomicU32::new(verbosity),
+            on_verbosity: OnceLock::new(),
             baseline: Mutex::new(ConnStats::default()),
             stop: AtomicU8::new(RUNNING),
             accept_waker,

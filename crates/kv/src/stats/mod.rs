@@ -95,7 +95,7 @@ pub struct FlashStats {
     pub checksum_errors: u64,
     /// Writes that failed.
     pub write_errors: u64,
-    /// Objects that admission turned away, by reason.
+    /// Times that an object was kept from flash, by reason; one that is judged again counts again.
     pub rejected: Vec<(&'static str, u64)>,
     /// The write budget, bytes per second; `None` when no endurance is given.
     pub budget_bytes_per_second: Option<f64>,
@@ -118,6 +118,15 @@ impl StoreStats {
     pub fn clwa(&self) -> Option<f64> {
         let flash = self.flash.as_ref()?;
         (self.client_bytes > 0).then(|| flash.bytes_written as f64 / self.client_bytes as f64)
+    }
+}
+
+impl FlashStats {
+    /// Device-level write amplification over the drive's life: NAND bytes for each byte that hosts wrote. `None` where the
+    /// drive does not tell.
+    pub fn dlwa(&self) -> Option<f64> {
+        let (host, nand) = (self.drive_host_bytes?, self.drive_nand_bytes?);
+        (host > 0).then(|| nand as f64 / host as f64)
     }
 }
 

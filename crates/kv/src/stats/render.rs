@@ -209,7 +209,7 @@ pub(crate) fn settings(shared: &Shared, oldest: UnixSecs, out: &mut Vec<u8>) {
     if let Some(flash) = &config.flash {
         stat(out, "larder_flash", flash.path.display());
         stat(out, "larder_flash_object_size", flash.object_size);
-        stat(out, "larder_admission", &config.admission);
+        stat(out, "larder_admission", config.admission.policy.as_str());
         stat(out, "larder_clock_bits", config.clock_bits);
     }
 }
@@ -292,6 +292,7 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
             stat(out, format_args!("larder_worker_{i}_io"), kind);
         }
     }
+    stat(out, "larder_lock_waits", store.lock_waits);
     if let Some(f) = &store.flash {
         stat(out, "larder_flash_ghosts", f.ghosts);
         stat(out, "larder_flash_forced_evictions", f.forced_evictions);
@@ -305,6 +306,22 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         }
         if let Some(rate) = f.budget_bytes_per_second {
             stat(out, "larder_write_budget_bytes_per_second", format_args!("{rate:.0}"));
+        }
+        if let Some(bytes) = f.budget_available_bytes {
+            stat(out, "larder_write_budget_available_bytes", bytes);
+        }
+        // What the drive itself reports, over its whole life; few drives but NVMe ones do, and only to root.
+        for (name, value) in [
+            ("larder_drive_host_bytes", f.drive_host_bytes),
+            ("larder_drive_nand_bytes", f.drive_nand_bytes),
+            ("larder_drive_used_percent", f.drive_used_percent),
+        ] {
+            if let Some(value) = value {
+                stat(out, name, value);
+            }
+        }
+        if let Some(dlwa) = f.dlwa() {
+            stat(out, "larder_dlwa", format_args!("{dlwa:.4}"));
         }
         if let Some(years) = f.expected_life_years {
             stat(out, "larder_flash_expected_life_years", format_args!("{years:.2}"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder_engine::kv::{IoFailed, SegmentIo, Step};
 use larder_policy::admission::AdmissionPolicy;
-use larder_policy::learn::{TrainParams, train};
+use larder_policy::learn::train;
 use larder_runtime::{AlignedBuf, Clock};
 
 use super::{Flash, KvStore, LockedShards, locked};
@@ -139,7 +139,7 @@ impl KvStore {
                 }
                 let Some(set) = all else { continue };
                 turn += 1;
-                match train(&set, &TrainParams::default(), turn) {
+                match train(&set, &self.training, turn) {
                     Ok(model) => {
                         tracing::debug!(
                             app = app.0,

@@ -97,6 +97,7 @@ pub struct KvStore {
     baseline: Mutex<StoreStats>,
     flushed_at: std::sync::atomic::AtomicU32,
     plan: Plan,
+    training: larder_policy::learn::TrainParams,
 }
 
 /// The shards to the log: each locked for one call.

@@ -412,6 +412,7 @@ fn store(
         baseline: Mutex::new(StoreStats::default()),
         flushed_at: Default::default(),
         plan: parts.plan,
+        training: config.admission.flashiness.training,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use larder_base::{AppId, Now};
 use larder_engine::kv::{AppStats as EngineApp, LogStats, ShardStats};
+use larder_policy::admission::Reason;
 
 use super::{Flash, KvStore, locked};
 use crate::stats::{AppStats, FlashStats, StoreStats};
@@ -33,6 +34,7 @@ impl KvStore {
         let mut memory: Vec<(&'static str, u64)> = Vec::new();
         let mut s = StoreStats { memory_limit: self.memory, ..StoreStats::default() };
         let (mut on_flash, mut ghosts) = (0, 0);
+        let mut rejected = Reason::ALL.map(|reason| (reason.as_str(), 0));
         let mut reports =
             std::collections::BTreeMap::<u16, larder_policy::admission::AppReport>::new();
         for cell in &self.cells {
@@ -51,6 +53,9 @@ impl KvStore {
                     Some(entry) => entry.1 += bytes as u64,
                     None => memory.push((name, bytes as u64)),
                 }
+            }
+            for (sum, (_, count)) in rejected.iter_mut().zip(shard.admission().rejected()) {
+                sum.1 += count;
             }
             for r in shard.admission().report() {
                 reports
@@ -87,6 +92,7 @@ impl KvStore {
             let mut f = self.flash_stats(flash, &sum, &log_stats);
             f.items = on_flash;
             f.ghosts = ghosts;
+            f.rejected = rejected.to_vec();
             f.budget_bytes_per_second = rate;
             f.budget_available_bytes = available;
             f.expected_life_years = life;

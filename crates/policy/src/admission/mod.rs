@@ -86,6 +86,34 @@ pub enum Reason {
     Size,
 }
 
+impl Reason {
+    /// Every reason, in the order of their declaration.
+    pub const ALL: [Reason; 8] = [
+        Reason::Unread,
+        Reason::NotFlashy,
+        Reason::FirstSeen,
+        Reason::Chance,
+        Reason::Budget,
+        Reason::ShortTtl,
+        Reason::AppCeiling,
+        Reason::Size,
+    ];
+
+    /// The reason as statistics name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Unread => "unread",
+            Reason::NotFlashy => "not_flashy",
+            Reason::FirstSeen => "first_seen",
+            Reason::Chance => "chance",
+            Reason::Budget => "budget",
+            Reason::ShortTtl => "short_ttl",
+            Reason::AppCeiling => "app_ceiling",
+            Reason::Size => "size",
+        }
+    }
+}
+
 /// What admission says of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Verdict {

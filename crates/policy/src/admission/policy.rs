@@ -150,6 +150,8 @@ pub struct Admission {
     min_ttl: u32,
     /// At most 257 entries.
     dropped: BTreeMap<AppId, Dropped>,
+    /// By reason, in the order of [`Reason::ALL`].
+    rejected: [u64; Reason::ALL.len()],
 }
 
 enum Policy {
@@ -205,12 +207,19 @@ impl Admission {
             name: config.policy.as_str(),
             min_ttl: config.min_ttl,
             dropped: BTreeMap::new(),
+            rejected: Default::default(),
         })
     }
 
     /// A policy from outside this crate, under this name.
     pub fn custom(name: &'static str, policy: Box<dyn AdmissionPolicy>) -> Admission {
-        Admission { policy: Policy::Custom(policy), name, min_ttl: 0, dropped: BTreeMap::new() }
+        Admission {
+            policy: Policy::Custom(policy),
+            name,
+            min_ttl: 0,
+            dropped: BTreeMap::new(),
+            rejected: Default::default(),
+        }
     }
 
     /// The policy's name.
@@ -229,6 +238,17 @@ impl Admission {
             d.unread += 1;
             d.unread_bytes += u64::from(bytes);
         }
+    }
+
+    /// Something other than the policy kept an object from flash: its size, its application's ceiling, the budget. What
+    /// [`AdmissionPolicy::judge`] rejects is counted there.
+    pub fn count_rejected(&mut self, reason: Reason) {
+        self.rejected[reason as usize] += 1;
+    }
+
+    /// Rejections by reason, zeros too. An object that is judged again counts again.
+    pub fn rejected(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
+        Reason::ALL.into_iter().zip(self.rejected)
     }
 
     /// What admission knows of each application that it has seen.
@@ -279,10 +299,15 @@ impl AdmissionPolicy for Admission {
     }
 
     fn judge(&mut self, candidate: &Candidate, now: Nanos) -> Verdict {
-        if candidate.ttl < self.min_ttl {
-            return Verdict::Reject(Reason::ShortTtl);
+        let verdict = if candidate.ttl < self.min_ttl {
+            Verdict::Reject(Reason::ShortTtl)
+        } else {
+            dispatch!(&mut self.policy, p => p.judge(candidate, now))
+        };
+        if let Verdict::Reject(reason) = verdict {
+            self.count_rejected(reason);
         }
-        dispatch!(&mut self.policy, p => p.judge(candidate, now))
+        verdict
     }
 
     fn pool(&self) -> Pool {

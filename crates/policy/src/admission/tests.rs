@@ -43,6 +43,25 @@ fn a_victim_cache_takes_everything_but_what_is_about_to_expire() {
 }
 
 #[test]
+fn rejections_are_counted_by_reason() {
+    let config =
+        AdmissionConfig { min_ttl: 60, ..AdmissionConfig::from_name("reject_first").unwrap() };
+    let mut a = Admission::new(&config, &setup(100)).unwrap();
+    let short = Candidate { ttl: 59, ..candidate(1, 0) };
+    for _ in 0..3 {
+        a.judge(&short, Nanos::ZERO);
+    }
+    assert!(!admits(&mut a, &candidate(2, 0), Nanos::ZERO));
+    assert!(admits(&mut a, &candidate(2, 0), Nanos::ZERO));
+    a.count_rejected(Reason::Budget);
+    let counted: Vec<_> = a.rejected().filter(|(_, n)| *n > 0).collect();
+    assert_eq!(counted, [(Reason::FirstSeen, 1), (Reason::Budget, 1), (Reason::ShortTtl, 3)]);
+    for (i, reason) in Reason::ALL.into_iter().enumerate() {
+        assert_eq!(reason as usize, i);
+    }
+}
+
+#[test]
 fn every_policy_is_built_from_its_name_and_stays_within_its_memory() {
     let mut rng = Rng::new(1);
     for name in POLICY_NAMES {
