@@ -220,20 +220,17 @@ fn start_log(settings: &Settings, child: bool) -> SetLevel {
     let configured = settings.log_level.clone().unwrap_or_else(|| "info".into());
     // RUST_LOG can still look closer at one module.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&configured));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_filter_reloading()
-        .with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // The two builders, and so their handles, are of different types.
     let (done, reload): (_, Box<dyn Fn(EnvFilter) + Send + Sync>) =
         if settings.log_format.as_deref() == Some("json") {
-            let builder = builder.json();
+            let builder = builder.json().with_filter_reloading();
             let handle = builder.reload_handle();
             (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
         } else {
             use std::io::IsTerminal;
             let ansi = !child && std::io::stderr().is_terminal();
-            let builder = builder.with_target(false).with_ansi(ansi);
+            let builder = builder.with_target(false).with_ansi(ansi).with_filter_reloading();
             let handle = builder.reload_handle();
             (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
         };
