@@ -634,3 +634,27 @@ fn a_pipeline_gives_way_after_its_turn() {
     assert!(c.stat("conn_yields") >= 5);
     server.stop();
 }
+
+#[test]
+fn latency_counts_the_server_s_time_and_not_the_client_s() {
+    let server = start(config(Settings::default()));
+    let mut c = Client::new(server.addresses()[0]);
+    c.stream.set_nodelay(true).unwrap();
+    let sampled = |c: &mut Client| {
+        c.stats("").iter().find(|(n, _)| n == "larder_latency_dram_samples").unwrap().1.clone()
+    };
+    // One turn in 64 is timed: among these there is one that nothing answers, and then the client is silent.
+    for _ in 0..80 {
+        c.send(b"set k 0 0 1 noreply\r\nx\r\n");
+        std::thread::sleep(Duration::from_millis(4));
+    }
+    std::thread::sleep(Duration::from_millis(900));
+    for _ in 0..200 {
+        assert_eq!(c.ask(b"mn\r\n"), "MN");
+    }
+    assert_ne!(sampled(&mut c), "0");
+    let stats = c.stats("");
+    let max = &stats.iter().find(|(n, _)| n == "larder_latency_dram_max_us").unwrap().1;
+    assert!(max.parse::<f64>().unwrap() < 800_000.0, "{max} us");
+    server.stop();
+}

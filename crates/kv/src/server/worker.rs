@@ -428,6 +428,10 @@ impl<S: Store> Worker<S> {
         }
         if conn.closing.is_some() || !conn.proto.output().is_empty() {
             self.mark_dirty(slot);
+        } else if conn.outstanding == 0 && !conn.starved {
+            // No answer is due (noreply), or the rest of the request is still to come: what passes now is the client's
+            // time, not the server's.
+            conn.timed = None;
         }
     }
 

@@ -5,10 +5,27 @@ use std::sync::atomic::Ordering;
 
 use larder_base::{AppId, Now};
 use larder_engine::kv::{AppStats as EngineApp, LogStats, ShardStats};
-use larder_policy::admission::Reason;
+use larder_policy::admission::{ModelReport, Reason};
 
 use super::{Flash, KvStore, locked};
 use crate::stats::{AppStats, FlashStats, StoreStats};
+
+/// Adds what another shard's decisions say of the same classifier: shares are weighed by the decisions they are of.
+fn merge_models(all: &mut ModelReport, part: &ModelReport) {
+    let (a, b) = (f64::from(all.scored), f64::from(part.scored));
+    let weigh = |x: Option<f32>, y: Option<f32>| match (x, y) {
+        (Some(x), Some(y)) if a + b > 0.0 => {
+            Some(((f64::from(x) * a + f64::from(y) * b) / (a + b)) as f32)
+        }
+        (x, y) => x.or(y),
+    };
+    all.precision = weigh(all.precision, part.precision);
+    all.recall = weigh(all.recall, part.recall);
+    all.scored = all.scored.saturating_add(part.scored);
+    all.samples = all.samples.saturating_add(part.samples);
+    all.version = all.version.max(part.version);
+    all.trained_samples = all.trained_samples.max(part.trained_samples);
+}
 
 impl KvStore {
     pub(super) fn collect_stats(&self, now: Now) -> StoreStats {
@@ -63,8 +80,10 @@ impl KvStore {
                     .and_modify(|all| {
                         all.dropped += r.dropped;
                         all.dropped_unread += r.dropped_unread;
-                        if all.model.is_none() {
-                            all.model = r.model.clone();
+                        match (&mut all.model, &r.model) {
+                            (Some(all), Some(part)) => merge_models(all, part),
+                            (all @ None, part) => *all = part.clone(),
+                            (Some(_), None) => {}
                         }
                     })
                     .or_insert(r);
@@ -160,5 +179,33 @@ impl KvStore {
             }),
             ..FlashStats::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_shards_are_weighed_by_their_decisions() {
+        let report = |scored, precision, recall| ModelReport {
+            app: AppId(1),
+            version: 1,
+            trained_at: larder_base::Nanos::ZERO,
+            trained_samples: 5,
+            samples: 1,
+            positive_share: None,
+            scored,
+            precision,
+            recall,
+            horizon: larder_base::Nanos::ZERO,
+            weights: None,
+        };
+        let mut all = report(300, Some(0.5), None);
+        merge_models(&mut all, &report(100, Some(0.9), Some(0.25)));
+        assert!((all.precision.unwrap() - 0.6).abs() < 1e-6);
+        assert_eq!((all.recall, all.scored), (Some(0.25), 400));
+        merge_models(&mut all, &report(0, None, None));
+        assert!((all.precision.unwrap() - 0.6).abs() < 1e-6);
     }
 }
