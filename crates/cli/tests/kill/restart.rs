@@ -1,0 +1,95 @@
+//! Restarts under load: by `kill -9`, by SIGTERM and a restart of the machine, by a power cut.
+
+use std::time::Duration;
+
+use larder_base::Rng;
+
+use crate::load::{Mix, Notebook, under_load};
+use crate::server::{Server, Site};
+
+/// Little DRAM and not much more flash: everything comes by flash, and segments are reclaimed all the time.
+const SMALL: &[&str] =
+    &["-m", "5", "-I", "16k", "-t", "2", "--flash-size", "16m", "--admission", "all"];
+const MIX: Mix = Mix { few: 48, many: 30_000, most: 6_000, counters: 0 };
+
+/// One life of a server under load, which `end` brings to an end.
+fn life(
+    site: &Site,
+    book: &Notebook,
+    seed: u64,
+    end: impl FnOnce(Server) -> String,
+    flush: bool,
+) -> (String, u32) {
+    let server = site.start(SMALL);
+    let mut client = server.connect();
+    let there = book.sweep(&mut client, &MIX).unwrap();
+    book.check();
+    let mut rng = Rng::new(seed);
+    let socket = server.socket().to_owned();
+    let connect =
+        || crate::client::Client::new(std::os::unix::net::UnixStream::connect(&socket).unwrap());
+    let log = under_load(book, MIX, 6, seed, connect, || {
+        std::thread::sleep(Duration::from_millis(rng.range(400, 1_600)));
+        if flush {
+            book.flush(&mut client).unwrap();
+            std::thread::sleep(Duration::from_millis(rng.below(50)));
+        }
+        end(server)
+    });
+    (log, there)
+}
+
+#[test]
+fn after_kill_9_nothing_is_older_than_what_was_acknowledged() {
+    let (site, book) = (Site::new(), Notebook::new());
+    let (mut warm, mut kept) = (0, 0);
+    for seed in 0..6 {
+        let (log, there) = life(&site, &book, seed, Server::kill, seed % 3 == 2);
+        warm += u32::from(log.contains("index found in memory"));
+        kept += there;
+        assert_eq!(log.contains("cold: "), seed == 0, "{log}");
+    }
+    book.check();
+    assert!(warm == 5 && kept > 1_000 && book.reads() > 10_000, "{warm} {kept} {}", book.reads());
+}
+
+#[test]
+fn after_sigterm_and_a_restart_of_the_machine_the_checkpoint_is_as_good() {
+    let (site, book) = (Site::new(), Notebook::new());
+    let mut kept = 0;
+    for seed in 10..14 {
+        let (log, there) = life(&site, &book, seed, Server::stop, seed == 12);
+        assert!(log.contains("checkpoint written"), "{log}");
+        let warm = log.contains("index read from the checkpoint");
+        assert_eq!(warm, seed > 10, "{log}");
+        kept += there;
+        site.lose_shared_memory();
+    }
+    book.check();
+    assert!(kept > 1_000, "{kept}");
+}
+
+#[test]
+fn after_a_power_cut_nothing_is_there_and_nothing_is_wrong() {
+    let (site, book) = (Site::new(), Notebook::new());
+    for seed in 20..23 {
+        let (log, there) = life(&site, &book, seed, Server::kill, false);
+        assert!(log.contains("cold: ") && there == 0, "{there}: {log}");
+        site.lose_shared_memory();
+    }
+    book.check();
+}
+
+#[test]
+fn lives_of_all_kinds_in_any_order() {
+    let (site, book) = (Site::new(), Notebook::new());
+    let mut rng = Rng::new(77);
+    for seed in 30..36 {
+        let kill = rng.chance(0.5);
+        life(&site, &book, seed, if kill { Server::kill } else { Server::stop }, rng.chance(0.2));
+        if rng.chance(0.3) {
+            site.lose_shared_memory();
+        }
+    }
+    book.check();
+}
