@@ -109,7 +109,8 @@ pub(crate) fn contradictions(events: &[Event]) -> Vec<String> {
         if flushed > w.sure {
             wrong.push(format!("flushed at {flushed}, and back: {e:?}"));
         }
-        if w.ttl > 0 && e.began > w.sure.saturating_add(u64::from(w.ttl) * 1_000_000_000 + EXPIRY_SLACK)
+        if w.ttl > 0
+            && e.began > w.sure.saturating_add(u64::from(w.ttl) * 1_000_000_000 + EXPIRY_SLACK)
         {
             wrong.push(format!("expired {} s after {}, and served: {e:?}", w.ttl, w.sure));
         }

@@ -8,5 +8,6 @@
 mod client;
 mod history;
 mod load;
+mod mislead;
 mod restart;
 mod server;

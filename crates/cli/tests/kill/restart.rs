@@ -34,6 +34,8 @@ fn life(
             book.flush(&mut client).unwrap();
             std::thread::sleep(Duration::from_millis(rng.below(50)));
         }
+        let hits: u64 = client.stats("")["get_extstore"].parse().unwrap();
+        assert!(hits > 20, "flash was not read: {hits}");
         end(server)
     });
     (log, there)
@@ -78,6 +80,21 @@ fn after_a_power_cut_nothing_is_there_and_nothing_is_wrong() {
         site.lose_shared_memory();
     }
     book.check();
+}
+
+/// Three segments of 1 MiB take most of 5 MiB of DRAM, and what is left never fills one: it must be written half full.
+#[test]
+fn flash_is_used_although_dram_is_smaller_than_a_segment() {
+    let site = Site::new();
+    let server = site.start(SMALL);
+    let mut client = server.connect();
+    for i in 0..20_000 {
+        assert_eq!(client.set(&format!("object-{i}"), &[b'x'; 500]), "STORED");
+    }
+    let stats = client.stats("");
+    let number = |name: &str| stats[name].parse::<u64>().unwrap();
+    assert!(number("extstore_objects_used") > 10_000, "{stats:?}");
+    assert!(number("evictions") < 5_000, "{stats:?}");
 }
 
 #[test]

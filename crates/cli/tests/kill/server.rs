@@ -45,7 +45,13 @@ impl Site {
     /// What a restart of the machine does.
     pub(crate) fn lose_shared_memory(&self) {
         let region = self.region().expect("the flash has a superblock");
-        std::fs::remove_file(&region).unwrap_or_else(|e| panic!("{}: {e}", region.display()));
+        match std::fs::remove_file(&region) {
+            // A clean stop may have given it back already.
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                panic!("{}: {e}", region.display())
+            }
+            _ => {}
+        }
     }
 
     fn remember_region(&self) {

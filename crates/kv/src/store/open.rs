@@ -312,6 +312,12 @@ fn superblocks(
     } else {
         planned
     };
+    // What cannot be served is not formatted.
+    Plan::new(
+        config.memory,
+        u64::from(config.max_item),
+        Some((&geometry, config.flash_object_size)),
+    )?;
     let (mut uuid, mut secret) = ([0; 16], [0; 16]);
     random(&mut uuid)?;
     random(&mut secret)?;
@@ -321,6 +327,9 @@ fn superblocks(
     device.sync()?;
     let mut superblocks = Superblocks { current: first.clone(), copy: 1 };
     superblocks.write(device, first)?;
+    if let Ok(former) = choose(page(0), page(1)) {
+        Region::forget(&former.superblock);
+    }
     Ok((superblocks, true))
 }
 

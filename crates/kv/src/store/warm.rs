@@ -58,7 +58,7 @@ pub(super) struct Region {
 impl Region {
     /// The region of the flash with this superblock; on the heap when shared memory cannot be had.
     pub(super) fn open(superblock: &Superblock, plan: &Plan, geometry: &Geometry) -> Region {
-        let name = format!("larder-{}", superblock.uuid);
+        let name = Self::name(superblock);
         let bytes = plan.region_words as u64 * 8;
         let dir = Path::new(SHARED_DIR);
         let mut opened = SharedRegion::open(dir, &name, bytes);
@@ -92,6 +92,18 @@ impl Region {
                 shared: None,
                 why_private: Some(e.to_string()),
             },
+        }
+    }
+
+    fn name(superblock: &Superblock) -> String {
+        format!("larder-{}", superblock.uuid)
+    }
+
+    /// Removes the region of a flash that has been formatted anew: nobody else ever would.
+    pub(super) fn forget(former: &Superblock) {
+        let dir = Path::new(SHARED_DIR);
+        if let Err(error) = SharedRegion::remove(dir, &Self::name(former)) {
+            tracing::warn!(%error, "the shared memory of the former flash stays");
         }
     }
 
