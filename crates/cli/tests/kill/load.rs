@@ -111,7 +111,7 @@ pub(crate) fn value(key: u32, token: u64, most: u64) -> Vec<u8> {
     let mut out = format!("{}={token}=", name(key)).into_bytes();
     let mut rng = Rng::new(token);
     // A few large ones among many small.
-    let most = if token % 64 == 0 { most } else { most.min(600) };
+    let most = if token.is_multiple_of(64) { most } else { most.min(600) };
     for _ in 0..rng.below(most.max(1)) {
         out.push(b'a' + (rng.next_u64() % 26) as u8);
     }

@@ -6,6 +6,7 @@
 )]
 
 mod client;
+mod disk;
 mod history;
 mod load;
 mod mislead;

@@ -85,7 +85,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |mut crc: u32, &b| {
         crc ^= u32::from(b);
         for _ in 0..8 {
-            crc = crc >> 1 ^ (crc & 1) * 0x82f6_3b78;
+            crc = (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78);
         }
         crc
     })

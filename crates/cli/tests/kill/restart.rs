@@ -93,8 +93,8 @@ fn flash_is_used_although_dram_is_smaller_than_a_segment() {
     }
     let stats = client.stats("");
     let number = |name: &str| stats[name].parse::<u64>().unwrap();
-    assert!(number("extstore_objects_used") > 10_000, "{stats:?}");
-    assert!(number("evictions") < 5_000, "{stats:?}");
+    assert!(number("extstore_objects_written") > 10_000, "{stats:?}");
+    assert!(number("evictions") < 10_000, "{stats:?}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Site {
         }
     }
 
-    fn remember_region(&self) {
+    pub(crate) fn remember_region(&self) {
         if let Some(region) = self.region() {
             let mut all = self.regions.lock().unwrap();
             if !all.contains(&region) {

@@ -98,11 +98,15 @@ impl KvShard {
         self.cleaner_came();
         let mut report = StageReport::default();
         let flash = self.config.flash.segments > 0;
-        if flash && self.admission.pool() == Pool::Everything && self.wants_room() {
+        if flash
+            && self.admission.pool() == Pool::Everything
+            && self.wants_room()
+            && self.may_stage()
+        {
             self.stage_best(now, sink, &mut report);
         }
         let mut looked = 0;
-        while self.wants_room() && looked < WINDOW {
+        while self.wants_room() && looked < WINDOW && self.may_stage() {
             looked += 1;
             self.clean_step(now, flash, sink, &mut report);
         }
@@ -126,6 +130,12 @@ impl KvShard {
 
     fn wants_room(&self) -> bool {
         self.arena.free_bytes() + self.staged_bytes < self.config.free_high || self.is_starved()
+    }
+
+    /// At most half of the DRAM is staged: the rest can make room for a write at any time. More only happens where DRAM
+    /// is small beside a segment, which is then written as full as it is.
+    fn may_stage(&self) -> bool {
+        self.staged_bytes < self.arena.capacity() / 2
     }
 
     /// One step of the CLOCK hand: what CLOCK gives up is offered to admission (which for `Pool::Everything` has had its
@@ -189,7 +199,7 @@ impl KvShard {
         }
         wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, block, h) in wanted {
-            if !self.wants_room() {
+            if !self.wants_room() || !self.may_stage() {
                 break;
             }
             // What does not fit now is looked at again on the next pass.
