@@ -273,19 +273,22 @@ struct AdmissionArgs {
     #[arg(long, value_name = "N", default_value_t = 5)]
     seeds: u64,
     /// Requests per run; a third of them warms up.
-    #[arg(long, value_name = "N", default_value_t = 250_000)]
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
     requests: u64,
     /// DRAM and flash together, as a share of the bytes of all objects.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.2)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     cache: f64,
     /// Shares of DRAM in that, separated by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.125")]
     dram: Vec<f64>,
     /// Bytes written, as shares of what the policy all writes, separated by commas.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.5,0.2")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.1")]
     levels: Vec<f64>,
+    /// flashiness.size_exponent of the runs at equal writes: 0 seeks hits by bytes, 1 hits by number per byte.
+    #[arg(long, value_name = "X", default_value_t = 0.5)]
+    size_exponent: f32,
     /// Runs in search of one parameter, at most.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 8)]
     most_runs: u32,
     /// Where shared traces lie (kv/…, cachelib/…).
     #[arg(long, value_name = "DIR", default_value = "../shared/traces")]
@@ -343,6 +346,7 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
     between("--cache", args.cache, 0.001, 4.0)?;
     args.dram.iter().try_for_each(|&s| between("--dram", s, 0.0001, 0.9))?;
     args.levels.iter().try_for_each(|&l| between("--levels", l, 0.001, 1.0))?;
+    between("--size-exponent", f64::from(args.size_exponent), 0.0, 2.0)?;
     between("--most-runs", f64::from(args.most_runs), 1.0, 100.0)?;
     Ok(Plan {
         workloads,
@@ -355,6 +359,7 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         tolerance: 0.01,
         most_runs: args.most_runs,
         traces: args.traces.clone(),
+        size_exponent: args.size_exponent,
     })
 }
 
@@ -412,14 +417,21 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
     }
     for &dram in &plan.dram_shares {
         println!("DRAM {:.3} % of the cache", dram * 100.0);
-        print_levels(&plan, &outcomes, dram);
+        print_levels(&plan, &outcomes, dram, "Hit ratio", |o| o.hit_ratio);
+        print_levels(&plan, &outcomes, dram, "Byte hit ratio", |o| o.byte_hit_ratio);
         print_free(&plan, &outcomes, dram);
     }
     Ok(())
 }
 
 /// Hit ratios at equal writes: a row per workload and level, a column per policy.
-fn print_levels(plan: &Plan, outcomes: &[Outcome], dram: f64) {
+fn print_levels(
+    plan: &Plan,
+    outcomes: &[Outcome],
+    dram: f64,
+    name: &str,
+    figure: fn(&Outcome) -> f64,
+) {
     let tuned: Vec<PolicyName> =
         plan.policies.iter().copied().filter(|&p| p != PolicyName::All).collect();
     let mut header = vec!["workload".to_owned(), "writes".to_owned()];
@@ -445,7 +457,7 @@ fn print_levels(plan: &Plan, outcomes: &[Outcome], dram: f64) {
                                 .map(f),
                         )
                     };
-                    (of(|o| o.hit_ratio), of(|o| o.writes))
+                    (of(figure), of(|o| o.writes))
                 })
                 .collect();
             // Only what was brought to the level takes part in the comparison.
@@ -492,7 +504,7 @@ fn print_levels(plan: &Plan, outcomes: &[Outcome], dram: f64) {
     }));
     t.add_row(mean);
     println!(
-        "Hit ratio in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
+        "{name} in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
          and half the range; * first; (n x) could not be brought to the level, writes n times that and is not compared",
         plan.seeds
     );

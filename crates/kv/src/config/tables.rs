@@ -191,6 +191,11 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
         "bytes_per_second",
         "Bytes per second for the best-scored; 0: the write budget's rate, and without one min_score",
     ),
+    (
+        "admission.flashiness",
+        "size_exponent",
+        "Where a rate is held: chance of a read over this power of the size; 0: most hits by bytes",
+    ),
     ("admission.flashiness", "per_byte", "Divide scores by size"),
     (
         "admission.flashiness",

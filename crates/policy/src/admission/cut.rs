@@ -10,11 +10,11 @@ use crate::learn::Vector;
 /// Candidates that are remembered to know how scores are spread, at least and at most.
 const REMEMBERED: (usize, usize) = (32, 512);
 /// Candidates between two adjustments.
-const EVERY: u32 = 64;
+const EVERY: u32 = 128;
 /// What was not admitted, or too much, is made up for over this many adjustments.
 const MADE_UP_OVER: f64 = 8.0;
 /// Most that is saved or owed, in adjustments' worth of the rate.
-const SAVED: f64 = 64.0;
+const SAVED: f64 = 32.0;
 
 /// A candidate as it is remembered: not its score, which the next model changes.
 #[derive(Clone, Copy, Debug)]

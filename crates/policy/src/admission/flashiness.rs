@@ -11,8 +11,8 @@ use super::{
 };
 use crate::learn::{
     AtLeave, ClassWeights, Closed, FeatureSet, History, Model, READS, REFETCHES, RESERVED_BYTES,
-    Reservoir, SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector, ratio,
-    vector,
+    Reservoir, SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector, exp2,
+    log2_fixed, ratio, vector,
 };
 
 /// Flashield's admission (§3.1, §4.2), in the paper's form or the improved one; see [`FlashinessConfig`] for where they
@@ -202,6 +202,18 @@ impl Flashiness {
         self.reservoir.push(app, Sample { x, positive });
     }
 
+    /// What writing an object is worth where bytes written are what is scarce: the chance that it is read, which unlike a
+    /// distance can be compared between applications, over a power of its size.
+    fn worth(&self, s: &Seen) -> f32 {
+        let score = self.score(s.app, &s.x, s.survivor).score;
+        let chance = match &self.apps[self.slot(s.app)].model {
+            Some(m) => m.chance(score),
+            None => score / (1.0 + score),
+        };
+        let log2_size = f32::from(log2_fixed(s.bytes)) / 1024.0;
+        chance * exp2(-self.config.size_exponent * log2_size)
+    }
+
     /// The score of a vector, and whether a model gave it.
     fn score(&self, app: AppId, x: &Vector, survivor: bool) -> Judgement {
         let state = &self.apps[self.slot(app)];
@@ -334,8 +346,8 @@ impl AdmissionPolicy for Flashiness {
             Some(mut cut) => {
                 let (app, survivor) = (candidate.app, candidate.survivor);
                 let seen = Seen { x, app, survivor, bytes: f.size };
-                let rescore = |s: &Seen| self.score(s.app, &s.x, s.survivor).score;
-                let admitted = cut.admits(judgement.score, seen, now, rescore);
+                let rescore = |s: &Seen| self.worth(s);
+                let admitted = cut.admits(self.worth(&seen), seen, now, rescore);
                 self.cut = Some(cut);
                 admitted
             }

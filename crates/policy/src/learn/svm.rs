@@ -3,7 +3,7 @@
 use larder_base::{AppId, Rng};
 use serde::{Deserialize, Serialize};
 
-use super::features::{DIMENSIONS, ONE, Vector};
+use super::features::{DIMENSIONS, ONE, Vector, exp2};
 use super::{Sample, TrainingSet};
 
 /// How the two classes weigh in training.
@@ -70,6 +70,10 @@ pub struct Model {
     pub weights: [f32; DIMENSIONS],
     /// Added to the weighted sum.
     pub bias: f32,
+    /// The chance that an object is positive is 1 / (1 + exp(−(slope × score + offset))).
+    pub slope: f32,
+    /// See `slope`.
+    pub offset: f32,
     /// Samples it was trained from.
     pub samples: u32,
     /// Share of those that were positive.
@@ -92,9 +96,17 @@ impl Model {
         self.bias + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
     }
 
+    /// The chance that an object of this score is positive.
+    pub fn chance(&self, score: f32) -> f32 {
+        1.0 / (1.0 + exp2((self.slope * score + self.offset) * -std::f32::consts::LOG2_E))
+    }
+
     /// Whether every number in it is finite (one read from a file might not be).
     pub fn is_finite(&self) -> bool {
-        self.bias.is_finite() && self.weights.iter().all(|w| w.is_finite())
+        self.slope.is_finite()
+            && self.offset.is_finite()
+            && self.bias.is_finite()
+            && self.weights.iter().all(|w| w.is_finite())
     }
 
     /// The application.
@@ -186,6 +198,8 @@ pub fn train(set: &TrainingSet, params: &TrainParams, seed: u64) -> Result<Model
         app: set.app.0,
         weights: [0.0; DIMENSIONS],
         bias: 0.0,
+        slope: 0.0,
+        offset: 0.0,
         samples: set.samples.len() as u32,
         positive_share: set.positives() as f32 / set.samples.len() as f32,
         precision: None,
@@ -209,9 +223,40 @@ pub fn train(set: &TrainingSet, params: &TrainParams, seed: u64) -> Result<Model
             (false, false) => {}
         }
     }
+    let scored: Vec<(f64, bool)> =
+        set.samples.iter().map(|s| (f64::from(model.score(&s.x)), s.positive)).collect();
+    let (slope, offset) = calibrate(&scored);
+    (model.slope, model.offset) = (slope as f32, offset as f32);
     model.precision = ratio(tp, tp + fp);
     model.recall = ratio(tp, tp + missed);
     Ok(model)
+}
+
+/// Slope and offset of the logistic curve that turns scores into chances (Platt, 1999), by Newton's method on the
+/// likelihood with a weak pull towards slope 1, so that separable sets have an answer too.
+fn calibrate(scored: &[(f64, bool)]) -> (f64, f64) {
+    let (mut a, mut b) = (1.0f64, 0.0f64);
+    for _ in 0..12 {
+        let (mut ga, mut gb) = (a - 1.0, b * 0.01);
+        let (mut haa, mut hab, mut hbb) = (1.0, 0.0, 0.01);
+        for &(s, positive) in scored {
+            let p = 1.0 / (1.0 + (-(a * s + b)).exp());
+            let (off, w) = (p - f64::from(u8::from(positive)), p * (1.0 - p));
+            ga += off * s;
+            gb += off;
+            haa += w * s * s;
+            hab += w * s;
+            hbb += w;
+        }
+        let det = haa * hbb - hab * hab;
+        if det <= 1e-12 {
+            break;
+        }
+        // Steps are bounded: far out the curvature vanishes and Newton would leap.
+        a = (a - ((hbb * ga - hab * gb) / det).clamp(-2.0, 2.0)).clamp(0.0, 50.0);
+        b = (b - ((haa * gb - hab * ga) / det).clamp(-2.0, 2.0)).clamp(-50.0, 50.0);
+    }
+    (a, b)
 }
 
 pub(crate) fn ratio(part: u32, whole: u32) -> Option<f32> {
@@ -343,6 +388,24 @@ mod tests {
         let model = train(&set, &TrainParams::default(), 7).unwrap();
         assert!(model.weights[5..].iter().all(|&w| w == 0.0));
         assert!(model.weights[..3].iter().all(|&w| w != 0.0));
+    }
+
+    #[test]
+    fn chances_are_those_of_the_samples() {
+        // Of scores below 0 a tenth is positive, of those above seven tenths.
+        let mut rng = Rng::new(11);
+        let scored: Vec<(f64, bool)> = (0..20_000)
+            .map(|i| {
+                let s = if i % 2 == 0 { -1.0 } else { 1.0 };
+                (s, rng.chance(if s < 0.0 { 0.1 } else { 0.7 }))
+            })
+            .collect();
+        let (a, b) = calibrate(&scored);
+        let chance = |s: f64| 1.0 / (1.0 + (-(a * s + b)).exp());
+        assert!((chance(-1.0) - 0.1).abs() < 0.015 && (chance(1.0) - 0.7).abs() < 0.015);
+        let one_class: Vec<(f64, bool)> = (0..100).map(|i| (f64::from(i) / 50.0, true)).collect();
+        let (a, b) = calibrate(&one_class);
+        assert!(a.is_finite() && b.is_finite() && a >= 0.0);
     }
 
     #[test]

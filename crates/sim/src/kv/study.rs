@@ -38,6 +38,8 @@ pub struct Plan {
     pub most_runs: u32,
     /// Where shared traces lie.
     pub traces: PathBuf,
+    /// `flashiness.size_exponent` of the tuned runs.
+    pub size_exponent: f32,
 }
 
 /// Why a comparison ended.
@@ -505,6 +507,7 @@ impl Knob {
                 } else {
                     let rate = larder_base::ByteSize(Self::rate(position, cell));
                     c.flashiness.bytes_per_second = rate;
+                    c.flashiness.size_exponent = cell.plan.size_exponent;
                 }
             }
         }
@@ -563,6 +566,7 @@ mod tests {
             tolerance: 0.02,
             most_runs: 10,
             traces: PathBuf::new(),
+            size_exponent: 0.5,
         }
     }
 
