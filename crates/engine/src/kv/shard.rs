@@ -438,7 +438,7 @@ impl KvShard {
         if let Some(block) = self.arena.alloc(bytes) {
             return Some(block);
         }
-        if self.config.no_eviction || Arena::footprint(bytes) > self.arena.capacity() / 2 {
+        if self.config.no_eviction || Arena::footprint(bytes) > self.arena.capacity() {
             return None;
         }
         // First by rank. Small objects find room soon; a large one may not, since what CLOCK spares lies in between.

@@ -11,7 +11,7 @@ use larder_engine::kv::{
 };
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
 use larder_format::superblock::choose;
-use larder_format::{Geometry, PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
+use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
 use larder_policy::admission::{Admission, AdmissionConfig, Setup};
 use larder_policy::application::{Applications, ApplicationsConfig};
 use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
@@ -305,13 +305,7 @@ fn superblocks(
             return Err(StoreError::Foreign { path: path.to_owned(), what: found.name.to_owned() });
         }
     }
-    let segment = Plan::segment_bytes(config.memory, size, u64::from(config.max_item));
-    let planned = Geometry::plan(size)?;
-    let geometry = if segment > u64::from(planned.segment_bytes()) {
-        Geometry::with_segment(size, segment).unwrap_or(planned)
-    } else {
-        planned
-    };
+    let geometry = Plan::geometry(config.memory, size, u64::from(config.max_item))?;
     // What cannot be served is not formatted.
     Plan::new(
         config.memory,

@@ -3,12 +3,15 @@
 use larder_base::ByteSize;
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::SegmentTable;
-use larder_format::Geometry;
+use larder_format::geometry::MAX_SEGMENTS;
+use larder_format::{Geometry, GeometryError};
 
 /// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
 const MAX_SHARDS: usize = 16;
 /// A shard's arena holds at least this many objects of the largest size.
 const LARGEST_PER_ARENA: u64 = 4;
+/// Least memory with which every admission policy works, per shard.
+const MIN_ADMISSION: u64 = 64 << 10;
 /// Smallest arena.
 const MIN_ARENA: u64 = 256 << 10;
 
@@ -106,7 +109,7 @@ impl Plan {
             let buffers = if capacity > 0 { 3 * segment } else { 0 };
             let tables = (u64::from(segments) + 1) * 12 * n + table_words(segments) as u64 * 8;
             // Admission's sketches and samples: 2 % of the memory, the times of last accesses 0.5 %.
-            let admission = if capacity > 0 { memory / 50 } else { 16 << 10 };
+            let admission = if capacity > 0 { (memory / 50).max(MIN_ADMISSION) } else { 16 << 10 };
             let access = if capacity > 0 { memory / 200 } else { 64 * n };
             let statistics = n * (257 * 96);
             let fixed = buffers + tables + admission + access + statistics;
@@ -114,7 +117,8 @@ impl Plan {
             let left = memory.saturating_sub(index + fixed);
             let arena = left * 1000 / 1023 / n;
             let enough = (LARGEST_PER_ARENA * max_item).max(MIN_ARENA);
-            if arena < enough && shards > 1 {
+            let starved = capacity > 0 && admission / n < MIN_ADMISSION;
+            if (arena < enough || starved) && shards > 1 {
                 shards /= 2;
                 continue;
             }
@@ -156,11 +160,19 @@ impl Plan {
         }
     }
 
-    /// Bytes of segments that suit this memory: larger ones take larger objects to flash, but three are held in DRAM.
-    pub fn segment_bytes(memory: u64, flash: u64, max_item: u64) -> u64 {
-        let most = (flash / 64).min(memory / 64).min(4 * max_item);
-        let power = if most == 0 { 0 } else { 1u64 << (63 - most.leading_zeros()) };
-        power.clamp(64 << 10, 256 << 20)
+    /// How to divide a flash of `flash` bytes for this memory: larger segments take larger objects to flash, but three of
+    /// them are held in DRAM.
+    ///
+    /// # Errors
+    /// When the flash is too small or too large to be divided.
+    pub fn geometry(memory: u64, flash: u64, max_item: u64) -> Result<Geometry, GeometryError> {
+        let most = (flash / 64).min(memory / 64).min(4 * max_item).max(1);
+        let segment = (1u64 << (63 - most.leading_zeros())).clamp(64 << 10, 256 << 20);
+        let planned = Geometry::plan(flash)?;
+        if flash / segment <= u64::from(MAX_SEGMENTS) {
+            return Ok(Geometry::with_segment(flash, segment).unwrap_or(planned));
+        }
+        Ok(planned)
     }
 }
 
@@ -168,8 +180,8 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn geometry(flash: u64) -> Geometry {
-        Geometry::plan(flash).unwrap()
+    fn geometry(memory: u64, flash: u64) -> Geometry {
+        Plan::geometry(memory, flash, 1 << 20).unwrap()
     }
 
     #[test]
@@ -177,7 +189,7 @@ mod tests {
         for (memory, flash) in
             [(64 << 20, 1 << 30), (128 << 20, 1 << 30), (1 << 30, 8u64 << 30), (256 << 20, 4 << 30)]
         {
-            let g = geometry(flash);
+            let g = geometry(memory, flash);
             let p = Plan::new(memory, 1 << 20, Some((&g, 280))).unwrap();
             let sum = p.shards as u64 * p.arena_bytes as u64
                 + p.region_words as u64 * 8
@@ -189,8 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn little_memory_has_few_shards_rather_than_starved_ones() {
+        for memory in [2u64 << 20, 6 << 20, 24 << 20, 64 << 20] {
+            let g = geometry(memory, 32 << 20);
+            let p = Plan::new(memory, 64 << 10, Some((&g, 280))).unwrap();
+            assert!(p.admission_bytes >= 64 << 10, "{memory}: {p:?}");
+        }
+    }
+
+    #[test]
     fn the_impossible_is_refused_with_the_arithmetic() {
-        let g = geometry(100 << 30);
+        let g = geometry(64 << 20, 100 << 30);
         let e = Plan::new(64 << 20, 1 << 20, Some((&g, 280))).unwrap_err().to_string();
         assert!(
             e.contains("64 MiB")
