@@ -249,4 +249,12 @@ fn the_page_shows_what_stats_says() {
         .sum();
     assert!(counted > 0 && counted <= 16 << 20, "{counted} bytes of -m 16: {own:?}");
     screenshots(&program, &larder, "full");
+
+    // After a reset the counters of flash begin anew with those of the clients: their ratio stays one of one time.
+    assert_eq!(larder.ask("stats reset\r\n", "RESET"), "RESET\n");
+    larder.ask("set web:1 0 0 1\r\nx\r\n", "STORED");
+    let stats = larder.stats("");
+    assert_eq!((stats["cmd_set"].as_str(), stats["larder_client_bytes"].as_str()), ("1", "6"));
+    assert_eq!(stats["larder_clwa"], "0.0000", "{stats:?}");
+    assert_eq!(larder.stats("larder")["larder_app_web_gets"], "0");
 }

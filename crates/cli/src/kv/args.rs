@@ -8,9 +8,25 @@ use larder_kv::config::{AdmissionSetting, ConfigError, Settings, extended_option
 
 use crate::error::CliError;
 
+/// Shown under the flags.
+const EXAMPLES: &str = "\
+Examples:
+  larder kv                                 sizes that suit the machine, flash in a file of the data directory
+  larder kv -m 4g --flash /dev/nvme1n1 --endurance-tbw 1200
+                                            a whole drive, written no faster than it lasts five years
+  larder kv -m 1g --flash none -l 0.0.0.0   DRAM alone, open to the network
+  larder kv --print-config > larder.toml    every setting with its description, those without a flag too
+  larder kv --config larder.toml            (parameters of admission, shares of applications)
+
+SIZE is a number of bytes, or one with a unit: k, m, g, t (powers of 1024).";
+
 /// Serve a memcached-compatible cache in DRAM and flash.
 #[derive(Debug, ClapArgs)]
-#[command(disable_version_flag = true, override_usage = "larder kv [OPTIONS]")]
+#[command(
+    disable_version_flag = true,
+    override_usage = "larder kv [OPTIONS]",
+    after_help = EXAMPLES
+)]
 pub(crate) struct Args {
     /// TCP port to listen on (0: none, -1: any free one) [default: 11211]
     #[arg(

@@ -27,6 +27,31 @@ fn merge_models(all: &mut ModelReport, part: &ModelReport) {
     all.trained_samples = all.trained_samples.max(part.trained_samples);
 }
 
+/// Takes away what was counted before `stats reset`.
+fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
+    for (value, before) in [
+        (&mut flash.segments_written, before.segments_written),
+        (&mut flash.segments_reclaimed, before.segments_reclaimed),
+        (&mut flash.objects_written, before.objects_written),
+        (&mut flash.objects_dropped, before.objects_dropped),
+        (&mut flash.objects_dropped_unread, before.objects_dropped_unread),
+        (&mut flash.forced_evictions, before.forced_evictions),
+        (&mut flash.bytes_written, before.bytes_written),
+        (&mut flash.bytes_rewritten, before.bytes_rewritten),
+        (&mut flash.reads, before.reads),
+        (&mut flash.false_reads, before.false_reads),
+        (&mut flash.bytes_read, before.bytes_read),
+        (&mut flash.read_errors, before.read_errors),
+        (&mut flash.checksum_errors, before.checksum_errors),
+        (&mut flash.write_errors, before.write_errors),
+    ] {
+        *value = value.saturating_sub(before);
+    }
+    for ((_, count), (_, before)) in flash.rejected.iter_mut().zip(&before.rejected) {
+        *count = count.saturating_sub(*before);
+    }
+}
+
 impl KvStore {
     pub(super) fn collect_stats(&self, now: Now) -> StoreStats {
         let mut stats = self.raw_stats(now);
@@ -41,6 +66,18 @@ impl KvStore {
             (&mut stats.lock_waits, base.lock_waits),
         ] {
             *value = value.saturating_sub(before);
+        }
+        // Those of flash with them, or write amplification would divide bytes of one time by bytes of another.
+        if let (Some(flash), Some(before)) = (&mut stats.flash, &base.flash) {
+            subtract_flash(flash, before);
+        }
+        for app in &mut stats.applications {
+            if let Some(before) = base.applications.iter().find(|b| b.name == app.name) {
+                app.gets = app.gets.saturating_sub(before.gets);
+                app.hits = app.hits.saturating_sub(before.hits);
+                app.flash_hits = app.flash_hits.saturating_sub(before.flash_hits);
+                app.sets = app.sets.saturating_sub(before.sets);
+            }
         }
         stats
     }
