@@ -331,7 +331,7 @@ impl HybridCache {
             retry_after: Nanos::from_secs(1),
         };
         let buffers = vec![vec![0; segment_bytes as usize]; 3];
-        let pattern = (0..MAX_VALUE).map(|i| (i * 31 >> 3) as u8).collect();
+        let pattern = (0..MAX_VALUE).map(|i| ((i * 31) >> 3) as u8).collect();
         Ok(HybridCache {
             shards: All(all),
             log: FlashLog::new(log_config, table, budget, buffers),

@@ -205,6 +205,9 @@ struct Run {
     nanos: Option<u64>,
 }
 
+/// A setting, and the logarithm of what it writes over the target.
+type Point = (f64, f64);
+
 struct Found {
     stage: u32,
     position: f64,
@@ -363,7 +366,7 @@ impl<'a> Cell<'a> {
         let mut stage = stage;
         let mut best: Option<(f64, Found)> = None;
         // Per stage: the nearest settings known to write too little and too much, with the logarithm of writes / target.
-        let (mut low, mut high): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+        let (mut low, mut high): (Option<Point>, Option<Point>) = (None, None);
         let mut position = start;
         let mut stride = 0.1;
         for _ in 0..self.plan.most_runs {
