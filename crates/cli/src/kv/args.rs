@@ -11,12 +11,16 @@ use crate::error::CliError;
 /// Shown under the flags.
 const EXAMPLES: &str = "\
 Examples:
-  larder kv                                 sizes that suit the machine, flash in a file of the data directory
+  # Sizes that suit the machine, flash in a file of the data directory:
+  larder kv
+  # A whole drive, written no faster than it lasts five years:
   larder kv -m 4g --flash /dev/nvme1n1 --endurance-tbw 1200
-                                            a whole drive, written no faster than it lasts five years
-  larder kv -m 1g --flash none -l 0.0.0.0   DRAM alone, open to the network
-  larder kv --print-config > larder.toml    every setting with its description, those without a flag too
-  larder kv --config larder.toml            (parameters of admission, shares of applications)
+  # DRAM alone, open to the network:
+  larder kv -m 1g --flash none -l 0.0.0.0
+  # Every setting with its description; admission's parameters and
+  # applications' shares have no flag:
+  larder kv --print-config > larder.toml
+  larder kv --config larder.toml
 
 SIZE is a number of bytes, or one with a unit: k, m, g, t (powers of 1024).";
 
