@@ -460,13 +460,15 @@ fn print_levels(
                     (of(figure), of(|o| o.writes))
                 })
                 .collect();
-            // Only what was brought to the level takes part in the comparison.
             let at_level = |writes: &Option<Spread>| {
                 writes.is_some_and(|s| (s.median - 1.0).abs() <= plan.tolerance)
             };
+            // Who writes less and hits more is not beaten by whoever fills the level.
+            let at_most =
+                |writes: &Option<Spread>| writes.is_some_and(|s| s.median <= 1.0 + plan.tolerance);
             let best = cells
                 .iter()
-                .filter(|(_, writes)| at_level(writes))
+                .filter(|(_, writes)| at_most(writes))
                 .filter_map(|(hits, _)| hits.map(|h| h.median))
                 .fold(0.0, f64::max);
             let mut row = vec![w.name.to_owned(), format!("{level:.2}")];
@@ -475,13 +477,14 @@ fn print_levels(
                     row.push("-".to_owned());
                     continue;
                 };
-                let mark = if !at_level(writes) {
-                    format!(" ({:.2} x)", wr.median)
-                } else {
+                let first = at_most(writes) && h.median >= best;
+                wins[i] += u32::from(first);
+                let mut mark = if first { " *".to_owned() } else { String::new() };
+                if at_level(writes) {
                     behind[i].push((best - h.median) * 100.0);
-                    wins[i] += u32::from(h.median >= best);
-                    if h.median >= best { " *".to_owned() } else { String::new() }
-                };
+                } else {
+                    mark += &format!(" ({:.2} x)", wr.median);
+                }
                 row.push(format!(
                     "{:.2} ±{:.2}{mark}",
                     h.median * 100.0,
@@ -505,7 +508,7 @@ fn print_levels(
     t.add_row(mean);
     println!(
         "{name} in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
-         and half the range; * first; (n x) could not be brought to the level, writes n times that and is not compared",
+         and half the range; * the most of those that write at most that; (n x) could not be brought to the level and writes n times that",
         plan.seeds
     );
     show(t, 1);
