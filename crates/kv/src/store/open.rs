@@ -130,9 +130,9 @@ pub fn open(
             cas_base: u64::from(began.wall.0) * 1_000_000_000,
             budget_rate: None,
         };
-        let (cells, _, _) = cells(config, &parts, words, None)?;
-        let store =
-            Arc::new(store(config, &parts, cells, Applications::new(&config.applications)?, None));
+        let applications = applications_of(&config.applications, &[])?;
+        let (cells, _, _) = cells(config, &parts, &applications, words, None)?;
+        let store = Arc::new(store(config, &parts, cells, applications, None));
         store
             .start_threads(clock)
             .map_err(|source| StoreError::System { what: "start a thread", source })?;
@@ -173,10 +173,9 @@ pub fn open(
         budget_state,
         clock.now().mono,
     )?;
-    let mut applications = Applications::new(&config.applications)?;
     let names: Vec<Vec<u8>> =
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
-    applications.restore(names.iter().map(Vec::as_slice));
+    let applications = applications_of(&config.applications, &names)?;
 
     let mut region = Region::open(&superblock, &plan, &geometry);
     let mut warmth = match region.is_of(&superblock, &plan, &geometry) {
@@ -218,7 +217,7 @@ pub fn open(
     };
     let generations = table.live_generations();
     let (cells, kept, dropped) =
-        cells(config, &parts, index_words, warm.then_some(&generations[..]))?;
+        cells(config, &parts, &applications, index_words, warm.then_some(&generations[..]))?;
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
     superblocks.write(device.as_ref(), next.clone())?;
     region.own(&next, &plan, &geometry);
@@ -335,10 +334,26 @@ struct Parts {
     budget_rate: Option<f64>,
 }
 
+/// The applications, with the ids that records on flash bear: those that the last run knew first, in their order, then
+/// those that only the configuration names.
+fn applications_of(
+    config: &ApplicationsConfig,
+    known: &[Vec<u8>],
+) -> Result<Applications, StoreError> {
+    let unshared = ApplicationsConfig { shares: Default::default(), ..config.clone() };
+    let mut applications = Applications::new(&unshared)?;
+    applications.restore(known.iter().map(Vec::as_slice));
+    for name in config.shares.keys().filter(|n| *n != "default" && *n != "other") {
+        applications.register(name)?;
+    }
+    Ok(applications)
+}
+
 /// The shards: attached to what is in their words when `generations` are given, else empty.
 fn cells(
     config: &StoreConfig,
     parts: &Parts,
+    applications: &Applications,
     words: Vec<Words>,
     generations: Option<&[u64]>,
 ) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
@@ -349,7 +364,6 @@ fn cells(
     } else {
         config.admission.clone()
     };
-    let applications = Applications::new(&config.applications)?;
     let shares = Arc::new(applications.shares(&config.applications)?);
     let (mut kept, mut dropped) = (0, 0);
     let mut cells = Vec::with_capacity(plan.shards);
