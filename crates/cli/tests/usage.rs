@@ -36,8 +36,9 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
     let shares = file("shares.toml", "[applications.shares.web]\nflor = 0.5\n");
     let not_pem = file("not.pem", "hello\n");
     let cases: &[(&[&str], i32, &[&str])] = &[
-        (&["-U", "11211"], 2, &["udp-port '11211'", "-U 0"]),
-        (&["-B", "binary"], 2, &["protocol 'binary'", "ascii"]),
+        (&["-U", "70000"], 2, &["udp-port '70000'", "65535"]),
+        (&["-U", "11299", "-Y", "/users"], 2, &["udp-port '11299'", "auth-file"]),
+        (&["-B", "morse"], 2, &["protocol 'morse'", "ascii"]),
         (&["-m", "lots"], 2, &["memory-limit 'lots'", "64"]),
         (&["-m", "0"], 2, &["memory-limit '0 B'", "at least"]),
         (&["-I", "1000"], 2, &["max-item-size '1000'", "1024"]),
@@ -47,7 +48,6 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["-c", "0"], 2, &["conn-limit '0'", "greater than 0"]),
         (&["-R", "0"], 2, &["max-reqs-per-event '0'"]),
         (&["-p", "70000"], 2, &["port '70000'", "65535"]),
-        (&["-p", "0"], 2, &["nothing to listen on", "unix-socket"]),
         (&["-l", "no spaces allowed"], 2, &["listen 'no spaces allowed'", "HOST:PORT"]),
         (&["-s", "/tmp/x", "-a", "999"], 2, &["unix-mask '999'", "octal"]),
         (&["-D", "ab"], 2, &["prefix-delimiter 'ab'", "one printable"]),

@@ -51,9 +51,15 @@ pub(crate) struct Args {
     /// Permissions of the Unix socket, octal [default: 0700]
     #[arg(short = 'a', long, value_name = "MASK", help_heading = "Network")]
     unix_mask: Option<String>,
-    /// UDP port: only 0, UDP is not served
-    #[arg(short = 'U', long, value_name = "NUM", help_heading = "Network")]
-    udp_port: Option<u16>,
+    /// UDP port to serve too (0: none, -1: any free one) [default: 0]
+    #[arg(
+        short = 'U',
+        long,
+        value_name = "NUM",
+        help_heading = "Network",
+        allow_negative_numbers = true
+    )]
+    udp_port: Option<i32>,
     /// Most connections at a time [default: 1024]
     #[arg(short = 'c', long, value_name = "NUM", help_heading = "Network")]
     conn_limit: Option<u32>,
@@ -241,25 +247,12 @@ impl Args {
     /// Flags over `-o` over the file.
     pub(crate) fn settings(&self) -> Result<Given, CliError> {
         let usage = |e: ConfigError| CliError::Usage(e.to_string());
-        if let Some(p) = self.udp_port
-            && p != 0
-        {
-            return Err(CliError::Usage(format!(
-                "udp-port '{p}': UDP is not served; use -U 0 or leave it out"
-            )));
-        }
-        match self.protocol.as_deref() {
-            None | Some("ascii" | "auto") => {}
-            Some(other) => {
-                return Err(CliError::Usage(format!(
-                    "protocol '{other}': only the ascii protocol is spoken (text and meta commands); use ascii or auto"
-                )));
-            }
-        }
         let memory_limit = self.memory_limit.as_deref().map(megabytes).transpose()?;
         let flags = Settings {
             listen: self.listen.clone(),
             port: self.port,
+            udp_port: self.udp_port,
+            protocol: self.protocol.clone(),
             unix_socket: self.unix_socket.clone(),
             unix_mask: self.unix_mask.clone(),
             listen_backlog: self.listen_backlog,

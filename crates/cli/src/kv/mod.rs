@@ -119,7 +119,7 @@ fn serve(
             }
         },
     };
-    write_ports(server.addresses())?;
+    write_ports(server.addresses(), server.udp_addresses())?;
     let pidfile = settings.pidfile.as_ref().map(|p| PidFile::write(p)).transpose()?;
     info!("ready on {}", server.listening().join(", "));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
@@ -208,6 +208,12 @@ fn describe(config: &Config) {
     );
     let local =
         config.listen.iter().all(|l| ["127.0.0.1", "::1", "localhost"].contains(&l.host.as_str()));
+    if config.listen.is_empty() && config.unix.is_none() && config.udp.is_empty() {
+        warn!("nothing is listened on: give a port (-p), an address (-l) or a Unix socket (-s)");
+    }
+    if config.binary_only {
+        warn!("the binary protocol is not spoken: with -B binary every client is told so and left");
+    }
     if local && !config.listen.is_empty() {
         info!("reachable from this machine alone; -l 0.0.0.0 opens it to the network");
     }
@@ -251,14 +257,18 @@ fn start_log(settings: &Settings, child: bool) -> SetLevel {
 }
 
 /// Test suites learn ports that the system chose from the file that memcached's environment variable names.
-fn write_ports(addresses: &[std::net::SocketAddr]) -> Result<(), CliError> {
+fn write_ports(
+    addresses: &[std::net::SocketAddr],
+    udp: &[std::net::SocketAddr],
+) -> Result<(), CliError> {
     let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME").map(PathBuf::from) else {
         return Ok(());
     };
     let mut text = String::new();
-    for a in addresses {
+    let tcp = addresses.iter().map(|a| ("TCP", a));
+    for (kind, a) in tcp.chain(udp.iter().map(|a| ("UDP", a))) {
         text.push_str(&format!(
-            "TCP {}: {}\n",
+            "{kind} {}: {}\n",
             if a.is_ipv6() { "INET6" } else { "INET" },
             a.port()
         ));

@@ -134,6 +134,10 @@ pub struct FlashConfig {
 pub struct Config {
     /// TCP addresses.
     pub listen: Vec<ListenAddress>,
+    /// UDP addresses.
+    pub udp: Vec<ListenAddress>,
+    /// Only the binary protocol was asked for, which is not spoken.
+    pub binary_only: bool,
     /// Unix socket and its permissions.
     pub unix: Option<(PathBuf, u32)>,
     /// Accept queue.
@@ -210,6 +214,32 @@ impl Config {
         let mut s = given.clone();
 
         // Network.
+        let udp_port = *s.udp_port.get_or_insert(0);
+        if !(-1..=65535).contains(&udp_port) {
+            return Err(value(
+                "udp-port",
+                udp_port,
+                "must be between 1 and 65535, 0 for no UDP, or -1 for any free one",
+            ));
+        }
+        if udp_port != 0 && s.port.is_none() {
+            s.port = Some(udp_port);
+        }
+        for (set, key) in
+            [(s.auth_file.is_some(), "auth-file"), (s.tls_certificate.is_some(), "tls-certificate")]
+        {
+            if udp_port != 0 && set {
+                return Err(value(
+                    "udp-port",
+                    udp_port,
+                    format!("UDP would go past {key}: leave one of the two out"),
+                ));
+            }
+        }
+        let protocol = s.protocol.get_or_insert_with(|| "auto".into()).clone();
+        if !["ascii", "auto", "binary"].contains(&protocol.as_str()) {
+            return Err(value("protocol", protocol, "must be ascii or auto"));
+        }
         let tcp = given.port.is_some_and(|p| p != 0)
             || given.listen.is_some()
             || given.unix_socket.is_none();
@@ -231,6 +261,14 @@ impl Config {
                 listen.push(parse_listen(name, port)?);
             }
         }
+        let mut udp = Vec::new();
+        if udp_port != 0 {
+            let names = s.listen.get_or_insert_with(|| vec!["127.0.0.1".into(), "::1".into()]);
+            for name in names.iter().flat_map(|n| n.split(',')).filter(|n| !n.is_empty()) {
+                let address = parse_listen(name, 0)?;
+                udp.push(ListenAddress { port: udp_port.max(0) as u16, ..address });
+            }
+        }
         let mask_text = s.unix_mask.get_or_insert_with(|| "0700".into()).clone();
         let mask =
             u32::from_str_radix(&mask_text, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
@@ -241,13 +279,6 @@ impl Config {
                 )
             })?;
         let unix = s.unix_socket.clone().map(|p| (p, mask));
-        if listen.is_empty() && unix.is_none() {
-            return Err(value(
-                "port",
-                port,
-                "nothing to listen on: give a port, a listen address or a unix-socket",
-            ));
-        }
         let backlog = *s.listen_backlog.get_or_insert(1024);
         let max_connections = *s.conn_limit.get_or_insert(1024);
         if max_connections == 0 {
@@ -371,6 +402,8 @@ impl Config {
             return Err(value("log-format", format, "must be text or json"));
         }
         let config = Config {
+            udp,
+            binary_only: protocol == "binary",
             listen,
             unix,
             backlog,

@@ -36,6 +36,10 @@ settings! {
     listen: Vec<String>,
     /// TCP port; 0 for no TCP, -1 for one that the system chooses.
     port: i32,
+    /// UDP port; 0 for no UDP, -1 for one that the system chooses. Without an explicit port it is also the TCP port.
+    udp_port: i32,
+    /// Protocol: ascii or auto; binary is accepted and its clients are told that it is not spoken.
+    protocol: String,
     /// Path of a Unix socket. Without an explicit port it takes the place of TCP.
     unix_socket: PathBuf,
     /// Permissions of the Unix socket, octal.

@@ -27,7 +27,11 @@ impl<E: Engine> Turn<'_, '_, E> {
             Some(b"extstore") => extstore(&tokens),
             Some(b"slabs") => slabs(&tokens),
             Some(b"lru_crawler") => return self.crawler(line_len, &tokens),
-            Some(b"watch") => b"CLIENT_ERROR watch commands not allowed",
+            Some(b"watch") => {
+                // The connection was opened to listen to what will not come: closed, its owner need not wait.
+                self.say(noreply, b"CLIENT_ERROR watch commands not allowed");
+                return Act::Close(line_len);
+            }
             Some(b"debugtime") if self.ctx.config.debug_commands => self.debug_time(&tokens),
             Some(b"refresh_certs") => return self.refresh_certs(line_len),
             _ => {
@@ -183,10 +187,10 @@ fn extstore(tokens: &Tokens<'_>) -> &'static [u8] {
     if accepted { b"OK" } else { answer::ERROR }
 }
 
-/// `slabs …`: there are no slab classes to move memory between; the automover's switch is accepted.
+/// `slabs …`: there are no slab classes to move memory between, so none can spare a page; the automover's switch is accepted.
 fn slabs(tokens: &Tokens<'_>) -> &'static [u8] {
     match (tokens.len(), tokens.get(1)) {
-        (4, Some(b"reassign")) => b"CLIENT_ERROR slab reassignment disabled",
+        (4, Some(b"reassign")) => b"NOSPARE source class has no spare pages",
         (3.., Some(b"automove")) => match tokens.get(2).and_then(parse_u32) {
             Some(0..=2) => b"OK",
             Some(_) => answer::ERROR,

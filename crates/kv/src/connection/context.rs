@@ -19,6 +19,9 @@ pub struct ProtocolConfig {
     pub debug_commands: bool,
     /// Commands executed in one turn, after which their answers are sent before more are taken (`-R`).
     pub commands_per_turn: u32,
+    /// Serve nobody who does not speak the binary protocol, which is not spoken here (`-B binary`): every client is told
+    /// so and left.
+    pub binary_only: bool,
     /// Who must log in before anything else is answered (`--auth-file`).
     pub auth: Option<AuthFile>,
 }
@@ -31,6 +34,7 @@ impl Default for ProtocolConfig {
             flush_enabled: true,
             debug_commands: false,
             commands_per_turn: u32::MAX,
+            binary_only: false,
             auth: None,
         }
     }

@@ -39,6 +39,9 @@ use turn::{Act, Keys, Turn};
 /// Reads of flash that one connection may have outstanding.
 pub const READS_MAX: usize = 32;
 
+/// Answer to whatever comes when only the binary protocol was asked for.
+const NOT_SPOKEN: &[u8] = b"CLIENT_ERROR the binary protocol is not spoken here\r\n";
+
 /// Names one flash read of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadToken(pub u32);
@@ -265,6 +268,12 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                 return if sendable { Progress::OutputFull } else { Progress::WaitingForFlash };
             }
             let progress = match self.state {
+                State::Command if ctx.config.binary_only && self.input.len() > 0 => {
+                    self.input.consume(self.input.len());
+                    self.out.tail().extend_from_slice(NOT_SPOKEN);
+                    self.state = State::Closing;
+                    None
+                }
                 State::Command
                     if left == 0 && self.input.len() > 0 && !self.output().is_empty() =>
                 {

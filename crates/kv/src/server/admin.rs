@@ -38,6 +38,12 @@ impl<S: Store> Admin for WorkerAdmin<S> {
             Some(b"conns") => render::conns(shared, out),
             Some(b"extstore") => render::extstore(&self.store.stats(shared.clock.now()), out),
             Some(b"larder") => render::larder(shared, &self.store.stats(shared.clock.now()), out),
+            // memcached lists the keys of one slab class, as far as it likes. There are no classes: the list is empty.
+            Some(b"cachedump") if words.next().is_some() && words.next().is_some() => {}
+            Some(b"cachedump") => {
+                out.extend_from_slice(b"CLIENT_ERROR bad command line format\r\n");
+                return;
+            }
             Some(b"detail") => {
                 match words.next() {
                     Some(b"on") => {

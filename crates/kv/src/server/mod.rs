@@ -11,6 +11,7 @@ pub(crate) mod shared;
 mod store;
 mod stream;
 mod tls;
+mod udp;
 mod worker;
 
 use std::net::SocketAddr;
@@ -39,6 +40,7 @@ pub struct Server<S: Store> {
     store: Arc<S>,
     threads: Vec<JoinHandle<()>>,
     addresses: Vec<SocketAddr>,
+    udp_addresses: Vec<SocketAddr>,
     _unix: Option<UnixPath>,
 }
 
@@ -72,9 +74,11 @@ impl<S: Store> Server<S> {
             flush_enabled: config.flush_enabled,
             debug_commands: config.debugtime_enabled,
             commands_per_turn: config.requests_per_event,
+            binary_only: config.binary_only,
             auth,
         };
         let (listeners, unix) = listener::open(&config)?;
+        let udp = udp::open(&config.udp)?;
         let accept_poll = Poll::new().map_err(system("epoll"))?;
         let accept_waker =
             Waker::new(accept_poll.registry(), listener::WAKE).map_err(system("eventfd"))?;
@@ -91,7 +95,12 @@ impl<S: Store> Server<S> {
             });
             polls.push(poll);
         }
-        let names = listeners.iter().map(|l| (l.fd, l.text.clone())).collect();
+        let names = listeners
+            .iter()
+            .map(|l| (l.fd, l.text.clone()))
+            .chain(udp.iter().map(|u| (u.fd, u.text.clone())))
+            .collect();
+        let udp_addresses = udp.iter().map(|u| u.address).collect();
         let addresses = listeners.iter().filter_map(|l| l.address).collect();
         let shared = Arc::new(Shared::new(
             config,
@@ -113,18 +122,31 @@ impl<S: Store> Server<S> {
                 .map_err(system("starting a worker thread"))?;
             threads.push(thread);
         }
+        for endpoint in udp {
+            let (store, shared) = (store.clone(), shared.clone());
+            let thread = std::thread::Builder::new()
+                .name("larder-udp".into())
+                .spawn(move || udp::run(&endpoint, &store, &shared))
+                .map_err(system("starting a UDP thread"))?;
+            threads.push(thread);
+        }
         let accepting = shared.clone();
         let thread = std::thread::Builder::new()
             .name("larder-accept".into())
             .spawn(move || listener::run(accept_poll, listeners, &accepting))
             .map_err(system("starting the accepting thread"))?;
         threads.push(thread);
-        Ok(Server { shared, store, threads, addresses, _unix: unix })
+        Ok(Server { shared, store, threads, addresses, udp_addresses, _unix: unix })
     }
 
     /// The TCP addresses, with the ports that the system chose where it was left to it.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// The UDP addresses, likewise.
+    pub fn udp_addresses(&self) -> &[SocketAddr] {
+        &self.udp_addresses
     }
 
     /// Every address as it is listened on, for the log.

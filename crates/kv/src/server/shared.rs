@@ -139,6 +139,8 @@ pub(crate) struct Shared {
     pub(crate) on_verbosity: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     /// What `stats reset` subtracts from the workers' counters: they are only ever added to.
     pub(crate) baseline: Mutex<ConnStats>,
+    /// Counters of what came by UDP.
+    pub(crate) udp_stats: Mutex<ConnStats>,
     stop: AtomicU8,
     pub(crate) accept_waker: Waker,
     /// Told when a client asks for shutdown.
@@ -182,6 +184,7 @@ impl Shared {
             verbosity: AtomicU32::new(verbosity),
             on_verbosity: OnceLock::new(),
             baseline: Mutex::new(ConnStats::default()),
+            udp_stats: Mutex::new(ConnStats::default()),
             stop: AtomicU8::new(RUNNING),
             accept_waker,
             on_shutdown,
@@ -237,7 +240,7 @@ impl Shared {
     }
 
     pub(crate) fn raw_totals(&self) -> ConnStats {
-        let mut sum = ConnStats::default();
+        let mut sum = lock(&self.udp_stats).clone();
         for worker in &self.workers {
             sum.add(&lock(&worker.stats));
         }

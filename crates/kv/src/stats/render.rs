@@ -164,7 +164,7 @@ pub(crate) fn settings(shared: &Shared, oldest: UnixSecs, out: &mut Vec<u8>) {
     stat(out, "maxbytes", config.memory);
     stat(out, "maxconns", config.max_connections);
     stat(out, "tcpport", tcp.map_or(0, |l| l.port));
-    stat(out, "udpport", 0);
+    stat(out, "udpport", config.udp.first().map_or(0, |l| l.port));
     let hosts: Vec<&str> = config.listen.iter().map(|l| l.host.as_str()).collect();
     stat(out, "inter", if hosts.is_empty() { "NULL".to_owned() } else { hosts.join(",") });
     stat(out, "verbosity", shared.verbosity.load(Ordering::Relaxed));
@@ -257,7 +257,11 @@ pub(crate) fn slabs(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
 pub(crate) fn conns(shared: &Shared, out: &mut Vec<u8>) {
     for (fd, text) in &shared.listeners {
         stat(out, format_args!("{fd}:addr"), text);
-        stat(out, format_args!("{fd}:state"), "conn_listening");
+        stat(
+            out,
+            format_args!("{fd}:state"),
+            if text.starts_with("udp") { "conn_read" } else { "conn_listening" },
+        );
         stat(out, format_args!("{fd}:secs_since_last_cmd"), shared.now_secs());
     }
     let now = shared.now_secs();
