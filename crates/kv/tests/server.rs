@@ -658,3 +658,49 @@ fn latency_counts_the_server_s_time_and_not_the_client_s() {
     assert!(max.parse::<f64>().unwrap() < 800_000.0, "{max} us");
     server.stop();
 }
+
+#[test]
+fn udp_answers_in_numbered_datagrams() {
+    let mut config = config(Settings::default());
+    config.udp = vec![ListenAddress { host: "127.0.0.1".into(), port: 0, plain: false }];
+    let server = start(config);
+    let mut c = Client::new(server.addresses()[0]);
+    let value = "v".repeat(5000);
+    c.stream
+        .write_all(format!("set big 0 0 5000 noreply\r\n{value}\r\nmn\r\n").as_bytes())
+        .unwrap();
+    let mut line = String::new();
+    c.reader.read_line(&mut line).unwrap();
+    assert_eq!(line, "MN\r\n");
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let to = server.udp_addresses()[0];
+    let ask = |header: [u8; 8], text: &str| {
+        socket.send_to(&[&header[..], text.as_bytes()].concat(), to).unwrap();
+        let mut parts: Vec<Option<Vec<u8>>> = Vec::new();
+        loop {
+            let mut buffer = [0; 2000];
+            let (n, _) = socket.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..2], header[..2]);
+            let number = usize::from(u16::from_be_bytes([buffer[2], buffer[3]]));
+            let total = usize::from(u16::from_be_bytes([buffer[4], buffer[5]]));
+            parts.resize(total, None);
+            parts[number] = Some(buffer[8..n].to_vec());
+            if parts.iter().all(Option::is_some) {
+                return String::from_utf8(parts.into_iter().flatten().flatten().collect()).unwrap();
+            }
+        }
+    };
+    let got = ask([1, 2, 0, 0, 0, 1, 0, 0], "get big\r\n");
+    assert_eq!(got, format!("VALUE big 0 5000\r\n{value}\r\nEND\r\n"));
+    assert_eq!(
+        ask([3, 4, 0, 0, 0, 1, 0, 0], "set u 0 0 2\r\nhi\r\nget u\r\n"),
+        "STORED\r\nVALUE u 0 2\r\nhi\r\nEND\r\n"
+    );
+    let refused = ask([5, 6, 0, 0, 0, 2, 0, 0], "get u\r\n");
+    assert_eq!(refused, "SERVER_ERROR multi-packet request not supported\r\n");
+    // What is no frame is passed over, and the next request is served.
+    socket.send_to(b"short", to).unwrap();
+    assert_eq!(ask([7, 8, 0, 0, 0, 1, 0, 0], "mn\r\nget half"), "MN\r\n");
+    server.stop();
+}

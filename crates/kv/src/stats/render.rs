@@ -238,6 +238,8 @@ pub(crate) fn items(store: &StoreStats, out: &mut Vec<u8>) {
 pub(crate) fn slabs(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     let t = shared.totals();
     if store.dram_items > 0 {
+        // One class that holds objects of any size.
+        stat(out, "1:chunk_size", shared.config.max_item_size);
         stat(out, "1:used_chunks", store.dram_items);
         stat(out, "1:mem_requested", store.dram_bytes);
         stat(out, "1:get_hits", t.get_hits);

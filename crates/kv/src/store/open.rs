@@ -379,7 +379,9 @@ fn cells(
             flash: parts.geometry,
             shards: plan.shards as u32,
             flash_min_record: 0,
-            cas_base: parts.cas_base,
+            // Each shard counts in a part of its own of the 2^48 numbers that a start may give out: no two keys ever show
+            // the same one.
+            cas_base: parts.cas_base.saturating_add((i as u64) << 44),
             access_times: plan.access_times,
             shares: shares.clone(),
             hasher: parts.hasher,

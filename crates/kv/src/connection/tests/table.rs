@@ -330,6 +330,15 @@ fn hanging_up() {
         assert_eq!((got.as_slice(), end), (&b""[..], Progress::Close), "{input:?}");
     }
     let mut client = Client::new();
+    let (got, end) = client.run(&engine, b"watch sysevents\r\nmn\r\n");
+    let refused = b"CLIENT_ERROR watch commands not allowed\r\n";
+    assert_eq!((got.as_slice(), end), (&refused[..], Progress::Close));
+    let config = ProtocolConfig { binary_only: true, ..Default::default() };
+    let mut client = Client::with(config, Default::default());
+    let (got, end) = client.run(&engine, b"no line, and no binary protocol");
+    let refused = b"CLIENT_ERROR the binary protocol is not spoken here\r\n";
+    assert_eq!((got.as_slice(), end), (&refused[..], Progress::Close));
+    let mut client = Client::new();
     let (got, end) = client.run(&engine, b"mn\r\nquit\r\nmn\r\n");
     assert_eq!((got.as_slice(), end), (&b"MN\r\n"[..], Progress::Close));
 }
