@@ -132,11 +132,12 @@ impl Plan {
                     arena: ByteSize(MIN_ARENA.max(memory / 16)),
                 });
             }
-            // One shard holds at least two of the largest objects, else none could be stored beside anything.
-            if arena < 2 * max_item + 4096 {
+            // One shard holds the largest object, and something beside it.
+            let needed = max_item + max_item / 4 + 4096;
+            if arena < needed {
                 return Err(PlanError::ItemTooLarge {
                     item: ByteSize(max_item),
-                    needed: ByteSize(2 * max_item + 4096),
+                    needed: ByteSize(needed),
                     memory: ByteSize(memory),
                     left: ByteSize(arena),
                 });
