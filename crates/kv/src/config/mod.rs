@@ -704,7 +704,6 @@ mod tests {
             ),
             (Settings { http: Some("nowhere".into()), ..base() }, &["http 'nowhere'", "off"]),
             (Settings { unix_mask: Some("9".into()), ..base() }, &["unix-mask '9'", "octal"]),
-            (Settings { port: Some(0), ..base() }, &["port '0'", "unix-socket"]),
             (
                 Settings { endurance_tbw: Some(1.0), endurance_dwpd: Some(1.0), ..base() },
                 &["not both"],
