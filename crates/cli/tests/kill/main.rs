@@ -4,10 +4,12 @@
     clippy::disallowed_types,
     reason = "tests of a process use processes, clocks and threads"
 )]
+#![allow(dead_code, reason = "what the soak uses of these modules is not all used here")]
 
 mod client;
 mod disk;
 mod history;
+mod live;
 mod load;
 mod mislead;
 mod restart;
