@@ -21,6 +21,8 @@ pub(crate) struct Mix {
     pub(crate) most: u64,
     /// Counters too; their increments cannot be told apart when acknowledgements are lost.
     pub(crate) counters: u32,
+    /// Leaves the cleaner the time to take to flash what DRAM cannot hold.
+    pub(crate) pause: bool,
 }
 
 /// The notebook of a whole test: over all connections and all lives of the server.
@@ -183,6 +185,9 @@ pub(crate) fn work(book: &Notebook, mut client: Client, mix: Mix, seed: u64, sto
     let mut cas: Option<(u32, u64)> = None;
     let mut events = Vec::new();
     while !stop.load(Ordering::Relaxed) {
+        if mix.pause {
+            std::thread::sleep(std::time::Duration::from_micros(1_000));
+        }
         let (mut out, mut asked) = (Vec::new(), Vec::new());
         for _ in 0..rng.range(1, 24) {
             asked.push(one(book, &mix, &mut rng, &mut cas, &mut out));

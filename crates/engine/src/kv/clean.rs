@@ -67,6 +67,8 @@ pub struct StageReport {
     pub staged_bytes: u64,
     /// Objects evicted.
     pub evicted: u64,
+    /// Objects that CLOCK spared this time.
+    pub spared: u64,
     /// The shard has as much free room as it wants, what is staged counted in.
     pub satisfied: bool,
 }
@@ -153,7 +155,11 @@ impl KvShard {
             return;
         }
         let h = ObjectHeader::load(&self.arena, block);
-        if h.state.has(State::STAGED) || !self.clock_gives_up(now, block, &h, true) {
+        if h.state.has(State::STAGED) {
+            return;
+        }
+        if !self.clock_gives_up(now, block, &h, true) {
+            report.spared += 1;
             return;
         }
         if h.expiry.is_past(now.wall) {

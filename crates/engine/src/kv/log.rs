@@ -265,6 +265,8 @@ pub struct FlashLog<B> {
     next_shard: usize,
     /// Shards that have asked for room and not yet got enough.
     cleaning: Vec<bool>,
+    /// Shards in a row for which nothing could be done.
+    stuck: usize,
     filled_at: Vec<Option<Nanos>>,
     failed_at: Option<Nanos>,
     failures: u32,
@@ -301,6 +303,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             phase: Phase::Stage,
             next_shard: 0,
             cleaning: Vec::new(),
+            stuck: 0,
             filled_at: vec![None; segments],
             failed_at: None,
             failures: 0,
@@ -375,7 +378,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
                     self.phase = Phase::Reclaim(reclaim);
                     return Step::Worked;
                 }
-                self.stage(now, shard, shards);
+                if self.stage(now, shard, shards) {
+                    self.stuck = 0;
+                } else {
+                    // Not for this shard, now; others may still be helped.
+                    self.cleaning[shard] = false;
+                    self.stuck += 1;
+                    if self.stuck >= shards.count() {
+                        self.stuck = 0;
+                        return Step::Idle;
+                    }
+                }
             }
         }
         Step::Worked
@@ -416,7 +429,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         for _ in 0..n {
             let shard = self.next_shard;
             self.next_shard = (shard + 1) % n;
-            if self.cleaning[shard] || shards.with(shard, |s| s.is_short()) {
+            // A shard that called and is not short any more (a request has evicted, a client deleted) must be able to
+            // call again.
+            let short = shards.with(shard, |s| {
+                s.cleaner_came();
+                s.is_short()
+            });
+            if self.cleaning[shard] || short {
                 self.cleaning[shard] = true;
                 return Some(shard);
             }
@@ -464,11 +483,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         });
     }
 
-    fn stage(&mut self, now: Now, shard: usize, shards: &mut impl Shards) {
+    /// Returns false when nothing could be done: then the shard is looked at again later.
+    fn stage(&mut self, now: Now, shard: usize, shards: &mut impl Shards) -> bool {
         let usable = self.failed_at.is_none() && self.config.flash.segments > 0;
         let wanted = u64::from(self.config.flash.segment_bytes);
         let granted = if usable { self.budget.grant(now.mono, wanted) } else { 0 };
-        let mut sink = Sink { open: &mut self.open, shard, granted };
+        let mut sink = Sink { open: &mut self.open, shard, granted, usable };
         let (report, hot_limit) = shards.with(shard, |s| {
             let report = s.stage(now, &mut sink);
             (report, hot_limit(s, &self.config))
@@ -479,7 +499,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             self.cleaning[shard] = false;
         }
         // Nothing more can be done in DRAM but to write what is staged.
-        let stuck = !report.satisfied && report.staged + report.evicted == 0;
+        let stuck = !report.satisfied && report.staged + report.evicted + report.spared == 0;
         for open in self.open.iter_mut().flatten() {
             open.full |= open.builder.is_full_enough() || stuck && !open.builder.is_empty();
         }
@@ -487,6 +507,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             let buckets = s.index().buckets() / 64 + 64;
             s.cool(hot_limit, buckets)
         });
+        !stuck || self.open.iter().flatten().any(|o| o.full)
     }
 
     fn write(&mut self, now: Now, i: usize, io: &mut impl SegmentIo) {
@@ -635,6 +656,8 @@ struct Sink<'a, B> {
     open: &'a mut [Option<Open<B>>; 2],
     shard: usize,
     granted: u64,
+    /// Flash takes writes: what finds no open segment may wait for the next.
+    usable: bool,
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Sink<'_, B> {
@@ -677,7 +700,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> StageSink for Sink<'_, B> {
     fn is_full(&self, kind: Kind) -> bool {
         self.open[usize::from(kind == Kind::Large)]
             .as_ref()
-            .is_none_or(|o| o.full || o.builder.is_full_enough())
+            .map_or(self.usable, |o| o.full || o.builder.is_full_enough())
     }
 
     fn spend(&mut self, bytes: u32) -> bool {

@@ -76,9 +76,13 @@ impl KvStore {
             self.wait_for_bell();
             match self.flash() {
                 Some(flash) => {
-                    let mut log = locked(&flash.log);
                     let mut io = Segments(flash);
                     while !self.stopping() {
+                        // A worker that was asked for statistics waits for one step, not for all of the cleaning.
+                        while flash.log_wanted.load(Ordering::Relaxed) > 0 {
+                            std::thread::yield_now();
+                        }
+                        let mut log = locked(&flash.log);
                         let step = log.step(clock.now(), &mut LockedShards(&self.cells), &mut io);
                         if log.stats().degraded != degraded {
                             degraded = !degraded;

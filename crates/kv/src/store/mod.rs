@@ -63,6 +63,8 @@ struct Flash {
     geometry: Geometry,
     admission: String,
     log: Mutex<FlashLog<AlignedBuf>>,
+    /// How many threads wait for the log: the cleaner, which takes it again and again, lets them go first.
+    log_wanted: AtomicU64,
     dir: DataDir,
     superblock: Mutex<open::Superblocks>,
     read_errors: AtomicU64,

@@ -240,6 +240,7 @@ pub fn open(
         device,
         dir,
         superblock: Mutex::new(superblocks),
+        log_wanted: Default::default(),
         read_errors: Default::default(),
         region,
         drive: Mutex::new(Wear::of(&file)),

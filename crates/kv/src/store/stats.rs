@@ -134,7 +134,9 @@ impl KvStore {
         s.reclaimed = sum.expired;
         s.get_expired = sum.expired;
         if let Some(flash) = self.flash() {
+            flash.log_wanted.fetch_add(1, Ordering::Relaxed);
             let mut log = locked(&flash.log);
+            flash.log_wanted.fetch_sub(1, Ordering::Relaxed);
             memory.push(("segment_buffers", log.memory_bytes() as u64));
             let log_stats = *log.stats();
             let budget = log.budget_mut();
