@@ -15,6 +15,8 @@ mod replay;
 mod sim;
 mod trace;
 
+use std::io::Write;
+
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -53,7 +55,8 @@ fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("larder: {e}");
+            // Not by eprintln, which panics when nobody reads.
+            writeln!(std::io::stderr(), "larder: {e}").ok();
             e.exit_code()
         }
     }

@@ -62,7 +62,7 @@ pub enum DeviceError {
     /// The device has another size than the one asked for.
     #[error(
         "flash '{device}' has {found} bytes, but {wanted} bytes ({}) were asked for: \
-         give the size it has, or remove it to start afresh", ByteSize(*.wanted)
+         give the size it has, or name another file", ByteSize(*.wanted)
     )]
     SizeDiffers {
         /// The path.

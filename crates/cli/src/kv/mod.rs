@@ -93,8 +93,13 @@ fn serve(
     let http = config.http;
     let http_explicit = config.http_explicit;
     let on_shutdown = Box::new(move || drop(stop.send(Stop::Client)));
+    // A start that fails here leaves the store as a clean stop does: what was warm stays warm.
+    let give_up = |e: String| {
+        larder_kv::server::Store::shutdown(&*store, clock.now());
+        CliError::Runtime(e)
+    };
     let server = Server::start(config, store.clone(), clock.clone(), on_shutdown)
-        .map_err(|e| CliError::Runtime(e.to_string()))?;
+        .map_err(|e| give_up(e.to_string()))?;
     server.on_verbosity(set_level);
     let page = match http {
         None => None,
@@ -109,7 +114,7 @@ fn serve(
             }
             Err(e) if http_explicit => {
                 server.stop();
-                return Err(CliError::Runtime(format!(
+                return Err(give_up(format!(
                     "http '{address}': {e}: choose another address, or --http off"
                 )));
             }
@@ -191,6 +196,11 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         if let Some(why) = &opened.why_private {
             warn!("the index does not outlive the process: {why}");
         }
+        info!(
+            "flash '{path}': {} in use, admission {}",
+            ByteSize(opened.flash_bytes),
+            config.admission.policy.as_str()
+        );
         match opened.budget {
             Some(rate) => info!("write budget {}/s", ByteSize(rate as u64)),
             None => info!("no write budget: --endurance-tbw or --endurance-dwpd sets one"),
@@ -226,7 +236,11 @@ fn start_log(settings: &Settings, child: bool) -> SetLevel {
     let configured = settings.log_level.clone().unwrap_or_else(|| "info".into());
     // RUST_LOG can still look closer at one module.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&configured));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // A log that cannot be written must not end the server: by default that is reported with a panicking print.
+        .log_internal_errors(false);
     // The two builders, and so their handles, are of different types.
     let (done, reload): (_, Box<dyn Fn(EnvFilter) + Send + Sync>) =
         if settings.log_format.as_deref() == Some("json") {

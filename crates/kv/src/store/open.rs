@@ -73,6 +73,8 @@ pub struct Opened {
     pub why_private: Option<String>,
     /// The flash was formatted.
     pub formatted: bool,
+    /// Bytes of flash in use.
+    pub flash_bytes: u64,
     /// Bytes per second that the write budget allows.
     pub budget: Option<f64>,
     /// How long recovery took.
@@ -143,6 +145,7 @@ pub fn open(
             why_buffered: None,
             why_private: None,
             formatted: false,
+            flash_bytes: 0,
             budget: None,
             recovery: clock.now().mono.saturating_sub(began.mono),
         };
@@ -257,6 +260,7 @@ pub fn open(
         why_buffered,
         why_private,
         formatted,
+        flash_bytes: geometry.capacity(),
         budget: budget_rate,
         recovery: clock.now().mono.saturating_sub(began.mono),
     };
