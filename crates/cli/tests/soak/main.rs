@@ -55,7 +55,7 @@ fn memory_and_descriptors_stay_flat_under_load() {
     let site = Site::new();
     let server = site.start(&["-m", "32", "-t", "2", "--flash-size", "96m", "--admission", "all"]);
     let book = Notebook::forgetful();
-    let mix = Mix { few: 500, many: 200_000, most: 60_000, counters: 50, pause: false };
+    let mix = Mix { few: 500, many: 200_000, most: 4_000, counters: 50, pause: false };
     let connections = 8;
     let socket = server.socket().to_owned();
     let connect = || Client::new(UnixStream::connect(&socket).unwrap());
