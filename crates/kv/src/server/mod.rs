@@ -34,6 +34,9 @@ use listener::UnixPath;
 use shared::{Shared, WorkerShared};
 use worker::Worker;
 
+/// The memcached whose protocol is spoken.
+const SPEAKS: &str = "1.6.45";
+
 /// A server that runs. Dropping it without [`Server::stop`] leaves its threads running.
 pub struct Server<S: Store> {
     shared: Arc<Shared>,
@@ -69,7 +72,8 @@ impl<S: Store> Server<S> {
             }
         };
         let protocol = ProtocolConfig {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            // Clients judge by these numbers which commands they may use.
+            version: format!("{SPEAKS}-larder-{}", env!("CARGO_PKG_VERSION")),
             shutdown_enabled: config.shutdown_enabled,
             flush_enabled: config.flush_enabled,
             debug_commands: config.debugtime_enabled,

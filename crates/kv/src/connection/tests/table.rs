@@ -22,6 +22,7 @@ fn play_on(engine: &ModelEngine, client: &mut Client<ModelEngine>, script: &[(&s
 
 #[test]
 fn storage() {
+    let usage = "CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]~";
     play(&[
         ("get foo~", "END~"),
         ("set foo 5 0 6~fooval~", "STORED~"),
@@ -43,6 +44,10 @@ fn storage() {
         ("set e 0 0 0~~get e~", "STORED~VALUE e 0 0~~END~"),
         ("delete foo~delete foo~", "DELETED~NOT_FOUND~"),
         ("delete e 0~delete e 0 noreply~", "DELETED~"),
+        (
+            "set e 0 0 1~x~delete e 10~delete e 10 noreply~delete e b c d~get e~",
+            &format!("STORED~{usage}{usage}VALUE e 0 1~x~END~"),
+        ),
     ]);
 }
 
