@@ -103,7 +103,7 @@ impl KvStore {
                 None => {
                     // DRAM alone: free room is kept ahead of writes all the same.
                     for cell in &self.cells {
-                        while cell.lock().make_free_room(clock.now()) {}
+                        while !self.stopping() && cell.lock().make_free_room(clock.now()) {}
                     }
                 }
             }

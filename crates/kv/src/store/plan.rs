@@ -12,6 +12,8 @@ const MAX_SHARDS: usize = 16;
 const LARGEST_PER_ARENA: u64 = 4;
 /// Least memory with which every admission policy works, per shard.
 const MIN_ADMISSION: u64 = 64 << 10;
+/// Largest arena: what 32 bits of 16-byte units can address, with room to spare.
+const MAX_ARENA: u64 = 12 << 30;
 /// Smallest arena.
 const MIN_ARENA: u64 = 256 << 10;
 
@@ -37,6 +39,14 @@ pub enum PlanError {
         fixed: ByteSize,
         /// What objects need.
         arena: ByteSize,
+    },
+    /// More than the store can address.
+    #[error("{memory} of DRAM (-m) is more than the {most} that one server can use: lower -m")]
+    TooMuchMemory {
+        /// `-m`.
+        memory: ByteSize,
+        /// The most.
+        most: ByteSize,
     },
     /// The largest object does not fit the memory.
     #[error(
@@ -101,6 +111,15 @@ impl Plan {
         });
         let expected = capacity / object.max(64);
         let mut shards = MAX_SHARDS;
+        while memory / shards as u64 > MAX_ARENA && shards < 256 {
+            shards *= 2;
+        }
+        if memory / shards as u64 > MAX_ARENA {
+            return Err(PlanError::TooMuchMemory {
+                memory: ByteSize(memory),
+                most: ByteSize(256 * MAX_ARENA),
+            });
+        }
         loop {
             let n = shards as u64;
             let objects = expected / n;
@@ -208,6 +227,16 @@ mod tests {
             let p = Plan::new(memory, 64 << 10, Some((&g, 280))).unwrap();
             assert!(p.admission_bytes >= 64 << 10, "{memory}: {p:?}");
         }
+    }
+
+    #[test]
+    fn arenas_stay_addressable() {
+        for memory in [64u64 << 30, 1 << 40, 3 << 40] {
+            let p = Plan::new(memory, 1 << 20, None).unwrap();
+            assert!(p.arena_bytes as u64 <= MAX_ARENA && p.shards <= 256, "{memory}: {p:?}");
+        }
+        let e = Plan::new(900 << 40, 1 << 20, None).unwrap_err().to_string();
+        assert!(e.contains("lower -m"), "{e}");
     }
 
     #[test]
