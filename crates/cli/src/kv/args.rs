@@ -145,6 +145,9 @@ pub(crate) struct Args {
     /// How many bits of rank each object has: 1 or 2 [default: 2]
     #[arg(long, value_name = "N", help_heading = "Flash")]
     clock_bits: Option<u8>,
+    /// What a read does to an object's rank: set-max (LRU-like) or increment (MFU-like) [default: set-max]
+    #[arg(long, value_name = "HOW", help_heading = "Flash")]
+    clock_mode: Option<String>,
     /// How flash is read: auto, uring or threads [default: auto]
     #[arg(long, value_name = "HOW", help_heading = "Flash")]
     io: Option<String>,
@@ -290,6 +293,7 @@ impl Args {
             burst_hours: self.burst_hours,
             first_fill: self.no_first_fill.then_some(false),
             clock_bits: self.clock_bits,
+            clock_mode: self.clock_mode.clone(),
             io: self.io.clone(),
             http: self.http.clone(),
             user: self.user.clone(),

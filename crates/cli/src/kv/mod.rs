@@ -154,7 +154,7 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         max_item: config.max_item_size,
         no_eviction: !config.evict,
         clock_max: if config.clock_bits == 1 { 1 } else { 3 },
-        clock_mode: ClockMode::SetMax,
+        clock_mode: if config.clock_increment { ClockMode::Increment } else { ClockMode::SetMax },
         data_dir: config.data_dir.clone(),
         flash: flash.map(|f| f.path.clone()),
         flash_size: flash.and_then(|f| f.size),

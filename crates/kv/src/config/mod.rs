@@ -184,6 +184,8 @@ pub struct Config {
     pub applications: ApplicationsConfig,
     /// CLOCK bits.
     pub clock_bits: u8,
+    /// A read raises CLOCK by one instead of setting it to the highest.
+    pub clock_increment: bool,
     /// Live page and metrics.
     pub http: Option<SocketAddr>,
     /// The address was asked for (a taken default is no reason to fail).
@@ -385,6 +387,12 @@ impl Config {
         if !(1..=2).contains(&clock_bits) {
             return Err(value("clock-bits", clock_bits, "must be 1 or 2"));
         }
+        let clock_mode = s.clock_mode.get_or_insert_with(|| "set-max".into()).clone();
+        let clock_increment = match clock_mode.as_str() {
+            "set-max" => false,
+            "increment" => true,
+            _ => return Err(value("clock-mode", clock_mode, "must be set-max or increment")),
+        };
 
         let http_text = s.http.get_or_insert_with(|| DEFAULT_HTTP.into()).clone();
         let http = match http_text.as_str() {
@@ -428,6 +436,7 @@ impl Config {
             admission,
             applications,
             clock_bits,
+            clock_increment,
             http,
             http_explicit: given.http.is_some(),
             effective: Settings::default(),

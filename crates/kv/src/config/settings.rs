@@ -118,6 +118,8 @@ settings! {
     first_fill: bool,
     /// Bits of CLOCK per object: how many reads deep an object's rank may grow (1 or 2).
     clock_bits: u8,
+    /// What a read does to an object's rank: set-max (to the highest, as LRU) or increment (one up, as MFU).
+    clock_mode: String,
     /// How flash is read: auto, uring, threads.
     io: String,
     /// Address of the live page and of /metrics; "off" for none.
