@@ -113,6 +113,12 @@ impl KvShard {
             self.clean_step(now, flash, sink, &mut report);
         }
         report.satisfied = !self.wants_room();
+        if report.satisfied {
+            if self.stats.evictions_direct == self.direct_before {
+                self.extra_room -= self.extra_room.div_ceil(16);
+            }
+            self.direct_before = self.stats.evictions_direct;
+        }
         report
     }
 
@@ -131,7 +137,8 @@ impl KvShard {
     }
 
     fn wants_room(&self) -> bool {
-        self.arena.free_bytes() + self.staged_bytes < self.config.free_high || self.is_starved()
+        self.arena.free_bytes() + self.staged_bytes < self.config.free_high + self.extra_room
+            || self.is_starved()
     }
 
     /// At most half of the DRAM is staged: the rest can make room for a write at any time. More only happens where DRAM

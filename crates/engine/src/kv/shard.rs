@@ -73,6 +73,11 @@ pub struct KvShard {
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
+    /// Free room wanted beyond the marks, bytes: it grows when a write finds free bytes but none in one piece, and
+    /// shrinks when writes find their place.
+    pub(super) extra_room: usize,
+    /// Evictions on the request path when the cleaner was last satisfied.
+    pub(super) direct_before: u64,
     #[cfg(feature = "planted")]
     pub(super) fault: Option<Planted>,
     /// Some application has a floor or a ceiling.
@@ -143,6 +148,8 @@ impl KvShard {
             next_cas: config.cas_base,
             flush_at: 0,
             cleaner_woken: false,
+            extra_room: 0,
+            direct_before: 0,
             #[cfg(feature = "planted")]
             fault: None,
             shares_matter: config.shares.any(),
@@ -224,7 +231,8 @@ impl KvShard {
 
     /// Whether free room has fallen below the mark at which the cleaner should run.
     pub fn is_short(&self) -> bool {
-        self.arena.free_bytes() + self.staged_bytes < self.config.free_low || self.is_starved()
+        self.arena.free_bytes() + self.staged_bytes < self.config.free_low + self.extra_room
+            || self.is_starved()
     }
 
     /// What is staged counts as free, since it will be; but not when nothing else is: an open segment that nobody fills
@@ -441,6 +449,9 @@ impl KvShard {
         if self.config.no_eviction || Arena::footprint(bytes) > self.arena.capacity() {
             return None;
         }
+        // Mixed sizes leave free bytes in pieces: more of them must be kept free, ahead of writes.
+        let capacity = self.arena.capacity();
+        self.extra_room = (self.extra_room + capacity / 256).min(capacity / 8);
         // First by rank. Small objects find room soon; a large one may not, since what CLOCK spares lies in between.
         let mut budget =
             self.arena.capacity().min(Arena::footprint(bytes).saturating_mul(8).max(64 << 10));
