@@ -85,7 +85,7 @@ fn memory_and_descriptors_stay_flat_under_load() {
     );
     assert!(most <= limit, "{most} bytes resident, {limit} allowed");
     assert!(book.answers() > 1_000 * length.as_secs(), "{}", book.answers());
-    assert!(stats["extstore_page_allocs"].parse::<u64>().unwrap() > 10, "{stats:?}");
+    assert!(stats["extstore_page_allocs"].parse::<u64>().unwrap() > 2, "{stats:?}");
     // Flat: the last third as the second.
     let third = samples.len() / 3;
     let peak = |part: &[(u64, usize)]| part.iter().map(|s| s.0).max().unwrap();

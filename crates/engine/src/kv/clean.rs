@@ -114,10 +114,7 @@ impl KvShard {
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
-            if self.stats.evictions_direct == self.direct_before {
-                self.extra_room -= self.extra_room.div_ceil(16);
-            }
-            self.direct_before = self.stats.evictions_direct;
+            self.settle_extra_room();
         }
         report
     }
@@ -129,11 +126,20 @@ impl KvShard {
         self.cleaner_came();
         for _ in 0..WINDOW {
             if !self.wants_room() {
+                self.settle_extra_room();
                 return false;
             }
             self.clock_step(now, true, true);
         }
         self.wants_room()
+    }
+
+    /// The shard has the room it wants: if no write had to evict since the last time, it may want less.
+    fn settle_extra_room(&mut self) {
+        if self.stats.evictions_direct == self.direct_before {
+            self.extra_room -= self.extra_room.div_ceil(16);
+        }
+        self.direct_before = self.stats.evictions_direct;
     }
 
     fn wants_room(&self) -> bool {
