@@ -1,0 +1,91 @@
+//! Why an experiment cannot be run.
+
+use larder_trace::TraceError;
+
+use crate::kv::CacheError;
+use crate::ssd::GeometryError;
+
+/// Why an experiment cannot be run, or ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ExperimentError {
+    /// The text is not an experiment.
+    #[error("'{file}' line {line}: {message}")]
+    Parse {
+        /// The file's name as given.
+        file: String,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// A key has a value that cannot be meant.
+    #[error("{key} is {value}: {must}")]
+    Value {
+        /// The key, with its table.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        must: String,
+    },
+    /// A cache cannot be built.
+    #[error("cache '{name}': {source}")]
+    Cache {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: CacheError,
+    },
+    /// The drive cannot be built.
+    #[error("ssd under cache '{name}': {source}")]
+    Drive {
+        /// The cache's name.
+        name: String,
+        /// Why.
+        source: GeometryError,
+    },
+    /// The trace cannot be opened or read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The trace ended before anything was counted.
+    #[error(
+        "workload.warmup is {warmup}: trace '{trace}' has {requests} requests, so that none is left to count"
+    )]
+    NothingCounted {
+        /// The trace.
+        trace: String,
+        /// The warm-up.
+        warmup: u64,
+        /// Requests in all.
+        requests: u64,
+    },
+    /// More objects than can be numbered.
+    #[error(
+        "the trace has more than 2^32 - 1 objects, which the baselines cannot number: set workload.limit"
+    )]
+    TooManyObjects,
+}
+
+impl ExperimentError {
+    /// Whether what was asked for cannot be meant, rather than that it went wrong on the way.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            ExperimentError::Trace(e) => matches!(
+                e,
+                TraceError::Spec { .. }
+                    | TraceError::UnknownFormat { .. }
+                    | TraceError::Undetected { .. }
+                    | TraceError::Open { .. }
+            ),
+            _ => true,
+        }
+    }
+}
+
+pub(super) fn value(
+    key: impl Into<String>,
+    value: impl std::fmt::Display,
+    must: impl Into<String>,
+) -> ExperimentError {
+    ExperimentError::Value { key: key.into(), value: value.to_string(), must: must.into() }
+}

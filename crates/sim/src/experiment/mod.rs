@@ -1,0 +1,201 @@
+//! Whole-stack experiments: caches side by side on one workload in virtual time, each over a drive of its own, with
+//! latencies.
+//!
+//! - [`Experiment`]: what is run, parsed from TOML.
+//! - [`Outcome`]: what came out.
+
+mod check;
+mod error;
+mod outcome;
+mod spec;
+
+use std::collections::BTreeSet;
+
+use larder_trace::{CsvColumns, Options};
+
+pub use check::check;
+pub use error::ExperimentError;
+pub use outcome::{
+    CacheOutcome, Checked, Latencies, Latency, METRICS, Metric, Outcome, Point, WorkloadFacts,
+};
+pub use spec::{
+    Bound, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq, Timing,
+    Victim, Workload,
+};
+
+use error::value;
+
+impl Experiment {
+    /// Reads and validates an experiment's text; `file` is for messages.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Parse`] with the line, [`ExperimentError::Value`] with the key.
+    pub fn parse(text: &str, file: &str) -> Result<Experiment, ExperimentError> {
+        let experiment: Experiment = toml::from_str(text).map_err(|e| {
+            let start = e.span().map_or(0, |span| span.start.min(text.len()));
+            let line = 1 + text.as_bytes()[..start].iter().filter(|&&b| b == b'\n').count();
+            let message = e.message().lines().next().unwrap_or("cannot be read").to_owned();
+            ExperimentError::Parse { file: file.to_owned(), line, message }
+        })?;
+        experiment.validate()?;
+        Ok(experiment)
+    }
+
+    /// Checks every value that its type does not. What depends on sizes is checked when caches are built.
+    ///
+    /// # Errors
+    /// [`ExperimentError::Value`] for the first that cannot be meant.
+    pub fn validate(&self) -> Result<(), ExperimentError> {
+        if self.caches.is_empty() {
+            return Err(value("cache", "missing", "give at least one [[cache]] with its kind"));
+        }
+        let mut names = BTreeSet::new();
+        for cache in &self.caches {
+            let name = cache.name();
+            if name.is_empty() || name == "order" || !names.insert(name) {
+                let must =
+                    "each cache has a name of its own, other than 'order': give name = \"…\"";
+                return Err(value("cache.name", format!("'{name}'"), must));
+            }
+            validate_cache(cache)?;
+        }
+        self.workload.validate()?;
+        self.ssd.validate()?;
+        self.timing.validate()?;
+        let interval = self.report.interval;
+        check_range("report.interval", interval, 1e-6, 1e9, "seconds between 0.000001 and 10^9")?;
+        let points = f64::from(self.report.points);
+        check_range("report.points", points, 0.0, 100_000.0, "at most 100000")?;
+        let names: Vec<&str> = self.caches.iter().map(CacheSpec::name).collect();
+        check::validate(&self.expect, &names)
+    }
+}
+
+fn check_range(key: &str, v: f64, low: f64, high: f64, must: &str) -> Result<(), ExperimentError> {
+    // NaN is in no range.
+    if (low..=high).contains(&v) { Ok(()) } else { Err(value(key, v, format!("give {must}"))) }
+}
+
+fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
+    let name = cache.name();
+    let key = |field: &str| format!("cache '{name}' {field}");
+    if cache.flash() == 0 {
+        return Err(value(key("flash"), 0, "give a size, such as \"64m\""));
+    }
+    match cache {
+        CacheSpec::Hybrid(c) => {
+            let bits = f64::from(c.clock_bits);
+            check_range(&key("clock_bits"), bits, 1.0, 2.0, "1 or 2")?;
+            let hot = f64::from(c.hot_percent);
+            check_range(&key("hot_percent"), hot, 0.0, 100.0, "at most 100")?;
+            let back = f64::from(c.reinsert_percent);
+            check_range(&key("reinsert_percent"), back, 0.0, 100.0, "at most 100")?;
+            let mean = c.mean_record as f64;
+            check_range(&key("mean_record"), mean, 64.0, 1e9, "at least 64 bytes")
+        }
+        CacheSpec::Victim(c) => {
+            if c.dram.0 == 0 {
+                return Err(value(key("dram"), 0, "give a size, such as \"8m\""));
+            }
+            Ok(())
+        }
+        CacheSpec::Ripq(c) => {
+            let sections = u64::from(c.sections);
+            if sections == 0 || c.block.0 == 0 || c.flash.0 / sections < c.block.0 {
+                let text =
+                    format!("{} over {sections} sections of {}-byte blocks", c.flash, c.block.0);
+                let must = "a section holds at least one block: more flash, fewer sections or a smaller block";
+                return Err(value(key("flash"), text, must));
+            }
+            Ok(())
+        }
+    }
+}
+
+impl Workload {
+    fn validate(&self) -> Result<(), ExperimentError> {
+        check_range("workload.rate", self.rate, 1e-6, 1e9, "requests per second up to 10^9")?;
+        if self.limit.is_some_and(|limit| limit <= self.warmup) {
+            let must = "must be less than workload.limit";
+            return Err(value("workload.warmup", self.warmup, must));
+        }
+        if self.pages.is_some_and(|p| p < 512 || !p.is_power_of_two()) {
+            let must = "a page is a power of two from 512 bytes to 2 GiB";
+            return Err(value("workload.pages", self.pages.unwrap_or(0), must));
+        }
+        self.options().map(drop)
+    }
+
+    /// How the trace is to be opened. Times are given where the trace has none.
+    ///
+    /// # Errors
+    /// An unknown format, columns that cannot be meant.
+    pub fn options(&self) -> Result<Options, ExperimentError> {
+        let columns = self.columns.as_deref().map(CsvColumns::parse).transpose();
+        let columns = columns
+            .map_err(|e| value("workload.columns", self.columns.clone().unwrap_or_default(), e))?;
+        Ok(Options {
+            format: self.format.as_deref().map(str::parse).transpose()?,
+            skip_bad: self.skip_bad,
+            columns,
+            rate: Some(self.rate),
+            pages: self.pages,
+            limit: self.limit,
+        })
+    }
+}
+
+impl Drive {
+    fn validate(&self) -> Result<(), ExperimentError> {
+        let page = self.page.0;
+        if !(512..=1 << 30).contains(&page) || !page.is_power_of_two() {
+            let must = "a page is a power of two from 512 bytes to 1 GiB";
+            return Err(value("ssd.page", self.page, must));
+        }
+        if self.block.0 != 0 && !self.block.0.is_multiple_of(page) {
+            return Err(value(
+                "ssd.block",
+                self.block,
+                format!("a multiple of ssd.page {}", self.page),
+            ));
+        }
+        let share = "a share above 0 and at most 100, such as 0.07";
+        check_range("ssd.over_provisioning", self.over_provisioning, 1e-6, 100.0, share)?;
+        check_range("ssd.dwpd", self.dwpd, 1e-9, 1000.0, "above 0 and at most 1000")?;
+        check_range("ssd.warranty_years", self.warranty_years, 1e-3, 100.0, "at most 100 years")?;
+        if self.tbw.is_some_and(|tbw| tbw.0 == 0) {
+            return Err(value(
+                "ssd.tbw",
+                0,
+                "give the bytes that may be written, such as \"600t\"",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Timing {
+    fn validate(&self) -> Result<(), ExperimentError> {
+        for (key, v) in [
+            ("timing.dram_us", self.dram_us),
+            ("timing.flash_read_us", self.flash_read_us),
+            ("timing.flash_program_us", self.flash_program_us),
+            ("timing.flash_erase_us", self.flash_erase_us),
+            ("timing.backend_fast_us", self.backend_fast_us),
+            ("timing.backend_slow_us", self.backend_slow_us),
+            ("timing.network_packet_us", self.network_packet_us),
+            ("timing.network_bit_ns", self.network_bit_ns),
+        ] {
+            check_range(key, v, 0.0, 1e9, "a time between 0 and 10^9")?;
+        }
+        let share = self.backend_fast_share;
+        check_range("timing.backend_fast_share", share, 0.0, 1.0, "a share between 0 and 1")?;
+        let channels = f64::from(self.channels);
+        check_range("timing.channels", channels, 1.0, 4096.0, "between 1 and 4096")?;
+        let servers = f64::from(self.backend_servers);
+        check_range("timing.backend_servers", servers, 0.0, 65_536.0, "at most 65536")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! What a run of an experiment gives.
+
+use serde::Serialize;
+
+use super::spec::Experiment;
+use crate::ssd::Wear;
+
+/// Everything about one run: what was run, on what, and what came out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Version of Larder.
+    pub version: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// The experiment with every default filled in.
+    pub experiment: Experiment,
+    /// The workload as it was read.
+    pub workload: WorkloadFacts,
+    /// One for each cache, in the experiment's order.
+    pub caches: Vec<CacheOutcome>,
+    /// Each expectation, met or not.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expectations: Vec<Checked>,
+}
+
+/// The workload as it was read, warm-up included.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct WorkloadFacts {
+    /// Hash of all requests as decoded, whatever format or compression they came in; 16 hexadecimal digits.
+    pub trace_hash: String,
+    /// Requests of any kind.
+    pub requests: u64,
+    /// Of these, reads.
+    pub reads: u64,
+    /// Of these, writes.
+    pub writes: u64,
+    /// Of these, removals.
+    pub removals: u64,
+    /// Bytes of keys and values of all requests.
+    pub bytes: u64,
+    /// Seconds from the first request to the last.
+    pub seconds: f64,
+    /// Whether the times are the stated rate's, since the trace has none.
+    pub times_from_rate: bool,
+    /// Malformed records that were passed over.
+    pub skipped: u64,
+}
+
+/// What one cache did after the warm-up. Ratios are 0 where their denominator is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CacheOutcome {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// DRAM for objects, bytes.
+    pub dram: u64,
+    /// Flash, bytes.
+    pub flash: u64,
+
+    /// Requests of any kind.
+    pub requests: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Reads answered from DRAM.
+    pub hits_dram: u64,
+    /// Reads answered from flash.
+    pub hits_flash: u64,
+    /// Bytes of keys and values of reads.
+    pub read_bytes: u64,
+    /// Of these, answered.
+    pub hit_bytes: u64,
+    /// Bytes of keys and values that clients set: written by the trace, or brought in after a miss.
+    pub set_bytes: u64,
+    /// Of these, brought in after a miss.
+    pub miss_bytes: u64,
+    /// Bytes written to flash.
+    pub flash_bytes: u64,
+
+    /// Reads answered, of all reads.
+    pub hit_ratio: f64,
+    /// Reads answered from DRAM, of all reads.
+    pub dram_hit_ratio: f64,
+    /// Reads answered from flash, of all reads.
+    pub flash_hit_ratio: f64,
+    /// Reads not answered, of all reads.
+    pub miss_ratio: f64,
+    /// Bytes of reads not answered, of the bytes of all reads.
+    pub byte_miss_ratio: f64,
+    /// Cache-level write amplification: flash bytes over all bytes set by clients.
+    pub clwa_of_sets: f64,
+    /// The same over bytes brought in after misses only, as Flashield's and lsm-sim's figures have it.
+    pub clwa_of_misses: f64,
+    /// Device-level write amplification: bytes that the drive programmed over bytes written to it. None where nothing
+    /// was written, or the cache is modelled without places on flash.
+    pub dlwa: Option<f64>,
+    /// `clwa_of_sets` × `dlwa`.
+    pub write_amplification: Option<f64>,
+    /// Bytes written to flash per second of virtual time.
+    pub flash_bytes_per_second: f64,
+    /// Years that the drive's endurance lasts at this rate and `dlwa`. None where nothing was written.
+    pub life_years: Option<f64>,
+    /// Erases over the drive's super-blocks, warm-up included.
+    pub wear: Option<Wear>,
+
+    /// Reads of flash that requests waited for.
+    pub flash_reads: u64,
+    /// Flash reads over hits on flash. None without hits on flash.
+    pub flash_reads_per_hit: Option<f64>,
+    /// Objects that left flash never having been read there, of all that left. None where unknown or none left.
+    pub unread_share: Option<f64>,
+    /// Objects on flash at the end, where known.
+    pub flash_objects: Option<u64>,
+    /// DRAM for index and policy, bytes, where known.
+    pub metadata_bytes: Option<u64>,
+    /// DRAM for index and policy per object on flash, bytes.
+    pub metadata_per_flash_object: Option<f64>,
+
+    /// How long requests took.
+    pub latency: Latencies,
+    /// Share of the drive's channels' time spent working.
+    pub flash_utilisation: f64,
+    /// Share of the backing store's servers' time spent working; where their number is not limited, the mean number of
+    /// requests under way.
+    pub backend_utilisation: f64,
+    /// Figures over time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub series: Vec<Point>,
+}
+
+/// Latencies by what happened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Latencies {
+    /// All requests.
+    pub all: Latency,
+    /// Reads.
+    pub read: Latency,
+    /// Reads answered from DRAM.
+    pub hit_dram: Latency,
+    /// Reads answered from flash.
+    pub hit_flash: Latency,
+    /// Reads that the backing store answered.
+    pub miss: Latency,
+    /// Writes and removals.
+    pub write: Latency,
+}
+
+/// A distribution of latencies, microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latency {
+    /// How many.
+    pub count: u64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Median.
+    pub p50_us: f64,
+    /// 90 % took no longer.
+    pub p90_us: f64,
+    /// 99 % took no longer.
+    pub p99_us: f64,
+    /// 99.9 % took no longer.
+    pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+/// One point of the time series: what happened in the interval that ends at `time`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Point {
+    /// End of the interval, seconds of virtual time since the trace's first request.
+    pub time: f64,
+    /// Requests.
+    pub requests: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Reads answered from DRAM, of all reads.
+    pub dram_hit_ratio: f64,
+    /// Reads answered from flash, of all reads.
+    pub flash_hit_ratio: f64,
+    /// Bytes written to flash.
+    pub flash_bytes: u64,
+    /// Flash bytes over bytes set by clients.
+    pub clwa_of_sets: f64,
+    /// Device-level write amplification; 1 where nothing was written.
+    pub dlwa: f64,
+    /// Mean latency of reads, microseconds.
+    pub read_mean_us: f64,
+    /// 99th percentile of the latency of reads, microseconds.
+    pub read_p99_us: f64,
+}
+
+/// An expectation, met or not.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Checked {
+    /// What was expected.
+    pub expected: String,
+    /// What came out.
+    pub found: String,
+    /// Whether that is it.
+    pub met: bool,
+}
+
+/// A figure of a cache, by name.
+pub type Metric = (&'static str, fn(&CacheOutcome) -> Option<f64>);
+
+/// The figures that expectations, sweeps and reports go by.
+pub const METRICS: &[Metric] = &[
+    ("hit_ratio", |c| Some(c.hit_ratio)),
+    ("dram_hit_ratio", |c| Some(c.dram_hit_ratio)),
+    ("flash_hit_ratio", |c| Some(c.flash_hit_ratio)),
+    ("miss_ratio", |c| Some(c.miss_ratio)),
+    ("byte_miss_ratio", |c| Some(c.byte_miss_ratio)),
+    ("clwa_of_sets", |c| Some(c.clwa_of_sets)),
+    ("clwa_of_misses", |c| Some(c.clwa_of_misses)),
+    ("dlwa", |c| c.dlwa),
+    ("write_amplification", |c| c.write_amplification),
+    ("flash_bytes", |c| Some(c.flash_bytes as f64)),
+    ("flash_bytes_per_second", |c| Some(c.flash_bytes_per_second)),
+    ("life_years", |c| c.life_years),
+    ("flash_reads_per_hit", |c| c.flash_reads_per_hit),
+    ("unread_share", |c| c.unread_share),
+    ("metadata_per_flash_object", |c| c.metadata_per_flash_object),
+    ("read_mean_us", |c| Some(c.latency.read.mean_us)),
+    ("read_p50_us", |c| Some(c.latency.read.p50_us)),
+    ("read_p99_us", |c| Some(c.latency.read.p99_us)),
+    ("read_p999_us", |c| Some(c.latency.read.p999_us)),
+    ("hit_flash_mean_us", |c| Some(c.latency.hit_flash.mean_us)),
+    ("hit_flash_p99_us", |c| Some(c.latency.hit_flash.p99_us)),
+    ("miss_mean_us", |c| Some(c.latency.miss.mean_us)),
+    ("flash_utilisation", |c| Some(c.flash_utilisation)),
+    ("backend_utilisation", |c| Some(c.backend_utilisation)),
+];
+
+impl CacheOutcome {
+    /// The figure of this name; none where there is no such name, or the run gives no value for it.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        METRICS.iter().find(|(known, _)| *known == name).and_then(|(_, value)| value(self))
+    }
+}

@@ -1,0 +1,382 @@
+//! What an experiment states: TOML, every key of which is known here.
+
+use std::collections::BTreeMap;
+
+use larder_base::ByteSize;
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::WriteBudgetConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::ssd::VictimPolicy;
+
+/// A workload and the caches to run on it, side by side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// One line on what it shows.
+    #[serde(default)]
+    pub title: String,
+    /// Seed of hashing and of all draws.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// What is asked.
+    pub workload: Workload,
+    /// What is asked of: at least one, each of a name of its own.
+    #[serde(rename = "cache")]
+    pub caches: Vec<CacheSpec>,
+    /// The drive under each cache.
+    #[serde(default)]
+    pub ssd: Drive,
+    /// How long everything takes.
+    #[serde(default)]
+    pub timing: Timing,
+    /// The time series.
+    #[serde(default)]
+    pub report: Report,
+    /// What must come out.
+    #[serde(default, skip_serializing_if = "Expectations::is_empty")]
+    pub expect: Expectations,
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// What is asked, and how it is read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// A trace's file, `-` for standard input, or `gen:…`.
+    pub trace: String,
+    /// The trace's format, where it is not to be told from its contents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
+    /// Columns of a csv file, as `--columns` takes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<String>,
+    /// Requests per second that give times to a trace without them. Default 10,000.
+    #[serde(default = "default_rate")]
+    pub rate: f64,
+    /// Stop after so many requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// Requests that only fill the caches; nothing is counted before them. Default 0.
+    #[serde(default)]
+    pub warmup: u64,
+    /// Pass over malformed records rather than stop at the first.
+    #[serde(default)]
+    pub skip_bad: bool,
+    /// Split block I/O into pages of so many bytes. Default: each I/O is one object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages: Option<u32>,
+}
+
+fn default_rate() -> f64 {
+    10_000.0
+}
+
+/// One cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum CacheSpec {
+    /// The engine of `larder kv`: CLOCK in DRAM, admission, a log of segments on flash.
+    Hybrid(Hybrid),
+    /// LRU in DRAM; whatever it evicts is written to LRU on flash.
+    Victim(Victim),
+    /// RIPQ: a segmented LRU on flash with insertion points and virtual updates (Tang et al., FAST '15).
+    Ripq(Ripq),
+}
+
+impl CacheSpec {
+    /// The name in reports: the one given, or the kind.
+    pub fn name(&self) -> &str {
+        let name = match self {
+            CacheSpec::Hybrid(c) => &c.name,
+            CacheSpec::Victim(c) => &c.name,
+            CacheSpec::Ripq(c) => &c.name,
+        };
+        name.as_deref().unwrap_or(self.kind())
+    }
+
+    /// The kind, as the experiment names it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            CacheSpec::Hybrid(_) => "hybrid",
+            CacheSpec::Victim(_) => "victim",
+            CacheSpec::Ripq(_) => "ripq",
+        }
+    }
+
+    /// Bytes of DRAM that it is given for objects.
+    pub fn dram(&self) -> u64 {
+        match self {
+            CacheSpec::Hybrid(c) => c.dram.0,
+            CacheSpec::Victim(c) => c.dram.0,
+            CacheSpec::Ripq(_) => 0,
+        }
+    }
+
+    /// Bytes of flash.
+    pub fn flash(&self) -> u64 {
+        match self {
+            CacheSpec::Hybrid(c) => c.flash.0,
+            CacheSpec::Victim(c) => c.flash.0,
+            CacheSpec::Ripq(c) => c.flash.0,
+        }
+    }
+}
+
+/// How a read changes an object's CLOCK value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClockMode {
+    /// To its maximum: approximates LRU.
+    #[default]
+    SetMax,
+    /// Up by one: approximates MFU.
+    Increment,
+}
+
+/// The hybrid cache's configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hybrid {
+    /// Its name in reports. Default: the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// DRAM for objects.
+    pub dram: ByteSize,
+    /// Flash.
+    pub flash: ByteSize,
+    /// Bytes of a segment. Default 0: chosen by flash and DRAM.
+    #[serde(default)]
+    pub segment: ByteSize,
+    /// Shards: 1, 2 or 4. Default 1.
+    #[serde(default = "one_shard")]
+    pub shards: u32,
+    /// Mean bytes of a record, by which index and admission are sized. Default 320.
+    #[serde(default = "mean_record")]
+    pub mean_record: u64,
+    /// Bits of CLOCK: 1 or 2. Default 2.
+    #[serde(default = "clock_bits")]
+    pub clock_bits: u8,
+    /// What a read does to CLOCK.
+    #[serde(default)]
+    pub clock_mode: ClockMode,
+    /// How much of the flash may be hot, percent (Flashield's hot data threshold). Default 70.
+    #[serde(default = "hot_percent")]
+    pub hot_percent: u8,
+    /// How much of a reclaimed segment may go back to DRAM, percent. Default 20.
+    #[serde(default = "reinsert_percent")]
+    pub reinsert_percent: u8,
+    /// Admission, as in `larder kv`'s configuration.
+    #[serde(default)]
+    pub admission: AdmissionConfig,
+    /// The write budget, as in `larder kv`'s configuration.
+    #[serde(default)]
+    pub write_budget: WriteBudgetConfig,
+}
+
+fn one_shard() -> u32 {
+    1
+}
+fn mean_record() -> u64 {
+    320
+}
+fn clock_bits() -> u8 {
+    2
+}
+fn hot_percent() -> u8 {
+    70
+}
+fn reinsert_percent() -> u8 {
+    20
+}
+
+/// The victim cache's configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Victim {
+    /// Its name in reports. Default: the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// DRAM.
+    pub dram: ByteSize,
+    /// Flash.
+    pub flash: ByteSize,
+}
+
+/// RIPQ's configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ripq {
+    /// Its name in reports. Default: the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Flash.
+    pub flash: ByteSize,
+    /// Bytes of a block. Default 64 KiB.
+    #[serde(default = "ripq_block")]
+    pub block: ByteSize,
+    /// Insertion points (K). Default 8.
+    #[serde(default = "ripq_sections")]
+    pub sections: u16,
+}
+
+fn ripq_block() -> ByteSize {
+    ByteSize::kib(64)
+}
+fn ripq_sections() -> u16 {
+    8
+}
+
+/// The drive: a page-mapped flash translation layer and its endurance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Drive {
+    /// Capacity that the host sees. Default 0: the cache's flash.
+    pub capacity: ByteSize,
+    /// The unit of mapping. Default 4 KiB.
+    pub page: ByteSize,
+    /// A super-block, erased together. Default 0: a 64th of the capacity, between 64 KiB and 64 MiB.
+    pub block: ByteSize,
+    /// Physical space beyond the capacity, as a share of it. Default 0.07.
+    pub over_provisioning: f64,
+    /// The cleaner's choice. Default greedy.
+    #[serde(with = "victim_name")]
+    pub victim: VictimPolicy,
+    /// Whether the drive is told what the cache has no use for any more. Default true.
+    pub trim: bool,
+    /// Endurance as bytes that may be written to it in its life. Default: by `dwpd`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tbw: Option<ByteSize>,
+    /// Endurance as drive writes per day over the warranty. Default 1.
+    pub dwpd: f64,
+    /// Years of warranty that `dwpd` is stated for. Default 5.
+    pub warranty_years: f64,
+}
+
+impl Default for Drive {
+    fn default() -> Drive {
+        Drive {
+            capacity: ByteSize(0),
+            page: ByteSize::kib(4),
+            block: ByteSize(0),
+            over_provisioning: 0.07,
+            victim: VictimPolicy::Greedy,
+            trim: true,
+            tbw: None,
+            dwpd: 1.0,
+            warranty_years: 5.0,
+        }
+    }
+}
+
+mod victim_name {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use crate::ssd::VictimPolicy;
+
+    pub(super) fn serialize<S: Serializer>(v: &VictimPolicy, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(v.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<VictimPolicy, D::Error> {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// How long things take, microseconds. Defaults are Holland's (FAST '13), per 4 KiB.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Timing {
+    /// A request's own work, or a hit in DRAM. Default 0.4.
+    pub dram_us: f64,
+    /// Reading 4 KiB of flash. Default 88.
+    pub flash_read_us: f64,
+    /// Programming 4 KiB of flash. Default 21.
+    pub flash_program_us: f64,
+    /// Erasing a block. Default 3,500.
+    pub flash_erase_us: f64,
+    /// Channels of the drive, each doing one thing at a time. Default 8.
+    pub channels: u32,
+    /// Whether a read passes the writes that wait on its channel. Default true.
+    pub read_priority: bool,
+    /// The backing store, fast: from its memory or read ahead. Default 92.
+    pub backend_fast_us: f64,
+    /// The backing store, slow. Default 7,952.
+    pub backend_slow_us: f64,
+    /// The share of fast answers. Default 0.9.
+    pub backend_fast_share: f64,
+    /// Requests that the backing store works on at once; 0 for any number. Default 0.
+    pub backend_servers: u32,
+    /// A packet on the network to the backing store, one each way. Default 8.2.
+    pub network_packet_us: f64,
+    /// A bit on that network, nanoseconds. Default 1.
+    pub network_bit_ns: f64,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            dram_us: 0.4,
+            flash_read_us: 88.0,
+            flash_program_us: 21.0,
+            flash_erase_us: 3_500.0,
+            channels: 8,
+            read_priority: true,
+            backend_fast_us: 92.0,
+            backend_slow_us: 7_952.0,
+            backend_fast_share: 0.9,
+            backend_servers: 0,
+            network_packet_us: 8.2,
+            network_bit_ns: 1.0,
+        }
+    }
+}
+
+/// The time series.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Report {
+    /// Seconds of virtual time from one point to the next. Default 1. It doubles when there are more than `points`.
+    pub interval: f64,
+    /// Points at most. Default 200; 0 for none.
+    pub points: u32,
+}
+
+impl Default for Report {
+    fn default() -> Report {
+        Report { interval: 1.0, points: 200 }
+    }
+}
+
+/// A range that a figure must be in, both ends included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bound {
+    /// At least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<f64>,
+    /// At most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<f64>,
+}
+
+/// What must come out, by the names of [`METRICS`](super::METRICS).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Expectations {
+    /// For a figure, names of caches from the least to the most, each strictly below the next.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub order: BTreeMap<String, Vec<String>>,
+    /// For a cache's name, ranges of its figures.
+    #[serde(flatten)]
+    pub bounds: BTreeMap<String, BTreeMap<String, Bound>>,
+}
+
+impl Expectations {
+    /// Whether nothing is expected.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty() && self.bounds.is_empty()
+    }
+}
