@@ -4,6 +4,7 @@
 
 pub mod admission;
 pub mod application;
+pub mod block;
 pub mod budget;
 pub mod eviction;
 pub mod learn;

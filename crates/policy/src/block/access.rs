@@ -1,0 +1,261 @@
+//! What passes by: accesses, lines, candidates and verdicts.
+
+use larder_base::Nanos;
+
+/// A volume, as the daemon numbers it. Stable while the volume is attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(pub u32);
+
+/// What a request does to a range of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockOp {
+    /// Reads it.
+    Read,
+    /// Writes it.
+    Write,
+}
+
+/// What a range of a volume holds, as far as that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BlockKind {
+    /// Contents of files.
+    Data,
+    /// A file system's metadata: tagged by a library call, or [detected](super::detect).
+    Metadata,
+    /// A file system's journal or log: metadata that is written often and hardly ever read, so it has no preference.
+    Journal,
+    /// Nobody said. Treated as data.
+    #[default]
+    Unknown,
+}
+
+/// A line of a volume: the unit in which the cache keeps data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LineId {
+    /// Whose.
+    pub volume: VolumeId,
+    /// Its first byte in the volume: a multiple of the line size.
+    pub offset: u64,
+}
+
+/// One request of a client, before the cache is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockAccess {
+    /// On which volume.
+    pub volume: VolumeId,
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// Read or write.
+    pub op: BlockOp,
+    /// What it holds.
+    pub kind: BlockKind,
+    /// When.
+    pub now: Nanos,
+}
+
+impl BlockAccess {
+    /// The byte after the last.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.bytes)
+    }
+}
+
+/// What admission found out about an access while it passed by. To be kept with the access and given back with each
+/// [`BlockCandidate`] that comes of it, however much later and in whatever order: nothing else ties them together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Bytes of the volume that are part of a sequential stream and beyond its admitted length; empty if start = end.
+    pub(super) sequential: (u64, u64),
+}
+
+impl Observed {
+    /// Whether any of the access's bytes is refused for being part of a sequential stream.
+    pub fn is_sequential(&self) -> bool {
+        self.sequential.0 < self.sequential.1
+    }
+
+    pub(super) fn refuses(&self, start: u64, bytes: u64) -> bool {
+        start < self.sequential.1 && self.sequential.0 < start.saturating_add(bytes)
+    }
+}
+
+/// The line that would have to leave the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Victim {
+    /// Which.
+    pub line: LineId,
+    /// What it holds.
+    pub kind: BlockKind,
+}
+
+/// A line that is not cached and could be.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockCandidate {
+    /// Which.
+    pub line: LineId,
+    /// What brought it: a miss, or a write that would allocate.
+    pub op: BlockOp,
+    /// What it holds.
+    pub kind: BlockKind,
+    /// What [`BlockAdmission::observe`](super::BlockAdmission::observe) said of the access.
+    pub observed: Observed,
+    /// What it would displace; `None` while there is a free slot.
+    pub victim: Option<Victim>,
+}
+
+/// Whether a line goes to flash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Yes.
+    Admit,
+    /// No, and why.
+    Reject(Reason),
+}
+
+impl Verdict {
+    /// Whether it goes to flash.
+    pub fn is_admit(self) -> bool {
+        self == Verdict::Admit
+    }
+}
+
+/// Why a line does not go to flash. The first four are found by admission, the others by who asks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Part of a sequential stream (`seqr`, `sseqr`).
+    Sequential,
+    /// Its segment was touched too few times (`touch_count`).
+    FewTouches,
+    /// Accessed no more often than the line it would displace (`two_lbs`).
+    NotHotter,
+    /// Data that would displace metadata (`two_lbs`).
+    MetadataVictim,
+    /// The range is selected never to be cached.
+    Never,
+    /// The write budget is spent.
+    Budget,
+    /// Its volume has all that it may have.
+    Ceiling,
+    /// Too many fills are under way: dropped under pressure.
+    Pressure,
+    /// Every slot that could take it is pinned or in use.
+    NoSlot,
+    /// The volume is in pass-through.
+    PassThrough,
+}
+
+impl Reason {
+    /// Every reason, in the order of their declaration.
+    pub const ALL: [Reason; 10] = [
+        Reason::Sequential,
+        Reason::FewTouches,
+        Reason::NotHotter,
+        Reason::MetadataVictim,
+        Reason::Never,
+        Reason::Budget,
+        Reason::Ceiling,
+        Reason::Pressure,
+        Reason::NoSlot,
+        Reason::PassThrough,
+    ];
+
+    /// The reason as statistics name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Sequential => "sequential",
+            Reason::FewTouches => "few_touches",
+            Reason::NotHotter => "not_hotter",
+            Reason::MetadataVictim => "metadata_victim",
+            Reason::Never => "never",
+            Reason::Budget => "budget",
+            Reason::Ceiling => "ceiling",
+            Reason::Pressure => "pressure",
+            Reason::NoSlot => "no_slot",
+            Reason::PassThrough => "pass_through",
+        }
+    }
+
+    /// The reason as a sentence for people, as `explain` prints it.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Reason::Sequential => "part of a sequential stream",
+            Reason::FewTouches => "its segment was touched too few times",
+            Reason::NotHotter => "accessed no more often than the line it would displace",
+            Reason::MetadataVictim => "data that would displace metadata",
+            Reason::Never => "selected never to be cached",
+            Reason::Budget => "the drive's write budget is spent",
+            Reason::Ceiling => "the volume has all of the cache that it may have",
+            Reason::Pressure => "too many fills were under way",
+            Reason::NoSlot => "every slot that could take it is pinned or in use",
+            Reason::PassThrough => "the volume is in pass-through",
+        }
+    }
+}
+
+/// How many lines were admitted, and rejected for what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerdictCounts {
+    /// Admitted.
+    pub admitted: u64,
+    /// Rejected, in the order of [`Reason::ALL`].
+    pub rejected: [u64; Reason::ALL.len()],
+}
+
+impl VerdictCounts {
+    /// Counts one verdict.
+    pub fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Admit => self.admitted += 1,
+            Verdict::Reject(reason) => self.rejected[reason as usize] += 1,
+        }
+    }
+
+    /// Rejected for `reason`.
+    pub fn rejected(&self, reason: Reason) -> u64 {
+        self.rejected[reason as usize]
+    }
+}
+
+/// A well-mixed 64-bit hash of a place in a volume (the finalizer of MurmurHash3 over both parts).
+pub(super) fn mix(seed: u64, volume: VolumeId, place: u64) -> u64 {
+    let mut h =
+        place ^ seed ^ u64::from(volume.0).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    h = (h ^ (h >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    h = (h ^ (h >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    h ^ (h >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_in_order_and_named_apart() {
+        let mut counts = VerdictCounts::default();
+        for (place, reason) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, place);
+            for _ in 0..=place {
+                counts.count(Verdict::Reject(reason));
+            }
+            assert_eq!(counts.rejected(reason), place as u64 + 1);
+        }
+        counts.count(Verdict::Admit);
+        assert_eq!(counts.admitted, 1);
+        let mut names = Reason::ALL.map(Reason::as_str).to_vec();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Reason::ALL.len());
+    }
+
+    #[test]
+    fn an_observation_refuses_what_overlaps_it() {
+        let nothing = Observed::default();
+        assert!(!nothing.is_sequential() && !nothing.refuses(0, u64::MAX));
+        let some = Observed { sequential: (8192, 12288) };
+        assert!(some.is_sequential());
+        assert!(!some.refuses(4096, 4096) && !some.refuses(12288, 4096));
+        assert!(some.refuses(4096, 4097) && some.refuses(8192, 1));
+    }
+}
