@@ -1,5 +1,6 @@
 //! Cache engines as state machines: no clock, no thread, no I/O.
 
+pub mod block;
 pub mod dram;
 pub mod index;
 pub mod kv;

@@ -1,0 +1,224 @@
+//! Fills: lines on their way to flash, behind the reply.
+
+use std::collections::BTreeSet;
+
+use larder_base::Nanos;
+
+use super::api::{BlockEffects, GroupId, IoFailed, IoId, LineId, SlotId, Source, Sum};
+use super::map::Slot;
+use super::shard::{BlockShard, FillSource, Io, WaitingFill};
+
+impl BlockShard {
+    pub(super) fn outer_source(&self, source: FillSource) -> Source {
+        match source {
+            FillSource::Fetch(io) => Source::Io(io),
+            FillSource::Active(active) => {
+                Source::Op(self.actives.get(active).map(|a| a.part.op).unwrap_or_default())
+            }
+        }
+    }
+
+    /// Begins to fill the lines of `mask`, as far as there is room. Returns how many need `source` from now on.
+    pub(super) fn start_fills(
+        &mut self,
+        group: GroupId,
+        mask: u16,
+        source: FillSource,
+        compete: bool,
+        fx: &mut impl BlockEffects,
+    ) -> u32 {
+        if !self.enabled {
+            return 0;
+        }
+        let mut refs = 0;
+        let mut ready: Vec<(SlotId, LineId, u32)> = Vec::new();
+        for line in (0..16).filter(|i| mask & 1 << i != 0).map(|i| group.line(i)) {
+            if self.fills >= self.config.limits.fills || self.map.find(line).is_some() {
+                self.stats.fill_dropped += 1;
+                continue;
+            }
+            let (groups, reserved) = (&self.groups, &self.reserved);
+            let busy = |slot: SlotId, now: Slot| {
+                reserved.contains(&slot)
+                    || match now {
+                        Slot::Line(l) => groups.get(&l.group()).is_some_and(|g| {
+                            let bit = 1u16 << l.index();
+                            (g.fetching | g.filling | g.changing | g.reads()) & bit != 0
+                        }),
+                        Slot::Free | Slot::Held => false,
+                    }
+            };
+            let Some(choice) = self.map.choose(line, busy) else {
+                self.stats.fill_dropped += 1;
+                continue;
+            };
+            if let Slot::Line(victim) = choice.now {
+                if compete && !fx.prefer(line, victim) {
+                    self.stats.fill_rejected += 1;
+                    continue;
+                }
+                self.map.hold(choice.slot);
+                self.record(choice.slot);
+                self.stats.evicted += 1;
+            }
+            self.reserved.insert(choice.slot);
+            self.fills += 1;
+            refs += 1;
+            let entry = self.group(group);
+            entry.filling |= 1 << line.index();
+            entry.fills.push((line.index(), source));
+            if choice.now == Slot::Free {
+                push_run(&mut ready, choice.slot, line);
+            } else {
+                self.waiting_fills.insert(choice.slot, WaitingFill { line, source });
+                fx.commit_soon();
+            }
+        }
+        for (slot, first, lines) in ready {
+            self.write_fill(slot, first, lines, source, fx);
+        }
+        refs
+    }
+
+    fn write_fill(
+        &mut self,
+        slot: SlotId,
+        first: LineId,
+        lines: u32,
+        source: FillSource,
+        fx: &mut impl BlockEffects,
+    ) {
+        let io = IoId(self.ios.insert(Io::Fill { slot, first, lines, source }));
+        let source = self.outer_source(source);
+        fx.flash_write(io, slot, first, lines, source);
+    }
+
+    /// Begins the fills whose slots are durably empty by now.
+    pub(super) fn start_waiting_fills(&mut self, fx: &mut impl BlockEffects) {
+        let ready: Vec<(SlotId, WaitingFill)> = self
+            .waiting_fills
+            .iter()
+            .filter(|(slot, _)| self.map.get(**slot) == Slot::Free)
+            .map(|(&slot, &fill)| (slot, fill))
+            .collect();
+        let mut runs: Vec<(SlotId, LineId, u32, FillSource)> = Vec::new();
+        for (slot, fill) in ready {
+            self.waiting_fills.remove(&slot);
+            match runs.last_mut() {
+                Some((s, l, n, source))
+                    if slot.0 == s.0 + *n
+                        && fill.line.0 == l.0 + u64::from(*n)
+                        && fill.line.group() == l.group()
+                        && *source == fill.source =>
+                {
+                    *n += 1;
+                }
+                _ => runs.push((slot, fill.line, 1, fill.source)),
+            }
+        }
+        for (slot, first, lines, source) in runs {
+            self.write_fill(slot, first, lines, source, fx);
+        }
+        if !self.waiting_fills.is_empty() {
+            fx.commit_soon();
+        }
+    }
+
+    /// Gives up a fill that waits for the log.
+    pub(super) fn cancel_fill(
+        &mut self,
+        slot: SlotId,
+        fx: &mut impl BlockEffects,
+    ) -> Option<WaitingFill> {
+        let fill = self.waiting_fills.remove(&slot)?;
+        self.stats.fill_cancelled += 1;
+        self.end_fill(slot, fill.line, fill.source, fx);
+        Some(fill)
+    }
+
+    /// A fill is over, one way or the other.
+    fn end_fill(
+        &mut self,
+        slot: SlotId,
+        line: LineId,
+        source: FillSource,
+        fx: &mut impl BlockEffects,
+    ) {
+        self.reserved.remove(&slot);
+        self.fills -= 1;
+        let entry = self.group(line.group());
+        entry.filling &= !(1 << line.index());
+        entry.fills.retain(|(i, _)| *i != line.index());
+        match source {
+            FillSource::Fetch(io) => {
+                let last = match self.ios.get_mut(io.0) {
+                    Some(Io::Fetch { refs, .. }) => {
+                        *refs -= 1;
+                        *refs == 0
+                    }
+                    _ => false,
+                };
+                if last {
+                    self.ios.remove(io.0);
+                    fx.release(io);
+                }
+            }
+            FillSource::Active(active) => {
+                let last = self.actives.get_mut(active).is_some_and(|a| {
+                    a.refs -= 1;
+                    a.refs == 0
+                });
+                if last && let Some(a) = self.actives.remove(active) {
+                    fx.release_op(a.part.op);
+                }
+            }
+        }
+    }
+
+    /// A [`BlockEffects::flash_write`] is complete: the CRC-32C of each line that was written, or that it failed.
+    pub fn flash_written(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        outcome: Result<&[u32], IoFailed>,
+        fx: &mut impl BlockEffects,
+    ) {
+        match self.ios.remove(io.0) {
+            Some(Io::Update { active, slot, first, lines }) => {
+                self.updated(now, (active, slot, first, lines), outcome, fx);
+            }
+            Some(Io::Fill { slot, first, lines, source }) => {
+                let mut groups = BTreeSet::new();
+                if outcome.is_err() {
+                    self.stats.flash_errors += 1;
+                } else {
+                    self.stats.flash_lines_written += u64::from(lines);
+                }
+                for i in 0..lines {
+                    let (slot, line) = (SlotId(slot.0 + i), LineId(first.0 + u64::from(i)));
+                    match outcome.ok().and_then(|crcs| crcs.get(i as usize)) {
+                        Some(&crc) if self.enabled => {
+                            self.map.publish(slot, line, Sum::of(line, crc));
+                            self.record(slot);
+                            self.stats.fills += 1;
+                        }
+                        _ => self.stats.fill_dropped += 1,
+                    }
+                    self.end_fill(slot, line, source, fx);
+                    groups.insert(line.group());
+                }
+                for group in groups {
+                    self.wake(now, group, fx);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn push_run(runs: &mut Vec<(SlotId, LineId, u32)>, slot: SlotId, line: LineId) {
+    match runs.last_mut() {
+        Some((s, l, n)) if slot.0 == s.0 + *n && line.0 == l.0 + u64::from(*n) => *n += 1,
+        _ => runs.push((slot, line, 1)),
+    }
+}

@@ -1,0 +1,409 @@
+//! Which line lies in which slot: direct-mapped and set-associative placement, 7 bytes of DRAM a slot.
+//!
+//! ```text
+//! entry   32 bits   valid 1 | held 1 | rank 4 | tag 26       two to a word of `entries`
+//! sum     24 bits   checksum of the line                      eight to three words of `sums`
+//!
+//! valid held
+//!   0    0    free: the durable map says so too; a line may be written here
+//!   0    1    held: empty, but the durable map may still name a line here (or a write to it is under way)
+//!   1    0    a line lies here
+//!   1    1    reserved for dirty lines (write-back): refused when attaching
+//! ```
+//!
+//! A set of *groups* has `ways` ways of [`GROUP_LINES`] slots; line `i` of a group competes with line `i` of the groups
+//! that fall into the same set of groups. Lines of a group that are in the same way are neighbours on the device, so
+//! that one read gets them all.
+//!
+//! Both arrays are [`Words`]: in shared memory they outlive the process. Every change is ordered so that a kill between
+//! any two stores leaves nothing that attaching would take for a line that is not there: an entry becomes valid after its
+//! checksum is written, and is made invalid before anything happens to its slot.
+
+use larder_base::Words;
+
+use super::address::{Place, Placing, TAG_BITS};
+use super::api::{GROUP_LINES, LineId, SlotId, Sum};
+
+const VALID: u32 = 1 << 31;
+const HELD: u32 = 1 << 30;
+const RANK_SHIFT: u32 = TAG_BITS;
+const RANK_MASK: u32 = 0xf << RANK_SHIFT;
+const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
+/// Most ways of a set: what a rank of four bits can order.
+pub const MAX_WAYS: u32 = 16;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// Nothing, durably.
+    Free,
+    /// Nothing, but the durable map may say otherwise.
+    Held,
+    /// A line.
+    Line(LineId),
+}
+
+/// How the ways of a set are ranked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replacement {
+    /// Least recently used (Azor's choice): exact, the rank is the place in the order.
+    #[default]
+    Lru,
+    /// A counter of two bits, set to its maximum by a hit, counted down when a victim is sought.
+    Clock,
+    /// First in, first out: hits change nothing.
+    Fifo,
+}
+
+/// A place for a line that is to be filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Where.
+    pub slot: SlotId,
+    /// What lies there now.
+    pub now: Slot,
+}
+
+/// The map of one shard.
+#[derive(Debug)]
+pub struct Map {
+    entries: Words,
+    sums: Words,
+    placing: Placing,
+    shard: u32,
+    group_sets: u32,
+    ways: u32,
+    replacement: Replacement,
+}
+
+/// An entry that attaching cannot accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "slot {slot} of shard {shard} has an entry that this version does not write ({entry:#010x})"
+)]
+pub struct BadEntry {
+    /// The shard.
+    pub shard: u32,
+    /// The slot.
+    pub slot: u32,
+    /// Its entry.
+    pub entry: u32,
+}
+
+impl Map {
+    /// Slots of a shard of `group_sets` sets of `ways` ways.
+    pub fn slots(group_sets: u32, ways: u32) -> u32 {
+        group_sets * ways * GROUP_LINES
+    }
+
+    /// Words that the entries and the checksums of `slots` slots take.
+    pub fn words(slots: u32) -> (usize, usize) {
+        (slots.div_ceil(2) as usize, (slots as usize).div_ceil(8) * 3)
+    }
+
+    /// A map in `entries` and `sums`, which are zero or were one of the same shape.
+    ///
+    /// # Panics
+    /// If the words are too few for `group_sets × ways` groups, or `ways` is not 1 to [`MAX_WAYS`].
+    pub fn new(
+        entries: Words,
+        sums: Words,
+        placing: Placing,
+        shard: u32,
+        group_sets: u32,
+        ways: u32,
+        replacement: Replacement,
+    ) -> Map {
+        assert!((1..=MAX_WAYS).contains(&ways), "a set of {ways} ways");
+        let need = Self::words(Self::slots(group_sets, ways));
+        assert!(entries.len() >= need.0 && sums.len() >= need.1, "too few words for the map");
+        Map { entries, sums, placing, shard, group_sets, ways, replacement }
+    }
+
+    /// Number of slots.
+    pub fn len(&self) -> u32 {
+        Self::slots(self.group_sets, self.ways)
+    }
+
+    /// Whether there are none (never).
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How the line space is placed.
+    pub fn placing(&self) -> &Placing {
+        &self.placing
+    }
+
+    fn entry(&self, slot: SlotId) -> u32 {
+        (self.entries.load(slot.0 as usize / 2) >> (32 * (slot.0 % 2))) as u32
+    }
+
+    fn set_entry(&mut self, slot: SlotId, entry: u32) {
+        let (word, shift) = (slot.0 as usize / 2, 32 * (slot.0 % 2));
+        let rest = self.entries.load(word) & !(u64::from(u32::MAX) << shift);
+        self.entries.store(word, rest | u64::from(entry) << shift);
+    }
+
+    /// The checksum of the line in `slot`.
+    pub fn sum(&self, slot: SlotId) -> Sum {
+        let (word, shift) = Self::sum_place(slot);
+        let mut sum = self.sums.load(word) >> shift;
+        if shift > 40 {
+            sum |= self.sums.load(word + 1) << (64 - shift);
+        }
+        Sum(sum as u32 & Sum::MASK)
+    }
+
+    fn set_sum(&mut self, slot: SlotId, sum: Sum) {
+        let (word, shift) = Self::sum_place(slot);
+        let (mask, value) = (u128::from(Sum::MASK) << shift, u128::from(sum.0) << shift);
+        let low = self.sums.load(word);
+        self.sums.store(word, low & !(mask as u64) | value as u64);
+        if shift > 40 {
+            let high = self.sums.load(word + 1);
+            self.sums.store(word + 1, high & !((mask >> 64) as u64) | (value >> 64) as u64);
+        }
+    }
+
+    fn sum_place(slot: SlotId) -> (usize, u32) {
+        let bit = u64::from(slot.0) * 24;
+        ((bit / 64) as usize, (bit % 64) as u32)
+    }
+
+    fn slot_at(&self, group_set: u32, way: u32, index: u32) -> SlotId {
+        SlotId((group_set * self.ways + way) * GROUP_LINES + index)
+    }
+
+    fn line_of(&self, slot: SlotId, entry: u32) -> LineId {
+        let index = slot.0 % GROUP_LINES;
+        let group_set = slot.0 / GROUP_LINES / self.ways;
+        self.placing.line(self.shard, Place { group_set, tag: entry & TAG_MASK }, index)
+    }
+
+    /// What `slot` holds.
+    pub fn get(&self, slot: SlotId) -> Slot {
+        let entry = self.entry(slot);
+        match (entry & VALID != 0, entry & HELD != 0) {
+            (true, _) => Slot::Line(self.line_of(slot, entry)),
+            (false, true) => Slot::Held,
+            (false, false) => Slot::Free,
+        }
+    }
+
+    /// The slot where `line` lies.
+    pub fn find(&self, line: LineId) -> Option<SlotId> {
+        let place = self.placing.place(line.group());
+        (0..self.ways)
+            .map(|way| self.slot_at(place.group_set, way, line.index()))
+            .find(|&slot| self.entry(slot) & (VALID | TAG_MASK) == VALID | place.tag)
+    }
+
+    fn ways_of(&self, slot: SlotId) -> impl Iterator<Item = SlotId> + use<> {
+        let index = slot.0 % GROUP_LINES;
+        let first = slot.0 / GROUP_LINES / self.ways * self.ways;
+        (first..first + self.ways).map(move |way| SlotId(way * GROUP_LINES + index))
+    }
+
+    fn rank(&self, slot: SlotId) -> u32 {
+        (self.entry(slot) & RANK_MASK) >> RANK_SHIFT
+    }
+
+    fn set_rank(&mut self, slot: SlotId, rank: u32) {
+        let entry = self.entry(slot);
+        if (entry & RANK_MASK) >> RANK_SHIFT != rank {
+            self.set_entry(slot, entry & !RANK_MASK | rank << RANK_SHIFT);
+        }
+    }
+
+    /// The line in `slot` was used.
+    pub fn hit(&mut self, slot: SlotId) {
+        match self.replacement {
+            Replacement::Lru => self.to_front(slot),
+            Replacement::Clock => self.set_rank(slot, 3),
+            Replacement::Fifo => {}
+        }
+    }
+
+    /// Rank 0 is the most recently used; the others move back one place.
+    fn to_front(&mut self, slot: SlotId) {
+        if self.ways == 1 {
+            return;
+        }
+        let old = self.rank(slot);
+        for other in self.ways_of(slot) {
+            let rank = self.rank(other);
+            if other != slot && rank <= old && rank + 1 < MAX_WAYS {
+                self.set_rank(other, rank + 1);
+            }
+        }
+        self.set_rank(slot, 0);
+    }
+
+    /// A slot for `line`, which lies in none: a free one, else a held one, else the one whose line is to be evicted.
+    /// `busy` tells slots that must not be touched. Nothing is changed but ranks.
+    pub fn choose(&mut self, line: LineId, busy: impl Fn(SlotId, Slot) -> bool) -> Option<Choice> {
+        let place = self.placing.place(line.group());
+        let first = self.slot_at(place.group_set, 0, line.index());
+        loop {
+            let best = self
+                .ways_of(first)
+                .map(|slot| (slot, self.get(slot)))
+                .filter(|&(slot, now)| !busy(slot, now))
+                .max_by_key(|&(slot, now)| match now {
+                    Slot::Free => 100,
+                    Slot::Held => 50,
+                    Slot::Line(_) if self.replacement == Replacement::Clock => {
+                        3 - self.rank(slot).min(3)
+                    }
+                    Slot::Line(_) => self.rank(slot),
+                })?;
+            if self.replacement == Replacement::Clock
+                && matches!(best.1, Slot::Line(_))
+                && self.rank(best.0) > 0
+            {
+                // No way is at zero: all are counted down, those that are busy too.
+                for slot in self.ways_of(first) {
+                    self.set_rank(slot, self.rank(slot).saturating_sub(1));
+                }
+                continue;
+            }
+            return Some(Choice { slot: best.0, now: best.1 });
+        }
+    }
+
+    /// Empties `slot`: from now on it is held.
+    pub fn hold(&mut self, slot: SlotId) {
+        let entry = self.entry(slot);
+        self.set_entry(slot, entry & !VALID | HELD);
+    }
+
+    /// The durable map knows that `slot`, which is held, is empty.
+    pub fn free(&mut self, slot: SlotId) {
+        let entry = self.entry(slot);
+        debug_assert_eq!(entry & (VALID | HELD), HELD, "slot {} is not held", slot.0);
+        self.set_entry(slot, entry & !HELD);
+    }
+
+    /// The bytes of `line` are in `slot`, which is empty, and have checksum `sum`.
+    pub fn publish(&mut self, slot: SlotId, line: LineId, sum: Sum) {
+        debug_assert!(!matches!(self.get(slot), Slot::Line(_)), "slot {} is taken", slot.0);
+        self.set_sum(slot, sum);
+        let place = self.placing.place(line.group());
+        debug_assert!(self.ways_of(slot).any(|s| s == slot));
+        let rank = self.entry(slot) & RANK_MASK;
+        self.set_entry(slot, VALID | rank | place.tag);
+        match self.replacement {
+            Replacement::Lru | Replacement::Fifo => self.to_front(slot),
+            Replacement::Clock => self.set_rank(slot, 1),
+        }
+    }
+
+    /// Whether every entry is one that this version writes.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn validate(&self) -> Result<(), BadEntry> {
+        for slot in 0..self.len() {
+            let entry = self.entry(SlotId(slot));
+            let bad = entry & VALID != 0 && entry & HELD != 0;
+            let foreign = entry & VALID != 0 && {
+                let line = self.line_of(SlotId(slot), entry);
+                line.0 >= self.placing.lines()
+            };
+            if bad || foreign {
+                return Err(BadEntry { shard: self.shard, slot, entry });
+            }
+        }
+        Ok(())
+    }
+
+    /// Lines in the map, by a walk over all of it.
+    pub fn count(&self) -> u32 {
+        (0..self.len()).filter(|&s| self.entry(SlotId(s)) & VALID != 0).count() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(group_sets: u32, ways: u32, replacement: Replacement) -> Map {
+        let (entries, sums) = Map::words(Map::slots(group_sets, ways));
+        let placing = Placing::new(2, group_sets, 99);
+        Map::new(Words::heap(entries), Words::heap(sums), placing, 1, group_sets, ways, replacement)
+    }
+
+    /// Lines that fall into the same set, in this shard.
+    fn rivals(map: &Map, count: usize) -> Vec<LineId> {
+        let target = (0..)
+            .map(super::super::api::GroupId)
+            .find(|&g| map.placing.shard(g) == 1)
+            .map(|g| map.placing.place(g).group_set)
+            .unwrap();
+        (0..map.placing.groups())
+            .map(super::super::api::GroupId)
+            .filter(|&g| map.placing.shard(g) == 1 && map.placing.place(g).group_set == target)
+            .map(|g| g.line(5))
+            .take(count)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_published_is_found_with_its_sum() {
+        let mut map = map(8, 4, Replacement::Lru);
+        let lines = rivals(&map, 4);
+        for (i, &line) in lines.iter().enumerate() {
+            let choice = map.choose(line, |_, _| false).unwrap();
+            assert_eq!(choice.now, Slot::Free);
+            map.publish(choice.slot, line, Sum(0xabc000 + i as u32));
+        }
+        for (i, &line) in lines.iter().enumerate() {
+            let slot = map.find(line).unwrap();
+            assert_eq!(map.get(slot), Slot::Line(line));
+            assert_eq!(map.sum(slot), Sum(0xabc000 + i as u32));
+        }
+        assert_eq!(map.count(), 4);
+        map.validate().unwrap();
+    }
+
+    #[test]
+    fn lru_evicts_in_order_of_use() {
+        let mut map = map(4, 4, Replacement::Lru);
+        let lines = rivals(&map, 5);
+        for &line in &lines[..4] {
+            let slot = map.choose(line, |_, _| false).unwrap().slot;
+            map.publish(slot, line, Sum(1));
+        }
+        map.hit(map.find(lines[0]).unwrap());
+        let choice = map.choose(lines[4], |_, _| false).unwrap();
+        assert_eq!(choice.now, Slot::Line(lines[1]));
+        let busy = choice.slot;
+        let next = map.choose(lines[4], |slot, _| slot == busy).unwrap();
+        assert_eq!(next.now, Slot::Line(lines[2]));
+        map.hold(busy);
+        assert_eq!(map.choose(lines[4], |_, _| false).unwrap().now, Slot::Held);
+        map.free(busy);
+        assert_eq!(map.choose(lines[4], |_, _| false).unwrap().now, Slot::Free);
+        assert_eq!(map.find(lines[1]), None);
+    }
+
+    #[test]
+    fn sums_do_not_touch_their_neighbours() {
+        let mut map = map(2, 1, Replacement::Clock);
+        for slot in 0..map.len() {
+            map.set_sum(SlotId(slot), Sum(slot * 0x01_0203 & Sum::MASK));
+        }
+        map.set_sum(SlotId(10), Sum(Sum::MASK));
+        for slot in (0..map.len()).filter(|&s| s != 10) {
+            assert_eq!(map.sum(SlotId(slot)), Sum(slot * 0x01_0203 & Sum::MASK));
+        }
+        assert_eq!(map.sum(SlotId(10)), Sum(Sum::MASK));
+    }
+
+    #[test]
+    fn a_slot_costs_seven_bytes() {
+        let (entries, sums) = Map::words(1 << 20);
+        assert_eq!((entries + sums) * 8, 7 << 20);
+    }
+}

@@ -1,0 +1,20 @@
+//! The block cache: lines of slow volumes on fast flash, write-through, never wrong.
+//!
+//! [`BlockShard`] is the engine: a state machine that is told of parts of clients' operations and of completions, and
+//! asks for I/O through [`BlockEffects`]. It sees no bytes, no clock, no thread. [`map`] says which line lies where in
+//! 7 bytes of DRAM a slot; [`address`] computes a line's place.
+
+pub mod address;
+pub mod api;
+mod fill;
+pub mod map;
+mod read;
+mod shard;
+mod table;
+mod write;
+
+pub use api::{
+    BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, OpId,
+    Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,
+};
+pub use shard::{BlockConfig, BlockShard, MapRecord, Regions};

@@ -1,0 +1,630 @@
+//! One shard of the block cache: which parts may run, what they wait for, and what must be made durable.
+//!
+//! # What must never happen, and what keeps it from happening
+//!
+//! **A read returns something older than the last acknowledged write.** Reads and changes of one line exclude each
+//! other, and so do changes and fills: a change waits for the fetches, fills and reads of its lines that are under way
+//! (a fill that has not begun to write is given up instead), and everything else waits for the change. The lines of a
+//! change are taken out of the map before it reaches the backing store, and put back, if at all, when both copies are
+//! written. So a kill at any moment leaves no line in the map whose two copies may differ.
+//!
+//! **After a power cut the durable map offers a line that the backing store has changed since.** Before the first
+//! change of a region its bit in the write-intent map is durable; what recovery finds in regions with a bit is dropped.
+//! A bit is cleared only when no change of the region is under way, the backing store was flushed after the last one,
+//! and the log of the map has everything that happened before ([`BlockShard::quiet`]).
+//!
+//! **After a power cut the durable map offers a line whose slot was used for another since.** A slot that the durable
+//! map may still think taken is *held*: nothing but the line that lay there is written to it before the record that it
+//! is empty is durable ([`BlockShard::take_records`], [`BlockShard::records_durable`]). Checksums would catch nearly all
+//! of those, and rot; but nearly is not never.
+//!
+//! **A slot is written while it is read, or twice at a time.** A slot is written only while it is in `reserved`; a
+//! slot's line is not evicted while anything of that line is under way.
+//!
+//! # Order
+//!
+//! Parts that conflict run in the order in which they came. Only groups with something under way are tracked; there is
+//! no lock per line.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use larder_base::Nanos;
+
+use super::api::{
+    BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, OpId,
+    Part, SlotId, Sum, WriteMode,
+};
+use super::map::{Map, Slot};
+use super::table::Table;
+
+/// Bits of a region of the write-intent map, in groups: a region is this many groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Regions {
+    /// Groups of a region.
+    pub groups: u64,
+    /// Number of regions in the line space.
+    pub count: u32,
+}
+
+impl Regions {
+    /// The region of `line`.
+    pub fn of(&self, line: LineId) -> u32 {
+        (line.group().0 / self.groups) as u32
+    }
+}
+
+/// What a shard is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockConfig {
+    /// Bytes of a line: a power of two, 512 to 65,536.
+    pub line_bytes: u32,
+    /// What writes do to the cache.
+    pub write: WriteMode,
+    /// Bounds.
+    pub limits: BlockLimits,
+    /// The regions of the write-intent map.
+    pub regions: Regions,
+}
+
+/// A change of the map that must become durable: what `slot` holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapRecord {
+    /// Which slot of the shard.
+    pub slot: SlotId,
+    /// The line there and its checksum, or nothing.
+    pub holds: Option<(LineId, Sum)>,
+}
+
+/// A part that runs.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub part: Part,
+    /// Completions that it waits for.
+    pub pending: u32,
+    pub failed: bool,
+    /// Updates in place that are written: what to publish when the backing store has the change.
+    pub updated: Vec<(SlotId, LineId, Sum)>,
+    /// Slots of updates that failed.
+    pub lost: Vec<SlotId>,
+    /// Lines of the group to fill from the client's bytes when the change is done.
+    pub fill: u16,
+    /// Fills that still need the client's bytes.
+    pub refs: u32,
+    /// The client was answered; only `refs` keeps it.
+    pub answered: bool,
+}
+
+/// A stretch of bytes that a part wants of a read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub active: u32,
+    pub at: u64,
+    pub len: u32,
+}
+
+/// An I/O under way, or a buffer that fills still need.
+#[derive(Debug)]
+pub(super) enum Io {
+    FlashRead {
+        slot: SlotId,
+        first: LineId,
+        lines: u32,
+        want: Want,
+    },
+    /// `whole`: the lines of the group that it brings whole, which others may wait for and which are to be filled.
+    Fetch {
+        group: GroupId,
+        at: u64,
+        len: u32,
+        whole: u16,
+        compete: bool,
+        wants: Vec<Want>,
+        refs: u32,
+    },
+    Change {
+        active: u32,
+    },
+    Update {
+        active: u32,
+        slot: SlotId,
+        first: LineId,
+        lines: u32,
+    },
+    Fill {
+        slot: SlotId,
+        first: LineId,
+        lines: u32,
+        source: FillSource,
+    },
+}
+
+/// Who keeps the bytes of a fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FillSource {
+    Fetch(IoId),
+    Active(u32),
+}
+
+/// A fill that waits until the durable map knows that its slot is empty.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaitingFill {
+    pub line: LineId,
+    pub source: FillSource,
+}
+
+/// A group with something under way.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    /// Flash reads of each line.
+    pub reading: [u16; GROUP_LINES as usize],
+    /// Lines that a whole fetch brings.
+    pub fetching: u16,
+    pub fetches: Vec<IoId>,
+    /// Lines that are being filled, with the keeper of their bytes.
+    pub filling: u16,
+    pub fills: Vec<(u32, FillSource)>,
+    /// Lines that a change has.
+    pub changing: u16,
+    pub waiting: VecDeque<(Part, Nanos)>,
+}
+
+impl Group {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+            && self.fetching | self.filling | self.changing == 0
+            && self.reading.iter().all(|&n| n == 0)
+    }
+
+    pub(super) fn reads(&self) -> u16 {
+        (0..GROUP_LINES).filter(|&i| self.reading[i as usize] > 0).fold(0, |m, i| m | 1 << i)
+    }
+}
+
+/// One shard of the block cache. See the module's header.
+#[derive(Debug)]
+pub struct BlockShard {
+    pub(super) config: BlockConfig,
+    pub(super) map: Map,
+    pub(super) stats: BlockStats,
+    /// False once the cache device cannot be used: every line is a miss, nothing is filled.
+    pub(super) enabled: bool,
+    pub(super) groups: BTreeMap<GroupId, Group>,
+    pub(super) actives: Table<Active>,
+    pub(super) ios: Table<Io>,
+    /// Slots that are being written, or for which a fill waits.
+    pub(super) reserved: BTreeSet<SlotId>,
+    pub(super) waiting_fills: BTreeMap<SlotId, WaitingFill>,
+    pub(super) fills: u32,
+    waiting_parts: u32,
+    /// Slots whose state must be written to the log, and how many times each was recorded so far.
+    changed: BTreeSet<SlotId>,
+    /// What was taken to be written and is not durable yet.
+    taken: BTreeSet<SlotId>,
+    /// Regions whose bit is known to be durable.
+    dirty: BTreeSet<u32>,
+    asked: BTreeMap<u32, Vec<u32>>,
+    /// Ranges of lines that are locked as a whole, first and last, with the operation that has or wants them.
+    ranges: Vec<Range>,
+    range_waiting: VecDeque<(Part, Nanos)>,
+}
+
+#[derive(Debug)]
+struct Range {
+    first: LineId,
+    last: LineId,
+    op: OpId,
+    held: bool,
+}
+
+impl BlockShard {
+    /// A shard over `map`, in which lines may lie from an earlier run. Slots that are held are recorded as empty again:
+    /// whether that was durable is not known.
+    pub fn new(config: BlockConfig, map: Map) -> BlockShard {
+        let changed = (0..map.len()).map(SlotId).filter(|&s| map.get(s) == Slot::Held).collect();
+        BlockShard {
+            config,
+            map,
+            stats: BlockStats::default(),
+            enabled: true,
+            groups: BTreeMap::new(),
+            actives: Table::new(),
+            ios: Table::new(),
+            reserved: BTreeSet::new(),
+            waiting_fills: BTreeMap::new(),
+            fills: 0,
+            waiting_parts: 0,
+            changed,
+            taken: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            ranges: Vec::new(),
+            range_waiting: VecDeque::new(),
+        }
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> BlockStats {
+        self.stats
+    }
+
+    /// The map, to look at.
+    pub fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// Whether the cache is in use (see [`BlockShard::disable`]).
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.groups.is_empty() && self.actives.len() == 0 && self.ios.len() == 0
+    }
+
+    /// The mask of the lines that bytes `at..at + len` touch, and its group.
+    pub(super) fn span(&self, at: u64, len: u32) -> (GroupId, u16) {
+        let first = LineId(at / u64::from(self.config.line_bytes));
+        let last = LineId((at + u64::from(len) - 1) / u64::from(self.config.line_bytes));
+        debug_assert_eq!(first.group(), last.group(), "a part crosses a group");
+        let upto = if last.index() + 1 == 16 { u16::MAX } else { (1 << (last.index() + 1)) - 1 };
+        (first.group(), upto & !((1u16 << first.index()) - 1))
+    }
+
+    pub(super) fn line_start(&self, line: LineId) -> u64 {
+        line.0 * u64::from(self.config.line_bytes)
+    }
+
+    /// Begins a part. Its answer is one [`BlockEffects::done`], now or during a later completion.
+    pub fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects) {
+        debug_assert!(part.len > 0);
+        let (group, mask) = self.span(part.at, part.len);
+        if self.in_range(group, mask) {
+            if self.waiting_parts >= self.config.limits.waiting {
+                fx.done(part.op, Err(IoFailed), false);
+                return;
+            }
+            self.waiting_parts += 1;
+            self.stats.waited += 1;
+            self.range_waiting.push_back((part, now));
+            return;
+        }
+        let entry = self.groups.entry(group).or_default();
+        if Self::conflicts(
+            entry,
+            &part,
+            mask,
+            entry.waiting.len(),
+            &self.waiting_fills,
+            group,
+            |p| span_of(self.config.line_bytes, p),
+        ) {
+            if self.waiting_parts >= self.config.limits.waiting {
+                self.tidy(group);
+                fx.done(part.op, Err(IoFailed), false);
+                return;
+            }
+            self.waiting_parts += 1;
+            self.stats.waited += 1;
+            self.groups.entry(group).or_default().waiting.push_back((part, now));
+            return;
+        }
+        self.start(part, group, mask, fx);
+        self.tidy(group);
+    }
+
+    /// Whether `part` must wait for what is under way in its group, or for one of the first `ahead` that wait.
+    fn conflicts(
+        group: &Group,
+        part: &Part,
+        mask: u16,
+        ahead: usize,
+        waiting_fills: &BTreeMap<SlotId, WaitingFill>,
+        id: GroupId,
+        span: impl Fn(&Part) -> u16,
+    ) -> bool {
+        let changes = part.kind.changes();
+        let earlier = group.waiting.iter().take(ahead);
+        if earlier.into_iter().any(|(p, _)| (changes || p.kind.changes()) && span(p) & mask != 0) {
+            return true;
+        }
+        if group.changing & mask != 0 {
+            return true;
+        }
+        if !changes {
+            return false;
+        }
+        // Fills that wait for the log have written nothing: they are given up, not waited for.
+        let given_up = waiting_fills
+            .values()
+            .filter(|f| f.line.group() == id)
+            .fold(0u16, |m, f| m | 1 << f.line.index());
+        (group.fetching | group.filling & !given_up | group.reads()) & mask != 0
+    }
+
+    fn start(&mut self, part: Part, group: GroupId, mask: u16, fx: &mut impl BlockEffects) {
+        if part.kind.changes() {
+            self.start_change(part, group, mask, fx);
+        } else {
+            self.start_read(part, group, mask, fx);
+        }
+    }
+
+    /// Starts what can start in `group` now, and forgets the group if nothing is left in it.
+    pub(super) fn wake(&mut self, now: Nanos, group: GroupId, fx: &mut impl BlockEffects) {
+        let mut at = 0;
+        while let Some(entry) = self.groups.get(&group) {
+            let Some(&(part, since)) = entry.waiting.get(at) else { break };
+            let (_, mask) = self.span(part.at, part.len);
+            let line_bytes = self.config.line_bytes;
+            if Self::conflicts(entry, &part, mask, at, &self.waiting_fills, group, |p| {
+                span_of(line_bytes, p)
+            }) {
+                at += 1;
+                continue;
+            }
+            if let Some(entry) = self.groups.get_mut(&group) {
+                entry.waiting.remove(at);
+            }
+            self.waiting_parts -= 1;
+            self.stats.longest_wait = self.stats.longest_wait.max(now.saturating_sub(since));
+            self.start(part, group, mask, fx);
+        }
+        self.tidy(group);
+        self.grant_ranges(now, fx);
+    }
+
+    pub(super) fn tidy(&mut self, group: GroupId) {
+        if self.groups.get(&group).is_some_and(Group::is_idle) {
+            self.groups.remove(&group);
+        }
+    }
+
+    pub(super) fn group(&mut self, group: GroupId) -> &mut Group {
+        self.groups.entry(group).or_default()
+    }
+
+    /// One completion of `active` is in. Answers the client when it was the last.
+    pub(super) fn step(
+        &mut self,
+        now: Nanos,
+        active: u32,
+        failed: bool,
+        fx: &mut impl BlockEffects,
+    ) {
+        let Some(a) = self.actives.get_mut(active) else { return };
+        a.failed |= failed;
+        a.pending -= 1;
+        if a.pending > 0 {
+            return;
+        }
+        if a.part.kind.changes() {
+            self.finish_change(now, active, fx);
+        } else if let Some(a) = self.actives.remove(active) {
+            fx.done(a.part.op, if a.failed { Err(IoFailed) } else { Ok(()) }, false);
+        }
+    }
+
+    // ---- the durable map ----
+
+    /// The state of `slot` differs from what was recorded last.
+    pub(super) fn record(&mut self, slot: SlotId) {
+        self.changed.insert(slot);
+    }
+
+    /// Slots whose state waits to be recorded.
+    pub fn records_waiting(&self) -> usize {
+        self.changed.len()
+    }
+
+    /// Up to `most` records of slots that changed, for the log. Flush the cache device after this call and before the
+    /// records are written: the lines they name must be durable before they are. One batch at a time: answer with
+    /// [`BlockShard::records_durable`] or [`BlockShard::records_lost`].
+    pub fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>) {
+        debug_assert!(self.taken.is_empty(), "one batch at a time");
+        let slots: Vec<SlotId> =
+            self.changed.iter().copied().filter(|s| !self.is_update(*s)).take(most).collect();
+        for slot in slots {
+            self.changed.remove(&slot);
+            self.taken.insert(slot);
+            let holds = match self.map.get(slot) {
+                Slot::Line(line) => Some((line, self.map.sum(slot))),
+                Slot::Held | Slot::Free => None,
+            };
+            out.push(MapRecord { slot, holds });
+        }
+    }
+
+    /// A slot under update in place: its state is in between, and its region has its bit set.
+    fn is_update(&self, slot: SlotId) -> bool {
+        self.reserved.contains(&slot) && !self.waiting_fills.contains_key(&slot)
+    }
+
+    /// The batch is durable: slots that it recorded as empty and that still are may be used.
+    pub fn records_durable(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
+        for slot in std::mem::take(&mut self.taken) {
+            let again = self.changed.contains(&slot);
+            let update = self.is_update(slot);
+            if !again && !update && self.map.get(slot) == Slot::Held {
+                self.map.free(slot);
+            }
+        }
+        self.start_waiting_fills(fx);
+    }
+
+    /// The batch could not be written: its slots wait again.
+    pub fn records_lost(&mut self) {
+        for slot in std::mem::take(&mut self.taken) {
+            self.changed.insert(slot);
+        }
+    }
+
+    // ---- the write-intent map ----
+
+    /// Whether changes of `line` may begin; else the active part waits for the region's bit.
+    pub(super) fn may_change(
+        &mut self,
+        line: LineId,
+        active: u32,
+        fx: &mut impl BlockEffects,
+    ) -> bool {
+        let region = self.config.regions.of(line);
+        if self.dirty.contains(&region) {
+            return true;
+        }
+        let waiting = self.asked.entry(region).or_default();
+        waiting.push(active);
+        if waiting.len() == 1 {
+            fx.intent(region);
+        }
+        false
+    }
+
+    /// The bit of `region` is durable (or the cache was [disabled](BlockShard::disable) because it cannot be).
+    pub fn intent_ready(&mut self, now: Nanos, region: u32, fx: &mut impl BlockEffects) {
+        self.dirty.insert(region);
+        for active in self.asked.remove(&region).unwrap_or_default() {
+            self.run_change(now, active, fx);
+        }
+    }
+
+    /// Asks whether the bit of `region` may be cleared: no change of it is under way, and none begins from now on
+    /// without asking for the bit again. The caller then flushes the backing store, makes all records of all shards
+    /// durable that were waiting at this moment, and clears the bit.
+    pub fn quiet(&mut self, region: u32) -> bool {
+        let regions = self.config.regions;
+        let busy = self.asked.contains_key(&region)
+            || self.actives.iter().any(|a| {
+                a.part.kind.changes() && !a.answered && {
+                    regions.of(LineId(a.part.at / u64::from(self.config.line_bytes))) == region
+                }
+            });
+        if !busy {
+            self.dirty.remove(&region);
+        }
+        !busy
+    }
+
+    // ---- when the cache device is lost ----
+
+    /// The cache device cannot be used any more: from now on every line is a miss and nothing is cached. What is under
+    /// way ends as it can; clients see no error.
+    pub fn disable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
+        if !self.enabled {
+            return;
+        }
+        self.enabled = false;
+        let given_up: Vec<SlotId> = self.waiting_fills.keys().copied().collect();
+        let mut groups = BTreeSet::new();
+        for slot in given_up {
+            if let Some(fill) = self.cancel_fill(slot, fx) {
+                groups.insert(fill.line.group());
+            }
+        }
+        for group in groups {
+            self.wake(now, group, fx);
+        }
+    }
+
+    // ---- whole ranges ----
+
+    fn in_range(&self, group: GroupId, mask: u16) -> bool {
+        !self.ranges.is_empty() && {
+            let first = group.line(mask.trailing_zeros());
+            let last = group.line(15 - mask.leading_zeros());
+            self.ranges.iter().any(|r| r.first <= last && first <= r.last)
+        }
+    }
+
+    /// Takes the lines `first..=last` for `op`, a change of a range too large to be split into parts. When nothing of it
+    /// is under way any more, `done(op)`; from then until [`BlockShard::unlock_range`] nothing of it begins.
+    pub fn lock_range(
+        &mut self,
+        now: Nanos,
+        op: OpId,
+        first: LineId,
+        last: LineId,
+        fx: &mut impl BlockEffects,
+    ) {
+        self.ranges.push(Range { first, last, op, held: false });
+        self.grant_ranges(now, fx);
+    }
+
+    fn grant_ranges(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
+        for at in 0..self.ranges.len() {
+            let (first, last) = (self.ranges[at].first, self.ranges[at].last);
+            if self.ranges[at].held
+                || self.ranges[..at].iter().any(|r| r.first <= last && first <= r.last)
+                || self.groups.range(first.group()..=last.group()).next().is_some()
+            {
+                continue;
+            }
+            self.ranges[at].held = true;
+            fx.done(self.ranges[at].op, Ok(()), false);
+        }
+    }
+
+    /// Drops the lines of a locked range, looking at up to `steps` slots or groups from `cursor` on. Returns where to go
+    /// on, or `None` when it is finished.
+    pub fn drop_range(
+        &mut self,
+        first: LineId,
+        last: LineId,
+        cursor: u64,
+        steps: u32,
+    ) -> Option<u64> {
+        let groups = last.group().0 - first.group().0 + 1;
+        let slots = u64::from(self.map.len());
+        let mut cursor = cursor;
+        // By groups where they are fewer than the slots of the shard, else by slots.
+        let by_group = groups < slots;
+        let end = if by_group { groups } else { slots };
+        for _ in 0..steps {
+            if cursor >= end {
+                return None;
+            }
+            if by_group {
+                let group = GroupId(first.group().0 + cursor);
+                for line in
+                    (0..GROUP_LINES).map(|i| group.line(i)).filter(|l| (first..=last).contains(l))
+                {
+                    if let Some(slot) = self.map.find(line) {
+                        self.drop_line(slot);
+                    }
+                }
+            } else {
+                let slot = SlotId(cursor as u32);
+                if matches!(self.map.get(slot), Slot::Line(line) if (first..=last).contains(&line))
+                {
+                    self.drop_line(slot);
+                }
+            }
+            cursor += 1;
+        }
+        (cursor < end).then_some(cursor)
+    }
+
+    /// Takes the line in `slot` out of the map.
+    pub(super) fn drop_line(&mut self, slot: SlotId) {
+        self.map.hold(slot);
+        self.record(slot);
+        self.stats.dropped += 1;
+    }
+
+    /// Gives a range back, and begins what waited for it.
+    pub fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
+        self.ranges.retain(|r| r.op != op);
+        self.grant_ranges(now, fx);
+        for (part, since) in std::mem::take(&mut self.range_waiting) {
+            self.waiting_parts -= 1;
+            self.stats.longest_wait = self.stats.longest_wait.max(now.saturating_sub(since));
+            self.submit(now, part, fx);
+        }
+    }
+}
+
+fn span_of(line_bytes: u32, part: &Part) -> u16 {
+    let first = LineId(part.at / u64::from(line_bytes)).index();
+    let last = LineId((part.at + u64::from(part.len) - 1) / u64::from(line_bytes)).index();
+    (first..=last).fold(0, |m, i| m | 1 << i)
+}
