@@ -1,0 +1,14 @@
+//! The block cache's daemon: the NBD protocol, the stores behind a cache, and the workers between them.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
+//! | [`op`] | what is asked of a volume or of the store behind it |
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the server stands above the runtime: it reads clocks and starts threads"
+)]
+
+pub mod nbd;
+pub mod op;
