@@ -3,11 +3,15 @@
 //! | | |
 //! | --- | --- |
 //! | [`BlockAdmission`] | `all`, `seqr`, `sseqr`, `touch_count`, `two_lbs` and chains of them |
+//! | [`SlotPolicy`] | which of a group's lines goes: LRU, CLOCK, SIEVE, S3-FIFO in at most 8 bits a slot |
+//! | [`SegmentPicker`], [`Survivors`] | which segment of a log is reclaimed, and what is kept of it |
 //! | [`Selection`] | what is cached always, never, or as admission decides |
 
 mod access;
 mod admission;
+mod reclaim;
 mod selection;
+mod slots;
 
 pub use access::{
     BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId, Observed, Reason, Verdict,
@@ -17,4 +21,6 @@ pub use admission::{
     BLOCK_POLICY_NAMES, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup,
     Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
 };
+pub use reclaim::{EvictionBy, SegmentPicker, Survivors, VictimPolicy};
 pub use selection::{Rule, Selected, Selection, SelectionError};
+pub use slots::{Ghosts, MOST_WAYS, Replacement, SlotBits, SlotPolicy};

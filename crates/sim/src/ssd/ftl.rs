@@ -1,9 +1,9 @@
 //! The flash translation layer.
 
 use larder_base::Rng;
+use larder_policy::block::{SegmentPicker, VictimPolicy};
 use serde::Serialize;
 
-use super::victim::{Closed, VictimPolicy};
 use super::wear::Wear;
 
 const NONE: u32 = u32::MAX;
@@ -113,7 +113,7 @@ pub struct Ssd {
     /// Stream of each super-block, which its pages keep when copied.
     stream: Vec<u16>,
     free: Vec<u32>,
-    closed: Closed,
+    closed: SegmentPicker,
     /// One for each stream, then the cleaner's own when separate.
     open: Vec<Open>,
     /// Pages programmed since the start: the device's clock.
@@ -161,7 +161,7 @@ impl Ssd {
             erased: vec![0; blocks],
             stream: vec![0; blocks],
             free: (0..blocks as u32).rev().collect(),
-            closed: Closed::new(geometry.victim, blocks),
+            closed: SegmentPicker::new(geometry.victim, blocks),
             open: Vec::new(),
             clock: 0,
             traffic: Traffic::default(),
@@ -316,7 +316,7 @@ impl Ssd {
     pub fn valid_distribution(&self, bins: usize) -> Vec<u64> {
         let bins = bins.max(1);
         let mut counts = vec![0; bins];
-        for &block in self.closed.blocks() {
+        for &block in self.closed.segments() {
             let share =
                 f64::from(self.valid[block as usize]) / f64::from(self.geometry.pages_per_block);
             counts[((share * bins as f64) as usize).min(bins - 1)] += 1;
@@ -340,7 +340,7 @@ impl Ssd {
         assert_eq!(valid, self.valid);
         let mapped = self.map.iter().filter(|&&at| at != NONE).count();
         assert_eq!(self.reverse.iter().filter(|&&p| p != NONE).count(), mapped);
-        let blocks = self.free.len() + self.open.len() + self.closed.blocks().len();
+        let blocks = self.free.len() + self.open.len() + self.closed.segments().len();
         assert_eq!(blocks, self.valid.len());
         assert!(!self.free.is_empty());
     }

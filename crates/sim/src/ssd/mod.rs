@@ -10,10 +10,9 @@
 mod ftl;
 pub mod theory;
 mod timing;
-mod victim;
 mod wear;
 
 pub use ftl::{Geometry, GeometryError, Keep, NoEviction, Ssd, Traffic, Work};
+pub use larder_policy::block::VictimPolicy;
 pub use timing::{Channels, Timing};
-pub use victim::VictimPolicy;
 pub use wear::Wear;
