@@ -1,55 +1,11 @@
 //! What is asked of a volume or of the store behind it.
 
 use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
 
 use larder_runtime::AlignedBuf;
+pub use larder_runtime::Payload;
 
 use crate::nbd::wire::Errno;
-
-/// A part of a buffer that several may read at once: a client's write goes to the backing store and to flash from the
-/// same memory.
-#[derive(Clone, Debug)]
-pub struct Payload {
-    buf: Arc<AlignedBuf>,
-    start: usize,
-    len: usize,
-}
-
-impl Payload {
-    /// The whole buffer.
-    pub fn new(buf: AlignedBuf) -> Payload {
-        let len = buf.len();
-        Payload { buf: Arc::new(buf), start: 0, len }
-    }
-
-    /// `len` bytes from `start` of this part.
-    ///
-    /// # Panics
-    /// If it is shorter.
-    pub fn part(&self, start: usize, len: usize) -> Payload {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.len));
-        Payload { buf: self.buf.clone(), start: self.start + start, len }
-    }
-
-    /// The buffer, if nobody else has a part of it.
-    pub fn into_buf(self) -> Option<AlignedBuf> {
-        Arc::into_inner(self.buf)
-    }
-
-    /// Bytes that the whole buffer takes.
-    pub fn capacity(&self) -> usize {
-        self.buf.capacity()
-    }
-}
-
-impl Deref for Payload {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.buf[self.start..self.start + self.len]
-    }
-}
 
 /// One operation. Ranges are in bytes, of any alignment, and must lie within the store.
 #[derive(Debug)]

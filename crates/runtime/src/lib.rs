@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`device`] | a flash file or raw block device, locked, `O_DIRECT` where the file system allows it |
 //! | [`ring`] | asynchronous reads for one worker: io_uring, or a pool of threads that call `pread` |
+//! | [`FileQueue`] | reads, writes, syncs and holes on any number of files, by the same two means |
 //! | [`buffer`] | page-aligned buffers from a bounded pool |
 //! | [`shared`] | memory that outlives the process, on tmpfs |
 //! | [`clock`] | wall and monotonic time, read together, once per turn |
@@ -34,6 +35,9 @@ pub use datadir::{DataDir, DataDirError};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
 pub use error::{DeviceError, IoOp};
 pub use lock::Holder;
-pub use ring::{Completion, Full, ReadRing, RingChoice, RingOptions};
+pub use ring::{
+    Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload, ReadRing, RingChoice,
+    RingOptions,
+};
 pub use shared::{SHARED_DIR, SharedError, SharedRegion, boot_id};
 pub use wear::Wear;

@@ -24,8 +24,11 @@
 //! Two implementations pass the same tests: io_uring, and a pool of threads for hosts that forbid it (many containers
 //! do). Devices that have no descriptor of their own (those for tests) use the threads.
 
+mod files;
 mod threads;
 mod uring;
+
+pub use files::{FileDone, FileHandle, FileOp, FileQueue, Payload};
 
 use std::collections::VecDeque;
 use std::fmt;

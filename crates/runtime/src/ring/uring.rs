@@ -19,10 +19,10 @@ use crate::device::{Device, read_shortfall};
 use crate::error::{DeviceError, IoOp};
 
 /// `IORING_ENTER_GETEVENTS`: run deferred completions.
-const GETEVENTS: u32 = 1;
+pub(super) const GETEVENTS: u32 = 1;
 
 /// Tries of one read that the kernel says is to be tried again, before that becomes its error.
-const MOST_RETRIES: u32 = 64;
+pub(super) const MOST_RETRIES: u32 = 64;
 
 /// A read that the kernel may be writing into the memory of.
 struct Flight {
@@ -309,7 +309,7 @@ impl Drop for Uring {
 }
 
 /// Why `io_uring_setup` failed, in words.
-fn why(error: &io::Error) -> String {
+pub(super) fn why(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => "io_uring is forbidden here (EPERM: kernel.io_uring_disabled or the container's seccomp profile)".to_owned(),
         Some(libc::ENOSYS) => "this kernel has no io_uring (ENOSYS)".to_owned(),

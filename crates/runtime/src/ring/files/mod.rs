@@ -1,0 +1,340 @@
+//! Reads, writes, syncs and holes on any number of files, for one worker.
+//!
+//! Like [`ReadRing`](super::ReadRing), it is a descriptor in the worker's event loop: submit while requests are handled,
+//! flush once per turn, take what has ended when the descriptor is readable. What is submitted beyond the depth waits
+//! in the queue's own list, so nothing is ever refused; the caller bounds it by what it takes from its clients.
+//!
+//! Operations may end in any order, and nothing orders two of them that are under way at once: whoever needs a write to
+//! be durable waits for it, then submits [`FileOp::Sync`].
+
+#[cfg(test)]
+mod tests;
+mod threads;
+mod uring;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::RingChoice;
+use crate::buffer::AlignedBuf;
+
+/// A part of a buffer that several may read at once: a client's write goes to the backing store and to flash from the
+/// same memory.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    buf: Arc<AlignedBuf>,
+    start: usize,
+    len: usize,
+}
+
+impl Payload {
+    /// The whole buffer.
+    pub fn new(buf: AlignedBuf) -> Payload {
+        let len = buf.len();
+        Payload { buf: Arc::new(buf), start: 0, len }
+    }
+
+    /// `len` bytes from `start` of this part.
+    ///
+    /// # Panics
+    /// If it is shorter.
+    pub fn part(&self, start: usize, len: usize) -> Payload {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len));
+        Payload { buf: self.buf.clone(), start: self.start + start, len }
+    }
+
+    /// The buffer, if nobody else has a part of it.
+    pub fn into_buf(self) -> Option<AlignedBuf> {
+        Arc::into_inner(self.buf)
+    }
+
+    /// Bytes that the whole buffer takes.
+    pub fn capacity(&self) -> usize {
+        self.buf.capacity()
+    }
+}
+
+impl Deref for Payload {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buf[self.start..self.start + self.len]
+    }
+}
+
+/// An open file or block device.
+#[derive(Clone, Debug)]
+pub struct FileHandle {
+    fd: Arc<OwnedFd>,
+    /// What a transfer that ended short goes on at a multiple of.
+    unit: u32,
+}
+
+impl FileHandle {
+    /// `unit` is what offsets and lengths must be multiples of: 1 unless the file was opened with `O_DIRECT`.
+    pub fn new(fd: OwnedFd, unit: u32) -> FileHandle {
+        FileHandle { fd: Arc::new(fd), unit: unit.max(1) }
+    }
+
+    /// What offsets and lengths must be multiples of.
+    pub fn unit(&self) -> u32 {
+        self.unit
+    }
+}
+
+impl AsFd for FileHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// One operation on a file.
+#[derive(Debug)]
+pub enum FileOp {
+    /// Fill the whole buffer from `offset`. Ends with [`io::ErrorKind::UnexpectedEof`] where the file does.
+    Read {
+        /// Start, bytes.
+        offset: u64,
+        /// What is filled.
+        buf: AlignedBuf,
+    },
+    /// Write all of it at `offset`.
+    Write {
+        /// Start, bytes.
+        offset: u64,
+        /// What is written.
+        data: Payload,
+        /// Ends only once it is durable (`RWF_DSYNC`).
+        durable: bool,
+    },
+    /// Make every write that has ended durable (`fdatasync`).
+    Sync,
+    /// Make a hole (`FALLOC_FL_PUNCH_HOLE`): it reads as zeroes.
+    Punch {
+        /// Start, bytes.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make the range read as zeroes and keep its room (`FALLOC_FL_ZERO_RANGE`).
+    Zero {
+        /// Start, bytes.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+/// An operation that has ended, with its buffer.
+#[derive(Debug)]
+pub struct FileDone {
+    /// What it was submitted under.
+    pub token: u64,
+    /// The operation.
+    pub op: FileOp,
+    /// How it ended. After an error any part of it may have been done.
+    pub result: io::Result<()>,
+}
+
+/// An operation on its way.
+struct Job {
+    token: u64,
+    file: FileHandle,
+    op: FileOp,
+    /// Bytes moved so far.
+    moved: usize,
+    retries: u32,
+}
+
+enum Backend {
+    Uring(Box<uring::Uring>),
+    Threads(threads::Threads),
+}
+
+/// See the [module](self). It may be made on any thread, but must be used on one.
+///
+/// Dropping it waits for what the kernel (or a thread) is doing.
+pub struct FileQueue {
+    // Declared first so that it goes first: it waits for whatever still moves memory.
+    backend: Backend,
+    event: Arc<OwnedFd>,
+    waiting: VecDeque<Job>,
+    depth: usize,
+    /// Of them, in the back end.
+    started: usize,
+    fallback: Option<String>,
+}
+
+impl FileQueue {
+    /// A queue that has `depth` operations under way at most, with so many threads if it comes to them.
+    ///
+    /// # Errors
+    /// When the implementation asked for cannot be had (with [`RingChoice::Auto`]: neither), in words.
+    pub fn open(choice: RingChoice, depth: u32, threads: u32) -> Result<FileQueue, String> {
+        let depth = depth.clamp(1, 4096);
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| format!("eventfd: {e}"))?;
+        let event = Arc::new(event);
+        let mut fallback = None;
+        let mut backend = None;
+        if choice != RingChoice::Threads {
+            match uring::Uring::open(depth, event.clone()) {
+                Ok(ring) => backend = Some(Backend::Uring(Box::new(ring))),
+                Err(reason) if choice == RingChoice::Uring => return Err(reason),
+                Err(reason) => fallback = Some(reason),
+            }
+        }
+        let backend = match backend {
+            Some(backend) => backend,
+            None => threads::Threads::start(threads.clamp(1, 256), event.clone())
+                .map(Backend::Threads)
+                .map_err(|e| format!("threads: {e}"))?,
+        };
+        let depth = depth as usize;
+        Ok(FileQueue { backend, event, waiting: VecDeque::new(), depth, started: 0, fallback })
+    }
+
+    /// Which implementation it is: `io_uring` or `threads`.
+    pub fn kind(&self) -> &'static str {
+        match self.backend {
+            Backend::Uring(_) => "io_uring",
+            Backend::Threads(_) => "threads",
+        }
+    }
+
+    /// Why [`RingChoice::Auto`] took the threads.
+    pub fn fallback_reason(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
+    /// Operations submitted and not taken.
+    pub fn in_flight(&self) -> usize {
+        self.started + self.waiting.len()
+    }
+
+    /// Adds an operation; it starts with the next [`FileQueue::flush`].
+    pub fn submit(&mut self, token: u64, file: &FileHandle, op: FileOp) {
+        self.waiting.push_back(Job { token, file: file.clone(), op, moved: 0, retries: 0 });
+    }
+
+    fn start_waiting(&mut self) {
+        while self.started < self.depth {
+            let Some(job) = self.waiting.pop_front() else { return };
+            self.started += 1;
+            match &mut self.backend {
+                Backend::Uring(ring) => ring.submit(job),
+                Backend::Threads(pool) => pool.submit(job),
+            }
+        }
+    }
+
+    /// Starts what was submitted: at most one system call. To be called once per turn of the event loop.
+    pub fn flush(&mut self) {
+        self.start_waiting();
+        match &mut self.backend {
+            Backend::Uring(ring) => ring.flush(),
+            Backend::Threads(pool) => pool.flush(),
+        }
+    }
+
+    /// The next operation that has ended. Take until `None` before waiting on the descriptor again.
+    pub fn pop(&mut self) -> Option<FileDone> {
+        let done = match &mut self.backend {
+            Backend::Uring(ring) => ring.pop(),
+            Backend::Threads(pool) => pool.pop(),
+        };
+        let Some((job, result)) = done else {
+            // What waited for room starts now, since the owner may sleep after this.
+            if !self.waiting.is_empty() && self.started < self.depth {
+                self.flush();
+            }
+            return None;
+        };
+        self.started -= 1;
+        Some(FileDone { token: job.token, op: job.op, result })
+    }
+
+    /// Clears the descriptor's readiness. Only for level-triggered event loops: call it before taking completions.
+    pub fn acknowledge(&self) {
+        let mut count = [0u8; 8];
+        // EAGAIN means that nothing was signalled.
+        let _ = rustix::io::read(&*self.event, &mut count);
+    }
+
+    /// Waits until something has ended or the time is over. For callers without an event loop, such as start-up and
+    /// tests. Returns whether there is something to take.
+    pub fn wait(&mut self, timeout: std::time::Duration) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        self.flush();
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(&*self.event, PollFlags::IN)];
+        let ready = poll(&mut fds, Some(&timeout)).is_ok_and(|n| n > 0);
+        self.acknowledge();
+        ready
+    }
+}
+
+impl AsRawFd for FileQueue {
+    /// Readable when operations have ended.
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
+impl fmt::Debug for FileQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileQueue")
+            .field("kind", &self.kind())
+            .field("depth", &self.depth)
+            .field("in_flight", &self.in_flight())
+            .finish()
+    }
+}
+
+/// What a transfer's result means.
+enum Moved {
+    Over(io::Result<()>),
+    /// There is more to move.
+    GoOn,
+}
+
+impl Job {
+    /// Bytes to move in all; nothing for the operations that move none.
+    fn length(&self) -> usize {
+        match &self.op {
+            FileOp::Read { buf, .. } => buf.len(),
+            FileOp::Write { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+
+    /// `n` more bytes were moved (or the operation that moves none succeeded).
+    fn advance(&mut self, n: usize) -> Moved {
+        let whole = self.length();
+        let unit = self.file.unit as usize;
+        let moved = self.moved + n;
+        if moved >= whole {
+            return Moved::Over(Ok(()));
+        }
+        // Direct transfers go on at whole blocks.
+        let aligned = moved / unit * unit;
+        if aligned > self.moved {
+            self.moved = aligned;
+            return Moved::GoOn;
+        }
+        Moved::Over(Err(match self.op {
+            FileOp::Read { .. } => {
+                io::Error::new(io::ErrorKind::UnexpectedEof, "the file ended early")
+            }
+            _ => io::Error::new(io::ErrorKind::WriteZero, "the file took no bytes"),
+        }))
+    }
+}
