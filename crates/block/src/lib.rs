@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
+//! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |
 #![allow(
     clippy::disallowed_methods,
@@ -10,5 +11,6 @@
     reason = "the server stands above the runtime: it reads clocks and starts threads"
 )]
 
+pub mod backing;
 pub mod nbd;
 pub mod op;

@@ -1,0 +1,405 @@
+//! A file or block device.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, PAGE, RingChoice};
+use rustix::fs::{FlockOperation, OFlags, SeekFrom};
+use rustix::io::Errno as Os;
+
+use super::steps::Steps;
+use super::{About, Backing, BackingError, Identity, Session, Uri};
+use crate::nbd::wire::{Errno, MAX_PAYLOAD};
+use crate::op::{Done, Extent, Failure, Op, Outcome};
+
+/// Operations under way in one session.
+const DEPTH: u32 = 256;
+/// Threads of one session, where there is no io_uring.
+const THREADS: u32 = 8;
+/// Extents of one status.
+const MAX_EXTENTS: usize = 256;
+/// Offset and length of direct transfers are multiples of this: every device's blocks divide it.
+const DIRECT_UNIT: u32 = 4096;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct FileBacking {
+    uri: String,
+    path: PathBuf,
+    about: About,
+    /// A block device.
+    device: bool,
+    handles: Handles,
+    ring: RingChoice,
+}
+
+/// The open file, through the page cache and past it.
+#[derive(Clone, Debug)]
+struct Handles {
+    buffered: FileHandle,
+    direct: Option<FileHandle>,
+}
+
+impl FileBacking {
+    /// Opens it, and locks it against other writers unless it is only to be read. With `direct`, whole blocks go past
+    /// the page cache where the file system allows it; other ranges go through it.
+    ///
+    /// # Errors
+    /// [`BackingError::Open`], naming the remedy.
+    pub fn open(uri: &Uri, read_only: bool, direct: bool) -> Result<FileBacking, BackingError> {
+        let Uri::File { path } = uri else {
+            return Err(BackingError::Uri { uri: uri.to_string(), reason: "not a file".into() });
+        };
+        FileBacking::open_path(uri.to_string(), path, read_only, direct, RingChoice::Auto)
+    }
+
+    fn open_path(
+        uri: String,
+        path: &Path,
+        read_only: bool,
+        direct: bool,
+        ring: RingChoice,
+    ) -> Result<FileBacking, BackingError> {
+        let bad = |reason: String| BackingError::Open { uri: uri.clone(), reason };
+        let mut options = OpenOptions::new();
+        options.read(true).write(!read_only);
+        let file = options.open(path).map_err(|e| {
+            bad(match e.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "does not exist: name an existing file or block device".into()
+                }
+                std::io::ErrorKind::PermissionDenied if !read_only => {
+                    format!("{e}: give the right to write, or attach it read-only")
+                }
+                _ => e.to_string(),
+            })
+        })?;
+        let meta = file.metadata().map_err(|e| bad(e.to_string()))?;
+        let device = meta.file_type().is_block_device();
+        if !device && !meta.is_file() {
+            return Err(bad("is neither a regular file nor a block device".into()));
+        }
+        if !read_only {
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| {
+                bad(if e == Os::WOULDBLOCK {
+                    "another process has it locked for writing: stop that one first".into()
+                } else {
+                    format!("cannot be locked: {e}")
+                })
+            })?;
+        }
+        let size = size_of_file(&file).map_err(|e| bad(format!("its size: {e}")))?;
+        if size == 0 {
+            return Err(bad("is empty: give it the size that the volume is to have".into()));
+        }
+        let direct_file = if direct {
+            let flags = OFlags::DIRECT.bits() as i32;
+            options.custom_flags(flags).open(path).ok()
+        } else {
+            None
+        };
+        if direct && direct_file.is_none() {
+            tracing::warn!("backing store '{uri}' has no direct access here: using the page cache");
+        }
+        let handles = Handles {
+            buffered: FileHandle::new(OwnedFd::from(file), 1),
+            direct: direct_file.map(|f| FileHandle::new(OwnedFd::from(f), DIRECT_UNIT)),
+        };
+        let about = About {
+            size,
+            read_only,
+            trim: true,
+            fast_zero: true,
+            status: !device,
+            minimum: 1,
+            maximum: MAX_PAYLOAD,
+        };
+        Ok(FileBacking { uri, path: path.to_owned(), about, device, handles, ring })
+    }
+}
+
+/// Of a regular file or a block device, bytes: both know where they end.
+fn size_of_file(file: &File) -> std::io::Result<u64> {
+    let end = rustix::fs::seek(file, SeekFrom::End(0))?;
+    Ok(end)
+}
+
+impl Backing for FileBacking {
+    fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    fn about(&self) -> About {
+        self.about
+    }
+
+    fn identity(&self) -> Result<Identity, BackingError> {
+        let bad = |reason: String| BackingError::Open { uri: self.uri.clone(), reason };
+        if self.device {
+            return Ok(Identity::Blind { name: self.uri.clone(), size: self.about.size });
+        }
+        // The name, not the descriptor: if another file has taken its place, that one is what will be opened next.
+        let meta = std::fs::metadata(&self.path).map_err(|e| bad(e.to_string()))?;
+        let changed = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
+        Ok(Identity::File {
+            device: meta.dev(),
+            inode: meta.ino(),
+            size: meta.len(),
+            changed_ns: changed(meta.ctime(), meta.ctime_nsec())
+                .max(changed(meta.mtime(), meta.mtime_nsec())),
+        })
+    }
+
+    fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+        let queue = FileQueue::open(self.ring, DEPTH, THREADS)
+            .map_err(|reason| BackingError::Open { uri: self.uri.clone(), reason })?;
+        let session = FileSession {
+            uri: self.uri.as_str().into(),
+            size: self.about.size,
+            device: self.device,
+            handles: self.handles.clone(),
+            queue,
+            waiting: Vec::new(),
+            free: Vec::new(),
+            in_flight: 0,
+            ready: Vec::new(),
+        };
+        Ok(Box::new(Steps::new(session)))
+    }
+}
+
+/// An operation with the queue: what its buffer is put back into.
+enum Waiting {
+    Free,
+    Op { token: u64, op: Shape },
+}
+
+/// An operation without its buffer.
+#[derive(Clone, Copy)]
+enum Shape {
+    Read { offset: u64 },
+    Write { offset: u64, fua: bool },
+    Flush,
+    Trim { offset: u64, len: u32, fua: bool, sync: bool },
+    WriteZeroes { offset: u64, len: u32, fua: bool, may_punch: bool, fast: bool },
+}
+
+struct FileSession {
+    uri: Arc<str>,
+    size: u64,
+    device: bool,
+    handles: Handles,
+    queue: FileQueue,
+    /// By the queue's token.
+    waiting: Vec<Waiting>,
+    free: Vec<usize>,
+    in_flight: usize,
+    ready: Vec<Done>,
+}
+
+impl FileSession {
+    /// The way a transfer takes: past the page cache if everything about it is a multiple of the blocks.
+    fn way(&self, offset: u64, bytes: &[u8]) -> &FileHandle {
+        let whole = offset.is_multiple_of(u64::from(DIRECT_UNIT))
+            && bytes.len().is_multiple_of(DIRECT_UNIT as usize)
+            && (bytes.as_ptr() as usize).is_multiple_of(PAGE);
+        match &self.handles.direct {
+            Some(direct) if whole => direct,
+            _ => &self.handles.buffered,
+        }
+    }
+
+    fn keep(&mut self, token: u64, op: Shape) -> u64 {
+        let entry = Waiting::Op { token, op };
+        match self.free.pop() {
+            Some(index) => {
+                self.waiting[index] = entry;
+                index as u64
+            }
+            None => {
+                self.waiting.push(entry);
+                self.waiting.len() as u64 - 1
+            }
+        }
+    }
+
+    /// The part of a range that consists of whole blocks of a device; all of it in a file.
+    fn whole(&self, offset: u64, len: u32) -> (u64, u64) {
+        let end = offset + u64::from(len);
+        if !self.device {
+            return (offset, end - offset);
+        }
+        let unit = u64::from(DIRECT_UNIT);
+        let start = offset.next_multiple_of(unit);
+        let end = if end == self.size { end } else { end / unit * unit };
+        (start, end.saturating_sub(start))
+    }
+
+    fn status(&mut self, token: u64, op: Op) {
+        let (start, len) = op.range();
+        let one = matches!(op, Op::Status { one: true, .. });
+        let outcome = if self.device {
+            Ok(vec![Extent { len: len as u32, hole: false, zero: false }])
+        } else {
+            extents(&self.handles.buffered, start, len as u32, one)
+                .map_err(|e| self.failure("block status", start, len, e.into()))
+        };
+        self.ready.push(Done { token, op, outcome });
+    }
+
+    fn failure(&self, what: &str, offset: u64, len: u64, e: std::io::Error) -> Failure {
+        let errno = match Errno::from_os(e.raw_os_error()) {
+            // A block device says EINVAL to a hole that it cannot make.
+            _ if e.raw_os_error() == Some(Os::INVAL.raw_os_error())
+                && (what == "write zeroes" || what == "trim") =>
+            {
+                Errno::NotSup
+            }
+            errno => errno,
+        };
+        if errno == Errno::NotSup {
+            return Failure::new(errno, "this file system has no such way to make zeroes");
+        }
+        let uri = &self.uri;
+        Failure::new(errno, format!("{what} of {len} bytes at {offset} of '{uri}' failed: {e}"))
+    }
+
+    fn ended(&mut self, done: FileDone) -> Option<Done> {
+        let index = done.token as usize;
+        let Waiting::Op { token, op } = std::mem::replace(&mut self.waiting[index], Waiting::Free)
+        else {
+            return None;
+        };
+        self.free.push(index);
+        if let Shape::Trim { offset, len, fua: true, sync: false } = op
+            && done.result.is_ok()
+        {
+            let key = self.keep(token, Shape::Trim { offset, len, fua: true, sync: true });
+            self.queue.submit(key, &self.handles.buffered, FileOp::Sync);
+            return None;
+        }
+        self.in_flight -= 1;
+        let op = match (op, done.op) {
+            (Shape::Read { offset }, FileOp::Read { buf, .. }) => Op::Read { offset, buf },
+            (Shape::Write { offset, fua }, FileOp::Write { data, .. }) => {
+                Op::Write { offset, data, fua }
+            }
+            (Shape::Trim { offset, len, fua, .. }, _) => Op::Trim { offset, len, fua },
+            (Shape::WriteZeroes { offset, len, fua, may_punch, fast }, _) => {
+                Op::WriteZeroes { offset, len, fua, may_punch, fast }
+            }
+            _ => Op::Flush,
+        };
+        let (start, len) = op.range();
+        let outcome: Outcome = match done.result {
+            Ok(()) => Ok(Vec::new()),
+            Err(e) => Err(self.failure(op.name(), start, len, e)),
+        };
+        Some(Done { token, op, outcome })
+    }
+}
+
+impl Session for FileSession {
+    fn fd(&self) -> RawFd {
+        self.queue.as_raw_fd()
+    }
+
+    fn submit(&mut self, token: u64, op: Op) {
+        self.in_flight += 1;
+        match op {
+            Op::Read { offset, buf } => {
+                let way = self.way(offset, &buf).clone();
+                let key = self.keep(token, Shape::Read { offset });
+                self.queue.submit(key, &way, FileOp::Read { offset, buf });
+            }
+            Op::Write { offset, data, fua } => {
+                let way = self.way(offset, &data).clone();
+                let key = self.keep(token, Shape::Write { offset, fua });
+                self.queue.submit(key, &way, FileOp::Write { offset, data, durable: fua });
+            }
+            Op::Flush => {
+                let key = self.keep(token, Shape::Flush);
+                self.queue.submit(key, &self.handles.buffered, FileOp::Sync);
+            }
+            Op::Trim { offset, len, fua } => {
+                let (start, whole) = self.whole(offset, len);
+                if whole == 0 {
+                    self.ready.push(Done { token, op, outcome: Ok(Vec::new()) });
+                    return;
+                }
+                let key = self.keep(token, Shape::Trim { offset, len, fua, sync: false });
+                let punch = FileOp::Punch { offset: start, len: whole };
+                self.queue.submit(key, &self.handles.buffered, punch);
+            }
+            Op::WriteZeroes { offset, len, fua, may_punch, fast } => {
+                let shape = Shape::WriteZeroes { offset, len, fua, may_punch, fast };
+                let len = u64::from(len);
+                let key = self.keep(token, shape);
+                let op = if may_punch {
+                    FileOp::Punch { offset, len }
+                } else {
+                    FileOp::Zero { offset, len }
+                };
+                self.queue.submit(key, &self.handles.buffered, op);
+            }
+            Op::Status { .. } => self.status(token, op),
+        }
+    }
+
+    fn flush(&mut self, _now: Instant) {
+        self.queue.flush();
+    }
+
+    fn turn(&mut self, _now: Instant) {}
+
+    fn pop(&mut self) -> Option<Done> {
+        if let Some(done) = self.ready.pop() {
+            self.in_flight -= 1;
+            return Some(done);
+        }
+        while let Some(done) = self.queue.pop() {
+            if let Some(done) = self.ended(done) {
+                return Some(done);
+            }
+        }
+        None
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+/// Holes and data of a range of a file.
+fn extents(file: impl AsFd, start: u64, len: u32, one: bool) -> Result<Vec<Extent>, Os> {
+    let end = start + u64::from(len);
+    let mut at = start;
+    let mut list = Vec::new();
+    while at < end && list.len() < if one { 1 } else { MAX_EXTENTS } {
+        let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            // No data from here to the end.
+            Err(Os::NXIO) => end,
+            // A file system that knows no holes.
+            Err(Os::INVAL) => at,
+            Err(e) => return Err(e),
+        };
+        let (until, hole) = if data > at {
+            (data, true)
+        } else {
+            let hole = rustix::fs::seek(&file, SeekFrom::Hole(at)).unwrap_or(end);
+            (hole.clamp(at + 1, end), false)
+        };
+        list.push(Extent { len: (until - at) as u32, hole, zero: hole });
+        at = until;
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,201 @@
+use std::time::Duration;
+
+use larder_base::Rng;
+use larder_runtime::{AlignedBuf, Payload};
+use tempfile::TempDir;
+
+use super::*;
+
+/// Runs until so many operations have ended.
+pub(crate) fn run(session: &mut dyn Session, count: usize) -> Vec<Done> {
+    let mut list = Vec::new();
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        session.turn(Instant::now());
+        while let Some(done) = session.pop() {
+            list.push(done);
+        }
+        if list.len() >= count {
+            return list;
+        }
+        assert!(Instant::now() < end, "{} of {count} ended", list.len());
+        session.flush(Instant::now());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+pub(crate) fn one(session: &mut dyn Session, op: Op) -> Done {
+    session.submit(1, op);
+    run(session, 1).pop().unwrap()
+}
+
+/// Random operations on parts that do not overlap, against a plain copy.
+pub(crate) fn against_a_model(
+    session: &mut dyn Session,
+    size: usize,
+    seed: u64,
+    rounds: u64,
+) -> Vec<u8> {
+    let mut model = vec![0u8; size];
+    let mut rng = Rng::new(seed);
+    for _ in 0..rounds {
+        let mut expected = Vec::new();
+        let part = size / 16;
+        for i in 0..16usize {
+            let grain = if rng.chance(0.5) { 4096 } else { 1 };
+            let from = rng.below(part as u64 / 2) as usize / grain * grain;
+            let len =
+                (rng.range(1, part as u64 / 2) as usize).next_multiple_of(grain).min(part - from);
+            let start = i * part + from;
+            let (offset, len32, fua) = (start as u64, len as u32, rng.chance(0.2));
+            expected.push(None);
+            let range = start..start + len;
+            let op = match rng.below(6) {
+                0 | 1 => {
+                    let skip = if rng.chance(0.5) { 0 } else { 7 };
+                    let mut buf = AlignedBuf::zeroed(len + skip);
+                    buf.iter_mut().for_each(|b| *b = rng.below(256) as u8);
+                    model[range].copy_from_slice(&buf[skip..]);
+                    Op::Write { offset, data: Payload::new(buf).part(skip, len), fua }
+                }
+                2 => {
+                    model[range].fill(0);
+                    let may_punch = rng.chance(0.5);
+                    Op::WriteZeroes { offset, len: len32, fua, may_punch, fast: false }
+                }
+                3 => Op::Flush,
+                4 => Op::Status { offset, len: len32, one: false },
+                _ => {
+                    expected[i] = Some(model[range].to_vec());
+                    Op::Read { offset, buf: AlignedBuf::zeroed(len) }
+                }
+            };
+            session.submit(i as u64, op);
+        }
+        let done = run(session, 16);
+        assert_eq!((done.len(), session.in_flight()), (16, 0));
+        for Done { token, op, outcome } in done {
+            let extents = outcome.unwrap();
+            match op {
+                Op::Read { buf, .. } => {
+                    assert!(buf[..] == expected[token as usize].as_ref().unwrap()[..]);
+                }
+                Op::Status { offset, len, .. } => {
+                    assert!(!extents.is_empty());
+                    let mut at = offset as usize;
+                    for e in extents {
+                        if e.zero {
+                            // What a write made of it in the meantime is another part's.
+                            assert!(model[at..at + e.len as usize].iter().all(|&b| b == 0));
+                        }
+                        at += e.len as usize;
+                    }
+                    assert!(at <= (offset + u64::from(len)) as usize);
+                }
+                _ => {}
+            }
+        }
+    }
+    model
+}
+
+fn backing(dir: &TempDir, size: u64, direct: bool, ring: RingChoice) -> FileBacking {
+    let path = dir.path().join("disk");
+    File::create(&path).unwrap().set_len(size).unwrap();
+    FileBacking::open_path("file:disk".into(), &path, false, direct, ring).unwrap()
+}
+
+#[test]
+fn random_operations() {
+    for (seed, (direct, ring)) in [
+        (false, RingChoice::Threads),
+        (true, RingChoice::Threads),
+        (false, RingChoice::Auto),
+        (true, RingChoice::Auto),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // Where the build is, a real file system allows direct transfers more often than /tmp does.
+        let dir = TempDir::new_in(".").unwrap();
+        let backing = backing(&dir, 2 << 20, direct, ring);
+        let mut session = backing.session().unwrap();
+        let model = against_a_model(&mut *session, 2 << 20, seed as u64, 25);
+        one(&mut *session, Op::Flush).outcome.unwrap();
+        assert!(std::fs::read(dir.path().join("disk")).unwrap() == model);
+    }
+}
+
+#[test]
+fn holes_are_told_from_data() {
+    let dir = TempDir::new_in(".").unwrap();
+    let backing = backing(&dir, 1 << 20, false, RingChoice::Auto);
+    let mut session = backing.session().unwrap();
+    let mut buf = AlignedBuf::zeroed(65536);
+    buf.fill(1);
+    one(&mut *session, Op::Write { offset: 131_072, data: Payload::new(buf), fua: true })
+        .outcome
+        .unwrap();
+    let status = |session: &mut dyn Session, one_only| {
+        one(session, Op::Status { offset: 0, len: 1 << 20, one: one_only }).outcome.unwrap()
+    };
+    let list = status(&mut *session, false);
+    let hole = Extent { len: 131_072, hole: true, zero: true };
+    let data = Extent { len: 65536, hole: false, zero: false };
+    assert_eq!(list[..2], [hole, data]);
+    assert_eq!(list.iter().map(|e| e.len).sum::<u32>(), 1 << 20);
+    assert_eq!(status(&mut *session, true), [hole]);
+    one(&mut *session, Op::Trim { offset: 131_072, len: 65536, fua: true }).outcome.unwrap();
+    assert_eq!(status(&mut *session, false).len(), 1);
+}
+
+#[test]
+fn who_it_is_and_whether_it_changed() {
+    let dir = TempDir::new().unwrap();
+    let backing = backing(&dir, 1 << 20, false, RingChoice::Threads);
+    let before = backing.identity().unwrap();
+    assert_eq!(before, backing.identity().unwrap());
+    let mut session = backing.session().unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    let data = Payload::new(AlignedBuf::zeroed(10));
+    one(&mut *session, Op::Write { offset: 0, data, fua: false }).outcome.unwrap();
+    assert_ne!(before, backing.identity().unwrap());
+}
+
+#[test]
+fn what_cannot_be_opened() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("disk");
+    let open = |read_only| {
+        let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
+        FileBacking::open(&uri, read_only, false)
+    };
+    let why = |read_only| open(read_only).expect_err("it cannot").to_string();
+    assert!(why(false).contains("does not exist"));
+    File::create(&path).unwrap();
+    assert!(why(true).contains("empty"));
+    File::create(&path).unwrap().set_len(5000).unwrap();
+    let first = open(false).unwrap();
+    assert_eq!(first.about().size, 5000);
+    assert!(why(false).contains("another process"), "two writers");
+    drop(first);
+    let first = open(false).unwrap();
+    assert!(open(true).is_ok(), "a reader beside a writer");
+    drop(first);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(why(true).contains("neither"));
+}
+
+/// The file shrinks while it is served: an error, not a hang and not zeroes.
+#[test]
+fn a_file_that_shrinks() {
+    let dir = TempDir::new().unwrap();
+    let backing = backing(&dir, 1 << 20, false, RingChoice::Auto);
+    let mut session = backing.session().unwrap();
+    OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap().set_len(4096).unwrap();
+    let done = one(&mut *session, Op::Read { offset: 8192, buf: AlignedBuf::zeroed(4096) });
+    let failure = done.outcome.unwrap_err();
+    assert_eq!(failure.errno, Errno::Io);
+    assert!(failure.message.contains("ended early"), "{failure}");
+}

@@ -1,0 +1,182 @@
+//! The stores behind the cache.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`uri`] | how a store is named |
+//! | [`file`] | a file or block device |
+//! | [`nbd`] | an export of an NBD server |
+//! | [`steps`] | what a store cannot do itself, done by what it can |
+//!
+//! A [`Backing`] is shared by all workers; each takes a [`Session`] of its own, whose descriptor it watches. A miss is
+//! thus read and answered by one thread, without a hand-over to another.
+
+pub mod file;
+pub mod nbd;
+pub mod steps;
+pub mod uri;
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use crate::op::{Done, Op};
+pub use uri::Uri;
+
+/// What a store can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// Bytes.
+    pub size: u64,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// A trim does something.
+    pub trim: bool,
+    /// Zeroes can be had without writing them, or [`crate::nbd::wire::Errno::NotSup`] comes at once.
+    pub fast_zero: bool,
+    /// Knows holes from data.
+    pub status: bool,
+    /// Offsets and lengths are multiples of this, bytes: 1, or 512 where a server insists.
+    pub minimum: u32,
+    /// The longest operation that moves data, bytes.
+    pub maximum: u32,
+}
+
+/// By what a store is known again, and whether somebody else has changed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// A regular file: another file has another inode, and a changed one another time of change.
+    File {
+        /// Number of the file system's device.
+        device: u64,
+        /// Number within it.
+        inode: u64,
+        /// Bytes.
+        size: u64,
+        /// When its contents or its attributes last changed, nanoseconds since 1970.
+        changed_ns: i128,
+    },
+    /// A store that cannot tell whether it has changed.
+    Blind {
+        /// What it is called.
+        name: String,
+        /// Bytes.
+        size: u64,
+    },
+}
+
+/// How long to wait for a store that is reached over a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// For a connection and its handshake.
+    pub connect: Duration,
+    /// With requests under way and nothing heard, before the connection is given up for another.
+    pub silence: Duration,
+    /// With no connection, before requests fail. `None`: they wait for ever.
+    pub give_up: Option<Duration>,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            connect: Duration::from_secs(10),
+            silence: Duration::from_secs(30),
+            give_up: Some(Duration::from_secs(120)),
+        }
+    }
+}
+
+/// Why a store cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BackingError {
+    /// The URI is not one.
+    #[error(
+        "'{uri}' does not name a backing store: {reason}; write file:PATH, nbd+unix:///EXPORT?socket=PATH or nbd://HOST:PORT/EXPORT"
+    )]
+    Uri {
+        /// As given.
+        uri: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// It cannot be opened or reached.
+    #[error("backing store '{uri}': {reason}")]
+    Open {
+        /// Its name.
+        uri: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+}
+
+/// A store.
+pub trait Backing: Send + Sync + fmt::Debug {
+    /// As it was named.
+    fn uri(&self) -> &str;
+
+    /// What it can do.
+    fn about(&self) -> About;
+
+    /// Who it is, now.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    fn identity(&self) -> Result<Identity, BackingError>;
+
+    /// A worker's own way to it.
+    ///
+    /// # Errors
+    /// When there is no more to be had.
+    fn session(&self) -> Result<Box<dyn Session>, BackingError>;
+}
+
+/// A worker's way to a store. It may be made on any thread and is used on one.
+///
+/// Operations may end in any order, and nothing orders two that are under way at once; a flush covers what had ended
+/// when it was submitted, in whatever session of the store.
+pub trait Session: Send {
+    /// Readable (edge-triggered) when [`Session::turn`] has something to do.
+    fn fd(&self) -> RawFd;
+
+    /// Takes an operation, whose range lies within the store; it starts with the next [`Session::flush`].
+    fn submit(&mut self, token: u64, op: Op);
+
+    /// Starts what was submitted.
+    fn flush(&mut self, now: Instant);
+
+    /// Does what the descriptor's readiness, or the time, asks for.
+    fn turn(&mut self, now: Instant);
+
+    /// The next operation that has ended. Take until `None` before waiting.
+    fn pop(&mut self) -> Option<Done>;
+
+    /// Submitted and not taken.
+    fn in_flight(&self) -> usize;
+
+    /// [`Session::turn`] is wanted at this time even if the descriptor says nothing.
+    fn wake_at(&self) -> Option<Instant> {
+        None
+    }
+
+    /// A write's or trim's `fua` is kept by the store itself.
+    fn native_fua(&self) -> bool {
+        true
+    }
+}
+
+/// Opens the store of that name.
+///
+/// # Errors
+/// [`BackingError`].
+pub fn open(
+    uri: &Uri,
+    read_only: bool,
+    direct: bool,
+    patience: Patience,
+) -> Result<Box<dyn Backing>, BackingError> {
+    match uri {
+        Uri::File { .. } => Ok(Box::new(file::FileBacking::open(uri, read_only, direct)?)),
+        Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
+            Ok(Box::new(nbd::NbdBacking::open(uri, read_only, patience)?))
+        }
+    }
+}

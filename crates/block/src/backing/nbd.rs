@@ -1,0 +1,490 @@
+//! An export of an NBD server.
+//!
+//! A session has connections of its own, with many requests under way on each; a server that does not say
+//! `CAN_MULTI_CONN` gets one connection in all, kept by a thread that the sessions share (`hub`). A connection that
+//! breaks, or is silent for too long, is made anew and its requests sent again. Meanwhile requests wait.
+//!
+//! **What a lost connection may have taken with it.** A server that was killed may have lost writes that it had answered
+//! and not yet made durable. Who comes back cannot be asked. So if there were such writes, the next flush fails, once, and
+//! says why: a client that was told that its flush succeeded must find its data.
+
+mod hub;
+mod link;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll, Token};
+
+use super::steps::Steps;
+use super::{About, Backing, BackingError, Identity, Patience, Session, Uri};
+use crate::nbd::client::Negotiated;
+use crate::nbd::wire::{Errno, transmission};
+use crate::op::{Done, Failure, Op};
+use hub::Hub;
+use link::{Link, News};
+
+/// Connections of one session, where the server takes several.
+const LINKS: usize = 2;
+/// First and longest pause between tries to connect.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// The engine asks for up to this at once; a server that takes less cannot be used.
+const LEAST_MAXIMUM: u32 = 1 << 20;
+
+/// Where the server is.
+#[derive(Clone, Debug)]
+enum Place {
+    Unix(PathBuf),
+    /// The addresses of a name, tried in turn.
+    Tcp(Vec<SocketAddr>),
+}
+
+/// What sessions of one store share.
+#[derive(Debug)]
+struct Store {
+    uri: String,
+    place: Place,
+    export: String,
+    negotiated: Negotiated,
+    patience: Patience,
+    ledger: Ledger,
+}
+
+/// Which writes a server has answered and not made durable.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// Writes and the like that were answered.
+    answered: AtomicU64,
+    /// Of them, those that a flush has covered.
+    durable: AtomicU64,
+    /// Some may have been lost.
+    doubt: AtomicBool,
+}
+
+impl Ledger {
+    /// A connection has gone.
+    fn lost(&self) {
+        if self.answered.load(Ordering::SeqCst) > self.durable.load(Ordering::SeqCst) {
+            self.doubt.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// A flush that was sent when `covers` writes had been answered has ended.
+    fn flushed(&self, covers: u64) -> Result<(), Failure> {
+        self.durable.fetch_max(covers, Ordering::SeqCst);
+        if self.doubt.swap(false, Ordering::SeqCst) {
+            return Err(Failure::new(
+                Errno::Io,
+                "the connection to the backing store was lost while writes were not yet durable: they may be gone",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// See the [module](self).
+pub struct NbdBacking {
+    store: Arc<Store>,
+    about: About,
+    /// The one connection to a server that takes no more.
+    hub: Option<Arc<Hub>>,
+}
+
+impl fmt::Debug for NbdBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NbdBacking").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl NbdBacking {
+    /// Connects once, to learn what the export is.
+    ///
+    /// # Errors
+    /// [`BackingError::Open`] when the server cannot be reached in time, or the export cannot be used.
+    pub fn open(
+        uri: &Uri,
+        read_only: bool,
+        patience: Patience,
+    ) -> Result<NbdBacking, BackingError> {
+        let name = uri.to_string();
+        let bad = |reason: String| BackingError::Open { uri: name.clone(), reason };
+        let (place, export) = match uri {
+            Uri::NbdUnix { socket, export } => (Place::Unix(socket.clone()), export),
+            Uri::NbdTcp { host, port, export } => {
+                let list: Vec<SocketAddr> = (host.as_str(), *port)
+                    .to_socket_addrs()
+                    .map_err(|e| bad(format!("the host's address: {e}")))?
+                    .collect();
+                if list.is_empty() {
+                    return Err(bad("the host has no address".into()));
+                }
+                (Place::Tcp(list), export)
+            }
+            Uri::File { .. } => return Err(bad("is not an NBD server".into())),
+        };
+        let negotiated = first_contact(&place, export, patience.connect).map_err(&bad)?;
+        if negotiated.size == 0 {
+            return Err(bad("the export is empty".into()));
+        }
+        if negotiated.read_only() && !read_only {
+            return Err(bad("the export is read-only: attach it read-only".into()));
+        }
+        if negotiated.block.minimum > 512 {
+            return Err(bad(format!(
+                "the server insists on requests of whole {} bytes, and clients of NBD may use 512: export it without direct access",
+                negotiated.block.minimum
+            )));
+        }
+        if negotiated.block.maximum < LEAST_MAXIMUM {
+            return Err(bad(format!(
+                "the server takes requests of up to {} bytes, and {LEAST_MAXIMUM} are needed",
+                negotiated.block.maximum
+            )));
+        }
+        let about = About {
+            size: negotiated.size,
+            read_only,
+            trim: negotiated.has(transmission::SEND_TRIM),
+            fast_zero: true,
+            status: negotiated.allocation.is_some(),
+            minimum: negotiated.block.minimum,
+            maximum: negotiated.block.maximum,
+        };
+        let shared = negotiated.has(transmission::CAN_MULTI_CONN) || read_only;
+        let store = Arc::new(Store {
+            uri: name.clone(),
+            place,
+            export: export.clone(),
+            negotiated,
+            patience,
+            ledger: Ledger::default(),
+        });
+        let hub = if shared {
+            None
+        } else {
+            let session = NbdSession::new(store.clone(), 1).map_err(|e| bad(e.to_string()))?;
+            Some(Arc::new(Hub::start(session).map_err(|e| bad(e.to_string()))?))
+        };
+        Ok(NbdBacking { store, about, hub })
+    }
+}
+
+/// One connection, only to hear what is there.
+fn first_contact(place: &Place, export: &str, patience: Duration) -> Result<Negotiated, String> {
+    let system = |e: std::io::Error| format!("cannot poll: {e}");
+    let mut poll = Poll::new().map_err(system)?;
+    let mut events = Events::with_capacity(8);
+    let end = Instant::now() + patience;
+    let mut link = Link::new(Token(0));
+    link.connect(place, export, poll.registry(), Instant::now())?;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(format!("no answer within {} s", patience.as_secs_f32()));
+        }
+        poll.poll(&mut events, Some(left)).or_else(interrupted).map_err(system)?;
+        for event in &events {
+            link.ready(event);
+        }
+        let mut news = Vec::new();
+        link.turn(Instant::now(), &mut news)?;
+        for item in news {
+            if let News::Ready(negotiated) = item {
+                link.goodbye();
+                return Ok(negotiated);
+            }
+        }
+    }
+}
+
+fn interrupted(e: std::io::Error) -> std::io::Result<()> {
+    if e.kind() == std::io::ErrorKind::Interrupted { Ok(()) } else { Err(e) }
+}
+
+impl Backing for NbdBacking {
+    fn uri(&self) -> &str {
+        &self.store.uri
+    }
+
+    fn about(&self) -> About {
+        self.about
+    }
+
+    fn identity(&self) -> Result<Identity, BackingError> {
+        Ok(Identity::Blind { name: self.store.uri.clone(), size: self.about.size })
+    }
+
+    fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+        let bad = |e: std::io::Error| BackingError::Open {
+            uri: self.store.uri.clone(),
+            reason: e.to_string(),
+        };
+        Ok(match &self.hub {
+            None => Box::new(Steps::new(NbdSession::new(self.store.clone(), LINKS).map_err(bad)?)),
+            Some(hub) => Box::new(Steps::new(hub.session().map_err(bad)?)),
+        })
+    }
+}
+
+/// A request that has no connection to go by.
+#[derive(Debug)]
+struct Waiting {
+    token: u64,
+    op: Op,
+    /// It fails then.
+    until: Option<Instant>,
+}
+
+/// A worker's connections.
+struct NbdSession {
+    store: Arc<Store>,
+    poll: Poll,
+    events: Events,
+    links: Vec<Link>,
+    waiting: VecDeque<Waiting>,
+    /// How many writes a flush under way covers, by token.
+    covers: Vec<(u64, u64)>,
+    ready: VecDeque<Done>,
+    in_flight: usize,
+    /// Why there is no connection.
+    trouble: Option<String>,
+    news: Vec<News>,
+}
+
+impl NbdSession {
+    fn new(store: Arc<Store>, links: usize) -> std::io::Result<NbdSession> {
+        Ok(NbdSession {
+            store,
+            poll: Poll::new()?,
+            events: Events::with_capacity(16),
+            links: (0..links).map(|i| Link::new(Token(i))).collect(),
+            waiting: VecDeque::new(),
+            covers: Vec::new(),
+            ready: VecDeque::new(),
+            in_flight: 0,
+            trouble: None,
+            news: Vec::new(),
+        })
+    }
+
+    fn end(&mut self, token: u64, op: Op, mut outcome: crate::op::Outcome) {
+        let ledger = &self.store.ledger;
+        if matches!(op, Op::Flush) {
+            let at = self.covers.iter().position(|c| c.0 == token);
+            if let (Some(at), Ok(_)) = (at, &outcome) {
+                outcome = ledger.flushed(self.covers[at].1).map(|()| Vec::new());
+            }
+            if let Some(at) = at {
+                self.covers.swap_remove(at);
+            }
+        } else if op.changes() && outcome.is_ok() {
+            ledger.answered.fetch_add(1, Ordering::SeqCst);
+        }
+        self.ready.push_back(Done { token, op, outcome });
+    }
+
+    /// What the server cannot do is answered here.
+    fn not_offered(&self, op: &Op) -> Option<crate::op::Outcome> {
+        let negotiated = &self.store.negotiated;
+        let needed = match op {
+            // A server without FLUSH has nothing that is not durable.
+            Op::Flush if !negotiated.has(transmission::SEND_FLUSH) => return Some(Ok(Vec::new())),
+            Op::Trim { .. } => negotiated.has(transmission::SEND_TRIM),
+            Op::WriteZeroes { fast, .. } => {
+                negotiated.has(transmission::SEND_WRITE_ZEROES)
+                    && (!fast || negotiated.has(transmission::SEND_FAST_ZERO))
+            }
+            Op::Status { .. } => negotiated.allocation.is_some(),
+            _ => true,
+        };
+        (!needed).then(|| Err(Failure::new(Errno::NotSup, "the server does not offer it")))
+    }
+
+    fn until(&self, now: Instant) -> Option<Instant> {
+        self.store.patience.give_up.map(|patience| now + patience)
+    }
+
+    /// Sends what waits, if there is a connection.
+    fn dispatch(&mut self, now: Instant) {
+        while !self.waiting.is_empty() {
+            let best =
+                self.links.iter_mut().filter(|l| l.is_up()).min_by_key(|link| link.in_flight());
+            let Some(link) = best else { break };
+            if let Some(next) = self.waiting.pop_front() {
+                link.submit(next.token, next.op, now);
+            }
+        }
+        let expired = |w: &Waiting| w.until.is_some_and(|until| until <= now);
+        while self.waiting.iter().any(expired) {
+            let Some(at) = self.waiting.iter().position(expired) else { break };
+            if let Some(Waiting { token, op, .. }) = self.waiting.remove(at) {
+                let why = self.trouble.as_deref().unwrap_or("it does not answer");
+                let text = format!("backing store '{}' cannot be reached: {why}", self.store.uri);
+                self.end(token, op, Err(Failure::new(Errno::Io, text)));
+            }
+        }
+    }
+
+    /// A connection has gone: its requests wait for another.
+    fn broke(&mut self, index: usize, reason: String, now: Instant) {
+        let was_up = self.links[index].is_up();
+        let left = self.links[index].down(self.poll.registry(), now, PAUSE);
+        if was_up {
+            self.store.ledger.lost();
+            tracing::warn!("backing store '{}': connection lost: {reason}", self.store.uri);
+        } else if self.trouble.as_ref() != Some(&reason) {
+            tracing::warn!("backing store '{}': no connection: {reason}", self.store.uri);
+        }
+        self.trouble = Some(reason);
+        let until = self.until(now);
+        // They came before what waits already.
+        for (token, op) in left.into_iter().rev() {
+            self.waiting.push_front(Waiting { token, op, until });
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        for index in 0..self.links.len() {
+            if !self.links[index].wants_connection(now) {
+                continue;
+            }
+            // Further connections only where there is something to do for them.
+            if index > 0 && self.in_flight == 0 {
+                continue;
+            }
+            let store = self.store.clone();
+            let link = &mut self.links[index];
+            if let Err(e) = link.connect(&store.place, &store.export, self.poll.registry(), now) {
+                self.broke(index, e, now);
+            }
+        }
+    }
+
+    fn links_turn(&mut self, now: Instant) {
+        for index in 0..self.links.len() {
+            let mut news = std::mem::take(&mut self.news);
+            let result = self.links[index].turn(now, &mut news);
+            for item in news.drain(..) {
+                match item {
+                    News::Done(Done { token, op, outcome }) => self.end(token, op, outcome),
+                    News::Ready(negotiated) => {
+                        let first = &self.store.negotiated;
+                        let same = negotiated.size == first.size
+                            && first.flags & !negotiated.flags == 0
+                            && negotiated.allocation.is_some() >= first.allocation.is_some()
+                            && negotiated.block.maximum >= first.block.maximum;
+                        if same {
+                            if self.trouble.take().is_some() {
+                                tracing::info!(
+                                    "backing store '{}': connected again",
+                                    self.store.uri
+                                );
+                            }
+                            self.links[index].up(&negotiated);
+                        } else {
+                            let (now_size, was) = (negotiated.size, first.size);
+                            let reason = format!(
+                                "the export is another one now: {now_size} bytes instead of {was}, or it can do less"
+                            );
+                            self.broke(index, reason, now);
+                        }
+                    }
+                }
+            }
+            self.news = news;
+            let patience = self.store.patience;
+            let result = result.and_then(|()| self.links[index].check(now, patience));
+            if let Err(reason) = result {
+                self.broke(index, reason, now);
+            }
+        }
+    }
+}
+
+impl Session for NbdSession {
+    fn fd(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+
+    fn submit(&mut self, token: u64, op: Op) {
+        self.in_flight += 1;
+        if matches!(op, Op::Flush) {
+            self.covers.push((token, self.store.ledger.answered.load(Ordering::SeqCst)));
+        }
+        if let Some(outcome) = self.not_offered(&op) {
+            self.end(token, op, outcome);
+            return;
+        }
+        self.waiting.push_back(Waiting { token, op, until: None });
+    }
+
+    fn flush(&mut self, now: Instant) {
+        if self.waiting.iter().any(|w| w.until.is_none()) {
+            let until = self.until(now);
+            self.waiting.iter_mut().for_each(|w| w.until = w.until.or(until));
+        }
+        self.connect(now);
+        self.dispatch(now);
+        // Sends; and a connection on this machine may be there at once.
+        self.links_turn(now);
+        self.dispatch(now);
+        self.links.iter_mut().for_each(|l| l.send());
+    }
+
+    fn turn(&mut self, now: Instant) {
+        loop {
+            let polled = self.poll.poll(&mut self.events, Some(Duration::ZERO));
+            if let Err(e) = polled.or_else(interrupted) {
+                tracing::error!("backing store '{}': cannot poll: {e}", self.store.uri);
+                return;
+            }
+            if self.events.is_empty() {
+                break;
+            }
+            for event in &self.events {
+                if let Some(link) = self.links.get_mut(event.token().0) {
+                    link.ready(event);
+                }
+            }
+        }
+        self.links_turn(now);
+        self.flush(now);
+    }
+
+    fn pop(&mut self) -> Option<Done> {
+        let done = self.ready.pop_front()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let patience = self.store.patience;
+        let links = self.links.iter().filter_map(|l| l.wake_at(patience));
+        links.chain(self.waiting.iter().filter_map(|w| w.until)).min()
+    }
+
+    fn native_fua(&self) -> bool {
+        self.store.negotiated.has(transmission::SEND_FUA)
+    }
+}
+
+impl Drop for NbdSession {
+    fn drop(&mut self) {
+        self.links.iter_mut().for_each(Link::goodbye);
+    }
+}

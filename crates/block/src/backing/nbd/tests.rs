@@ -1,0 +1,348 @@
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use larder_base::Rng;
+use larder_runtime::{AlignedBuf, BufferPool, Payload};
+use tempfile::TempDir;
+
+use super::*;
+use crate::backing::file::tests::{against_a_model, one, run};
+use crate::nbd::server::tests::{Memory, One, one as export};
+use crate::nbd::server::{Command, Connection, Event, ExportInfo, Limits, Request, TlsPolicy};
+
+/// How a server behaves.
+#[derive(Clone, Default)]
+struct Manner {
+    multi_conn: bool,
+    poor: bool,
+    /// One answer in this many ends the connection instead.
+    breaks: Option<u64>,
+    /// Requests are taken and not answered.
+    silent: bool,
+}
+
+struct State {
+    disk: Vec<u8>,
+    manner: Manner,
+    rng: Rng,
+    streams: Vec<UnixStream>,
+    connections: u32,
+    flushes: u32,
+}
+
+/// A server with a disk in memory, a thread for each connection.
+struct Server {
+    dir: TempDir,
+    state: Arc<Mutex<State>>,
+}
+
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    fn start(size: usize, manner: Manner) -> Server {
+        let dir = TempDir::new().unwrap();
+        let disk = vec![0; size];
+        let (streams, rng) = (Vec::new(), Rng::new(1));
+        let state = State { disk, manner, rng, streams, connections: 0, flushes: 0 };
+        let server = Server { dir, state: Arc::new(Mutex::new(state)) };
+        server.listen();
+        server
+    }
+
+    fn listen(&self) {
+        let path = self.dir.path().join("socket");
+        std::fs::remove_file(&path).ok();
+        let listener = UnixListener::bind(path).unwrap();
+        let state = self.state.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                {
+                    let mut state = locked(&state);
+                    state.connections += 1;
+                    state.streams.push(stream.try_clone().unwrap());
+                }
+                let state = state.clone();
+                std::thread::spawn(move || serve(stream, &state));
+            }
+        });
+    }
+
+    fn uri(&self) -> Uri {
+        Uri::NbdUnix { socket: self.dir.path().join("socket"), export: "disk".into() }
+    }
+
+    /// As if it were killed: nobody listens, every connection ends.
+    fn vanish(&self) {
+        std::fs::remove_file(self.dir.path().join("socket")).unwrap();
+        self.hang_up();
+    }
+
+    fn hang_up(&self) {
+        for stream in locked(&self.state).streams.drain(..) {
+            stream.shutdown(std::net::Shutdown::Both).ok();
+        }
+    }
+
+    fn behave(&self, change: impl FnOnce(&mut Manner)) {
+        change(&mut locked(&self.state).manner);
+    }
+
+    fn open(&self, patience: Patience) -> NbdBacking {
+        NbdBacking::open(&self.uri(), false, patience).unwrap()
+    }
+}
+
+/// One connection, until it ends; whatever fails ends it.
+fn serve(mut stream: UnixStream, state: &Mutex<State>) {
+    let mut pool = BufferPool::new(64 << 20);
+    let mut conn: Connection<Memory> = Connection::new(TlsPolicy::Off, Limits::default());
+    loop {
+        let exports = {
+            let state = locked(state);
+            let One(memory) = export(state.disk.len() as u64);
+            let mut info: ExportInfo = memory.info.clone();
+            info.multi_conn = state.manner.multi_conn;
+            if state.manner.poor {
+                (info.trim, info.write_zeroes, info.fast_zero) = (false, false, false);
+            }
+            One(Arc::new(Memory { info }))
+        };
+        match conn.poll(&exports, &mut pool) {
+            Event::NeedInput => {
+                while !conn.output().is_empty() {
+                    let Ok(n) = stream.write(conn.output().first()) else { return };
+                    conn.output().sent(n);
+                }
+                conn.recycle(&mut pool);
+                match stream.read(conn.space()) {
+                    Ok(0) | Err(_) => return,
+                    Ok(n) => conn.received(n),
+                }
+            }
+            Event::Request(request) => {
+                let mut state = locked(state);
+                let breaks = state.manner.breaks;
+                if breaks.is_some_and(|n| state.rng.below(n) == 0) {
+                    drop(state);
+                    stream.shutdown(std::net::Shutdown::Both).ok();
+                    return;
+                }
+                if !state.manner.silent {
+                    execute(&mut state, &mut conn, &mut pool, request);
+                }
+            }
+            Event::Close(_) | Event::Starved | Event::StartTls => return,
+        }
+    }
+}
+
+fn execute(
+    state: &mut State,
+    conn: &mut Connection<Memory>,
+    pool: &mut BufferPool,
+    Request { cookie, command }: Request,
+) {
+    match command {
+        Command::Read { offset, mut buf } => {
+            let len = buf.len();
+            buf.copy_from_slice(&state.disk[offset as usize..][..len]);
+            conn.data(cookie, offset, buf);
+        }
+        Command::Write { offset, buf, .. } => {
+            state.disk[offset as usize..][..buf.len()].copy_from_slice(&buf);
+            conn.written(cookie, buf.capacity());
+            pool.give(buf);
+        }
+        Command::Trim { offset, len, .. } | Command::WriteZeroes { offset, len, .. } => {
+            state.disk[offset as usize..][..len as usize].fill(0);
+            conn.done(cookie);
+        }
+        Command::BlockStatus { len, one, .. } => {
+            let data = crate::op::Extent { len, hole: false, zero: false };
+            conn.extents(cookie, len, one, &[data]);
+        }
+        Command::Flush => {
+            state.flushes += 1;
+            conn.done(cookie);
+        }
+        Command::Cache { .. } => conn.done(cookie),
+    }
+}
+
+fn patient() -> Patience {
+    Patience::default()
+}
+
+fn write(offset: u64, fill: u8) -> Op {
+    let mut buf = AlignedBuf::zeroed(8192);
+    buf.fill(fill);
+    Op::Write { offset, data: Payload::new(buf), fua: false }
+}
+
+#[test]
+fn random_operations() {
+    for (seed, (multi_conn, poor)) in
+        [(true, false), (false, false), (true, true)].into_iter().enumerate()
+    {
+        let server = Server::start(1 << 20, Manner { multi_conn, poor, ..Manner::default() });
+        let backing = server.open(patient());
+        assert_eq!(backing.about().size, 1 << 20);
+        assert_eq!(backing.about().trim, !poor);
+        assert_eq!(backing.hub.is_none(), multi_conn);
+        let mut session = backing.session().unwrap();
+        let model = against_a_model(&mut *session, 1 << 20, seed as u64, 20);
+        assert!(locked(&server.state).disk == model);
+    }
+}
+
+/// Two workers of a server that takes one connection only.
+#[test]
+fn one_connection_for_two_workers() {
+    let server = Server::start(1 << 20, Manner::default());
+    let backing = server.open(patient());
+    let (mut a, mut b) = (backing.session().unwrap(), backing.session().unwrap());
+    for i in 0..50 {
+        a.submit(i, write(i * 8192, 1));
+        b.submit(i, write((i + 64) * 8192, 2));
+    }
+    a.flush(Instant::now());
+    b.flush(Instant::now());
+    for session in [&mut *a, &mut *b] {
+        let mut tokens: Vec<u64> = run(session, 50).iter().map(|d| d.token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, (0..50).collect::<Vec<_>>());
+    }
+    let state = locked(&server.state);
+    assert!(state.disk[..50 * 8192].iter().all(|&b| b == 1));
+    assert!(state.disk[64 * 8192..][..50 * 8192].iter().all(|&b| b == 2));
+    assert_eq!(state.connections, 2, "the first contact's, and the one");
+}
+
+/// Connections end at random; nothing is lost, nothing is done twice to anybody's harm, reads are right.
+#[test]
+fn connections_that_break() {
+    for multi_conn in [true, false] {
+        let server =
+            Server::start(1 << 20, Manner { multi_conn, breaks: Some(20), ..Manner::default() });
+        let backing = server.open(patient());
+        let mut session = backing.session().unwrap();
+        let mut rng = Rng::new(9);
+        let mut model = vec![0u8; 1 << 20];
+        let (mut doubts, mut good) = (0, 0);
+        for round in 0..40u64 {
+            let places: Vec<u64> = (0..8).map(|i| i * 16 + rng.below(8)).collect();
+            for (i, place) in places.iter().enumerate() {
+                session.submit(i as u64, write(place * 8192, round as u8));
+                model[(place * 8192) as usize..][..8192].fill(round as u8);
+            }
+            assert!(run(&mut *session, 8).iter().all(|d| d.outcome.is_ok()));
+            match one(&mut *session, Op::Flush).outcome {
+                Ok(_) => good += 1,
+                Err(failure) => {
+                    assert!(failure.message.contains("may be gone"), "{failure}");
+                    doubts += 1;
+                    one(&mut *session, Op::Flush).outcome.ok();
+                }
+            }
+            let place = places[rng.below(8) as usize] * 8192;
+            let done =
+                one(&mut *session, Op::Read { offset: place, buf: AlignedBuf::zeroed(8192) });
+            let Op::Read { buf, .. } = done.op else { panic!() };
+            assert!(done.outcome.is_ok() && buf.iter().all(|&b| b == round as u8));
+        }
+        assert!(doubts > 0 && good > 0, "{doubts} {good}");
+        let state = locked(&server.state);
+        assert!(state.disk == model);
+        assert!(state.connections > 10);
+    }
+}
+
+/// A server that is gone for a while: requests wait, and the flush behind unflushed writes says what may be lost, once.
+#[test]
+fn a_server_that_comes_back() {
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let backing = server.open(patient());
+    let mut session = backing.session().unwrap();
+    one(&mut *session, write(0, 5)).outcome.unwrap();
+    server.vanish();
+    session.submit(7, Op::Read { offset: 0, buf: AlignedBuf::zeroed(8192) });
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(200) {
+        session.turn(Instant::now());
+        assert!(session.pop().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(session.wake_at().is_some());
+    server.listen();
+    let done = run(&mut *session, 1).pop().unwrap();
+    assert!(done.outcome.is_ok() && done.token == 7);
+    assert!(one(&mut *session, Op::Flush).outcome.is_err(), "the write may be gone");
+    one(&mut *session, Op::Flush).outcome.unwrap();
+    // Nothing was written since: nothing to be in doubt about.
+    server.hang_up();
+    one(&mut *session, Op::Flush).outcome.unwrap();
+}
+
+#[test]
+fn patience_ends() {
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let give_up = Some(Duration::from_millis(150));
+    let silence = Duration::from_millis(100);
+    let backing = server.open(Patience { give_up, silence, ..patient() });
+    let mut session = backing.session().unwrap();
+    // Taken and not answered: another connection, as soon as the silence has lasted too long.
+    server.behave(|m| m.silent = true);
+    session.submit(1, write(0, 5));
+    session.flush(Instant::now());
+    let before = locked(&server.state).connections;
+    let begin = Instant::now();
+    while locked(&server.state).connections <= before + 1 {
+        session.turn(Instant::now());
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.behave(|m| m.silent = false);
+    run(&mut *session, 1).pop().unwrap().outcome.unwrap();
+    // Nobody there: an error, in the end.
+    server.vanish();
+    let failure = one(&mut *session, write(0, 6)).outcome.unwrap_err();
+    assert!(failure.message.contains("cannot be reached"), "{failure}");
+    assert_eq!(failure.errno, Errno::Io);
+}
+
+/// Another export has taken the place of the first: it is not written to.
+#[test]
+fn an_export_of_another_size() {
+    let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+    let give_up = Some(Duration::from_millis(300));
+    let backing = server.open(Patience { give_up, ..patient() });
+    let mut session = backing.session().unwrap();
+    one(&mut *session, write(0, 5)).outcome.unwrap();
+    locked(&server.state).disk = vec![0; 2 << 20];
+    server.hang_up();
+    let failure = one(&mut *session, write(0, 6)).outcome.unwrap_err();
+    assert!(failure.message.contains("another one now"), "{failure}");
+    assert!(locked(&server.state).disk.iter().all(|&b| b == 0));
+}
+
+#[test]
+fn what_cannot_be_opened() {
+    let dir = TempDir::new().unwrap();
+    let uri = Uri::NbdUnix { socket: dir.path().join("none"), export: String::new() };
+    let patience = Patience { connect: Duration::from_millis(200), ..patient() };
+    let why = |uri: &Uri| NbdBacking::open(uri, false, patience).unwrap_err().to_string();
+    assert!(why(&uri).contains("none"));
+    let server = Server::start(4096, Manner::default());
+    let Uri::NbdUnix { socket, .. } = server.uri() else { panic!() };
+    let other = Uri::NbdUnix { socket, export: "other".into() };
+    assert!(why(&other).contains("no export 'other'"));
+    // Somebody listens and says nothing.
+    let path = dir.path().join("mute");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let uri = Uri::NbdUnix { socket: path, export: String::new() };
+    assert!(why(&uri).contains("within 0.2 s"));
+}
