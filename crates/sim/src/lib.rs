@@ -4,10 +4,12 @@
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
 //! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.
+//! - [`replay`]: what `larder kv --record` wrote, decided again by the same engine.
 //! - [`ssd`]: a flash translation layer with garbage collection, wear and timing.
 
 pub mod baseline;
 pub mod experiment;
 pub mod kv;
 pub mod mrc;
+pub mod replay;
 pub mod ssd;

@@ -8,6 +8,7 @@ mod flash;
 mod log;
 mod ops;
 mod planted;
+pub mod record;
 mod shard;
 mod stats;
 

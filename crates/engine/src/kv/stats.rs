@@ -14,6 +14,14 @@ macro_rules! counters {
                 $(self.$field += other.$field;)+
             }
 
+            /// Folds every counter into a digest, in order.
+            #[inline]
+            pub fn digest(&self, seed: u64, step: fn(u64, u64) -> u64) -> u64 {
+                let mut h = seed;
+                $(h = step(h, self.$field);)+
+                h
+            }
+
             /// Every counter by name, in order.
             pub fn fields(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($field), self.$field)),+]

@@ -1,0 +1,305 @@
+//! A record as a file: its setup, and where the chunks of each stream lie.
+
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+
+use larder_base::{KeyHasher, Now};
+use larder_engine::kv::record::{
+    CHUNK_HEADER, ChunkHeader, Clocks, Cursor, Decision, END_STREAM, Ended, FILE_HEADER,
+    FrameError, Input, RunSetup, decode, parse_end, parse_file_header,
+};
+
+use super::ReplayError;
+
+/// Where a chunk lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    offset: u64,
+    header: ChunkHeader,
+}
+
+/// An opened record.
+pub struct RecordFile<R> {
+    input: R,
+    setup: RunSetup,
+    /// By stream.
+    chunks: Vec<Vec<Place>>,
+    ended: Option<Ended>,
+    bytes: u64,
+}
+
+fn read_exact<R: Read>(input: &mut R, offset: u64, out: &mut [u8]) -> Result<(), ReplayError> {
+    input.read_exact(out).map_err(|source| ReplayError::Read { offset, source })
+}
+
+/// Fills `out` as far as the file goes.
+fn read_some<R: Read>(input: &mut R, offset: u64, out: &mut [u8]) -> Result<usize, ReplayError> {
+    let mut got = 0;
+    while got < out.len() {
+        match input.read(&mut out[got..]) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(source) => return Err(ReplayError::Read { offset, source }),
+        }
+    }
+    Ok(got)
+}
+
+impl<R: Read + Seek> RecordFile<R> {
+    /// Reads the setup and finds the chunks; what is in them is checked when it is used. A file that was cut short (the
+    /// server was killed) is read as far as it goes.
+    ///
+    /// # Errors
+    /// What is not a record, of another version, or not in order, with the place.
+    pub fn open(mut input: R) -> Result<RecordFile<R>, ReplayError> {
+        let system = |offset| move |source| ReplayError::Read { offset, source };
+        let bytes = input.seek(SeekFrom::End(0)).map_err(system(0))?;
+        input.seek(SeekFrom::Start(0)).map_err(system(0))?;
+        let frame = |offset| move |source| ReplayError::Frame { offset, source };
+        let mut head = [0; FILE_HEADER];
+        if read_some(&mut input, 0, &mut head)? < FILE_HEADER {
+            return Err(frame(0)(FrameError::Magic));
+        }
+        let (len, crc) = parse_file_header(&head).map_err(frame(0))?;
+        let mut text = vec![0; len];
+        read_exact(&mut input, FILE_HEADER as u64, &mut text)?;
+        if crc32c::crc32c(&text) != crc {
+            return Err(frame(FILE_HEADER as u64)(FrameError::Checksum("setup")));
+        }
+        let setup: RunSetup = serde_json::from_slice(&text)?;
+        setup.validate()?;
+        let streams = setup.shards.len() + usize::from(setup.log.is_some());
+        let mut chunks: Vec<Vec<Place>> = vec![Vec::new(); streams];
+        let mut ended = None;
+        let mut offset = (FILE_HEADER + len) as u64;
+        while offset < bytes {
+            let mut head = [0; CHUNK_HEADER];
+            if read_some(&mut input, offset, &mut head)? < CHUNK_HEADER {
+                break;
+            }
+            let header = ChunkHeader::parse(&head).map_err(frame(offset))?;
+            let payload_at = offset + CHUNK_HEADER as u64;
+            let next = payload_at + u64::from(header.len);
+            if next > bytes {
+                break;
+            }
+            if header.stream == END_STREAM {
+                let mut payload = vec![0; header.len as usize];
+                read_exact(&mut input, payload_at, &mut payload)?;
+                if !header.check(&payload) {
+                    return Err(frame(offset)(FrameError::Checksum("end")));
+                }
+                let (why, records) = parse_end(&payload).map_err(frame(offset))?;
+                check_end(offset, &chunks, &records)?;
+                if next != bytes {
+                    let what = format!("{} bytes follow the end of the record", bytes - next);
+                    return Err(ReplayError::Order { offset: next, what });
+                }
+                ended = Some(why);
+                break;
+            }
+            let Some(stream) = chunks.get_mut(usize::from(header.stream)) else {
+                let what = format!("a chunk of stream {}: there are {streams}", header.stream);
+                return Err(ReplayError::Order { offset, what });
+            };
+            let due = stream.last().map_or(0, |p| p.header.first + u64::from(p.header.records));
+            if header.first != due {
+                let what = format!(
+                    "a chunk of stream {} begins with record {}, and {due} would be next: a part of the file is missing",
+                    header.stream, header.first
+                );
+                return Err(ReplayError::Order { offset, what });
+            }
+            stream.push(Place { offset, header });
+            offset = next;
+            input.seek(SeekFrom::Start(offset)).map_err(system(offset))?;
+        }
+        Ok(RecordFile { input, setup, chunks, ended, bytes })
+    }
+
+    /// What the run was built from.
+    pub fn setup(&self) -> &RunSetup {
+        &self.setup
+    }
+
+    /// Why recording ended; `None` when the file was cut short.
+    pub fn ended(&self) -> Option<Ended> {
+        self.ended
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Records of all streams.
+    pub fn records(&self) -> u64 {
+        (0..self.chunks.len()).map(|s| self.records_of(s)).sum()
+    }
+
+    /// Records of one stream.
+    pub fn records_of(&self, stream: usize) -> u64 {
+        let last = self.chunks.get(stream).and_then(|c| c.last());
+        last.map_or(0, |p| p.header.first + u64::from(p.header.records))
+    }
+
+    /// Number of streams: one for each shard, and one for the log if there is a flash.
+    pub fn streams(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// What messages call a stream.
+    pub fn name(&self, stream: usize) -> String {
+        if stream < self.setup.shards.len() { format!("shard {stream}") } else { "log".to_owned() }
+    }
+
+    /// The bytes of chunk `index` of a stream, checked; `None` behind the last.
+    pub(super) fn chunk(
+        &mut self,
+        stream: usize,
+        index: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<(u64, ChunkHeader)>, ReplayError> {
+        let Some(&Place { offset, header }) = self.chunks.get(stream).and_then(|c| c.get(index))
+        else {
+            return Ok(None);
+        };
+        let at = offset + CHUNK_HEADER as u64;
+        let system = |source| ReplayError::Read { offset: at, source };
+        self.input.seek(SeekFrom::Start(at)).map_err(system)?;
+        // At most 128 KiB: the header was checked.
+        out.resize(header.len as usize, 0);
+        read_exact(&mut self.input, at, out)?;
+        if header.check(out) {
+            Ok(Some((offset, header)))
+        } else {
+            Err(ReplayError::Frame { offset, source: FrameError::Checksum("chunk") })
+        }
+    }
+}
+
+/// Whether the streams have as many records as the end says.
+fn check_end(offset: u64, chunks: &[Vec<Place>], records: &[u64]) -> Result<(), ReplayError> {
+    let found = |c: &Vec<Place>| {
+        c.last().map_or(0, |p| p.header.first + u64::from(p.header.records))
+    };
+    let counts: Vec<u64> = chunks.iter().map(found).collect();
+    if counts == records {
+        return Ok(());
+    }
+    let what = format!("the end says that the streams have {records:?} records, and {counts:?} are there");
+    Err(ReplayError::Order { offset, what })
+}
+
+/// One stream as it is read: a chunk at a time.
+pub struct Stream {
+    stream: usize,
+    next_chunk: usize,
+    payload: Vec<u8>,
+    at: usize,
+    left: u32,
+    offset: u64,
+    number: u64,
+    clocks: Clocks,
+}
+
+/// A record as it is read.
+pub(super) struct Read1<'a> {
+    pub(super) number: u64,
+    pub(super) now: Now,
+    pub(super) input: Input<'a>,
+    pub(super) decision: Decision,
+}
+
+impl Stream {
+    /// At the start of stream `stream`.
+    pub fn new(stream: usize) -> Stream {
+        Stream {
+            stream,
+            next_chunk: 0,
+            payload: Vec::new(),
+            at: 0,
+            left: 0,
+            offset: 0,
+            number: 0,
+            clocks: Clocks::default(),
+        }
+    }
+
+    /// Records read so far.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Where in the payload of the present chunk the next record begins, and where the chunk begins in the file.
+    pub(super) fn position(&self) -> (u64, usize) {
+        (self.offset, self.at)
+    }
+
+    /// The present chunk's payload.
+    pub(super) fn payload(&mut self) -> &mut Vec<u8> {
+        &mut self.payload
+    }
+
+    /// Makes sure that the present chunk has a record; `false` at the end of the stream.
+    pub(super) fn fill<R: Read + Seek>(
+        &mut self,
+        file: &mut RecordFile<R>,
+    ) -> Result<bool, ReplayError> {
+        while self.left == 0 {
+            if self.at != self.payload.len() {
+                let offset = self.offset;
+                let what = format!("{} bytes follow the last record of the chunk", self.payload.len() - self.at);
+                return Err(ReplayError::Order { offset, what });
+            }
+            let Some((offset, header)) =
+                file.chunk(self.stream, self.next_chunk, &mut self.payload)?
+            else {
+                return Ok(false);
+            };
+            self.next_chunk += 1;
+            (self.at, self.left, self.offset) = (0, header.records, offset);
+            self.clocks = Clocks::default();
+        }
+        Ok(true)
+    }
+
+    /// The next record of the present chunk, which [`Stream::fill`] has said to have one.
+    pub(super) fn take<'a>(
+        &'a mut self,
+        hasher: &KeyHasher,
+        filler: &'a [u8],
+    ) -> Result<Read1<'a>, ReplayError> {
+        let Stream { stream, payload, at, left, offset, number, clocks, .. } = self;
+        let mut cursor = Cursor::resume(payload, *at);
+        let decoded = decode(&mut cursor, clocks, hasher, filler);
+        let (now, input, decision) = decoded.map_err(|source| ReplayError::Record {
+            stream: format!("stream {stream}"),
+            number: *number,
+            offset: *offset,
+            source,
+        })?;
+        *at = cursor.position();
+        *left -= 1;
+        *number += 1;
+        Ok(Read1 { number: *number - 1, now, input, decision })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor as Bytes;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        for (bytes, words) in [
+            (&b""[..], "byte 0: it does not begin"),
+            (b"some text that is long enough", "byte 0: it does not begin"),
+        ] {
+            let error = RecordFile::open(Bytes::new(bytes)).err().unwrap().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
