@@ -23,7 +23,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("engine", &["base", "policy", "format"]),
     ("sim", &["base", "policy", "format", "engine", "trace"]),
     ("runtime", &["base", "policy", "format", "engine"]),
-    ("kv", &["base", "policy", "format", "engine", "runtime"]),
+    ("kv", &["base", "policy", "format", "engine", "trace", "runtime"]),
     ("block", &["base", "policy", "format", "engine", "runtime"]),
     ("replay", &["base", "policy", "format", "engine", "runtime", "trace"]),
     (

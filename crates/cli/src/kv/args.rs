@@ -198,6 +198,18 @@ pub(crate) struct Args {
     /// Raise the limit on core dumps
     #[arg(short = 'r', long, help_heading = "Process")]
     enable_coredumps: bool,
+    /// Record all inputs and decisions, from an empty cache on, in a new file for larder sim replay (it holds keys)
+    #[arg(long, value_name = "FILE", help_heading = "Process")]
+    record: Option<PathBuf>,
+    /// Bytes at which recording ends [default: 8g]
+    #[arg(long, value_name = "SIZE", help_heading = "Process")]
+    record_limit: Option<ByteSize>,
+    /// Capture the requests of a sample of the keys, hashed, in a new file: a trace for larder trace and larder sim
+    #[arg(long, value_name = "FILE", help_heading = "Process")]
+    capture: Option<PathBuf>,
+    /// Share of the keys whose requests are captured [default: 0.01]
+    #[arg(long, value_name = "SHARE", help_heading = "Process")]
+    capture_share: Option<f64>,
     /// Address of the live page and /metrics, or off [default: 127.0.0.1:11280]
     #[arg(long, value_name = "ADDR", help_heading = "Process")]
     http: Option<String>,
@@ -295,6 +307,10 @@ impl Args {
             clock_bits: self.clock_bits,
             clock_mode: self.clock_mode.clone(),
             io: self.io.clone(),
+            record: self.record.clone(),
+            record_limit: self.record_limit,
+            capture: self.capture.clone(),
+            capture_share: self.capture_share,
             http: self.http.clone(),
             user: self.user.clone(),
             pidfile: self.pidfile.clone(),

@@ -163,13 +163,16 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         admission: config.admission.clone(),
         budget: flash.map(|f| f.budget.clone()).unwrap_or_default(),
         applications: config.applications.clone(),
+        record: config.record.clone(),
+        capture: config.capture.clone(),
     };
     let (store, opened) = store::open(&store_config, clock).map_err(|e| match e {
         StoreError::Plan(_)
         | StoreError::Geometry(_)
         | StoreError::Admission(_)
         | StoreError::Budget(_)
-        | StoreError::Application(_) => CliError::Usage(e.to_string()),
+        | StoreError::Application(_)
+        | StoreError::RecordWarm { .. } => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     })?;
     if let (Some(flash), Some(warmth)) = (flash, &opened.warmth) {
@@ -205,6 +208,16 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
             Some(rate) => info!("write budget {}/s", ByteSize(rate as u64)),
             None => info!("no write budget: --endurance-tbw or --endurance-dwpd sets one"),
         }
+    }
+    if let Some(record) = &config.record {
+        info!(
+            "recording in '{}', at most {}: it holds keys, and what they are hashed with",
+            record.file.display(),
+            ByteSize(record.limit)
+        );
+    }
+    if let Some(capture) = &config.capture {
+        info!("capturing {} of the keys in '{}'", capture.share, capture.file.display());
     }
     Ok(store)
 }

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod mrc;
+mod replay;
 mod ssd;
 mod watch;
 
@@ -22,6 +23,8 @@ enum Command {
     Mrc(mrc::MrcArgs),
     /// Other flash caches to measure against: a victim cache and RIPQ. Hit ratio and cache-level write amplification.
     Baseline(baseline::BaselineArgs),
+    /// Decide again what a server recorded (larder kv --record) decided, by the same engine: ends with 1 where they differ.
+    Replay(replay::ReplayArgs),
     /// A drive: device-level write amplification and wear under synthetic writes or a block trace.
     Ssd(ssd::SsdArgs),
 }
@@ -30,6 +33,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
         Command::Mrc(args) => mrc::run(&args),
         Command::Baseline(args) => baseline::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Ssd(args) => ssd::run(&args),
     }
 }

@@ -133,8 +133,9 @@ impl KvShard {
                         self.remove_flash(req.hash, &entry);
                     }
                     Some(Find::Absent) => note(&mut tried, at),
-                    Some(Find::Corrupt) | None => {
+                    unread @ (Some(Find::Corrupt) | None) => {
                         self.suspects.swap_remove(i);
+                        self.stats.flash_corrupt += u64::from(unread.is_some());
                         self.stats.innocents_lost += 1;
                     }
                 }

@@ -16,6 +16,8 @@ use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
 use larder_policy::budget::WriteBudgetConfig;
 
+use crate::store::{CaptureConfig, RecordConfig};
+
 pub use extended::extended_options;
 pub use settings::Settings;
 pub use tables::{AdmissionSetting, ApplicationsTable};
@@ -186,6 +188,10 @@ pub struct Config {
     pub clock_bits: u8,
     /// A read raises CLOCK by one instead of setting it to the highest.
     pub clock_increment: bool,
+    /// Record the run.
+    pub record: Option<RecordConfig>,
+    /// Capture a sample of the requests.
+    pub capture: Option<CaptureConfig>,
     /// Live page and metrics.
     pub http: Option<SocketAddr>,
     /// The address was asked for (a taken default is no reason to fail).
@@ -394,6 +400,9 @@ impl Config {
             _ => return Err(value("clock-mode", clock_mode, "must be set-max or increment")),
         };
 
+        let record = resolve_record(&mut s)?;
+        let capture = resolve_capture(&mut s)?;
+
         let http_text = s.http.get_or_insert_with(|| DEFAULT_HTTP.into()).clone();
         let http = match http_text.as_str() {
             "off" | "none" => None,
@@ -437,6 +446,8 @@ impl Config {
             applications,
             clock_bits,
             clock_increment,
+            record,
+            capture,
             http,
             http_explicit: given.http.is_some(),
             effective: Settings::default(),
@@ -455,6 +466,26 @@ fn default_flash(free: u64, memory: u64, object_size: u64) -> u64 {
     // The index may take a quarter of the DRAM.
     let indexable = (memory as f64 / 4.0 / INDEX_BYTES_PER_OBJECT * object_size as f64) as u64;
     (free / 4).min(64 << 30).min(indexable) >> 20 << 20
+}
+
+/// Less is not worth a file: a chunk of every stream should fit.
+const LEAST_RECORD: u64 = 4 << 20;
+
+fn resolve_record(s: &mut Settings) -> Result<Option<RecordConfig>, ConfigError> {
+    let limit = s.record_limit.get_or_insert(ByteSize::gib(8)).0;
+    if limit < LEAST_RECORD {
+        return Err(value("record-limit", ByteSize(limit), "must be at least 4 MiB"));
+    }
+    Ok(s.record.clone().map(|file| RecordConfig { file, limit }))
+}
+
+fn resolve_capture(s: &mut Settings) -> Result<Option<CaptureConfig>, ConfigError> {
+    let share = *s.capture_share.get_or_insert(0.01);
+    // Written so that NaN falls outside.
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(value("capture-share", share, "must be above 0 and at most 1"));
+    }
+    Ok(s.capture.clone().map(|file| CaptureConfig { file, share }))
 }
 
 fn resolve_flash(

@@ -122,6 +122,14 @@ settings! {
     clock_mode: String,
     /// How flash is read: auto, uring, threads.
     io: String,
+    /// File to record the run in, for `larder sim replay`; it must not be there yet, and the cache must be empty.
+    record: PathBuf,
+    /// Bytes at which recording ends.
+    record_limit: ByteSize,
+    /// File to capture a sample of the requests in, as a trace; it must not be there yet.
+    capture: PathBuf,
+    /// Share of the keys whose requests are captured.
+    capture_share: f64,
     /// Address of the live page and of /metrics; "off" for none.
     http: String,
     /// User to run as when started by root.

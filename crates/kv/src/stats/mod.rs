@@ -44,6 +44,10 @@ pub struct StoreStats {
     pub flash: Option<FlashStats>,
     /// Per application.
     pub applications: Vec<AppStats>,
+    /// How recording goes, if the run is recorded.
+    pub record: Option<crate::store::RecordStats>,
+    /// How capturing goes, if requests are captured.
+    pub capture: Option<crate::store::CaptureStats>,
     /// What an operator should look at: one line each.
     pub alarms: Vec<String>,
 }

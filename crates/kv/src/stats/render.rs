@@ -299,6 +299,16 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         }
     }
     stat(out, "larder_lock_waits", store.lock_waits);
+    if let Some(r) = &store.record {
+        stat(out, "larder_record", r.ended.unwrap_or("on"));
+        stat(out, "larder_record_records", r.records);
+        stat(out, "larder_record_bytes", r.bytes);
+    }
+    if let Some(c) = &store.capture {
+        stat(out, "larder_capture", if c.failed { "failed" } else { "on" });
+        stat(out, "larder_capture_requests", c.requests);
+        stat(out, "larder_capture_dropped", c.dropped);
+    }
     if let Some(f) = &store.flash {
         stat(out, "larder_flash_ghosts", f.ghosts);
         stat(out, "larder_flash_forced_evictions", f.forced_evictions);

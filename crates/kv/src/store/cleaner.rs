@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use larder_engine::kv::{IoFailed, SegmentIo, Step};
-use larder_policy::admission::AdmissionPolicy;
 use larder_policy::learn::train;
 use larder_runtime::{AlignedBuf, Clock};
 
@@ -120,18 +119,19 @@ impl KvStore {
                 }
             }
             seconds += 1;
+            self.hand_on_tapes();
             if seconds.is_multiple_of(60)
                 && let Some(flash) = self.flash()
             {
                 *locked(&flash.drive) = larder_runtime::Wear::of(&flash.file);
             }
             for i in 0..self.cells.len() {
-                let due = self.cells[i].lock().admission_mut().training_due(clock.now().mono);
+                let due = self.cells[i].lock().training_due(clock.now());
                 let Some(app) = due else { continue };
                 // All shards' samples make one model, which all shards then use.
                 let mut all = None;
                 for cell in &self.cells {
-                    let part = cell.lock().admission_mut().take_training_set(app, clock.now().mono);
+                    let part = cell.lock().take_training_set(app, clock.now());
                     all = match (all, part) {
                         (None, part) => part,
                         (Some(mut all), Some(part)) => {
@@ -151,11 +151,7 @@ impl KvStore {
                             "a classifier was trained"
                         );
                         for cell in &self.cells {
-                            cell.lock().admission_mut().install(
-                                app,
-                                model.clone(),
-                                clock.now().mono,
-                            );
+                            cell.lock().install(app, model.clone(), clock.now());
                         }
                     }
                     Err(error) => {
@@ -175,9 +171,13 @@ impl KvStore {
                 tracing::error!("a background thread had died");
             }
         }
+        self.end_recording();
+        if let Some(capture) = &self.capture {
+            capture.finish();
+        }
         if let Some(flash) = self.flash() {
             let mut log = locked(&flash.log);
-            log.drain(now, &mut LockedShards(&self.cells), &mut Segments(flash));
+            log.unrecorded().drain(now, &mut LockedShards(&self.cells), &mut Segments(flash));
             drop(log);
             self.write_down(flash, now);
         }

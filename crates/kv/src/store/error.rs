@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use larder_base::ByteSize;
+use larder_engine::kv::record::SetupError;
 
 use super::plan::PlanError;
 
@@ -73,6 +74,32 @@ pub enum StoreError {
     /// The applications' configuration.
     #[error(transparent)]
     Application(#[from] larder_policy::application::ApplicationError),
+    /// A record that cannot be begun.
+    #[error("record '{path}': {why}")]
+    Record {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// A record of a cache that is not empty.
+    #[error(
+        "record '{path}': a record begins with an empty cache, and flash '{flash}' holds what an earlier run cached. Start          once with --format-flash (what is cached is lost), or record with another --data-dir"
+    )]
+    RecordWarm {
+        /// Which file.
+        path: PathBuf,
+        /// Which flash.
+        flash: PathBuf,
+    },
+    /// A capture that cannot be begun.
+    #[error("capture '{path}': {why}")]
+    Capture {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The operating system gives no random numbers, threads or the like.
     #[error("cannot {what}: {source}")]
     System {
@@ -84,4 +111,19 @@ pub enum StoreError {
     /// An index that was just made is not accepted: a defect.
     #[error("the flash index cannot be made: {0}; please report this")]
     Index(#[from] larder_engine::index::IndexError),
+}
+
+impl From<SetupError> for StoreError {
+    fn from(e: SetupError) -> StoreError {
+        match e {
+            SetupError::Admission(e) => e.into(),
+            SetupError::Budget(e) => e.into(),
+            SetupError::Application(e) => e.into(),
+            SetupError::Index(e) => e.into(),
+            // Numbers that the plan has checked.
+            SetupError::Value { .. } => {
+                StoreError::System { what: "divide the memory", source: std::io::Error::other(e) }
+            }
+        }
+    }
 }

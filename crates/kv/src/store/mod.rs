@@ -6,10 +6,12 @@
 //!     └──── reads through their own rings ─────────────────────────────────────────────────────────────────▶ flash
 //! ```
 
+mod capture;
 mod cleaner;
 mod error;
 mod open;
 mod plan;
+mod record;
 mod stats;
 mod warm;
 
@@ -18,7 +20,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockErr
 
 use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{Effects, Fetched as EngineFetched, FlashRead, Outcome, Request};
-use larder_engine::kv::{FlashLog, KvShard, OwnerOf, Shards};
+use larder_engine::kv::record::{TapedLog, TapedShard};
+use larder_engine::kv::{KvShard, OwnerOf, Shards};
 use larder_format::Geometry;
 use larder_policy::application::{Applications, Lookup};
 use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, Wear};
@@ -27,22 +30,24 @@ use crate::connection::{Engine, Fetched, Step};
 use crate::server::{Span, Store};
 use crate::stats::StoreStats;
 
+pub use capture::{CaptureConfig, CaptureStats};
 pub use error::StoreError;
 pub use open::{Opened, StoreConfig, open};
 pub use plan::{Plan, PlanError};
+pub use record::{RecordConfig, RecordStats};
 pub use warm::Warmth;
 
 /// A shard and its lock, on cache lines of its own.
 #[repr(align(128))]
 struct Cell {
-    shard: Mutex<KvShard>,
+    shard: Mutex<TapedShard>,
     /// Times that a thread found the lock taken.
     waits: AtomicU64,
 }
 
 impl Cell {
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, KvShard> {
+    fn lock(&self) -> MutexGuard<'_, TapedShard> {
         match self.shard.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::WouldBlock) => {
@@ -62,7 +67,7 @@ struct Flash {
     path: String,
     geometry: Geometry,
     admission: String,
-    log: Mutex<FlashLog<AlignedBuf>>,
+    log: Mutex<TapedLog<AlignedBuf>>,
     /// How many threads wait for the log: the cleaner, which takes it again and again, lets them go first.
     log_wanted: AtomicU64,
     dir: DataDir,
@@ -100,6 +105,8 @@ pub struct KvStore {
     flushed_at: std::sync::atomic::AtomicU32,
     plan: Plan,
     training: larder_policy::learn::TrainParams,
+    recorder: Option<record::Recorder>,
+    capture: Option<capture::Capture>,
 }
 
 /// The shards to the log: each locked for one call.
@@ -113,7 +120,7 @@ impl Shards for LockedShards<'_> {
         OwnerOf::shard_of(hash, self.0.len())
     }
     fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
-        f(&mut self.0[shard].lock())
+        self.0[shard].lock().log_call(f)
     }
 }
 
@@ -174,6 +181,20 @@ impl Engine for KvStore {
         effects: &mut X,
     ) -> Step<FlashRead> {
         let fetched = fetched.map(|f| EngineFetched { read: f.read, bytes: f.bytes });
+        if let Some(capture) = &self.capture
+            && capture.samples(request.hash)
+        {
+            let mut watched = capture::Sizing { inner: effects, found: None };
+            let outcome =
+                self.cell(request.hash).lock().execute(now, request, fetched, &mut watched);
+            return match outcome {
+                Outcome::Done => {
+                    capture.take(now, request, watched.found);
+                    Step::Done
+                }
+                Outcome::Read(read) => Step::Read(read),
+            };
+        }
         match self.cell(request.hash).lock().execute(now, request, fetched, effects) {
             Outcome::Done => Step::Done,
             Outcome::Read(read) => Step::Read(read),

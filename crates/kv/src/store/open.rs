@@ -4,20 +4,23 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 
-use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Now, Words};
+use larder_base::{ByteSize, HashKey, Nanos, Now, Words};
 use larder_engine::index::FlashIndex;
-use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, SegmentTable, ShardConfig,
+use larder_engine::kv::record::{
+    AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedLog, TapedShard,
 };
+use larder_engine::kv::{ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, SegmentTable};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
 use larder_format::superblock::choose;
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
-use larder_policy::admission::{Admission, AdmissionConfig, Setup};
-use larder_policy::application::{Applications, ApplicationsConfig};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::application::ApplicationsConfig;
 use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
 use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDevice, Wear};
 
+use super::capture::{Capture, CaptureConfig};
 use super::plan::Plan;
+use super::record::{RecordConfig, Recorder};
 use super::warm::{Region, Warmth, remove_checkpoint, write_checkpoint};
 use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
 use crate::stats::StoreStats;
@@ -56,6 +59,10 @@ pub struct StoreConfig {
     pub budget: WriteBudgetConfig,
     /// Applications.
     pub applications: ApplicationsConfig,
+    /// Record the run.
+    pub record: Option<RecordConfig>,
+    /// Capture a sample of the requests.
+    pub capture: Option<CaptureConfig>,
 }
 
 /// What opening found and did, for the log.
@@ -125,16 +132,20 @@ pub fn open(
         random(&mut secret)?;
         let words =
             (0..plan.shards).map(|_| Words::heap(FlashIndex::words_for(plan.buckets))).collect();
+        let mut uuid = [0; 16];
+        random(&mut uuid)?;
         let parts = Parts {
             plan,
-            hasher: KeyHasher::new(HashKey(secret)),
+            uuid: Uuid(uuid),
+            hash_key: HashKey(secret),
             geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
             cas_base: u64::from(began.wall.0) * 1_000_000_000,
             budget_rate: None,
         };
-        let applications = applications_of(&config.applications, &[])?;
-        let (cells, _, _) = cells(config, &parts, &applications, words, None)?;
-        let store = Arc::new(store(config, &parts, cells, applications, None));
+        let setup = run_setup(config, &parts, Vec::new(), None)?;
+        let (cells, _, _) = cells(&setup, words, None)?;
+        let watchers = Watchers::start(config, &setup, clock)?;
+        let store = Arc::new(store(config, &parts, &setup, cells, None, watchers)?);
         store
             .start_threads(clock)
             .map_err(|source| StoreError::System { what: "start a thread", source })?;
@@ -170,15 +181,11 @@ pub fn open(
     let saved = |name: &str| std::fs::read(dir.join(name)).ok();
     let budget_state: Option<BudgetState> =
         saved(BUDGET).filter(|_| !formatted).and_then(|b| serde_json::from_slice(&b).ok());
-    let budget = WriteBudget::new(
-        &config.budget,
-        ByteSize(geometry.capacity()),
-        budget_state,
-        clock.now().mono,
-    )?;
+    let budget_at = clock.now().mono;
+    let budget =
+        WriteBudget::new(&config.budget, ByteSize(geometry.capacity()), budget_state, budget_at)?;
     let names: Vec<Vec<u8>> =
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
-    let applications = applications_of(&config.applications, &names)?;
 
     let mut region = Region::open(&superblock, &plan, &geometry);
     let mut warmth = match region.is_of(&superblock, &plan, &geometry) {
@@ -198,18 +205,22 @@ pub fn open(
     if formatted {
         warmth = Warmth::Cold("the flash has just been formatted".to_owned());
     }
+    let warm = !matches!(warmth, Warmth::Cold(_));
+    if warm && let Some(record) = &config.record {
+        return Err(StoreError::RecordWarm { path: record.file.clone(), flash: path.clone() });
+    }
     let cas_base =
         (u64::from(began.wall.0) * 1_000_000_000).max(superblock.cas_base.saturating_add(1 << 48));
     let next = superblock.start(cas_base);
     region.announce(&next);
     let (table_words, index_words) = region.split();
-    let warm = !matches!(warmth, Warmth::Cold(_));
     let mut table =
         if warm { SegmentTable::attach(table_words) } else { SegmentTable::create(table_words) };
     table.raise_generation(next.first_generation());
     let parts = Parts {
         plan,
-        hasher: KeyHasher::new(superblock.hash_key),
+        uuid: superblock.uuid,
+        hash_key: superblock.hash_key,
         geometry: FlashGeometry {
             salt: superblock.salt(),
             segments: geometry.segments(),
@@ -218,28 +229,38 @@ pub fn open(
         cas_base,
         budget_rate: budget.rate(),
     };
+    let log_setup = LogSetup {
+        hot_percent: 70,
+        reinsert_percent: 20,
+        retry_after: Nanos::from_secs(5).0,
+        generation_floor: next.first_generation(),
+        budget: config.budget.clone(),
+        budget_state,
+        budget_at: budget_at.0,
+    };
+    let log_config = LogConfig {
+        flash: parts.geometry,
+        hot_percent: log_setup.hot_percent,
+        reinsert_percent: log_setup.reinsert_percent,
+        retry_after: Nanos(log_setup.retry_after),
+    };
+    let setup = run_setup(config, &parts, names, Some(log_setup))?;
     let generations = table.live_generations();
-    let (cells, kept, dropped) =
-        cells(config, &parts, &applications, index_words, warm.then_some(&generations[..]))?;
+    let (cells, kept, dropped) = cells(&setup, index_words, warm.then_some(&generations[..]))?;
+    let watchers = Watchers::start(config, &setup, clock)?;
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
     superblocks.write(device.as_ref(), next.clone())?;
     region.own(&next, &plan, &geometry);
     remove_checkpoint(&dir)?;
 
     let why_private = region.why_private.clone();
-    let log_config = LogConfig {
-        flash: parts.geometry,
-        hot_percent: 70,
-        reinsert_percent: 20,
-        retry_after: Nanos::from_secs(5),
-    };
     let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();
     let budget_rate = budget.rate();
     let flash = Flash {
         path: path.display().to_string(),
         geometry,
         admission: config.admission.policy.as_str().to_owned(),
-        log: Mutex::new(FlashLog::new(log_config, table, budget, buffers)),
+        log: Mutex::new(TapedLog::new(FlashLog::new(log_config, table, budget, buffers))),
         device,
         dir,
         superblock: Mutex::new(superblocks),
@@ -249,7 +270,7 @@ pub fn open(
         drive: Mutex::new(Wear::of(&file)),
         file,
     };
-    let store = Arc::new(store(config, &parts, cells, applications, Some(flash)));
+    let store = Arc::new(store(config, &parts, &setup, cells, Some(flash), watchers)?);
     store
         .start_threads(clock)
         .map_err(|source| StoreError::System { what: "start a thread", source })?;
@@ -333,100 +354,140 @@ fn superblocks(
 
 struct Parts {
     plan: Plan,
-    hasher: KeyHasher,
+    uuid: Uuid,
+    hash_key: HashKey,
     geometry: FlashGeometry,
     cas_base: u64,
     budget_rate: Option<f64>,
 }
 
-/// The applications, with the ids that records on flash bear: those that the last run knew first, in their order, then
-/// those that only the configuration names.
-fn applications_of(
-    config: &ApplicationsConfig,
-    known: &[Vec<u8>],
-) -> Result<Applications, StoreError> {
-    let unshared = ApplicationsConfig { shares: Default::default(), ..config.clone() };
-    let mut applications = Applications::new(&unshared)?;
-    applications.restore(known.iter().map(Vec::as_slice));
-    for name in config.shares.keys().filter(|n| *n != "default" && *n != "other") {
-        applications.register(name)?;
-    }
-    Ok(applications)
-}
-
-/// The shards: attached to what is in their words when `generations` are given, else empty.
-fn cells(
+/// All that shards are built from, as a record states it: what is recorded is what runs.
+fn run_setup(
     config: &StoreConfig,
     parts: &Parts,
-    applications: &Applications,
-    words: Vec<Words>,
-    generations: Option<&[u64]>,
-) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
+    names: Vec<Vec<u8>>,
+    log: Option<LogSetup>,
+) -> Result<RunSetup, StoreError> {
     let plan = &parts.plan;
     // Without flash nothing is admitted anywhere, and no policy needs its tables.
-    let admission_config = if parts.geometry.segments == 0 {
+    let admission = if parts.geometry.segments == 0 {
         AdmissionConfig::from_name("all")?
     } else {
         config.admission.clone()
     };
-    let shares = Arc::new(applications.shares(&config.applications)?);
-    let (mut kept, mut dropped) = (0, 0);
-    let mut cells = Vec::with_capacity(plan.shards);
-    for (i, words) in words.into_iter().enumerate() {
-        let shard_config = ShardConfig {
-            arena_bytes: plan.arena_bytes,
+    let room = |bytes: usize| if config.no_eviction { 0 } else { bytes as u64 };
+    Ok(RunSetup {
+        larder: env!("CARGO_PKG_VERSION").to_owned(),
+        uuid: parts.uuid.to_string(),
+        hash_key: parts.hash_key.0,
+        salt: parts.geometry.salt,
+        segments: parts.geometry.segments,
+        segment_bytes: parts.geometry.segment_bytes,
+        shard: ShardSetup {
+            arena_bytes: plan.arena_bytes as u64,
             max_object: config.max_item,
             no_eviction: config.no_eviction,
-            clock_mode: config.clock_mode,
+            clock_increment: config.clock_mode == ClockMode::Increment,
             clock_max: config.clock_max,
-            free_low: if config.no_eviction { 0 } else { plan.free_low },
-            free_high: if config.no_eviction { 0 } else { plan.free_high },
-            flash: parts.geometry,
-            shards: plan.shards as u32,
+            free_low: room(plan.free_low),
+            free_high: room(plan.free_high),
             flash_min_record: 0,
-            // Each shard counts in a part of its own of the 2^48 numbers that a start may give out: no two keys ever show
-            // the same one.
-            cas_base: parts.cas_base.saturating_add((i as u64) << 44),
-            access_times: plan.access_times,
-            shares: shares.clone(),
-            hasher: parts.hasher,
-        };
-        let setup = Setup {
-            memory: plan.admission_bytes,
-            seed: parts.cas_base ^ i as u64,
+            access_times: plan.access_times as u64,
+            buckets: plan.buckets,
+            admission_memory: plan.admission_bytes as u64,
             objects: plan.objects,
-            share: 1.0 / plan.shards as f64,
-            budget_rate: parts.budget_rate,
-        };
-        let admission = || Admission::new(&admission_config, &setup);
-        let shard = match generations {
-            None => KvShard::new(shard_config, admission()?, words)?,
+            share_bits: (1.0 / plan.shards as f64).to_bits(),
+            budget_rate_bits: parts.budget_rate.map(f64::to_bits),
+        },
+        shards: (0..plan.shards as u64)
+            .map(|i| ShardSeed {
+                // Each shard counts in a part of its own of the 2^48 numbers that a start may give out: no two keys ever
+                // show the same one.
+                cas_base: parts.cas_base.saturating_add(i << 44),
+                seed: parts.cas_base ^ i,
+            })
+            .collect(),
+        admission,
+        applications: AppsSetup { config: config.applications.clone(), names },
+        log,
+    })
+}
+
+/// The shards: attached to what is in their words when `generations` are given, else empty.
+fn cells(
+    setup: &RunSetup,
+    words: Vec<Words>,
+    generations: Option<&[u64]>,
+) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
+    let (mut kept, mut dropped) = (0, 0);
+    let mut cells = Vec::with_capacity(setup.shards.len());
+    for (i, words) in words.into_iter().enumerate() {
+        let (shard_config, admission) = (setup.shard_config(i)?, setup.admission(i)?);
+        let mut shard = match generations {
+            None => KvShard::new(shard_config, admission, words)?,
             Some(generations) => {
-                let (shard, report) =
-                    KvShard::attach(shard_config, admission()?, words, generations)?;
+                let (shard, report) = KvShard::attach(shard_config, admission, words, generations)?;
                 kept += report.kept;
                 dropped += report.dropped;
                 shard
             }
         };
-        let mut shard = shard;
         larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
-        cells.push(Cell { shard: Mutex::new(shard), waits: Default::default() });
+        cells.push(Cell { shard: Mutex::new(TapedShard::new(shard)), waits: Default::default() });
     }
     Ok((cells.into_boxed_slice(), kept, dropped))
+}
+
+/// What looks on while the store runs.
+#[derive(Default)]
+struct Watchers {
+    recorder: Option<Recorder>,
+    capture: Option<Capture>,
+}
+
+impl Watchers {
+    fn start(
+        config: &StoreConfig,
+        setup: &RunSetup,
+        clock: &Clock,
+    ) -> Result<Watchers, StoreError> {
+        let capture = match &config.capture {
+            None => None,
+            Some(capture) => {
+                let (mut secret, mut salt) = ([0; 16], [0; 8]);
+                random(&mut secret)?;
+                random(&mut salt)?;
+                let salt = u64::from_le_bytes(salt);
+                Some(Capture::start(capture, clock.now(), secret, salt)?)
+            }
+        };
+        let recorder = config.record.as_ref().map(|r| Recorder::start(r, setup)).transpose()?;
+        Ok(Watchers { recorder, capture })
+    }
 }
 
 fn store(
     config: &StoreConfig,
     parts: &Parts,
+    setup: &RunSetup,
     cells: Box<[Cell]>,
-    applications: Applications,
     flash: Option<Flash>,
-) -> KvStore {
-    KvStore {
-        hasher: parts.hasher,
+    watchers: Watchers,
+) -> Result<KvStore, StoreError> {
+    if let Some(recorder) = &watchers.recorder {
+        for (i, cell) in cells.iter().enumerate() {
+            if let Some(tape) = recorder.tape(i) {
+                cell.lock().record(tape);
+            }
+        }
+        if let (Some(flash), Some(tape)) = (&flash, recorder.tape(cells.len())) {
+            locked(&flash.log).record(tape);
+        }
+    }
+    Ok(KvStore {
+        hasher: setup.hasher(),
         cells,
-        applications: RwLock::new(applications),
+        applications: RwLock::new(setup.applications.applications()?),
         delimiter: config.applications.delimiter.bytes().next(),
         max_object: config.max_item,
         memory: config.memory,
@@ -437,14 +498,16 @@ fn store(
         flushed_at: Default::default(),
         plan: parts.plan,
         training: config.admission.flashiness.training,
-    }
+        recorder: watchers.recorder,
+        capture: watchers.capture,
+    })
 }
 
 impl KvStore {
     /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
     pub(super) fn write_down(&self, flash: &Flash, now: Now) {
         let mut log = locked(&flash.log);
-        let state = log.budget_mut().state(now.mono);
+        let state = log.unrecorded().budget_mut().state(now.mono);
         let names: Vec<Vec<u8>> = {
             let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
             apps.names().skip(1).map(<[u8]>::to_vec).collect()
@@ -463,7 +526,8 @@ impl KvStore {
         let mut guards: Vec<_> = self.cells.iter().map(Cell::lock).collect();
         let written = (|| -> Result<(), String> {
             flash.device.sync().map_err(|e| e.to_string())?;
-            let words: Vec<&Words> = guards.iter_mut().map(|g| &*g.index_words()).collect();
+            let words: Vec<&Words> =
+                guards.iter_mut().map(|g| &*g.unrecorded().index_words()).collect();
             write_checkpoint(
                 &flash.dir,
                 &superblocks.current,

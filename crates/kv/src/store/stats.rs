@@ -135,11 +135,12 @@ impl KvStore {
         s.get_expired = sum.expired;
         if let Some(flash) = self.flash() {
             flash.log_wanted.fetch_add(1, Ordering::Relaxed);
-            let mut log = locked(&flash.log);
+            let log = locked(&flash.log);
             flash.log_wanted.fetch_sub(1, Ordering::Relaxed);
             memory.push(("segment_buffers", log.memory_bytes() as u64));
             let log_stats = *log.stats();
-            let budget = log.budget_mut();
+            // A copy: whoever looks must not change what the log is granted.
+            let mut budget = log.budget().clone();
             let rate = budget.rate();
             let available = rate.is_some().then(|| budget.available(now.mono));
             let seconds = now.mono.as_secs_f64().max(1.0);
@@ -160,6 +161,14 @@ impl KvStore {
             s.flash = Some(f);
         }
         s.memory = memory;
+        s.record = self.recorder.as_ref().map(|r| r.stats());
+        s.capture = self.capture.as_ref().map(|c| c.stats());
+        if let Some(why) = s.record.and_then(|r| r.ended) {
+            s.alarms.push(format!("recording has ended: {why}"));
+        }
+        if s.capture.is_some_and(|c| c.failed) {
+            s.alarms.push("the capture cannot be written any further".to_owned());
+        }
         let names = self.applications.read().unwrap_or_else(PoisonError::into_inner);
         for (i, a) in apps.iter().enumerate() {
             if a.gets + a.sets == 0 {

@@ -119,6 +119,7 @@ impl ReplayFlash {
     }
 
     /// Bytes of memory.
+    #[cfg(test)]
     pub(super) fn memory_bytes(&self) -> u64 {
         self.segments.iter().map(|p| (p.bytes.capacity() + p.starts.capacity() * 4) as u64).sum()
     }

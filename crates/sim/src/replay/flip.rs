@@ -32,8 +32,8 @@ pub fn flip_decision<F: Read + Write + Seek>(
         let mut head = [0; CHUNK_HEADER];
         file.seek(SeekFrom::Start(offset)).map_err(system)?;
         file.read_exact(&mut head).map_err(system)?;
-        let header = ChunkHeader::parse(&head)
-            .map_err(|source| ReplayError::Frame { offset, source })?;
+        let header =
+            ChunkHeader::parse(&head).map_err(|source| ReplayError::Frame { offset, source })?;
         let head = seal(header.stream, header.first, header.records, &payload);
         file.seek(SeekFrom::Start(offset)).map_err(system)?;
         file.write_all(&head).and_then(|()| file.write_all(&payload)).map_err(system)?;

@@ -180,14 +180,14 @@ impl<R: Read + Seek> RecordFile<R> {
 
 /// Whether the streams have as many records as the end says.
 fn check_end(offset: u64, chunks: &[Vec<Place>], records: &[u64]) -> Result<(), ReplayError> {
-    let found = |c: &Vec<Place>| {
-        c.last().map_or(0, |p| p.header.first + u64::from(p.header.records))
-    };
+    let found =
+        |c: &Vec<Place>| c.last().map_or(0, |p| p.header.first + u64::from(p.header.records));
     let counts: Vec<u64> = chunks.iter().map(found).collect();
     if counts == records {
         return Ok(());
     }
-    let what = format!("the end says that the streams have {records:?} records, and {counts:?} are there");
+    let what =
+        format!("the end says that the streams have {records:?} records, and {counts:?} are there");
     Err(ReplayError::Order { offset, what })
 }
 
@@ -249,7 +249,10 @@ impl Stream {
         while self.left == 0 {
             if self.at != self.payload.len() {
                 let offset = self.offset;
-                let what = format!("{} bytes follow the last record of the chunk", self.payload.len() - self.at);
+                let what = format!(
+                    "{} bytes follow the last record of the chunk",
+                    self.payload.len() - self.at
+                );
                 return Err(ReplayError::Order { offset, what });
             }
             let Some((offset, header)) =

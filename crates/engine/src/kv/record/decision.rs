@@ -119,7 +119,14 @@ impl Decision {
         let effects = cursor.u8("effects")?;
         let evicted = cursor.varint("number of evictions")?;
         let state = cursor.u32_le("digest")?;
-        Ok(Decision { what, detail, woke: effects & 1 != 0, verifies: effects >> 1, evicted, state })
+        Ok(Decision {
+            what,
+            detail,
+            woke: effects & 1 != 0,
+            verifies: effects >> 1,
+            evicted,
+            state,
+        })
     }
 }
 
@@ -217,8 +224,7 @@ impl<X: Effects> Effects for Watch<'_, X> {
         let (what, detail) = match &reply {
             Reply::Item(item) => {
                 self.item(item);
-                let what =
-                    if item.tier == Tier::Dram { What::HitDram } else { What::HitFlash };
+                let what = if item.tier == Tier::Dram { What::HitDram } else { What::HitFlash };
                 (what, self.cas(item.cas))
             }
             Reply::Miss => (What::Miss, 0),

@@ -121,6 +121,9 @@ pub enum Op {
     Peek = 5,
 }
 
+/// The longest key.
+const MAX_KEY: usize = 250;
+
 const EXECUTE: u8 = 0;
 const VERIFY: u8 = 1;
 const FLUSH: u8 = 2;
@@ -195,10 +198,9 @@ pub(super) fn encode_execute(
     };
     let named = request.app != AppId::DEFAULT;
     out.push(op as u8 | u8::from(fetched.is_some()) << 3 | u8::from(named) << 4);
-    // Keys have 1 to 250 bytes; what is longer is not a key that a server takes.
-    let key = &request.key[..request.key.len().min(255)];
-    out.push(key.len() as u8);
-    out.extend_from_slice(key);
+    debug_assert!((1..=MAX_KEY).contains(&request.key.len()));
+    out.push(request.key.len() as u8);
+    out.extend_from_slice(request.key);
     if named {
         put(out, u64::from(request.app.0));
     }
@@ -305,8 +307,9 @@ fn model(cursor: &mut Cursor<'_>) -> Result<Model, BadRecord> {
     }
     let (bias, slope, offset, positive_share) = (float()?, float()?, float()?, float()?);
     let flags = cursor.u8("model")?;
-    let mut float =
-        |bit: u8| (flags & bit != 0).then(|| cursor.u32_le("model").map(f32::from_bits)).transpose();
+    let mut float = |bit: u8| {
+        (flags & bit != 0).then(|| cursor.u32_le("model").map(f32::from_bits)).transpose()
+    };
     let (precision, recall) = (float(1)?, float(2)?);
     Ok(Model { app, weights, bias, slope, offset, samples, positive_share, precision, recall })
 }
@@ -465,6 +468,10 @@ pub fn decode<'a>(
         EXECUTE => {
             let op = cursor.u8("operation")?;
             let len = usize::from(cursor.u8("length of a key")?);
+            if !(1..=MAX_KEY).contains(&len) {
+                let (what, value) = ("the length of a key", len as u64);
+                return Err(BadRecord::Value { what, value, must: "1 to 250" });
+            }
             let key = cursor.take(len, "key")?;
             let app = match op & 1 << 4 {
                 0 => AppId::DEFAULT,

@@ -212,7 +212,12 @@ impl RunSetup {
             && bytes <= larder_format::geometry::MAX_SEGMENT_BYTES;
         check(sound, "segment_bytes", bytes, "a multiple of 4096 up to 256 MiB")?;
         let has_log = self.log.is_some();
-        check(has_log == (self.segments > 0), "segments", u64::from(self.segments), "0 without a log")?;
+        check(
+            has_log == (self.segments > 0),
+            "segments",
+            u64::from(self.segments),
+            "0 without a log",
+        )?;
         if let Some(log) = &self.log {
             let (hot, back) = (u64::from(log.hot_percent), u64::from(log.reinsert_percent));
             check(hot <= 100, "hot_percent", hot, "at most 100")?;

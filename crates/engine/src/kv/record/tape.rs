@@ -87,7 +87,8 @@ impl Tape {
             return self.sink.is_open();
         }
         let payload = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK + 1024));
-        let chunk = Chunk { stream: self.stream, first: self.first, records: self.records, payload };
+        let chunk =
+            Chunk { stream: self.stream, first: self.first, records: self.records, payload };
         self.first += u64::from(self.records);
         self.records = 0;
         self.clocks = Clocks::default();

@@ -239,8 +239,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> TapedLog<B> {
             return self.log.step(now, shards, io);
         }
         let (step, decision, outcome) = self.decide(now, shards, io);
-        let kept =
-            |tape: &mut Box<Tape>| tape.push(now, &Input::Step { io: outcome }, &decision);
+        let kept = |tape: &mut Box<Tape>| tape.push(now, &Input::Step { io: outcome }, &decision);
         if self.tape.as_mut().is_some_and(|tape| !kept(tape)) {
             self.tape = None;
         }

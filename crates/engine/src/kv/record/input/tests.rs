@@ -80,8 +80,7 @@ fn any<'a>(rng: &mut Rng, pool: &'a [u8], filler: &'a [u8]) -> Input<'a> {
                 }),
                 1 => {
                     let len = rng.below(60) as usize;
-                    let value =
-                        if len <= MAX_KEPT_VALUE { &pool[..len] } else { &filler[..len] };
+                    let value = if len <= MAX_KEPT_VALUE { &pool[..len] } else { &filler[..len] };
                     let modes = [
                         StoreMode::Set,
                         StoreMode::Add,

@@ -1,0 +1,116 @@
+//! `larder sim replay`: what a server decided, decided again.
+
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use larder_base::ByteSize;
+use larder_sim::replay::{RecordFile, Report, replay};
+
+use crate::error::CliError;
+
+/// The flags of `larder sim replay`.
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder kv -m 64 --flash-size 1g --record run.rec     # then stop it
+  larder sim replay run.rec
+
+The same engine runs through the recorded inputs under their recorded times. It ends with 0 when every decision is the
+same, and with 1 at the first that differs: which shard or log, which record, what was told, and both decisions.")]
+pub(crate) struct ReplayArgs {
+    /// A file of `larder kv --record`
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// DRAM that the replay may take: it needs as much as the server's -m [default: three quarters of the memory]
+    #[arg(long, value_name = "SIZE")]
+    memory_limit: Option<ByteSize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
+    let name = args.file.display();
+    let input = File::open(&args.file).map_err(|e| {
+        CliError::Usage(format!("record '{name}': {e}: give a file of larder kv --record"))
+    })?;
+    let failed = |e| CliError::Runtime(format!("record '{name}': {e}"));
+    let mut file = RecordFile::open(input).map_err(failed)?;
+    let memory = args.memory_limit.map_or_else(
+        || larder_runtime::machine::usable_memory().unwrap_or(1 << 30) / 4 * 3,
+        |size| size.0,
+    );
+    let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = ProgressBar::new(file.records());
+        let style = ProgressStyle::with_template(
+            "{bar:30} {percent:>3} %  {human_pos} records  {per_sec}  {eta} left",
+        )
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        bar
+    });
+    let begin = Instant::now();
+    let report = replay(&mut file, memory, &mut |done| {
+        if let Some(bar) = &bar {
+            bar.set_position(done);
+        }
+    });
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let report = report.map_err(failed)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    if args.json {
+        super::print_json(&report)?;
+    } else {
+        print(&report, seconds);
+    }
+    match &report.difference {
+        None => Ok(()),
+        Some(d) => Err(CliError::Runtime(format!(
+            "record '{name}': {}, record {}: the replay decided otherwise",
+            d.stream, d.record
+        ))),
+    }
+}
+
+fn print(report: &Report, seconds: f64) {
+    println!(
+        "recorded by larder {} on {}: {} shards, {} records, {}",
+        report.larder,
+        report.uuid,
+        report.shards,
+        report.records,
+        match report.ended {
+            Some(why) => format!("to the end ({why})"),
+            None => "cut short (the server did not stop by itself)".to_owned(),
+        }
+    );
+    println!(
+        "replayed: {} decisions compared, {} of them requests, {} segments written, {seconds:.1} s ({:.0} records/s)",
+        report.compared,
+        report.requests,
+        report.segments_written,
+        report.compared as f64 / seconds.max(1e-9)
+    );
+    if report.compared < report.records && report.difference.is_none() {
+        println!(
+            "not compared: {} records at the end, whose counterparts in other streams are not in the file",
+            report.records - report.compared
+        );
+    }
+    match &report.difference {
+        None => println!("every decision is the same"),
+        Some(d) => {
+            println!("first difference: {}, record {}", d.stream, d.record);
+            println!("  time      {:.9} s", d.nanos as f64 / 1e9);
+            println!("  input     {}", d.input);
+            println!("  recorded  {}", d.recorded);
+            println!("  replayed  {}", d.replayed);
+        }
+    }
+}

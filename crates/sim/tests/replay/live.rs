@@ -1,0 +1,416 @@
+//! A run as a server has it, in one thread: requests whose reads come late, a log that steps when it likes, a device that
+//! fails and rots, models that are trained.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use larder_base::{AppId, Expiry, KeyHasher, Nanos, Now, ObjectHash, Rng, UnixSecs};
+use larder_engine::kv::api::{
+    Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+    Tier,
+};
+use larder_engine::kv::record::{
+    AppsSetup, Chunk, ChunkSink, Ended, LogSetup, RunSetup, ShardSeed, ShardSetup, Tape, TapedLog,
+    TapedShard, end_chunk, file_header, seal,
+};
+use larder_engine::kv::{IoFailed, KvShard, OwnerOf, SegmentIo, Shards};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::WriteBudgetConfig;
+use larder_policy::learn::{TrainParams, TrainingSet, train};
+
+const SHARDS: usize = 4;
+const SEGMENTS: u16 = 12;
+const SEGMENT: u32 = 32 << 10;
+
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<Chunk>>>);
+
+impl ChunkSink for Kept {
+    fn put(&mut self, chunk: Chunk) -> bool {
+        self.0.lock().unwrap().push(chunk);
+        true
+    }
+    fn is_open(&self) -> bool {
+        true
+    }
+}
+
+struct Device {
+    segments: Vec<Vec<u8>>,
+    rng: Rng,
+    failed: u64,
+}
+
+impl SegmentIo for Device {
+    type Buffer = Vec<u8>;
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        if self.rng.chance(0.03) {
+            self.failed += 1;
+            return Err(IoFailed);
+        }
+        self.segments[usize::from(segment)] = bytes.to_vec();
+        Ok(())
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        if self.rng.chance(0.03) {
+            self.failed += 1;
+            return Err(IoFailed);
+        }
+        bytes.copy_from_slice(&self.segments[usize::from(segment)]);
+        Ok(())
+    }
+}
+
+struct All(Vec<TapedShard>);
+
+impl Shards for All {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn shard_of(&self, hash: ObjectHash) -> usize {
+        OwnerOf::shard_of(hash, self.0.len())
+    }
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
+        self.0[shard].log_call(f)
+    }
+}
+
+#[derive(Default)]
+struct Sink {
+    hit_flash: bool,
+    verifies: Vec<FlashRead>,
+}
+
+impl Effects for Sink {
+    fn reply(&mut self, reply: Reply<'_>) {
+        self.hit_flash = matches!(reply, Reply::Item(item) if item.tier == Tier::Flash);
+    }
+    fn verify(&mut self, read: FlashRead) {
+        self.verifies.push(read);
+    }
+    fn wake_cleaner(&mut self) {}
+}
+
+/// A request as its client sent it.
+#[derive(Clone)]
+struct Sent {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    kind: u64,
+    number: u64,
+    expiry: Expiry,
+}
+
+impl Sent {
+    fn request(&self, hasher: &KeyHasher) -> Request<'_> {
+        let (n, expiry) = (self.number, self.expiry);
+        let store = |mode| Store {
+            mode,
+            value: &self.value,
+            flags: n as u32,
+            expiry,
+            compare_cas: (n % 16 == 0).then_some(n),
+            new_cas: (n % 16 == 1).then_some(n),
+            invalidate: n % 32 == 0,
+            vivify: (n % 4 == 2).then_some(expiry),
+        };
+        let op = match self.kind {
+            0..=29 => Op::Store(store(StoreMode::Set)),
+            30 => Op::Store(store(StoreMode::Add)),
+            31 => Op::Store(store(StoreMode::Replace)),
+            32 => Op::Store(store(StoreMode::Append)),
+            33 => Op::Store(store(StoreMode::Prepend)),
+            34 => Op::Delete(Delete {
+                mark_stale: n % 3 == 0,
+                drop_value: n % 5 == 0,
+                touch: (n % 2 == 0).then_some(expiry),
+                ..Delete::default()
+            }),
+            35 | 36 => Op::Arith(Arith {
+                decrement: n % 2 == 0,
+                delta: n % 1000,
+                vivify: (n % 3 == 0).then_some((expiry, n)),
+                ..Arith::default()
+            }),
+            37 => Op::Touch(expiry),
+            38 => Op::Peek,
+            39 => Op::Get(Get {
+                touch: (n % 2 == 0).then_some(expiry),
+                vivify: (n % 3 == 0).then_some(expiry),
+                recache_below: (n % 5 == 0).then_some(30),
+                meta: true,
+                ..Get::default()
+            }),
+            _ => Op::Get(Get::default()),
+        };
+        let app = AppId(u16::from(self.key[0] % 3));
+        Request { key: &self.key, hash: hasher.hash(&self.key), app, op }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) executed: u64,
+    pub(crate) hits_flash: u64,
+    pub(crate) late: u64,
+    pub(crate) value_bytes: u64,
+    pub(crate) segments_written: u64,
+    pub(crate) segments_reclaimed: u64,
+    pub(crate) evictions: u64,
+    pub(crate) corrupt: u64,
+    pub(crate) failed_io: u64,
+}
+
+pub(crate) struct Live {
+    setup: RunSetup,
+    shards: All,
+    log: Option<TapedLog<Vec<u8>>>,
+    device: Device,
+    kept: Kept,
+    hasher: KeyHasher,
+    rng: Rng,
+    now: Now,
+    waiting: VecDeque<(Sent, FlashRead)>,
+    verifying: VecDeque<FlashRead>,
+    counts: Counts,
+}
+
+fn setup(policy: &str, seed: u64, flash: bool) -> RunSetup {
+    let mut admission = AdmissionConfig::from_name(policy).unwrap();
+    admission.flashiness.first_training_samples = 200;
+    RunSetup {
+        larder: "test".to_owned(),
+        uuid: "none".to_owned(),
+        hash_key: [seed as u8; 16],
+        salt: 77,
+        segments: if flash { SEGMENTS } else { 0 },
+        segment_bytes: if flash { SEGMENT } else { 4096 },
+        shard: ShardSetup {
+            arena_bytes: 144 << 10,
+            max_object: 16 << 10,
+            no_eviction: false,
+            clock_increment: seed % 2 == 0,
+            clock_max: 3,
+            free_low: 48 << 10,
+            free_high: 64 << 10,
+            flash_min_record: 0,
+            access_times: 256,
+            buckets: 64,
+            admission_memory: 256 << 10,
+            objects: 1_000,
+            share_bits: 0.25f64.to_bits(),
+            budget_rate_bits: None,
+        },
+        shards: (0..SHARDS as u64)
+            .map(|i| ShardSeed { cas_base: 1_000_000 + (i << 40), seed: seed ^ i })
+            .collect(),
+        admission,
+        applications: AppsSetup::default(),
+        log: flash.then(|| LogSetup {
+            hot_percent: 70,
+            reinsert_percent: 20,
+            retry_after: Nanos::from_millis(50).0,
+            generation_floor: 99,
+            budget: WriteBudgetConfig::default(),
+            budget_state: None,
+            budget_at: 5,
+        }),
+    }
+}
+
+impl Live {
+    pub(crate) fn new(policy: &str, seed: u64, flash: bool) -> Live {
+        let setup = setup(policy, seed, flash);
+        setup.validate().unwrap();
+        let kept = Kept::default();
+        let tape = |i: usize| Tape::new(i as u16, Box::new(kept.clone()));
+        let shards = (0..SHARDS).map(|i| {
+            let mut shard = TapedShard::new(setup.build_shard(i).unwrap());
+            shard.record(tape(i));
+            shard
+        });
+        let shards = All(shards.collect());
+        let log = setup.build_log().unwrap().map(|log| {
+            let mut log = TapedLog::new(log);
+            log.record(tape(SHARDS));
+            log
+        });
+        let hasher = setup.hasher();
+        let segments = vec![vec![0; SEGMENT as usize]; usize::from(SEGMENTS) + 1];
+        Live {
+            setup,
+            shards,
+            log,
+            device: Device { segments, rng: Rng::new(seed + 1), failed: 0 },
+            kept,
+            hasher,
+            rng: Rng::new(seed),
+            now: Now { mono: Nanos(1_000), wall: UnixSecs(1_700_000_000) },
+            waiting: VecDeque::new(),
+            verifying: VecDeque::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What flash holds at a place, or nothing, or something else.
+    fn fetch(&mut self, read: &FlashRead) -> Option<Vec<u8>> {
+        let at = read.at;
+        if self.rng.chance(0.01) {
+            self.counts.failed_io += 1;
+            return None;
+        }
+        let segment = &self.device.segments[usize::from(at.segment)];
+        let mut bytes = segment[at.offset as usize..(at.offset + at.len) as usize].to_vec();
+        if self.rng.chance(0.01) {
+            let n = bytes.len() as u64;
+            for _ in 0..n / 16 {
+                let i = self.rng.below(n) as usize;
+                bytes[i] ^= 0x55;
+            }
+        }
+        Some(bytes)
+    }
+
+    fn execute(&mut self, sent: Sent, read: Option<FlashRead>) {
+        let bytes = read.as_ref().and_then(|read| self.fetch(read));
+        let request = sent.request(&self.hasher);
+        let shard = self.shards.shard_of(request.hash);
+        let fetched = read.as_ref().map(|read| Fetched { read, bytes: bytes.as_deref() });
+        let mut sink = Sink::default();
+        let outcome = self.shards.0[shard].execute(self.now, &request, fetched, &mut sink);
+        self.counts.executed += 1;
+        self.counts.hits_flash += u64::from(sink.hit_flash);
+        self.verifying.extend(sink.verifies);
+        if let Outcome::Read(read) = outcome {
+            self.waiting.push_back((sent, read));
+        }
+    }
+
+    fn send(&mut self) {
+        // Few keys are wanted often: squared, twice.
+        let (a, b) = (self.rng.unit(), self.rng.unit());
+        let key = (a * a * b * 9_000.0) as u64;
+        let kind = self.rng.below(100);
+        let numeric = key.is_multiple_of(7);
+        let len = if numeric || self.rng.chance(0.1) {
+            self.rng.below(20)
+        } else if self.rng.chance(0.02) {
+            self.rng.below(9_000)
+        } else {
+            30 + self.rng.below(400)
+        };
+        let number = self.rng.next_u64() >> 20;
+        let mut value = vec![0; len as usize];
+        if numeric {
+            value = (number % 100_000).to_string().into_bytes();
+        } else {
+            self.rng.fill(&mut value);
+        }
+        self.counts.value_bytes += value.len() as u64;
+        let wall = self.now.wall;
+        let expiry = match self.rng.below(10) {
+            0 => Expiry::at(UnixSecs(wall.0 + self.rng.below(20) as u32)),
+            _ => Expiry::NEVER,
+        };
+        let key = format!("{}{key}", (b'a' + (key % 5) as u8) as char).into_bytes();
+        self.execute(Sent { key, value, kind, number, expiry }, None);
+    }
+
+    fn step(&mut self) {
+        match &mut self.log {
+            Some(log) => drop(log.step(self.now, &mut self.shards, &mut self.device)),
+            None => {
+                let shard = self.rng.below(SHARDS as u64) as usize;
+                self.shards.0[shard].make_free_room(self.now);
+            }
+        }
+    }
+
+    fn train(&mut self) {
+        for i in 0..SHARDS {
+            let Some(app) = self.shards.0[i].training_due(self.now) else { continue };
+            let mut all: Option<TrainingSet> = None;
+            for shard in &mut self.shards.0 {
+                match (&mut all, shard.take_training_set(app, self.now)) {
+                    (Some(all), Some(part)) => all.merge(part),
+                    (all, part) => *all = all.take().or(part),
+                }
+            }
+            let Some(set) = all else { continue };
+            let Ok(model) = train(&set, &TrainParams::default(), 1) else { continue };
+            for shard in &mut self.shards.0 {
+                shard.install(app, model.clone(), self.now);
+            }
+        }
+    }
+
+    pub(crate) fn run(&mut self, requests: u64) {
+        for i in 0..requests {
+            self.now.mono = Nanos(self.now.mono.0 + self.rng.below(2_000_000));
+            let seconds = (self.now.mono.0 / 1_000_000_000) as u32;
+            self.now.wall = UnixSecs(1_700_000_000 + seconds);
+            self.send();
+            // Reads come back in some order, some only after the segment has gone.
+            while self.waiting.len() > 40 || !self.waiting.is_empty() && self.rng.chance(0.6) {
+                let n = self.rng.below(self.waiting.len() as u64) as usize;
+                self.counts.late += u64::from(n > 0);
+                if let Some((sent, read)) = self.waiting.remove(n) {
+                    self.execute(sent, Some(read));
+                }
+            }
+            while self.verifying.len() > 20 || !self.verifying.is_empty() && self.rng.chance(0.5) {
+                let Some(read) = self.verifying.pop_front() else { break };
+                let bytes = self.fetch(&read);
+                let shard = self.shards.shard_of(read.hash);
+                self.shards.0[shard].verify(self.now, &read, bytes.as_deref());
+            }
+            for _ in 0..self.rng.below(3) {
+                self.step();
+            }
+            if i % 500 == 0 {
+                self.train();
+            }
+            if i == requests / 2 || i == requests / 3 {
+                let later = UnixSecs(self.now.wall.0 + 2);
+                for shard in &mut self.shards.0 {
+                    shard.flush(self.now, (i == requests / 3).then_some(later));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = self.counts;
+        counts.failed_io += self.device.failed;
+        for shard in &self.shards.0 {
+            shard.validate().unwrap();
+            counts.evictions += shard.stats().evictions;
+            counts.corrupt += shard.stats().flash_corrupt;
+        }
+        if let Some(log) = &self.log {
+            counts.segments_written = log.stats().segments_written;
+            counts.segments_reclaimed = log.stats().segments_reclaimed;
+        }
+        counts
+    }
+
+    /// The file.
+    pub(crate) fn finish(mut self, why: Ended) -> Vec<u8> {
+        let mut records = Vec::new();
+        for shard in &mut self.shards.0 {
+            records.push(shard.end_recording().unwrap());
+        }
+        if let Some(log) = &mut self.log {
+            records.push(log.end_recording().unwrap());
+        }
+        let text = serde_json::to_vec(&self.setup).unwrap();
+        let mut out = file_header(&text).unwrap();
+        for chunk in self.kept.0.lock().unwrap().iter() {
+            out.extend_from_slice(&seal(chunk.stream, chunk.first, chunk.records, &chunk.payload));
+            out.extend_from_slice(&chunk.payload);
+        }
+        out.extend_from_slice(&end_chunk(why, &records));
+        out
+    }
+}
