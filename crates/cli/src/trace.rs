@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use larder_trace::{Collector, CsvColumns, Format, Reader, Request, Trace, TraceError, Writer};
+use larder_trace::{
+    Class, Collector, CsvColumns, Format, Reader, Request, Trace, TraceError, Writer,
+};
 
 use crate::error::CliError;
 
@@ -322,6 +324,25 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
         line("time to live", format!("on {:.2} % of requests", 100.0 * s.ttl_share));
     }
     line("applications", s.applications.to_string());
+    line("reads", format!("{:.2} % of requests", 100.0 * s.read_share));
+    if s.hosts > 1 {
+        line("hosts", s.hosts.to_string());
+    }
+    if let Some(b) = s.block {
+        line("unique block data", format!("{}", HumanBytes(b.unique_bytes)));
+        line(
+            "sequential",
+            format!(
+                "{:.2} % of block requests, {:.2} % of bytes; {} unique without them",
+                100.0 * b.sequential_share,
+                100.0 * b.sequential_byte_share,
+                HumanBytes(b.nonsequential_unique_bytes)
+            ),
+        );
+        if let Some(share) = b.metadata_share {
+            line("metadata", format!("{:.2} % of block requests", 100.0 * share));
+        }
+    }
     print(&out)?;
     note_skipped(&*trace.reader);
     Ok(())
@@ -342,8 +363,8 @@ fn head(args: &HeadArgs) -> Result<(), CliError> {
     let mut out = String::new();
     if !args.json {
         out.push_str(&format!(
-            "{:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10}\n",
-            "time_s", "op", "id", "offset", "size", "key", "ttl", "app"
+            "{:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10} {:>5} {}\n",
+            "time_s", "op", "id", "offset", "size", "key", "ttl", "app", "host", "class"
         ));
     }
     for _ in 0..args.requests {
@@ -375,16 +396,17 @@ fn head(args: &HeadArgs) -> Result<(), CliError> {
 
 fn table_line(r: &Request) -> String {
     let time = r.time.map_or("-".to_owned(), |t| format!("{:.9}", t.as_secs_f64()));
+    let class = if r.class == Class::Unstated { "-" } else { r.class.name() };
     format!(
-        "{time:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10}\n",
-        r.op, r.id, r.offset, r.size, r.key_size, r.ttl, r.app
+        "{time:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10} {:>5} {class}\n",
+        r.op, r.id, r.offset, r.size, r.key_size, r.ttl, r.app, r.host
     )
 }
 
 fn json_line(r: &Request) -> String {
     let value = serde_json::json!({
         "time_ns": r.time.map(|t| t.0), "op": r.op.name(), "id": r.id, "offset": r.offset, "size": r.size,
-        "key_size": r.key_size, "ttl": r.ttl, "app": r.app,
+        "key_size": r.key_size, "ttl": r.ttl, "app": r.app, "host": r.host, "class": r.class.name(),
     });
     format!("{value}\n")
 }

@@ -89,6 +89,18 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (&["mrc", TRACE, "--lru-curve", "--sample", "0.1"], 2, "leave out --sample"),
         (&["mrc", "/nonexistent", "--sizes", "9"], 1, "/nonexistent"),
         (&["baseline", TRACE, "--flash", "4k"], 2, "less than a block"),
+        (
+            &["baseline", TRACE, "--flash", "1m", "--cache", "fifo-log"],
+            2,
+            "--flash: flash is 1048576: it must be",
+        ),
+        (
+            &["baseline", TRACE, "--flash", "9m", "--cache", "fifo-log", "--admission", "x"],
+            2,
+            "choose from all",
+        ),
+        (&["index", "--choices", "0"], 2, "choices is 0: it must be 1 to 64"),
+        (&["index", "--sizes", "big"], 2, "lognormal:MEAN:SIGMA"),
         (&["ssd", "--page", "3k"], 2, "not a multiple"),
         (&["ssd", "--over-provisioning", "0"], 2, "over_provisioning"),
         (&["ssd", "--capacity", "1g", "--io", "1g", "--hot", "0.9:0.1"], 2, "at least two regions"),
@@ -103,4 +115,41 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
         assert!(message.contains(words), "{arguments:?}: {message}");
     }
+}
+
+#[test]
+fn cachelib_baselines_and_the_papers_index_report() {
+    let args = ["baseline", TRACE, "--cache", "set-associative,fifo-log", "--flash", "1m"];
+    let filters = ["--admission", "all,probability:0.1", "--region", "64k", "--json"];
+    let rows = json(&[&args[..], &filters[..]].concat());
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    let figure = |row: usize, name: &str| rows[row][name].as_u64().unwrap();
+    for row in rows {
+        assert_eq!(row["requests"], rows[0]["requests"]);
+        assert!(row["index_bytes_per_object"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(figure(0, "flash_bytes"), figure(0, "flash_writes") * 4096);
+    assert_eq!(figure(2, "flash_bytes"), figure(2, "flash_writes") * 65_536);
+    assert!(figure(1, "flash_bytes") < figure(0, "flash_bytes"));
+    assert_eq!(rows[3]["admission"], "probability:0.1");
+
+    let small =
+        ["index", "--objects", "20000", "--turnovers", "1", "--choices", "4", "--load", "0.8"];
+    let packing =
+        ["--segment", "1m", "--functions", "16", "--offered", "2", "--sizes", "fixed:280"];
+    let report = json(&[&small[..], &packing[..], &["--json"][..]].concat());
+    let index = report["index"].as_array().unwrap();
+    let of = |name: &str, figure: &str| {
+        index.iter().find(|r| r["index"] == name).unwrap()[figure].as_f64().unwrap()
+    };
+    assert!(of("paper", "forced_share") > of("larder", "forced_share"));
+    let packed: Vec<f64> = report["packing"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["utilisation"].as_f64().unwrap())
+        .collect();
+    // Bytes at which objects of one size stop to fit, against pages.
+    assert!((0.70..0.75).contains(&packed[0]) && packed[1] > 0.9, "{packed:?}");
 }

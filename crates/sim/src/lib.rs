@@ -1,6 +1,6 @@
 //! Trace-driven simulation of the stack: policies, engines, flash device.
 //!
-//! - [`baseline`]: a victim cache and RIPQ, to measure against.
+//! - [`baseline`]: other flash caches and the Flashield paper's own index, to measure against.
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
 //! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.

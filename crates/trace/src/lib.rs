@@ -4,6 +4,7 @@
 //! a stream of [`Request`]s in bounded memory.
 
 mod error;
+mod extents;
 mod format;
 pub mod generate;
 mod input;
@@ -23,6 +24,6 @@ pub use open::{Options, Trace, open, read};
 pub use pages::Pages;
 pub use read::kv::CsvColumns;
 pub use read::{FileReader, Progress, Reader};
-pub use request::{Op, Request, hash_key, key_id, mix};
-pub use stats::{Collector, Stats};
+pub use request::{Class, Op, Request, hash_key, key_id, mix};
+pub use stats::{BlockStats, Collector, Stats};
 pub use write::Writer;

@@ -1,18 +1,20 @@
 //! Larder's own trace format: compact, checked, readable from any block on.
 //!
 //! ```text
-//! file    magic "LRDTRACE", u16 version 1, u16 0, u32 0, blocks …, end block
+//! file    magic "LRDTRACE", u16 version 2, u16 0, u32 0, blocks …, end block
 //! block   u32 payload bytes (1 ..= 128 KiB), u32 records, u32 CRC-32C of the payload, payload
 //! end     u32 0, u32 0, u32 CRC-32C of the next field, u64 records of the file
-//! record  u8 op (low 4 bits), bit 4 time, bit 5 application, key size and TTL, bit 6 offset, bit 7 id as 8 bytes
+//! record  u8 op (low 4 bits), bit 4 time, bit 5 application and what follows it below, bit 6 offset, bit 7 id as 8 bytes
 //!         [time]          varint, nanoseconds since the block's previous timed record
 //!         id              varint of the zigzag difference to the previous id, or 8 bytes
 //!         size            varint
 //!         [offset]        varint
-//!         [application, key size, TTL]  varints; without bit 5 those of the previous record
+//!         [application, key size, TTL, class + 4 × host]  varints; without bit 5 those of the previous record
 //! ```
 //! Integers are little-endian; varints are LEB128. Within a block the previous values start at 0, so a damaged block
 //! costs its own records alone. A file without its end block was cut short.
+//!
+//! Version 1, which is still read, had no class and no host.
 
 use std::io::{self, Write};
 
@@ -22,10 +24,10 @@ use crate::error::{Bad, Place};
 use crate::input::Input;
 use crate::read::binary::{u32_le, u64_le};
 use crate::read::{Decode, Fault, Out};
-use crate::request::{Op, Request};
+use crate::request::{Class, Op, Request};
 
 pub(crate) const MAGIC: &[u8; 8] = b"LRDTRACE";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEADER: usize = 16;
 const BLOCK_HEADER: usize = 12;
 /// A block is closed when its payload exceeds this …
@@ -46,6 +48,8 @@ struct Previous {
     app: u32,
     key_size: u32,
     ttl: u32,
+    class: Class,
+    host: u16,
 }
 
 /// Writes the native format.
@@ -120,12 +124,16 @@ impl<W: Write> NativeWriter<W> {
             control |= OFFSET;
             varint(out, r.offset);
         }
-        if (r.app, r.key_size, r.ttl) != (p.app, p.key_size, p.ttl) {
+        if (r.app, r.key_size, r.ttl, r.class, r.host)
+            != (p.app, p.key_size, p.ttl, p.class, p.host)
+        {
             control |= META;
             for n in [r.app, r.key_size, r.ttl] {
                 varint(out, u64::from(n));
             }
+            varint(out, r.class as u64 | u64::from(r.host) << 2);
             (p.app, p.key_size, p.ttl) = (r.app, r.key_size, r.ttl);
+            (p.class, p.host) = (r.class, r.host);
         }
         out[at] = control;
         self.records += 1;
@@ -166,6 +174,7 @@ impl<W: Write> NativeWriter<W> {
 #[derive(Default)]
 pub(crate) struct Native {
     started: bool,
+    version: u16,
     ended: bool,
     records: u64,
     damaged: bool,
@@ -199,7 +208,7 @@ impl Bytes<'_> {
         None
     }
 
-    fn record(&mut self, p: &mut Previous) -> Option<Request> {
+    fn record(&mut self, p: &mut Previous, version: u16) -> Option<Request> {
         let control = self.byte()?;
         let op = Op::from_code(control & 15)?;
         let mut time = None;
@@ -219,6 +228,11 @@ impl Bytes<'_> {
             p.app = u32::try_from(self.varint()?).ok()?;
             p.key_size = u32::try_from(self.varint()?).ok()?;
             p.ttl = u32::try_from(self.varint()?).ok()?;
+            if version >= 2 {
+                let packed = self.varint()?;
+                p.class = Class::from_code(packed & 3)?;
+                p.host = u16::try_from(packed >> 2).ok()?;
+            }
         }
         Some(Request {
             time,
@@ -229,6 +243,8 @@ impl Bytes<'_> {
             ttl: p.ttl,
             app: p.app,
             op,
+            class: p.class,
+            host: p.host,
         })
     }
 }
@@ -262,13 +278,14 @@ impl Decode for Native {
                 return Err(bad("the header of Larder's trace format (LRDTRACE)", found));
             }
             let version = u16::from_le_bytes([head[8], head[9]]);
-            if version != VERSION {
+            if !(1..=VERSION).contains(&version) {
                 self.drain(input)?;
                 return Err(bad(
-                    "version 1 of Larder's trace format",
+                    "version 1 or 2 of Larder's trace format",
                     format!("version {version}"),
                 ));
             }
+            self.version = version;
             input.advance(HEADER);
             self.started = true;
             return Ok(true);
@@ -315,7 +332,7 @@ impl Decode for Native {
         } else if crc32c::crc32c(payload) != crc {
             Err(bad("a block that fits its checksum", format!("{len} bytes that do not")))
         } else {
-            decode_block(payload, records, out)
+            decode_block(payload, records, self.version, out)
                 .ok_or_else(|| bad("well-formed records", "others".to_owned()))
         };
         input.advance(have);
@@ -327,11 +344,11 @@ impl Decode for Native {
     }
 }
 
-fn decode_block(payload: &[u8], records: u32, out: &mut Out) -> Option<()> {
+fn decode_block(payload: &[u8], records: u32, version: u16, out: &mut Out) -> Option<()> {
     let mut bytes = Bytes { left: payload };
     let mut previous = Previous::default();
     for _ in 0..records {
-        out.one(bytes.record(&mut previous)?);
+        out.one(bytes.record(&mut previous, version)?);
     }
     bytes.left.is_empty().then_some(())
 }

@@ -103,7 +103,8 @@ fn finish(
 ) -> Trace {
     let mut reader = reader;
     if let Some(rate) = options.rate {
-        reader = Box::new(Rated { inner: reader, interval: 1e9 / rate, count: 0 });
+        let interval = 1e9 / rate;
+        reader = Box::new(Rated { inner: reader, interval, count: 0, shift: 0, last: 0 });
     }
     if let Some(page) = options.pages {
         reader = Box::new(Pages::new(reader, page));
@@ -114,11 +115,16 @@ fn finish(
     Trace { reader, format, explanation }
 }
 
-/// Gives times to requests that have none.
+/// Gives times to requests that have none. In a trace that begins without times (an iolog before its first `wait`) those
+/// that come later go on from there.
 struct Rated {
     inner: Box<dyn Reader>,
     interval: f64,
+    /// Untimed requests so far.
     count: u64,
+    /// What is added to the trace's own times.
+    shift: u64,
+    last: u64,
 }
 
 impl Iterator for Rated {
@@ -129,10 +135,21 @@ impl Iterator for Rated {
             Ok(request) => request,
             Err(e) => return Some(Err(e)),
         };
-        if request.time.is_none() {
-            request.time = Some(Nanos((self.count as f64 * self.interval) as u64));
-        }
-        self.count += 1;
+        let time = match request.time {
+            Some(time) => {
+                if self.count > 0 {
+                    // The first timed one after untimed ones, or after a further stretch of them.
+                    self.shift = self.shift.max(self.last.saturating_sub(time.0));
+                }
+                time.0.saturating_add(self.shift)
+            }
+            None => {
+                self.count += 1;
+                ((self.count - 1) as f64 * self.interval) as u64
+            }
+        };
+        self.last = self.last.max(time);
+        request.time = Some(Nanos(self.last));
         Some(Ok(request))
     }
 }

@@ -120,6 +120,38 @@ impl fmt::Display for Op {
     }
 }
 
+/// What a block operation touches, as far as the source says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Class {
+    /// Not stated.
+    #[default]
+    Unstated = 0,
+    /// Contents of files.
+    Data = 1,
+    /// A file system's own: inodes, directories, journals.
+    Metadata = 2,
+}
+
+impl Class {
+    /// Every class, in the order of their codes.
+    pub const ALL: [Class; 3] = [Class::Unstated, Class::Data, Class::Metadata];
+
+    /// The class with this code (its place in [`Class::ALL`]).
+    pub fn from_code(code: u64) -> Option<Class> {
+        usize::try_from(code).ok().and_then(|c| Class::ALL.get(c)).copied()
+    }
+
+    /// The name used in reports; empty where nothing is stated.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Unstated => "",
+            Class::Data => "data",
+            Class::Metadata => "metadata",
+        }
+    }
+}
+
 /// One request.
 ///
 /// For key-value operations `size` is the value's size and `offset` is 0. For block operations `offset` and `size` are
@@ -143,19 +175,34 @@ pub struct Request {
     pub app: u32,
     /// The operation.
     pub op: Op,
+    /// Data or file-system metadata, of block operations whose source says so.
+    pub class: Class,
+    /// The client that asked, of workloads with several before one server; 0 otherwise.
+    pub host: u16,
 }
 
 impl Request {
     /// A get of `size` bytes without a time.
     pub fn get(id: u64, size: u64) -> Request {
-        Request { time: None, id, offset: 0, size, key_size: 0, ttl: 0, app: 0, op: Op::Get }
+        Request {
+            time: None,
+            id,
+            offset: 0,
+            size,
+            key_size: 0,
+            ttl: 0,
+            app: 0,
+            op: Op::Get,
+            class: Class::Unstated,
+            host: 0,
+        }
     }
 
     /// A block operation on volume `app`.
     pub fn block(op: Op, app: u32, offset: u64, size: u64) -> Request {
         // A second volume's sectors must not meet the first one's; 48 bits of sectors are 128 PiB.
         let id = (offset / 512) ^ (u64::from(app) << 48);
-        Request { time: None, id, offset, size, key_size: 0, ttl: 0, app, op }
+        Request { id, offset, app, op, ..Request::get(0, size) }
     }
 }
 

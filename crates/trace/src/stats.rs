@@ -1,12 +1,14 @@
-//! What a trace holds: one pass, exact, with memory for each distinct object (about 40 bytes).
+//! What a trace holds: one pass, exact, with memory for each distinct object (about 40 bytes) and, of block I/O, for each
+//! disjoint range of bytes touched (twice 40 or so).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use larder_base::Nanos;
 use serde::Serialize;
 
-use crate::request::{Op, Request, mix};
+use crate::extents::{Extents, Streams};
+use crate::request::{Class, Op, Request, mix};
 
 /// Ids are spread by one multiplication-xor round; neighbouring numbers must not share low bits.
 #[derive(Default)]
@@ -56,6 +58,17 @@ pub struct Collector {
     max_size: u64,
     under_1k: u64,
     unread_writes: u64,
+    /// Block reads and writes: how many, what they touch, and which continue others.
+    block_requests: u64,
+    touched: Extents,
+    streams: Streams,
+    sequential: u64,
+    sequential_bytes: u64,
+    block_bytes: u64,
+    touched_apart: Extents,
+    metadata: u64,
+    classed: u64,
+    hosts: BTreeSet<u16>,
 }
 
 /// Applications counted one by one.
@@ -113,6 +126,31 @@ pub struct Stats {
     pub operations: BTreeMap<&'static str, u64>,
     /// Number of distinct applications, tenants or devices (counted up to 4,096).
     pub applications: u64,
+    /// Share of requests that read.
+    pub read_share: f64,
+    /// Number of clients before a server, where the trace tells them apart (1 otherwise).
+    pub hosts: u64,
+    /// What only block reads and writes have; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block: Option<BlockStats>,
+}
+
+/// What block reads and writes touch. Trims are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BlockStats {
+    /// Reads and writes.
+    pub requests: u64,
+    /// Distinct bytes read or written, to the byte.
+    pub unique_bytes: u64,
+    /// Share of them that continue another: they start where one of the last 64 requests, or of the last 64 streams, of
+    /// their volume ended.
+    pub sequential_share: f64,
+    /// Share of the bytes that they bring.
+    pub sequential_byte_share: f64,
+    /// Distinct bytes read or written by the others: the data set under sequentiality rejection.
+    pub nonsequential_unique_bytes: u64,
+    /// Share of reads and writes marked as metadata; none where nothing is marked.
+    pub metadata_share: Option<f64>,
 }
 
 fn bucket(size: u64) -> usize {
@@ -169,6 +207,12 @@ impl Collector {
         } else {
             self.more_apps += 1;
         }
+        if matches!(r.op, Op::Read | Op::Write) {
+            self.add_block(r);
+        }
+        if self.hosts.len() < APPS || self.hosts.contains(&r.host) {
+            self.hosts.insert(r.host);
+        }
         let object =
             self.objects.entry(r.id).or_insert(Object { size: 0, requests: 0, unread: false });
         object.requests = object.requests.saturating_add(1);
@@ -184,6 +228,20 @@ impl Collector {
             self.unread_writes += u64::from(object.unread);
             object.unread = false;
         }
+    }
+
+    fn add_block(&mut self, r: &Request) {
+        self.block_requests += 1;
+        self.block_bytes = self.block_bytes.saturating_add(r.size);
+        self.touched.add(r.app, r.offset, r.size);
+        if self.streams.continues(r.app, r.offset, r.size) {
+            self.sequential += 1;
+            self.sequential_bytes = self.sequential_bytes.saturating_add(r.size);
+        } else {
+            self.touched_apart.add(r.app, r.offset, r.size);
+        }
+        self.metadata += u64::from(r.class == Class::Metadata);
+        self.classed += u64::from(r.class != Class::Unstated);
     }
 
     fn percentile(&self, share: f64) -> u64 {
@@ -243,6 +301,17 @@ impl Collector {
                 .map(|op| (op.name(), self.ops[*op as usize]))
                 .collect(),
             applications: self.apps.len() as u64,
+            read_share: share(sum(&self.ops, Op::is_read), self.requests),
+            hosts: self.hosts.len() as u64,
+            block: (self.block_requests > 0).then(|| BlockStats {
+                requests: self.block_requests,
+                unique_bytes: self.touched.bytes(),
+                sequential_share: share(self.sequential, self.block_requests),
+                sequential_byte_share: share(self.sequential_bytes, self.block_bytes),
+                nonsequential_unique_bytes: self.touched_apart.bytes(),
+                metadata_share: (self.classed > 0)
+                    .then(|| share(self.metadata, self.block_requests)),
+            }),
         }
     }
 }
@@ -279,5 +348,29 @@ mod tests {
         assert_eq!(s.one_hit_share, 1.0 / 3.0);
         assert!(!s.timed);
         assert_eq!(s.operations["set"], 3);
+        assert_eq!((s.block, s.hosts, s.read_share), (None, 1, 2.0 / 6.0));
+    }
+
+    #[test]
+    fn blocks_touched_and_continued() {
+        let mut c = Collector::new();
+        let io = |op, offset, size| Request::block(op, 3, offset, size);
+        let metadata = Request { class: Class::Metadata, host: 2, ..io(Op::Write, 0, 4096) };
+        // Two reads in a row, one that overlaps both, a write of metadata over the first, a trim.
+        for r in [
+            io(Op::Read, 0, 8192),
+            io(Op::Read, 8192, 8192),
+            io(Op::Read, 4096, 8192),
+            metadata,
+            io(Op::Trim, 1 << 20, 4096),
+        ] {
+            c.add(&r);
+        }
+        let s = c.finish();
+        let b = s.block.unwrap();
+        assert_eq!((b.requests, b.unique_bytes, b.nonsequential_unique_bytes), (4, 16_384, 12_288));
+        assert_eq!((b.sequential_share, b.metadata_share), (0.25, Some(0.25)));
+        assert_eq!(b.sequential_byte_share, 8192.0 / 28_672.0);
+        assert_eq!((s.hosts, s.read_share), (2, 0.6));
     }
 }

@@ -108,7 +108,7 @@ impl Writer {
             _ => {
                 if format == Format::Csv {
                     packed
-                        .write_all(b"time,op,id,offset,size,key_size,ttl,app\n")
+                        .write_all(b"time,op,id,offset,size,key_size,ttl,app,class,host\n")
                         .map_err(error)?;
                 }
                 Body::Text(packed, format)
@@ -147,8 +147,16 @@ impl Writer {
             .and_then(|()| {
                 writeln!(
                     w,
-                    ",{},{},{},{},{},{},{}",
-                    r.op, r.id, r.offset, r.size, r.key_size, r.ttl, r.app
+                    ",{},{},{},{},{},{},{},{},{}",
+                    r.op,
+                    r.id,
+                    r.offset,
+                    r.size,
+                    r.key_size,
+                    r.ttl,
+                    r.app,
+                    r.class.name(),
+                    r.host
                 )
             }),
             Body::Text(w, Format::WebCacheSim) => writeln!(w, "{seconds} {} {}", r.id, r.size),

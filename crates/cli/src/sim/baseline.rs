@@ -3,7 +3,10 @@
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
-use larder_sim::baseline::{Baseline, Counts, Ripq, VictimCache};
+use larder_sim::baseline::{
+    self, Baseline, BaselineError, Counts, FifoLog, HybridConfig, LogParams, Ripq, SetAssociative,
+    SetParams, VictimCache,
+};
 use larder_sim::mrc::{Interner, Items};
 use serde::Serialize;
 
@@ -18,6 +21,10 @@ enum Cache {
     Victim,
     /// RIPQ: a segmented LRU on flash with K insertion points and virtual updates; all objects are written to flash.
     Ripq,
+    /// CacheLib's BigHash: LRU in DRAM, then 4 KiB buckets named by the key's hash, each written whole for every insertion.
+    SetAssociative,
+    /// Navy's block cache: LRU in DRAM, then a log of regions in FIFO order with every object indexed in DRAM.
+    FifoLog,
 }
 
 #[derive(Debug, Parser)]
@@ -30,7 +37,7 @@ pub(super) struct BaselineArgs {
     /// Flash capacities, separated by commas (4m, 512m, 1g).
     #[arg(long, value_delimiter = ',', required = true, value_name = "LIST")]
     flash: Vec<ByteSize>,
-    /// DRAM of the victim cache; a seventh of the flash when not given (DRAM : flash = 1 : 7).
+    /// DRAM before the flash (not RIPQ); a seventh of the flash when not given (DRAM : flash = 1 : 7).
     #[arg(long, value_name = "SIZE")]
     dram: Option<ByteSize>,
     /// RIPQ's block.
@@ -39,6 +46,28 @@ pub(super) struct BaselineArgs {
     /// RIPQ's insertion points (K).
     #[arg(long, default_value_t = 8, value_name = "K")]
     sections: u16,
+    /// Which of DRAM's victims set-associative and fifo-log write to flash: all, probability:P, reject_first, ghost
+    /// (S3-FIFO's). Several, separated by commas, are run one beside the other.
+    #[arg(long, default_value = "all", value_delimiter = ',', value_name = "LIST")]
+    admission: Vec<String>,
+    /// Mean size of an object, by which reject_first and ghost choose how many keys they remember.
+    #[arg(long, default_value = "300", value_name = "SIZE")]
+    mean_object: ByteSize,
+    /// Bucket of set-associative.
+    #[arg(long, default_value = "4k", value_name = "SIZE")]
+    bucket: ByteSize,
+    /// Region of fifo-log.
+    #[arg(long, default_value = "1m", value_name = "SIZE")]
+    region: ByteSize,
+    /// Records of fifo-log start at multiples of this many bytes (CacheLib: 512).
+    #[arg(long, default_value_t = 1, value_name = "BYTES")]
+    align: u32,
+    /// fifo-log writes objects with so many hits again when their region is reclaimed; 0 never.
+    #[arg(long, default_value_t = 0, value_name = "HITS")]
+    reinsert: u32,
+    /// Seed of hash functions and draws.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
     /// Requests that only fill the caches, before counting starts.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
@@ -47,7 +76,7 @@ pub(super) struct BaselineArgs {
     json: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Row {
     cache: &'static str,
     flash: u64,
@@ -57,10 +86,15 @@ struct Row {
     block: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sections: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    admission: Option<String>,
     #[serde(flatten)]
     counts: Counts,
     hit_ratio: f64,
     clwa: f64,
+    /// DRAM of the flash index for each object on flash, where the model has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_bytes_per_object: Option<f64>,
 }
 
 /// A cache and the row that will report it.
@@ -80,9 +114,11 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
                 dram: None,
                 block: None,
                 sections: None,
+                admission: None,
                 counts: Counts::default(),
                 hit_ratio: 0.0,
                 clwa: 0.0,
+                index_bytes_per_object: None,
             };
             match cache {
                 Cache::Victim => {
@@ -108,10 +144,53 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
                     caches
                         .push((row, Box::new(Ripq::new(flash, block, usize::from(args.sections)))));
                 }
+                Cache::SetAssociative | Cache::FifoLog => {
+                    for text in &args.admission {
+                        let dram = args.dram.map_or(flash / 7, |d| d.0);
+                        let config = HybridConfig {
+                            dram,
+                            flash,
+                            admission: baseline::admission(text).map_err(refused)?,
+                            mean_object: args.mean_object.0,
+                            seed: args.seed,
+                        };
+                        let row = Row {
+                            dram: Some(dram),
+                            admission: Some(text.clone()),
+                            ..empty.clone()
+                        };
+                        caches.push(hybrid(args, *cache, &config, row)?);
+                    }
+                }
             }
         }
     }
     Ok(caches)
+}
+
+fn refused(e: BaselineError) -> CliError {
+    let flag = match &e {
+        BaselineError::Size { what, .. } => format!("--{what}: "),
+        BaselineError::Admission(_) | BaselineError::UnknownAdmission(_) => "--".to_owned(),
+    };
+    CliError::Usage(format!("{flag}{e}"))
+}
+
+fn hybrid(
+    args: &BaselineArgs,
+    cache: Cache,
+    config: &HybridConfig,
+    row: Row,
+) -> Result<Contender, CliError> {
+    if cache == Cache::SetAssociative {
+        // More than 32 bits are refused by the model as too large.
+        let bucket = u32::try_from(args.bucket.0).unwrap_or(u32::MAX);
+        let model = SetAssociative::new(config, SetParams { bucket }).map_err(refused)?;
+        return Ok((Row { cache: "set-associative", ..row }, Box::new(model)));
+    }
+    let params = LogParams { region: args.region.0, align: args.align, reinsert: args.reinsert };
+    let model = FifoLog::new(config, params).map_err(refused)?;
+    Ok((Row { cache: "fifo-log", ..row }, Box::new(model)))
 }
 
 pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
@@ -145,7 +224,13 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
         .into_iter()
         .map(|(row, cache)| {
             let counts = cache.counts();
-            Row { counts, hit_ratio: counts.hit_ratio(), clwa: counts.clwa(), ..row }
+            Row {
+                counts,
+                hit_ratio: counts.hit_ratio(),
+                clwa: counts.clwa(),
+                index_bytes_per_object: cache.index_size().map(|s| s.per_object()),
+                ..row
+            }
         })
         .collect();
     if args.json {
@@ -155,25 +240,29 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header(vec![
         "cache",
+        "admission",
         "flash",
         "DRAM",
         "hit ratio",
         "CLWA",
         "flash written",
         "missed",
+        "index B/object",
     ]);
     for row in &rows {
         table.add_row(vec![
             row.cache.to_owned(),
+            row.admission.clone().unwrap_or_else(|| "-".to_owned()),
             ByteSize(row.flash).to_string(),
             row.dram.map_or("-".to_owned(), |d| ByteSize(d).to_string()),
             format!("{:.4}", row.hit_ratio),
             format!("{:.4}", row.clwa),
             ByteSize(row.counts.flash_bytes).to_string(),
             ByteSize(row.counts.miss_bytes).to_string(),
+            row.index_bytes_per_object.map_or("-".to_owned(), |b| format!("{b:.2}")),
         ]);
     }
-    for column in table.column_iter_mut().skip(1) {
+    for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     println!("{table}");

@@ -1,6 +1,7 @@
 //! `larder sim`: what would a cache of this kind and size have done with this trace, and what would the drive?
 
 mod baseline;
+mod index;
 mod mrc;
 mod replay;
 mod ssd;
@@ -21,10 +22,13 @@ pub(crate) struct Args {
 enum Command {
     /// Miss ratios of eviction policies at many sizes, in one decode of the trace.
     Mrc(mrc::MrcArgs),
-    /// Other flash caches to measure against: a victim cache and RIPQ. Hit ratio and cache-level write amplification.
+    /// Other flash caches to measure against: a victim cache, RIPQ, CacheLib's two. Hit ratio and cache-level write
+    /// amplification.
     Baseline(baseline::BaselineArgs),
     /// Decide again what a server recorded (larder kv --record) decided, by the same engine: ends with 1 where they differ.
     Replay(replay::ReplayArgs),
+    /// Flashield's flash index as the paper has it, measured beside Larder's: DRAM, flash reads, evictions, packing.
+    Index(index::IndexArgs),
     /// A drive: device-level write amplification and wear under synthetic writes or a block trace.
     Ssd(ssd::SsdArgs),
 }
@@ -34,6 +38,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Mrc(args) => mrc::run(&args),
         Command::Baseline(args) => baseline::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Index(args) => index::run(&args),
         Command::Ssd(args) => ssd::run(&args),
     }
 }

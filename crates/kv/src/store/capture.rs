@@ -127,13 +127,11 @@ impl Capture {
         };
         let captured = TraceRequest {
             time: Some(now.mono.saturating_sub(self.began)),
-            id: self.ids.hash(request.key).fingerprint(),
-            offset: 0,
-            size: size as u64,
             key_size: request.key.len() as u32,
             ttl: expiry.and_then(|e| e.remaining(now.wall)).unwrap_or(0),
             app: u32::from(request.app.0),
             op,
+            ..TraceRequest::get(self.ids.hash(request.key).fingerprint(), size as u64)
         };
         if self.queue.try_send(Some(captured)).is_err()
             && self.counts.dropped.fetch_add(1, Ordering::Relaxed) == 0

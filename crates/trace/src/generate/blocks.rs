@@ -1,22 +1,31 @@
-//! Block workloads: Holland's file server, and OLTP with a backup scanning through.
+//! Holland's file server.
 
 use larder_base::{ByteSize, Rng};
 
+use super::Draw;
 use super::simple::permute;
 use super::spec::Spec;
-use super::{Draw, Zipf};
 use crate::error::TraceError;
 use crate::request::{Op, Request};
 
 /// Files lie in extents of this size, the working set's scattered over the volume.
 const EXTENT: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-/// A database page.
-const DB_PAGE: u64 = 8192;
-/// A backup reads so much at a time.
-const SCAN: u64 = 256 << 10;
+/// Mean pages of an I/O: 1, 2, 4, 8 and 16 with chances 1/2, 1/4, 1/8, 1/16 and 1/16.
+const MEAN_PAGES: u64 = 3;
 
-fn bytes(spec: &mut Spec, name: &str, default: &str, least: u64) -> Result<u64, TraceError> {
+/// `share` of `n`, rounded.
+pub(crate) fn scaled(n: u64, share: f64) -> u64 {
+    (n as f64 * share).round() as u64
+}
+
+/// A size in bytes, at least `least`.
+pub(crate) fn bytes(
+    spec: &mut Spec,
+    name: &str,
+    default: &str,
+    least: u64,
+) -> Result<u64, TraceError> {
     let text = spec.text(name).unwrap_or_else(|| default.to_owned());
     match text.parse::<ByteSize>() {
         Ok(size) if (least..=1 << 50).contains(&size.0) => Ok(size.0),
@@ -27,89 +36,63 @@ fn bytes(spec: &mut Spec, name: &str, default: &str, least: u64) -> Result<u64, 
 
 struct FileServer {
     extents: u64,
+    /// Extents of a working set, and how many sets there are.
     working: u64,
+    sets: u64,
+    hosts: u64,
     outside: f64,
     writes: f64,
 }
 
-/// Holland and others, "Flash caching on the storage client" (2013): a file server of 1 TB, a working set of 60 GB, a
-/// fifth of the I/O outside it, 30 % writes. How long the I/Os are (4 to 64 KiB) is ours.
+/// Holland, Angelino, Wald and Seltzer, "Flash Caching on the Storage Client" (USENIX ATC '13): a file server of 1 TB, a
+/// working set of 60 GB shared by all hosts or one for each, a fifth of the I/O outside of it, 30 % writes, the total
+/// volume pegged to the working sets. How long the I/Os are (4 to 64 KiB) is ours.
 pub(crate) fn file_server(spec: &mut Spec) -> Result<(u64, Box<dyn Draw>), TraceError> {
-    let size = bytes(spec, "size", "1t", 16 << 20)?;
-    let set = bytes(spec, "set", "60g", EXTENT)?;
-    if set > size {
-        return Err(spec.error("set is larger than size: the working set is a part of the volume"));
+    let scale = spec.float("scale", 1.0, 1e-6..=1.0)?;
+    let least = |full: u64, least: u64| format!("{}", scaled(full, scale).max(least));
+    let size = bytes(spec, "size", &least(1 << 40, 16 << 20), 16 << 20)?;
+    let set = bytes(spec, "set", &least(60 << 30, EXTENT), EXTENT)?;
+    let hosts = spec.number("hosts", 1, 1..=1024)?;
+    let shared = spec.number("shared", 1, 0..=1)? == 1;
+    let sets = if shared { 1 } else { hosts };
+    if set.saturating_mul(sets) > size {
+        return Err(spec.error(format!(
+            "{sets} working sets of {} are larger than size: they are parts of the volume",
+            ByteSize(set)
+        )));
     }
+    let volume = spec.float("volume", 4.0, 0.001..=1e6)?;
     let extents = size / EXTENT;
+    let working = (set / EXTENT).clamp(1, extents / sets);
     let generator = FileServer {
         extents,
-        working: (set / EXTENT).clamp(1, extents),
+        working,
+        sets,
+        hosts,
         outside: spec.float("outside", 0.2, 0.0..=1.0)?,
         writes: spec.float("writes", 0.3, 0.0..=1.0)?,
     };
-    Ok((spec.number("requests", 10_000_000, 1..=1 << 50)?, Box::new(generator)))
+    let requests = scaled(sets * working * (EXTENT / PAGE) / MEAN_PAGES, volume).max(1);
+    Ok((spec.number("requests", requests, 1..=1 << 50)?, Box::new(generator)))
 }
 
 impl Draw for FileServer {
     fn draw(&mut self, _index: u64, rng: &mut Rng) -> Request {
-        let rest = self.extents - self.working;
+        let host = rng.below(self.hosts);
+        let inside = self.working * self.sets;
+        let rest = self.extents - inside;
         let rank = if rest > 0 && rng.chance(self.outside) {
-            self.working + rng.below(rest)
+            inside + rng.below(rest)
         } else {
-            rng.below(self.working)
+            host % self.sets * self.working + rng.below(self.working)
         };
         let extent = permute(rank, self.extents);
         // One to sixteen pages, half as often for each doubling.
         let pages = 1 << rng.next_u64().trailing_ones().min(4);
         let first = rng.below(EXTENT / PAGE - pages + 1);
         let op = if rng.chance(self.writes) { Op::Write } else { Op::Read };
-        Request::block(op, 0, extent * EXTENT + first * PAGE, pages * PAGE)
-    }
-}
-
-struct Oltp {
-    pages: u64,
-    zipf: Zipf,
-    writes: f64,
-    backup_from: u64,
-    backup_share: f64,
-    scanned: u64,
-    scan_end: u64,
-}
-
-/// OLTP on 8 KiB pages by Zipf's law, 84.5 % reads as Fusion-io measured of TPC-E; from `backup-from` of the run on, a
-/// share `backup` of the requests reads the volume from its start to its end in 256 KiB steps.
-pub(crate) fn oltp(spec: &mut Spec) -> Result<(u64, Box<dyn Draw>), TraceError> {
-    let size = bytes(spec, "size", "127g", 16 << 20)?;
-    let requests = spec.number("requests", 10_000_000, 1..=1 << 50)?;
-    let pages = size / DB_PAGE;
-    let from = spec.float("backup-from", 0.5, 0.0..=1.0)?;
-    let generator = Oltp {
-        pages,
-        zipf: Zipf::new(pages, spec.float("skew", 0.9, 0.0..=10.0)?),
-        writes: spec.float("writes", 0.155, 0.0..=1.0)?,
-        backup_from: (requests as f64 * from) as u64,
-        backup_share: spec.float("backup", 0.0, 0.0..=1.0)?,
-        scanned: 0,
-        scan_end: pages * DB_PAGE,
-    };
-    Ok((requests, Box::new(generator)))
-}
-
-impl Draw for Oltp {
-    fn draw(&mut self, index: u64, rng: &mut Rng) -> Request {
-        if index >= self.backup_from
-            && self.scanned < self.scan_end
-            && rng.chance(self.backup_share)
-        {
-            let at = self.scanned;
-            let len = SCAN.min(self.scan_end - at);
-            self.scanned += len;
-            return Request::block(Op::Read, 0, at, len);
-        }
-        let page = permute(self.zipf.draw(rng), self.pages);
-        let op = if rng.chance(self.writes) { Op::Write } else { Op::Read };
-        Request::block(op, 0, page * DB_PAGE, DB_PAGE)
+        let request = Request::block(op, 0, extent * EXTENT + first * PAGE, pages * PAGE);
+        Request { host: host as u16, ..request }
     }
 }
 
@@ -137,14 +120,33 @@ mod tests {
     }
 
     #[test]
-    fn the_backup_reads_the_volume_once() {
-        let made = all("oltp?size=64m&requests=20000&backup=0.5&backup-from=0.25");
-        let scan: Vec<&Request> = made.iter().filter(|r| r.size == super::SCAN).collect();
-        assert_eq!(scan.len(), 256);
-        assert!(scan.windows(2).all(|w| w[1].offset == w[0].offset + super::SCAN));
-        assert!(made[..5000].iter().all(|r| r.size == super::DB_PAGE));
-        let writes = made.iter().filter(|r| r.op == Op::Write).count() as f64
-            / (made.len() - scan.len()) as f64;
-        assert!((writes - 0.155).abs() < 0.01, "{writes}");
+    fn hosts_have_their_own_sets_or_share_one() {
+        for (shared, sets) in [(0, 4), (1, 1)] {
+            let made = all(&format!(
+                "fileserver?size=10g&set=256m&hosts=4&shared={shared}&outside=0&requests=40000"
+            ));
+            let mut seen = vec![std::collections::BTreeSet::new(); 4];
+            for r in &made {
+                seen[usize::from(r.host)].insert(r.offset / super::EXTENT);
+            }
+            assert!(seen.iter().all(|s| s.len() == 256), "every host uses its set");
+            let together: std::collections::BTreeSet<&u64> = seen.iter().flatten().collect();
+            assert_eq!(together.len(), 256 * sets);
+            let even = made.iter().filter(|r| r.host == 3).count() as f64 / made.len() as f64;
+            assert!((even - 0.25).abs() < 0.01, "{even}");
+        }
+        assert!(parse("fileserver?size=1g&set=512m&hosts=3&shared=0").is_err());
+        assert!(parse("fileserver?size=1g&set=512m&hosts=3").is_ok());
+    }
+
+    /// The volume of I/O is pegged to the working sets: four times by default.
+    #[test]
+    fn the_volume_is_pegged_to_the_working_set() {
+        let made = all("fileserver?size=1g&set=64m");
+        let bytes: u64 = made.iter().map(|r| r.size).sum();
+        let ratio = bytes as f64 / f64::from(64 << 20);
+        assert!((ratio - 4.0).abs() < 0.15, "{ratio}");
+        let scaled = all("fileserver?scale=0.0001&volume=2");
+        assert!(scaled.iter().all(|r| r.offset + r.size <= 105 << 20));
     }
 }

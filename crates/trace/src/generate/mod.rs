@@ -2,11 +2,15 @@
 //!
 //! A specification is `KIND?name=value&name=value`; as a trace's name it is written `gen:KIND?…`.
 
+mod azor;
 mod blocks;
 mod cachebench;
 mod memcachier;
+mod oltp;
 mod simple;
 pub(crate) mod spec;
+mod touch;
+mod tpcc;
 mod zipf;
 
 pub use zipf::Zipf;
@@ -45,11 +49,24 @@ pub const KINDS: &[(&str, &str)] = &[
         "cachebench",
         "CacheLib's cachebench: dir with config.json, pop.json, sizes.json; objects, requests",
     ),
-    ("fileserver", "block I/O of Holland's file server: size, set, outside, writes, requests"),
+    (
+        "fileserver",
+        "block I/O of Holland's file server: size, set, hosts, shared, outside, writes, volume, requests, scale",
+    ),
     (
         "oltp",
-        "block I/O of a database, with a backup scanning through: size, skew, writes, backup, backup-from, requests",
+        "block I/O of a database as measured of TPC-E: data, log, reads, log-share, log-io, skew, requests, scale",
     ),
+    (
+        "oltp-backup",
+        "the same with a backup that reads the volume once: as oltp, and volume, backup-io, backup-from",
+    ),
+    (
+        "specsfs",
+        "block I/O of a file server, metadata marked: size, touched, metadata, writes, skew, requests, scale",
+    ),
+    ("tpch", "block reads of a data warehouse: size, index, lookups, skew, requests, scale"),
+    ("tpcc", "block I/O of an order-entry database: size, written, requests, scale"),
 ];
 
 /// The generator that `spec` (`KIND?name=value&…`) describes.
@@ -67,7 +84,10 @@ pub fn parse(text: &str) -> Result<Box<dyn Reader>, TraceError> {
         }
         "cachebench" => cachebench::build(&mut spec)?,
         "fileserver" => blocks::file_server(&mut spec)?,
-        "oltp" => blocks::oltp(&mut spec)?,
+        "oltp" | "oltp-backup" => oltp::build(&mut spec)?,
+        "specsfs" => azor::spec_sfs(&mut spec)?,
+        "tpch" => azor::tpc_h(&mut spec)?,
+        "tpcc" => tpcc::build(&mut spec)?,
         "fill" | "uniform" | "zipf" | "scan" | "loop" | "hotcold" => simple::build(&mut spec)?,
         _ => {
             let known: Vec<&str> = KINDS.iter().map(|(k, _)| *k).collect();

@@ -7,7 +7,7 @@ use super::text::{
 };
 use super::{Decode, Lines, Out};
 use crate::error::Bad;
-use crate::request::{Op, Request, hash_key};
+use crate::request::{Class, Op, Request, hash_key};
 
 const SECTOR: u64 = 512;
 
@@ -320,7 +320,8 @@ enum BlkAction {
 }
 
 /// blkparse's text: `major,minor cpu sequence seconds pid action RWBS sector + sectors [process]`. The first Q or D seen
-/// settles which of the two the requests are; discards are trims; flushes without data and summary lines are passed over.
+/// settles which of the two the requests are; discards are trims; `M` marks
+/// metadata; flushes without data and summary lines are passed over.
 pub(crate) fn blkparse() -> Box<dyn Decode> {
     let mut chosen: Option<BlkAction> = None;
     Box::new(Lines(move |line: &[u8], out: &mut Out| {
@@ -366,7 +367,11 @@ pub(crate) fn blkparse() -> Box<dyn Decode> {
         let offset = sectors(number(sector, "sector")?, "sector")?;
         let bytes = sectors(number(count, "sectors")?, "sectors")?;
         let dev = major.wrapping_shl(20) | minor & 0xf_ffff;
-        out.one(block(time(t, SECOND, "time")?, op, dev, offset, bytes));
+        let mut request = block(time(t, SECOND, "time")?, op, dev, offset, bytes);
+        if kind.contains(&b'M') {
+            request.class = Class::Metadata;
+        }
+        out.one(request);
         Ok(())
     }))
 }

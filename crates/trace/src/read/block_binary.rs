@@ -6,7 +6,7 @@ use super::binary::{libcachesim_op, u16_le, u32_le, u64_le};
 use super::{Decode, Fault, Out, Records};
 use crate::error::{Bad, Place};
 use crate::input::Input;
-use crate::request::{Op, Request};
+use crate::request::{Class, Op, Request};
 
 /// The operation of a SCSI command.
 fn scsi(command: u8) -> Option<Op> {
@@ -101,6 +101,7 @@ impl Decode for BlkTrace {
         const QUEUE: u32 = 1;
         const CATEGORY_WRITE: u32 = 1 << 1;
         const CATEGORY_NOTIFY: u32 = 1 << 10;
+        const CATEGORY_META: u32 = 1 << 12;
         const CATEGORY_DISCARD: u32 = 1 << 13;
         let category = action >> 16;
         if action & 0xffff != QUEUE || category & CATEGORY_NOTIFY != 0 || bytes == 0 {
@@ -116,8 +117,10 @@ impl Decode for BlkTrace {
         let Some(offset) = sector.checked_mul(512) else {
             return Err(bad(Bad::text("a sector below 2^55", sector.to_string())));
         };
+        let class = if category & CATEGORY_META != 0 { Class::Metadata } else { Class::Unstated };
         out.one(Request {
             time: Some(Nanos(nanos)),
+            class,
             ..Request::block(op, dev, offset, u64::from(bytes))
         });
         Ok(true)
