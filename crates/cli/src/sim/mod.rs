@@ -4,6 +4,7 @@ mod baseline;
 mod index;
 mod mrc;
 mod replay;
+mod run;
 mod ssd;
 mod watch;
 
@@ -20,6 +21,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// An experiment: caches side by side in virtual time, each over a drive, with latencies.
+    Run(run::RunArgs),
     /// Miss ratios of eviction policies at many sizes, in one decode of the trace.
     Mrc(mrc::MrcArgs),
     /// Other flash caches to measure against: a victim cache, RIPQ, CacheLib's two. Hit ratio and cache-level write
@@ -35,6 +38,7 @@ enum Command {
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
+        Command::Run(args) => run::run(&args),
         Command::Mrc(args) => mrc::run(&args),
         Command::Baseline(args) => baseline::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -2,11 +2,18 @@
 //! latencies.
 //!
 //! - [`Experiment`]: what is run, parsed from TOML.
+//! - [`run`]: one decode of the trace for all caches.
 //! - [`Outcome`]: what came out.
 
+mod backend;
+mod caches;
 mod check;
+mod drive;
 mod error;
+mod latency;
 mod outcome;
+mod run;
+mod series;
 mod spec;
 
 use std::collections::BTreeSet;
@@ -18,6 +25,7 @@ pub use error::ExperimentError;
 pub use outcome::{
     CacheOutcome, Checked, Latencies, Latency, METRICS, Metric, Outcome, Point, WorkloadFacts,
 };
+pub use run::run;
 pub use spec::{
     Bound, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq, Timing,
     Victim, Workload,
@@ -114,6 +122,9 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
 
 impl Workload {
     fn validate(&self) -> Result<(), ExperimentError> {
+        if self.trace.is_empty() {
+            return Err(value("workload.trace", "''", "name a file, - or gen:…"));
+        }
         check_range("workload.rate", self.rate, 1e-6, 1e9, "requests per second up to 10^9")?;
         if self.limit.is_some_and(|limit| limit <= self.warmup) {
             let must = "must be less than workload.limit";
@@ -126,7 +137,7 @@ impl Workload {
         self.options().map(drop)
     }
 
-    /// How the trace is to be opened. Times are given where the trace has none.
+    /// How the trace is to be opened, but for the rate: the run itself gives times where there are none.
     ///
     /// # Errors
     /// An unknown format, columns that cannot be meant.
@@ -138,7 +149,7 @@ impl Workload {
             format: self.format.as_deref().map(str::parse).transpose()?,
             skip_bad: self.skip_bad,
             columns,
-            rate: Some(self.rate),
+            rate: None,
             pages: self.pages,
             limit: self.limit,
         })

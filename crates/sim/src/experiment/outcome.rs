@@ -109,12 +109,17 @@ pub struct CacheOutcome {
     pub flash_reads_per_hit: Option<f64>,
     /// Objects that left flash never having been read there, of all that left. None where unknown or none left.
     pub unread_share: Option<f64>,
+    /// Objects in DRAM at the end, where known.
+    pub dram_objects: Option<u64>,
     /// Objects on flash at the end, where known.
     pub flash_objects: Option<u64>,
     /// DRAM for index and policy, bytes, where known.
     pub metadata_bytes: Option<u64>,
     /// DRAM for index and policy per object on flash, bytes.
     pub metadata_per_flash_object: Option<f64>,
+
+    /// Memory that simulating the cache takes, bytes, where known.
+    pub simulator_bytes: Option<u64>,
 
     /// How long requests took.
     pub latency: Latencies,

@@ -245,7 +245,7 @@ pub struct Drive {
     /// The cleaner's choice. Default greedy.
     #[serde(with = "victim_name")]
     pub victim: VictimPolicy,
-    /// Whether the drive is told what the cache has no use for any more. Default true.
+    /// Whether the drive is told of segments that are about to be filled anew. Default false, as `larder kv` has it.
     pub trim: bool,
     /// Endurance as bytes that may be written to it in its life. Default: by `dwpd`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -264,7 +264,7 @@ impl Default for Drive {
             block: ByteSize(0),
             over_provisioning: 0.07,
             victim: VictimPolicy::Greedy,
-            trim: true,
+            trim: false,
             tbw: None,
             dwpd: 1.0,
             warranty_years: 5.0,

@@ -57,3 +57,144 @@ fn what_cannot_be_meant_is_named() {
         assert!(e.is_usage() && !e.to_string().contains('\n'), "{e}");
     }
 }
+
+const SIDE_BY_SIDE: &str = r#"
+title = "a small mix"
+seed = 7
+[workload]
+trace = "gen:memcachier?objects=4000&requests=60000&rate=2000"
+warmup = 20000
+[[cache]]
+kind = "hybrid"
+dram = "256k"
+flash = "1m"
+[cache.admission]
+policy = "all"
+[[cache]]
+kind = "hybrid"
+name = "rejecting"
+dram = "256k"
+flash = "1m"
+clock_bits = 1
+clock_mode = "increment"
+admission.policy = "reject_first"
+[[cache]]
+kind = "victim"
+dram = "256k"
+flash = "1m"
+[[cache]]
+kind = "ripq"
+flash = "1m"
+block = "32k"
+[report]
+interval = 2
+[expect.hybrid]
+hit_ratio = { min = 0.2, max = 0.9 }
+[expect.order]
+clwa_of_sets = ["rejecting", "hybrid"]
+"#;
+
+fn side_by_side(threads: usize) -> Outcome {
+    let e = Experiment::parse(SIDE_BY_SIDE, "side.toml").unwrap();
+    let mut seen = 0;
+    let outcome = run(&e, threads, |_, requests| seen = requests).unwrap();
+    assert_eq!(seen, 60_000);
+    outcome
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes_on_any_number_of_threads() {
+    let one = serde_json::to_string(&side_by_side(1)).unwrap();
+    assert_eq!(one, serde_json::to_string(&side_by_side(3)).unwrap());
+    let mut e = Experiment::parse(SIDE_BY_SIDE, "side.toml").unwrap();
+    e.seed = 8;
+    let other = run(&e, 1, |_, _| {}).unwrap();
+    let hash = |o: &Outcome| o.workload.trace_hash.clone();
+    assert_eq!(hash(&side_by_side(2)), hash(&other), "the trace is the same");
+    assert_ne!(one, serde_json::to_string(&other).unwrap());
+}
+
+#[test]
+fn figures_add_up() {
+    let outcome = side_by_side(2);
+    assert_eq!(outcome.caches.len(), 4);
+    assert!(outcome.expectations.iter().all(|c| c.met), "{:?}", outcome.expectations);
+    let facts = &outcome.workload;
+    assert_eq!(facts.requests, 60_000);
+    assert_eq!(facts.reads + facts.writes + facts.removals, facts.requests);
+    assert!(!facts.times_from_rate && facts.trace_hash.len() == 16);
+    for c in &outcome.caches {
+        assert_eq!(c.requests, 40_000, "{}", c.name);
+        assert_eq!(c.reads, outcome.caches[0].reads);
+        assert!((c.hit_ratio + c.miss_ratio - 1.0).abs() < 1e-12);
+        assert!((c.dram_hit_ratio + c.flash_hit_ratio - c.hit_ratio).abs() < 1e-12);
+        assert_eq!(c.read_bytes, c.hit_bytes + c.miss_bytes);
+        assert!(c.set_bytes > c.miss_bytes && c.clwa_of_misses > c.clwa_of_sets, "{}", c.name);
+        let l = &c.latency;
+        assert_eq!(l.all.count, c.requests);
+        assert_eq!(
+            (l.read.count, l.hit_dram.count, l.hit_flash.count),
+            (c.reads, c.hits_dram, c.hits_flash)
+        );
+        assert!((l.hit_dram.max_us - 0.4).abs() < 0.001 || c.hits_dram == 0);
+        assert!(l.hit_flash.p50_us >= 88.0 && l.miss.p50_us > 108.0 && l.miss.p999_us > 7_900.0);
+        // The closed form is 898 µs; the standard error of so many misses is 19.
+        assert!((830.0..970.0).contains(&l.miss.mean_us), "{}: {}", c.name, l.miss.mean_us);
+        assert!(c.flash_utilisation > 0.0 && c.backend_utilisation > 0.0);
+        assert_eq!(c.series.iter().map(|p| p.requests).sum::<u64>(), c.requests);
+        assert_eq!(c.series.iter().map(|p| p.flash_bytes).sum::<u64>(), c.flash_bytes);
+        let placed = c.kind == "hybrid";
+        assert_eq!(c.dlwa.is_some(), placed, "{}", c.name);
+        assert_eq!(c.life_years.is_some(), placed);
+        if let (Some(dlwa), Some(life)) = (c.dlwa, c.life_years) {
+            assert!((1.0..1.5).contains(&dlwa), "segments are written in turn: {dlwa}");
+            // 1 drive write per day for 5 years, spent at this rate.
+            let endurance = 5.0 * 365.25 * (1 << 20) as f64;
+            let years = endurance / (c.flash_bytes_per_second * dlwa) / (365.25 * 86_400.0);
+            assert!((life / years - 1.0).abs() < 1e-9, "{life} {years}");
+            assert!(c.metadata_per_flash_object.unwrap() > 0.0);
+            assert!(c.flash_reads_per_hit.unwrap() >= 1.0);
+        }
+    }
+}
+
+/// The lane's own counts are the engine's.
+#[test]
+fn the_hybrid_counts_as_the_engine_does() {
+    use crate::kv::{CacheConfig, HybridCache};
+    let spec = "gen:zipf?objects=5000&requests=40000&writes=0.05&deletes=0.01&rate=1000";
+    let text = format!(
+        "[workload]\ntrace = \"{spec}\"\n[[cache]]\nkind = \"hybrid\"\ndram = \"256k\"\nflash = \"1m\"\n"
+    );
+    let c = run(&Experiment::parse(&text, "x").unwrap(), 1, |_, _| {}).unwrap().caches.remove(0);
+    let config = CacheConfig { dram: 256 << 10, flash: 1 << 20, ..CacheConfig::default() };
+    let mut cache = HybridCache::new(&config).unwrap();
+    for r in larder_trace::open(spec, &larder_trace::Options::default()).unwrap().reader {
+        cache.request(&r.unwrap());
+    }
+    let counters = cache.counters();
+    assert_eq!((c.requests, c.reads), (counters.requests, counters.gets));
+    assert_eq!((c.hits_dram, c.hits_flash), (counters.hits_dram, counters.hits_flash));
+    assert_eq!((c.flash_bytes, c.flash_reads), (counters.flash_bytes, counters.flash_reads));
+    assert!(c.flash_bytes > 0 && c.hits_flash > 0);
+}
+
+#[test]
+fn traces_that_cannot_be_run_are_refused() {
+    let with = |trace: &str, warmup: u64| {
+        let text = LEAST.replace(
+            "trace = \"gen:zipf?objects=1000&requests=10000\"",
+            &format!("trace = \"{trace}\"\nwarmup = {warmup}"),
+        );
+        let e = run(&Experiment::parse(&text, "x").unwrap(), 2, |_, _| {}).unwrap_err();
+        assert!(e.is_usage(), "{e}");
+        e.to_string()
+    };
+    assert!(with("/nonexistent", 0).contains("cannot open trace '/nonexistent'"));
+    assert!(with("gen:nothing", 0).contains("nothing"));
+    let short = with("gen:zipf?requests=100", 100);
+    assert!(short.contains("workload.warmup is 100") && short.contains("100 requests"), "{short}");
+    let small = LEAST.replace("dram = \"1m\"", "dram = 1000");
+    let e = run(&Experiment::parse(&small, "x").unwrap(), 1, |_, _| {}).unwrap_err().to_string();
+    assert!(e.starts_with("cache 'hybrid': dram is 1000"), "{e}");
+}

@@ -11,8 +11,8 @@ use larder_engine::kv::api::{
     StoreMode, Tier,
 };
 use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, LogStats, OwnerOf, SegmentIo,
-    SegmentTable, ShardConfig, ShardStats, Shards, Step,
+    ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, LogStats, OwnerOf, SegmentTable,
+    ShardConfig, ShardStats, Shards, Step,
 };
 use larder_policy::admission::{
     Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, ModelReport, Setup,
@@ -20,6 +20,9 @@ use larder_policy::admission::{
 use larder_policy::budget::{BudgetError, WriteBudget, WriteBudgetConfig};
 use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
+
+use super::counters::Counters;
+use super::flash::{Contents, DeviceOp, Flash, ID_LEN};
 
 /// What a [`HybridCache`] is built from. Sizes are bytes.
 #[derive(Clone, Debug)]
@@ -34,12 +37,40 @@ pub struct CacheConfig {
     pub shards: u32,
     /// Mean bytes of a record, by which the index and the policies' memories are sized.
     pub mean_record: u64,
+    /// What a read does to CLOCK.
+    pub clock_mode: ClockMode,
+    /// Largest CLOCK value: 1 for one bit, 3 for two.
+    pub clock_max: u8,
+    /// How much of the flash may be hot, percent.
+    pub hot_percent: u8,
+    /// How much of a reclaimed segment may go back to DRAM, percent.
+    pub reinsert_percent: u8,
     /// Admission.
     pub admission: AdmissionConfig,
     /// The write budget.
     pub budget: WriteBudgetConfig,
     /// Seed of the hash key and of all draws.
     pub seed: u64,
+}
+
+impl Default for CacheConfig {
+    /// `larder kv`'s defaults over 16 MiB of DRAM and 112 MiB of flash.
+    fn default() -> CacheConfig {
+        CacheConfig {
+            dram: 16 << 20,
+            flash: 112 << 20,
+            segment: 0,
+            shards: 1,
+            mean_record: 320,
+            clock_mode: ClockMode::SetMax,
+            clock_max: 3,
+            hot_percent: 70,
+            reinsert_percent: 20,
+            admission: AdmissionConfig::default(),
+            budget: WriteBudgetConfig::default(),
+            seed: 1,
+        }
+    }
 }
 
 /// Why a cache cannot be built.
@@ -64,134 +95,6 @@ pub enum CacheError {
     /// The index cannot be made.
     #[error(transparent)]
     Index(#[from] larder_engine::index::IndexError),
-}
-
-/// What the cache has done since it was built. All but the present states only grow, so that the difference of two is
-/// what was done in between.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Counters {
-    /// Requests of any kind.
-    pub requests: u64,
-    /// Reads.
-    pub gets: u64,
-    /// Reads answered from DRAM.
-    pub hits_dram: u64,
-    /// Reads answered from flash.
-    pub hits_flash: u64,
-    /// Bytes of keys and values of reads.
-    pub get_bytes: u64,
-    /// Of these, of reads that were answered.
-    pub hit_bytes: u64,
-    /// Bytes of keys and values set, by the trace or after a miss.
-    pub set_bytes: u64,
-    /// Of these, set after a miss.
-    pub miss_bytes: u64,
-    /// Bytes written to the device, all of them.
-    pub flash_bytes: u64,
-    /// Of these, bytes of records that were alive when they were written.
-    pub flash_record_bytes: u64,
-    /// Objects evicted from DRAM that never reached flash.
-    pub dram_evictions: u64,
-    /// Objects that left flash.
-    pub flash_dropped: u64,
-    /// Of these, never read there.
-    pub flash_dropped_unread: u64,
-    /// Objects put back into DRAM from reclaimed segments.
-    pub reinserted: u64,
-    /// Flash reads of requests.
-    pub flash_reads: u64,
-    /// Models installed, over all applications.
-    pub models: u64,
-}
-
-macro_rules! difference {
-    ($a:expr, $b:expr, $($field:ident),+) => { Counters { $($field: $a.$field - $b.$field),+ } };
-}
-
-impl Counters {
-    /// What was done between `earlier` and these.
-    pub fn since(&self, earlier: &Counters) -> Counters {
-        difference!(
-            self,
-            earlier,
-            requests,
-            gets,
-            hits_dram,
-            hits_flash,
-            get_bytes,
-            hit_bytes,
-            set_bytes,
-            miss_bytes,
-            flash_bytes,
-            flash_record_bytes,
-            dram_evictions,
-            flash_dropped,
-            flash_dropped_unread,
-            reinserted,
-            flash_reads,
-            models
-        )
-    }
-
-    /// Reads answered, of all reads.
-    pub fn hit_ratio(&self) -> f64 {
-        share(self.hits_dram + self.hits_flash, self.gets)
-    }
-
-    /// The same by bytes.
-    pub fn byte_hit_ratio(&self) -> f64 {
-        share(self.hit_bytes, self.get_bytes)
-    }
-
-    /// Cache-level write amplification: flash bytes over bytes set by clients, explicitly or after a miss.
-    pub fn clwa(&self) -> f64 {
-        share(self.flash_bytes, self.set_bytes)
-    }
-
-    /// The same over bytes set after a miss only.
-    pub fn clwa_of_misses(&self) -> f64 {
-        share(self.flash_bytes, self.miss_bytes)
-    }
-
-    /// Objects that left flash without having been read there, of all that left.
-    pub fn unread_share(&self) -> f64 {
-        share(self.flash_dropped_unread, self.flash_dropped)
-    }
-}
-
-fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-struct Memory(Vec<Vec<u8>>);
-
-impl SegmentIo for Memory {
-    type Buffer = Vec<u8>;
-
-    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
-        let held = self.0.get_mut(usize::from(segment)).ok_or(IoFailed)?;
-        held.clear();
-        held.extend_from_slice(bytes);
-        Ok(())
-    }
-
-    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
-        let held = self.0.get(usize::from(segment)).ok_or(IoFailed)?;
-        if held.len() != bytes.len() {
-            return Err(IoFailed);
-        }
-        bytes.copy_from_slice(held);
-        Ok(())
-    }
-}
-
-impl Memory {
-    fn span(&self, read: &FlashRead) -> Option<&[u8]> {
-        let at = read.at;
-        self.0
-            .get(usize::from(at.segment))?
-            .get(at.offset as usize..at.offset as usize + at.len as usize)
-    }
 }
 
 struct All(Vec<KvShard>);
@@ -230,7 +133,23 @@ impl Effects for Sink {
 }
 
 /// Values longer than this are cut; also the longest that the engine is configured to take.
-const MAX_VALUE: usize = 1 << 20;
+pub const MAX_VALUE: u64 = 1 << 20;
+/// An object that a request is about.
+struct Object<'a> {
+    id: u64,
+    key: &'a [u8],
+    hash: ObjectHash,
+    app: AppId,
+}
+
+/// What is asked of it.
+enum Asked {
+    Get,
+    Delete,
+    Touch(Expiry),
+    Set { size: usize, expiry: Expiry },
+}
+
 /// Unix seconds at the trace's start.
 const EPOCH: u32 = 1_000_000_000;
 /// Requests between two looks at whether a model should be trained.
@@ -242,11 +161,11 @@ const TRAINING_EVERY: u64 = 1024;
 pub struct HybridCache {
     shards: All,
     log: FlashLog<Vec<u8>>,
-    device: Memory,
+    device: Flash,
+    values: Contents,
     hasher: KeyHasher,
     sink: Sink,
     counters: Counters,
-    pattern: Vec<u8>,
     seed: u64,
     training: learn::TrainParams,
     now: Now,
@@ -303,10 +222,10 @@ impl HybridCache {
             let admission = Admission::new(&config.admission, &setup)?;
             let shard_config = ShardConfig {
                 arena_bytes: arena as usize,
-                max_object: (MAX_VALUE + 512) as u32,
+                max_object: MAX_VALUE as u32 + 512,
                 no_eviction: false,
-                clock_mode: ClockMode::SetMax,
-                clock_max: 3,
+                clock_mode: config.clock_mode,
+                clock_max: config.clock_max,
                 // What is staged counts as free: leave room for what two open segments hold.
                 free_low: room as usize,
                 free_high: room as usize + arena as usize / 16,
@@ -326,48 +245,63 @@ impl HybridCache {
         let table = SegmentTable::create(Words::heap(SegmentTable::words_for(segments)));
         let log_config = LogConfig {
             flash,
-            hot_percent: 70,
-            reinsert_percent: 20,
+            hot_percent: config.hot_percent,
+            reinsert_percent: config.reinsert_percent,
             retry_after: Nanos::from_secs(1),
         };
         let buffers = vec![vec![0; segment_bytes as usize]; 3];
-        let pattern = (0..MAX_VALUE).map(|i| ((i * 31) >> 3) as u8).collect();
+        let values = Contents::new(MAX_VALUE as usize);
         Ok(HybridCache {
             shards: All(all),
             log: FlashLog::new(log_config, table, budget, buffers),
-            device: Memory(vec![Vec::new(); usize::from(segments) + 1]),
+            device: Flash::new(segments, segment_bytes, values.clone()),
+            values,
             hasher,
             sink: Sink::default(),
             counters: Counters::default(),
-            pattern,
             seed: config.seed,
             training: config.admission.flashiness.training,
             now: Now { mono: Nanos::ZERO, wall: UnixSecs(EPOCH) },
         })
     }
 
+    /// From now on what the flash is told is kept for [`HybridCache::take_device_ops`].
+    pub fn record_device_ops(&mut self) {
+        self.device.ops.get_or_insert_default();
+    }
+
+    /// Moves what the flash was told since the last call to the end of `to`.
+    pub fn take_device_ops(&mut self, to: &mut Vec<DeviceOp>) {
+        if let Some(ops) = &mut self.device.ops {
+            to.append(ops);
+        }
+    }
+
     /// Carries out one request of a trace; one without a time happens a microsecond after the one before it. Block
-    /// operations count as reads and writes of an object.
-    pub fn request(&mut self, r: &Request) {
+    /// operations count as reads and writes of an object. Returns where a read was answered from.
+    pub fn request(&mut self, r: &Request) -> Option<Tier> {
         let mono = r.time.unwrap_or(Nanos(self.now.mono.0 + 1000)).max(self.now.mono);
-        self.now = Now { mono, wall: UnixSecs(EPOCH + (mono.0 / 1_000_000_000) as u32) };
+        let wall = EPOCH.saturating_add((mono.0 / 1_000_000_000) as u32);
+        self.now = Now { mono, wall: UnixSecs(wall) };
         self.counters.requests += 1;
-        let mut key = [b'k'; 250];
-        let key_len = (r.key_size as usize).clamp(8, 250);
-        key[..8].copy_from_slice(&r.id.to_le_bytes());
-        let key = &key[..key_len];
+        let mut key = [0u8; 250];
+        let key = &mut key[..(r.key_size as usize).clamp(ID_LEN, 250)];
+        Contents::key(r.id, key);
         let hash = self.hasher.hash(key);
         let app = AppId(r.app.min(u32::from(AppId::OTHER.0)) as u16);
-        let size = (r.size as usize).min(MAX_VALUE);
-        let bytes = (key_len + size) as u64;
+        let size = r.size.min(MAX_VALUE) as usize;
+        let bytes = (key.len() + size) as u64;
+        let object = Object { id: r.id, key, hash, app };
         let expiry = match r.ttl {
             0 => Expiry::NEVER,
             ttl => Expiry::at(UnixSecs(self.now.wall.0.saturating_add(ttl))),
         };
+        let mut tier = None;
         if r.op.is_read() {
             self.counters.gets += 1;
             self.counters.get_bytes += bytes;
-            match self.execute(key, hash, app, Op::Get(Get::default())) {
+            tier = self.execute(&object, Asked::Get);
+            match tier {
                 Some(tier) => {
                     self.counters.hit_bytes += bytes;
                     self.counters.hits_dram += u64::from(tier == Tier::Dram);
@@ -375,46 +309,52 @@ impl HybridCache {
                 }
                 None => {
                     self.counters.miss_bytes += bytes;
-                    self.set(key, hash, app, size, expiry);
+                    self.set(&object, size, expiry);
                 }
             }
         } else if r.op.is_removal() {
-            self.execute(key, hash, app, Op::Delete(Delete::default()));
+            self.execute(&object, Asked::Delete);
         } else if r.op == TraceOp::Touch {
-            self.execute(key, hash, app, Op::Touch(expiry));
+            self.execute(&object, Asked::Touch(expiry));
         } else {
-            self.set(key, hash, app, size, expiry);
+            self.set(&object, size, expiry);
         }
         if self.counters.requests.is_multiple_of(TRAINING_EVERY) {
             self.train();
         }
+        tier
     }
 
-    fn set(&mut self, key: &[u8], hash: ObjectHash, app: AppId, size: usize, expiry: Expiry) {
-        self.counters.set_bytes += (key.len() + size) as u64;
-        let pattern = std::mem::take(&mut self.pattern);
-        let store = Store {
-            mode: StoreMode::Set,
-            value: &pattern[..size],
-            flags: 0,
-            expiry,
-            compare_cas: None,
-            new_cas: None,
-            invalidate: false,
-            vivify: None,
-        };
-        self.execute(key, hash, app, Op::Store(store));
-        self.pattern = pattern;
+    fn set(&mut self, object: &Object<'_>, size: usize, expiry: Expiry) {
+        self.counters.set_bytes += (object.key.len() + size) as u64;
+        self.execute(object, Asked::Set { size, expiry });
     }
 
-    fn execute(&mut self, key: &[u8], hash: ObjectHash, app: AppId, op: Op<'_>) -> Option<Tier> {
+    fn execute(&mut self, object: &Object<'_>, asked: Asked) -> Option<Tier> {
+        let &Object { id, key, hash, app } = object;
         let shard = self.shards.shard_of(hash);
+        let HybridCache { shards, device, sink, now, values, .. } = self;
+        let op = match asked {
+            Asked::Get => Op::Get(Get::default()),
+            Asked::Delete => Op::Delete(Delete::default()),
+            Asked::Touch(expiry) => Op::Touch(expiry),
+            Asked::Set { size, expiry } => Op::Store(Store {
+                mode: StoreMode::Set,
+                value: values.value(size),
+                flags: 0,
+                expiry,
+                compare_cas: None,
+                new_cas: None,
+                invalidate: false,
+                vivify: None,
+            }),
+        };
         let request = EngineRequest { key, hash, app, op };
-        let HybridCache { shards, device, sink, now, .. } = self;
         let mut read: Option<FlashRead> = None;
         sink.hit = None;
         loop {
-            let fetched = read.as_ref().map(|read| Fetched { read, bytes: device.span(read) });
+            let fetched =
+                read.as_ref().map(|read| Fetched { read, bytes: device.span(read, Some(id)) });
             match shards.0[shard].execute(*now, &request, fetched, sink) {
                 Outcome::Done => break,
                 Outcome::Read(next) => read = Some(next),
@@ -423,7 +363,7 @@ impl HybridCache {
         let hit = sink.hit;
         while let Some(read) = sink.verifies.pop() {
             let owner = OwnerOf::shard_of(read.hash, shards.0.len());
-            shards.0[owner].verify(*now, &read, device.span(&read));
+            shards.0[owner].verify(*now, &read, device.verify(&read));
         }
         if std::mem::take(&mut sink.wake) {
             while self.log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
@@ -494,6 +434,34 @@ impl HybridCache {
         self.log.stats()
     }
 
+    /// Objects in DRAM.
+    pub fn dram_objects(&self) -> u64 {
+        self.shards.0.iter().map(|s| s.dram_objects() as u64).sum()
+    }
+
+    /// Bytes of DRAM for objects.
+    pub fn dram_capacity(&self) -> u64 {
+        self.shards.0.iter().map(|s| s.dram_capacity() as u64).sum()
+    }
+
+    /// Objects that the flash index leads to.
+    pub fn flash_objects(&self) -> u64 {
+        self.shards.0.iter().map(|s| s.index().len()).sum()
+    }
+
+    /// Bytes of DRAM for everything but the objects: tables, index, policy, segment buffers.
+    pub fn metadata_memory(&self) -> u64 {
+        let shard = |s: &KvShard| -> usize {
+            s.memory().iter().filter(|(what, _)| *what != "objects").map(|(_, bytes)| bytes).sum()
+        };
+        (self.shards.0.iter().map(shard).sum::<usize>() + self.log.memory_bytes()) as u64
+    }
+
+    /// Bytes of memory that the simulated flash takes.
+    pub fn stand_in_memory(&self) -> u64 {
+        self.device.memory_bytes() as u64
+    }
+
     /// Bytes of DRAM that the admission policy takes.
     pub fn admission_memory(&self) -> u64 {
         self.shards.0.iter().map(|s| s.admission().memory_bytes() as u64).sum()
@@ -522,12 +490,10 @@ mod tests {
         CacheConfig {
             dram: 512 << 10,
             flash: 3 << 20,
-            segment: 0,
             shards: 2,
             mean_record: 300,
             admission: AdmissionConfig::from_name(policy).unwrap(),
-            budget: WriteBudgetConfig::default(),
-            seed: 1,
+            ..CacheConfig::default()
         }
     }
 

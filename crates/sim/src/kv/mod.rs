@@ -1,11 +1,15 @@
 //! The key-value cache under a virtual clock: the engine of `larder kv`, driven by traces.
 //!
-//! - [`HybridCache`]: shards and flash log over an in-memory device.
+//! - [`HybridCache`]: shards and flash log over a device that leaves the bytes of values out.
 //! - [`workload`]: the timed workloads on which policies are compared.
 //! - [`study`]: admission policies at equal flash writes.
 
 mod cache;
+mod counters;
+mod flash;
 pub mod study;
 pub mod workload;
 
-pub use cache::{CacheConfig, CacheError, Counters, HybridCache};
+pub use cache::{CacheConfig, CacheError, HybridCache, MAX_VALUE};
+pub use counters::Counters;
+pub use flash::DeviceOp;

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use larder_policy::admission::{AdmissionConfig, PolicyName};
-use larder_policy::budget::WriteBudgetConfig;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
 
-use super::cache::{CacheConfig, CacheError, Counters, HybridCache};
+use super::cache::{CacheConfig, CacheError, HybridCache};
+use super::counters::Counters;
 use super::workload::{Workload, footprint};
 
 /// What to compare.
@@ -275,8 +275,8 @@ impl<'a> Cell<'a> {
             shards: 1,
             mean_record: self.mean_record,
             admission: admission.clone(),
-            budget: WriteBudgetConfig::default(),
             seed: self.seed,
+            ..CacheConfig::default()
         };
         let (workload, dram_share) = (self.group.workload.name, self.group.dram_share);
         let mut cache = HybridCache::new(&config).map_err(|source| StudyError::Cache {

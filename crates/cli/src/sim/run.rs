@@ -1,0 +1,215 @@
+//! `larder sim run`: an experiment, whole stack, in virtual time.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use larder_base::ByteSize;
+use larder_sim::experiment::{
+    CacheOutcome, Experiment, ExperimentError, Outcome, Point, run as simulate,
+};
+use larder_trace::Reader;
+
+use super::print_json;
+use super::watch::Watch;
+use crate::error::CliError;
+
+#[derive(Debug, Parser)]
+pub(super) struct RunArgs {
+    /// The experiment, TOML (docs/simulation.md lists every key; experiments/ has examples).
+    #[arg(value_name = "EXPERIMENT.toml")]
+    experiment: PathBuf,
+    /// Seed of hashing and of all draws, instead of the experiment's. Generated workloads have a seed of their own.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Threads; caches run side by side. All cores when not given. Results do not depend on it.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Write the time series of all caches to this file, as csv.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn failure(e: ExperimentError) -> CliError {
+    if e.is_usage() { CliError::Usage(e.to_string()) } else { CliError::Runtime(e.to_string()) }
+}
+
+pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
+    let file = args.experiment.display().to_string();
+    let text = std::fs::read_to_string(&args.experiment)
+        .map_err(|e| CliError::Usage(format!("cannot read experiment '{file}': {e}")))?;
+    let mut experiment = Experiment::parse(&text, &file).map_err(failure)?;
+    if let Some(seed) = args.seed {
+        experiment.seed = seed;
+    }
+    let threads = match args.threads {
+        Some(0) => return Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(n) => n,
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let mut watch = Watch::new(1);
+    let mut skipped = None;
+    let outcome = simulate(&experiment, threads, |reader: &dyn Reader, requests| {
+        watch.tick(reader, requests);
+        skipped = reader.first_skipped().map(|first| (reader.skipped(), first.to_string()));
+    });
+    watch.finish();
+    let outcome = outcome.map_err(failure)?;
+    if let Some((count, first)) = skipped {
+        eprintln!("larder: {count} malformed records passed over; the first: {first}");
+    }
+    if let Some(path) = &args.csv {
+        std::fs::write(path, series_csv(&outcome)).map_err(|e| {
+            CliError::Runtime(format!("--csv: cannot write '{}': {e}", path.display()))
+        })?;
+    }
+    if args.json {
+        print_json(&outcome)?;
+    } else {
+        print(&outcome);
+    }
+    let missed: Vec<String> = outcome
+        .expectations
+        .iter()
+        .filter(|c| !c.met)
+        .map(|c| format!("expected {}, found {}", c.expected, c.found))
+        .collect();
+    if missed.is_empty() { Ok(()) } else { Err(CliError::Runtime(missed.join("; "))) }
+}
+
+fn some(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".to_owned(), |v| format!("{v:.digits$}"))
+}
+
+fn micros(us: f64) -> String {
+    match us {
+        us if us >= 100_000.0 => format!("{:.0} ms", us / 1000.0),
+        us if us >= 1000.0 => format!("{:.2} ms", us / 1000.0),
+        us => format!("{us:.1} µs"),
+    }
+}
+
+/// A row of the table: what it shows, and how.
+type Row = (&'static str, fn(&CacheOutcome) -> String);
+
+const ROWS: &[Row] = &[
+    ("DRAM for objects", |c| ByteSize(c.dram).to_string()),
+    ("flash", |c| ByteSize(c.flash).to_string()),
+    ("hit ratio", |c| format!("{:.4}", c.hit_ratio)),
+    ("  in DRAM", |c| format!("{:.4}", c.dram_hit_ratio)),
+    ("  on flash", |c| format!("{:.4}", c.flash_hit_ratio)),
+    ("miss ratio", |c| format!("{:.4}", c.miss_ratio)),
+    ("  by bytes", |c| format!("{:.4}", c.byte_miss_ratio)),
+    ("CLWA, of bytes set", |c| format!("{:.3}", c.clwa_of_sets)),
+    ("CLWA, of bytes missed", |c| format!("{:.3}", c.clwa_of_misses)),
+    ("DLWA", |c| some(c.dlwa, 3)),
+    ("CLWA of sets × DLWA", |c| some(c.write_amplification, 3)),
+    ("written to flash", |c| ByteSize(c.flash_bytes).to_string()),
+    ("  per second", |c| ByteSize(c.flash_bytes_per_second as u64).to_string()),
+    ("drive life, years", |c| some(c.life_years, 2)),
+    ("flash reads per hit", |c| some(c.flash_reads_per_hit, 3)),
+    ("left flash unread", |c| some(c.unread_share, 3)),
+    ("objects on flash", |c| c.flash_objects.map_or("-".to_owned(), |n| n.to_string())),
+    ("other DRAM per object", |c| {
+        c.metadata_per_flash_object.map_or("-".to_owned(), |b| format!("{b:.1} B"))
+    }),
+    ("read latency, mean", |c| micros(c.latency.read.mean_us)),
+    ("  median", |c| micros(c.latency.read.p50_us)),
+    ("  90 %", |c| micros(c.latency.read.p90_us)),
+    ("  99 %", |c| micros(c.latency.read.p99_us)),
+    ("  99.9 %", |c| micros(c.latency.read.p999_us)),
+    ("hit on flash, mean", |c| micros(c.latency.hit_flash.mean_us)),
+    ("  99 %", |c| micros(c.latency.hit_flash.p99_us)),
+    ("miss, mean", |c| micros(c.latency.miss.mean_us)),
+    ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
+    ("backing store busy", |c| format!("{:.3}", c.backend_utilisation)),
+];
+
+fn print(outcome: &Outcome) {
+    let (w, e) = (&outcome.workload, &outcome.experiment);
+    if !e.title.is_empty() {
+        println!("{}", e.title);
+    }
+    println!("trace {}, hash {}", e.workload.trace, w.trace_hash);
+    println!(
+        "{} requests ({} warm up), {} reads, {} writes, {} removals, {:.1} s{}",
+        w.requests,
+        e.workload.warmup,
+        w.reads,
+        w.writes,
+        w.removals,
+        w.seconds,
+        if w.times_from_rate { " by workload.rate" } else { "" }
+    );
+    println!("larder {}, seed {}", outcome.version, outcome.seed);
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let names = outcome.caches.iter().map(|c| c.name.clone());
+    table.set_header(std::iter::once(String::new()).chain(names));
+    for (what, show) in ROWS {
+        let cells: Vec<String> = outcome.caches.iter().map(show).collect();
+        if cells.iter().any(|cell| cell != "-") {
+            table.add_row(std::iter::once((*what).to_owned()).chain(cells));
+        }
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+    println!("bytes set: written by clients, or brought in after a miss; bytes missed: the latter");
+    if e.ssd.tbw.is_none() {
+        println!(
+            "drive life: at {} drive writes a day for {} years",
+            e.ssd.dwpd, e.ssd.warranty_years
+        );
+    }
+    for c in &outcome.expectations {
+        println!(
+            "{}  {} (found {})",
+            if c.met { "met    " } else { "NOT MET" },
+            c.expected,
+            c.found
+        );
+    }
+    println!("--json prints the whole configuration, all percentiles and the time series");
+}
+
+/// A column of the time series.
+type Column = (&'static str, fn(&Point) -> String);
+
+const COLUMNS: &[Column] = &[
+    ("time", |p| p.time.to_string()),
+    ("requests", |p| p.requests.to_string()),
+    ("reads", |p| p.reads.to_string()),
+    ("dram_hit_ratio", |p| p.dram_hit_ratio.to_string()),
+    ("flash_hit_ratio", |p| p.flash_hit_ratio.to_string()),
+    ("flash_bytes", |p| p.flash_bytes.to_string()),
+    ("clwa_of_sets", |p| p.clwa_of_sets.to_string()),
+    ("dlwa", |p| p.dlwa.to_string()),
+    ("read_mean_us", |p| p.read_mean_us.to_string()),
+    ("read_p99_us", |p| p.read_p99_us.to_string()),
+];
+
+fn series_csv(outcome: &Outcome) -> String {
+    let names: Vec<&str> = COLUMNS.iter().map(|c| c.0).collect();
+    let mut out = format!(
+        "# larder {} seed {} trace {} hash {}\ncache,{}\n",
+        outcome.version,
+        outcome.seed,
+        outcome.experiment.workload.trace,
+        outcome.workload.trace_hash,
+        names.join(",")
+    );
+    for cache in &outcome.caches {
+        // A name may hold what csv holds dear.
+        let name = cache.name.replace('"', "\"\"");
+        for point in &cache.series {
+            let cells: Vec<String> = COLUMNS.iter().map(|c| c.1(point)).collect();
+            out.push_str(&format!("\"{name}\",{}\n", cells.join(",")));
+        }
+    }
+    out
+}

@@ -1,0 +1,170 @@
+//! The caches that an experiment can hold, behind one trait.
+
+use larder_engine::kv::ClockMode as EngineClockMode;
+use larder_engine::kv::api::Tier;
+use larder_trace::{Request, mix};
+
+use super::error::ExperimentError;
+use super::spec::{CacheSpec, ClockMode, Hybrid};
+use crate::baseline::{Baseline, Ripq, VictimCache};
+use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE};
+
+/// One request as a cache meets it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) request: &'a Request,
+    /// The object, numbered from 0; 0 where no cache of the run asks for numbers.
+    pub(super) tag: u32,
+}
+
+/// Bytes of key and value of a request: what ratios by bytes count. Values beyond [`MAX_VALUE`] count as that much.
+pub(super) fn bytes_of(request: &Request) -> u64 {
+    (request.size.min(MAX_VALUE) + u64::from(request.key_size)).max(1)
+}
+
+/// What a request did to flash.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// In the order they happened.
+    pub(super) ops: Vec<DeviceOp>,
+    /// Bytes written to no known place.
+    pub(super) written_anywhere: u64,
+}
+
+/// States and counts since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    /// Objects that left flash, and of these never read there.
+    pub(super) dropped: Option<(u64, u64)>,
+    /// Objects in DRAM.
+    pub(super) dram_objects: Option<u64>,
+    /// Objects on flash.
+    pub(super) flash_objects: Option<u64>,
+    /// DRAM beside the objects.
+    pub(super) metadata_bytes: Option<u64>,
+    /// Memory of the simulation.
+    pub(super) simulator_bytes: Option<u64>,
+}
+
+/// A cache under simulation. A read that misses is followed by a write of the object.
+pub(super) trait Cache: Send {
+    /// Carries out a request; says where a read was answered from.
+    fn request(&mut self, asked: &Asked<'_>, effects: &mut Effects) -> Option<Tier>;
+
+    /// States and counts.
+    fn totals(&self) -> Totals;
+}
+
+/// Builds the cache that `spec` states.
+pub(super) fn build(spec: &CacheSpec, seed: u64) -> Result<Box<dyn Cache>, ExperimentError> {
+    Ok(match spec {
+        CacheSpec::Hybrid(c) => {
+            let mut cache = HybridCache::new(&config(c, seed)).map_err(|source| {
+                ExperimentError::Cache { name: spec.name().to_owned(), source }
+            })?;
+            cache.record_device_ops();
+            Box::new(cache)
+        }
+        CacheSpec::Victim(c) => {
+            Modelled::boxed(VictimCache::new(c.dram.0, c.flash.0), spec.flash())
+        }
+        CacheSpec::Ripq(c) => {
+            let ripq = Ripq::new(c.flash.0, c.block.0, usize::from(c.sections));
+            Modelled::boxed(ripq, spec.flash())
+        }
+    })
+}
+
+/// Whether the cache goes by numbers of objects.
+pub(super) fn needs_tags(spec: &CacheSpec) -> bool {
+    !matches!(spec, CacheSpec::Hybrid(_))
+}
+
+fn config(c: &Hybrid, seed: u64) -> CacheConfig {
+    CacheConfig {
+        dram: c.dram.0,
+        flash: c.flash.0,
+        segment: u32::try_from(c.segment.0).unwrap_or(u32::MAX),
+        shards: c.shards,
+        mean_record: c.mean_record,
+        clock_mode: match c.clock_mode {
+            ClockMode::SetMax => EngineClockMode::SetMax,
+            ClockMode::Increment => EngineClockMode::Increment,
+        },
+        clock_max: if c.clock_bits == 1 { 1 } else { 3 },
+        hot_percent: c.hot_percent,
+        reinsert_percent: c.reinsert_percent,
+        admission: c.admission.clone(),
+        budget: c.write_budget.clone(),
+        seed,
+    }
+}
+
+impl Cache for HybridCache {
+    fn request(&mut self, asked: &Asked<'_>, effects: &mut Effects) -> Option<Tier> {
+        let tier = HybridCache::request(self, asked.request);
+        self.take_device_ops(&mut effects.ops);
+        tier
+    }
+
+    fn totals(&self) -> Totals {
+        let counters = self.counters();
+        let metadata = self.metadata_memory();
+        Totals {
+            dropped: Some((counters.flash_dropped, counters.flash_dropped_unread)),
+            dram_objects: Some(self.dram_objects()),
+            flash_objects: Some(self.flash_objects()),
+            metadata_bytes: Some(metadata),
+            simulator_bytes: Some(self.dram_capacity() + metadata + self.stand_in_memory()),
+        }
+    }
+}
+
+/// A baseline, which knows sizes and order but no places.
+struct Modelled<B> {
+    cache: B,
+    flash: u64,
+}
+
+impl<B: Baseline + Send + 'static> Modelled<B> {
+    fn boxed(cache: B, flash: u64) -> Box<dyn Cache> {
+        Box::new(Modelled { cache, flash })
+    }
+}
+
+impl<B: Baseline + Send> Cache for Modelled<B> {
+    fn request(&mut self, asked: &Asked<'_>, effects: &mut Effects) -> Option<Tier> {
+        let op = asked.request.op;
+        if op.is_removal() {
+            self.cache.remove(asked.tag);
+            return None;
+        }
+        if !op.is_read() && !op.is_write() {
+            return None;
+        }
+        let before = self.cache.counts();
+        let size = bytes_of(asked.request) as u32;
+        if op.is_write() {
+            // A new version, whatever its size.
+            self.cache.remove(asked.tag);
+        }
+        let hit = self.cache.request(asked.tag, size);
+        let after = self.cache.counts();
+        effects.written_anywhere += after.flash_bytes - before.flash_bytes;
+        if op.is_write() || !hit {
+            return None;
+        }
+        if after.dram_hits > before.dram_hits {
+            return Some(Tier::Dram);
+        }
+        // Where it lies is not modelled: any place, but always the same.
+        let pages = (self.flash / 4096).max(1);
+        let offset = mix(u64::from(asked.tag)) % pages * 4096;
+        effects.ops.push(DeviceOp::Read { offset, len: size });
+        Some(Tier::Flash)
+    }
+
+    fn totals(&self) -> Totals {
+        Totals::default()
+    }
+}

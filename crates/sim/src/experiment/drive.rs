@@ -1,0 +1,326 @@
+//! The drive under one cache: the translation layer that makes writes of writes, and channels that take time.
+
+use larder_base::Nanos;
+
+use super::error::ExperimentError;
+use super::spec::{Drive as Spec, Timing};
+use crate::kv::DeviceOp;
+use crate::ssd::{Geometry, NoEviction, Ssd, Traffic, Wear, Work};
+
+/// Channels are occupied by units of so many bytes; the times of [`Timing`] are for one of them.
+const UNIT: u64 = 4096;
+
+/// One channel: reads pass the writes that wait, or not.
+#[derive(Clone, Copy, Debug, Default)]
+struct Channel {
+    /// It is simulated up to here; in the future while reads wait.
+    at: Nanos,
+    /// Work of writes, copies and erases that waits.
+    backlog: Nanos,
+}
+
+/// The drive's channels.
+#[derive(Debug)]
+pub(super) struct Channels {
+    channels: Vec<Channel>,
+    read: Nanos,
+    program: Nanos,
+    erase: Nanos,
+    read_priority: bool,
+    /// Time spent working, over all channels.
+    busy: u128,
+    /// Where the next programmed unit goes.
+    next: usize,
+}
+
+fn micros(us: f64) -> Nanos {
+    Nanos((us * 1000.0).round() as u64)
+}
+
+impl Channels {
+    pub(super) fn new(timing: &Timing) -> Channels {
+        Channels {
+            channels: vec![Channel::default(); timing.channels as usize],
+            read: micros(timing.flash_read_us),
+            program: micros(timing.flash_program_us),
+            erase: micros(timing.flash_erase_us),
+            read_priority: timing.read_priority,
+            busy: 0,
+            next: 0,
+        }
+    }
+
+    /// Works off what waits until `now`.
+    fn advance(channel: &mut Channel, now: Nanos) {
+        if now > channel.at {
+            let idle = now.saturating_sub(channel.at);
+            channel.backlog = channel.backlog.saturating_sub(idle);
+            channel.at = now;
+        }
+    }
+
+    /// A read of one unit that is asked for at `now`; returns when it is done. With priority it waits for earlier reads
+    /// and for the program under way (erases are suspended), otherwise for all that came before.
+    fn read(&mut self, now: Nanos, unit: u64) -> Nanos {
+        let count = self.channels.len() as u64;
+        let channel = &mut self.channels[(unit % count) as usize];
+        let waits = channel.at > now;
+        Self::advance(channel, now);
+        let before = if !self.read_priority {
+            channel.backlog
+        } else if waits || self.program == Nanos::ZERO {
+            Nanos::ZERO
+        } else {
+            Nanos(channel.backlog.0 % self.program.0)
+        };
+        channel.backlog = channel.backlog.saturating_sub(before);
+        channel.at = channel.at + before + self.read;
+        self.busy += u128::from(self.read.0);
+        channel.at
+    }
+
+    fn occupy(&mut self, now: Nanos, channel: usize, span: Nanos) {
+        let channel = &mut self.channels[channel];
+        Self::advance(channel, now);
+        channel.backlog = channel.backlog + span;
+        self.busy += u128::from(span.0);
+    }
+
+    /// Programs `units`, with the copies and erases that a translation layer adds; nobody waits. `page` units make a
+    /// page of the translation layer.
+    fn write(&mut self, now: Nanos, units: u64, work: Work, page: u64) {
+        let count = self.channels.len();
+        for _ in 0..work.erases {
+            // A super-block has a block on every channel.
+            for channel in 0..count {
+                self.occupy(now, channel, self.erase);
+            }
+        }
+        for _ in 0..u64::from(work.reads) * page {
+            self.occupy(now, self.next, self.read + self.program);
+            self.next = (self.next + 1) % count;
+        }
+        for _ in 0..units {
+            self.occupy(now, self.next, self.program);
+            self.next = (self.next + 1) % count;
+        }
+    }
+
+    /// Time spent working, in seconds, over the number of channels.
+    fn busy_seconds(&self) -> f64 {
+        self.busy as f64 / 1e9 / self.channels.len() as f64
+    }
+}
+
+/// A drive of one cache. The translation layer only sees caches that know where on flash they write.
+#[derive(Debug)]
+pub(super) struct Drive {
+    ssd: Ssd,
+    page: u64,
+    trim: bool,
+    channels: Channels,
+    /// Whether anything was written to a place.
+    placed: bool,
+    /// Bytes of the host's view.
+    pub(super) capacity: u64,
+    /// Busy seconds when counting began.
+    busy_before: f64,
+}
+
+impl Drive {
+    /// The drive that `spec` states under a cache with `flash` bytes.
+    pub(super) fn new(
+        spec: &Spec,
+        timing: &Timing,
+        cache: &str,
+        flash: u64,
+        seed: u64,
+    ) -> Result<Drive, ExperimentError> {
+        let page = spec.page.0;
+        let capacity = if spec.capacity.0 == 0 { flash } else { spec.capacity.0 };
+        let bad = |value: u64, must: String| {
+            Err(super::error::value(format!("ssd.capacity under cache '{cache}'"), value, must))
+        };
+        if capacity < flash {
+            return bad(capacity, format!("at least the cache's flash, {flash} bytes"));
+        }
+        let pages = capacity.div_ceil(page);
+        if pages > 1 << 31 {
+            return bad(capacity, "fewer than 2^31 pages: give a larger ssd.page".to_owned());
+        }
+        let block = if spec.block.0 == 0 {
+            let wanted = (capacity / 64).clamp(64 << 10, 64 << 20).max(page);
+            1 << wanted.ilog2()
+        } else {
+            spec.block.0
+        };
+        let geometry = Geometry {
+            logical_pages: pages as u32,
+            pages_per_block: u32::try_from(block / page).unwrap_or(u32::MAX),
+            over_provisioning: spec.over_provisioning,
+            streams: 1,
+            separate_cleaning: false,
+            victim: spec.victim,
+        };
+        let ssd = Ssd::new(geometry, seed)
+            .map_err(|source| ExperimentError::Drive { name: cache.to_owned(), source })?;
+        Ok(Drive {
+            ssd,
+            page,
+            trim: spec.trim,
+            channels: Channels::new(timing),
+            placed: false,
+            capacity,
+            busy_before: 0.0,
+        })
+    }
+
+    fn units(offset: u64, len: u32) -> std::ops::Range<u64> {
+        let end = offset + u64::from(len);
+        offset / UNIT..end.div_ceil(UNIT)
+    }
+
+    /// A read that somebody waits for, asked for at `now`: when it is done. Its units are read in parallel.
+    pub(super) fn read(&mut self, now: Nanos, offset: u64, len: u32) -> Nanos {
+        let done = Self::units(offset, len).map(|unit| self.channels.read(now, unit));
+        done.max().unwrap_or(now)
+    }
+
+    /// Whatever the cache did at `now`. Returns when what a request waits for is done, if anything is.
+    pub(super) fn apply(&mut self, now: Nanos, op: DeviceOp) -> Option<Nanos> {
+        match op {
+            DeviceOp::Read { offset, len } => return Some(self.read(now, offset, len)),
+            DeviceOp::BackgroundRead { offset, len } => {
+                let count = self.channels.channels.len();
+                for unit in Self::units(offset, len) {
+                    let span = self.channels.read;
+                    self.channels.occupy(now, (unit % count as u64) as usize, span);
+                }
+            }
+            DeviceOp::Write { offset, len } => {
+                self.placed = true;
+                for page in self.pages(offset, len) {
+                    let work = self.ssd.write(page, 0, &mut NoEviction);
+                    let units = self.page.div_ceil(UNIT);
+                    self.channels.write(now, units, work, units);
+                }
+            }
+            DeviceOp::Trim { offset, len } => {
+                if self.trim {
+                    for page in self.pages(offset, len) {
+                        self.ssd.trim(page);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn pages(&self, offset: u64, len: u32) -> std::ops::Range<u32> {
+        let last = u64::from(self.ssd.geometry().logical_pages);
+        let end = (offset + u64::from(len)).div_ceil(self.page).min(last);
+        (offset / self.page).min(last) as u32..end as u32
+    }
+
+    /// Bytes written to no known place: they take time, and the translation layer does not see them.
+    pub(super) fn write_anywhere(&mut self, now: Nanos, bytes: u64) {
+        self.channels.write(now, bytes.div_ceil(UNIT), Work::default(), 1);
+    }
+
+    /// Counting begins.
+    pub(super) fn reset(&mut self) {
+        self.ssd.reset_traffic();
+        self.busy_before = self.channels.busy_seconds();
+    }
+
+    /// What the translation layer did since counting began; none for a cache without places.
+    pub(super) fn traffic(&self) -> Option<Traffic> {
+        self.placed.then(|| self.ssd.traffic())
+    }
+
+    /// Erase counts since the start.
+    pub(super) fn wear(&self) -> Option<Wear> {
+        self.placed.then(|| self.ssd.wear())
+    }
+
+    /// The share of the channels' time spent working, of `seconds` since counting began.
+    pub(super) fn utilisation(&self, seconds: f64) -> f64 {
+        if seconds <= 0.0 {
+            return 0.0;
+        }
+        (self.channels.busy_seconds() - self.busy_before) / seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn channels(read_priority: bool) -> Channels {
+        Channels::new(&Timing { channels: 2, read_priority, ..Timing::default() })
+    }
+
+    const READ: Nanos = Nanos::from_micros(88);
+
+    #[test]
+    fn reads_wait_for_reads_of_their_channel() {
+        let mut c = channels(true);
+        assert_eq!(c.read(Nanos::ZERO, 0), READ);
+        assert_eq!(c.read(Nanos::ZERO, 1), READ);
+        assert_eq!(c.read(Nanos::ZERO, 2), READ + READ);
+        // Once idle, it starts at once.
+        let later = Nanos::from_secs(1);
+        assert_eq!(c.read(later, 0), later + READ);
+        assert!((c.busy_seconds() - 4.0 * 88e-6 / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn reads_pass_writes_but_for_the_one_under_way() {
+        let ten = |c: &mut Channels| c.write(Nanos::ZERO, 20, Work::default(), 1);
+        let now = Nanos::from_micros(30);
+        let mut with = channels(true);
+        ten(&mut with);
+        // Ten programs of 21 µs a channel; at 30 µs the second is 9 µs under way.
+        assert_eq!(with.read(now, 0), now + Nanos::from_micros(12) + READ);
+        let mut without = channels(false);
+        ten(&mut without);
+        assert_eq!(without.read(now, 0), Nanos::from_micros(210) + READ);
+    }
+
+    #[test]
+    fn cleaning_takes_time() {
+        let mut c = channels(false);
+        c.write(Nanos::ZERO, 1, Work { programs: 2, reads: 1, erases: 1 }, 1);
+        // Both channels erase; the copy goes to the first, the write to the second.
+        assert_eq!(c.read(Nanos::ZERO, 0), Nanos::from_micros(3_500 + 88 + 21) + READ);
+        assert_eq!(c.read(Nanos::ZERO, 1), Nanos::from_micros(3_500 + 21) + READ);
+    }
+
+    #[test]
+    fn writes_in_turn_are_not_amplified_and_random_ones_are() {
+        let spec = Spec { block: larder_base::ByteSize::kib(256), ..Spec::default() };
+        let mut rng = larder_base::Rng::new(5);
+        let mut amplification = |random: bool| {
+            let mut drive = Drive::new(&spec, &Timing::default(), "x", 16 << 20, 1).unwrap();
+            for i in 0..20_000u64 {
+                let page = if random { rng.below(4096) } else { i % 4096 };
+                drive.apply(Nanos(i), DeviceOp::Write { offset: page << 12, len: 4096 });
+            }
+            drive.traffic().unwrap().write_amplification()
+        };
+        assert!(amplification(false) < 1.02);
+        assert!(amplification(true) > 3.0);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refuse = |spec: &Spec, flash: u64, words: &str| {
+            let e = Drive::new(spec, &Timing::default(), "x", flash, 1).unwrap_err().to_string();
+            assert!(e.contains(words), "{e}");
+        };
+        let mut spec = Spec { capacity: larder_base::ByteSize::mib(1), ..Spec::default() };
+        refuse(&spec, 2 << 20, "ssd.capacity under cache 'x' is 1048576");
+        spec.capacity = larder_base::ByteSize(0);
+        refuse(&spec, 1 << 50, "larger ssd.page");
+    }
+}
