@@ -84,6 +84,11 @@ fn some(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |v| format!("{v:.digits$}"))
 }
 
+/// Digits after the point that show a number of years to three figures.
+fn digits(years: f64) -> usize {
+    if years > 0.0 { (2 - years.log10().floor() as i32).clamp(0, 9) as usize } else { 1 }
+}
+
 fn micros(us: f64) -> String {
     match us {
         us if us >= 100_000.0 => format!("{:.0} ms", us / 1000.0),
@@ -109,7 +114,7 @@ const ROWS: &[Row] = &[
     ("CLWA of sets × DLWA", |c| some(c.write_amplification, 3)),
     ("written to flash", |c| ByteSize(c.flash_bytes).to_string()),
     ("  per second", |c| ByteSize(c.flash_bytes_per_second as u64).to_string()),
-    ("drive life, years", |c| some(c.life_years, 2)),
+    ("drive life, years", |c| some(c.life_years, c.life_years.map_or(0, digits))),
     ("flash reads per hit", |c| some(c.flash_reads_per_hit, 3)),
     ("left flash unread", |c| some(c.unread_share, 3)),
     ("objects on flash", |c| c.flash_objects.map_or("-".to_owned(), |n| n.to_string())),
@@ -146,7 +151,7 @@ fn print(outcome: &Outcome) {
     );
     println!("larder {}, seed {}", outcome.version, outcome.seed);
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::NOTHING);
     let names = outcome.caches.iter().map(|c| c.name.clone());
     table.set_header(std::iter::once(String::new()).chain(names));
     for (what, show) in ROWS {

@@ -14,6 +14,7 @@ use larder_engine::kv::{
     ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, LogStats, OwnerOf, SegmentTable,
     ShardConfig, ShardStats, Shards, Step,
 };
+use larder_format::geometry::MAX_SEGMENT_BYTES;
 use larder_policy::admission::{
     Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, ModelReport, Setup,
 };
@@ -150,6 +151,10 @@ enum Asked {
     Set { size: usize, expiry: Expiry },
 }
 
+/// The flash index has twelve bits for a segment's number, from 1.
+const MAX_SEGMENTS: u64 = 4095;
+/// What a shard's arena can address.
+const MAX_ARENA: u64 = 16 << 30;
 /// Unix seconds at the trace's start.
 const EPOCH: u32 = 1_000_000_000;
 /// Requests between two looks at whether a model should be trained.
@@ -182,24 +187,35 @@ impl HybridCache {
             let must = "1, 2 or 4".to_owned();
             return Err(CacheError::Size { what: "shards", value: u64::from(shards), must });
         }
+        let size = |what, value, must: String| Err(CacheError::Size { what, value, must });
         let segment_bytes = match config.segment {
             0 => {
                 let wanted = (config.flash / 256).min(config.dram / 48).clamp(16 << 10, 4 << 20);
-                1u32 << wanted.ilog2()
+                // Small segments are for small memories; the flash has no more than MAX_SEGMENTS of them.
+                let least = config.flash.div_ceil(MAX_SEGMENTS).next_power_of_two();
+                (1u64 << wanted.ilog2()).max(least)
             }
-            given => given,
+            given => u64::from(given),
         };
-        let segments = (config.flash / u64::from(segment_bytes.max(1))).min(4095) as u16;
-        if segments < 8 || segment_bytes % 4096 != 0 {
-            let must = format!("at least eight segments of {segment_bytes} bytes");
-            return Err(CacheError::Size { what: "flash", value: config.flash, must });
+        if !segment_bytes.is_multiple_of(4096)
+            || !(4096..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
+        {
+            let must = format!("a multiple of 4096, at most {MAX_SEGMENT_BYTES}");
+            return size("segment", segment_bytes, must);
         }
+        let segments = config.flash / segment_bytes;
+        if !(8..=MAX_SEGMENTS).contains(&segments) {
+            let must = format!("8 to {MAX_SEGMENTS} segments of {segment_bytes} bytes");
+            return size("flash", config.flash, must);
+        }
+        let (segments, segment_bytes) = (segments as u16, segment_bytes as u32);
         let arena = config.dram / u64::from(shards);
         let room = (arena / 32).max(5 * u64::from(segment_bytes) / 2);
-        if arena < 64 << 10 || arena < 2 * room {
-            let must =
-                format!("at least 64 KiB and five segments of {segment_bytes} bytes a shard");
-            return Err(CacheError::Size { what: "dram", value: config.dram, must });
+        if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 2 * room {
+            let must = format!(
+                "enough for 64 KiB and five segments of {segment_bytes} bytes a shard, and at most 16 GiB a shard"
+            );
+            return size("dram", config.dram, must);
         }
         let flash = FlashGeometry { salt: config.seed as u32, segments, segment_bytes };
         let objects = (flash.capacity() / config.mean_record.max(64)).max(1024);

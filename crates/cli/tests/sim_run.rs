@@ -1,0 +1,187 @@
+//! `larder sim run`, run as people and scripts run it; the checked-in experiments meet what they expect.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn larder(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.args(["sim", "run"]).args(arguments);
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const SMALL: &str = r#"
+title = "a small one"
+[workload]
+trace = "gen:zipf?objects=5000&requests=40000&writes=0.05"
+warmup = 10000
+[[cache]]
+kind = "hybrid"
+dram = "256k"
+flash = "1m"
+admission.policy = "all"
+[[cache]]
+kind = "victim"
+name = "other \"one\""
+dram = "256k"
+flash = "1m"
+"#;
+
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Dir {
+        Dir(tempfile::tempdir().unwrap())
+    }
+
+    fn file(&self, name: &str, contents: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, contents).unwrap();
+        path.display().to_string()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+#[test]
+fn checked_in_experiments_meet_what_they_expect() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "toml") {
+            continue;
+        }
+        let output = larder(&[&path.display().to_string(), "--json"]);
+        assert!(output.status.success(), "{}: {}", path.display(), text(&output.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(!json["expectations"].as_array().unwrap().is_empty(), "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 1);
+}
+
+#[test]
+fn json_says_what_was_run_and_repeats_on_any_number_of_threads() {
+    let dir = Dir::new();
+    let file = dir.file("small.toml", SMALL);
+    let run = |more: &[&str]| {
+        let output = larder(&[&[file.as_str(), "--json"], more].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        output.stdout
+    };
+    let one = run(&["--threads", "1"]);
+    assert_eq!(one, run(&["--threads", "4"]));
+    let json: serde_json::Value = serde_json::from_slice(&one).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!((&json["seed"], &json["experiment"]["seed"]), (&1.into(), &1.into()));
+    assert_eq!(json["workload"]["requests"], 40_000);
+    assert_eq!(json["workload"]["trace_hash"].as_str().unwrap().len(), 16);
+    assert_eq!(json["experiment"]["cache"][0]["admission"]["policy"], "all");
+    let caches = json["caches"].as_array().unwrap();
+    assert_eq!(caches.len(), 2);
+    for field in
+        ["hit_ratio", "clwa_of_sets", "clwa_of_misses", "byte_miss_ratio", "dram_hit_ratio"]
+    {
+        assert!(caches.iter().all(|c| c[field].as_f64().unwrap() > 0.0), "{field}");
+    }
+    assert!(caches[0]["life_years"].is_f64() && caches[0]["dlwa"].as_f64().unwrap() >= 1.0);
+    assert!(caches[0]["latency"]["read"]["p99_us"].as_f64().unwrap() > 88.0);
+    let seeded: serde_json::Value = serde_json::from_slice(&run(&["--seed", "9"])).unwrap();
+    assert_eq!((&seeded["seed"], &seeded["experiment"]["seed"]), (&9.into(), &9.into()));
+    assert_eq!(seeded["workload"], json["workload"]);
+}
+
+#[test]
+fn the_table_and_the_series_name_what_was_run() {
+    let dir = Dir::new();
+    let file = dir.file("small.toml", SMALL);
+    let csv = dir.path("series.csv");
+    let output = larder(&[&file, "--csv", &csv.display().to_string()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for words in [
+        "a small one",
+        "gen:zipf?objects=5000",
+        "hash ",
+        "seed 1",
+        "hybrid",
+        "other \"one\"",
+        "CLWA, of bytes missed",
+        "drive life",
+        "99.9 %",
+        "by workload.rate",
+        env!("CARGO_PKG_VERSION"),
+    ] {
+        assert!(shown.contains(words), "'{words}' is not in\n{shown}");
+    }
+    let series = std::fs::read_to_string(csv).unwrap();
+    let lines: Vec<&str> = series.lines().collect();
+    assert!(lines[0].starts_with("# larder ") && lines[0].contains(" seed 1 "), "{}", lines[0]);
+    assert!(lines[1].starts_with("cache,time,requests,reads,"));
+    let requests = |name: &str| -> u64 {
+        let of = lines[2..].iter().filter_map(|l| l.strip_prefix(name));
+        of.map(|l| l.split(',').nth(2).unwrap().parse::<u64>().unwrap()).sum()
+    };
+    assert_eq!((requests("\"hybrid\""), requests("\"other \"\"one\"\"\"")), (30_000, 30_000));
+}
+
+#[test]
+fn expectations_that_are_not_met_end_with_one() {
+    let dir = Dir::new();
+    let more = "[expect.hybrid]\nhit_ratio = { min = 0.999 }\n[expect.order]\nclwa_of_sets = [\"hybrid\", \"other \\\"one\\\"\"]\n";
+    let file = dir.file("hopeful.toml", &format!("{SMALL}{more}"));
+    let output = larder(&[&file]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("NOT MET"));
+    assert!(text(&output.stderr).contains("expected hybrid.hit_ratio: at least 0.999, found 0."));
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_in_one_line() {
+    let dir = Dir::new();
+    for (name, contents, words) in [
+        ("typo", SMALL.replace("warmup", "warm-up"), "line 5: unknown field `warm-up`"),
+        ("syntax", "a = = b".to_owned(), "line 1"),
+        ("trace", SMALL.replace("gen:zipf?", "/nonexistent?"), "cannot open trace '/nonexistent"),
+        ("generator", SMALL.replace("gen:zipf", "gen:zip"), "zip"),
+        ("dram", SMALL.replacen("256k", "1k", 1), "cache 'hybrid': dram is 1024"),
+        (
+            "flash",
+            SMALL.replacen("flash = \"1m\"", "flash = \"8k\"", 1),
+            "cache 'hybrid': flash is 8192",
+        ),
+        (
+            "huge",
+            SMALL.replacen("dram = \"256k\"", "dram = \"4000t\"", 1),
+            "cache 'hybrid': dram is",
+        ),
+        ("segment", SMALL.replacen("flash =", "segment = \"5000\"\nflash =", 1), "cache 'hybrid'"),
+        (
+            "drive",
+            format!("{SMALL}[ssd]\ncapacity = \"64k\"\n"),
+            "ssd.capacity under cache 'hybrid'",
+        ),
+        ("warmup", SMALL.replace("10000", "40000"), "workload.warmup is 40000"),
+        ("kind", SMALL.replace("\"victim\"", "\"writeback\""), "unknown variant `writeback`"),
+    ] {
+        let file = dir.file(&format!("{name}.toml"), &contents);
+        let output = larder(&[&file]);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {message}");
+        assert!(message.contains(words) && message.lines().count() == 1, "{name}: {message}");
+    }
+    for (arguments, words) in [
+        (&["/nonexistent.toml"][..], "cannot read experiment '/nonexistent.toml'"),
+        (&["experiments/memcachier-mix.toml", "--threads", "0"], "--threads: '0'"),
+    ] {
+        let output = larder(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    }
+}
