@@ -5,6 +5,7 @@
 //! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
 //! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |
+//! | [`server`] | listeners, workers, volumes |
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -14,3 +15,4 @@
 pub mod backing;
 pub mod nbd;
 pub mod op;
+pub mod server;

@@ -131,7 +131,7 @@ fn errors_come_back_with_their_buffers() {
 #[test]
 fn direct() {
     for mut queue in queues(4) {
-        let dir = TempDir::new_in(".").unwrap();
+        let dir = TempDir::new().unwrap();
         let path = dir.path().join("direct");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);

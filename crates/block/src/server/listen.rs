@@ -1,0 +1,294 @@
+//! Sockets to listen on, and the thread that accepts.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use mio::net::{TcpListener, UnixListener};
+use mio::{Events, Interest, Poll, Token};
+use rustix::fs::Mode;
+use rustix::io::Errno as Os;
+use socket2::{Domain, Protocol, Socket, Type};
+use tracing::{debug, warn};
+
+use super::stream::Stream;
+use super::{ServerError, Shared, locked};
+
+/// Token of the waker in the accepting thread's poll.
+pub(super) const WAKE: Token = Token(usize::MAX);
+const BACKLOG: i32 = 1024;
+/// Out of descriptors: tried again after this.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// An address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// `unix:PATH`; only the owner may connect.
+    Unix(PathBuf),
+    /// `tcp:HOST:PORT`; port 0 leaves the choice to the system.
+    Tcp(String),
+}
+
+impl FromStr for Listen {
+    type Err = ServerError;
+
+    fn from_str(text: &str) -> Result<Listen, ServerError> {
+        let bad = |reason: &str| ServerError::Address { text: text.into(), reason: reason.into() };
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err(bad("the path is missing")),
+                _ if path.len() > 107 => Err(bad("a socket's path has at most 107 bytes")),
+                _ => Ok(Listen::Unix(path.into())),
+            };
+        }
+        let Some(address) = text.strip_prefix("tcp:") else {
+            return Err(bad("it begins with neither unix: nor tcp:"));
+        };
+        let Some((host, port)) = address.rsplit_once(':') else {
+            return Err(bad("the port is missing"));
+        };
+        if host.is_empty() {
+            return Err(bad("the host is missing"));
+        }
+        if port.parse::<u16>().is_err() {
+            return Err(bad("the port is not a number up to 65535"));
+        }
+        Ok(Listen::Tcp(address.to_owned()))
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+            Listen::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+enum Socket1 {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A socket that is being listened on.
+pub(super) struct Listener {
+    socket: Socket1,
+    name: String,
+    pub(super) address: Option<SocketAddr>,
+    pub(super) path: Option<UnixPath>,
+}
+
+/// Removes the Unix socket's path when the server ends, if it is still ours.
+pub(super) struct UnixPath {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Drop for UnixPath {
+    fn drop(&mut self) {
+        if let Ok(m) = std::fs::symlink_metadata(&self.path)
+            && (m.dev(), m.ino()) == self.inode
+        {
+            std::fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+/// Opens them all.
+///
+/// # Errors
+/// The first that cannot be had.
+pub(super) fn open(list: &[Listen]) -> Result<Vec<Listener>, ServerError> {
+    let mut out = Vec::new();
+    for listen in list {
+        match listen {
+            Listen::Unix(path) => out.push(open_unix(listen, path)?),
+            Listen::Tcp(address) => open_tcp(listen, address, &mut out)?,
+        }
+    }
+    Ok(out)
+}
+
+fn open_tcp(listen: &Listen, address: &str, out: &mut Vec<Listener>) -> Result<(), ServerError> {
+    let bad = |reason: String| ServerError::Listen { address: listen.to_string(), reason };
+    let resolved = address.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
+    for addr in resolved {
+        let make = || -> io::Result<TcpListener> {
+            let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+            socket.set_nonblocking(true)?;
+            socket.set_cloexec(true)?;
+            socket.set_reuse_address(true)?;
+            if addr.is_ipv6() {
+                socket.set_only_v6(true)?;
+            }
+            // Accepted sockets inherit both on Linux.
+            socket.set_keepalive(true)?;
+            socket.set_tcp_nodelay(true)?;
+            socket.bind(&addr.into())?;
+            socket.listen(BACKLOG)?;
+            Ok(TcpListener::from_std(socket.into()))
+        };
+        let listener = make().map_err(|e| bad(e.to_string()))?;
+        let address = listener.local_addr().ok();
+        out.push(Listener {
+            socket: Socket1::Tcp(listener),
+            name: listen.to_string(),
+            address,
+            path: None,
+        });
+    }
+    Ok(())
+}
+
+fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
+    let bad = |reason: String| ServerError::Listen { address: listen.to_string(), reason };
+    if let Ok(meta) = std::fs::symlink_metadata(path) {
+        if !meta.file_type().is_socket() {
+            return Err(bad("exists and is not a socket: remove it or choose another path".into()));
+        }
+        match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => {
+                return Err(bad(
+                    "another server listens there: stop it or choose another path".into()
+                ));
+            }
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)
+                    .map_err(|e| bad(format!("is stale and cannot be removed: {e}")))?;
+            }
+            Err(e) => return Err(bad(format!("exists and cannot be tried: {e}"))),
+        }
+    }
+    let make = || -> io::Result<UnixListener> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        socket.set_cloexec(true)?;
+        // The permissions must hold from the first moment, so they go through the umask, not a chmod after the bind.
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let bound = socket.bind(&socket2::SockAddr::unix(path)?);
+        rustix::process::umask(before);
+        bound?;
+        socket.listen(BACKLOG)?;
+        Ok(UnixListener::from_std(socket.into()))
+    };
+    let listener =
+        make().map_err(|e| bad(format!("{e}: the directory must exist and be writable")))?;
+    let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
+    let guard = UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
+    Ok(Listener {
+        socket: Socket1::Unix(listener),
+        name: listen.to_string(),
+        address: None,
+        path: Some(guard),
+    })
+}
+
+impl Listener {
+    fn source(&mut self) -> &mut dyn mio::event::Source {
+        match &mut self.socket {
+            Socket1::Tcp(listener) => listener,
+            Socket1::Unix(listener) => listener,
+        }
+    }
+
+    fn accept(&self) -> io::Result<Stream> {
+        Ok(match &self.socket {
+            Socket1::Tcp(listener) => {
+                let (stream, peer) = listener.accept()?;
+                debug!("{}: a connection from {peer}", self.name);
+                Stream::Tcp(stream)
+            }
+            Socket1::Unix(listener) => Stream::Unix(listener.accept()?.0),
+        })
+    }
+}
+
+/// Accepts until the server stops, dealing connections round-robin to the workers.
+pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared) {
+    let mut events = Events::with_capacity(64);
+    let mut next = 0usize;
+    let mut exhausted = false;
+    for (i, listener) in listeners.iter_mut().enumerate() {
+        let name = listener.name.clone();
+        if let Err(e) = poll.registry().register(listener.source(), Token(i), Interest::READABLE) {
+            warn!("{name}: cannot be polled: {e}");
+        }
+    }
+    loop {
+        let timeout = exhausted.then_some(PAUSE);
+        if let Err(e) = poll.poll(&mut events, timeout)
+            && e.kind() != ErrorKind::Interrupted
+        {
+            warn!("the accepting thread cannot poll: {e}");
+            return;
+        }
+        if shared.stopping() {
+            return;
+        }
+        exhausted = false;
+        for listener in &listeners {
+            loop {
+                match listener.accept() {
+                    Ok(stream) => deal(stream, &mut next, shared),
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) if is_exhaustion(&e) => {
+                        warn!("cannot accept: {e}; raise ulimit -n");
+                        exhausted = true;
+                        break;
+                    }
+                    // The peer went away between its connect and our accept, and the like: nothing of ours.
+                    Err(e) => debug!("a connection was not accepted: {e}"),
+                }
+            }
+        }
+    }
+}
+
+fn deal(stream: Stream, next: &mut usize, shared: &Shared) {
+    let counters = &shared.counters;
+    if counters.connections.load(Ordering::Relaxed) >= shared.config.connections {
+        // Dropping it closes it: before the handshake NBD has no words for more.
+        if counters.refused.fetch_add(1, Ordering::Relaxed) == 0 {
+            warn!("connections are refused: the limit of {} is reached", shared.config.connections);
+        }
+        return;
+    }
+    counters.connections.fetch_add(1, Ordering::Relaxed);
+    counters.accepted.fetch_add(1, Ordering::Relaxed);
+    let worker = &shared.workers[*next];
+    *next = (*next + 1) % shared.workers.len();
+    locked(&worker.queue).push_back(stream);
+    if let Err(e) = worker.waker.wake() {
+        warn!("a worker cannot be woken: {e}");
+    }
+}
+
+fn is_exhaustion(e: &io::Error) -> bool {
+    e.raw_os_error().is_some_and(|code| {
+        [Os::MFILE, Os::NFILE, Os::NOBUFS, Os::NOMEM].iter().any(|x| x.raw_os_error() == code)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let listen = |text: &str| text.parse::<Listen>();
+        assert_eq!(listen("unix:/run/x").unwrap(), Listen::Unix("/run/x".into()));
+        assert_eq!(listen("tcp:[::1]:0").unwrap(), Listen::Tcp("[::1]:0".into()));
+        for text in ["", "unix:", "tcp:", "tcp::1", "tcp:host", "tcp:h:x", "tcp:h:65536", "udp:h:1"]
+        {
+            let error = listen(text).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("'{text}' is not")), "{error}");
+        }
+        assert!(listen(&format!("unix:/{}", "x".repeat(107))).is_err());
+    }
+}

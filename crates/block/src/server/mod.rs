@@ -1,0 +1,261 @@
+//! The daemon's loop: listeners, workers, and how they start and stop.
+//!
+//! ```text
+//! accepting thread ──round robin──▶ worker 0..n: one poll, its connections, a Service of its own ──▶ stores, flash
+//! ```
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`volume`] | what is exported, and under which name |
+//! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
+//! | `worker` | connections, requests, replies |
+//! | `listen` | sockets to listen on, and the thread that accepts |
+//!
+//! A request stays on the thread that its connection was dealt to, from the socket to the reply.
+
+mod listen;
+pub mod service;
+mod stream;
+#[cfg(test)]
+mod tests;
+pub mod volume;
+mod worker;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mio::{Poll, Registry, Waker};
+
+use crate::nbd::server::{Limits, TlsPolicy};
+pub use listen::Listen;
+use listen::UnixPath;
+use service::Service;
+use stream::Stream;
+pub use volume::{Volume, Volumes};
+use worker::Worker;
+
+/// How a server is to be.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where to listen.
+    pub listen: Vec<Listen>,
+    /// Workers.
+    pub threads: usize,
+    /// Connections at a time; more are refused.
+    pub connections: u64,
+    /// What each of them may have under way.
+    pub limits: Limits,
+    /// Bytes of buffers of one worker, for all its connections.
+    pub buffer_bytes: usize,
+    /// For a handshake; and for a client that holds buffers without going on while others wait for some.
+    pub patience: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> ServerConfig {
+        ServerConfig {
+            listen: Vec::new(),
+            threads: 2,
+            connections: 1024,
+            limits: Limits::default(),
+            buffer_bytes: 256 << 20,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An address that is none.
+    #[error("'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT")]
+    Address {
+        /// As given.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A socket that cannot be had.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The system refuses something else.
+    #[error("cannot start: {what}: {source}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
+    move |source| ServerError::System { what, source }
+}
+
+/// Counters of a server. They only grow, but for `connections`.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Connections now.
+    pub connections: AtomicU64,
+    /// Connections ever.
+    pub accepted: AtomicU64,
+    /// Connections refused because there were too many.
+    pub refused: AtomicU64,
+    /// Connections closed because the client broke the protocol.
+    pub broken: AtomicU64,
+    /// Requests taken.
+    pub requests: AtomicU64,
+    /// Requests answered with an error of the store.
+    pub failed: AtomicU64,
+}
+
+/// A worker as others see it.
+struct WorkerDoor {
+    queue: Mutex<VecDeque<Stream>>,
+    waker: Waker,
+}
+
+/// What the threads of a server share.
+struct Shared {
+    config: ServerConfig,
+    volumes: Arc<Volumes>,
+    counters: Arc<Counters>,
+    workers: Vec<WorkerDoor>,
+    stopping: AtomicBool,
+    tls: TlsPolicy,
+}
+
+/// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+}
+
+/// A server that runs, until it is stopped or dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    accept_waker: Arc<Waker>,
+    threads: Vec<JoinHandle<()>>,
+    addresses: Vec<SocketAddr>,
+    _paths: Vec<UnixPath>,
+}
+
+impl Server {
+    /// Opens the sockets and starts the threads. `service` makes what each worker does its requests with: it is told
+    /// the worker's number, where to register descriptors, and the first token that is free for them.
+    ///
+    /// # Errors
+    /// [`ServerError`] when a socket or a thread cannot be had.
+    pub fn start<S, F>(
+        config: ServerConfig,
+        volumes: Arc<Volumes>,
+        mut service: F,
+    ) -> Result<Server, ServerError>
+    where
+        S: Service + Send + 'static,
+        F: FnMut(usize, Registry, usize) -> io::Result<S>,
+    {
+        let listeners = listen::open(&config.listen)?;
+        let addresses = listeners.iter().filter_map(|l| l.address).collect();
+        let mut listeners = listeners;
+        let paths = listeners.iter_mut().filter_map(|l| l.path.take()).collect();
+        let accept_poll = Poll::new().map_err(system("epoll"))?;
+        let accept_waker =
+            Waker::new(accept_poll.registry(), listen::WAKE).map_err(system("eventfd"))?;
+        let mut polls = Vec::new();
+        let mut workers = Vec::new();
+        for _ in 0..config.threads.max(1) {
+            let poll = Poll::new().map_err(system("epoll"))?;
+            let waker = Waker::new(poll.registry(), worker::WAKE).map_err(system("eventfd"))?;
+            workers.push(WorkerDoor { queue: Mutex::default(), waker });
+            polls.push(poll);
+        }
+        let shared = Arc::new(Shared {
+            config,
+            volumes,
+            counters: Arc::default(),
+            workers,
+            stopping: AtomicBool::new(false),
+            tls: TlsPolicy::Off,
+        });
+        // From here on, what was started is stopped when the value is dropped.
+        let mut server = Server {
+            shared: shared.clone(),
+            accept_waker: Arc::new(accept_waker),
+            threads: Vec::new(),
+            addresses,
+            _paths: paths,
+        };
+        for (index, poll) in polls.into_iter().enumerate() {
+            let registry = poll.registry().try_clone().map_err(system("epoll"))?;
+            let service =
+                service(index, registry, worker::SERVICE).map_err(system("a worker's rings"))?;
+            let worker = Worker::new(index, shared.clone(), poll, service);
+            let thread = std::thread::Builder::new()
+                .name(format!("block-{index}"))
+                .spawn(move || worker.run())
+                .map_err(system("a thread"))?;
+            server.threads.push(thread);
+        }
+        let thread = std::thread::Builder::new()
+            .name("block-accept".into())
+            .spawn(move || listen::run(accept_poll, listeners, &shared))
+            .map_err(system("a thread"))?;
+        server.threads.push(thread);
+        Ok(server)
+    }
+
+    /// The TCP addresses listened on, with the ports that the system chose.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// What is exported.
+    pub fn volumes(&self) -> &Arc<Volumes> {
+        &self.shared.volumes
+    }
+
+    /// What has been done.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.shared.counters
+    }
+
+    /// Takes no more connections, answers what is under way, ends.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        // A thread that cannot be woken ends at its next event.
+        let _ = self.accept_waker.wake();
+        for worker in &self.shared.workers {
+            let _ = worker.waker.wake();
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,176 @@
+//! What a worker does requests with.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use larder_runtime::{AlignedBuf, Payload};
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+
+use super::volume::Volume;
+use crate::backing::Session;
+use crate::nbd::server::Command;
+use crate::nbd::wire::Errno;
+use crate::op::{Done, Extent, Failure, Op, Outcome};
+
+/// A request that has ended.
+#[derive(Debug)]
+pub struct Answer {
+    /// What it was submitted under.
+    pub ticket: u64,
+    /// How it ended: the extents of a block status, nothing for others.
+    pub outcome: Outcome,
+    /// The buffer that came with it: filled, for a read that succeeded. A write's may come later, by
+    /// [`Service::spent`], if it is still needed.
+    pub buf: Option<AlignedBuf>,
+}
+
+/// One worker's means to do requests. It is used on one thread, which watches the descriptors that the service
+/// registers.
+pub trait Service {
+    /// Takes a request, whose range lies within the volume.
+    fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command);
+
+    /// A descriptor registered under `token` is ready.
+    fn ready(&mut self, token: usize, now: Instant);
+
+    /// Starts what was submitted, and does what the time asks for. Called once in each turn.
+    fn flush(&mut self, now: Instant);
+
+    /// The next request that has ended.
+    fn pop(&mut self) -> Option<Answer>;
+
+    /// A buffer that was kept beyond its request.
+    fn spent(&mut self) -> Option<AlignedBuf> {
+        None
+    }
+
+    /// [`Service::flush`] is wanted at this time even if nothing happens.
+    fn wake_at(&self) -> Option<Instant>;
+}
+
+/// Requests go to the store as they are: no cache.
+pub struct PassThrough {
+    registry: Registry,
+    first_token: usize,
+    sessions: Vec<Box<dyn Session>>,
+    /// By the volume's place in memory, which it keeps as long as it is in here.
+    by_volume: BTreeMap<usize, (Arc<Volume>, usize)>,
+    ended: Vec<Answer>,
+}
+
+impl PassThrough {
+    /// Registers its descriptors there, from that token on.
+    pub fn new(registry: Registry, first_token: usize) -> PassThrough {
+        PassThrough {
+            registry,
+            first_token,
+            sessions: Vec::new(),
+            by_volume: BTreeMap::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// The session on a volume's store, opened when it is first wanted.
+    fn session(&mut self, volume: &Arc<Volume>) -> Result<usize, Failure> {
+        let key = Arc::as_ptr(volume) as usize;
+        if let Some((_, index)) = self.by_volume.get(&key) {
+            return Ok(*index);
+        }
+        let failure = |text: String| Failure::new(Errno::Io, text);
+        let session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
+        let index = self.sessions.len();
+        self.registry
+            .register(
+                &mut SourceFd(&session.fd()),
+                Token(self.first_token + index),
+                Interest::READABLE,
+            )
+            .map_err(|e| failure(format!("a session's descriptor: {e}")))?;
+        self.sessions.push(session);
+        self.by_volume.insert(key, (volume.clone(), index));
+        Ok(index)
+    }
+}
+
+impl Service for PassThrough {
+    fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
+        let op = match command {
+            Command::Read { offset, buf } => Op::Read { offset, buf },
+            Command::Write { offset, buf, fua } => {
+                Op::Write { offset, data: Payload::new(buf), fua }
+            }
+            Command::Flush => Op::Flush,
+            Command::Trim { offset, len, fua } => Op::Trim { offset, len, fua },
+            Command::WriteZeroes { offset, len, fua, may_punch, fast } => {
+                Op::WriteZeroes { offset, len, fua, may_punch, fast }
+            }
+            Command::BlockStatus { offset, len, one } if volume.about().status => {
+                Op::Status { offset, len, one }
+            }
+            Command::BlockStatus { len, .. } => {
+                let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
+                self.ended.push(Answer { ticket, outcome, buf: None });
+                return;
+            }
+            Command::Cache { .. } => {
+                self.ended.push(Answer { ticket, outcome: Ok(Vec::new()), buf: None });
+                return;
+            }
+        };
+        match self.session(volume) {
+            Ok(index) => self.sessions[index].submit(ticket, op),
+            Err(failure) => {
+                self.ended.push(Answer { ticket, outcome: Err(failure), buf: buffer(op) });
+            }
+        }
+    }
+
+    fn ready(&mut self, token: usize, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(token - self.first_token) {
+            session.turn(now);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        for session in &mut self.sessions {
+            if session.wake_at().is_some_and(|at| at <= now) {
+                session.turn(now);
+            }
+            session.flush(now);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Answer> {
+        if let Some(answer) = self.ended.pop() {
+            return Some(answer);
+        }
+        self.sessions.iter_mut().find_map(|session| {
+            let Done { token, op, outcome } = session.pop()?;
+            Some(Answer { ticket: token, outcome, buf: buffer(op) })
+        })
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.sessions.iter().filter_map(|s| s.wake_at()).min()
+    }
+}
+
+/// The buffer of an operation that has ended.
+fn buffer(op: Op) -> Option<AlignedBuf> {
+    match op {
+        Op::Read { buf, .. } => Some(buf),
+        Op::Write { data, .. } => data.into_buf(),
+        _ => None,
+    }
+}
+
+/// What a factory of services returns for the plain case.
+///
+/// # Errors
+/// None: for [`Server::start`](super::Server::start), which asks for a result.
+pub fn pass_through(_worker: usize, registry: Registry, token: usize) -> io::Result<PassThrough> {
+    Ok(PassThrough::new(registry, token))
+}

@@ -1,0 +1,235 @@
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use larder_runtime::{AlignedBuf, Payload};
+use tempfile::TempDir;
+
+use super::service::pass_through;
+use super::*;
+use crate::backing::file::tests::{against_a_model, one, run};
+use crate::backing::{self, Backing, Patience, Uri};
+use crate::nbd::server::tests::{HELLO, go, request};
+use crate::nbd::wire::{Errno, command};
+use crate::op::Op;
+
+/// A server over a file, without a cache.
+struct Bench {
+    dir: TempDir,
+    server: Option<Server>,
+}
+
+impl Bench {
+    fn start(size: u64, change: impl FnOnce(&mut ServerConfig)) -> Bench {
+        let dir = TempDir::new().unwrap();
+        File::create(dir.path().join("disk")).unwrap().set_len(size).unwrap();
+        let mut bench = Bench { dir, server: None };
+        let uri = format!("file:{}", bench.dir.path().join("disk").display());
+        let server = bench.serve(&uri, false, "socket", change);
+        bench.server = Some(server);
+        bench
+    }
+
+    fn serve(
+        &self,
+        uri: &str,
+        read_only: bool,
+        socket: &str,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> Server {
+        let uri: Uri = uri.parse().unwrap();
+        let backing = backing::open(&uri, read_only, false, Patience::default()).unwrap();
+        let volumes = Arc::new(Volumes::default());
+        volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
+        let socket = self.dir.path().join(socket);
+        let listen = vec![Listen::Unix(socket)];
+        let mut config = ServerConfig { listen, ..ServerConfig::default() };
+        change(&mut config);
+        Server::start(config, volumes, pass_through).unwrap()
+    }
+
+    fn socket(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn client(&self, socket: &str) -> Box<dyn Backing> {
+        let uri = format!("nbd+unix:///disk?socket={}", self.socket(socket));
+        backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap()
+    }
+}
+
+/// From end to end, and through a second server that has the first as its store.
+#[test]
+fn random_operations_through_one_server_and_two() {
+    let bench = Bench::start(1 << 20, |_| {});
+    let client = bench.client("socket");
+    assert_eq!(client.about().size, 1 << 20);
+    assert!(client.about().trim && client.about().status);
+    let model = against_a_model(&mut *client.session().unwrap(), 1 << 20, 1, 15);
+    assert!(std::fs::read(bench.dir.path().join("disk")).unwrap() == model);
+    std::fs::write(bench.dir.path().join("disk"), vec![0; 1 << 20]).unwrap();
+    let first = format!("nbd+unix:///disk?socket={}", bench.socket("socket"));
+    let second = bench.serve(&first, false, "second", |c| c.threads = 3);
+    let client = bench.client("second");
+    let model = against_a_model(&mut *client.session().unwrap(), 1 << 20, 2, 15);
+    assert!(std::fs::read(bench.dir.path().join("disk")).unwrap() == model);
+    assert!(second.counters().requests.load(Ordering::Relaxed) > 200);
+    second.stop();
+    let left = bench.server.as_ref().unwrap().counters().connections.load(Ordering::Relaxed);
+    assert!(left <= 4, "{left}: those of `client`'s first session may linger, no others");
+}
+
+/// Little memory, large requests on many connections: all of them are served.
+#[test]
+fn buffers_that_hardly_suffice() {
+    let bench = Bench::start(32 << 20, |config| {
+        config.threads = 1;
+        config.buffer_bytes = 9 << 20;
+        config.limits = Limits { requests: 4, bytes: 9 << 20 };
+    });
+    let client = bench.client("socket");
+    let mut sessions: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
+    for (i, session) in sessions.iter_mut().enumerate() {
+        for k in 0..6u64 {
+            let mut buf = AlignedBuf::zeroed(1 << 20);
+            buf.fill(i as u8 * 16 + k as u8 + 1);
+            let offset = (i as u64 * 8 + k) << 20;
+            session.submit(k, Op::Write { offset, data: Payload::new(buf), fua: false });
+        }
+        session.flush(Instant::now());
+    }
+    for session in &mut sessions {
+        assert!(run(&mut **session, 6).iter().all(|d| d.outcome.is_ok()));
+    }
+    // Read all at once: whoever does not read holds up the others, up to the server's patience.
+    std::thread::scope(|scope| {
+        for (i, mut session) in sessions.into_iter().enumerate() {
+            scope.spawn(move || {
+                let offset = (i as u64 * 8) << 20;
+                let done =
+                    one(&mut *session, Op::Read { offset, buf: AlignedBuf::zeroed(6 << 20) });
+                assert!(done.outcome.is_ok());
+                let Op::Read { buf, .. } = done.op else { panic!() };
+                for k in 0..6 {
+                    let expected = i as u8 * 16 + k as u8 + 1;
+                    assert!(buf[(k << 20)..][..1 << 20].iter().all(|&b| b == expected));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_read_only_export() {
+    let bench = Bench::start(1 << 20, |_| {});
+    let uri = format!("file:{}", bench.dir.path().join("disk").display());
+    let _server = bench.serve(&uri, true, "ro", |_| {});
+    let uri: Uri = format!("nbd+unix:///disk?socket={}", bench.socket("ro")).parse().unwrap();
+    let error = backing::open(&uri, false, false, Patience::default()).unwrap_err().to_string();
+    assert!(error.contains("read-only"), "{error}");
+    let client = backing::open(&uri, true, false, Patience::default()).unwrap();
+    let mut session = client.session().unwrap();
+    let data = Payload::new(AlignedBuf::zeroed(512));
+    let done = one(&mut *session, Op::Write { offset: 0, data, fua: false });
+    assert_eq!(done.outcome.unwrap_err().errno, Errno::Perm);
+    one(&mut *session, Op::Read { offset: 0, buf: AlignedBuf::zeroed(512) }).outcome.unwrap();
+}
+
+/// Bad clients: nonsense, half a handshake, half a request, replies that are never read. The others are served.
+#[test]
+fn bad_clients() {
+    let bench = Bench::start(8 << 20, |config| {
+        config.threads = 1;
+        config.patience = Duration::from_millis(1500);
+        config.buffer_bytes = 12 << 20;
+    });
+    let connect = || UnixStream::connect(bench.socket("socket")).unwrap();
+    let mut greeting = [0; 18];
+    let mut nonsense = connect();
+    nonsense.read_exact(&mut greeting).unwrap();
+    nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(nonsense.read(&mut greeting).unwrap(), 0, "closed");
+    let mute = connect();
+    // Holds a large buffer, then nothing.
+    let mut half = connect();
+    half.write_all(&HELLO).unwrap();
+    half.write_all(&go("disk")).unwrap();
+    half.write_all(&request(command::WRITE, 0, 1, 0, 8 << 20)).unwrap();
+    half.write_all(&[7; 1000]).unwrap();
+    // Asks for much and does not read it.
+    let mut deaf = connect();
+    deaf.write_all(&HELLO).unwrap();
+    deaf.write_all(&go("disk")).unwrap();
+    for i in 0..100 {
+        deaf.write_all(&request(command::READ, 0, i, 0, 2 << 20)).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let client = bench.client("socket");
+    let mut session = client.session().unwrap();
+    let mut buf = AlignedBuf::zeroed(4 << 20);
+    buf.fill(3);
+    let begin = Instant::now();
+    one(&mut *session, Op::Write { offset: 0, data: Payload::new(buf), fua: false })
+        .outcome
+        .unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    let counters = bench.server.as_ref().unwrap().counters();
+    let end = Instant::now() + Duration::from_secs(20);
+    // The mute one, and one of those that held memory, are gone in the end.
+    while counters.connections.load(Ordering::Relaxed) > 4 {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(counters.broken.load(Ordering::Relaxed), 1);
+    drop((mute, half, deaf));
+}
+
+#[test]
+fn too_many_connections() {
+    let bench = Bench::start(1 << 20, |config| config.connections = 2);
+    let mut greeting = [0; 18];
+    let mut list: Vec<UnixStream> = Vec::new();
+    for i in 0..3 {
+        let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+        assert_eq!(stream.read_exact(&mut greeting).is_ok(), i < 2);
+        list.push(stream);
+    }
+    drop(list);
+    // Their places are free again.
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+        if stream.read_exact(&mut greeting).is_ok() {
+            break;
+        }
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn sockets() {
+    let bench =
+        Bench::start(1 << 20, |config| config.listen.push(Listen::Tcp("127.0.0.1:0".into())));
+    let server = bench.server.as_ref().unwrap();
+    let address = server.addresses()[0];
+    let uri: Uri = format!("nbd://{address}/disk").parse().unwrap();
+    let client = backing::open(&uri, false, false, Patience::default()).unwrap();
+    let model = against_a_model(&mut *client.session().unwrap(), 1 << 20, 3, 5);
+    assert!(std::fs::read(bench.dir.path().join("disk")).unwrap() == model);
+    let again = |listen: Listen| {
+        let config = ServerConfig { listen: vec![listen], ..ServerConfig::default() };
+        Server::start(config, Arc::default(), pass_through).map(drop).unwrap_err().to_string()
+    };
+    assert!(again(Listen::Unix(bench.socket("socket").into())).contains("another server"));
+    assert!(again(Listen::Unix(bench.socket("disk").into())).contains("not a socket"));
+    assert!(again(Listen::Tcp(address.to_string())).contains("cannot listen on tcp:"));
+    // It takes its path with it.
+    let path = bench.dir.path().join("socket");
+    assert!(path.exists());
+    if let Some(server) = bench.server {
+        server.stop();
+    }
+    assert!(!path.exists());
+}

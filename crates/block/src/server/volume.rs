@@ -1,0 +1,135 @@
+//! What is exported, and under which name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::backing::{About, Backing};
+use crate::nbd::server::{BlockSizes, Export, ExportInfo, Exports};
+use crate::nbd::wire::MAX_STRING;
+
+/// A volume: a store under a name.
+#[derive(Debug)]
+pub struct Volume {
+    name: String,
+    backing: Box<dyn Backing>,
+    about: About,
+    preferred: u32,
+    /// Prefetching does something.
+    cached: bool,
+}
+
+impl Volume {
+    /// `preferred` is what requests are best multiples of: the cache's line. `cached` says that there is a cache, so
+    /// that a prefetch is of use.
+    pub fn new(name: &str, backing: Box<dyn Backing>, preferred: u32, cached: bool) -> Volume {
+        let about = backing.about();
+        Volume { name: name.to_owned(), backing, about, preferred, cached }
+    }
+
+    /// Its name, by which it is exported.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The store.
+    pub fn backing(&self) -> &dyn Backing {
+        &*self.backing
+    }
+
+    /// What the store can do.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+}
+
+impl Export for Volume {
+    fn info(&self) -> ExportInfo {
+        let minimum = self.about.minimum.max(1);
+        ExportInfo {
+            name: self.name.clone(),
+            // Where a volume comes from is not every client's business.
+            description: String::new(),
+            size: self.about.size,
+            read_only: self.about.read_only,
+            trim: self.about.trim,
+            write_zeroes: true,
+            fast_zero: self.about.fast_zero,
+            cache: self.cached,
+            // Sessions of one store share what a flush has to cover.
+            multi_conn: true,
+            block: BlockSizes {
+                minimum,
+                preferred: self.preferred.max(minimum),
+                maximum: self.about.maximum,
+            },
+        }
+    }
+}
+
+/// Why a volume cannot be added.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// There is one of that name.
+    #[error("volume '{0}' exists already: choose another name")]
+    Exists(String),
+    /// The name cannot be one.
+    #[error(
+        "'{0}' cannot be a volume's name: use 1 to 4096 bytes of text without control characters"
+    )]
+    Name(String),
+}
+
+/// The volumes of a server.
+#[derive(Debug, Default)]
+pub struct Volumes {
+    // A plain map: a lock is taken per connection, not per request.
+    map: RwLock<BTreeMap<String, Arc<Volume>>>,
+}
+
+impl Volumes {
+    /// Adds a volume.
+    ///
+    /// # Errors
+    /// [`VolumeError`].
+    pub fn add(&self, volume: Volume) -> Result<Arc<Volume>, VolumeError> {
+        let name = volume.name.clone();
+        if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
+            return Err(VolumeError::Name(name.escape_debug().to_string()));
+        }
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        if map.contains_key(&name) {
+            return Err(VolumeError::Exists(name));
+        }
+        let volume = Arc::new(volume);
+        map.insert(name, volume.clone());
+        Ok(volume)
+    }
+
+    /// Takes a volume away: no further connection can choose it. Those that have it keep it.
+    pub fn remove(&self, name: &str) -> Option<Arc<Volume>> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner).remove(name)
+    }
+
+    /// All of them, by name.
+    pub fn all(&self) -> Vec<Arc<Volume>> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+}
+
+impl Exports for Volumes {
+    type Export = Volume;
+
+    /// The empty name is that of the only volume.
+    fn find(&self, name: &str) -> Option<Arc<Volume>> {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        if name.is_empty() && map.len() == 1 {
+            return map.values().next().cloned();
+        }
+        map.get(name).cloned()
+    }
+
+    fn list(&self) -> Vec<(String, String)> {
+        // Where a volume comes from is not every client's business: the name only.
+        self.all().iter().map(|v| (v.name.clone(), String::new())).collect()
+    }
+}

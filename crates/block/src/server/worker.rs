@@ -1,0 +1,472 @@
+//! A worker: one thread, one poll, the connections dealt to it, and a service of its own.
+//!
+//! A turn of its loop: wait; take what is ready (read a connection, hand its requests to the service); start what the
+//! service has collected, with one system call for each of its rings; take what has ended; send the replies.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use larder_runtime::{AlignedBuf, BufferPool};
+use mio::{Events, Interest, Poll, Token};
+use tracing::{debug, info, warn};
+
+use super::service::{Answer, Service};
+use super::stream::{Read1, Stream};
+use super::volume::Volume;
+use super::{Shared, locked};
+use crate::nbd::server::{Command, Connection, Event, Request};
+use crate::nbd::wire::Errno;
+
+/// Token of the waker.
+pub(super) const WAKE: Token = Token(usize::MAX);
+/// The first token for the service; below are the connections.
+pub(super) const SERVICE: usize = 1 << 40;
+/// Reads of one connection's socket in one turn, before the others have theirs.
+const READS_PER_TURN: u32 = 8;
+/// Connections that wait for buffers are tried again after this.
+const STARVED_RETRY: Duration = Duration::from_millis(5);
+/// How often connections are looked for that do not go on.
+const SCAN: Duration = Duration::from_secs(1);
+/// How long a stopping server waits for requests that have begun, and a closing connection for its last replies.
+const DRAIN: Duration = Duration::from_secs(10);
+
+struct Conn {
+    stream: Stream,
+    proto: Connection<Volume>,
+    /// The poll has said that there is something to read, and no read has found the end of it.
+    readable: bool,
+    /// The poll has said that the peer sends no more: then a short read is not the last one, since the end of the
+    /// stream came with the same edge.
+    hung_up: bool,
+    /// The socket takes no more; the poll will tell.
+    blocked: bool,
+    /// To be closed once its requests are answered and the replies sent; since when.
+    closing: Option<Instant>,
+    /// In the list of those with something to send.
+    dirty: bool,
+    /// In the list of those that go on in the next turn.
+    again: bool,
+    /// In the list of those that wait for buffers.
+    starved: bool,
+    /// When a byte last went in or out.
+    moved: Instant,
+}
+
+struct Slot {
+    /// Counts the connections that have had this slot: what ends for an earlier one is told apart.
+    life: u32,
+    conn: Option<Box<Conn>>,
+}
+
+/// Whom a request is for, and what its answer needs.
+#[derive(Clone, Copy)]
+struct Ticket {
+    slot: usize,
+    life: u32,
+    cookie: u64,
+    kind: Kind,
+    /// Bytes of its buffer.
+    held: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Read { offset: u64 },
+    Write,
+    Status { len: u32, one: bool },
+    Other,
+}
+
+pub(super) struct Worker<S> {
+    index: usize,
+    shared: Arc<Shared>,
+    poll: Poll,
+    service: S,
+    pool: BufferPool,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    tickets: Vec<Ticket>,
+    free_tickets: Vec<usize>,
+    dirty: Vec<usize>,
+    again: Vec<usize>,
+    starved: Vec<usize>,
+    now: Instant,
+    next_scan: Instant,
+    drain_until: Option<Instant>,
+}
+
+impl<S: Service> Worker<S> {
+    pub(super) fn new(index: usize, shared: Arc<Shared>, poll: Poll, service: S) -> Worker<S> {
+        let now = Instant::now();
+        Worker {
+            index,
+            pool: BufferPool::new(shared.config.buffer_bytes),
+            shared,
+            poll,
+            service,
+            slots: Vec::new(),
+            free: Vec::new(),
+            tickets: Vec::new(),
+            free_tickets: Vec::new(),
+            dirty: Vec::new(),
+            again: Vec::new(),
+            starved: Vec::new(),
+            now,
+            next_scan: now + SCAN,
+            drain_until: None,
+        }
+    }
+
+    /// Serves until the server stops.
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        loop {
+            if let Err(e) = self.poll.poll(&mut events, self.timeout())
+                && e.kind() != ErrorKind::Interrupted
+            {
+                warn!("worker {} cannot poll: {e}", self.index);
+                break;
+            }
+            self.now = Instant::now();
+            for event in &events {
+                match event.token() {
+                    WAKE => self.take_new(),
+                    Token(token) if token >= SERVICE => self.service.ready(token, self.now),
+                    Token(slot) => {
+                        let Some(conn) = self.slots.get_mut(slot).and_then(|s| s.conn.as_mut())
+                        else {
+                            continue;
+                        };
+                        conn.hung_up |= event.is_read_closed() || event.is_error();
+                        conn.readable |= event.is_readable() || conn.hung_up;
+                        if event.is_writable() || event.is_write_closed() || event.is_error() {
+                            conn.blocked = false;
+                            mark(&mut self.dirty, &mut conn.dirty, slot);
+                        }
+                        self.advance(slot);
+                    }
+                }
+            }
+            self.take_answers();
+            for list in [std::mem::take(&mut self.again), std::mem::take(&mut self.starved)] {
+                for slot in list {
+                    if let Some(conn) = self.slots[slot].conn.as_mut() {
+                        conn.again = false;
+                        conn.starved = false;
+                        self.advance(slot);
+                    }
+                }
+            }
+            self.service.flush(self.now);
+            // What was there at once, in memory, is answered in the same turn.
+            self.take_answers();
+            let mut dirty = std::mem::take(&mut self.dirty);
+            for slot in dirty.drain(..) {
+                self.send(slot);
+            }
+            if self.dirty.is_empty() {
+                // The list's memory is kept.
+                self.dirty = dirty;
+            }
+            if self.now >= self.next_scan {
+                self.scan();
+            }
+            if self.shared.stopping() && self.drained() {
+                break;
+            }
+        }
+        for slot in 0..self.slots.len() {
+            self.close(slot);
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if !self.again.is_empty() || !self.dirty.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        if self.drain_until.is_some() {
+            return Some(Duration::from_millis(20));
+        }
+        let scan = (self.free.len() < self.slots.len()).then_some(self.next_scan);
+        // Buffers come back at the end of a turn too, when it has tried already.
+        let retry = (!self.starved.is_empty()).then(|| Instant::now() + STARVED_RETRY);
+        let at = [scan, retry, self.service.wake_at()].into_iter().flatten().min()?;
+        Some(at.saturating_duration_since(Instant::now()))
+    }
+
+    fn take_new(&mut self) {
+        loop {
+            // The lock is let go before the connection is set up.
+            let next = locked(&self.shared.workers[self.index].queue).pop_front();
+            let Some(mut stream) = next else { return };
+            let slot = self.free.pop().unwrap_or_else(|| {
+                self.slots.push(Slot { life: 0, conn: None });
+                self.slots.len() - 1
+            });
+            let both = Interest::READABLE | Interest::WRITABLE;
+            if let Err(e) = self.poll.registry().register(stream.source(), Token(slot), both) {
+                warn!("a connection cannot be polled: {e}");
+                self.free.push(slot);
+                self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            self.slots[slot].conn = Some(Box::new(Conn {
+                stream,
+                proto: Connection::new(self.shared.tls, self.shared.config.limits),
+                readable: false,
+                hung_up: false,
+                blocked: false,
+                closing: None,
+                dirty: true,
+                again: false,
+                starved: false,
+                moved: self.now,
+            }));
+            // The server speaks first.
+            self.dirty.push(slot);
+        }
+    }
+
+    /// Reads what there is and takes requests, until something is missing or the connection has had its turn.
+    fn advance(&mut self, slot: usize) {
+        let mut reads = 0;
+        loop {
+            let Some(conn) = self.slots[slot].conn.as_mut() else { return };
+            if conn.closing.is_some() {
+                break;
+            }
+            match conn.proto.poll(&*self.shared.volumes, &mut self.pool) {
+                Event::NeedInput if !conn.readable => break,
+                Event::NeedInput if reads == READS_PER_TURN => {
+                    mark(&mut self.again, &mut conn.again, slot);
+                    break;
+                }
+                Event::NeedInput => {
+                    reads += 1;
+                    match conn.stream.read(conn.proto.space()) {
+                        Ok(Read1::Some(n)) => {
+                            conn.moved = self.now;
+                            conn.proto.received(n);
+                        }
+                        Ok(Read1::Last(n)) => {
+                            conn.readable = conn.hung_up && n > 0;
+                            if n > 0 {
+                                conn.moved = self.now;
+                            }
+                            conn.proto.received(n);
+                        }
+                        // Without a word of leave; what is under way is done, and the answers go nowhere.
+                        Ok(Read1::End) => {
+                            conn.closing = Some(self.now);
+                        }
+                        Err(e) => {
+                            debug!("a connection ended: {e}");
+                            self.close(slot);
+                            return;
+                        }
+                    }
+                }
+                Event::Request(request) => self.take(slot, request),
+                Event::Starved => {
+                    mark(&mut self.starved, &mut conn.starved, slot);
+                    break;
+                }
+                // Never while there is no certificate: the handshake refuses it.
+                Event::StartTls => conn.closing = Some(self.now),
+                Event::Close(reason) => {
+                    if let Some(reason) = reason {
+                        self.shared.counters.broken.fetch_add(1, Ordering::Relaxed);
+                        info!("a client broke the protocol: {reason}");
+                    }
+                    conn.closing = Some(self.now);
+                }
+            }
+        }
+        if let Some(conn) = self.slots[slot].conn.as_mut()
+            && (conn.closing.is_some() || !conn.proto.output().is_empty())
+        {
+            mark(&mut self.dirty, &mut conn.dirty, slot);
+        }
+    }
+
+    /// Hands a request to the service.
+    fn take(&mut self, slot: usize, Request { cookie, command }: Request) {
+        let life = self.slots[slot].life;
+        let Some(conn) = self.slots[slot].conn.as_mut() else { return };
+        let Some(volume) = conn.proto.export() else { return };
+        let (kind, held) = match &command {
+            Command::Read { offset, buf } => (Kind::Read { offset: *offset }, buf.capacity()),
+            Command::Write { buf, .. } => (Kind::Write, buf.capacity()),
+            Command::BlockStatus { len, one, .. } => (Kind::Status { len: *len, one: *one }, 0),
+            _ => (Kind::Other, 0),
+        };
+        let ticket = Ticket { slot, life, cookie, kind, held };
+        let index = match self.free_tickets.pop() {
+            Some(index) => {
+                self.tickets[index] = ticket;
+                index
+            }
+            None => {
+                self.tickets.push(ticket);
+                self.tickets.len() - 1
+            }
+        };
+        self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
+        self.service.submit(volume, index as u64, command);
+    }
+
+    fn take_answers(&mut self) {
+        while let Some(answer) = self.service.pop() {
+            self.answer(answer);
+        }
+        while let Some(buf) = self.service.spent() {
+            self.pool.give(buf);
+        }
+    }
+
+    fn answer(&mut self, Answer { ticket, outcome, buf }: Answer) {
+        let index = ticket as usize;
+        let Ticket { slot, life, cookie, kind, held } = self.tickets[index];
+        self.free_tickets.push(index);
+        if outcome.is_err() {
+            self.shared.counters.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        let conn = match self.slots.get_mut(slot) {
+            Some(entry) if entry.life == life => entry.conn.as_mut(),
+            _ => None,
+        };
+        let give = |pool: &mut BufferPool, buf: Option<AlignedBuf>| {
+            if let Some(buf) = buf {
+                pool.give(buf);
+            }
+        };
+        let Some(conn) = conn else { return give(&mut self.pool, buf) };
+        match (outcome, kind, buf) {
+            (Ok(_), Kind::Read { offset }, Some(buf)) => conn.proto.data(cookie, offset, buf),
+            (Ok(extents), Kind::Status { len, one }, _) if !extents.is_empty() => {
+                conn.proto.extents(cookie, len, one, &extents);
+            }
+            (Ok(_), Kind::Write, buf) => {
+                conn.proto.written(cookie, held);
+                give(&mut self.pool, buf);
+            }
+            (Ok(_), Kind::Other, _) => conn.proto.done(cookie),
+            (Ok(_), _, buf) => {
+                // A service that breaks its word: no data is better than wrong data.
+                conn.proto.fail(cookie, held, Errno::Io, "an answer without what was asked for");
+                give(&mut self.pool, buf);
+            }
+            (Err(failure), _, buf) => {
+                conn.proto.fail(cookie, held, failure.errno, &failure.message);
+                give(&mut self.pool, buf);
+            }
+        }
+        mark(&mut self.dirty, &mut conn.dirty, slot);
+    }
+
+    /// Sends what is to be sent, and closes the connection if that was the last of it.
+    fn send(&mut self, slot: usize) {
+        let Some(conn) = self.slots[slot].conn.as_mut() else { return };
+        conn.dirty = false;
+        while !conn.blocked && !conn.proto.output().is_empty() {
+            let output = conn.proto.output();
+            let result = if output.parts() == 1 {
+                let first = output.first();
+                conn.stream.write(&[std::io::IoSlice::new(first)]).map(|n| (n, n < first.len()))
+            } else {
+                let slices = output.slices();
+                let offered: usize = slices.iter().map(|s| s.len()).sum();
+                conn.stream.write(&slices).map(|n| (n, n < offered))
+            };
+            match result {
+                Ok((n, short)) => {
+                    conn.moved = self.now;
+                    conn.proto.output().sent(n);
+                    // A short write means a full socket: the poll tells when it takes more.
+                    conn.blocked = short;
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => conn.blocked = true,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => {
+                    debug!("a connection ended: {e}");
+                    self.close(slot);
+                    return;
+                }
+            }
+        }
+        conn.proto.recycle(&mut self.pool);
+        if conn.closing.is_some() && conn.proto.under_way() == 0 && conn.proto.output().is_empty() {
+            self.close(slot);
+            return;
+        }
+        // It may go on now that something was sent.
+        if conn.starved {
+            mark(&mut self.again, &mut conn.again, slot);
+        }
+    }
+
+    fn close(&mut self, slot: usize) {
+        let entry = &mut self.slots[slot];
+        let Some(mut conn) = entry.conn.take() else { return };
+        entry.life = entry.life.wrapping_add(1);
+        self.free.push(slot);
+        conn.proto.give_back(&mut self.pool);
+        // It goes with the descriptor at the latest.
+        let _ = self.poll.registry().deregister(conn.stream.source());
+        self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Looks for connections that do not go on.
+    fn scan(&mut self) {
+        self.next_scan = self.now + SCAN;
+        let patience = self.shared.config.patience;
+        let starving = !self.starved.is_empty();
+        for slot in 0..self.slots.len() {
+            let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
+            let idle = self.now.saturating_duration_since(conn.moved);
+            let why = if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
+                "it does not read its last replies"
+            } else if idle < patience {
+                continue;
+            } else if !conn.proto.in_transmission() {
+                "it does not finish the handshake"
+            } else if starving
+                && ((conn.blocked && !conn.proto.output().is_empty())
+                    || (conn.proto.partial() && conn.proto.under_way() == 0 && !conn.starved))
+            {
+                "it holds buffers without going on, and others wait for some"
+            } else {
+                continue;
+            };
+            info!("a connection is closed: {why}");
+            self.close(slot);
+        }
+    }
+
+    /// While the server stops: what has begun is finished, as far as it does not take too long.
+    fn drained(&mut self) -> bool {
+        self.take_new();
+        let until = *self.drain_until.get_or_insert(self.now + DRAIN);
+        let mut left = false;
+        for slot in 0..self.slots.len() {
+            let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
+            let idle = conn.proto.under_way() == 0 && conn.proto.output().is_empty();
+            if idle || self.now >= until {
+                self.close(slot);
+            } else {
+                left = true;
+            }
+        }
+        !left
+    }
+}
+
+/// Puts a slot into a list, once.
+fn mark(list: &mut Vec<usize>, flag: &mut bool, slot: usize) {
+    if !*flag {
+        *flag = true;
+        list.push(slot);
+    }
+}
