@@ -5,10 +5,12 @@
 //! | [`BlockAdmission`] | `all`, `seqr`, `sseqr`, `touch_count`, `two_lbs` and chains of them |
 //! | [`SlotPolicy`] | which of a group's lines goes: LRU, CLOCK, SIEVE, S3-FIFO in at most 8 bits a slot |
 //! | [`SegmentPicker`], [`Survivors`] | which segment of a log is reclaimed, and what is kept of it |
+//! | [`detect::Detector`] | which blocks are a file system's metadata, from what passes by |
 //! | [`Selection`] | what is cached always, never, or as admission decides |
 
 mod access;
 mod admission;
+pub mod detect;
 mod reclaim;
 mod selection;
 mod slots;
