@@ -9,6 +9,7 @@ use larder_policy::admission::{
 };
 
 use super::{Baseline, BaselineError, Counts, Index, IndexSize, NONE};
+use crate::kv::DeviceOp;
 
 /// What the caches with DRAM in front have in common.
 #[derive(Clone, Debug)]
@@ -33,18 +34,51 @@ pub(super) struct Found {
     pub(super) in_memory: bool,
 }
 
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    pub(super) counts: Counts,
+    recording: bool,
+    ops: Vec<DeviceOp>,
+}
+
+impl Account {
+    fn record(&mut self, op: DeviceOp) {
+        if self.recording {
+            self.ops.push(op);
+        }
+    }
+
+    /// A look-up reads.
+    pub(super) fn read(&mut self, offset: u64, len: u32) {
+        self.counts.flash_reads += 1;
+        self.record(DeviceOp::Read { offset, len });
+    }
+
+    /// The cache reads in order to write.
+    pub(super) fn background_read(&mut self, offset: u64, len: u32) {
+        self.record(DeviceOp::BackgroundRead { offset, len });
+    }
+
+    pub(super) fn write(&mut self, offset: u64, len: u32) {
+        self.counts.flash_writes += 1;
+        self.counts.flash_bytes += u64::from(len);
+        self.record(DeviceOp::Write { offset, len });
+    }
+}
+
 /// The flash behind the DRAM. Costs are counted where they arise.
 pub(super) trait Flash {
     /// Looks `tag` up as a request does.
-    fn lookup(&mut self, tag: u32, counts: &mut Counts) -> Option<Found>;
+    fn lookup(&mut self, tag: u32, account: &mut Account) -> Option<Found>;
     /// Whether it is there, at no cost: what the copy in DRAM knows of itself.
     fn contains(&self, tag: u32) -> bool;
     /// Whether an object of so many bytes can be stored at all.
     fn fits(&self, size: u32) -> bool;
     /// Stores an object that is not there and fits.
-    fn insert(&mut self, tag: u32, size: u32, counts: &mut Counts);
+    fn insert(&mut self, tag: u32, size: u32, account: &mut Account);
     /// Removes an object that may be there.
-    fn remove(&mut self, tag: u32, counts: &mut Counts);
+    fn remove(&mut self, tag: u32, account: &mut Account);
     fn index_size(&self) -> IndexSize;
 }
 
@@ -66,7 +100,7 @@ pub(super) struct Hybrid<F> {
     seed: u64,
     now: Nanos,
     pub(super) flash: F,
-    pub(super) counts: Counts,
+    pub(super) account: Account,
 }
 
 impl<F: Flash> Hybrid<F> {
@@ -94,7 +128,7 @@ impl<F: Flash> Hybrid<F> {
             seed: config.seed,
             now: Nanos::ZERO,
             flash,
-            counts: Counts::default(),
+            account: Account::default(),
         })
     }
 
@@ -128,7 +162,7 @@ impl<F: Flash> Hybrid<F> {
         }
         let access = self.access(tag, size);
         if !self.flash.fits(size) {
-            self.counts.refused += 1;
+            self.account.counts.refused += 1;
             self.admission.on_departure(&access, Departure::Evicted);
             return;
         }
@@ -141,10 +175,10 @@ impl<F: Flash> Hybrid<F> {
             ttl: u32::MAX,
         };
         if let Verdict::Admit { .. } = self.admission.judge(&candidate, self.now) {
-            self.flash.insert(tag, size, &mut self.counts);
+            self.flash.insert(tag, size, &mut self.account);
             self.admission.on_departure(&access, Departure::Moved);
         } else {
-            self.counts.rejected += 1;
+            self.account.counts.rejected += 1;
             self.admission.on_departure(&access, Departure::Evicted);
         }
     }
@@ -163,21 +197,21 @@ impl<F: Flash> Hybrid<F> {
             self.list.unlink(&mut self.slab, at);
             self.forget(at);
         }
-        self.flash.remove(tag, &mut self.counts);
+        self.flash.remove(tag, &mut self.account);
         at != NONE
     }
 }
 
 impl<F: Flash> Baseline for Hybrid<F> {
     fn request(&mut self, tag: u32, size: u32) -> bool {
-        self.counts.requests += 1;
+        self.account.counts.requests += 1;
         self.now = Nanos(self.now.0 + 1000);
         let at = self.index.get(tag);
         let present = if at != NONE {
             let stored = self.slab.get(at).size;
             if stored == size {
-                self.counts.hits += 1;
-                self.counts.dram_hits += 1;
+                self.account.counts.hits += 1;
+                self.account.counts.dram_hits += 1;
                 self.list.unlink(&mut self.slab, at);
                 self.list.push_front(&mut self.slab, at);
                 let item = self.slab.get_mut(at);
@@ -189,12 +223,12 @@ impl<F: Flash> Baseline for Hybrid<F> {
             }
             Some(stored)
         } else {
-            let found = self.flash.lookup(tag, &mut self.counts);
+            let found = self.flash.lookup(tag, &mut self.account);
             if let Some(Found { size: stored, in_memory }) = found
                 && stored == size
             {
-                self.counts.hits += 1;
-                self.counts.dram_hits += u64::from(in_memory);
+                self.account.counts.hits += 1;
+                self.account.counts.dram_hits += u64::from(in_memory);
                 let access = self.access(tag, size);
                 self.admission.on_flash_read(&access);
                 if u64::from(size) <= self.capacity {
@@ -211,9 +245,9 @@ impl<F: Flash> Baseline for Hybrid<F> {
                 self.admission.on_departure(&access, Departure::Updated);
             }
         }
-        self.counts.miss_bytes += u64::from(size);
+        self.account.counts.miss_bytes += u64::from(size);
         if u64::from(size) > self.capacity {
-            self.counts.refused += 1;
+            self.account.counts.refused += 1;
             return false;
         }
         let access = self.access(tag, size);
@@ -229,11 +263,20 @@ impl<F: Flash> Baseline for Hybrid<F> {
     }
 
     fn counts(&self) -> Counts {
-        self.counts
+        self.account.counts
     }
 
     fn reset_counts(&mut self) {
-        self.counts = Counts::default();
+        self.account.counts = Counts::default();
+    }
+
+    fn record_device_ops(&mut self) {
+        self.account.recording = true;
+    }
+
+    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) -> bool {
+        out.append(&mut self.account.ops);
+        self.account.recording
     }
 
     fn index_size(&self) -> Option<IndexSize> {
@@ -256,6 +299,12 @@ macro_rules! baseline_by_field {
             }
             fn reset_counts(&mut self) {
                 self.0.reset_counts();
+            }
+            fn record_device_ops(&mut self) {
+                self.0.record_device_ops();
+            }
+            fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) -> bool {
+                self.0.take_device_ops(out)
             }
             fn index_size(&self) -> Option<IndexSize> {
                 self.0.index_size()

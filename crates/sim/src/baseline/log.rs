@@ -7,8 +7,9 @@
 
 use std::collections::VecDeque;
 
-use super::hybrid::{Flash, Found, Hybrid, HybridConfig, baseline_by_field};
+use super::hybrid::{Account, Flash, Found, Hybrid, HybridConfig, baseline_by_field};
 use super::{Baseline, BaselineError, Counts, Index, IndexSize, NONE};
+use crate::kv::DeviceOp;
 
 /// A record's header on flash: lengths of key and value, hash, checksums.
 const RECORD_HEADER: u64 = 24;
@@ -39,12 +40,16 @@ struct Item {
     hits: u32,
     open: bool,
     dead: bool,
+    /// Where the record starts: in its region while that is open, on flash afterwards.
+    at: u64,
 }
 
 #[derive(Debug, Default)]
 struct Region {
     items: Vec<u32>,
     used: u64,
+    /// Where on flash, in regions.
+    place: u64,
 }
 
 pub(super) struct Log {
@@ -66,7 +71,7 @@ impl Log {
 
     /// Appends to the open region, which has room.
     fn append(&mut self, tag: u32, size: u32) {
-        let item = Item { tag, size, hits: 0, open: true, dead: false };
+        let item = Item { tag, size, hits: 0, open: true, dead: false, at: self.open.used };
         let at = match self.free.pop() {
             Some(at) => {
                 self.items[at as usize] = item;
@@ -84,13 +89,21 @@ impl Log {
     }
 
     /// Writes the open region; where flash is full, the oldest makes room first.
-    fn seal(&mut self, counts: &mut Counts) {
-        let survivors = if self.sealed.len() >= self.regions { self.reclaim() } else { Vec::new() };
-        counts.flash_writes += 1;
-        counts.flash_bytes += self.params.region;
-        for &at in &self.open.items {
-            self.items[at as usize].open = false;
+    fn seal(&mut self, account: &mut Account) {
+        // Places are used in turn until there are none left, then the oldest region's.
+        let mut place = self.sealed.len() as u64;
+        let mut survivors = Vec::new();
+        if self.sealed.len() >= self.regions {
+            (place, survivors) = self.reclaim(account);
         }
+        let start = place * self.params.region;
+        account.write(start, self.params.region as u32);
+        for &at in &self.open.items {
+            let item = &mut self.items[at as usize];
+            item.open = false;
+            item.at += start;
+        }
+        self.open.place = place;
         self.sealed.push_back(std::mem::take(&mut self.open));
         // No more than a region's worth: the new open region holds them. They start without hits, so that a region
         // of nothing but popular objects cannot go round for ever.
@@ -99,10 +112,14 @@ impl Log {
         }
     }
 
-    /// Frees the oldest region; returns what is worth writing again.
-    fn reclaim(&mut self) -> Vec<(u32, u32)> {
+    /// Frees the oldest region; returns its place and what is worth writing again.
+    fn reclaim(&mut self, account: &mut Account) -> (u64, Vec<(u32, u32)>) {
         let mut survivors = Vec::new();
         let oldest = self.sealed.pop_front().unwrap_or_default();
+        if self.params.reinsert > 0 {
+            let start = oldest.place * self.params.region;
+            account.background_read(start, self.params.region as u32);
+        }
         for at in oldest.items {
             let item = &self.items[at as usize];
             if !item.dead {
@@ -114,19 +131,22 @@ impl Log {
             }
             self.free.push(at);
         }
-        survivors
+        (oldest.place, survivors)
     }
 }
 
 impl Flash for Log {
-    fn lookup(&mut self, tag: u32, counts: &mut Counts) -> Option<Found> {
+    fn lookup(&mut self, tag: u32, account: &mut Account) -> Option<Found> {
         let at = self.index.get(tag);
         if at == NONE {
             return None;
         }
         let item = &mut self.items[at as usize];
         item.hits = item.hits.saturating_add(1);
-        counts.flash_reads += u64::from(!item.open);
+        let item = &self.items[at as usize];
+        if !item.open {
+            account.read(item.at, self.record(item.size) as u32);
+        }
         Some(Found { size: item.size, in_memory: item.open })
     }
 
@@ -138,14 +158,14 @@ impl Flash for Log {
         self.record(size) <= self.params.region
     }
 
-    fn insert(&mut self, tag: u32, size: u32, counts: &mut Counts) {
+    fn insert(&mut self, tag: u32, size: u32, account: &mut Account) {
         while self.open.used + self.record(size) > self.params.region {
-            self.seal(counts);
+            self.seal(account);
         }
         self.append(tag, size);
     }
 
-    fn remove(&mut self, tag: u32, _: &mut Counts) {
+    fn remove(&mut self, tag: u32, _: &mut Account) {
         let at = self.index.get(tag);
         if at != NONE {
             // The space is lost until the region goes.
@@ -169,8 +189,9 @@ impl FifoLog {
     /// # Errors
     /// Less flash than two regions, an empty region, no DRAM, a filter that cannot be set up.
     pub fn new(config: &HybridConfig, params: LogParams) -> Result<FifoLog, BaselineError> {
-        if params.region < 4096 || params.align == 0 || u64::from(params.align) > params.region {
-            let must = "at least 4 KiB and no smaller than the alignment, which is at least 1";
+        let sane = (4096..=1 << 30).contains(&params.region);
+        if !sane || params.align == 0 || u64::from(params.align) > params.region {
+            let must = "from 4 KiB to 1 GiB and no smaller than the alignment, which is at least 1";
             let must = must.to_owned();
             return Err(BaselineError::Size { what: "region", value: params.region, must });
         }
@@ -348,6 +369,31 @@ mod tests {
         assert_eq!(counts.flash_reads, counts.hits - counts.dram_hits);
         assert_eq!((counts.hits, counts.false_reads), (500, 0));
         assert!((c.index_size().unwrap().per_object() - 9.25).abs() < 0.01);
+    }
+
+    /// Regions are written in turn, the places of reclaimed ones again, and every record is read where it was written.
+    #[test]
+    fn the_drive_is_told_of_regions_in_turn() {
+        let mut c = cache(300, 3, "all", 0);
+        c.record_device_ops();
+        let mut ops = Vec::new();
+        for tag in 0..200 {
+            c.request(tag, 232);
+        }
+        assert!(c.take_device_ops(&mut ops));
+        let places: Vec<u64> = ops
+            .iter()
+            .map(|op| match op {
+                DeviceOp::Write { offset, len: 4096 } => offset / 4096,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(places, (0..12).map(|n| n % 3).collect::<Vec<_>>());
+        // 16 records of 256 bytes: the last full region holds 176 to 191, in place 2.
+        ops.clear();
+        assert!(c.request(178, 232));
+        c.take_device_ops(&mut ops);
+        assert_eq!(ops[0], DeviceOp::Read { offset: 2 * 4096 + 2 * 256, len: 256 });
     }
 
     /// Popular objects that come back at every turn of the log stay, with reinsertion; without, they are lost each time.

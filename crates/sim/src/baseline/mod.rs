@@ -20,6 +20,8 @@ mod victim;
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use serde::Serialize;
 
+use crate::kv::DeviceOp;
+
 pub use hybrid::HybridConfig;
 pub use log::{FifoLog, LogParams};
 pub use ripq::Ripq;
@@ -138,6 +140,16 @@ pub trait Baseline {
 
     /// Starts counting anew, as after warming up.
     fn reset_counts(&mut self);
+
+    /// From now on [`Baseline::take_device_ops`] has something to give, where the model knows where on flash it writes.
+    fn record_device_ops(&mut self) {}
+
+    /// What was read from and written to which place on flash since the last call, in order, is appended to `out`. A
+    /// request waits for the reads that are no background reads. `false` where the model knows no places.
+    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) -> bool {
+        let _ = out;
+        false
+    }
 
     /// DRAM of the flash index by now, for models whose source defines one.
     fn index_size(&self) -> Option<IndexSize> {

@@ -7,8 +7,9 @@
 
 use std::collections::VecDeque;
 
-use super::hybrid::{Flash, Found, Hybrid, HybridConfig, baseline_by_field};
+use super::hybrid::{Account, Flash, Found, Hybrid, HybridConfig, baseline_by_field};
 use super::{Baseline, BaselineError, Counts, IndexSize};
+use crate::kv::DeviceOp;
 
 /// A bucket's header: checksum, generation, capacity, number of entries, end of the last.
 const BUCKET_HEADER: u32 = 24;
@@ -71,23 +72,29 @@ impl Sets {
         self.buckets[home].bloom = bloom;
     }
 
-    fn write(&self, counts: &mut Counts) {
-        counts.flash_writes += 1;
-        counts.flash_bytes += u64::from(self.bucket);
+    /// Where a bucket lies.
+    fn place(&self, home: usize) -> u64 {
+        home as u64 * u64::from(self.bucket)
+    }
+
+    fn rewrite(&self, home: usize, account: &mut Account) {
+        account.background_read(self.place(home), self.bucket);
+        account.write(self.place(home), self.bucket);
     }
 }
 
 impl Flash for Sets {
-    fn lookup(&mut self, tag: u32, counts: &mut Counts) -> Option<Found> {
+    fn lookup(&mut self, tag: u32, account: &mut Account) -> Option<Found> {
         let hash = self.hash(tag);
-        let bucket = &self.buckets[self.home(hash)];
+        let home = self.home(hash);
+        let bucket = &self.buckets[home];
         let bits = bloom_bits(hash);
         if bucket.bloom & bits != bits {
             return None;
         }
-        counts.flash_reads += 1;
+        account.read(self.place(home), self.bucket);
         let found = bucket.entries.iter().find(|(t, _)| *t == tag);
-        counts.false_reads += u64::from(found.is_none());
+        account.counts.false_reads += u64::from(found.is_none());
         found.map(|&(_, size)| Found { size, in_memory: false })
     }
 
@@ -99,7 +106,7 @@ impl Flash for Sets {
         u64::from(size) + u64::from(ENTRY_HEADER) <= u64::from(self.bucket - BUCKET_HEADER)
     }
 
-    fn insert(&mut self, tag: u32, size: u32, counts: &mut Counts) {
+    fn insert(&mut self, tag: u32, size: u32, account: &mut Account) {
         let hash = self.hash(tag);
         let home = self.home(hash);
         let room = self.bucket - BUCKET_HEADER;
@@ -118,10 +125,10 @@ impl Flash for Sets {
         if evicted > 0 {
             self.rebuild(home);
         }
-        self.write(counts);
+        self.rewrite(home, account);
     }
 
-    fn remove(&mut self, tag: u32, counts: &mut Counts) {
+    fn remove(&mut self, tag: u32, account: &mut Account) {
         // A bucket whose filter errs is read in vain; it is not written.
         let Some((home, at)) = self.find(tag) else { return };
         if let Some((_, size)) = self.buckets[home].entries.remove(at) {
@@ -129,7 +136,7 @@ impl Flash for Sets {
             self.objects -= 1;
         }
         self.rebuild(home);
-        self.write(counts);
+        self.rewrite(home, account);
     }
 
     fn index_size(&self) -> IndexSize {
@@ -286,6 +293,7 @@ mod tests {
         }
         let counts = c.counts();
         assert_eq!(counts.flash_bytes, counts.flash_writes * 4096);
+        assert_eq!(counts.flash_reads, counts.false_reads);
         assert_eq!(counts.flash_writes, 20_000 - (1 << 16) / 128);
         assert!((counts.clwa() - 32.0).abs() < 1.0, "{}", counts.clwa());
     }
@@ -323,17 +331,38 @@ mod tests {
         assert!((13.0..=14.7).contains(&per_bucket), "{per_bucket}");
         c.reset_counts();
         for tag in 1_000_000..1_050_000u32 {
-            let mut counts = Counts::default();
-            c.0.flash.lookup(tag, &mut counts);
-            c.0.counts.flash_reads += counts.flash_reads;
+            let mut account = Account::default();
+            c.0.flash.lookup(tag, &mut account);
+            c.0.account.counts.flash_reads += account.counts.flash_reads;
         }
         let measured = c.counts().flash_reads as f64 / 50_000.0;
         let expected = (1.0 - (15.0f64 / 16.0).powf(per_bucket)).powi(4);
         assert!((measured - expected).abs() < 0.01, "{measured} {expected}");
         let there: Vec<u32> = (0..60_000).filter(|&t| c.0.flash.contains(t)).collect();
         for tag in there {
-            assert!(c.0.flash.lookup(tag, &mut Counts::default()).is_some());
+            assert!(c.0.flash.lookup(tag, &mut Account::default()).is_some());
         }
+    }
+
+    /// What the drive is told: a bucket is read and written where it lies; a hit reads it.
+    #[test]
+    fn the_drive_is_told_of_whole_buckets() {
+        let mut c = cache(300, 8, "all");
+        let mut ops = Vec::new();
+        assert!(!c.take_device_ops(&mut ops));
+        c.record_device_ops();
+        c.request(1, 300);
+        c.request(2, 300);
+        assert!(c.take_device_ops(&mut ops));
+        let (DeviceOp::BackgroundRead { offset, len: 4096 }, 2) = (ops[0], ops.len()) else {
+            panic!("{ops:?}")
+        };
+        assert_eq!(ops[1], DeviceOp::Write { offset, len: 4096 });
+        assert!(offset.is_multiple_of(4096) && offset < 8 * 4096);
+        ops.clear();
+        assert!(c.request(1, 300));
+        assert!(c.take_device_ops(&mut ops));
+        assert_eq!(ops[0], DeviceOp::Read { offset, len: 4096 });
     }
 
     #[test]

@@ -6,7 +6,7 @@ use larder_trace::{Request, mix};
 
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
-use crate::baseline::{Baseline, Ripq, VictimCache};
+use crate::baseline::{Baseline, BaselineError, Ripq, VictimCache};
 use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE};
 
 /// One request as a cache meets it.
@@ -72,7 +72,21 @@ pub(super) fn build(spec: &CacheSpec, seed: u64) -> Result<Box<dyn Cache>, Exper
             let ripq = Ripq::new(c.flash.0, c.block.0, usize::from(c.sections));
             Modelled::boxed(ripq, spec.flash())
         }
+        CacheSpec::SetAssociative(c) => {
+            let mut cache = c.build(seed).map_err(|e| modelled(spec, e))?;
+            cache.record_device_ops();
+            Modelled::boxed(cache, spec.flash())
+        }
+        CacheSpec::FifoLog(c) => {
+            let mut cache = c.build(seed).map_err(|e| modelled(spec, e))?;
+            cache.record_device_ops();
+            Modelled::boxed(cache, spec.flash())
+        }
     })
+}
+
+fn modelled(spec: &CacheSpec, source: BaselineError) -> ExperimentError {
+    ExperimentError::Baseline { name: spec.name().to_owned(), source }
 }
 
 /// Whether the cache goes by numbers of objects.
@@ -120,7 +134,7 @@ impl Cache for HybridCache {
     }
 }
 
-/// A baseline, which knows sizes and order but no places.
+/// A baseline. Some know sizes and order but no places.
 struct Modelled<B> {
     cache: B,
     flash: u64,
@@ -137,6 +151,7 @@ impl<B: Baseline + Send> Cache for Modelled<B> {
         let op = asked.request.op;
         if op.is_removal() {
             self.cache.remove(asked.tag);
+            self.cache.take_device_ops(&mut effects.ops);
             return None;
         }
         if !op.is_read() && !op.is_write() {
@@ -150,21 +165,31 @@ impl<B: Baseline + Send> Cache for Modelled<B> {
         }
         let hit = self.cache.request(asked.tag, size);
         let after = self.cache.counts();
-        effects.written_anywhere += after.flash_bytes - before.flash_bytes;
+        let placed = self.cache.take_device_ops(&mut effects.ops);
+        if !placed {
+            effects.written_anywhere += after.flash_bytes - before.flash_bytes;
+        }
         if op.is_write() || !hit {
             return None;
         }
         if after.dram_hits > before.dram_hits {
             return Some(Tier::Dram);
         }
-        // Where it lies is not modelled: any place, but always the same.
-        let pages = (self.flash / 4096).max(1);
-        let offset = mix(u64::from(asked.tag)) % pages * 4096;
-        effects.ops.push(DeviceOp::Read { offset, len: size });
+        if !placed {
+            // Where it lies is not modelled: any place, but always the same.
+            let pages = (self.flash / 4096).max(1);
+            let offset = mix(u64::from(asked.tag)) % pages * 4096;
+            effects.ops.push(DeviceOp::Read { offset, len: size });
+        }
         Some(Tier::Flash)
     }
 
     fn totals(&self) -> Totals {
-        Totals::default()
+        let index = self.cache.index_size();
+        Totals {
+            flash_objects: index.map(|i| i.objects),
+            metadata_bytes: index.map(|i| i.bytes),
+            ..Totals::default()
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use larder_trace::TraceError;
 
+use crate::baseline::BaselineError;
 use crate::kv::CacheError;
 use crate::ssd::GeometryError;
 
@@ -35,6 +36,14 @@ pub enum ExperimentError {
         name: String,
         /// Why.
         source: CacheError,
+    },
+    /// A modelled cache cannot be built.
+    #[error("cache '{name}': {source}")]
+    Baseline {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: BaselineError,
     },
     /// The drive cannot be built.
     #[error("ssd under cache '{name}': {source}")]

@@ -6,6 +6,7 @@
 //! - [`Outcome`]: what came out.
 
 mod backend;
+mod baseline;
 mod caches;
 mod check;
 mod drive;
@@ -20,6 +21,7 @@ use std::collections::BTreeSet;
 
 use larder_trace::{CsvColumns, Options};
 
+pub use baseline::{FifoLog, SetAssociative};
 pub use check::check;
 pub use error::ExperimentError;
 pub use outcome::{
@@ -107,6 +109,8 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
             }
             Ok(())
         }
+        CacheSpec::SetAssociative(c) => baseline::validate(&key, c.dram, &c.admission),
+        CacheSpec::FifoLog(c) => baseline::validate(&key, c.dram, &c.admission),
         CacheSpec::Ripq(c) => {
             let sections = u64::from(c.sections);
             if sections == 0 || c.block.0 == 0 || c.flash.0 / sections < c.block.0 {

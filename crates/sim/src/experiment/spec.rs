@@ -7,6 +7,7 @@ use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
+use super::baseline::{FifoLog, SetAssociative};
 use crate::ssd::VictimPolicy;
 
 /// A workload and the caches to run on it, side by side.
@@ -85,6 +86,10 @@ pub enum CacheSpec {
     Victim(Victim),
     /// RIPQ: a segmented LRU on flash with insertion points and virtual updates (Tang et al., FAST '15).
     Ripq(Ripq),
+    /// CacheLib's small-object cache: LRU in DRAM before 4 KiB buckets that are written whole (Berg et al., OSDI '20).
+    SetAssociative(SetAssociative),
+    /// Navy's block cache: LRU in DRAM before a log of regions in FIFO order, every object indexed in DRAM.
+    FifoLog(FifoLog),
 }
 
 impl CacheSpec {
@@ -94,6 +99,8 @@ impl CacheSpec {
             CacheSpec::Hybrid(c) => &c.name,
             CacheSpec::Victim(c) => &c.name,
             CacheSpec::Ripq(c) => &c.name,
+            CacheSpec::SetAssociative(c) => &c.name,
+            CacheSpec::FifoLog(c) => &c.name,
         };
         name.as_deref().unwrap_or(self.kind())
     }
@@ -104,6 +111,8 @@ impl CacheSpec {
             CacheSpec::Hybrid(_) => "hybrid",
             CacheSpec::Victim(_) => "victim",
             CacheSpec::Ripq(_) => "ripq",
+            CacheSpec::SetAssociative(_) => "set-associative",
+            CacheSpec::FifoLog(_) => "fifo-log",
         }
     }
 
@@ -113,6 +122,8 @@ impl CacheSpec {
             CacheSpec::Hybrid(c) => c.dram.0,
             CacheSpec::Victim(c) => c.dram.0,
             CacheSpec::Ripq(_) => 0,
+            CacheSpec::SetAssociative(c) => c.dram.0,
+            CacheSpec::FifoLog(c) => c.dram.0,
         }
     }
 
@@ -122,6 +133,8 @@ impl CacheSpec {
             CacheSpec::Hybrid(c) => c.flash.0,
             CacheSpec::Victim(c) => c.flash.0,
             CacheSpec::Ripq(c) => c.flash.0,
+            CacheSpec::SetAssociative(c) => c.flash.0,
+            CacheSpec::FifoLog(c) => c.flash.0,
         }
     }
 }
