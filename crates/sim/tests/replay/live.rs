@@ -109,9 +109,9 @@ impl Sent {
             value: &self.value,
             flags: n as u32,
             expiry,
-            compare_cas: (n % 16 == 0).then_some(n),
+            compare_cas: n.is_multiple_of(16).then_some(n),
             new_cas: (n % 16 == 1).then_some(n),
-            invalidate: n % 32 == 0,
+            invalidate: n.is_multiple_of(32),
             vivify: (n % 4 == 2).then_some(expiry),
         };
         let op = match self.kind {
@@ -121,23 +121,23 @@ impl Sent {
             32 => Op::Store(store(StoreMode::Append)),
             33 => Op::Store(store(StoreMode::Prepend)),
             34 => Op::Delete(Delete {
-                mark_stale: n % 3 == 0,
-                drop_value: n % 5 == 0,
-                touch: (n % 2 == 0).then_some(expiry),
+                mark_stale: n.is_multiple_of(3),
+                drop_value: n.is_multiple_of(5),
+                touch: n.is_multiple_of(2).then_some(expiry),
                 ..Delete::default()
             }),
             35 | 36 => Op::Arith(Arith {
-                decrement: n % 2 == 0,
+                decrement: n.is_multiple_of(2),
                 delta: n % 1000,
-                vivify: (n % 3 == 0).then_some((expiry, n)),
+                vivify: n.is_multiple_of(3).then_some((expiry, n)),
                 ..Arith::default()
             }),
             37 => Op::Touch(expiry),
             38 => Op::Peek,
             39 => Op::Get(Get {
-                touch: (n % 2 == 0).then_some(expiry),
-                vivify: (n % 3 == 0).then_some(expiry),
-                recache_below: (n % 5 == 0).then_some(30),
+                touch: n.is_multiple_of(2).then_some(expiry),
+                vivify: n.is_multiple_of(3).then_some(expiry),
+                recache_below: n.is_multiple_of(5).then_some(30),
                 meta: true,
                 ..Get::default()
             }),
@@ -190,7 +190,7 @@ fn setup(policy: &str, seed: u64, flash: bool) -> RunSetup {
             arena_bytes: 144 << 10,
             max_object: 16 << 10,
             no_eviction: false,
-            clock_increment: seed % 2 == 0,
+            clock_increment: seed.is_multiple_of(2),
             clock_max: 3,
             free_low: 48 << 10,
             free_high: 64 << 10,
@@ -368,7 +368,7 @@ impl Live {
             for _ in 0..self.rng.below(3) {
                 self.step();
             }
-            if i % 500 == 0 {
+            if i.is_multiple_of(500) {
                 self.train();
             }
             if i == requests / 2 || i == requests / 3 {

@@ -68,9 +68,9 @@ fn a_flipped_decision_is_found_where_it_is() {
         (0..file.streams()).map(|s| file.records_of(s)).collect()
     };
     let mut rng = Rng::new(1);
-    for stream in 0..records.len() {
+    for (stream, &count) in records.iter().enumerate() {
         for _ in 0..3 {
-            let number = rng.below(records[stream]);
+            let number = rng.below(count);
             let mut flipped = Cursor::new(bytes.clone());
             assert!(flip_decision(&mut flipped, stream, number).unwrap());
             let flipped = flipped.into_inner();
@@ -81,7 +81,7 @@ fn a_flipped_decision_is_found_where_it_is() {
             assert_ne!(found.recorded, found.replayed);
         }
         let mut whole = Cursor::new(bytes.clone());
-        assert!(!flip_decision(&mut whole, stream, records[stream]).unwrap());
+        assert!(!flip_decision(&mut whole, stream, count).unwrap());
     }
 }
 
