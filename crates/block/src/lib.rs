@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
+//! | [`cache`] | the block engine between workers and stores |
 //! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
 //! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |
@@ -13,6 +14,7 @@
 )]
 
 pub mod backing;
+pub mod cache;
 pub mod nbd;
 pub mod op;
 pub mod server;

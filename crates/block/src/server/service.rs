@@ -59,6 +59,7 @@ pub struct PassThrough {
     /// By the volume's place in memory, which it keeps as long as it is in here.
     by_volume: BTreeMap<usize, (Arc<Volume>, usize)>,
     ended: Vec<Answer>,
+    lingering: Lingering,
 }
 
 impl PassThrough {
@@ -70,6 +71,7 @@ impl PassThrough {
             sessions: Vec::new(),
             by_volume: BTreeMap::new(),
             ended: Vec::new(),
+            lingering: Lingering::default(),
         }
     }
 
@@ -123,7 +125,11 @@ impl Service for PassThrough {
         match self.session(volume) {
             Ok(index) => self.sessions[index].submit(ticket, op),
             Err(failure) => {
-                self.ended.push(Answer { ticket, outcome: Err(failure), buf: buffer(op) });
+                self.ended.push(Answer {
+                    ticket,
+                    outcome: Err(failure),
+                    buf: self.lingering.buffer(op),
+                });
             }
         }
     }
@@ -149,8 +155,12 @@ impl Service for PassThrough {
         }
         self.sessions.iter_mut().find_map(|session| {
             let Done { token, op, outcome } = session.pop()?;
-            Some(Answer { ticket: token, outcome, buf: buffer(op) })
+            Some(Answer { ticket: token, outcome, buf: self.lingering.buffer(op) })
         })
+    }
+
+    fn spent(&mut self) -> Option<AlignedBuf> {
+        self.lingering.pop()
     }
 
     fn wake_at(&self) -> Option<Instant> {
@@ -158,12 +168,43 @@ impl Service for PassThrough {
     }
 }
 
-/// The buffer of an operation that has ended.
-fn buffer(op: Op) -> Option<AlignedBuf> {
-    match op {
-        Op::Read { buf, .. } => Some(buf),
-        Op::Write { data, .. } => data.into_buf(),
-        _ => None,
+/// Buffers that somebody still reads when their operation has ended: a connection to a store that has answered before
+/// it had read all, a fill of the cache.
+#[derive(Debug, Default)]
+pub(crate) struct Lingering {
+    list: Vec<Payload>,
+}
+
+impl Lingering {
+    /// The buffer of an operation that has ended, unless it is still needed.
+    pub(crate) fn buffer(&mut self, op: Op) -> Option<AlignedBuf> {
+        match op {
+            Op::Read { buf, .. } => Some(buf),
+            Op::Write { data, .. } => self.payload(data),
+            _ => None,
+        }
+    }
+
+    /// The buffer of a payload, unless it is still needed.
+    pub(crate) fn payload(&mut self, data: Payload) -> Option<AlignedBuf> {
+        data.try_into_buf().map_err(|data| self.list.push(data)).ok()
+    }
+
+    /// A buffer that was not handed back with an answer.
+    pub(crate) fn keep(&mut self, buf: Option<AlignedBuf>) {
+        self.list.extend(buf.map(Payload::new));
+    }
+
+    /// One that is needed no longer.
+    pub(crate) fn pop(&mut self) -> Option<AlignedBuf> {
+        for _ in 0..self.list.len() {
+            let data = self.list.pop()?;
+            match data.try_into_buf() {
+                Ok(buf) => return Some(buf),
+                Err(data) => self.list.insert(0, data),
+            }
+        }
+        None
     }
 }
 

@@ -54,6 +54,15 @@ impl Payload {
         Arc::into_inner(self.buf)
     }
 
+    /// The buffer.
+    ///
+    /// # Errors
+    /// The payload again, as long as somebody else has a part of it.
+    pub fn try_into_buf(self) -> Result<AlignedBuf, Payload> {
+        let Payload { buf, start, len } = self;
+        Arc::try_unwrap(buf).map_err(|buf| Payload { buf, start, len })
+    }
+
     /// Bytes that the whole buffer takes.
     pub fn capacity(&self) -> usize {
         self.buf.capacity()
