@@ -34,6 +34,11 @@ impl<const N: usize> Deck<N> {
         N - 1
     }
 
+    /// Whether all are drawn.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
     /// Puts draws of this kind in.
     pub(crate) fn put(&mut self, kind: usize, count: u64) {
         self.left[kind] += count;
@@ -103,6 +108,7 @@ mod tests {
             assert!(i >= 100 || counts[2] == 0);
         }
         assert_eq!(counts, [10, 200, 3]);
+        assert!(deck.is_empty());
         assert_eq!(deck.draw(&mut rng), 2, "the last for ever");
     }
 
