@@ -1,6 +1,5 @@
 //! `larder bench`: what the design claims, measured without a server or a device.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use larder_base::ByteSize;
 use larder_engine::{index, segment};
 use larder_format::Geometry;
@@ -44,16 +43,9 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     }
 }
 
-/// A progress bar over `total` steps when standard error is a terminal; otherwise it is not drawn.
+/// Progress over `total` steps.
 fn progress(total: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(total);
-    let style =
-        ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {per_sec}  {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.set_style(style);
+    let bar = crate::progress::bar(total);
     bar.enable_steady_tick(Duration::from_millis(250));
     bar
 }

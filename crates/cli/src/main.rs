@@ -11,6 +11,7 @@
 mod bench;
 mod error;
 mod kv;
+mod progress;
 mod replay;
 mod sim;
 mod trace;
@@ -23,9 +24,21 @@ use clap::Parser;
 
 use crate::error::CliError;
 
+/// Where to look next.
+const NEXT: &str = "\
+Begin with `larder kv`: it serves memcached's protocol on 127.0.0.1:11211 and shows itself at http://127.0.0.1:11280/.
+`larder COMMAND --help` shows a command's options with examples; the README's tour takes five minutes.";
+
 /// Larder, the flash cache.
 #[derive(Debug, Parser)]
-#[command(name = "larder", version, about, propagate_version = true, subcommand_required = true)]
+#[command(
+    name = "larder",
+    version,
+    about,
+    propagate_version = true,
+    subcommand_required = true,
+    after_help = NEXT
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -52,6 +65,10 @@ fn dispatch(command: Command) -> Result<(), CliError> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Those that work with sockets do it when they come to print.
+    if !matches!(cli.command, Command::Kv(_) | Command::Replay(_)) {
+        larder_runtime::machine::end_on_broken_pipe();
+    }
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

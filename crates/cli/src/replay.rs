@@ -1,11 +1,10 @@
 //! `larder replay`: replays a trace against any memcached server.
 
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar};
 use larder_replay::{Options, Order, Report, Snapshot, Target};
 
 use crate::error::CliError;
@@ -99,19 +98,17 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         timeout: Duration::from_secs(args.timeout),
         ..Options::new(target)
     };
-    let bar = std::io::stderr().is_terminal().then(progress_bar);
+    let bar = crate::progress::bar(10_000);
     let outcome = larder_replay::run(trace.reader, &options, |s| {
-        if let Some(bar) = &bar {
-            show(bar, s);
-        }
+        show(&bar, s);
     });
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
-    }
+    bar.finish_and_clear();
     let (report, failure) = match outcome {
         Ok(report) => (Some(Box::new(report)), None),
         Err((e, report)) => (report, Some(e)),
     };
+    // The sockets are closed: from here on only standard output can break.
+    larder_runtime::machine::end_on_broken_pipe();
     if let Some(report) = &report {
         if args.json {
             let text = serde_json::to_string_pretty(report)
@@ -149,14 +146,6 @@ fn verdict(r: &Report) -> Option<String> {
         .then(|| format!("the server answered {} errors; the first: {first}", r.other_errors))
 }
 
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(10_000);
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.set_style(style);
-    bar
-}
-
 fn show(bar: &ProgressBar, s: &Snapshot) {
     if let Some(fraction) = s.fraction {
         bar.set_position((fraction * 10_000.0) as u64);
@@ -171,13 +160,18 @@ fn show(bar: &ProgressBar, s: &Snapshot) {
     ));
 }
 
+/// `1 thread`, `2 threads`.
+fn counted(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
 fn print_report(r: &Report) {
     println!(
-        "{}: {} connections, pipeline {}, {} threads, {}",
+        "{}: {}, pipeline {}, {}, {}",
         r.target,
-        r.connections,
+        counted(r.connections, "connection"),
         r.pipeline,
-        r.threads,
+        counted(r.threads, "thread"),
         match r.speed {
             Some(speed) =>
                 format!("recorded times / {speed}, at most {:.1} ms behind", r.behind_ms),

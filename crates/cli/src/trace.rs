@@ -1,10 +1,10 @@
 //! `larder trace`: looks into traces, converts and generates them.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar};
 use larder_trace::{
     Class, Collector, CsvColumns, Format, Reader, Request, Trace, TraceError, Writer,
 };
@@ -196,9 +196,9 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     }
 }
 
-/// A progress bar over a reader, when standard error is a terminal.
+/// Progress over a reader.
 struct Watch {
-    bar: Option<ProgressBar>,
+    bar: ProgressBar,
     count: u64,
     last: Instant,
     started: Instant,
@@ -206,13 +206,7 @@ struct Watch {
 
 impl Watch {
     fn new() -> Watch {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(10_000);
-            let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.set_style(style);
-            bar
-        });
+        let bar = crate::progress::bar(10_000);
         Watch { bar, count: 0, last: Instant::now(), started: Instant::now() }
     }
 
@@ -222,20 +216,17 @@ impl Watch {
             return;
         }
         self.last = Instant::now();
-        let Some(bar) = &self.bar else { return };
         if let Some(fraction) = reader.progress().fraction() {
-            bar.set_position((fraction * 10_000.0) as u64);
+            self.bar.set_position((fraction * 10_000.0) as u64);
         }
         let rate = self.count as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
-        bar.set_message(format!("{} requests  {rate:.0}/s", self.count));
+        self.bar.set_message(format!("{} requests  {rate:.0}/s", self.count));
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.bar.finish_and_clear();
     }
 }
 

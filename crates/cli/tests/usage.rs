@@ -35,6 +35,10 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
     let reads = file("reads.toml", "port = 1\n[admission.ghost]\nreads = 0\n");
     let shares = file("shares.toml", "[applications.shares.web]\nflor = 0.5\n");
     let not_pem = file("not.pem", "hello\n");
+    let tiny = file("tiny", &"x".repeat(5000));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().map(|a| (taken, a.to_string())).unwrap();
+    let (_holder, taken) = taken;
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["-U", "70000"], 2, &["udp-port '70000'", "65535"]),
         (&["-U", "11299", "-Y", "/users"], 2, &["udp-port '11299'", "auth-file"]),
@@ -85,6 +89,20 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["--config", &typo], 2, &["line 2", "memory-limt", "--print-config"]),
         (&["--config", &reads], 2, &["reads.toml' line 3", "admission.ghost.reads is 0"]),
         (&["--config", &shares], 2, &["shares.toml' line 2", "flor"]),
+        (&["--endurance-tbw", "-5"], 2, &["endurance-tbw '-5'", "positive"]),
+        (&["--endurance-years", "-1"], 2, &["endurance-years '-1'", "between"]),
+        (&["-l", "app=shop"], 2, &["listen 'app=shop'", "app=NAME:HOST:PORT"]),
+        (
+            &["--http", "off", "-p", "-1", "--flash", &tiny],
+            1,
+            &["tiny' has only 5000 bytes", "at least", "larger"],
+        ),
+        (&["--http", "off", "--flash-size", "64m", "-l", &taken], 1, &[&taken, "in use"]),
+        (
+            &["--flash-size", "64m", "-p", "-1", "--http", &taken],
+            1,
+            &["http", &taken, "--http off"],
+        ),
         (&["--burst-hours", "0"], 2, &["burst-hours '0'", "720"]),
         (&["--device-write-amplification", "0.5"], 2, &["device-write-amplification '0.5'"]),
         (&["--config", &wrong], 2, &["line 1", "threads"]),
@@ -138,6 +156,8 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
             assert!(last.contains(word), "{arguments:?}: '{last}' lacks '{word}'");
         }
     }
+    assert!(!dir.path().join("state").exists(), "a refused start has left something behind");
+    assert_eq!(std::fs::metadata(&tiny).unwrap().len(), 5000);
     // Flags that do not exist at all are clap's to explain.
     let out = run(&["kv", "--frobnicate"]);
     assert_eq!(out.status.code(), Some(2));
@@ -306,6 +326,93 @@ fn verbosity_changes_the_log_level() {
         assert!(reader.read_line(&mut answers).unwrap() > 0, "{answers}");
     }
     assert!(answers.contains("STAT verbosity 0\r\n"), "{answers}");
+}
+
+#[test]
+fn verbosity_goes_no_higher_than_memcacheds() {
+    let server = Running::start(&[]);
+    let mut c = server.connect();
+    c.write_all(b"verbosity 99\r\nstats settings\r\nquit\r\n").unwrap();
+    let mut answers = String::new();
+    c.read_to_string(&mut answers).unwrap();
+    assert!(answers.contains("STAT verbosity 2\r\n"), "{answers}");
+}
+
+/// Two ports that nobody listens on.
+fn free_ports() -> (u16, u16) {
+    let held = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let port = |i: usize| held[i].local_addr().unwrap().port();
+    (port(0), port(1))
+}
+
+#[test]
+fn applications_are_told_apart_by_listener() {
+    let (shop, ads) = free_ports();
+    let dir = tempfile::tempdir().unwrap();
+    let shares = dir.path().join("shares.toml");
+    std::fs::write(&shares, "[applications.shares.ads]\nceiling = 0.25\n").unwrap();
+    let listen = format!("app=shop:127.0.0.1:{shop},app=ads:127.0.0.1:{ads}");
+    let shares = shares.display().to_string();
+    let server = Running::start(&["-m", "16", "-l", &listen, "--config", &shares]);
+    let connect = |port: u16| {
+        let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    };
+    let ask = |stream: &mut dyn ReadWrite, request: &[u8], end: &str| {
+        stream.write_all(request).unwrap();
+        let mut text = String::new();
+        let mut byte = [0];
+        while !text.ends_with(end) {
+            stream.read_exact(&mut byte).unwrap();
+            text.push(char::from(byte[0]));
+        }
+        text
+    };
+    let (mut shop, mut ads, mut unix) = (connect(shop), connect(ads), server.connect());
+    let value = "v".repeat(1000);
+    // What comes by the listener belongs to its application, whatever the key's prefix says.
+    for key in ["plain", "web:1", "ads:1"] {
+        let set = format!("set {key} 0 0 1000\r\n{value}\r\n");
+        assert_eq!(ask(&mut shop, set.as_bytes(), "\r\n"), "STORED\r\n");
+    }
+    // More than the share of this one.
+    for i in 0..20_000 {
+        let set = format!("set a{i} 0 0 1000 noreply\r\n{value}\r\n");
+        ads.write_all(set.as_bytes()).unwrap();
+    }
+    assert_eq!(ask(&mut ads, b"mg plain v\r\nmn\r\n", "MN\r\n").lines().count(), 3);
+    // A connection that came by another way is judged by the keys.
+    ask(&mut unix, b"set web:2 0 0 1\r\nx\r\n", "STORED\r\n");
+    ask(&mut unix, b"get web:2 nobody\r\n", "END\r\n");
+    let stats = ask(&mut unix, b"stats larder\r\n", "END\r\n");
+    let stat = |name: &str| -> u64 {
+        let start = format!("STAT larder_app_{name} ");
+        let line = stats.lines().find_map(|l| l.strip_prefix(start.as_str()));
+        line.unwrap_or_else(|| panic!("no {name}: {stats}")).parse().unwrap()
+    };
+    assert_eq!((stat("shop_sets"), stat("ads_sets"), stat("web_sets")), (3, 20_000, 1));
+    assert_eq!((stat("shop_gets"), stat("ads_gets"), stat("ads_hits")), (0, 1, 1));
+    assert_eq!((stat("web_gets"), stat("default_gets")), (1, 1));
+    // A quarter of 16 MiB, and what was written since the cleaner last came.
+    let held = stat("ads_dram_bytes");
+    assert!(held > 1 << 20 && held < 8 << 20, "{held} bytes of ads in DRAM");
+    assert!(stat("shop_dram_bytes") > 3_000);
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
+#[test]
+fn a_reader_that_goes_away_causes_no_panic() {
+    for arguments in [&["kv", "--print-config"][..], &["bench", "packing", "--help"]] {
+        let mut child =
+            larder().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let out = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+    }
 }
 
 #[test]

@@ -41,9 +41,13 @@ fn config(settings: Settings) -> Config {
     };
     let mut config = Config::resolve(given, &machine()).unwrap();
     if config.unix.is_none() {
-        config.listen = vec![ListenAddress { host: "127.0.0.1".into(), port: 0, plain: false }];
+        config.listen = vec![any_port()];
     }
     config
+}
+
+fn any_port() -> ListenAddress {
+    ListenAddress { host: "127.0.0.1".into(), port: 0, plain: false, application: None }
 }
 
 fn start(config: Config) -> Server<ModelEngine> {
@@ -585,7 +589,8 @@ fn requests_that_wait_for_flash_go_through_the_ring_and_keep_their_order() {
 #[test]
 fn the_live_page_and_the_metrics_answer() {
     let server = start(config(Settings::default()));
-    let page = larder_kv::admin::start("127.0.0.1:0".parse().unwrap(), server.view()).unwrap();
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let page = larder_kv::admin::start(socket, server.view()).unwrap();
     let mut c = Client::new(server.addresses()[0]);
     assert_eq!(c.ask(b"set k 0 0 1\r\nx\r\n"), "STORED");
     let get = |path: &str| {
@@ -662,7 +667,7 @@ fn latency_counts_the_server_s_time_and_not_the_client_s() {
 #[test]
 fn udp_answers_in_numbered_datagrams() {
     let mut config = config(Settings::default());
-    config.udp = vec![ListenAddress { host: "127.0.0.1".into(), port: 0, plain: false }];
+    config.udp = vec![any_port()];
     let server = start(config);
     let mut c = Client::new(server.addresses()[0]);
     let value = "v".repeat(5000);

@@ -73,6 +73,8 @@ pub struct DataDir {
     path: PathBuf,
     /// Held locked; holds the process id for people.
     lock: File,
+    /// What [`DataDir::open`] has made, in the order of making.
+    made: Vec<PathBuf>,
 }
 
 const LOCK: &str = "lock";
@@ -89,19 +91,26 @@ impl DataDir {
             let path = path.to_owned();
             move |source| DataDirError::Io { path, action, source }
         };
+        let mut made: Vec<PathBuf> = Vec::new();
         match std::fs::metadata(path) {
             Ok(found) if !found.is_dir() => {
                 return Err(DataDirError::NotADirectory(path.to_owned()));
             }
             Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(path)
-                .map_err(failed("create data directory", path))?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let absent = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
+                made = path.ancestors().take_while(absent).map(Path::to_owned).collect();
+                made.reverse();
+                DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o700)
+                    .create(path)
+                    .map_err(failed("create data directory", path))?;
+            }
             Err(e) => return Err(failed("open data directory", path)(e)),
         }
         let lock_path = path.join(LOCK);
+        let had_lock = lock_path.exists();
         let lock = OpenOptions::new()
             .read(true)
             .write(true)
@@ -117,7 +126,10 @@ impl DataDir {
             }
             Refused::Failed(e) => failed("lock", &lock_path)(e),
         })?;
-        let dir = DataDir { path: path.to_owned(), lock };
+        if !had_lock {
+            made.push(lock_path.clone());
+        }
+        let mut dir = DataDir { path: path.to_owned(), lock, made };
         dir.check_version(version)?;
         dir.lock
             .set_len(0)
@@ -126,12 +138,14 @@ impl DataDir {
         Ok(dir)
     }
 
-    fn check_version(&self, wanted: u32) -> Result<(), DataDirError> {
+    fn check_version(&mut self, wanted: u32) -> Result<(), DataDirError> {
         let path = self.path.join(VERSION);
         let text = match read_start(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return self.replace(VERSION, format!("{MAGIC}{wanted}\n").as_bytes());
+                self.replace(VERSION, format!("{MAGIC}{wanted}\n").as_bytes())?;
+                self.made.push(path);
+                return Ok(());
             }
             Err(source) => return Err(DataDirError::Io { path, action: "read", source }),
         };
@@ -143,6 +157,12 @@ impl DataDir {
                 Err(DataDirError::NotOurs { path, text })
             }
         }
+    }
+
+    /// What [`DataDir::open`] found missing and made: directories, the lock file, the version. Whoever goes no further
+    /// than opening removes it, the last first.
+    pub fn made(&self) -> &[PathBuf] {
+        &self.made
     }
 
     /// The directory.
@@ -227,6 +247,8 @@ mod tests {
         let dir = DataDir::open(&path, 3).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(std::fs::read_to_string(path.join("VERSION")).unwrap(), "larder 3\n");
+        let b = [top.path().join("a"), path.clone(), path.join("lock"), path.join("VERSION")];
+        assert_eq!(dir.made(), b);
         let e = DataDir::open(&path, 3).unwrap_err();
         assert!(
             matches!(e, DataDirError::InUse { pid: Some(pid), .. } if pid == std::process::id()),
@@ -234,7 +256,7 @@ mod tests {
         );
         assert!(e.to_string().contains(&format!("process {}", std::process::id())), "{e}");
         drop(dir);
-        DataDir::open(&path, 3).unwrap();
+        assert!(DataDir::open(&path, 3).unwrap().made().is_empty());
         let e = DataDir::open(&path, 4).unwrap_err();
         assert!(matches!(e, DataDirError::Version { found: 3, wanted: 4, .. }), "{e}");
         for other in ["", "PostgreSQL 16\n", "larder x\n", "larder 99999999999\n", "\u{1b}[31m"] {

@@ -73,7 +73,8 @@ pub enum DeviceError {
         wanted: u64,
     },
     /// Too small to be of use.
-    #[error("flash '{device}' has only {size} bytes: at least {least} are needed")]
+    #[error("flash '{device}' has only {size} bytes: at least {least} ({}) are needed; name a larger one, or a file that does not \
+         exist yet with the size to make it with", ByteSize(*.least))]
     TooSmall {
         /// The path.
         device: Arc<str>,

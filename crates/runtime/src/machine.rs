@@ -139,6 +139,13 @@ pub fn prefer_huge_pages(memory: &mut [u8]) {
     }
 }
 
+/// From here on a write to a pipe that nobody reads ends the process, as programs whose output is piped to `head` end;
+/// without it such a write fails, and printing panics. Not for servers: their sockets must only fail.
+pub fn end_on_broken_pipe() {
+    // SAFETY: this restores the system's own way with the signal; no handler of ours is installed that it could run.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

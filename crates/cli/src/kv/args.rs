@@ -42,7 +42,7 @@ pub(crate) struct Args {
     )]
     port: Option<i32>,
     /// Address to listen on: host, host:port or [v6]:port, comma separated; notls: before it for a plain port beside
-    /// TLS ones [default: 127.0.0.1,::1]
+    /// TLS ones, app=NAME: for requests that all belong to one application [default: 127.0.0.1,::1]
     #[arg(short = 'l', long, value_name = "ADDR", help_heading = "Network", value_delimiter = ',')]
     listen: Option<Vec<String>>,
     /// Unix socket to listen on (instead of TCP, unless a port is given too)
@@ -107,6 +107,9 @@ pub(crate) struct Args {
     /// Disable the flush_all command
     #[arg(short = 'F', long, help_heading = "Cache")]
     disable_flush_all: bool,
+    /// Disable the listing of keys (lru_crawler metadump, mgdump) and stats detail
+    #[arg(short = 'X', long, help_heading = "Cache")]
+    disable_dumping: bool,
     /// Enable the shutdown command
     #[arg(short = 'A', long, help_heading = "Cache")]
     enable_shutdown: bool,
@@ -153,25 +156,37 @@ pub(crate) struct Args {
     io: Option<String>,
 
     /// Rated endurance of the flash in terabytes written: sets the write budget [default: none, writes are not limited]
-    #[arg(long, value_name = "TB", help_heading = "Drive life")]
+    #[arg(long, value_name = "TB", help_heading = "Drive life", allow_negative_numbers = true)]
     endurance_tbw: Option<f64>,
     /// Rated endurance in drive writes per day over the warranty, instead of terabytes written
-    #[arg(long, value_name = "N", help_heading = "Drive life", visible_alias = "dwpd")]
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Drive life",
+        visible_alias = "dwpd",
+        allow_negative_numbers = true
+    )]
     endurance_dwpd: Option<f64>,
     /// Years of warranty that --endurance-dwpd is stated for [default: 5]
-    #[arg(long, value_name = "N", help_heading = "Drive life")]
+    #[arg(long, value_name = "N", help_heading = "Drive life", allow_negative_numbers = true)]
     endurance_warranty_years: Option<f64>,
     /// Capacity of the whole drive, to which --endurance-dwpd refers [default: the flash given to the cache]
     #[arg(long, value_name = "SIZE", help_heading = "Drive life")]
     drive_capacity: Option<ByteSize>,
     /// Years that the flash should last [default: 5]
-    #[arg(long, value_name = "N", help_heading = "Drive life", visible_alias = "years")]
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Drive life",
+        visible_alias = "years",
+        allow_negative_numbers = true
+    )]
     endurance_years: Option<f64>,
     /// Bytes that the drive is expected to program for each byte written to it [default: 1.1]
-    #[arg(long, value_name = "RATIO", help_heading = "Drive life")]
+    #[arg(long, value_name = "RATIO", help_heading = "Drive life", allow_negative_numbers = true)]
     device_write_amplification: Option<f64>,
     /// Hours of write budget that may be saved up for a burst [default: 6]
-    #[arg(long, value_name = "HOURS", help_heading = "Drive life")]
+    #[arg(long, value_name = "HOURS", help_heading = "Drive life", allow_negative_numbers = true)]
     burst_hours: Option<f64>,
     /// Hold an empty cache to the write budget too, instead of letting it fill once ahead of it
     #[arg(long, help_heading = "Drive life")]
@@ -281,6 +296,7 @@ impl Args {
             buffer_limit: self.buffer_limit,
             disable_evictions: yes(self.disable_evictions),
             disable_flush_all: yes(self.disable_flush_all),
+            disable_dumping: yes(self.disable_dumping),
             enable_shutdown: yes(self.enable_shutdown),
             enable_debugtime: yes(self.enable_debugtime),
             prefix_delimiter: self.prefix_delimiter.clone(),

@@ -11,7 +11,7 @@ use std::sync::{Arc, mpsc};
 use larder_base::ByteSize;
 use larder_engine::kv::ClockMode;
 use larder_kv::config::{Config, Settings};
-use larder_kv::server::Server;
+use larder_kv::server::{Server, Sockets};
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
 use larder_runtime::Clock;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -39,6 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let config = Config::resolve(given.settings, &machine::facts())
         .map_err(|e| CliError::Usage(e.to_string()))?;
     if args.print_config {
+        larder_runtime::machine::end_on_broken_pipe();
         print!("{}", config.effective.print());
         return Ok(());
     }
@@ -87,42 +88,32 @@ fn serve(
         })
         .map_err(|e| CliError::Runtime(format!("starting the signal thread: {e}")))?;
 
+    // Addresses first: one that is in use must leave the store as it is.
+    let sockets = Sockets::bind(&config).map_err(|e| CliError::Runtime(e.to_string()))?;
+    let page_socket = bind_page(&config)?;
     let clock = Arc::new(Clock::start());
     let store = open_store(&config, &clock)?;
     describe(&config);
-    let http = config.http;
-    let http_explicit = config.http_explicit;
     let on_shutdown = Box::new(move || drop(stop.send(Stop::Client)));
     // A start that fails here leaves the store as a clean stop does: what was warm stays warm.
     let give_up = |e: String| {
         larder_kv::server::Store::shutdown(&*store, clock.now());
         CliError::Runtime(e)
     };
-    let server = Server::start(config, store.clone(), clock.clone(), on_shutdown)
+    let server = Server::start_on(sockets, config, store.clone(), clock.clone(), on_shutdown)
         .map_err(|e| give_up(e.to_string()))?;
     server.on_verbosity(set_level);
-    let page = match http {
+    let page = match page_socket.map(|socket| larder_kv::admin::start(socket, server.view())) {
         None => None,
-        Some(address) => match larder_kv::admin::start(address, server.view()) {
-            Ok(page) => {
-                info!(
-                    "live page http://{}/ and metrics http://{}/metrics",
-                    page.address(),
-                    page.address()
-                );
-                Some(page)
-            }
-            Err(e) if http_explicit => {
-                server.stop();
-                return Err(give_up(format!(
-                    "http '{address}': {e}: choose another address, or --http off"
-                )));
-            }
-            Err(e) => {
-                warn!("no live page: http '{address}': {e}; choose another address with --http");
-                None
-            }
-        },
+        Some(Ok(page)) => {
+            let address = page.address();
+            info!("live page http://{address}/ and metrics http://{address}/metrics");
+            Some(page)
+        }
+        Some(Err(e)) => {
+            server.stop();
+            return Err(give_up(format!("starting the live page: {e}: --http off goes without")));
+        }
     };
     write_ports(server.addresses(), server.udp_addresses())?;
     let pidfile = settings.pidfile.as_ref().map(|p| PidFile::write(p)).transpose()?;
@@ -144,6 +135,21 @@ fn serve(
     drop(pidfile);
     info!("stopped");
     Ok(())
+}
+
+/// The socket of the live page. A default address that is in use costs the page, not the start.
+fn bind_page(config: &Config) -> Result<Option<std::net::TcpListener>, CliError> {
+    let Some(address) = config.http else { return Ok(None) };
+    match std::net::TcpListener::bind(address) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(e) if config.http_explicit => Err(CliError::Runtime(format!(
+            "http '{address}': {e}: choose another address, or --http off"
+        ))),
+        Err(e) => {
+            warn!("no live page: http '{address}': {e}; choose another address with --http");
+            Ok(None)
+        }
+    }
 }
 
 /// The store behind the server.

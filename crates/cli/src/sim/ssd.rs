@@ -1,9 +1,6 @@
 //! `larder sim ssd`: what a drive makes of writes.
 
-use std::io::IsTerminal;
-
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::{ByteSize, Rng};
 use larder_sim::ssd::{Geometry, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
 use larder_trace::Reader;
@@ -163,12 +160,7 @@ fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
     }
     let hot_regions =
         args.hot.map_or(0, |(_, share)| ((regions as f64 * share) as u64).clamp(1, regions - 1));
-    let bar = std::io::stderr().is_terminal().then(|| {
-        let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left");
-        let bar = ProgressBar::new(u64::from(args.rounds));
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar
-    });
+    let bar = crate::progress::bar(u64::from(args.rounds));
     let mut rng = Rng::new(args.seed);
     for round in 0..=args.rounds {
         if round == args.rounds / 2 + 1 {
@@ -185,14 +177,10 @@ fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
                 ssd.write(page as u32, 0, &mut NoEviction);
             }
         }
-        if let Some(bar) = &bar {
-            bar.inc(1);
-            bar.set_message(format!("WA {:.3}", ssd.traffic().write_amplification()));
-        }
+        bar.inc(1);
+        bar.set_message(format!("WA {:.3}", ssd.traffic().write_amplification()));
     }
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
-    }
+    bar.finish_and_clear();
     Ok(())
 }
 

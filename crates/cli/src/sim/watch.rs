@@ -1,14 +1,13 @@
 //! The progress bar of a simulation.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use larder_trace::Reader;
 
-/// A progress bar over one or two readings of the trace, when standard error is a terminal.
+/// Progress over one or two readings of the trace.
 pub(super) struct Watch {
-    bar: Option<ProgressBar>,
+    bar: ProgressBar,
     passes: u64,
     pass: u64,
     last_requests: u64,
@@ -18,13 +17,7 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(passes: u64) -> Watch {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(10_000 * passes);
-            let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {eta} left")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.set_style(style);
-            bar
-        });
+        let bar = crate::progress::bar(10_000 * passes);
         let now = Instant::now();
         Watch { bar, passes, pass: 0, last_requests: 0, last: now, started: now }
     }
@@ -35,7 +28,7 @@ impl Watch {
             self.started = Instant::now();
         }
         self.last_requests = requests;
-        let Some(bar) = &self.bar else { return };
+        let bar = &self.bar;
         if self.last.elapsed() < Duration::from_millis(200) {
             return;
         }
@@ -50,8 +43,6 @@ impl Watch {
     }
 
     pub(super) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.bar.finish_and_clear();
     }
 }

@@ -11,6 +11,10 @@
 //! free:  |                                  |                           | next u32 | prev u32 |
 //! ```
 
+mod resize;
+
+pub use resize::Tail;
+
 /// Granularity of blocks, bytes.
 pub const UNIT: usize = 16;
 /// Bytes in front of a block's payload.
@@ -55,6 +59,11 @@ fn class_for(units: u32) -> (usize, usize) {
     class_of(units + (1 << (fl - SL_BITS)) - 1)
 }
 
+/// Units of an arena of `bytes`.
+fn arena_units(bytes: usize) -> u32 {
+    (bytes / UNIT).clamp(4096 / UNIT, (1 << 30) - 1) as u32
+}
+
 fn units_of(payload: usize) -> u32 {
     (((payload + BLOCK_HEADER).div_ceil(UNIT)) as u32).max(MIN_UNITS)
 }
@@ -62,7 +71,7 @@ fn units_of(payload: usize) -> u32 {
 impl Arena {
     /// An arena of `bytes` (at least 4 KiB, at most 16 GiB), wholly free. The system zeroes the memory lazily.
     pub fn new(bytes: usize) -> Arena {
-        let units = (bytes / UNIT).clamp(4096 / UNIT, (1 << 30) - 1) as u32;
+        let units = arena_units(bytes);
         let mut arena = Arena {
             mem: vec![0u8; units as usize * UNIT].into_boxed_slice(),
             end: units - 1,

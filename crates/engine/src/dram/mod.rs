@@ -4,6 +4,6 @@ mod arena;
 mod object;
 mod table;
 
-pub use arena::{Arena, Block, UNIT};
+pub use arena::{Arena, Block, Tail, UNIT};
 pub use object::{HEADER_BYTES, ObjectHeader, State, object_bytes};
 pub use table::Table;

@@ -1,7 +1,8 @@
 //! Finds objects in the arena by key: chains through the objects' own headers, a fixed number of buckets.
 //!
-//! Fixed because it never has to grow: the arena bounds the number of objects, and one bucket per 256 bytes of arena
-//! keeps the mean chain at a few objects even when every object is as small as its header. Four bytes per bucket are
+//! Fixed because it never has to grow while the arena keeps its size: the arena bounds the number of objects, and one
+//! bucket per 256 bytes of arena keeps the mean chain at a few objects even when every object is as small as its header.
+//! When the arena changes its size the table is built anew. Four bytes per bucket are
 //! 1.6 % of the arena, counted within `-m`.
 
 use super::arena::{Arena, Block};
@@ -26,6 +27,28 @@ impl Table {
         // The power of two nearest from below or above, so that the table stays near 1.6 %.
         let above = want.next_power_of_two();
         if above - want > want - above / 2 { above / 2 } else { above }
+    }
+
+    /// Rebuilds the table for an arena that has become `bytes` long, if that asks for another number of buckets.
+    pub fn fit(&mut self, arena: &mut Arena, bytes: usize) {
+        if Self::buckets(bytes) == self.heads.len() {
+            return;
+        }
+        let before = self.len;
+        *self = Table::for_arena(bytes);
+        let mut block = arena.first();
+        loop {
+            if arena.is_used(block) {
+                let hash = ObjectHeader::load(arena, block).hash;
+                self.link(arena, hash, block);
+            }
+            let next = arena.next(block);
+            if next <= block {
+                break;
+            }
+            block = next;
+        }
+        debug_assert_eq!(self.len, before, "every object is linked again");
     }
 
     /// Bytes that [`Table::for_arena`] takes.
@@ -61,6 +84,26 @@ impl Table {
             at = h.next;
         }
         None
+    }
+
+    /// Number of buckets: positions for [`Table::chain`].
+    pub fn width(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The objects of one bucket.
+    pub fn chain<'a>(
+        &self,
+        arena: &'a Arena,
+        bucket: u32,
+    ) -> impl Iterator<Item = (Block, ObjectHeader)> + use<'a> {
+        let mut at = self.heads.get(bucket as usize).copied().unwrap_or(0);
+        std::iter::from_fn(move || {
+            let block = (at != 0).then_some(Block(at))?;
+            let h = ObjectHeader::load(arena, block);
+            at = h.next;
+            Some((block, h))
+        })
     }
 
     /// Links an object whose header (but for `next`) is in place.

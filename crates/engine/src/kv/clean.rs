@@ -350,7 +350,8 @@ impl KvShard {
             let app = self.apps.of_mut(h.app);
             app.flash_written_objects += 1;
             app.flash_written_bytes += u64::from(s.bytes);
-            app.flash_bytes += u64::from(s.bytes);
+            let bytes = app.flash_bytes + u64::from(s.bytes);
+            self.set_app_flash_bytes(h.app, bytes);
             self.remove_dram(s.hash, s.block, &h, Some((now, Departure::Moved)));
         }
         self.dead_staged[usize::from(kind == Kind::Large)].clear();
@@ -399,8 +400,9 @@ impl KvShard {
                 if !mine(hash) {
                     continue;
                 }
-                let app = self.apps.of_mut(walked.record.meta().app);
-                app.flash_bytes = app.flash_bytes.saturating_sub(walked.record.len() as u64);
+                let app = walked.record.meta().app;
+                let bytes = self.apps.of(app).flash_bytes;
+                self.set_app_flash_bytes(app, bytes.saturating_sub(walked.record.len() as u64));
                 let Some(place) = place_of(kind, &walked, hash, self.config.flash.pages()) else {
                     continue;
                 };

@@ -9,6 +9,7 @@ mod log;
 mod ops;
 mod planted;
 pub mod record;
+mod resize;
 mod shard;
 mod stats;
 

@@ -136,6 +136,9 @@ impl KvShard {
             }
             Present::Absent => {
                 self.stats.misses += 1;
+                if !self.flushed.is_empty() && self.flushed.remove(&req.hash.fingerprint()) {
+                    self.stats.get_flushed += 1;
+                }
                 self.admission.on_miss(req.hash, req.app, now.mono);
                 let Some(expiry) = get.vivify else {
                     fx.reply(Reply::Miss);
@@ -289,6 +292,9 @@ impl KvShard {
             cas,
             state,
         };
+        if !self.flushed.is_empty() {
+            self.flushed.remove(&req.hash.fingerprint());
+        }
         match self.insert_dram(now, &new) {
             Some((_, h)) => {
                 let bytes = (req.key.len() + value_len) as u64;

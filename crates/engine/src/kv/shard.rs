@@ -32,6 +32,13 @@ pub(super) struct Suspect {
 /// At most this many entries wait for their verification; more are forgotten at once.
 pub(super) const MAX_SUSPECTS: usize = 64;
 
+/// Buckets of the DRAM table that one call of [`KvShard::list`] shows: bounds the time of the lock, and what the caller
+/// must hold.
+const LIST_WINDOW: u32 = 32;
+
+/// So many flushed objects are remembered, for the count of reads that miss because of a flush.
+const MAX_FLUSHED: usize = 1024;
+
 /// What the new object of a write is made of.
 #[derive(Clone, Copy)]
 pub(super) struct NewObject<'a> {
@@ -68,8 +75,12 @@ pub struct KvShard {
     /// Bytes of the arena whose objects are staged.
     pub(super) staged_bytes: usize,
     pub(super) apps: AppTable,
+    /// The applications' bytes on flash where the next process finds them; empty when nobody wants that.
+    flash_bytes: Words,
     pub(super) stats: ShardStats,
     pub(super) scratch: Vec<u8>,
+    /// Fingerprints of objects that the last flush took out of DRAM and that nobody has asked for since.
+    pub(super) flushed: BTreeSet<u64>,
     next_cas: u64,
     flush_at: u32,
     cleaner_woken: bool,
@@ -143,8 +154,10 @@ impl KvShard {
             dead_staged: [BTreeSet::new(), BTreeSet::new()],
             staged_bytes: 0,
             apps: AppTable::default(),
+            flash_bytes: Words::heap(0),
             stats: ShardStats::default(),
             scratch: Vec::new(),
+            flushed: BTreeSet::new(),
             next_cas: config.cas_base,
             flush_at: 0,
             cleaner_woken: false,
@@ -165,6 +178,28 @@ impl KvShard {
     /// The counters of each application.
     pub fn apps(&self) -> &AppTable {
         &self.apps
+    }
+
+    /// Keeps each application's bytes on flash in `words` ([`AppId::COUNT`] of them) from now on, so that they outlive the
+    /// process. When the index was attached, what the words hold is where counting goes on from.
+    pub fn keep_flash_bytes(&mut self, words: Words, attached: bool) {
+        assert_eq!(words.len(), AppId::COUNT, "one word for each application");
+        self.flash_bytes = words;
+        for i in 0..AppId::COUNT {
+            if attached {
+                self.apps.of_mut(AppId(i as u16)).flash_bytes = self.flash_bytes.load(i);
+            } else if self.flash_bytes.load(i) != 0 {
+                self.flash_bytes.store(i, 0);
+            }
+        }
+    }
+
+    /// Changes the bytes of an application's records on flash.
+    pub(super) fn set_app_flash_bytes(&mut self, app: AppId, bytes: u64) {
+        self.apps.of_mut(app).flash_bytes = bytes;
+        if self.flash_bytes.len() > app.index() {
+            self.flash_bytes.store(app.index(), bytes);
+        }
     }
 
     /// The flash index, to look at.
@@ -275,6 +310,29 @@ impl KvShard {
         record_len(&meta, usize::from(h.key_len), h.value_len as usize) as u32
     }
 
+    /// Shows the objects in DRAM whose place in the table is in a window from `at` on, and says where to go on; `None`
+    /// after the last. Objects that stay while a listing goes on are shown once, unless the memory is resized meanwhile.
+    pub fn list(
+        &self,
+        now: Now,
+        at: u32,
+        mut show: impl FnMut(&[u8], &Item<'_>, usize),
+    ) -> Option<u32> {
+        if self.flush_at != 0 && self.flush_at <= now.wall.0 {
+            return None;
+        }
+        let end = self.table.width().min(at.saturating_add(LIST_WINDOW));
+        for bucket in at..end {
+            for (block, h) in self.table.chain(&self.arena, bucket) {
+                if !h.expiry.is_past(now.wall) {
+                    let item = Self::item(&self.arena, now, block, &h);
+                    show(h.key(&self.arena, block), &item, self.arena.block_bytes(block));
+                }
+            }
+        }
+        (end < self.table.width()).then_some(end)
+    }
+
     // ---- flush ----
 
     /// Forgets everything (`at` in the past or none), or everything that will be there at `at`. Survives `kill -9`.
@@ -307,6 +365,7 @@ impl KvShard {
     fn flush_now(&mut self) {
         // Flash first: a kill in between leaves nothing behind in DRAM anyway.
         self.suspects.clear();
+        self.flushed.clear();
         if !self.planted(Planted::FlushKeepsFlash) {
             self.live.fill(0);
             self.index.clear_all();
@@ -320,6 +379,9 @@ impl KvShard {
             if self.arena.is_used(block) {
                 let h = ObjectHeader::load(&self.arena, block);
                 let hash = self.hash_of(block, &h);
+                if self.flushed.len() < MAX_FLUSHED {
+                    self.flushed.insert(hash.fingerprint());
+                }
                 self.remove_dram(hash, block, &h, None);
             }
             if last {
@@ -360,6 +422,18 @@ impl KvShard {
         h: &ObjectHeader,
         departure: Option<(Now, Departure)>,
     ) {
+        self.take_out(hash, block, h, departure);
+        self.free_block(block);
+    }
+
+    /// What [`KvShard::remove_dram`] does but for freeing the block.
+    pub(super) fn take_out(
+        &mut self,
+        hash: ObjectHash,
+        block: Block,
+        h: &ObjectHeader,
+        departure: Option<(Now, Departure)>,
+    ) {
         self.table.unlink(&mut self.arena, h.hash, block);
         let bytes = self.arena.block_bytes(block);
         if h.state.has(State::STAGED) {
@@ -375,7 +449,6 @@ impl KvShard {
             let access = self.access(hash, h.app, now.mono, Self::record_bytes(h));
             self.admission.on_departure(&access, departure);
         }
-        self.free_block(block);
     }
 
     /// A staged object has changed: its copy in the segment that is being filled is dead. Which kind of segment that is
@@ -494,12 +567,16 @@ impl KvShard {
         None
     }
 
-    /// Evicts one object from DRAM for good.
-    pub(super) fn evict(&mut self, now: Now, block: Block, h: &ObjectHeader) {
-        let hash = self.hash_of(block, h);
+    pub(super) fn count_eviction(&mut self, h: &ObjectHeader) {
         self.stats.evictions += 1;
         self.stats.evicted_unfetched += u64::from(h.reads == 0);
         self.apps.of_mut(h.app).evictions += 1;
+    }
+
+    /// Evicts one object from DRAM for good.
+    pub(super) fn evict(&mut self, now: Now, block: Block, h: &ObjectHeader) {
+        let hash = self.hash_of(block, h);
+        self.count_eviction(h);
         self.remove_dram(hash, block, h, Some((now, Departure::Evicted)));
     }
 

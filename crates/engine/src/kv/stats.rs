@@ -41,6 +41,9 @@ counters! {
         misses,
         /// Objects found expired on access.
         expired,
+        /// Reads that missed because a flush had taken the object out of DRAM (at most 1,024 objects of each flush are
+        /// remembered by a shard).
+        get_flushed,
         /// Objects written by clients.
         sets,
         /// Bytes of keys and values written by clients: the denominator of CLWA.
@@ -127,6 +130,11 @@ impl AppTable {
     /// The counters of `app`.
     pub fn of(&self, app: AppId) -> &AppStats {
         &self.0[app.index()]
+    }
+
+    /// [`AppStats::flash_bytes`] of every application, by id: what a restart must keep.
+    pub fn flash_bytes(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
+        self.0.iter().map(|app| app.flash_bytes)
     }
 
     /// The counters of `app`, to change.

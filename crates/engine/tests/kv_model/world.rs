@@ -449,12 +449,21 @@ impl World {
                 }
             }
             990..993 => self.rot(),
+            993..994 => self.resize(),
             _ => self.validate()?,
         }
         if self.paranoid {
             self.validate().map_err(|why| format!("{why}\n{}", self.transcript.join("\n")))?;
         }
         Ok(())
+    }
+
+    /// A shard gets more or less memory.
+    fn resize(&mut self) {
+        let bytes = self.rng.range(7 << 10, 10 << 10) as usize;
+        let shard = &mut self.shards.0[self.rng.below(SHARDS as u64) as usize];
+        shard.set_marks(bytes * 5 / 8, bytes * 7 / 8);
+        while shard.resize(self.now, bytes).expect("a few KiB can be had") {}
     }
 
     pub(crate) fn finish(&mut self) -> Result<(), String> {

@@ -53,12 +53,14 @@ struct Context<S> {
     sampler: Mutex<Sampler>,
 }
 
-/// Starts the page's server.
+/// Starts the page's server on a socket that listens already.
 ///
 /// # Errors
-/// When the address cannot be listened on, or the thread not be started.
-pub fn start<S: Store>(address: SocketAddr, view: View<S>) -> std::io::Result<AdminServer> {
-    let listener = std::net::TcpListener::bind(address)?;
+/// When the thread cannot be started.
+pub fn start<S: Store>(
+    listener: std::net::TcpListener,
+    view: View<S>,
+) -> std::io::Result<AdminServer> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let runtime =

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_policy::admission::AdmissionConfig;
-use larder_policy::application::ApplicationsConfig;
+use larder_policy::application::{Applications, ApplicationsConfig};
 use larder_policy::budget::WriteBudgetConfig;
 
 use crate::store::{CaptureConfig, RecordConfig};
@@ -90,6 +90,8 @@ pub struct ListenAddress {
     pub port: u16,
     /// Plain even when TLS is on.
     pub plain: bool,
+    /// The application that all requests which come in here belong to; `None`: the one of the key's prefix.
+    pub application: Option<String>,
 }
 
 /// Certificate and key files for TLS.
@@ -164,6 +166,8 @@ pub struct Config {
     pub evict: bool,
     /// flush_all allowed.
     pub flush_enabled: bool,
+    /// Listing keys allowed.
+    pub dump_enabled: bool,
     /// shutdown allowed.
     pub shutdown_enabled: bool,
     /// debugtime allowed.
@@ -389,6 +393,8 @@ impl Config {
         s.admission = Some(AdmissionSetting::Table(Box::new(admission.clone())));
         let applications =
             s.applications.get_or_insert_with(Default::default).resolve(prefix_delimiter)?;
+        let named: Vec<&str> = listen.iter().filter_map(|l| l.application.as_deref()).collect();
+        applications_of_listeners(&applications, &named)?;
         let clock_bits = *s.clock_bits.get_or_insert(2);
         if !(1..=2).contains(&clock_bits) {
             return Err(value("clock-bits", clock_bits, "must be 1 or 2"));
@@ -434,6 +440,7 @@ impl Config {
             buffer_limit: s.buffer_limit.map_or(buffer_limit, |b| b.0),
             evict: !*s.disable_evictions.get_or_insert(false),
             flush_enabled: !*s.disable_flush_all.get_or_insert(false),
+            dump_enabled: !*s.disable_dumping.get_or_insert(false),
             shutdown_enabled: *s.enable_shutdown.get_or_insert(false),
             debugtime_enabled: *s.enable_debugtime.get_or_insert(false),
             prefix_delimiter,
@@ -454,6 +461,20 @@ impl Config {
         };
         Ok(Config { effective: s, ..config })
     }
+}
+
+/// That the listeners' applications can be told apart, beside those that have shares.
+fn applications_of_listeners(
+    config: &ApplicationsConfig,
+    names: &[&str],
+) -> Result<(), ConfigError> {
+    let mut applications = Applications::new(config)?;
+    for name in names {
+        applications
+            .register(name)
+            .map_err(|e| value("listen", format!("app={name}"), e.to_string()))?;
+    }
+    Ok(())
 }
 
 /// An eighth of the memory, between 64 MiB and 8 GiB: a cache should not crowd out what it serves.
@@ -611,12 +632,19 @@ fn resolve_budget(s: &mut Settings) -> Result<WriteBudgetConfig, ConfigError> {
     Ok(budget)
 }
 
-/// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `notls:`.
+/// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `app=NAME:` and `notls:`.
 fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigError> {
     let bad = |remedy: &str| value("listen", text, remedy);
-    let (rest, plain) = match text.strip_prefix("notls:") {
+    let (rest, application) = match text.strip_prefix("app=") {
+        Some(rest) => match rest.split_once(':') {
+            Some((name, rest)) if !name.is_empty() => (rest, Some(name.to_owned())),
+            _ => return Err(bad("write app=NAME:HOST:PORT")),
+        },
+        None => (text, None),
+    };
+    let (rest, plain) = match rest.strip_prefix("notls:") {
         Some(rest) => (rest, true),
-        None => (text, false),
+        None => (rest, false),
     };
     let port_of = |p: &str| {
         p.parse::<u16>()
@@ -648,7 +676,7 @@ fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigEr
     if !name_ok {
         return Err(bad("write HOST, HOST:PORT or [ADDRESS]:PORT"));
     }
-    Ok(ListenAddress { host: host.to_owned(), port, plain })
+    Ok(ListenAddress { host: host.to_owned(), port, plain, application })
 }
 
 #[cfg(test)]
@@ -688,17 +716,34 @@ mod tests {
 
     #[test]
     fn listen_addresses() {
-        for (text, host, port, plain) in [
-            ("10.0.0.1", "10.0.0.1", 1, false),
-            ("10.0.0.1:22", "10.0.0.1", 22, false),
-            ("::1", "::1", 1, false),
-            ("[::1]:33", "::1", 33, false),
-            ("notls:localhost:4", "localhost", 4, true),
+        for (text, host, port, plain, app) in [
+            ("10.0.0.1", "10.0.0.1", 1, false, None),
+            ("10.0.0.1:22", "10.0.0.1", 22, false, None),
+            ("::1", "::1", 1, false, None),
+            ("[::1]:33", "::1", 33, false, None),
+            ("notls:localhost:4", "localhost", 4, true, None),
+            ("app=shop:10.0.0.1", "10.0.0.1", 1, false, Some("shop")),
+            ("app=shop:::1", "::1", 1, false, Some("shop")),
+            ("app=a-b:[::1]:33", "::1", 33, false, Some("a-b")),
+            ("app=shop:notls:localhost:4", "localhost", 4, true, Some("shop")),
         ] {
-            let want = ListenAddress { host: host.into(), port, plain };
+            let application = app.map(str::to_owned);
+            let want = ListenAddress { host: host.into(), port, plain, application };
             assert_eq!(parse_listen(text, 1).unwrap(), want, "{text}");
         }
-        for text in ["", ":1", "a:0", "a:99999", "[::1", "[::1]x", "a b"] {
+        for text in [
+            "",
+            ":1",
+            "a:0",
+            "a:99999",
+            "[::1",
+            "[::1]x",
+            "a b",
+            "app=",
+            "app=:h:1",
+            "app=shop",
+            "app=shop:",
+        ] {
             assert!(parse_listen(text, 1).is_err(), "{text}");
         }
     }

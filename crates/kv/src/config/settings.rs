@@ -32,7 +32,8 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Addresses to listen on: host, host:port, [v6]:port, or notls:host:port for a plain port beside TLS ones.
+    /// Addresses to listen on: host, host:port, [v6]:port, or notls:host:port for a plain port beside TLS ones. After
+    /// app=NAME: all that comes in there belongs to the application NAME, whatever the keys' prefixes say.
     listen: Vec<String>,
     /// TCP port; 0 for no TCP, -1 for one that the system chooses.
     port: i32,
@@ -67,6 +68,8 @@ settings! {
     disable_evictions: bool,
     /// Refuse flush_all.
     disable_flush_all: bool,
+    /// Refuse to list keys (lru_crawler metadump and mgdump) and to count by prefix (stats detail).
+    disable_dumping: bool,
     /// Accept the shutdown command.
     enable_shutdown: bool,
     /// Accept the debugtime command, which moves the clock (for test suites only).

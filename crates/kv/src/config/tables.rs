@@ -194,11 +194,6 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
     (
         "admission.flashiness",
         "size_exponent",
-        "Where a rate is held: chance of a read over this power of the size; 0: most hits by bytes",
-    ),
-    (
-        "admission.flashiness",
-        "size_exponent",
         "Where a rate is held: rank by chance over size to this power; 0 ignores size, 1 is per byte",
     ),
     ("admission.flashiness", "per_byte", "Divide scores by size"),

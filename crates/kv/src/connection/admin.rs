@@ -6,7 +6,8 @@
 use larder_base::{Now, UnixSecs};
 
 use super::Progress;
-use super::context::{DebugTime, Dump};
+use super::context::DebugTime;
+use super::dump::{Dump, Form};
 use super::engine::Engine;
 use super::turn::{Act, Turn};
 use crate::protocol::number::{parse_i32, parse_i64, parse_ratio, parse_u32};
@@ -91,7 +92,8 @@ impl<E: Engine> Turn<'_, '_, E> {
     fn verbosity(&mut self, tokens: &Tokens<'_>) -> &'static [u8] {
         match tokens.get(1).and_then(parse_u32) {
             Some(level) => {
-                self.ctx.admin.verbosity(level);
+                // As memcached, which knows no more.
+                self.ctx.admin.verbosity(level.min(2));
                 b"OK"
             }
             None => answer::BAD_FORMAT,
@@ -124,11 +126,11 @@ impl<E: Engine> Turn<'_, '_, E> {
         b"OK"
     }
 
-    /// `lru_crawler …`: the listings are the server's; there is no crawler to tune.
+    /// `lru_crawler …`: the listings; there is no crawler to tune.
     fn crawler(&mut self, line_len: usize, tokens: &Tokens<'_>) -> Act<E::Read> {
-        let what = match (tokens.len(), tokens.get(1)) {
-            (3, Some(b"metadump")) => Dump::Meta,
-            (3, Some(b"mgdump")) => Dump::Mg,
+        let form = match (tokens.len(), tokens.get(1)) {
+            (3, Some(b"metadump")) => Form::Meta,
+            (3, Some(b"mgdump")) => Form::Mg,
             (3, Some(b"crawl" | b"sleep" | b"tocrawl")) | (2, Some(b"enable")) => {
                 self.say(false, b"CLIENT_ERROR lru crawler disabled");
                 return Act::Done(line_len);
@@ -140,17 +142,26 @@ impl<E: Engine> Turn<'_, '_, E> {
             }
             _ => return self.bad(tokens.noreply(), answer::ERROR, line_len),
         };
-        let argument = tokens.get(2).unwrap_or_default();
-        if !self.ctx.admin.dump(what, argument, self.out.tail()) {
+        if !self.ctx.config.dump_enabled {
             self.say(
                 false,
-                match what {
-                    Dump::Meta => b"ERROR metadump not allowed",
-                    Dump::Mg => b"ERROR key dump not allowed",
+                match form {
+                    Form::Meta => b"ERROR metadump not allowed",
+                    Form::Mg => b"ERROR key dump not allowed",
                 },
             );
+            return Act::Done(line_len);
         }
-        Act::Done(line_len)
+        match Dump::new(form, tokens.get(2).unwrap_or_default()) {
+            Some(dump) => {
+                self.say(false, b"OK");
+                Act::Dump(line_len, dump)
+            }
+            None => {
+                self.say(false, b"BADCLASS invalid class id");
+                Act::Done(line_len)
+            }
+        }
     }
 
     fn refresh_certs(&mut self, line_len: usize) -> Act<E::Read> {

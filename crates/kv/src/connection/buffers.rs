@@ -17,8 +17,12 @@ const INITIAL_INPUT: usize = 2 << 10;
 /// Default size of each budget of [`BigBuffers`].
 pub const DEFAULT_BUDGET: u64 = 32 << 20;
 
-/// Default for how long a holder may stand still while others wait.
+/// Default for how long a reader of large values may stand still while others wait.
 pub const DEFAULT_STALL: Nanos = Nanos::from_secs(5);
+
+/// Default for how long a sender of a large body may stand still while others wait: it has sent 16 KiB already, so it is
+/// in the middle of sending.
+pub(super) const DEFAULT_INPUT_STALL: Nanos = Nanos::from_secs(1);
 
 /// A number of bytes that connections of all workers share.
 #[derive(Debug)]
@@ -72,8 +76,10 @@ pub struct BigBuffers {
     pub input: Budget,
     /// For values on their way out, and the flash reads that fetch them.
     pub output: Budget,
-    /// How long a holder may make no progress while others wait; then its connection is closed.
+    /// How long a reader may make no progress while others wait; then its connection is closed.
     pub stall: Nanos,
+    /// How long a sender may.
+    pub input_stall: Nanos,
 }
 
 impl Default for BigBuffers {
@@ -82,6 +88,7 @@ impl Default for BigBuffers {
             input: Budget::new(DEFAULT_BUDGET),
             output: Budget::new(DEFAULT_BUDGET),
             stall: DEFAULT_STALL,
+            input_stall: DEFAULT_INPUT_STALL,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a connection is given at each turn: settings, counters, and the server's administrative side.
 
+use larder_base::AppId;
 use larder_engine::kv::api::{FlashRead, Reply};
 
 use super::ReadToken;
@@ -22,6 +23,8 @@ pub struct ProtocolConfig {
     /// Serve nobody who does not speak the binary protocol, which is not spoken here (`-B binary`): every client is told
     /// so and left.
     pub binary_only: bool,
+    /// Whether keys may be listed (`-X` turns it off).
+    pub dump_enabled: bool,
     /// Who must log in before anything else is answered (`--auth-file`).
     pub auth: Option<AuthFile>,
 }
@@ -35,6 +38,7 @@ impl Default for ProtocolConfig {
             debug_commands: false,
             commands_per_turn: u32::MAX,
             binary_only: false,
+            dump_enabled: true,
             auth: None,
         }
     }
@@ -151,15 +155,6 @@ pub enum DebugTime {
     Jump(i64),
 }
 
-/// Listings of all keys (`lru_crawler metadump`, `lru_crawler mgdump`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dump {
-    /// One line of properties per key.
-    Meta,
-    /// One `mg` line per key.
-    Mg,
-}
-
 /// The server behind the connections. Methods write whole answers, ends of line included.
 pub trait Admin {
     /// `stats` with its arguments (without the command, trimmed; empty for the general statistics).
@@ -175,11 +170,6 @@ pub trait Admin {
 
     /// `debugtime`.
     fn debug_time(&mut self, _how: DebugTime) {}
-
-    /// `lru_crawler metadump` and `mgdump`. False when listings are not offered.
-    fn dump(&mut self, _what: Dump, _argument: &[u8], _out: &mut Vec<u8>) -> bool {
-        false
-    }
 
     /// `refresh_certs`: reads the TLS certificates again. `None` when the server has no TLS.
     fn refresh_certs(&mut self) -> Option<Result<(), String>> {
@@ -204,6 +194,8 @@ pub struct ConnContext<'a, R = FlashRead> {
     pub admin: &'a mut dyn Admin,
     /// `stats detail` is on: report every use of a key.
     pub detail: bool,
+    /// The application of the listener that the connection came by; `None`: each key's own.
+    pub app: Option<AppId>,
 }
 
 impl ConnStats {

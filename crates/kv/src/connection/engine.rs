@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use larder_base::{AppId, Now, ObjectHash, UnixSecs};
-use larder_engine::kv::api::{Effects, FlashRead, Request};
+use larder_engine::kv::api::{Effects, FlashRead, Item, Request};
 
 /// What [`Engine::execute`] needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,17 @@ pub trait Engine {
         effects: &mut X,
     ) -> Step<Self::Read>;
 
+    /// Shows some of the objects in DRAM from `cursor` (0 at first) on: key, properties, bytes taken. Says where to go on;
+    /// `None` after the last.
+    fn list(
+        &self,
+        _now: Now,
+        _cursor: u64,
+        _show: &mut dyn FnMut(&[u8], &Item<'_>, usize),
+    ) -> Option<u64> {
+        None
+    }
+
     /// From second `at` on, objects written before it are gone. `at` may lie in the future; when it does not, every
     /// object that exists goes now, also those written in this very second. A later call replaces one still to come.
     fn flush_all(&self, now: Now, at: UnixSecs);
@@ -83,6 +94,14 @@ impl<E: Engine> Engine for std::sync::Arc<E> {
         effects: &mut X,
     ) -> Step<E::Read> {
         (**self).execute(now, request, fetched, effects)
+    }
+    fn list(
+        &self,
+        now: Now,
+        cursor: u64,
+        show: &mut dyn FnMut(&[u8], &Item<'_>, usize),
+    ) -> Option<u64> {
+        (**self).list(now, cursor, show)
     }
     fn flush_all(&self, now: Now, at: UnixSecs) {
         (**self).flush_all(now, at);

@@ -17,6 +17,7 @@
 mod admin;
 mod buffers;
 mod context;
+mod dump;
 mod engine;
 mod meta;
 mod text;
@@ -32,7 +33,8 @@ use larder_engine::kv::api::FlashRead;
 
 pub use buffers::{BigBuffers, Budget, DEFAULT_BUDGET, DEFAULT_STALL, SMALL};
 use buffers::{Input, Output, Waiting};
-pub use context::{Admin, ConnContext, ConnStats, DebugTime, Dump, PrefixUse, ProtocolConfig};
+pub use context::{Admin, ConnContext, ConnStats, DebugTime, PrefixUse, ProtocolConfig};
+use dump::Dump;
 pub use engine::{Engine, Fetched, SideEffects, Step};
 use turn::{Act, Keys, Turn};
 
@@ -83,6 +85,8 @@ enum State<R> {
     Swallow(u64),
     /// A line is dropped.
     SwallowLine,
+    /// Objects are being listed, from this cursor on.
+    Dump(Dump, u64),
     /// A change waits for flash.
     Blocked(ReadToken, R),
     /// Nothing more is read.
@@ -182,13 +186,13 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
     /// Whether this connection holds a share of the large buffers, has made no progress for the configured time, and
     /// others wait: then the worker closes it.
     pub fn stalled(&self, now: Now) -> bool {
-        let idle = now.mono.saturating_sub(self.last_progress) >= self.big.stall;
+        let idle = now.mono.saturating_sub(self.last_progress);
         let input = self.input.held > 0
             && matches!(self.state, State::Body(_))
             && self.big.input.waiting() > 0;
         let output =
             self.out.held > 0 && !self.output().is_empty() && self.big.output.waiting() > 0;
-        idle && (input || output)
+        input && idle >= self.big.input_stall || output && idle >= self.big.stall
     }
 
     /// Gives back buffers that an idle connection does not need. The worker calls it when nothing came for a while.
@@ -213,7 +217,10 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
         !self.out.pending.is_empty()
             || self.out.sent < self.out.ready.len()
             || self.input.len() > 0
-            || matches!(self.state, State::Blocked(..) | State::Body(_) | State::Swallow(_))
+            || matches!(
+                self.state,
+                State::Blocked(..) | State::Body(_) | State::Swallow(_) | State::Dump(..)
+            )
     }
 
     /// The name that `stats conns` gives to what the connection does.
@@ -225,6 +232,7 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             State::Auth(_) | State::Command | State::Keys(_) => "conn_read",
             State::Body(_) => "conn_nread",
             State::Swallow(_) | State::SwallowLine => "conn_swallow",
+            State::Dump(..) => "conn_mwrite",
             State::Blocked(..) => "conn_io_queue",
             State::Closing | State::ShuttingDown(_) => "conn_closing",
         }
@@ -316,6 +324,11 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                     self.input.consume(used);
                     self.authenticated(next, body)
                 }
+                State::Dump(dump, cursor) => {
+                    let next = dump.list(now, engine, cursor, self.out.tail());
+                    self.state = next.map_or(State::Command, |at| State::Dump(dump, at));
+                    None
+                }
                 State::Blocked(..) => Some(Progress::WaitingForFlash),
                 State::Closing if !self.out.pending.is_empty() => Some(Progress::WaitingForFlash),
                 State::Closing => Some(Progress::Close),
@@ -402,6 +415,12 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                 progress
             }
             Act::Body(need) => {
+                if need > SMALL && self.input.held < need && self.input.len() < SMALL {
+                    // No share for an announcement: what the connection's own buffer holds must have come first.
+                    self.input.need = SMALL;
+                    self.state = State::Body(SMALL);
+                    return None;
+                }
                 self.input.need = need;
                 if need > SMALL && self.input.held < need {
                     if !self.big.input.try_take(need - self.input.held) {
@@ -433,6 +452,11 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                 ctx.reads.push((token, read));
                 self.state = State::Blocked(token, read);
                 Some(Progress::WaitingForFlash)
+            }
+            Act::Dump(used, dump) => {
+                self.used(used);
+                self.state = State::Dump(dump, 0);
+                None
             }
             Act::Close(used) => {
                 self.used(used);

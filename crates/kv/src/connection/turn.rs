@@ -1,10 +1,11 @@
 //! One command at work: the engine, the context and the output, without the input buffer that the command lies in.
 
-use larder_base::{Now, UnixSecs};
+use larder_base::{AppId, Now, UnixSecs};
 use larder_engine::kv::api::{Get, Item, Op, Reply, Request, Tier};
 
 use super::buffers::{BigBuffers, Output, Pending, PendingKind};
 use super::context::{ConnContext, ConnStats, PrefixUse};
+use super::dump::Dump;
 use super::engine::{Engine, Fetched, Sink, Step};
 use super::{Progress, READS_MAX, SMALL};
 use crate::protocol::meta::MetaLine;
@@ -29,6 +30,8 @@ pub(super) enum Act<R> {
     SwallowLine(usize),
     /// A change needs this from flash; then the same bytes come again.
     Block(R),
+    /// Used up; a listing follows.
+    Dump(usize, Dump),
     /// Used up; close.
     Close(usize),
     /// Used up; the server stops, gracefully or not.
@@ -163,6 +166,12 @@ impl Shape<'_> {
 }
 
 impl<E: Engine> Turn<'_, '_, E> {
+    /// The application of a key: the listener's, or else the one of its prefix.
+    #[inline]
+    fn app_of(&self, key: &[u8]) -> AppId {
+        self.ctx.app.unwrap_or_else(|| self.engine.app(key))
+    }
+
     /// Answers with a line, unless the client asked for silence.
     #[inline]
     pub(super) fn say(&mut self, noreply: bool, text: &[u8]) {
@@ -206,7 +215,7 @@ impl<E: Engine> Turn<'_, '_, E> {
                 return ReadStep::Wait(Progress::WaitingForFlash);
             }
         }
-        let request_to_engine = Request { key, hash, app: self.engine.app(key), op };
+        let request_to_engine = Request { key, hash, app: self.app_of(key), op };
         let (big, now) = (self.big, self.now.wall);
         let mut refused = false;
         let mut held = 0;
@@ -289,6 +298,7 @@ impl<E: Engine> Turn<'_, '_, E> {
             (_, None) => unreachable!("a queued line was parsed before"),
         };
         let key = shape.key();
+        let app = self.app_of(key);
         let mut answer = Vec::new();
         let mut hit = false;
         let (stats, now) = (&mut *self.ctx.stats, self.now.wall);
@@ -301,7 +311,7 @@ impl<E: Engine> Turn<'_, '_, E> {
         };
         let step = self.engine.execute(
             self.now,
-            &Request { key, hash, app: self.engine.app(key), op },
+            &Request { key, hash, app, op },
             Some(Fetched { read: &read, bytes }),
             &mut Sink { side: &mut *self.ctx.side, on_reply },
         );
@@ -343,7 +353,7 @@ impl<E: Engine> Turn<'_, '_, E> {
         mut on_reply: impl FnMut(Reply<'_>, &mut Vec<u8>, &mut ConnStats),
     ) -> Option<E::Read> {
         debug_assert!(self.out.pending.is_empty(), "changes wait for earlier reads");
-        let request = Request { key, hash: self.engine.hash(key), app: self.engine.app(key), op };
+        let request = Request { key, hash: self.engine.hash(key), app: self.app_of(key), op };
         let tail = self.out.tail();
         let stats = &mut *self.ctx.stats;
         let fetched = self.fetched.take();

@@ -31,7 +31,10 @@ impl<S: Store> Admin for WorkerAdmin<S> {
                 out.extend_from_slice(b"RESET\r\n");
                 return;
             }
-            Some(b"settings") => render::settings(shared, self.store.oldest(), out),
+            Some(b"settings") => {
+                let (memory, oldest) = (self.store.memory_limit(), self.store.oldest());
+                render::settings(shared, memory, oldest, out);
+            }
             Some(b"items") => render::items(&self.store.stats(shared.clock.now()), out),
             Some(b"slabs") => render::slabs(shared, &self.store.stats(shared.clock.now()), out),
             Some(b"sizes") => render::stat(out, "sizes_status", "disabled"),
@@ -42,6 +45,10 @@ impl<S: Store> Admin for WorkerAdmin<S> {
             Some(b"cachedump") if words.next().is_some() && words.next().is_some() => {}
             Some(b"cachedump") => {
                 out.extend_from_slice(b"CLIENT_ERROR bad command line format\r\n");
+                return;
+            }
+            Some(b"detail") if !shared.config.dump_enabled => {
+                out.extend_from_slice(b"CLIENT_ERROR stats detail not allowed\r\n");
                 return;
             }
             Some(b"detail") => {
@@ -75,7 +82,7 @@ impl<S: Store> Admin for WorkerAdmin<S> {
     }
 
     fn memory_limit(&mut self, mebibytes: u32) -> bool {
-        self.store.set_memory_limit(u64::from(mebibytes) << 20)
+        self.store.set_memory_limit(self.shared.clock.now(), u64::from(mebibytes) << 20)
     }
 
     fn debug_time(&mut self, how: DebugTime) {

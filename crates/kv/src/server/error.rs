@@ -21,6 +21,9 @@ pub enum ServerError {
         /// Why.
         source: std::io::Error,
     },
+    /// The application of a listener.
+    #[error("listen: {0}")]
+    Application(#[from] larder_policy::application::ApplicationError),
     /// The Unix socket's path is taken.
     #[error("unix-socket '{}': {reason}", path.display())]
     UnixSocket {

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use larder_base::AppId;
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token};
 use rustix::fs::Mode;
 use rustls::ServerConfig;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tracing::{debug, info, warn};
 
 use super::shared::{ConnInfo, Shared};
@@ -39,6 +40,10 @@ pub(super) struct Listener {
     pub(super) fd: RawFd,
     /// TCP: the address (with the port the system chose, if it was left to it).
     pub(super) address: Option<SocketAddr>,
+    /// Name of the application that it serves; `None`: each key's own.
+    pub(super) application: Option<String>,
+    /// The same, once the store knows it.
+    pub(super) app: Option<AppId>,
 }
 
 /// Removes the Unix socket's path when the server ends, if it is still ours.
@@ -57,7 +62,8 @@ impl Drop for UnixPath {
     }
 }
 
-/// Opens every socket of the configuration.
+/// Binds every socket of the configuration, so that an address in use is found before anything else is touched. TCP
+/// listens only from [`listen`] on: until then clients are refused, not kept waiting.
 ///
 /// # Errors
 /// The first that cannot be had. The default `::1` is left out quietly where there is no IPv6.
@@ -66,7 +72,7 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
     let mut list = Vec::new();
     for (i, address) in config.listen.iter().enumerate() {
         let tls = if address.plain { None } else { tls.clone() };
-        match open_tcp(address, config.backlog, tls) {
+        match open_tcp(address, tls) {
             Ok(listeners) => list.extend(listeners),
             Err(ServerError::Listen { source, .. })
                 if i > 0
@@ -99,9 +105,25 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
     Ok((list, unix_path))
 }
 
+/// Lets clients come.
+///
+/// # Errors
+/// The first that cannot listen: another server has been quicker.
+pub(super) fn listen(listeners: &[Listener], backlog: u32) -> Result<(), ServerError> {
+    for listener in listeners {
+        if let Socket1::Tcp { listener: socket, .. } = &listener.socket {
+            let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+            SockRef::from(socket).listen(backlog).map_err(|source| ServerError::Listen {
+                address: listener.text.to_string(),
+                source,
+            })?;
+        }
+    }
+    Ok(())
+}
+
 fn open_tcp(
     address: &ListenAddress,
-    backlog: u32,
     tls: Option<Arc<ServerConfig>>,
 ) -> Result<Vec<Listener>, ServerError> {
     let text = if address.host.contains(':') {
@@ -130,7 +152,6 @@ fn open_tcp(
             socket.set_keepalive(true)?;
             socket.set_tcp_nodelay(true)?;
             socket.bind(&addr.into())?;
-            socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
             Ok(TcpListener::from_std(socket.into()))
         };
         let listener =
@@ -140,6 +161,8 @@ fn open_tcp(
             fd: listener.as_raw_fd(),
             text: tcp_text(addr).into(),
             address: Some(addr),
+            application: address.application.clone(),
+            app: None,
             socket: Socket1::Tcp { listener, tls: tls.clone() },
         });
     }
@@ -190,10 +213,9 @@ fn open_unix(path: &Path, mask: u32, backlog: u32) -> Result<(Listener, UnixPath
     let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
     let guard = UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
     let text = format!("unix:{}", path.display()).into();
-    Ok((
-        Listener { fd: listener.as_raw_fd(), text, address: None, socket: Socket1::Unix(listener) },
-        guard,
-    ))
+    let fd = listener.as_raw_fd();
+    let socket = Socket1::Unix(listener);
+    Ok((Listener { fd, text, address: None, application: None, app: None, socket }, guard))
 }
 
 /// A connection on its way to a worker.
@@ -293,6 +315,7 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
                             stream.fd(),
                             peer,
                             listener.text.clone(),
+                            listener.app,
                             shared.now_secs(),
                         ));
                         shared.add_connection(&info);

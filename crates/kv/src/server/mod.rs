@@ -51,18 +51,21 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ServerError {
     move |source| ServerError::System { what, source }
 }
 
-impl<S: Store> Server<S> {
-    /// Opens the sockets and starts the threads. `clock` is the one that the store was opened with. `on_shutdown` is called when a client asks for shutdown; it should
-    /// bring about a call of [`Server::stop`] on another thread.
+/// The sockets of a configuration, bound and not yet listened on, and who may log in there: to be had before the store is opened, so that an
+/// address in use leaves everything else untouched.
+pub struct Sockets {
+    listeners: Vec<listener::Listener>,
+    unix: Option<UnixPath>,
+    udp: Vec<udp::UdpEndpoint>,
+    auth: Option<AuthFile>,
+}
+
+impl Sockets {
+    /// Binds them all.
     ///
     /// # Errors
-    /// [`ServerError`] when a socket, a certificate, the user file or a thread cannot be had.
-    pub fn start(
-        config: Config,
-        store: Arc<S>,
-        clock: Arc<Clock>,
-        on_shutdown: Box<dyn Fn() + Send + Sync>,
-    ) -> Result<Server<S>, ServerError> {
+    /// [`ServerError`] for the first that cannot be had, a certificate or a user file that cannot be read.
+    pub fn bind(config: &Config) -> Result<Sockets, ServerError> {
         let auth = match &config.auth_file {
             None => None,
             Some(path) => {
@@ -71,18 +74,59 @@ impl<S: Store> Server<S> {
                 Some(AuthFile::parse(&text).map_err(|e| bad(e.to_string()))?)
             }
         };
+        let (listeners, unix) = listener::open(config)?;
+        Ok(Sockets { listeners, unix, udp: udp::open(&config.udp)?, auth })
+    }
+}
+
+impl<S: Store> Server<S> {
+    /// Binds the sockets and starts the threads: [`Sockets::bind`] and [`Server::start_on`] in one.
+    ///
+    /// # Errors
+    /// As those.
+    pub fn start(
+        config: Config,
+        store: Arc<S>,
+        clock: Arc<Clock>,
+        on_shutdown: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Server<S>, ServerError> {
+        let sockets = Sockets::bind(&config)?;
+        Server::start_on(sockets, config, store, clock, on_shutdown)
+    }
+
+    /// Listens and starts the threads. `clock` is the one that the store was opened with. `on_shutdown` is called when a client asks for shutdown; it should
+    /// bring about a call of [`Server::stop`] on another thread.
+    ///
+    /// # Errors
+    /// [`ServerError`] when a socket or a thread cannot be had, or a listener's application cannot be told
+    /// apart from the others.
+    pub fn start_on(
+        sockets: Sockets,
+        config: Config,
+        store: Arc<S>,
+        clock: Arc<Clock>,
+        on_shutdown: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Server<S>, ServerError> {
+        let Sockets { mut listeners, unix, mut udp, auth } = sockets;
         let protocol = ProtocolConfig {
             // Clients judge by these numbers which commands they may use.
             version: format!("{SPEAKS}-larder-{}", env!("CARGO_PKG_VERSION")),
             shutdown_enabled: config.shutdown_enabled,
             flush_enabled: config.flush_enabled,
+            dump_enabled: config.dump_enabled,
             debug_commands: config.debugtime_enabled,
             commands_per_turn: config.requests_per_event,
             binary_only: config.binary_only,
             auth,
         };
-        let (listeners, unix) = listener::open(&config)?;
-        let udp = udp::open(&config.udp)?;
+        let id = |name: &Option<String>| name.as_ref().map(|n| store.application(n)).transpose();
+        for listener in &mut listeners {
+            listener.app = id(&listener.application)?;
+        }
+        for endpoint in &mut udp {
+            endpoint.app = id(&endpoint.application)?;
+        }
+        listener::listen(&listeners, config.backlog)?;
         let accept_poll = Poll::new().map_err(system("epoll"))?;
         let accept_waker =
             Waker::new(accept_poll.registry(), listener::WAKE).map_err(system("eventfd"))?;

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use larder_base::AppId;
 use larder_runtime::Clock;
 use mio::Waker;
 
@@ -67,16 +68,25 @@ pub(crate) struct ConnInfo {
     pub(crate) fd: RawFd,
     pub(crate) peer: String,
     pub(crate) listen: Arc<str>,
+    /// The application of the listener it came by.
+    pub(crate) app: Option<AppId>,
     state: AtomicU8,
     last_command: AtomicU32,
 }
 
 impl ConnInfo {
-    pub(crate) fn new(fd: RawFd, peer: String, listen: Arc<str>, now: u32) -> ConnInfo {
+    pub(crate) fn new(
+        fd: RawFd,
+        peer: String,
+        listen: Arc<str>,
+        app: Option<AppId>,
+        now: u32,
+    ) -> ConnInfo {
         ConnInfo {
             fd,
             peer,
             listen,
+            app,
             state: AtomicU8::new(ConnState::Read as u8),
             last_command: AtomicU32::new(now),
         }

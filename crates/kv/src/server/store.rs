@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use larder_base::{Now, UnixSecs};
+use larder_base::{AppId, Now, UnixSecs};
 use larder_engine::kv::api::FlashRead;
+use larder_policy::application::ApplicationError;
 use larder_runtime::Device;
 
 use crate::connection::Engine;
@@ -44,9 +45,22 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     /// Free room is short: the cleaner should run.
     fn wake_cleaner(&self) {}
 
+    /// The id of an application that has a listener of its own. A store that does not tell applications apart has one.
+    ///
+    /// # Errors
+    /// The name cannot be one, or there are too many.
+    fn application(&self, _name: &str) -> Result<AppId, ApplicationError> {
+        Ok(AppId::DEFAULT)
+    }
+
     /// `cache_memlimit`, bytes. False when the limit cannot be changed to that.
-    fn set_memory_limit(&self, _bytes: u64) -> bool {
+    fn set_memory_limit(&self, _now: Now, _bytes: u64) -> bool {
         false
+    }
+
+    /// The limit on DRAM in force, bytes; 0 when there is none.
+    fn memory_limit(&self) -> u64 {
+        0
     }
 
     /// What it holds and has done.

@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::AppId;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{debug, warn};
 
@@ -42,6 +43,10 @@ pub(super) struct UdpEndpoint {
     /// As `stats conns` writes it.
     pub(super) text: Arc<str>,
     pub(super) address: SocketAddr,
+    /// Name of the application that it serves.
+    pub(super) application: Option<String>,
+    /// The same, once the store knows it.
+    pub(super) app: Option<AppId>,
 }
 
 /// Opens the sockets of the configuration.
@@ -60,7 +65,10 @@ pub(super) fn open(addresses: &[ListenAddress]) -> Result<Vec<UdpEndpoint>, Serv
                 continue;
             }
             match bind(addr) {
-                Ok(endpoint) => list.push(endpoint),
+                Ok(endpoint) => {
+                    let application = address.application.clone();
+                    list.push(UdpEndpoint { application, ..endpoint });
+                }
                 Err(e) if i > 0 && address.host == "::1" => debug!("not listening on {text}: {e}"),
                 Err(source) => return Err(ServerError::Listen { address: text, source }),
             }
@@ -81,13 +89,15 @@ fn bind(addr: SocketAddr) -> io::Result<UdpEndpoint> {
     let address = socket.local_addr()?;
     let family = if address.is_ipv6() { "udp6" } else { "udp" };
     let fd = socket.as_raw_fd();
-    Ok(UdpEndpoint { socket, fd, text: format!("{family}:{address}").into(), address })
+    let text = format!("{family}:{address}").into();
+    Ok(UdpEndpoint { socket, fd, text, address, application: None, app: None })
 }
 
 /// Serves one socket until the server stops.
 pub(super) fn run<S: Store>(endpoint: &UdpEndpoint, store: &Arc<S>, shared: &Arc<Shared>) {
     let mut datagram = vec![0; 1 << 16];
     let mut turn = Turn {
+        app: endpoint.app,
         admin: WorkerAdmin::new(shared.clone(), store.clone()),
         store,
         shared,
@@ -139,6 +149,7 @@ fn frames(request: [u8; 2], answer: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 }
 
 struct Turn<'a, S: Store> {
+    app: Option<AppId>,
     admin: WorkerAdmin<S>,
     store: &'a Arc<S>,
     shared: &'a Arc<Shared>,
@@ -226,6 +237,7 @@ impl<S: Store> Turn<'_, S> {
             side: &mut self.side,
             admin: &mut self.admin,
             detail: self.shared.detail.load(std::sync::atomic::Ordering::Relaxed),
+            app: self.app,
         }
     }
 

@@ -33,6 +33,8 @@ const READS_PER_TURN: u32 = 4;
 const SAMPLE: u32 = 64;
 /// How often idle and stalled connections are looked for.
 const SCAN: Nanos = Nanos::from_secs(1);
+/// The same while requests wait for the budget of large bodies.
+const SCAN_WHILE_WAITING: Nanos = Nanos::from_millis(200);
 /// How long a closing connection may take to read its last answers.
 const LINGER: Nanos = Nanos::from_secs(10);
 /// How long a stopping server waits for requests that have begun.
@@ -374,6 +376,7 @@ impl<S: Store> Worker<S> {
                 side: &mut self.side,
                 admin: &mut self.admin,
                 detail: self.shared.detail.load(Ordering::Relaxed),
+                app: conn.info.app,
             };
             let progress = conn.proto.process(self.now, &*self.store, &mut ctx);
             conn.output_full = progress == Progress::OutputFull;
@@ -544,6 +547,7 @@ impl<S: Store> Worker<S> {
                         side: &mut self.side,
                         admin: &mut self.admin,
                         detail: self.shared.detail.load(Ordering::Relaxed),
+                        app: conn.info.app,
                     };
                     conn.proto.flash_done(self.now, &*self.store, &mut ctx, token, bytes);
                     if !self.reads.is_empty() {
@@ -682,6 +686,10 @@ impl<S: Store> Worker<S> {
                 || conn.proto.busy();
         }
         self.scan_needed = needed;
+        if needed && self.shared.big.input.waiting() > 0 {
+            // Somebody waits for what a stalled sender holds.
+            self.next_scan = self.now.mono + SCAN_WHILE_WAITING;
+        }
         lock(&self.shared.workers[self.index].stats).clone_from(&self.stats);
     }
 

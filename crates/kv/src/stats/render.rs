@@ -158,10 +158,10 @@ fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
 }
 
 /// `stats settings`.
-pub(crate) fn settings(shared: &Shared, oldest: UnixSecs, out: &mut Vec<u8>) {
+pub(crate) fn settings(shared: &Shared, memory: u64, oldest: UnixSecs, out: &mut Vec<u8>) {
     let config = &shared.config;
     let tcp = config.listen.first();
-    stat(out, "maxbytes", config.memory);
+    stat(out, "maxbytes", memory);
     stat(out, "maxconns", config.max_connections);
     stat(out, "tcpport", tcp.map_or(0, |l| l.port));
     stat(out, "udpport", config.udp.first().map_or(0, |l| l.port));
@@ -193,6 +193,7 @@ pub(crate) fn settings(shared: &Shared, oldest: UnixSecs, out: &mut Vec<u8>) {
     stat(out, "item_size_max", config.max_item_size);
     stat(out, "maxconns_fast", yes(config.maxconns_fast));
     stat(out, "flush_enabled", yes(config.flush_enabled));
+    stat(out, "dump_enabled", yes(config.dump_enabled));
     stat(out, "hash_algorithm", "siphash13");
     stat(out, "idle_timeout", config.idle_timeout.map_or(0, |d| d.as_secs()));
     stat(out, "ssl_enabled", yes(config.tls.is_some()));
@@ -350,6 +351,8 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         stat(out, format_args!("larder_app_{name}_hits"), app.hits);
         stat(out, format_args!("larder_app_{name}_flash_hits"), app.flash_hits);
         stat(out, format_args!("larder_app_{name}_sets"), app.sets);
+        stat(out, format_args!("larder_app_{name}_dram_bytes"), app.dram_bytes);
+        stat(out, format_args!("larder_app_{name}_flash_bytes"), app.flash_bytes);
         for (what, value) in [
             ("precision", app.precision),
             ("recall", app.recall),

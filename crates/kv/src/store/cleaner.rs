@@ -81,6 +81,7 @@ impl KvStore {
                         while flash.log_wanted.load(Ordering::Relaxed) > 0 {
                             std::thread::yield_now();
                         }
+                        self.remember_applications(flash);
                         let mut log = locked(&flash.log);
                         let step = log.step(clock.now(), &mut LockedShards(&self.cells), &mut io);
                         if log.stats().degraded != degraded {
@@ -112,18 +113,18 @@ impl KvStore {
     fn train_models(&self, clock: &Clock) {
         let (mut turn, mut seconds) = (0u64, 0u64);
         while !self.stopping() {
-            for _ in 0..10 {
-                std::thread::sleep(Duration::from_millis(100));
-                if self.stopping() {
-                    return;
-                }
+            // The stop wakes it.
+            std::thread::park_timeout(Duration::from_secs(1));
+            if self.stopping() {
+                return;
             }
             seconds += 1;
             self.hand_on_tapes();
             if seconds.is_multiple_of(60)
                 && let Some(flash) = self.flash()
+                && let Some(drive) = &flash.drive
             {
-                *locked(&flash.drive) = larder_runtime::Wear::of(&flash.file);
+                *locked(&flash.wear) = larder_runtime::Wear::of(drive);
             }
             for i in 0..self.cells.len() {
                 let due = self.cells[i].lock().training_due(clock.now());
@@ -167,6 +168,7 @@ impl KvStore {
         self.bell.stop.store(true, Ordering::Release);
         self.bell.changed.notify_all();
         for thread in locked(&self.threads).drain(..) {
+            thread.thread().unpark();
             if thread.join().is_err() {
                 tracing::error!("a background thread had died");
             }

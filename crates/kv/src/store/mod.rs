@@ -9,21 +9,27 @@
 mod capture;
 mod cleaner;
 mod error;
+mod memory;
 mod open;
 mod plan;
 mod record;
 mod stats;
 mod warm;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
-use larder_engine::kv::api::{Effects, Fetched as EngineFetched, FlashRead, Outcome, Request};
+use larder_engine::kv::api::{
+    Effects, Fetched as EngineFetched, FlashRead, Item, Outcome, Request,
+};
 use larder_engine::kv::record::{TapedLog, TapedShard};
 use larder_engine::kv::{KvShard, OwnerOf, Shards};
 use larder_format::Geometry;
-use larder_policy::application::{Applications, Lookup};
+use larder_policy::application::{ApplicationError, Applications, Lookup};
 use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, Wear};
 
 use crate::connection::{Engine, Fetched, Step};
@@ -71,14 +77,16 @@ struct Flash {
     /// How many threads wait for the log: the cleaner, which takes it again and again, lets them go first.
     log_wanted: AtomicU64,
     dir: DataDir,
+    /// How many applications the data directory knows.
+    applications_kept: AtomicUsize,
     superblock: Mutex<open::Superblocks>,
     read_errors: AtomicU64,
     /// Keeps the shared memory locked.
     region: warm::Region,
     /// The same device, to ask what the drive under it says of its wear.
-    file: Arc<FlashDevice>,
+    drive: Option<Arc<FlashDevice>>,
     /// What it said last.
-    drive: Mutex<Option<Wear>>,
+    wear: Mutex<Option<Wear>>,
 }
 
 /// What the cleaner waits on.
@@ -94,10 +102,17 @@ pub struct KvStore {
     hasher: KeyHasher,
     cells: Box<[Cell]>,
     applications: RwLock<Applications>,
+    /// How many there are, to be asked without the lock.
+    applications_known: AtomicUsize,
     /// What ends a key's prefix: a key without it needs no look at the applications.
     delimiter: Option<u8>,
     max_object: u32,
-    memory: u64,
+    /// Objects are never evicted (`-M`).
+    no_eviction: bool,
+    /// `-m`, or what a client has set since.
+    memory: AtomicU64,
+    /// Held while the limit is being changed.
+    resizing: Mutex<()>,
     flash: Option<Flash>,
     bell: Arc<Bell>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
@@ -160,7 +175,11 @@ impl Engine for KvStore {
         match known {
             Lookup::Known(app) => app,
             Lookup::New => {
-                self.applications.write().unwrap_or_else(PoisonError::into_inner).assign(key)
+                let mut applications =
+                    self.applications.write().unwrap_or_else(PoisonError::into_inner);
+                let app = applications.assign(key);
+                self.applications_known.store(applications.len(), Ordering::Relaxed);
+                app
             }
         }
     }
@@ -198,6 +217,22 @@ impl Engine for KvStore {
         match self.cell(request.hash).lock().execute(now, request, fetched, effects) {
             Outcome::Done => Step::Done,
             Outcome::Read(read) => Step::Read(read),
+        }
+    }
+
+    fn list(
+        &self,
+        now: Now,
+        cursor: u64,
+        show: &mut dyn FnMut(&[u8], &Item<'_>, usize),
+    ) -> Option<u64> {
+        // Shard above, place in its table below.
+        let (shard, at) = ((cursor >> 32) as usize, cursor as u32);
+        let next = self.cells.get(shard)?.lock().list(now, at, show);
+        match next {
+            Some(at) => Some((shard as u64) << 32 | u64::from(at)),
+            None if shard + 1 < self.cells.len() => Some((shard as u64 + 1) << 32),
+            None => None,
         }
     }
 
@@ -240,6 +275,27 @@ impl Store for KvStore {
     fn wake_cleaner(&self) {
         *locked(&self.bell.rung) = true;
         self.bell.changed.notify_one();
+    }
+
+    fn application(&self, name: &str) -> Result<AppId, ApplicationError> {
+        let mut applications = self.applications.write().unwrap_or_else(PoisonError::into_inner);
+        let app = applications.register(name);
+        self.applications_known.store(applications.len(), Ordering::Relaxed);
+        app
+    }
+
+    fn set_memory_limit(&self, now: Now, bytes: u64) -> bool {
+        match self.change_memory(now, bytes) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "cache_memlimit refused");
+                false
+            }
+        }
+    }
+
+    fn memory_limit(&self) -> u64 {
+        self.memory.load(Ordering::Relaxed)
     }
 
     fn stats(&self, now: Now) -> StoreStats {

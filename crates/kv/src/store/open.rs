@@ -2,10 +2,11 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, RwLock};
 
-use larder_base::{ByteSize, HashKey, Nanos, Now, Words};
-use larder_engine::index::FlashIndex;
+use larder_base::{AppId, ByteSize, HashKey, Nanos, Now, Words};
+use larder_engine::index::{Attached, FlashIndex};
 use larder_engine::kv::record::{
     AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedLog, TapedShard,
 };
@@ -21,7 +22,7 @@ use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDev
 use super::capture::{Capture, CaptureConfig};
 use super::plan::Plan;
 use super::record::{RecordConfig, Recorder};
-use super::warm::{Region, Warmth, remove_checkpoint, write_checkpoint};
+use super::warm::{Region, ShardWords, Warmth, remove_checkpoint, write_checkpoint};
 use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
 use crate::stats::StoreStats;
 
@@ -125,50 +126,92 @@ pub fn open(
     config: &StoreConfig,
     clock: &Arc<Clock>,
 ) -> Result<(Arc<KvStore>, Opened), StoreError> {
-    let began = clock.now();
-    let Some(path) = &config.flash else {
-        let plan = Plan::new(config.memory, u64::from(config.max_item), None)?;
-        let mut secret = [0; 16];
-        random(&mut secret)?;
-        let words =
-            (0..plan.shards).map(|_| Words::heap(FlashIndex::words_for(plan.buckets))).collect();
-        let mut uuid = [0; 16];
-        random(&mut uuid)?;
-        let parts = Parts {
-            plan,
-            uuid: Uuid(uuid),
-            hash_key: HashKey(secret),
-            geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
-            cas_base: u64::from(began.wall.0) * 1_000_000_000,
-            budget_rate: None,
-        };
-        let setup = run_setup(config, &parts, Vec::new(), None)?;
-        let (cells, _, _) = cells(&setup, words, None)?;
-        let watchers = Watchers::start(config, &setup, clock)?;
-        let store = Arc::new(store(config, &parts, &setup, cells, None, watchers)?);
-        store
-            .start_threads(clock)
-            .map_err(|source| StoreError::System { what: "start a thread", source })?;
-        let opened = Opened {
-            warmth: None,
-            kept: 0,
-            dropped: 0,
-            why_buffered: None,
-            why_private: None,
-            formatted: false,
-            flash_bytes: 0,
-            budget: None,
-            recovery: clock.now().mono.saturating_sub(began.mono),
-        };
-        return Ok((store, opened));
-    };
+    let Some(path) = &config.flash else { return open_in_dram(config, clock) };
     let dir = DataDir::open(&config.data_dir, DATA_DIR_VERSION)?;
-    let options =
-        DeviceOptions { size: config.flash_size.map(ByteSize), ..DeviceOptions::new(path) };
+    let mut undo = Undo(dir.made().to_vec());
+    let options = DeviceOptions {
+        size: config.flash_size.map(ByteSize),
+        least: Plan::LEAST_FLASH,
+        ..DeviceOptions::new(path)
+    };
     let device = FlashDevice::open(&options)?;
+    if device.was_created() {
+        undo.0.push(path.clone());
+    }
     let why_buffered = device.why_buffered().map(str::to_owned);
-    let file = Arc::new(device);
-    let device: Arc<dyn Device> = file.clone();
+    let drive = Arc::new(device);
+    let device: Arc<dyn Device> = drive.clone();
+    let medium = Medium { path: path.clone(), device, drive: Some(drive), why_buffered };
+    let opened = open_on(config, clock, dir, medium)?;
+    undo.0.clear();
+    Ok(opened)
+}
+
+/// The flash of a store, open.
+pub(super) struct Medium {
+    /// As messages name it.
+    pub(super) path: PathBuf,
+    pub(super) device: Arc<dyn Device>,
+    /// The same device, if it is one that can be asked for its wear.
+    pub(super) drive: Option<Arc<FlashDevice>>,
+    /// Why it goes through the page cache, if it does.
+    pub(super) why_buffered: Option<String>,
+}
+
+fn open_in_dram(
+    config: &StoreConfig,
+    clock: &Arc<Clock>,
+) -> Result<(Arc<KvStore>, Opened), StoreError> {
+    let began = clock.now();
+    let plan = Plan::new(config.memory, u64::from(config.max_item), None)?;
+    let mut secret = [0; 16];
+    random(&mut secret)?;
+    let words = (0..plan.shards)
+        .map(|_| ShardWords {
+            index: Words::heap(FlashIndex::words_for(plan.buckets)),
+            apps: Words::heap(AppId::COUNT),
+        })
+        .collect();
+    let mut uuid = [0; 16];
+    random(&mut uuid)?;
+    let parts = Parts {
+        plan,
+        uuid: Uuid(uuid),
+        hash_key: HashKey(secret),
+        geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
+        cas_base: u64::from(began.wall.0) * 1_000_000_000,
+        budget_rate: None,
+    };
+    let setup = run_setup(config, &parts, Vec::new(), None)?;
+    let (cells, _, _) = cells(&setup, words, None)?;
+    let watchers = Watchers::start(config, &setup, clock)?;
+    let store = Arc::new(store(config, &parts, &setup, cells, None, watchers)?);
+    store
+        .start_threads(clock)
+        .map_err(|source| StoreError::System { what: "start a thread", source })?;
+    let opened = Opened {
+        warmth: None,
+        kept: 0,
+        dropped: 0,
+        why_buffered: None,
+        why_private: None,
+        formatted: false,
+        flash_bytes: 0,
+        budget: None,
+        recovery: clock.now().mono.saturating_sub(began.mono),
+    };
+    Ok((store, opened))
+}
+
+pub(super) fn open_on(
+    config: &StoreConfig,
+    clock: &Arc<Clock>,
+    dir: DataDir,
+    medium: Medium,
+) -> Result<(Arc<KvStore>, Opened), StoreError> {
+    let began = clock.now();
+    let Medium { path, device, drive, why_buffered } = medium;
+    let path = &path;
     let (mut superblocks, formatted) = superblocks(config, path, device.as_ref(), clock.now())?;
     let superblock = superblocks.current.clone();
     let geometry = superblock.geometry;
@@ -213,7 +256,7 @@ pub fn open(
         (u64::from(began.wall.0) * 1_000_000_000).max(superblock.cas_base.saturating_add(1 << 48));
     let next = superblock.start(cas_base);
     region.announce(&next);
-    let (table_words, index_words) = region.split();
+    let (table_words, shard_words) = region.split();
     let mut table =
         if warm { SegmentTable::attach(table_words) } else { SegmentTable::create(table_words) };
     table.raise_generation(next.first_generation());
@@ -244,9 +287,10 @@ pub fn open(
         reinsert_percent: log_setup.reinsert_percent,
         retry_after: Nanos(log_setup.retry_after),
     };
+    let names_known = names.len();
     let setup = run_setup(config, &parts, names, Some(log_setup))?;
     let generations = table.live_generations();
-    let (cells, kept, dropped) = cells(&setup, index_words, warm.then_some(&generations[..]))?;
+    let (cells, kept, dropped) = cells(&setup, shard_words, warm.then_some(&generations[..]))?;
     let watchers = Watchers::start(config, &setup, clock)?;
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
     superblocks.write(device.as_ref(), next.clone())?;
@@ -263,12 +307,13 @@ pub fn open(
         log: Mutex::new(TapedLog::new(FlashLog::new(log_config, table, budget, buffers))),
         device,
         dir,
+        applications_kept: (names_known + 1).into(),
         superblock: Mutex::new(superblocks),
         log_wanted: Default::default(),
         read_errors: Default::default(),
         region,
-        drive: Mutex::new(Wear::of(&file)),
-        file,
+        wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
+        drive,
     };
     let store = Arc::new(store(config, &parts, &setup, cells, Some(flash), watchers)?);
     store
@@ -286,6 +331,20 @@ pub fn open(
         recovery: clock.now().mono.saturating_sub(began.mono),
     };
     Ok((store, opened))
+}
+
+/// Removes what this start has made, if it is dropped before the start has succeeded: one that is refused leaves nothing
+/// behind.
+struct Undo(Vec<PathBuf>);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            // A directory goes only if nothing else has come into it.
+            let is_dir = std::fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
+            let _ = if is_dir { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
+        }
+    }
 }
 
 /// Reads the superblock, or formats a device that holds nothing (or whatever it holds, if that was asked for).
@@ -416,23 +475,27 @@ fn run_setup(
 /// The shards: attached to what is in their words when `generations` are given, else empty.
 fn cells(
     setup: &RunSetup,
-    words: Vec<Words>,
+    words: Vec<ShardWords>,
     generations: Option<&[u64]>,
 ) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
-    let (mut kept, mut dropped) = (0, 0);
-    let mut cells = Vec::with_capacity(setup.shards.len());
-    for (i, words) in words.into_iter().enumerate() {
+    let one = |i: usize, words: ShardWords| -> Result<(KvShard, Attached), StoreError> {
         let (shard_config, admission) = (setup.shard_config(i)?, setup.admission(i)?);
-        let mut shard = match generations {
-            None => KvShard::new(shard_config, admission, words)?,
+        let (mut shard, report) = match generations {
+            None => (KvShard::new(shard_config, admission, words.index)?, Attached::default()),
             Some(generations) => {
-                let (shard, report) = KvShard::attach(shard_config, admission, words, generations)?;
-                kept += report.kept;
-                dropped += report.dropped;
-                shard
+                KvShard::attach(shard_config, admission, words.index, generations)?
             }
         };
+        shard.keep_flash_bytes(words.apps, generations.is_some());
         larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
+        Ok((shard, report))
+    };
+    let (mut kept, mut dropped) = (0, 0);
+    let mut cells = Vec::with_capacity(setup.shards.len());
+    for built in in_parallel(words, one)? {
+        let (shard, report) = built?;
+        kept += report.kept;
+        dropped += report.dropped;
         cells.push(Cell { shard: Mutex::new(TapedShard::new(shard)), waits: Default::default() });
     }
     Ok((cells.into_boxed_slice(), kept, dropped))
@@ -466,6 +529,38 @@ impl Watchers {
     }
 }
 
+/// What `f` makes of each item and its number, in their order, by as many threads as there are processors: attaching is
+/// one pass over the index of a shard.
+fn in_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    f: impl Fn(usize, T) -> R + Sync,
+) -> Result<Vec<R>, StoreError> {
+    let threads = larder_runtime::machine::processors().min(items.len());
+    let todo = Mutex::new(items.into_iter().enumerate());
+    let done = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let next = locked(&todo).next();
+            let Some((i, item)) = next else { return };
+            let result = f(i, item);
+            locked(&done).push((i, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            std::thread::Builder::new()
+                .name("larder-attach".into())
+                .spawn_scoped(scope, work)
+                .map_err(|source| StoreError::System { what: "start a thread", source })?;
+        }
+        work();
+        Ok::<(), StoreError>(())
+    })?;
+    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    done.sort_by_key(|(i, _)| *i);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
+}
+
 fn store(
     config: &StoreConfig,
     parts: &Parts,
@@ -484,13 +579,17 @@ fn store(
             locked(&flash.log).record(tape);
         }
     }
+    let applications = setup.applications.applications()?;
     Ok(KvStore {
         hasher: setup.hasher(),
         cells,
-        applications: RwLock::new(setup.applications.applications()?),
+        applications_known: applications.len().into(),
+        applications: RwLock::new(applications),
         delimiter: config.applications.delimiter.bytes().next(),
         max_object: config.max_item,
-        memory: config.memory,
+        no_eviction: config.no_eviction,
+        memory: config.memory.into(),
+        resizing: Mutex::new(()),
         flash,
         bell: Arc::new(Bell::default()),
         threads: Mutex::new(Vec::new()),
@@ -503,29 +602,42 @@ fn store(
     })
 }
 
+fn remember(flash: &Flash, name: &str, bytes: Result<Vec<u8>, serde_json::Error>) {
+    let written = bytes
+        .map_err(|e| e.to_string())
+        .and_then(|b| flash.dir.replace(name, &b).map_err(|e| e.to_string()));
+    if let Err(error) = written {
+        tracing::warn!(%error, name, "could not be written; the next start does without");
+    }
+}
+
 impl KvStore {
+    /// Writes down which id stands for which application, if there are new ones since the last time: records on flash
+    /// bear ids, and must not outlive what they mean. The cleaner calls it before it takes an object to flash.
+    pub(super) fn remember_applications(&self, flash: &Flash) {
+        let known = self.applications_known.load(Ordering::Relaxed);
+        if flash.applications_kept.swap(known, Ordering::Relaxed) == known {
+            return;
+        }
+        let names: Vec<Vec<u8>> = {
+            let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            apps.names().map(<[u8]>::to_vec).collect()
+        };
+        remember(flash, APPLICATIONS, serde_json::to_vec(&names));
+    }
+
     /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
     pub(super) fn write_down(&self, flash: &Flash, now: Now) {
         let mut log = locked(&flash.log);
         let state = log.unrecorded().budget_mut().state(now.mono);
-        let names: Vec<Vec<u8>> = {
-            let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-            apps.names().skip(1).map(<[u8]>::to_vec).collect()
-        };
-        let remember = |name: &str, bytes: Result<Vec<u8>, serde_json::Error>| {
-            let written = bytes
-                .map_err(|e| e.to_string())
-                .and_then(|b| flash.dir.replace(name, &b).map_err(|e| e.to_string()));
-            if let Err(error) = written {
-                tracing::warn!(%error, name, "could not be written; the next start does without");
-            }
-        };
-        remember(BUDGET, serde_json::to_vec(&state));
-        remember(APPLICATIONS, serde_json::to_vec(&names));
+        remember(flash, BUDGET, serde_json::to_vec(&state));
+        self.remember_applications(flash);
         let mut superblocks = locked(&flash.superblock);
         let mut guards: Vec<_> = self.cells.iter().map(Cell::lock).collect();
         let written = (|| -> Result<(), String> {
             flash.device.sync().map_err(|e| e.to_string())?;
+            let apps: Vec<Vec<u64>> =
+                guards.iter().map(|g| g.apps().flash_bytes().collect()).collect();
             let words: Vec<&Words> =
                 guards.iter_mut().map(|g| &*g.unrecorded().index_words()).collect();
             write_checkpoint(
@@ -535,6 +647,7 @@ impl KvStore {
                 now.wall,
                 log.table().words(),
                 &words,
+                &apps,
             )
             .map_err(|e| e.to_string())?;
             let stop = superblocks.current.stop(superblocks.current.cas_base);

@@ -1,9 +1,9 @@
 //! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
 
-use larder_base::ByteSize;
+use larder_base::{AppId, ByteSize};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::SegmentTable;
-use larder_format::geometry::MAX_SEGMENTS;
+use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::{Geometry, GeometryError};
 
 /// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
@@ -48,6 +48,21 @@ pub enum PlanError {
         /// The most.
         most: ByteSize,
     },
+    /// The limit cannot be lowered so far while the server runs.
+    #[error(
+        "{memory} of DRAM is less than the {least} that this server needs: {fixed} for the flash index, buffers and tables, \
+         which stay as they were divided at the start, and {objects} for objects"
+    )]
+    TooLowAtRunTime {
+        /// What was asked for.
+        memory: ByteSize,
+        /// The least.
+        least: ByteSize,
+        /// Of this, what cannot shrink.
+        fixed: ByteSize,
+        /// Of this, what objects need.
+        objects: ByteSize,
+    },
     /// The largest object does not fit the memory.
     #[error(
         "objects of {item} need at least {needed} of DRAM for objects, and {memory} (-m) leaves {left}: raise -m or lower -I"
@@ -85,10 +100,39 @@ pub struct Plan {
     pub free_low: usize,
     /// Free bytes of an arena at which the cleaner rests.
     pub free_high: usize,
+    /// Bytes that do not change with the limit at run time: flash index, buffers, admission, tables.
+    pub fixed: u64,
+    /// Bytes of the open segments that are one shard's part.
+    pub staged: u64,
+    /// Largest object.
+    pub max_item: u64,
 }
+
+/// Free room of an arena at which the cleaner is called, and at which it rests. What is staged counts as free, so the
+/// marks lie above a shard's part of the open segments.
+fn marks(arena: u64, staged: u64) -> (usize, usize) {
+    let low = (arena / 32).max(staged).min(arena / 4);
+    (low as usize, (low + low / 2).min(arena / 2) as usize)
+}
+
+/// What is left of `memory` for each of `shards` arenas. The DRAM table is up to 2.2 % of the arena it serves.
+fn arena_of(memory: u64, fixed: u64, shards: u64) -> u64 {
+    memory.saturating_sub(fixed) / 1023 * 1000 / shards
+}
+
+/// One shard holds the largest object, and something beside it.
+fn least_arena(max_item: u64) -> u64 {
+    max_item + max_item / 4 + 4096
+}
+
+/// The smallest segment, bytes.
+const LEAST_SEGMENT: u64 = 64 << 10;
 
 /// Words of the region's header.
 pub(super) const REGION_HEADER: usize = 64;
+
+/// Words for each shard's bytes on flash by application, rounded up to whole cache lines.
+pub(super) const APP_WORDS: usize = AppId::COUNT.next_multiple_of(8);
 
 /// Words of the segment table in the region, rounded up to whole cache lines.
 pub(super) fn table_words(segments: u16) -> usize {
@@ -96,6 +140,9 @@ pub(super) fn table_words(segments: u16) -> usize {
 }
 
 impl Plan {
+    /// The smallest flash that can be divided, bytes.
+    pub const LEAST_FLASH: u64 = SEGMENTS_AT + MIN_SEGMENTS as u64 * LEAST_SEGMENT;
+
     /// Divides `memory` bytes. `flash` is the division of the flash, if there is one; `object` the mean size of an
     /// object on flash.
     ///
@@ -130,11 +177,9 @@ impl Plan {
             // Admission's sketches and samples: 2 % of the memory, the times of last accesses 0.5 %.
             let admission = if capacity > 0 { (memory / 50).max(MIN_ADMISSION) } else { 16 << 10 };
             let access = if capacity > 0 { memory / 200 } else { 64 * n };
-            let statistics = n * (257 * 96);
+            let statistics = n * (257 * 104);
             let fixed = buffers + tables + admission + access + statistics;
-            // The DRAM table is up to 2.2 % of the arena it serves.
-            let left = memory.saturating_sub(index + fixed);
-            let arena = left * 1000 / 1023 / n;
+            let arena = arena_of(memory, index + fixed, n);
             let enough = (LARGEST_PER_ARENA * max_item).max(MIN_ARENA);
             let starved = capacity > 0 && admission / n < MIN_ADMISSION;
             if (arena < enough || starved) && shards > 1 {
@@ -151,8 +196,7 @@ impl Plan {
                     arena: ByteSize(MIN_ARENA.max(memory / 16)),
                 });
             }
-            // One shard holds the largest object, and something beside it.
-            let needed = max_item + max_item / 4 + 4096;
+            let needed = least_arena(max_item);
             if arena < needed {
                 return Err(PlanError::ItemTooLarge {
                     item: ByteSize(max_item),
@@ -161,23 +205,53 @@ impl Plan {
                     left: ByteSize(arena),
                 });
             }
-            // What is staged counts as free, so the marks lie above a shard's part of the open segments.
             let staged = if capacity > 0 { 2 * segment / n } else { 0 };
-            let low = (arena / 32).max(staged).min(arena / 4);
+            let (free_low, free_high) = marks(arena, staged);
             return Ok(Plan {
                 shards,
                 arena_bytes: arena as usize,
                 buckets: if capacity > 0 { buckets } else { 1 },
                 region_words: REGION_HEADER
                     + table_words(segments)
-                    + shards * FlashIndex::words_for(buckets).next_multiple_of(8),
+                    + shards * (FlashIndex::words_for(buckets).next_multiple_of(8) + APP_WORDS),
                 admission_bytes: (admission / n) as usize,
                 access_times: (access / n / 8) as usize,
                 objects,
-                free_low: low as usize,
-                free_high: (low + low / 2).min(arena / 2) as usize,
+                free_low,
+                free_high,
+                fixed: index + fixed,
+                staged,
+                max_item,
             });
         }
+    }
+
+    /// The same with `memory` bytes, for a server that runs: what is beside the arenas stays as it was divided.
+    ///
+    /// # Errors
+    /// When too little is left for objects, or more than the arenas can address.
+    pub fn resized(&self, memory: u64) -> Result<Plan, PlanError> {
+        let n = self.shards as u64;
+        let arena = arena_of(memory, self.fixed, n);
+        let needed = least_arena(self.max_item).max(MIN_ARENA / n).max(2 * self.staged);
+        if arena < needed {
+            return Err(PlanError::TooLowAtRunTime {
+                memory: ByteSize(memory),
+                least: ByteSize(
+                    (self.fixed + (needed * n + n).div_ceil(1000) * 1024).next_multiple_of(1 << 20),
+                ),
+                fixed: ByteSize(self.fixed),
+                objects: ByteSize(needed * n),
+            });
+        }
+        if arena > MAX_ARENA {
+            return Err(PlanError::TooMuchMemory {
+                memory: ByteSize(memory),
+                most: ByteSize(self.fixed + n * MAX_ARENA),
+            });
+        }
+        let (free_low, free_high) = marks(arena, self.staged);
+        Ok(Plan { arena_bytes: arena as usize, free_low, free_high, ..*self })
     }
 
     /// How to divide a flash of `flash` bytes for this memory: larger segments take larger objects to flash, but three of
@@ -187,12 +261,13 @@ impl Plan {
     /// When the flash is too small or too large to be divided.
     pub fn geometry(memory: u64, flash: u64, max_item: u64) -> Result<Geometry, GeometryError> {
         let most = (flash / 64).min(memory / 64).min(4 * max_item).max(1);
-        let segment = (1u64 << (63 - most.leading_zeros())).clamp(64 << 10, 256 << 20);
-        let planned = Geometry::plan(flash)?;
-        if flash / segment <= u64::from(MAX_SEGMENTS) {
-            return Ok(Geometry::with_segment(flash, segment).unwrap_or(planned));
+        let segment = (1u64 << (63 - most.leading_zeros())).clamp(LEAST_SEGMENT, 256 << 20);
+        if flash / segment <= u64::from(MAX_SEGMENTS)
+            && let Ok(geometry) = Geometry::with_segment(flash, segment)
+        {
+            return Ok(geometry);
         }
-        Ok(planned)
+        Geometry::plan(flash)
     }
 }
 
@@ -237,6 +312,22 @@ mod tests {
         }
         let e = Plan::new(900 << 40, 1 << 20, None).unwrap_err().to_string();
         assert!(e.contains("lower -m"), "{e}");
+    }
+
+    #[test]
+    fn a_changed_limit_changes_what_objects_have_and_nothing_else() {
+        let g = geometry(64 << 20, 256 << 20);
+        let p = Plan::new(64 << 20, 1 << 20, Some((&g, 280))).unwrap();
+        assert_eq!(p.resized(64 << 20).unwrap(), p);
+        let more = p.resized(96 << 20).unwrap();
+        let gained = (more.arena_bytes - p.arena_bytes) as u64 * p.shards as u64;
+        assert!(gained <= 32 << 20 && gained > 31 << 20, "{gained}");
+        assert_eq!((more.buckets, more.region_words), (p.buckets, p.region_words));
+        let PlanError::TooLowAtRunTime { least, .. } = p.resized(8 << 20).unwrap_err() else {
+            panic!("8 MiB cannot do");
+        };
+        assert!(p.resized(least.0).is_ok() && p.resized(least.0 - (3 << 20)).is_err(), "{least}");
+        assert!(p.resized(1 << 50).is_err());
     }
 
     #[test]

@@ -63,6 +63,7 @@ impl KvStore {
             (&mut stats.evicted_unfetched, base.evicted_unfetched),
             (&mut stats.reclaimed, base.reclaimed),
             (&mut stats.get_expired, base.get_expired),
+            (&mut stats.get_flushed, base.get_flushed),
             (&mut stats.lock_waits, base.lock_waits),
         ] {
             *value = value.saturating_sub(before);
@@ -86,7 +87,10 @@ impl KvStore {
         let mut sum = ShardStats::default();
         let mut apps = vec![EngineApp::default(); AppId::COUNT];
         let mut memory: Vec<(&'static str, u64)> = Vec::new();
-        let mut s = StoreStats { memory_limit: self.memory, ..StoreStats::default() };
+        let mut s = StoreStats {
+            memory_limit: self.memory.load(Ordering::Relaxed),
+            ..StoreStats::default()
+        };
         let (mut on_flash, mut ghosts) = (0, 0);
         let mut rejected = Reason::ALL.map(|reason| (reason.as_str(), 0));
         let mut reports =
@@ -133,6 +137,7 @@ impl KvStore {
         s.evicted_unfetched = sum.evicted_unfetched;
         s.reclaimed = sum.expired;
         s.get_expired = sum.expired;
+        s.get_flushed = sum.get_flushed;
         if let Some(flash) = self.flash() {
             flash.log_wanted.fetch_add(1, Ordering::Relaxed);
             let log = locked(&flash.log);
@@ -171,7 +176,7 @@ impl KvStore {
         }
         let names = self.applications.read().unwrap_or_else(PoisonError::into_inner);
         for (i, a) in apps.iter().enumerate() {
-            if a.gets + a.sets == 0 {
+            if a.gets + a.sets + a.flash_bytes == 0 {
                 continue;
             }
             let report = reports.get(&(i as u16));
@@ -197,7 +202,7 @@ impl KvStore {
     }
 
     fn flash_stats(&self, flash: &Flash, sum: &ShardStats, log: &LogStats) -> FlashStats {
-        let drive = locked(&flash.drive).clone();
+        let drive = locked(&flash.wear).clone();
         FlashStats {
             drive_host_bytes: drive.as_ref().map(|d| d.host_written),
             drive_nand_bytes: drive.as_ref().and_then(|d| d.nand_written),

@@ -12,26 +12,27 @@
 //! ```text
 //! word 0 magic   1 layout version   2,3 UUID   4 epoch   5 pending epoch   6 shards   7 words per index
 //! 8 words of the segment table      9 bytes per segment      16.. CAS high water by shard
-//! 64.. segment table, then the shards' indexes
+//! 64.. segment table, then the shards' indexes, then each shard's bytes on flash by application
 //! ```
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::Path;
 
-use larder_base::{UnixSecs, Words};
+use larder_base::{AppId, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_format::checkpoint::{CheckpointReader, CheckpointWriter, Identity};
 use larder_format::{Geometry, Superblock};
 use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
-use super::plan::{Plan, REGION_HEADER, table_words};
+use super::plan::{APP_WORDS, Plan, REGION_HEADER, table_words};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
-const LAYOUT: u64 = 1;
+const LAYOUT: u64 = 2;
 const CHECKPOINT: &str = "checkpoint";
 const SECTION_TABLE: u32 = 1;
 const SECTION_INDEX: u32 = 2;
+const SECTION_APPS: u32 = 3;
 
 /// How warm a start is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub(super) struct Region {
     header: Words,
     pub(super) table: Words,
     pub(super) indexes: Vec<Words>,
+    /// Each shard's bytes on flash by application.
+    pub(super) apps: Vec<Words>,
     /// Keeps the lock.
     shared: Option<SharedRegion>,
     /// Why the memory does not outlive the process.
@@ -72,6 +75,7 @@ impl Region {
         let table_at = REGION_HEADER;
         let table_len = larder_engine::kv::SegmentTable::words_for(geometry.segments());
         let index_at = |i: usize| REGION_HEADER + table_words(geometry.segments()) + i * per_index;
+        let apps_at = |i: usize| index_at(plan.shards) + i * APP_WORDS;
         match opened {
             Ok(shared) => {
                 let all = shared.words();
@@ -81,6 +85,9 @@ impl Region {
                     indexes: (0..plan.shards)
                         .map(|i| Words::from_static(&all[index_at(i)..index_at(i) + exact]))
                         .collect(),
+                    apps: (0..plan.shards)
+                        .map(|i| Words::from_static(&all[apps_at(i)..apps_at(i) + AppId::COUNT]))
+                        .collect(),
                     shared: Some(shared),
                     why_private: None,
                 }
@@ -89,6 +96,7 @@ impl Region {
                 header: Words::heap(REGION_HEADER),
                 table: Words::heap(table_len),
                 indexes: (0..plan.shards).map(|_| Words::heap(exact)).collect(),
+                apps: (0..plan.shards).map(|_| Words::heap(AppId::COUNT)).collect(),
                 shared: None,
                 why_private: Some(e.to_string()),
             },
@@ -175,11 +183,12 @@ impl Region {
             Identity { uuid: superblock.uuid, epoch: superblock.epoch, geometry: *geometry };
         let mut reader = CheckpointReader::open(BufReader::with_capacity(1 << 20, file), &identity)
             .map_err(|e| e.to_string())?;
-        let mut seen = 0;
+        let (mut seen, sections) = (0, 1 + self.indexes.len() + self.apps.len());
         while let Some(section) = reader.next_section().map_err(|e| e.to_string())? {
             let target = match (section.kind, section.id as usize) {
                 (SECTION_TABLE, 0) => &mut self.table,
                 (SECTION_INDEX, i) if i < self.indexes.len() => &mut self.indexes[i],
+                (SECTION_APPS, i) if i < self.apps.len() => &mut self.apps[i],
                 _ => return Err("the checkpoint is of another configuration".to_owned()),
             };
             if section.words != target.len() as u64 {
@@ -196,11 +205,7 @@ impl Region {
                 .map_err(|e| e.to_string())?;
             seen += 1;
         }
-        if seen == 1 + self.indexes.len() {
-            Ok(())
-        } else {
-            Err("the checkpoint is not whole".to_owned())
-        }
+        if seen == sections { Ok(()) } else { Err("the checkpoint is not whole".to_owned()) }
     }
 
     /// Gives the shared memory back to the machine: after a clean stop the checkpoint holds all of it.
@@ -212,12 +217,24 @@ impl Region {
     }
 
     /// Gives up the parts for the engine to own; the rest must be kept as long as they are in use.
-    pub(super) fn split(&mut self) -> (Words, Vec<Words>) {
-        (std::mem::replace(&mut self.table, Words::heap(0)), std::mem::take(&mut self.indexes))
+    pub(super) fn split(&mut self) -> (Words, Vec<ShardWords>) {
+        let indexes = std::mem::take(&mut self.indexes).into_iter();
+        let shards = indexes.zip(std::mem::take(&mut self.apps));
+        (
+            std::mem::replace(&mut self.table, Words::heap(0)),
+            shards.map(|(index, apps)| ShardWords { index, apps }).collect(),
+        )
     }
 }
 
-/// Writes a checkpoint of a stopped store: `index` is asked for each shard's words in turn.
+/// What outlives the process of one shard.
+pub(super) struct ShardWords {
+    pub(super) index: Words,
+    /// Bytes on flash by application.
+    pub(super) apps: Words,
+}
+
+/// Writes a checkpoint of a stopped store.
 pub(super) fn write_checkpoint(
     dir: &DataDir,
     superblock: &Superblock,
@@ -225,6 +242,7 @@ pub(super) fn write_checkpoint(
     written: UnixSecs,
     table: &Words,
     indexes: &[&Words],
+    apps: &[Vec<u64>],
 ) -> Result<(), larder_runtime::DataDirError> {
     let identity = Identity { uuid: superblock.uuid, epoch: superblock.epoch, geometry: *geometry };
     dir.replace_with(CHECKPOINT, |file| {
@@ -239,6 +257,9 @@ pub(super) fn write_checkpoint(
                 index.len() as u64,
                 (0..index.len()).map(|k| index.load(k)),
             )?;
+        }
+        for (i, bytes) in apps.iter().enumerate() {
+            writer.section(SECTION_APPS, i as u32, bytes.len() as u64, bytes.iter().copied())?;
         }
         writer.finish()?.flush()
     })

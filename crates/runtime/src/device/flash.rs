@@ -30,12 +30,20 @@ pub struct DeviceOptions {
     /// Go past the page cache where the file system allows it. `false` only for comparisons: through the page cache
     /// every object is cached twice.
     pub direct: bool,
+    /// What is smaller than this, in bytes, is refused.
+    pub least: u64,
 }
 
 impl DeviceOptions {
     /// `path` with the defaults: existing size, sparse, direct.
     pub fn new(path: impl Into<PathBuf>) -> DeviceOptions {
-        DeviceOptions { path: path.into(), size: None, preallocate: false, direct: true }
+        DeviceOptions {
+            path: path.into(),
+            size: None,
+            preallocate: false,
+            direct: true,
+            least: PAGE as u64,
+        }
     }
 
     /// The same with a size.
@@ -69,8 +77,20 @@ impl FlashDevice {
     /// Opens (or creates) and locks the device.
     ///
     /// # Errors
-    /// One for each way in which `options` cannot be met; nothing is changed on an existing file or device.
+    /// One for each way in which `options` cannot be met; nothing is changed on an existing file or device, and no new
+    /// file is left behind.
     pub fn open(options: &DeviceOptions) -> Result<FlashDevice, DeviceError> {
+        let absent = std::fs::symlink_metadata(&options.path)
+            .is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        let opened = Self::open_or_create(options);
+        // One that another process has made and locked meanwhile is not ours to remove.
+        if absent && matches!(&opened, Err(e) if !matches!(e, DeviceError::InUse { .. })) {
+            let _ = std::fs::remove_file(&options.path);
+        }
+        opened
+    }
+
+    fn open_or_create(options: &DeviceOptions) -> Result<FlashDevice, DeviceError> {
         let name: Arc<str> = options.path.display().to_string().into();
         let failed = |action: &'static str| {
             let device = name.clone();
@@ -132,12 +152,14 @@ impl FlashDevice {
         } else {
             device.size_file(options)?;
         }
-        if device.geometry.size < PAGE as u64 {
-            return Err(DeviceError::TooSmall {
-                device: name,
-                size: device.geometry.size,
-                least: PAGE as u64,
-            });
+        let least = options.least.max(PAGE as u64);
+        if device.geometry.size < least {
+            // As large as it is, not as much of it as could be used.
+            let size = match options.size {
+                None if !is_block_device => device.file.metadata().map_or(0, |m| m.len()),
+                _ => device.geometry.size,
+            };
+            return Err(DeviceError::TooSmall { device: name, size, least });
         }
         device.go_direct(options.direct).map_err(failed("prepare"))?;
         if device.buffered.is_some() {

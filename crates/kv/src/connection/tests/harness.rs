@@ -154,6 +154,7 @@ impl<E: Engine> Client<E> {
             side: &mut self.side,
             admin: &mut self.admin,
             detail: self.detail,
+            app: None,
         };
         let result = f(&mut self.conn, self.now, &mut ctx);
         self.waiting.extend(reads);

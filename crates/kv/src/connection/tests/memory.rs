@@ -13,6 +13,7 @@ fn budgets(bytes: u64) -> Arc<BigBuffers> {
         input: Budget::new(bytes),
         output: Budget::new(bytes),
         stall: Nanos::from_secs(5),
+        input_stall: Nanos::from_secs(2),
     })
 }
 
@@ -128,7 +129,7 @@ fn holders_without_progress_are_told_apart_while_others_wait() {
     let _ = push(&mut holder, &engine, &body[..50_000]);
     assert!(!holder.conn.stalled(at(60)), "nobody waits");
     let _ = push(&mut waiter, &engine, &body);
-    assert!(!holder.conn.stalled(at(4)) && holder.conn.stalled(at(5)));
+    assert!(!holder.conn.stalled(at(1)) && holder.conn.stalled(at(2)));
     assert!(!waiter.conn.stalled(at(60)), "it holds nothing");
     drop(holder);
     assert_eq!(big.input.used(), 0);
@@ -148,6 +149,32 @@ fn holders_without_progress_are_told_apart_while_others_wait() {
     assert_eq!(waiter.process(&engine), Progress::OutputFull);
     drop(waiter);
     assert_eq!((big.output.used(), big.output.waiting()), (0, 0));
+}
+
+#[test]
+fn an_announced_body_takes_no_share_before_it_comes() {
+    let engine = ModelEngine::default();
+    let big = budgets(300_000);
+    let body = set("a", 200_000);
+    let mut silent: Vec<_> = (0..100)
+        .map(|i| {
+            let mut c = client(&big);
+            // From the command line alone to all that the connection's own buffer holds.
+            let (_, progress) = push(&mut c, &engine, &body[..21 + i * (SMALL - 22) / 99]);
+            assert_eq!((progress, big.input.used()), (Progress::NeedInput, 0), "{i}");
+            c
+        })
+        .collect();
+    let mut sender = client(&big);
+    let (_, progress) = push(&mut sender, &engine, &body);
+    assert_eq!((progress, big.input.used()), (Progress::NeedInput, 0));
+    sender.drain();
+    assert_eq!(sender.received, b"STORED\r\n");
+    // One that goes on is served too.
+    let last = silent.last_mut().unwrap();
+    let (_, progress) = push(last, &engine, &body[SMALL - 1..]);
+    last.drain();
+    assert_eq!((progress, &last.received[..]), (Progress::NeedInput, &b"STORED\r\n"[..]));
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn serve(mut stream: TcpStream, engine: &ModelEngine) {
             side: &mut side,
             admin: &mut admin,
             detail: false,
+            app: None,
         };
         let progress = conn.process(at(0), engine, &mut ctx);
         stream.write_all(conn.output()).unwrap();

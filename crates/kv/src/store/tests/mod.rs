@@ -1,0 +1,7 @@
+//! The store as a whole, its threads and its flash included.
+
+mod dump;
+mod faults;
+mod harness;
+mod memory;
+mod restart;
