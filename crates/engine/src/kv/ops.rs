@@ -145,16 +145,8 @@ impl KvShard {
                     return;
                 };
                 let cas = self.take_cas(get.new_cas);
-                let new = NewObject {
-                    key: req.key,
-                    hash: req.hash,
-                    app: req.app,
-                    value: [b"", b""],
-                    flags: 0,
-                    expiry,
-                    cas,
-                    state: State::default().with_clock(1).with(State::WON),
-                };
+                let fresh = NewObject::fresh(req, b"", expiry, cas);
+                let new = NewObject { state: fresh.state.with(State::WON), ..fresh };
                 match self.insert_dram(now, &new) {
                     Some((block, h)) => {
                         let item = Item {
@@ -249,53 +241,28 @@ impl KvShard {
             None => self.disown(req.hash, req.key, fx),
         };
         let cas = self.take_cas(store.new_cas);
-        let value = [store.value, b"" as &[u8]];
-        self.put(
-            now,
-            req,
-            value,
-            store.flags,
-            store.expiry,
-            cas,
-            State::default().with_clock(1),
-            update,
-            fx,
-        );
+        let fresh = NewObject::fresh(req, store.value, store.expiry, cas);
+        self.put(now, req, &NewObject { flags: store.flags, ..fresh }, update, fx);
     }
 
     /// Writes a new object and answers. Whatever was there of this key is gone already.
-    #[allow(clippy::too_many_arguments, reason = "the parts of one object, named at each call")]
     fn put(
         &mut self,
         now: Now,
         req: &Request<'_>,
-        value: [&[u8]; 2],
-        flags: u32,
-        expiry: Expiry,
-        cas: u64,
-        state: State,
+        new: &NewObject<'_>,
         update: bool,
         fx: &mut impl Effects,
     ) {
-        let value_len = value[0].len() + value[1].len();
+        let value_len = new.value[0].len() + new.value[1].len();
         if req.key.len() + value_len + 64 > self.config.max_object as usize {
             fx.reply(Reply::TooLarge);
             return;
         }
-        let new = NewObject {
-            key: req.key,
-            hash: req.hash,
-            app: req.app,
-            value,
-            flags,
-            expiry,
-            cas,
-            state,
-        };
         if !self.flushed.is_empty() {
             self.flushed.remove(&req.hash.fingerprint());
         }
-        match self.insert_dram(now, &new) {
+        match self.insert_dram(now, new) {
             Some((_, h)) => {
                 let bytes = (req.key.len() + value_len) as u64;
                 self.stats.sets += 1;
@@ -305,7 +272,7 @@ impl KvShard {
                 app.set_bytes += bytes;
                 let access = self.access(req.hash, req.app, now.mono, Self::record_bytes(&h));
                 self.admission.on_write(&access, update);
-                fx.reply(Reply::Stored { cas, size: value_len as u32 });
+                fx.reply(Reply::Stored { cas: new.cas, size: value_len as u32 });
                 self.call_cleaner(fx);
             }
             None => {
@@ -335,41 +302,21 @@ impl KvShard {
                 (m.cas, m.expiry, m.flags, state)
             }
             Present::Absent => {
-                match store.mode {
-                    Set | Replace if store.compare_cas.is_some() => fx.reply(Reply::NotFound),
-                    Set | Add => {
-                        let cas = self.take_cas(store.new_cas);
-                        let fresh = State::default().with_clock(1);
-                        self.put(
-                            now,
-                            req,
-                            [store.value, b""],
-                            store.flags,
-                            store.expiry,
-                            cas,
-                            fresh,
-                            false,
-                            fx,
-                        );
+                let expiry = match (store.mode, store.vivify) {
+                    (Set | Replace, _) if store.compare_cas.is_some() => {
+                        fx.reply(Reply::NotFound);
+                        return;
                     }
-                    Append | Prepend if store.vivify.is_some() => {
-                        let cas = self.take_cas(store.new_cas);
-                        let expiry = store.vivify.unwrap_or_default();
-                        let fresh = State::default().with_clock(1);
-                        self.put(
-                            now,
-                            req,
-                            [store.value, b""],
-                            store.flags,
-                            expiry,
-                            cas,
-                            fresh,
-                            false,
-                            fx,
-                        );
+                    (Set | Add, _) => store.expiry,
+                    (Append | Prepend, Some(expiry)) => expiry,
+                    (Replace | Append | Prepend, _) => {
+                        fx.reply(Reply::NotStored);
+                        return;
                     }
-                    Replace | Append | Prepend => fx.reply(Reply::NotStored),
-                }
+                };
+                let cas = self.take_cas(store.new_cas);
+                let fresh = NewObject::fresh(req, store.value, expiry, cas);
+                self.put(now, req, &NewObject { flags: store.flags, ..fresh }, false, fx);
                 return;
             }
         };
@@ -429,24 +376,18 @@ impl KvShard {
                 let value =
                     if store.mode == Append { [&old, store.value] } else { [store.value, &old] };
                 let kept = new_state.with_clock(state.clock().max(1));
-                self.put(now, req, value, flags, expiry, new_cas, kept, true, fx);
+                let fresh = NewObject::fresh(req, b"", expiry, new_cas);
+                let new = NewObject { value, flags, state: kept, ..fresh };
+                self.put(now, req, &new, true, fx);
             }
             old.shrink_to(64 << 10);
             self.scratch = old;
             return;
         }
         self.discard(now, req, present, Departure::Updated);
-        self.put(
-            now,
-            req,
-            [store.value, b""],
-            store.flags,
-            new_expiry,
-            new_cas,
-            new_state,
-            true,
-            fx,
-        );
+        let fresh = NewObject::fresh(req, store.value, new_expiry, new_cas);
+        let new = NewObject { flags: store.flags, state: new_state, ..fresh };
+        self.put(now, req, &new, true, fx);
     }
 
     /// Removes what a request found.
@@ -496,19 +437,10 @@ impl KvShard {
             return;
         };
         if delete.drop_value {
-            let new = NewObject {
-                key: req.key,
-                hash: req.hash,
-                app: h.app,
-                value: [b"", b""],
-                flags: 0,
-                // As memcached: a dropped value takes its expiry along.
-                expiry: delete.touch.unwrap_or(Expiry::NEVER),
-                cas: h.cas,
-                state: h.state.without(State::STAGED),
-            };
-            self.remove_dram(req.hash, block, &h, Some((now, Departure::Updated)));
-            match self.insert_dram(now, &new) {
+            // As memcached: a dropped value takes its flags and its expiry along.
+            let expiry = delete.touch.unwrap_or(Expiry::NEVER);
+            let empty = NewObject::fresh(req, b"", expiry, h.cas);
+            match self.rewrite(now, block, &h, empty) {
                 Some(fresh) => (block, h) = fresh,
                 None => {
                     fx.reply(Reply::OutOfMemory);
@@ -572,19 +504,10 @@ impl KvShard {
             self.changed_in_place(req, block, &mut h);
             self.arena.payload_mut(block)[start..start + len].copy_from_slice(&digits[..len]);
         } else {
-            let new = NewObject {
-                key: req.key,
-                hash: req.hash,
-                app: h.app,
-                value: [&digits[..len], b""],
-                flags: h.flags,
-                expiry: h.expiry,
-                cas: new_cas,
-                state: h.state.without(State::STAGED),
-            };
             let (reads, last, written) = (h.reads, h.last, h.written);
-            self.remove_dram(req.hash, block, &h, Some((now, Departure::Updated)));
-            let Some(fresh) = self.insert_dram(now, &new) else {
+            let longer = NewObject::fresh(req, &digits[..len], h.expiry, new_cas);
+            let longer = NewObject { flags: h.flags, ..longer };
+            let Some(fresh) = self.rewrite(now, block, &h, longer) else {
                 fx.reply(Reply::OutOfMemory);
                 return;
             };
@@ -609,16 +532,7 @@ impl KvShard {
         let mut digits = [b' '; MAX_NUMBER];
         let len = write_number(initial, &mut digits);
         let cas = self.take_cas(arith.new_cas);
-        let new = NewObject {
-            key: req.key,
-            hash: req.hash,
-            app: req.app,
-            value: [&digits[..len], b""],
-            flags: 0,
-            expiry,
-            cas,
-            state: State::default().with_clock(1),
-        };
+        let new = NewObject::fresh(req, &digits[..len], expiry, cas);
         match self.insert_dram(now, &new) {
             Some((block, h)) => {
                 fx.reply(Reply::Number(initial, Self::item(&self.arena, now, block, &h)));
@@ -651,6 +565,22 @@ impl KvShard {
             found.entry.clock,
             item.last_access,
             item.hit_before,
+        )
+    }
+
+    /// Puts `new` in the place of the object in `block`, of the same application and with the same marks. `None` when no
+    /// room can be made: then neither is there.
+    fn rewrite(
+        &mut self,
+        now: Now,
+        block: Block,
+        h: &ObjectHeader,
+        new: NewObject<'_>,
+    ) -> Option<(Block, ObjectHeader)> {
+        self.remove_dram(new.hash, block, h, Some((now, Departure::Updated)));
+        self.insert_dram(
+            now,
+            &NewObject { app: h.app, state: h.state.without(State::STAGED), ..new },
         )
     }
 

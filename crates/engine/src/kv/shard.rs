@@ -7,7 +7,7 @@ use larder_format::{Filling, RecordMeta, record_len};
 use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure};
 
 use super::access_times::AccessTimes;
-use super::api::{Effects, Item, Tier};
+use super::api::{Effects, Item, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
@@ -50,6 +50,27 @@ pub(super) struct NewObject<'a> {
     pub(super) expiry: Expiry,
     pub(super) cas: u64,
     pub(super) state: State,
+}
+
+impl<'a> NewObject<'a> {
+    /// A new object of the request's key: no flags, of the lowest rank that is kept.
+    pub(super) fn fresh(
+        req: &Request<'a>,
+        value: &'a [u8],
+        expiry: Expiry,
+        cas: u64,
+    ) -> NewObject<'a> {
+        NewObject {
+            key: req.key,
+            hash: req.hash,
+            app: req.app,
+            value: [value, b""],
+            flags: 0,
+            expiry,
+            cas,
+            state: State::default().with_clock(1),
+        }
+    }
 }
 
 /// One shard. See [`super::api`] for how it is used.

@@ -82,7 +82,7 @@ impl<S: Store> Admin for WorkerAdmin<S> {
     }
 
     fn memory_limit(&mut self, mebibytes: u32) -> bool {
-        self.store.set_memory_limit(self.shared.clock.now(), u64::from(mebibytes) << 20)
+        self.store.set_memory_limit(u64::from(mebibytes) << 20)
     }
 
     fn debug_time(&mut self, how: DebugTime) {

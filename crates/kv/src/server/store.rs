@@ -54,7 +54,7 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     }
 
     /// `cache_memlimit`, bytes. False when the limit cannot be changed to that.
-    fn set_memory_limit(&self, _now: Now, _bytes: u64) -> bool {
+    fn set_memory_limit(&self, _bytes: u64) -> bool {
         false
     }
 

@@ -1,4 +1,5 @@
-//! The threads beside the workers: the cleaner, which runs the flash log, and the trainer, which fits the classifiers.
+//! The threads beside the workers: the cleaner, which runs the flash log, and the trainer, which fits the classifiers and
+//! does what else may take its time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,7 +53,7 @@ impl KvStore {
         Ok(())
     }
 
-    fn stopping(&self) -> bool {
+    pub(super) fn stopping(&self) -> bool {
         self.bell.stop.load(Ordering::Acquire)
     }
 
@@ -112,12 +113,14 @@ impl KvStore {
 
     fn train_models(&self, clock: &Clock) {
         let (mut turn, mut seconds) = (0u64, 0u64);
+        let mut divided = self.plan.memory;
         while !self.stopping() {
-            // The stop wakes it.
+            // The stop wakes it, and so does another memory limit.
             std::thread::park_timeout(Duration::from_secs(1));
             if self.stopping() {
                 return;
             }
+            self.follow_memory_limit(clock, &mut divided);
             seconds += 1;
             self.hand_on_tapes();
             if seconds.is_multiple_of(60)

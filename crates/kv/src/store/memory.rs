@@ -1,12 +1,16 @@
 //! `cache_memlimit`: another limit on DRAM while the server runs. Objects get what is gained or lose what is taken; the
 //! flash index, buffers and tables stay as the start divided them.
+//!
+//! The command is answered as soon as the limit has been found possible; a background thread then takes the shards there,
+//! each locked for about a millisecond at a time.
 
 use std::sync::atomic::Ordering;
 
-use larder_base::{ByteSize, Now};
+use larder_base::ByteSize;
+use larder_runtime::Clock;
 
-use super::plan::PlanError;
-use super::{KvStore, locked};
+use super::KvStore;
+use super::plan::{Plan, PlanError};
 
 /// Why the limit stays as it is.
 #[derive(Debug, thiserror::Error)]
@@ -24,10 +28,8 @@ pub(super) enum MemoryError {
 }
 
 impl KvStore {
-    /// Sets the limit on DRAM to `bytes`. Shards are locked for about a millisecond at a time; the caller waits until all
-    /// of it is done.
-    pub(super) fn change_memory(&self, now: Now, bytes: u64) -> Result<(), MemoryError> {
-        let _one_at_a_time = locked(&self.resizing);
+    /// Sets the limit on DRAM to `bytes`, if that can be.
+    pub(super) fn change_memory(&self, bytes: u64) -> Result<(), MemoryError> {
         let before = self.memory.load(Ordering::Relaxed);
         if bytes < before && self.no_eviction {
             return Err(MemoryError::NoEviction);
@@ -35,34 +37,51 @@ impl KvStore {
         // A client must not bring the machine down with a number.
         let machine = larder_runtime::machine::usable_memory().unwrap_or(u64::MAX);
         if bytes > before.max(machine) {
-            return Err(MemoryError::Machine {
-                wanted: ByteSize(bytes),
-                machine: ByteSize(machine),
-            });
+            let (wanted, machine) = (ByteSize(bytes), ByteSize(machine));
+            return Err(MemoryError::Machine { wanted, machine });
         }
-        let result = self.divide(now, bytes);
-        if result.is_err() {
-            // Some shards may have grown already.
-            self.divide(now, before)?;
-        } else {
-            self.memory.store(bytes, Ordering::Relaxed);
-            tracing::info!("memory limit {}, it was {}", ByteSize(bytes), ByteSize(before));
+        self.plan.resized(bytes)?;
+        self.memory.store(bytes, Ordering::Relaxed);
+        tracing::info!("memory limit {}, it was {}", ByteSize(bytes), ByteSize(before));
+        for thread in super::locked(&self.threads).iter() {
+            thread.thread().unpark();
         }
-        result
+        Ok(())
     }
 
-    fn divide(&self, now: Now, bytes: u64) -> Result<(), MemoryError> {
-        let plan = self.plan.resized(bytes)?;
-        for cell in &self.cells {
-            let smaller = cell.lock().dram_capacity() > plan.arena_bytes;
-            cell.lock().set_marks(
-                if self.no_eviction { 0 } else { plan.free_low },
-                if self.no_eviction { 0 } else { plan.free_high },
-            );
-            while cell.lock().resize(now, plan.arena_bytes)? {}
-            if !smaller {
-                larder_runtime::machine::prefer_huge_pages(cell.lock().object_memory_mut());
+    /// Takes the shards to the limit that was set last. `divided` is the one they have.
+    pub(super) fn follow_memory_limit(&self, clock: &Clock, divided: &mut u64) {
+        let wanted = self.memory.load(Ordering::Relaxed);
+        if wanted == *divided {
+            return;
+        }
+        match self.plan.resized(wanted).map_err(MemoryError::from).and_then(|plan| {
+            // Another number may come meanwhile: it is found at the next turn.
+            self.divide(clock, &plan)
+        }) {
+            Ok(()) => *divided = wanted,
+            Err(error) => {
+                tracing::error!(%error, "the memory limit stays at {}", ByteSize(*divided));
+                self.memory.store(*divided, Ordering::Relaxed);
+                // Some shards have grown already.
+                if let Ok(plan) = self.plan.resized(*divided) {
+                    self.divide(clock, &plan).ok();
+                }
             }
+        }
+    }
+
+    fn divide(&self, clock: &Clock, plan: &Plan) -> Result<(), MemoryError> {
+        for cell in &self.cells {
+            if !self.no_eviction {
+                cell.lock().set_marks(plan.free_low, plan.free_high);
+            }
+            while cell.lock().resize(clock.now(), plan.arena_bytes)? {
+                if self.stopping() {
+                    return Ok(());
+                }
+            }
+            larder_runtime::machine::prefer_huge_pages(cell.lock().object_memory_mut());
         }
         Ok(())
     }

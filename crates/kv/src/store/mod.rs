@@ -111,8 +111,6 @@ pub struct KvStore {
     no_eviction: bool,
     /// `-m`, or what a client has set since.
     memory: AtomicU64,
-    /// Held while the limit is being changed.
-    resizing: Mutex<()>,
     flash: Option<Flash>,
     bell: Arc<Bell>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
@@ -284,8 +282,8 @@ impl Store for KvStore {
         app
     }
 
-    fn set_memory_limit(&self, now: Now, bytes: u64) -> bool {
-        match self.change_memory(now, bytes) {
+    fn set_memory_limit(&self, bytes: u64) -> bool {
+        match self.change_memory(bytes) {
             Ok(()) => true,
             Err(error) => {
                 tracing::warn!(%error, "cache_memlimit refused");

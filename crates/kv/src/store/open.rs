@@ -589,7 +589,6 @@ fn store(
         max_object: config.max_item,
         no_eviction: config.no_eviction,
         memory: config.memory.into(),
-        resizing: Mutex::new(()),
         flash,
         bell: Arc::new(Bell::default()),
         threads: Mutex::new(Vec::new()),

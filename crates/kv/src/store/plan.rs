@@ -100,6 +100,8 @@ pub struct Plan {
     pub free_low: usize,
     /// Free bytes of an arena at which the cleaner rests.
     pub free_high: usize,
+    /// What was divided.
+    pub memory: u64,
     /// Bytes that do not change with the limit at run time: flash index, buffers, admission, tables.
     pub fixed: u64,
     /// Bytes of the open segments that are one shard's part.
@@ -219,6 +221,7 @@ impl Plan {
                 objects,
                 free_low,
                 free_high,
+                memory,
                 fixed: index + fixed,
                 staged,
                 max_item,
@@ -251,7 +254,7 @@ impl Plan {
             });
         }
         let (free_low, free_high) = marks(arena, self.staged);
-        Ok(Plan { arena_bytes: arena as usize, free_low, free_high, ..*self })
+        Ok(Plan { memory, arena_bytes: arena as usize, free_low, free_high, ..*self })
     }
 
     /// How to divide a flash of `flash` bytes for this memory: larger segments take larger objects to flash, but three of
