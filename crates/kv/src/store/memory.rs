@@ -23,6 +23,10 @@ pub(super) enum MemoryError {
         "with -M (--disable-evictions) the limit can be raised, but not lowered: objects would be lost"
     )]
     NoEviction,
+    #[error(
+        "while a run is recorded the limit stays: what follows from another one is not in a record"
+    )]
+    Recording,
     #[error("the system has no memory to grow by: {0}")]
     System(#[from] std::collections::TryReserveError),
 }
@@ -33,6 +37,9 @@ impl KvStore {
         let before = self.memory.load(Ordering::Relaxed);
         if bytes < before && self.no_eviction {
             return Err(MemoryError::NoEviction);
+        }
+        if self.recorder.is_some() {
+            return Err(MemoryError::Recording);
         }
         // A client must not bring the machine down with a number.
         let machine = larder_runtime::machine::usable_memory().unwrap_or(u64::MAX);
@@ -74,14 +81,15 @@ impl KvStore {
     fn divide(&self, clock: &Clock, plan: &Plan) -> Result<(), MemoryError> {
         for cell in &self.cells {
             if !self.no_eviction {
-                cell.lock().set_marks(plan.free_low, plan.free_high);
+                cell.lock().unrecorded().set_marks(plan.free_low, plan.free_high);
             }
-            while cell.lock().resize(clock.now(), plan.arena_bytes)? {
+            while cell.lock().unrecorded().resize(clock.now(), plan.arena_bytes)? {
                 if self.stopping() {
                     return Ok(());
                 }
             }
-            larder_runtime::machine::prefer_huge_pages(cell.lock().object_memory_mut());
+            let mut shard = cell.lock();
+            larder_runtime::machine::prefer_huge_pages(shard.unrecorded().object_memory_mut());
         }
         Ok(())
     }

@@ -34,6 +34,8 @@ pub(super) fn config(dir: PathBuf) -> StoreConfig {
         admission: AdmissionConfig::from_name("all").unwrap(),
         budget: Default::default(),
         applications: Default::default(),
+        record: None,
+        capture: None,
     }
 }
 
