@@ -157,7 +157,7 @@ impl BlockEffects for Fx<'_> {
         self.commit = true;
     }
 
-    fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {
-        true
+    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
+        self.cache.prefers(line, victim)
     }
 }

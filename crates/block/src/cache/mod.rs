@@ -11,6 +11,8 @@
 //! A shard first, then a worker's table of operations; never the other way round, and never two of a kind. I/O is begun
 //! when the shard has been let go.
 //!
+//! Admission is behind a lock of its own, which is taken last.
+//!
 //! # What a restart finds
 //!
 //! Nothing: the map is in memory alone, so that its records are durable as soon as they are taken and no region has to
@@ -32,7 +34,12 @@ use larder_base::{ByteSize, Nanos, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Replacement};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, Regions, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, LineId, Regions, Verdict,
+    WriteMode,
+};
+use larder_policy::block::{
+    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
+    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Observed, Victim, VolumeId,
 };
 use larder_runtime::{Device, FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
@@ -163,6 +170,7 @@ pub struct Cache {
     errors: AtomicU32,
     /// The device is used no more.
     disabled: AtomicBool,
+    admission: Option<Mutex<BlockAdmission>>,
 }
 
 impl std::fmt::Debug for Cache {
@@ -244,7 +252,30 @@ impl Cache {
             begun: Instant::now(),
             errors: AtomicU32::new(0),
             disabled: AtomicBool::new(false),
+            admission: None,
         })
+    }
+
+    /// With admission as `config` has it, with tables for volumes of so many bytes together. Without, everything that is
+    /// read or written in whole lines is cached.
+    ///
+    /// # Errors
+    /// When its tables would be unreasonably large.
+    pub fn with_admission(
+        mut self,
+        config: &BlockAdmissionConfig,
+        backing_bytes: u64,
+    ) -> Result<Cache, BlockAdmissionError> {
+        let line_bytes = self.options.line_bytes;
+        let lines = u64::from(self.slots_per_shard) * u64::from(SHARDS);
+        let setup = BlockSetup { line_bytes, lines, backing_bytes, seed: self.options.key };
+        self.admission = Some(Mutex::new(BlockAdmission::new(config, &setup)?));
+        Ok(self)
+    }
+
+    /// Bytes of memory that admission's tables take.
+    pub fn admission_bytes(&self) -> u64 {
+        self.admission.as_ref().map_or(0, |a| locked(a).memory_bytes() as u64)
     }
 
     /// The options it was opened with.
@@ -333,6 +364,58 @@ impl Cache {
 
     fn now(&self) -> Nanos {
         Nanos(self.begun.elapsed().as_nanos() as u64)
+    }
+
+    /// As admission knows a volume.
+    fn volume_id(&self, base: u64) -> VolumeId {
+        let group = u64::from(self.options.line_bytes) * u64::from(GROUP_LINES);
+        // By its first group: no two volumes have the same.
+        VolumeId((base / group) as u32)
+    }
+
+    /// Tells admission of an access. `None` where there is none to tell.
+    fn observe(&self, base: u64, op: BlockOp, start: u64, len: u64) -> Option<Observed> {
+        let admission = self.admission.as_ref()?;
+        let access = BlockAccess {
+            volume: self.volume_id(base),
+            offset: start - base,
+            bytes: len,
+            op,
+            kind: BlockKind::Unknown,
+            now: self.now(),
+        };
+        Some(locked(admission).observe(&access))
+    }
+
+    /// What admission says of the line at `at`, of an access that it has observed.
+    fn judge(&self, base: u64, op: BlockOp, at: u64, observed: Observed) -> Verdict {
+        let Some(admission) = &self.admission else { return Verdict::Admit };
+        let line = PolicyLine { volume: self.volume_id(base), offset: at - base };
+        let kind = BlockKind::Unknown;
+        let candidate = BlockCandidate { line, op, kind, observed, victim: None };
+        let admission = locked(admission);
+        match admission.judge(&candidate).is_admit() {
+            false => Verdict::Reject,
+            true if admission.wants_victim() => Verdict::Compete,
+            true => Verdict::Admit,
+        }
+    }
+
+    /// Whether admission would rather have `line` than `victim`.
+    fn prefers(&self, line: LineId, victim: LineId) -> bool {
+        let Some(admission) = &self.admission else { return true };
+        let policy_line = |line: LineId| {
+            let at = line.0 * u64::from(self.options.line_bytes);
+            let (base, _) = self.volume_at(at)?;
+            Some(PolicyLine { volume: self.volume_id(base), offset: at - base })
+        };
+        let (Some(line), Some(victim)) = (policy_line(line), policy_line(victim)) else {
+            return true;
+        };
+        let kind = BlockKind::Unknown;
+        let victim = Some(Victim { line: victim, kind });
+        let (op, observed) = (BlockOp::Read, Observed::default());
+        locked(admission).judge(&BlockCandidate { line, op, kind, observed, victim }).is_admit()
     }
 
     /// Where a slot lies on the device, bytes.

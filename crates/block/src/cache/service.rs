@@ -10,6 +10,7 @@ use larder_engine::block::map::Slot;
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, IoId, LineId, Part, PartKind, Verdict,
 };
+use larder_policy::block::BlockOp;
 use larder_runtime::{AlignedBuf, Device, FileDone, FileOp, FileQueue, PAGE, Payload, RingChoice};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
@@ -116,8 +117,9 @@ pub struct CacheService {
     failed: Vec<(LocalIo, Failure)>,
     /// Operations of this worker's that are to be looked at.
     ended: Vec<u32>,
-    /// Empty but for its memory.
+    /// Empty but for their memory.
     actions: Vec<Action>,
+    parts: Vec<Part>,
 }
 
 impl CacheService {
@@ -152,6 +154,7 @@ impl CacheService {
             failed: Vec::new(),
             ended: Vec::new(),
             actions: Vec::new(),
+            parts: Vec::new(),
         })
     }
 
@@ -319,28 +322,57 @@ impl CacheService {
         }
     }
 
-    /// Submits an operation in parts, one for each group.
-    fn split(&mut self, index: u32, part: PartKind, start: u64, len: u64) {
-        let group = u64::from(self.cache.options.line_bytes) * u64::from(GROUP_LINES);
+    /// Submits an operation in parts: one for each group, more where admission judges its lines apart.
+    fn split(&mut self, index: u32, kind: PartKind, base: u64, start: u64, len: u64) {
+        let line_bytes = u64::from(self.cache.options.line_bytes);
+        let group = line_bytes * u64::from(GROUP_LINES);
         let op = ops::id(self.worker, index);
+        let access = match kind {
+            PartKind::Read => Some(BlockOp::Read),
+            PartKind::Write => Some(BlockOp::Write),
+            // What is asked for is cached; zeroes and trims are not.
+            PartKind::Prefetch | PartKind::Zero | PartKind::Trim => None,
+        };
+        let observed =
+            access.and_then(|access| Some((access, self.cache.observe(base, access, start, len)?)));
         let end = start + len;
         let mut at = start;
+        let mut parts = std::mem::take(&mut self.parts);
         while at < end {
-            let until = (at / group * group + group).min(end);
-            let line = LineId(at / u64::from(self.cache.options.line_bytes));
-            let shard = self.cache.placing.shard(line.group());
-            let len = (until - at) as u32;
-            let part = Part { op, kind: part, at, len, verdict: Verdict::Admit };
-            let now = self.cache.now();
-            self.with_shard(shard, None, None, |shard, fx| shard.submit(now, part, fx));
+            let mut until = (at / group * group + group).min(end);
+            let mut verdict = Verdict::Admit;
+            if let Some((access, observed)) = observed {
+                let judge = |line: u64| self.cache.judge(base, access, line, observed);
+                let mut line = at / line_bytes * line_bytes;
+                verdict = judge(line);
+                line += line_bytes;
+                while line < until && judge(line) == verdict {
+                    line += line_bytes;
+                }
+                until = until.min(line);
+            }
+            parts.push(Part { op, kind, at, len: (until - at) as u32, verdict });
             at = until;
         }
+        if let Some(op) = locked(&self.cache.desks[self.worker].ops).get(index) {
+            op.left += parts.len() as u32;
+        }
+        for part in parts.drain(..) {
+            let line = LineId(part.at / line_bytes);
+            let shard = self.cache.placing.shard(line.group());
+            let now = self.cache.now();
+            self.with_shard(shard, None, None, |shard, fx| shard.submit(now, part, fx));
+        }
+        self.parts = parts;
     }
 
     /// Takes the lines of a range for a change of it, in every shard.
     fn lock_range(&mut self, index: u32, start: u64, len: u64) {
         let op = ops::id(self.worker, index);
         let (first, last) = self.lines(start, len);
+        if let Some(op) = locked(&self.cache.desks[self.worker].ops).get(index) {
+            op.left += self.cache.shards.len() as u32;
+        }
         for shard in 0..self.cache.shards.len() as u32 {
             let now = self.cache.now();
             self.with_shard(shard, None, None, |shard, fx| {
@@ -597,18 +629,13 @@ impl Service for CacheService {
         let group = u64::from(self.cache.options.line_bytes) * u64::from(GROUP_LINES);
         let moves_nothing = matches!(part, PartKind::Zero | PartKind::Trim);
         let range = moves_nothing && len > SPLIT_AT_MOST * group;
-        // One more than there are parts: it cannot end while it is being submitted.
-        let parts = if range {
-            self.cache.shards.len() as u64
-        } else {
-            (start + len).div_ceil(group) - start / group
-        };
         let state = OpState {
             ticket,
             start,
             len,
             kind,
-            left: parts as u32 + 1,
+            // Until it is submitted; each part adds one.
+            left: 1,
             holds: 0,
             failure: None,
             answered: false,
@@ -618,7 +645,7 @@ impl Service for CacheService {
         if range {
             self.lock_range(index, start, len);
         } else {
-            self.split(index, part, start, len);
+            self.split(index, part, base, start, len);
         }
         let mut table = locked(&self.cache.desks[self.worker].ops);
         if let Some(op) = table.get(index) {

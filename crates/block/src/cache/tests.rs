@@ -22,10 +22,25 @@ struct Bench {
 }
 
 fn bench(sizes: &[u64], cache_bytes: u64, options: CacheOptions, workers: usize) -> Bench {
+    bench_with(sizes, cache_bytes, options, workers, None)
+}
+
+fn bench_with(
+    sizes: &[u64],
+    cache_bytes: u64,
+    options: CacheOptions,
+    workers: usize,
+    admission: Option<&str>,
+) -> Bench {
     let dir = TempDir::new().unwrap();
     let device = DeviceOptions::new(dir.path().join("cache")).size(ByteSize(cache_bytes));
     let device = Arc::new(FlashDevice::open(&device).unwrap());
-    let cache = Arc::new(Cache::open(device, options, workers).unwrap());
+    let mut cache = Cache::open(device, options, workers).unwrap();
+    if let Some(admission) = admission {
+        let all = sizes.iter().sum();
+        cache = cache.with_admission(&admission.parse().unwrap(), all).unwrap();
+    }
+    let cache = Arc::new(cache);
     let volumes = Arc::new(Volumes::default());
     for (i, size) in sizes.iter().enumerate() {
         let path = dir.path().join(format!("disk{i}"));
@@ -130,6 +145,41 @@ fn hits_come_from_the_cache_device() {
     }
     assert!(bytes(one(&mut *session, read(0, 1 << 20))).iter().all(|&b| b == 9));
     assert_eq!(bench.cache.stats().corrupt, 256);
+}
+
+/// Each policy, over operations whose answers must be right whatever it says; and a stream is not cached.
+#[test]
+fn admission() {
+    for policy in ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs"] {
+        let options = CacheOptions { ways: 2, ..CacheOptions::default() };
+        let cache_bytes = DATA_START + 16 * 2 * 16 * 4096;
+        let bench = bench_with(&[4 << 20], cache_bytes, options, 2, Some(policy));
+        let client = bench.client(0);
+        let mut session = client.session().unwrap();
+        let model = against_a_model(&mut *session, 4 << 20, 7, 20);
+        for at in (0..4 << 20).step_by(1 << 18) {
+            let buf = bytes(one(&mut *session, read(at, 1 << 18)));
+            assert!(buf[..] == model[at as usize..][..1 << 18], "{policy}");
+        }
+    }
+    let bench = bench_with(&[64 << 20], 128 << 20, CacheOptions::default(), 1, Some("seqr"));
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    for at in (0..32 << 20).step_by(1 << 18) {
+        one(&mut *session, read(at, 1 << 18)).outcome.unwrap();
+    }
+    let mut rng = Rng::new(5);
+    for _ in 0..500 {
+        let at = (32 << 20) + rng.below(8192) * 4096;
+        one(&mut *session, read(at, 4096)).outcome.unwrap();
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while bench.cache.stats().fills < 400 {
+        assert!(Instant::now() < end, "{:?}", bench.cache.stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let stats = bench.cache.stats();
+    assert!(stats.fill_rejected > 6000 && stats.fills < 2500, "{stats:?}");
 }
 
 /// A trim or zeroes of far more than a group: quick, whole, and nothing of the old is ever read.
