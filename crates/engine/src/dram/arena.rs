@@ -175,6 +175,12 @@ impl Arena {
         None
     }
 
+    /// Asks for the cache line of a block's header.
+    #[inline]
+    pub fn warm(&self, block: Block) {
+        larder_base::prefetch(&self.mem, block.0 as usize * UNIT);
+    }
+
     /// A block whose payload holds `payload` bytes; `None` when no free range is long enough.
     pub fn alloc(&mut self, payload: usize) -> Option<Block> {
         if payload > self.mem.len() {

@@ -73,6 +73,18 @@ impl Table {
         None
     }
 
+    /// Asks for the cache line at which looking for `hash` begins.
+    #[inline]
+    pub fn warm(&self, hash: u32) {
+        larder_base::prefetch(&self.heads, (hash & self.mask) as usize);
+    }
+
+    /// Asks for the header of the first object that looking for `hash` meets.
+    #[inline]
+    pub fn warm_object(&self, arena: &Arena, hash: u32) {
+        arena.warm(Block(self.heads[(hash & self.mask) as usize]));
+    }
+
     /// The object in `block`, if one is linked there under `hash`: safe to ask of a block that may be gone.
     pub fn holds(&self, arena: &Arena, hash: u32, block: Block) -> Option<ObjectHeader> {
         let mut at = self.heads[(hash & self.mask) as usize];

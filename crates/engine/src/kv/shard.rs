@@ -191,6 +191,20 @@ impl KvShard {
         }
     }
 
+    /// Fetches the cache lines at which a request for `hash` begins. Called some requests ahead, it lets their cache
+    /// misses overlap: worth it for who knows what will be asked (a trace is read, many keys came at once).
+    #[inline]
+    pub fn warm(&self, hash: ObjectHash) {
+        self.table.warm(hash.dram());
+        self.index.warm(hash);
+    }
+
+    /// The second step, some requests after [`KvShard::warm`]: the object that the table names.
+    #[inline]
+    pub fn warm_object(&self, hash: ObjectHash) {
+        self.table.warm_object(&self.arena, hash.dram());
+    }
+
     /// The shard's counters.
     pub fn stats(&self) -> &ShardStats {
         &self.stats

@@ -51,6 +51,9 @@ pub(super) trait Cache: Send {
     /// Carries out a request; says where a read was answered from.
     fn request(&mut self, asked: &Asked<'_>, effects: &mut Effects) -> Option<Tier>;
 
+    /// A request that is to come: the next that was not announced.
+    fn announce(&mut self, _request: &Request) {}
+
     /// States and counts.
     fn totals(&self) -> Totals;
 }
@@ -119,6 +122,10 @@ impl Cache for HybridCache {
         let tier = HybridCache::request(self, asked.request);
         self.take_device_ops(&mut effects.ops);
         tier
+    }
+
+    fn announce(&mut self, request: &Request) {
+        HybridCache::announce(self, request);
     }
 
     fn totals(&self) -> Totals {

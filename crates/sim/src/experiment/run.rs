@@ -20,6 +20,8 @@ use super::spec::{CacheSpec, Experiment};
 use crate::kv::DeviceOp;
 use crate::mrc::Interner;
 
+/// Requests that a cache is told of before they come.
+const AHEAD: usize = 12;
 /// Requests decoded at a time.
 const CHUNK: usize = 16_384;
 
@@ -174,7 +176,14 @@ impl Lane {
     }
 
     fn process(&mut self, e: &Experiment, chunk: &Chunk) {
+        let mut coming = chunk.requests.iter();
+        for request in coming.by_ref().take(AHEAD) {
+            self.cache.announce(request);
+        }
         for (i, request) in chunk.requests.iter().enumerate() {
+            if let Some(next) = coming.next() {
+                self.cache.announce(next);
+            }
             let number = chunk.first + i as u64;
             if number == self.warmup {
                 self.begin(e, request.time.unwrap_or(Nanos::ZERO));

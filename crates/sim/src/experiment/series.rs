@@ -156,7 +156,7 @@ mod tests {
         let mut series = Series::new(&report, start);
         let event = |i: u64| Event {
             at: start + Nanos::from_millis(i * 10),
-            met: if i % 4 == 0 { Met::Miss } else { Met::Flash },
+            met: if i.is_multiple_of(4) { Met::Miss } else { Met::Flash },
             latency: Nanos::from_micros(100 + i % 4),
             set_bytes: 10,
             flash_bytes: 5,

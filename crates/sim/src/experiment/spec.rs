@@ -77,6 +77,7 @@ fn default_rate() -> f64 {
 }
 
 /// One cache.
+#[allow(clippy::large_enum_variant, reason = "an experiment holds a handful")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum CacheSpec {
