@@ -6,6 +6,7 @@
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.
 //! - [`replay`]: what `larder kv --record` wrote, decided again by the same engine.
 //! - [`ssd`]: a flash translation layer with garbage collection, wear and timing.
+//! - [`stack`]: RAM and flash on a client of a file server, in three architectures.
 
 pub mod baseline;
 pub mod experiment;
@@ -13,3 +14,4 @@ pub mod kv;
 pub mod mrc;
 pub mod replay;
 pub mod ssd;
+pub mod stack;

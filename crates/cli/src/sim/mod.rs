@@ -6,6 +6,7 @@ mod mrc;
 mod replay;
 mod run;
 mod ssd;
+mod stack;
 mod watch;
 
 use clap::{Parser, Subcommand};
@@ -34,6 +35,8 @@ enum Command {
     Index(index::IndexArgs),
     /// A drive: device-level write amplification and wear under synthetic writes or a block trace.
     Ssd(ssd::SsdArgs),
+    /// RAM and flash on a client of a file server: three architectures, four policies of writing back, with latencies.
+    Stack(stack::StackArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
@@ -44,6 +47,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Replay(args) => replay::run(&args),
         Command::Index(args) => index::run(&args),
         Command::Ssd(args) => ssd::run(&args),
+        Command::Stack(args) => stack::run(&args),
     }
 }
 

@@ -1,0 +1,240 @@
+//! `larder sim stack`: RAM and flash on a client of a file server.
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use larder_base::ByteSize;
+use larder_sim::stack::{Architecture, Config, Figures, Policy, Timing, run as simulate};
+use larder_trace::{Options, Reader};
+use serde::Serialize;
+
+use super::print_json;
+use super::watch::Watch;
+use crate::error::CliError;
+use crate::trace::{Input, trace_error};
+
+#[derive(Debug, Parser)]
+pub(super) struct StackArgs {
+    #[command(flatten)]
+    input: Input,
+    /// RAM for blocks.
+    #[arg(long, default_value = "8g", value_name = "SIZE")]
+    ram: ByteSize,
+    /// Flash capacities, separated by commas; 0 is no flash.
+    #[arg(long, value_delimiter = ',', default_value = "64g", value_name = "LIST")]
+    flash: Vec<ByteSize>,
+    /// naive (RAM is a part of flash), lookaside (flash is never dirty), unified (one LRU over both); separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "naive,lookaside,unified",
+        value_name = "LIST"
+    )]
+    architecture: Vec<Architecture>,
+    /// When RAM is written back: s (synchronously), a (at once, asynchronously), pN (every N seconds), n (when a frame is
+    /// needed); separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "a", value_name = "LIST")]
+    ram_policy: Vec<Policy>,
+    /// When flash is written back, likewise.
+    #[arg(long, value_delimiter = ',', default_value = "a", value_name = "LIST")]
+    flash_policy: Vec<Policy>,
+    /// Threads of the application, each waiting for its answer.
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    threads: u16,
+    /// Blocks that only fill, before counting starts.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    warmup: u64,
+    /// Reading a block of flash, microseconds.
+    #[arg(long, default_value_t = 88.0, value_name = "US")]
+    flash_read: f64,
+    /// Writing a block of flash, microseconds.
+    #[arg(long, default_value_t = 21.0, value_name = "US")]
+    flash_write: f64,
+    /// Writing a block on the filer, microseconds.
+    #[arg(long, default_value_t = 92.0, value_name = "US")]
+    filer_write: f64,
+    /// The share of the filer's reads that are fast (read ahead).
+    #[arg(long, default_value_t = 0.9, value_name = "SHARE")]
+    fast_share: f64,
+    /// Seed of which reads are slow.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    architecture: Architecture,
+    ram: u64,
+    flash: u64,
+    ram_policy: String,
+    flash_policy: String,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    seed: u64,
+    trace: &'a str,
+    threads: u16,
+    warmup: u64,
+    rows: Vec<Row>,
+}
+
+fn blocks(flag: &str, size: ByteSize, least: u64) -> Result<u32, CliError> {
+    let count = size.0 / 4096;
+    if count < least || count > 1 << 31 {
+        let text = format!(
+            "--{flag}: {size} is {count} blocks of 4 KiB: {least} to 2^31 can be simulated"
+        );
+        return Err(CliError::Usage(text));
+    }
+    Ok(count as u32)
+}
+
+fn timing(args: &StackArgs) -> Result<Timing, CliError> {
+    let micros = |flag: &str, us: f64| {
+        if !(0.0..=1e9).contains(&us) {
+            let text = format!("--{flag}: '{us}' is not a time: give microseconds from 0 to 10^9");
+            return Err(CliError::Usage(text));
+        }
+        Ok(larder_base::Nanos((us * 1000.0) as u64))
+    };
+    if !(0.0..=1.0).contains(&args.fast_share) {
+        let text = format!("--fast-share: '{}' is not a share: give 0 to 1", args.fast_share);
+        return Err(CliError::Usage(text));
+    }
+    Ok(Timing {
+        flash_read: micros("flash-read", args.flash_read)?,
+        flash_write: micros("flash-write", args.flash_write)?,
+        filer_write: micros("filer-write", args.filer_write)?,
+        fast_share: args.fast_share,
+        ..Timing::default()
+    })
+}
+
+/// Every combination that was asked for. Lookaside has no policy for flash, and runs once for all of them.
+fn plan(args: &StackArgs) -> Result<Vec<Config>, CliError> {
+    let timing = timing(args)?;
+    let ram_blocks = blocks("ram", args.ram, 1)?;
+    let mut all: Vec<Config> = Vec::new();
+    for &flash in &args.flash {
+        let flash_blocks = blocks("flash", flash, 0)?;
+        for &architecture in &args.architecture {
+            for &ram_policy in &args.ram_policy {
+                for &flash_policy in &args.flash_policy {
+                    let flash_policy = match architecture {
+                        Architecture::Lookaside => Policy::None,
+                        _ => flash_policy,
+                    };
+                    let seed = args.seed;
+                    let config = Config {
+                        architecture,
+                        ram_blocks,
+                        flash_blocks,
+                        ram_policy,
+                        flash_policy,
+                        timing,
+                        seed,
+                    };
+                    if !all.contains(&config) {
+                        all.push(config);
+                    }
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
+    if args.threads == 0 {
+        return Err(CliError::Usage("--threads: '0': at least 1".to_owned()));
+    }
+    let configs = plan(args)?;
+    if args.input.trace == "-" && configs.len() > 1 {
+        let problem = "several combinations read the trace several times, which standard input does not allow: name a file";
+        return Err(CliError::Usage(problem.to_owned()));
+    }
+    let options = Options { pages: Some(4096), ..args.input.options() };
+    let mut watch = Watch::new(configs.len() as u64);
+    let mut rows = Vec::new();
+    for config in configs {
+        let mut reader =
+            larder_trace::open(&args.input.trace, &options).map_err(trace_error)?.reader;
+        let tick = |reader: &dyn Reader, requests: u64| watch.tick(reader, requests);
+        let figures = simulate(&config, args.threads, args.warmup, &mut *reader, tick);
+        let figures = figures.map_err(trace_error)?;
+        if figures.counts.reads + figures.counts.writes == 0 {
+            watch.finish();
+            return Err(CliError::Runtime(format!(
+                "trace '{}' has no block reads or writes after --warmup {}: nothing to simulate",
+                args.input.trace, args.warmup
+            )));
+        }
+        let lookaside = config.architecture == Architecture::Lookaside;
+        rows.push(Row {
+            architecture: config.architecture,
+            ram: args.ram.0,
+            flash: u64::from(config.flash_blocks) * 4096,
+            ram_policy: config.ram_policy.to_string(),
+            flash_policy: if lookaside { "-".to_owned() } else { config.flash_policy.to_string() },
+            figures,
+        });
+    }
+    watch.finish();
+    if args.json {
+        let (threads, warmup) = (args.threads, args.warmup);
+        let version = env!("CARGO_PKG_VERSION");
+        let trace = &args.input.trace;
+        return print_json(&Report { version, seed: args.seed, trace, threads, warmup, rows });
+    }
+    print_table(&rows);
+    println!(
+        "larder {}, seed {}, trace {}",
+        env!("CARGO_PKG_VERSION"),
+        args.seed,
+        args.input.trace
+    );
+    Ok(())
+}
+
+fn print_table(rows: &[Row]) {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(vec![
+        "architecture",
+        "flash",
+        "RAM/flash policy",
+        "read µs",
+        "write µs",
+        "RAM hits",
+        "flash hits",
+        "filer reads",
+        "filer writes",
+        "flash writes",
+    ]);
+    for row in rows {
+        let c = &row.figures.counts;
+        let share = |n: u64| format!("{:.4}", n as f64 / c.reads.max(1) as f64);
+        table.add_row(vec![
+            row.architecture.name().to_owned(),
+            ByteSize(row.flash).to_string(),
+            format!("{}/{}", row.ram_policy, row.flash_policy),
+            format!("{:.1}", row.figures.read_us),
+            format!("{:.1}", row.figures.write_us),
+            share(c.ram_hits),
+            share(c.flash_hits),
+            c.filer_reads.to_string(),
+            c.filer_writes.to_string(),
+            c.flash_writes.to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+}

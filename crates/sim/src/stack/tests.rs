@@ -1,0 +1,134 @@
+use larder_trace::{Options, open};
+
+use super::*;
+
+fn config(architecture: Architecture, ram: &str, flash: &str) -> Config {
+    Config {
+        architecture,
+        ram_blocks: 64,
+        flash_blocks: 512,
+        ram_policy: ram.parse().unwrap(),
+        flash_policy: flash.parse().unwrap(),
+        timing: Timing::default(),
+        seed: 1,
+    }
+}
+
+fn figures(config: &Config, threads: u16, trace: &str) -> Figures {
+    let options = Options { pages: Some(4096), ..Options::default() };
+    let mut reader = open(trace, &options).unwrap().reader;
+    run(config, threads, 20_000, &mut *reader, |_, _| ()).unwrap()
+}
+
+/// 2 MiB of a 64 MiB volume are the working set: as much as the flash, eight times the RAM.
+const SMALL: &str = "gen:fileserver?size=64m&set=2m&requests=40000&outside=0.2&writes=0.3";
+
+#[test]
+fn latencies_are_the_closed_forms_where_nothing_waits() {
+    let us = |ns: Nanos| ns.0 as f64 / 1000.0;
+    let mut stack = Stack::new(&config(Architecture::Naive, "a", "a"));
+    let mut misses = 0.0;
+    let blocks = 40_000;
+    for block in 0..blocks {
+        // A second apart, so that nothing waits.
+        let now = Nanos::from_secs(block + 1);
+        let (done, source) = stack.read(now, block);
+        assert_eq!(source, Source::Filer);
+        misses += us(done.saturating_sub(now));
+    }
+    // 2 x 8.2 + 32.8 + 0.9 x 92 + 0.1 x 7,952, and RAM.
+    let mean = misses / blocks as f64;
+    assert!((mean - 927.6).abs() < 0.04 * 927.6, "{mean}");
+    let now = Nanos::from_secs(blocks + 10);
+    assert_eq!(stack.read(now, blocks - 1), (now + Nanos(400), Source::Ram));
+    let from_flash = now + Nanos::from_micros(88) + Nanos(400);
+    assert_eq!(stack.read(now, blocks - 400), (from_flash, Source::Flash));
+    // Writes wait for as much as their policies say.
+    let write = |architecture, ram: &str, flash: &str| {
+        let mut stack = Stack::new(&config(architecture, ram, flash));
+        us(stack.write(Nanos::ZERO, 1))
+    };
+    let filer = 2.0 * 8.2 + 32.768 + 92.0;
+    for (architecture, ram, flash, wanted) in [
+        (Architecture::Naive, "n", "n", 0.4),
+        (Architecture::Naive, "a", "s", 0.4),
+        (Architecture::Naive, "s", "n", 0.4 + 21.0),
+        (Architecture::Naive, "s", "a", 0.4 + 21.0),
+        (Architecture::Naive, "s", "s", 0.4 + 21.0 + filer),
+        (Architecture::Lookaside, "s", "n", 0.4 + filer),
+        (Architecture::Lookaside, "a", "n", 0.4),
+        (Architecture::Unified, "p5", "s", 0.4),
+        (Architecture::Unified, "s", "n", 0.4 + filer),
+    ] {
+        let found = write(architecture, ram, flash);
+        assert!((found - wanted).abs() < 1e-6, "{architecture:?} {ram} {flash}: {found} {wanted}");
+    }
+}
+
+#[test]
+fn flash_is_a_win_and_the_policy_of_writing_hardly_matters() {
+    let mut without = config(Architecture::Naive, "a", "a");
+    without.flash_blocks = 0;
+    let none = figures(&without, 8, SMALL);
+    assert_eq!((none.counts.flash_hits, none.counts.flash_writes), (0, 0));
+    for architecture in Architecture::ALL {
+        let with = figures(&config(architecture, "a", "a"), 8, SMALL);
+        assert!(with.read_us < 0.6 * none.read_us, "{architecture:?}: {with:?} {none:?}");
+        for (ram, flash) in [("n", "a"), ("p1", "p1"), ("a", "n"), ("p5", "a")] {
+            let other = figures(&config(architecture, ram, flash), 8, SMALL);
+            let ratio = other.read_us / with.read_us;
+            assert!((0.7..1.5).contains(&ratio), "{architecture:?} {ram} {flash}: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn architectures_keep_their_promises_under_every_policy() {
+    for architecture in Architecture::ALL {
+        for ram in ["s", "a", "p1", "n"] {
+            for flash in ["s", "a", "p1", "n"] {
+                let config = config(architecture, ram, flash);
+                let mut stack = Stack::new(&config);
+                let mut rng = larder_base::Rng::new(3);
+                let mut now = Nanos::ZERO;
+                let mut written = 0;
+                for _ in 0..20_000 {
+                    now = now + Nanos::from_micros(300);
+                    let block = rng.below(rng.clone().range(1, 1500));
+                    let done = if rng.chance(0.4) {
+                        written += 1;
+                        stack.write(now, block)
+                    } else {
+                        stack.read(now, block).0
+                    };
+                    assert!(done > now);
+                }
+                stack.validate().unwrap();
+                let c = stack.counts();
+                assert_eq!(c.reads + c.writes, 20_000);
+                assert_eq!(c.filer_reads, c.reads - c.ram_hits - c.flash_hits);
+                // Writing through writes everything; nothing writes more than that.
+                let through = |p: &str| p == "s" || p == "a";
+                let all = match architecture {
+                    Architecture::Lookaside => through(ram),
+                    _ => through(ram) && through(flash),
+                };
+                assert!(c.filer_writes <= written, "{architecture:?} {ram} {flash}");
+                assert_eq!(c.filer_writes == written, all, "{architecture:?} {ram} {flash}");
+            }
+        }
+    }
+}
+
+#[test]
+fn runs_repeat_and_names_are_read() {
+    let config = config(Architecture::Unified, "p1", "n");
+    assert_eq!(figures(&config, 4, SMALL), figures(&config, 4, SMALL));
+    for text in ["s", "a", "n", "p30"] {
+        assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+    }
+    for text in ["", "p", "p0", "px", "sync"] {
+        assert!(text.parse::<Policy>().unwrap_err().contains("p30"));
+    }
+    assert!("direct".parse::<Architecture>().unwrap_err().contains("lookaside"));
+}
