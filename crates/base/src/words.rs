@@ -73,6 +73,12 @@ impl Words {
         self.cells()[index].load(Ordering::Relaxed)
     }
 
+    /// Asks the processor for the cache line of word `index`; nothing when it is out of bounds.
+    #[inline]
+    pub fn prefetch(&self, index: usize) {
+        crate::prefetch(self.cells(), index);
+    }
+
     /// Changes word `index`, after every earlier store and before every later one.
     ///
     /// # Panics

@@ -185,3 +185,47 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         assert!(text(&output.stderr).contains(words), "{}", text(&output.stderr));
     }
 }
+
+/// Holland's conclusions on a volume that tests can afford: 64 MiB, of which 2 MiB are the working set.
+#[test]
+fn flash_on_the_client_is_a_win_whatever_the_policy() {
+    let trace = "gen:fileserver?size=64m&set=2m&requests=40000&outside=0.2&writes=0.3";
+    let sim = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_larder"))
+            .args(["sim", "stack", trace])
+            .args(arguments)
+            .output()
+            .unwrap()
+    };
+    let common =
+        ["--ram", "256k", "--flash", "0,2m", "--ram-policy", "a,n", "--warmup", "20000", "--json"];
+    let output = sim(&common);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(output.stdout, sim(&common).stdout);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["version"], &json["seed"]), (&env!("CARGO_PKG_VERSION").into(), &1.into()));
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 12);
+    let read = |row: &serde_json::Value| row["read_us"].as_f64().unwrap();
+    let (without, with): (Vec<_>, Vec<_>) = rows.iter().partition(|r| r["flash"] == 0);
+    let best_without = without.iter().map(|r| read(r)).fold(f64::MAX, f64::min);
+    for row in with {
+        assert!(read(row) < 0.6 * best_without, "{row}");
+        assert!(
+            row["flash_hits"].as_u64().unwrap() > 0 && row["filer_writes"].as_u64().unwrap() > 0
+        );
+    }
+    for (arguments, words) in [
+        (&["--ram", "0"][..], "--ram: 0 B is 0 blocks"),
+        (&["--architecture", "direct"], "naive, lookaside, unified"),
+        (&["--flash-policy", "p0"], "s, a, n, or p and seconds"),
+        (&["--fast-share", "2"], "--fast-share: '2'"),
+        (&["--flash-read", "nan"], "--flash-read: 'NaN'"),
+        (&["--threads", "0"], "--threads: '0'"),
+    ] {
+        let output = sim(arguments);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(words), "{arguments:?}: {message}");
+    }
+}

@@ -190,8 +190,9 @@ impl FlashIndex {
     /// misses overlap: worth it in batches (a segment that is published or reclaimed), not for one.
     pub fn warm(&self, hash: ObjectHash) {
         let (_, [first, second]) = self.buckets_of(hash);
-        let word = |bucket: u32| self.words.load(HEADER_WORDS + bucket as usize * WORDS);
-        std::hint::black_box(word(first) ^ word(second));
+        for bucket in [first, second] {
+            self.words.prefetch(HEADER_WORDS + bucket as usize * WORDS);
+        }
     }
 
     /// The CLOCK of the entry for (`hash`, `segment`, `place`), if there is one.

@@ -29,8 +29,8 @@ pub use outcome::{
 };
 pub use run::run;
 pub use spec::{
-    Bound, CacheSpec, ClockMode, Drive, Expectations, Experiment, FifoLog, Hybrid, Report, Ripq,
-    SetAssociative, Timing, Victim, Workload,
+    Bound, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq, Timing,
+    Victim, Workload,
 };
 
 use error::value;
@@ -103,8 +103,6 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
             let mean = c.mean_record as f64;
             check_range(&key("mean_record"), mean, 64.0, 1e9, "at least 64 bytes")
         }
-        // What they need is checked when they are built.
-        CacheSpec::SetAssociative(_) | CacheSpec::FifoLog(_) => Ok(()),
         CacheSpec::Victim(c) => {
             if c.dram.0 == 0 {
                 return Err(value(key("dram"), 0, "give a size, such as \"8m\""));
