@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use larder_block::backing::{self, Patience};
 use larder_block::server::service::pass_through;
-use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
+use larder_block::server::{Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
 use tempfile::TempDir;
 
 /// Whether all of these programs are there.
@@ -59,14 +59,34 @@ struct Bench {
 impl Bench {
     /// A server over a store.
     fn over(dir: TempDir, uri: &str, read_only: bool) -> Bench {
+        Bench::with(dir, uri, read_only, |_| {})
+    }
+
+    fn with(
+        dir: TempDir,
+        uri: &str,
+        read_only: bool,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> Bench {
         let patience = Patience { give_up: Some(Duration::from_secs(30)), ..Patience::default() };
         let backing = backing::open(&uri.parse().unwrap(), read_only, false, patience).unwrap();
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
         let listen = vec![Listen::Unix(dir.path().join("socket"))];
-        let config = ServerConfig { listen, ..ServerConfig::default() };
+        let mut config = ServerConfig { listen, ..ServerConfig::default() };
+        change(&mut config);
         let server = Some(Server::start(config, volumes, pass_through).unwrap());
         Bench { dir, server }
+    }
+
+    /// A server over a store that insists on TLS, with its certificate in the directory.
+    fn over_tls(dir: TempDir, uri: &str) -> Bench {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let (certificate, key) = (dir.path().join("ca-cert.pem"), dir.path().join("key.pem"));
+        std::fs::write(&certificate, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let tls = Some(TlsFiles { certificate, key, client_ca: None, required: true });
+        Bench::with(dir, uri, false, |config| config.tls = tls)
     }
 
     /// Over a new file of this size.
@@ -338,4 +358,29 @@ fn other_servers_behind() {
         expected[5000..5700].fill(0);
         assert!(std::fs::read(&disk).unwrap() == expected, "kind {i}");
     }
+}
+
+/// libnbd's TLS is GnuTLS: another implementation than ours.
+#[test]
+fn tls_by_libnbd() {
+    if !have(&[("nbdcopy", "libnbd-bin"), ("nbdinfo", "libnbd-bin")]) {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("disk.img");
+    File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    let bench = Bench::over_tls(dir, &format!("file:{}", path.display()));
+    let uri = format!(
+        "nbds+unix://localhost/disk?socket={}&tls-certificates={}",
+        bench.path("socket"),
+        bench.dir.path().display()
+    );
+    let text = run("nbdinfo", &[&uri]);
+    assert!(text.contains("newstyle-fixed with TLS"), "{text}");
+    let from = bench.path("from");
+    pattern(&from, 16 << 20);
+    run("nbdcopy", &["--connections=2", "--flush", &from, &uri]);
+    let to = bench.path("to");
+    run("nbdcopy", &["--connections=2", &uri, &to]);
+    run("cmp", &[&from, &to]);
 }

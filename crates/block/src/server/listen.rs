@@ -16,7 +16,7 @@ use rustix::io::Errno as Os;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{debug, warn};
 
-use super::stream::Stream;
+use super::stream::{Socket as Accepted, Stream};
 use super::{ServerError, Shared, locked};
 
 /// Token of the waker in the accepting thread's poll.
@@ -202,9 +202,9 @@ impl Listener {
             Socket1::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 debug!("{}: a connection from {peer}", self.name);
-                Stream::Tcp(stream)
+                Stream::new(Accepted::Tcp(stream))
             }
-            Socket1::Unix(listener) => Stream::Unix(listener.accept()?.0),
+            Socket1::Unix(listener) => Stream::new(Accepted::Unix(listener.accept()?.0)),
         })
     }
 }

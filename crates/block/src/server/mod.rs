@@ -18,12 +18,14 @@ pub mod service;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod tls;
 pub mod volume;
 mod worker;
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -36,6 +38,7 @@ pub use listen::Listen;
 use listen::UnixPath;
 use service::Service;
 use stream::Stream;
+pub use tls::TlsFiles;
 pub use volume::{Volume, Volumes};
 use worker::Worker;
 
@@ -52,6 +55,8 @@ pub struct ServerConfig {
     pub limits: Limits,
     /// Bytes of buffers of one worker, for all its connections.
     pub buffer_bytes: usize,
+    /// A certificate; without one there is no TLS.
+    pub tls: Option<TlsFiles>,
     /// For a handshake; and for a client that holds buffers without going on while others wait for some.
     pub patience: Duration,
 }
@@ -64,6 +69,7 @@ impl Default for ServerConfig {
             connections: 1024,
             limits: Limits::default(),
             buffer_bytes: 256 << 20,
+            tls: None,
             patience: Duration::from_secs(30),
         }
     }
@@ -86,6 +92,14 @@ pub enum ServerError {
         /// The address.
         address: String,
         /// Why, and what to do.
+        reason: String,
+    },
+    /// A certificate or key that cannot be used.
+    #[error("'{}' {reason}", path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
         reason: String,
     },
     /// The system refuses something else.
@@ -133,6 +147,7 @@ struct Shared {
     workers: Vec<WorkerDoor>,
     stopping: AtomicBool,
     tls: TlsPolicy,
+    certificate: Option<Arc<rustls::ServerConfig>>,
 }
 
 /// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
@@ -170,6 +185,8 @@ impl Server {
         S: Service + Send + 'static,
         F: FnMut(usize, Registry, usize) -> io::Result<S>,
     {
+        let certificate = config.tls.as_ref().map(tls::load).transpose()?;
+        let policy = config.tls.as_ref().map_or(TlsPolicy::Off, TlsFiles::policy);
         let listeners = listen::open(&config.listen)?;
         let addresses = listeners.iter().filter_map(|l| l.address).collect();
         let mut listeners = listeners;
@@ -191,7 +208,8 @@ impl Server {
             counters: Arc::default(),
             workers,
             stopping: AtomicBool::new(false),
-            tls: TlsPolicy::Off,
+            tls: policy,
+            certificate,
         });
         // From here on, what was started is stopped when the value is dropped.
         let mut server = Server {

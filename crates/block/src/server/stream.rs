@@ -1,14 +1,53 @@
 //! An accepted connection's bytes, whatever it came in by.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::sync::Arc;
 
 use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
+use rustls::ServerConfig;
 
-/// A connection's socket.
-pub(super) enum Stream {
+use super::tls::Tls;
+
+/// A socket.
+pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Read for Socket {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(s) => s.read(buf),
+            Socket::Unix(s) => s.read(buf),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(s) => s.write(buf),
+            Socket::Unix(s) => s.write(buf),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(s) => s.write_vectored(slices),
+            Socket::Unix(s) => s.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A connection's socket, and TLS on it once that has begun.
+pub(super) struct Stream {
+    socket: Socket,
+    tls: Option<Box<Tls>>,
 }
 
 /// What one [`Stream::read`] found.
@@ -22,16 +61,29 @@ pub(super) enum Read1 {
 }
 
 impl Stream {
-    /// Fills `buf` with one read. A short read means that the socket is drained (epoll(7), on edge-triggered stream
-    /// sockets), which saves the read that would only say so.
+    pub(super) fn new(socket: Socket) -> Stream {
+        Stream { socket, tls: None }
+    }
+
+    /// From here on all bytes go through TLS.
+    ///
+    /// # Errors
+    /// When rustls refuses the configuration.
+    pub(super) fn start_tls(&mut self, config: Arc<ServerConfig>) -> io::Result<()> {
+        self.tls = Some(Box::new(Tls::new(config)?));
+        Ok(())
+    }
+
+    /// Fills `buf` with one read. A short read of a plain socket means that it is drained (epoll(7), on edge-triggered
+    /// stream sockets), which saves the read that would only say so.
     pub(super) fn read(&mut self, buf: &mut [u8]) -> io::Result<Read1> {
-        let result = match self {
-            Stream::Tcp(s) => s.read(buf),
-            Stream::Unix(s) => s.read(buf),
+        let (result, plain) = match &mut self.tls {
+            None => (self.socket.read(buf), true),
+            Some(tls) => (tls.read(&mut self.socket, buf), false),
         };
         match result {
             Ok(0) => Ok(Read1::End),
-            Ok(n) if n < buf.len() => Ok(Read1::Last(n)),
+            Ok(n) if plain && n < buf.len() => Ok(Read1::Last(n)),
             Ok(n) => Ok(Read1::Some(n)),
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(Read1::Last(0)),
             Err(e) if e.kind() == ErrorKind::Interrupted => Ok(Read1::Some(0)),
@@ -44,16 +96,41 @@ impl Stream {
     /// # Errors
     /// `WouldBlock` when it takes nothing.
     pub(super) fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(s) => s.write_vectored(slices),
-            Stream::Unix(s) => s.write_vectored(slices),
+        match &mut self.tls {
+            None => self.socket.write_vectored(slices),
+            Some(tls) => tls.write(&mut self.socket, slices),
+        }
+    }
+
+    /// A short write means that the socket takes no more.
+    pub(super) fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// Bytes taken by [`Stream::write`] still wait in this process.
+    pub(super) fn wants_write(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+    }
+
+    /// Sends what waits in this process.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the socket takes no more.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(&mut self.socket))
+    }
+
+    /// Says goodbye where the transport has a word for it.
+    pub(super) fn close(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.close(&mut self.socket);
         }
     }
 
     pub(super) fn source(&mut self) -> &mut dyn Source {
-        match self {
-            Stream::Tcp(s) => s,
-            Stream::Unix(s) => s,
+        match &mut self.socket {
+            Socket::Tcp(s) => s,
+            Socket::Unix(s) => s,
         }
     }
 }

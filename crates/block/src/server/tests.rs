@@ -233,3 +233,85 @@ fn sockets() {
     }
     assert!(!path.exists());
 }
+
+/// A certificate for `localhost` that signs itself, in a directory as libnbd wants it.
+pub(crate) fn certificate(dir: &std::path::Path) -> TlsFiles {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    let (certificate, key) = (dir.join("server-cert.pem"), dir.join("server-key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    std::fs::write(dir.join("ca-cert.pem"), made.cert.pem()).unwrap();
+    TlsFiles { certificate, key, client_ca: None, required: true }
+}
+
+/// TLS from STARTTLS on, by hand: the handshake in plain text, then a request under TLS, in pieces.
+#[test]
+fn tls() {
+    use crate::nbd::server::tests::opt;
+    use rustls::pki_types::ServerName;
+    use rustls::pki_types::pem::PemObject;
+
+    let dir = TempDir::new().unwrap();
+    let files = certificate(dir.path());
+    let bench = Bench::start(8 << 20, |config| config.tls = Some(files.clone()));
+    // Without TLS: refused in words.
+    let uri: Uri = format!("nbd+unix:///disk?socket={}", bench.socket("socket")).parse().unwrap();
+    let error = backing::open(&uri, false, false, Patience::default()).unwrap_err().to_string();
+    assert!(error.contains("requires TLS"), "{error}");
+
+    let mut socket = UnixStream::connect(bench.socket("socket")).unwrap();
+    let mut greeting = [0; 18];
+    socket.read_exact(&mut greeting).unwrap();
+    socket.write_all(&HELLO).unwrap();
+    socket.write_all(&opt(crate::nbd::wire::option::STARTTLS, &[])).unwrap();
+    let mut ack = [0; 20];
+    socket.read_exact(&mut ack).unwrap();
+    assert_eq!(ack[8..], [0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0]);
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(rustls::pki_types::CertificateDer::from_pem_file(&files.certificate).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(session, socket);
+    stream.write_all(&go("disk")).unwrap();
+    let mut answer = [0; 32 + 34 + 20];
+    stream.read_exact(&mut answer).unwrap();
+    let mut write = request(command::WRITE, 0, 7, 4096, 6 << 20);
+    write.resize(write.len() + (6 << 20), 0xab);
+    stream.write_all(&write).unwrap();
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    // Larger than what may be buffered at a time.
+    stream.write_all(&request(command::READ, 0, 8, 4096, 6 << 20)).unwrap();
+    stream.read_exact(&mut reply).unwrap();
+    let mut data = vec![0; 6 << 20];
+    stream.read_exact(&mut data).unwrap();
+    assert!(data.iter().all(|&b| b == 0xab));
+    stream.write_all(&request(command::DISC, 0, 0, 0, 0)).unwrap();
+    assert_eq!(stream.read(&mut reply).unwrap(), 0, "closed with a word of leave");
+}
+
+#[test]
+fn certificates_that_cannot_be_used() {
+    let dir = TempDir::new().unwrap();
+    let files = certificate(dir.path());
+    let why = |change: &dyn Fn(&mut TlsFiles)| {
+        let mut files = files.clone();
+        change(&mut files);
+        let config = ServerConfig { tls: Some(files), ..ServerConfig::default() };
+        Server::start(config, Arc::default(), pass_through).map(drop).unwrap_err().to_string()
+    };
+    assert!(
+        why(&|f| f.certificate = "/nonexistent".into()).contains("'/nonexistent' cannot be read")
+    );
+    assert!(why(&|f| f.certificate = f.key.clone()).contains("holds no certificate"));
+    assert!(why(&|f| f.key = f.certificate.clone()).contains("cannot be read"));
+}

@@ -42,6 +42,8 @@ struct Conn {
     hung_up: bool,
     /// The socket takes no more; the poll will tell.
     blocked: bool,
+    /// TLS begins when the output has been sent.
+    starting_tls: bool,
     /// To be closed once its requests are answered and the replies sent; since when.
     closing: Option<Instant>,
     /// In the list of those with something to send.
@@ -218,6 +220,7 @@ impl<S: Service> Worker<S> {
                 readable: false,
                 hung_up: false,
                 blocked: false,
+                starting_tls: false,
                 closing: None,
                 dirty: true,
                 again: false,
@@ -234,7 +237,7 @@ impl<S: Service> Worker<S> {
         let mut reads = 0;
         loop {
             let Some(conn) = self.slots[slot].conn.as_mut() else { return };
-            if conn.closing.is_some() {
+            if conn.closing.is_some() || conn.starting_tls {
                 break;
             }
             match conn.proto.poll(&*self.shared.volumes, &mut self.pool) {
@@ -273,8 +276,7 @@ impl<S: Service> Worker<S> {
                     mark(&mut self.starved, &mut conn.starved, slot);
                     break;
                 }
-                // Never while there is no certificate: the handshake refuses it.
-                Event::StartTls => conn.closing = Some(self.now),
+                Event::StartTls => conn.starting_tls = true,
                 Event::Close(reason) => {
                     if let Some(reason) = reason {
                         self.shared.counters.broken.fetch_add(1, Ordering::Relaxed);
@@ -385,7 +387,7 @@ impl<S: Service> Worker<S> {
                     conn.moved = self.now;
                     conn.proto.output().sent(n);
                     // A short write means a full socket: the poll tells when it takes more.
-                    conn.blocked = short;
+                    conn.blocked = short && conn.stream.is_plain();
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => conn.blocked = true,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -396,10 +398,34 @@ impl<S: Service> Worker<S> {
                 }
             }
         }
+        if !conn.blocked && conn.stream.wants_write() {
+            match conn.stream.flush() {
+                Ok(()) => conn.moved = self.now,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => conn.blocked = true,
+                Err(e) => {
+                    debug!("a connection ended: {e}");
+                    self.close(slot);
+                    return;
+                }
+            }
+        }
         conn.proto.recycle(&mut self.pool);
-        if conn.closing.is_some() && conn.proto.under_way() == 0 && conn.proto.output().is_empty() {
+        let sent_all = conn.proto.output().is_empty() && !conn.stream.wants_write();
+        if conn.closing.is_some() && conn.proto.under_way() == 0 && sent_all {
             self.close(slot);
             return;
+        }
+        if conn.starting_tls && sent_all {
+            // The handshake offers TLS only where there is a certificate.
+            let Some(config) = self.shared.certificate.clone() else { return self.close(slot) };
+            if let Err(e) = conn.stream.start_tls(config) {
+                warn!("TLS cannot begin: {e}");
+                self.close(slot);
+                return;
+            }
+            conn.starting_tls = false;
+            conn.proto.tls_started();
+            mark(&mut self.again, &mut conn.again, slot);
         }
         // It may go on now that something was sent.
         if conn.starved {
@@ -413,6 +439,7 @@ impl<S: Service> Worker<S> {
         entry.life = entry.life.wrapping_add(1);
         self.free.push(slot);
         conn.proto.give_back(&mut self.pool);
+        conn.stream.close();
         // It goes with the descriptor at the latest.
         let _ = self.poll.registry().deregister(conn.stream.source());
         self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
@@ -452,7 +479,9 @@ impl<S: Service> Worker<S> {
         let mut left = false;
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
-            let idle = conn.proto.under_way() == 0 && conn.proto.output().is_empty();
+            let idle = conn.proto.under_way() == 0
+                && conn.proto.output().is_empty()
+                && !conn.stream.wants_write();
             if idle || self.now >= until {
                 self.close(slot);
             } else {
