@@ -171,6 +171,28 @@ fn a_record_that_ends_early_says_so() {
     assert!(report["ended"].is_null() && report["compared"].as_u64().unwrap() > 10_000, "{report}");
 }
 
+/// A file that cannot be written any further: the same.
+#[test]
+fn a_disk_without_space_ends_the_record_and_not_the_server() {
+    let site = Site::new();
+    let record = site.dir.path().join("run.rec");
+    // Writes beyond a megabyte (or two: shells count in blocks of 512 or 1,024 bytes) fail.
+    let line = "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", line, env!("CARGO_BIN_EXE_larder"), "kv", "--http", "off"]);
+    command.args(["--flash", "none", "-m", "16", "-t", "2", "-s"]).arg(site.socket());
+    command.arg("--data-dir").arg(site.data_dir()).arg("--record").arg(&record);
+    let server = Server::of(command, site.socket());
+    let answers = load(&server, seconds());
+    let stats = server.connect().stats(" larder");
+    assert_eq!(stats["larder_record"], "the file could not be written any further", "{answers}");
+    let log = server.stop();
+    assert!(log.contains("the record cannot be written any further; the server goes on"), "{log}");
+    let (report, code) = json(&["sim", "replay", text(&record), "--json"]);
+    assert_eq!((code, report["complete"].as_bool()), (Some(0), Some(false)), "{report}");
+    assert!(report["compared"].as_u64().unwrap() > 5_000, "{report}");
+}
+
 #[test]
 fn a_capture_is_a_trace_of_the_sampled_keys() {
     let site = Site::new();

@@ -111,6 +111,13 @@ fn print(report: &Report, seconds: f64) {
             println!("  input     {}", d.input);
             println!("  recorded  {}", d.recorded);
             println!("  replayed  {}", d.replayed);
+            let mine = env!("CARGO_PKG_VERSION");
+            if report.larder != mine {
+                println!(
+                    "this is larder {mine}, and {} recorded: another version may decide otherwise",
+                    report.larder
+                );
+            }
         }
     }
 }

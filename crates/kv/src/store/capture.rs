@@ -71,11 +71,9 @@ impl Capture {
             .file
             .to_str()
             .ok_or_else(|| refused("its name is not UTF-8: choose another".to_owned()))?;
-        std::fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&config.file)
-            .map_err(|e| refused(e.to_string()))?;
+        std::fs::OpenOptions::new().write(true).create_new(true).open(&config.file).map_err(
+            |e| refused(format!("{e}: give a new file in a folder that can be written")),
+        )?;
         let writer = Writer::create(name, Format::Larder).map_err(|e| refused(e.to_string()))?;
         let (queue, requests) = sync_channel(QUEUE);
         let counts = std::sync::Arc::new(Counts::default());

@@ -117,7 +117,9 @@ impl Recorder {
                     .to_owned(),
             )
         })?;
-        let mut file = create(&config.file).map_err(|e| refused(e.to_string()))?;
+        let mut file = create(&config.file).map_err(|e| {
+            refused(format!("{e}: give a new file in a folder that can be written"))
+        })?;
         file.write_all(&header).map_err(|e| refused(e.to_string()))?;
         let state = Arc::new(State::default());
         state.bytes.store(header.len() as u64, Ordering::Relaxed);

@@ -47,6 +47,19 @@ pub enum ReplayError {
     /// The setup is of no run.
     #[error("the setup cannot be used: {0}")]
     Setup(#[from] SetupError),
+    /// What the log writes takes more memory than allowed.
+    #[error(
+        "record {record} of the log: what is on flash takes {held} of memory by now, and {left} are left of what may be \
+         used: replay it on a larger machine, or record with less flash"
+    )]
+    FlashMemory {
+        /// The step at which it was too much.
+        record: u64,
+        /// What it takes.
+        held: larder_base::ByteSize,
+        /// What is left beside shards and index.
+        left: larder_base::ByteSize,
+    },
     /// Replaying takes more memory than allowed.
     #[error(
         "replaying takes about {need} of memory for the same DRAM as the server had, and {limit} may be used: replay it \

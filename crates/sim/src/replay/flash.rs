@@ -16,11 +16,18 @@ struct Packed {
     bytes: Vec<u8>,
 }
 
+impl Packed {
+    fn memory_bytes(&self) -> u64 {
+        (self.bytes.capacity() + self.starts.capacity() * 4) as u64
+    }
+}
+
 /// Segments by number; see the [module](self).
 #[derive(Debug)]
 pub(super) struct ReplayFlash {
     segments: Vec<Packed>,
     segment_bytes: usize,
+    held: u64,
 }
 
 fn zeros(bytes: &[u8]) -> usize {
@@ -65,6 +72,7 @@ impl ReplayFlash {
         ReplayFlash {
             segments: vec![Packed::default(); usize::from(segments) + 1],
             segment_bytes: segment_bytes as usize,
+            held: 0,
         }
     }
 
@@ -74,6 +82,7 @@ impl ReplayFlash {
         if bytes.len() != self.segment_bytes {
             return false;
         }
+        self.held -= packed.memory_bytes();
         packed.starts.clear();
         packed.bytes.clear();
         for page in bytes.chunks(PAGE) {
@@ -82,6 +91,7 @@ impl ReplayFlash {
         }
         packed.starts.push(packed.bytes.len() as u32);
         packed.bytes.shrink_to_fit();
+        self.held += packed.memory_bytes();
         true
     }
 
@@ -118,10 +128,9 @@ impl ReplayFlash {
         true
     }
 
-    /// Bytes of memory.
-    #[cfg(test)]
+    /// Bytes of memory that segments take.
     pub(super) fn memory_bytes(&self) -> u64 {
-        self.segments.iter().map(|p| (p.bytes.capacity() + p.starts.capacity() * 4) as u64).sum()
+        self.held
     }
 }
 
@@ -150,6 +159,8 @@ mod tests {
                 flash.read(2, offset as u32, len as u32, &mut part);
                 assert_eq!(part, bytes[offset..offset + len]);
             }
+            let counted: u64 = flash.segments.iter().map(Packed::memory_bytes).sum();
+            assert_eq!(flash.memory_bytes(), counted);
             assert!(share > 0.0 || flash.memory_bytes() < 200, "{}", flash.memory_bytes());
         }
     }

@@ -282,7 +282,7 @@ impl SegmentIo for ReplayIo<'_> {
     }
 }
 
-/// Replays a record. `memory` is what shards and index may take; `watch` is told, now and then, how many records are done.
+/// Replays a record. `memory` is what shards, index and what is on flash may take; `watch` is told, now and then, how many records are done.
 ///
 /// Where a file was cut short, or recording ended early, the streams end at different moments: what can be told apart from the
 /// others' missing parts is compared, the rest is not, and [`Report::compared`] says how much that was.
@@ -334,7 +334,7 @@ pub fn replay<R: Read + Seek>(
         exhausted: false,
     };
     if let Some(log) = setup.build_log()? {
-        report.segments_written = run_log(&stage, &mut all, log, count)?;
+        report.segments_written = run_log(&stage, &mut all, log, count, memory - need)?;
     }
     // Behind the log's last call, every shard is on its own.
     for (i, player) in all.players.iter_mut().enumerate() {
@@ -353,12 +353,13 @@ pub fn replay<R: Read + Seek>(
     Ok(report)
 }
 
-/// Runs the log through its stream, and the shards with it; says how many segments it wrote.
+/// Runs the log through its stream, and the shards with it; says how many segments it wrote. `memory` is what they may take.
 fn run_log<R: Read + Seek>(
     stage: &Stage<'_, R>,
     all: &mut Players<'_, '_, R>,
     log: FlashLog<Vec<u8>>,
     stream: usize,
+    memory: u64,
 ) -> Result<u64, ReplayError> {
     let mut log = TapedLog::new(log);
     let mut steps = Stream::new(stream);
@@ -378,6 +379,11 @@ fn run_log<R: Read + Seek>(
         all.now = read.now;
         let mut io = ReplayIo { flash: &stage.flash, outcome };
         let (_, decision, _) = log.decide(read.now, all, &mut io);
+        let held = stage.flash.borrow().memory_bytes();
+        if held > memory {
+            let (held, left) = (ByteSize(held), ByteSize(memory));
+            return Err(ReplayError::FlashMemory { record: read.number, held, left });
+        }
         if all.stopped() {
             break;
         }

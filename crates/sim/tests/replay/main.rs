@@ -167,6 +167,12 @@ fn too_little_memory_is_refused() {
     let bytes = recorded("all", 5, 100, true);
     let error = replay(&mut file(&bytes), 1 << 20, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("1 MiB may") && error.contains("-m"), "{error}");
+    // Enough for the shards, not for what comes to be on flash.
+    let bytes = recorded("all", 5, 8_000, true);
+    let mut file = file(&bytes);
+    let memory = file.setup().memory_bytes() + (64 << 10);
+    let error = replay(&mut file, memory, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("64 KiB are left") && error.contains("of the log"), "{error}");
 }
 
 /// A chunk taken out of the middle is missed.
