@@ -62,7 +62,7 @@ fn dram_alone_replays_too() {
 
 #[test]
 fn a_flipped_decision_is_found_where_it_is() {
-    let bytes = recorded("all", 7, 8_000, true);
+    let bytes = recorded("all", 7, 25_000, true);
     let records: Vec<u64> = {
         let file = file(&bytes);
         (0..file.streams()).map(|s| file.records_of(s)).collect()
@@ -168,11 +168,11 @@ fn too_little_memory_is_refused() {
     let error = replay(&mut file(&bytes), 1 << 20, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("1 MiB may") && error.contains("-m"), "{error}");
     // Enough for the shards, not for what comes to be on flash.
-    let bytes = recorded("all", 5, 8_000, true);
+    let bytes = recorded("all", 1, 40_000, true);
     let mut file = file(&bytes);
-    let memory = file.setup().memory_bytes() + (64 << 10);
+    let memory = file.setup().memory_bytes() + (16 << 10);
     let error = replay(&mut file, memory, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("64 KiB are left") && error.contains("of the log"), "{error}");
+    assert!(error.contains("16 KiB are left") && error.contains("of the log"), "{error}");
 }
 
 /// A chunk taken out of the middle is missed.
