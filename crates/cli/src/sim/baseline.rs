@@ -170,7 +170,7 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
 
 fn refused(e: BaselineError) -> CliError {
     let flag = match &e {
-        BaselineError::Size { what, .. } => format!("--{what}: "),
+        BaselineError::Size { what, .. } => format!("--{}: ", what.replace('_', "-")),
         BaselineError::Admission(_) | BaselineError::UnknownAdmission(_) => "--".to_owned(),
     };
     CliError::Usage(format!("{flag}{e}"))

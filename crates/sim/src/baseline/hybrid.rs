@@ -109,7 +109,12 @@ impl<F: Flash> Hybrid<F> {
             let must = "at least 1 byte".to_owned();
             return Err(BaselineError::Size { what: "dram", value: 0, must });
         }
-        let objects = (config.flash / config.mean_object.max(1)).max(64);
+        if config.mean_object < 16 {
+            // The filter's tables are sized by it.
+            let (what, value) = ("mean_object", config.mean_object);
+            return Err(BaselineError::Size { what, value, must: "at least 16 bytes".to_owned() });
+        }
+        let objects = (config.flash / config.mean_object).max(64);
         let setup = Setup {
             // 16 bytes a key of the window, twice what the ghost queue takes.
             memory: (objects as usize).saturating_mul(16).saturating_add(64 << 10),

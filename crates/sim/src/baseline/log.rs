@@ -454,5 +454,8 @@ mod tests {
         let region = |region| LogParams { region, ..LogParams::default() };
         assert!(bad(region(4096)).starts_with("flash is 5000: it must be from 2 to 2^24 regions"));
         assert!(bad(region(10)).starts_with("region is 10: it must be"));
+        let config = HybridConfig { flash: 1 << 20, mean_object: 1, ..config };
+        let e = FifoLog::new(&config, region(4096)).err().unwrap().to_string();
+        assert_eq!(e, "mean_object is 1: it must be at least 16 bytes");
     }
 }

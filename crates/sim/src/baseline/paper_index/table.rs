@@ -68,7 +68,7 @@ pub struct TableReport {
     /// Look-ups of present keys that would have been answered with an overwritten version: another object's entry led
     /// to it before the own one was tried.
     pub stale_answers: u64,
-    /// Bytes of a look-up's table accesses that miss the processor's caches: one line for each choice that was tried.
+    /// Cache lines that a look-up of an absent key touches in the table: one for each choice.
     pub lines_per_miss: f64,
 }
 
