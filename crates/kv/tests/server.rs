@@ -709,3 +709,29 @@ fn udp_answers_in_numbered_datagrams() {
     assert_eq!(ask([7, 8, 0, 0, 0, 1, 0, 0], "mn\r\nget half"), "MN\r\n");
     server.stop();
 }
+
+#[test]
+fn stalled_uploads_hold_others_up_for_a_moment_only() {
+    // Room for two large bodies at a time, and two clients that stop in the middle of theirs.
+    let server =
+        start(config(Settings { buffer_limit: Some(ByteSize::mib(2)), ..Settings::default() }));
+    let address = server.addresses()[0];
+    let set = b"set a 0 0 1000000\r\n";
+    let mut stalled = [(); 2].map(|()| Client::new(address));
+    for client in &mut stalled {
+        client.send(set);
+        client.send(&vec![b'x'; 600_000]);
+    }
+    // A hundred that only announce theirs take nothing.
+    let mut announced: Vec<Client> = (0..100).map(|_| Client::new(address)).collect();
+    announced.iter_mut().for_each(|client| client.send(set));
+    let mut good = Client::new(address);
+    eventually("both hold their share", || good.stat("read_buf_bytes") > 1_900_000);
+    let began = Instant::now();
+    let body = [&b"set b 0 0 1000000\r\n"[..], &vec![b'y'; 1_000_000], b"\r\n"].concat();
+    assert_eq!(good.ask(&body), "STORED");
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(4), "waited {took:?} for senders that stand still");
+    assert!(good.stat("larder_big_buffer_stalls") >= 1);
+    server.stop();
+}

@@ -48,7 +48,7 @@ pub enum DataDirError {
         text: String,
     },
     /// The operating system refused.
-    #[error("cannot {action} '{path}': {source}")]
+    #[error("cannot {action} '{path}': {source}{}", remedy(.source))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -57,6 +57,20 @@ pub enum DataDirError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+/// What to do about the usual refusals.
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            " (run as a user who may write there, or name another with --data-dir)"
+        }
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::NotADirectory => {
+            " (name another with --data-dir)"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => " (free some space there)",
+        _ => "",
+    }
 }
 
 fn owner(pid: &Option<u32>, holder: &Option<Holder>) -> String {

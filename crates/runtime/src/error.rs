@@ -54,7 +54,9 @@ pub enum DeviceError {
         kind: &'static str,
     },
     /// The file does not exist (or is empty) and no size was given to make it with.
-    #[error("flash file '{device}' does not exist yet: give the size to create it with")]
+    #[error(
+        "flash file '{device}' does not exist yet: give the size to create it with (--flash-size)"
+    )]
     SizeMissing {
         /// The path.
         device: Arc<str>,

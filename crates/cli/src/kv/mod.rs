@@ -318,8 +318,12 @@ struct PidFile(PathBuf);
 impl PidFile {
     fn write(path: &std::path::Path) -> Result<PidFile, CliError> {
         // Renamed into place, so that nobody reads half a number.
-        let bad =
-            |e: std::io::Error| CliError::Runtime(format!("pidfile '{}': {e}", path.display()));
+        let bad = |e: std::io::Error| {
+            CliError::Runtime(format!(
+                "pidfile '{}': {e}: choose a path that this user may write (-P)",
+                path.display()
+            ))
+        };
         let temporary = path.with_extension("tmp");
         std::fs::write(&temporary, format!("{}\n", std::process::id())).map_err(bad)?;
         std::fs::rename(&temporary, path).map_err(bad)?;

@@ -90,6 +90,40 @@ fn after_a_power_cut_nothing_is_there_and_nothing_is_wrong() {
     book.check();
 }
 
+/// Which bytes on flash are whose is known to the next process, and so is what an application's number stands for.
+#[test]
+fn applications_and_their_bytes_on_flash_outlive_kill_9() {
+    let site = Site::new();
+    let mut before: Option<Vec<u64>> = None;
+    for round in 0..3 {
+        let server = site.start(SMALL);
+        let mut client = server.connect();
+        // Named in another order in each life.
+        let apps = ["one", "two", "three"];
+        for i in 0..apps.len() {
+            client.get(&format!("{}:-", apps[(i + round) % apps.len()]));
+        }
+        let bytes = |client: &mut crate::client::Client| {
+            apps.map(|app| client.stat(&format!("larder_app_{app}_flash_bytes"))).to_vec()
+        };
+        if let Some(before) = &before {
+            let now = bytes(&mut client);
+            // What was published or reclaimed between the last look and the kill: some segments.
+            let near = |a: u64, b: u64| a.abs_diff(b) <= 1 << 20;
+            assert!(before.iter().zip(&now).all(|(a, b)| near(*a, *b)), "{before:?} {now:?}");
+        }
+        // The third stores twice as much as each of the others.
+        for i in 0..24_000 {
+            let app = apps[[0, 1, 2, 2][i % 4]];
+            client.set(&format!("{app}:{round}-{i}"), &[b'x'; 300]);
+        }
+        let now = bytes(&mut client);
+        assert!(now.iter().all(|b| *b > 200_000) && now[2] > now[0] + now[0] / 4, "{now:?}");
+        before = Some(now);
+        server.kill();
+    }
+}
+
 /// Where segments are large beside the DRAM left for objects, they must be written half full.
 #[test]
 fn flash_is_used_although_dram_is_smaller_than_a_segment() {
