@@ -1,6 +1,7 @@
 //! Trace-driven simulation of the stack: policies, engines, flash device.
 //!
 //! - [`baseline`]: other flash caches and the Flashield paper's own index, to measure against.
+//! - [`block_study`]: admission and replacement of the block cache on block traces.
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
 //! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.
@@ -9,6 +10,7 @@
 //! - [`stack`]: RAM and flash on a client of a file server, in three architectures.
 
 pub mod baseline;
+pub mod block_study;
 pub mod experiment;
 pub mod kv;
 pub mod mrc;
