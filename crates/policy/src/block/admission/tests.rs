@@ -40,7 +40,7 @@ fn all_admits_all_and_takes_no_memory() {
 
 #[test]
 fn seqr_rejects_all_but_the_start() {
-    let mut seqr = admission("seqr");
+    let mut seqr = admission("seqr(run=2)");
     assert_eq!((0..100).map(|i| read(&mut seqr, i * 8, 8)).sum::<usize>(), 8);
     assert_eq!(seqr.verdicts().rejected(Reason::Sequential), 99 * 8);
 }
@@ -62,7 +62,7 @@ fn sseqr_admits_the_first_length_however_it_is_cut() {
 
 #[test]
 fn an_observation_keeps_its_meaning_while_others_pass() {
-    let mut seqr = admission("seqr");
+    let mut seqr = admission("seqr(run=2)");
     seqr.observe(&access(BlockOp::Read, 0, LINE));
     let scan = seqr.observe(&access(BlockOp::Read, LINE, LINE));
     let random = seqr.observe(&access(BlockOp::Read, 1 << 30, LINE));
@@ -135,7 +135,7 @@ fn two_lbs_prefers_metadata_then_the_hotter() {
 
 #[test]
 fn metadata_passes_a_chain_with_two_lbs_only() {
-    for (name, wanted) in [("seqr+two_lbs", 10), ("seqr+tc", 0)] {
+    for (name, wanted) in [("seqr(run=2)+two_lbs", 10), ("seqr+tc(segment=4k)", 0)] {
         let mut chain = admission(name);
         let mut admitted = 0;
         for i in 0..10 {
