@@ -279,6 +279,10 @@ struct AdmissionArgs {
     /// flashiness.size_exponent of the runs at equal writes: 0 seeks hits by bytes, 1 hits by number per byte.
     #[arg(long, value_name = "X", default_value_t = 0.5)]
     size_exponent: f32,
+    /// In the runs by defaults, fill the empty flash with whatever leaves DRAM, as the server does by its default; policies
+    /// alone decide without.
+    #[arg(long)]
+    first_fill: bool,
     /// Runs in search of one parameter, at most.
     #[arg(long, value_name = "N", default_value_t = 8)]
     most_runs: u32,
@@ -352,6 +356,7 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         most_runs: args.most_runs,
         traces: args.traces.clone(),
         size_exponent: args.size_exponent,
+        first_fill: args.first_fill,
     })
 }
 
@@ -514,6 +519,8 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) {
         "hit %",
         "DRAM hit %",
         "byte hit %",
+        "hit % from the start",
+        "fills from the start",
         "writes / all",
         "CLWA",
         "CLWA of misses",
@@ -544,6 +551,8 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) {
                 percent(of(|o| Some(o.hit_ratio))),
                 percent(of(|o| Some(o.dram_hit_ratio))),
                 percent(of(|o| Some(o.byte_hit_ratio))),
+                percent(of(|o| Some(o.hit_ratio_from_start))),
+                plain(of(|o| Some(o.fills))),
                 plain(of(|o| Some(o.writes))),
                 plain(of(|o| Some(o.clwa))),
                 plain(of(|o| Some(o.clwa_of_misses))),

@@ -231,6 +231,11 @@ impl WriteBudget {
         granted
     }
 
+    /// Whether nothing is held back for the first fill of the flash: there is no limit, or part of the loan is left.
+    pub fn lends(&self) -> bool {
+        self.limit.as_ref().is_none_or(|l| l.loan > 0)
+    }
+
     /// What [`WriteBudget::grant`] would give now at most.
     pub fn available(&mut self, now: Nanos) -> u64 {
         match &mut self.limit {

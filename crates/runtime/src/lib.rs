@@ -26,6 +26,7 @@ mod lock;
 pub mod machine;
 pub mod ring;
 pub mod shared;
+mod slices;
 pub mod testing;
 pub mod wear;
 
@@ -40,4 +41,5 @@ pub use ring::{
     RingOptions,
 };
 pub use shared::{SHARED_DIR, SharedError, SharedRegion, boot_id};
+pub use slices::prefer_slices;
 pub use wear::Wear;

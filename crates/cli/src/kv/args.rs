@@ -188,7 +188,7 @@ pub(crate) struct Args {
     /// Hours of write budget that may be saved up for a burst [default: 6]
     #[arg(long, value_name = "HOURS", help_heading = "Drive life", allow_negative_numbers = true)]
     burst_hours: Option<f64>,
-    /// Hold an empty cache to the write budget too, instead of letting it fill once ahead of it
+    /// Hold an empty cache to the write budget and to admission too, instead of letting it fill once ahead of them
     #[arg(long, help_heading = "Drive life")]
     no_first_fill: bool,
 

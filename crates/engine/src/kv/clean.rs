@@ -54,6 +54,9 @@ pub trait StageSink {
     /// Whether the open segment of this kind takes nothing more before it has been written.
     fn is_full(&self, kind: Kind) -> bool;
 
+    /// Has the open segment of this kind written as it is. Returns false when there is none, or nothing in it.
+    fn close(&mut self, kind: Kind) -> bool;
+
     /// Takes `bytes` from the write budget.
     fn spend(&mut self, bytes: u32) -> bool;
 }
@@ -69,6 +72,8 @@ pub struct StageReport {
     pub evicted: u64,
     /// Objects that CLOCK spared this time.
     pub spared: u64,
+    /// Nothing more is to be done before a segment has been written: what is wanted on flash waits for the next one.
+    pub waits: bool,
     /// The shard has as much free room as it wants, what is staged counted in.
     pub satisfied: bool,
 }
@@ -79,6 +84,10 @@ enum Fate {
     Staged,
     /// The open segment has no room for it; the next one may.
     Later,
+    /// The open segment takes nothing more before it has been written.
+    Full,
+    /// The open segment holds an earlier version of it, which must be written first.
+    Joins,
     /// The budget is spent, or it fits no segment.
     Never,
 }
@@ -108,7 +117,7 @@ impl KvShard {
             self.stage_best(now, sink, &mut report);
         }
         let mut looked = 0;
-        while self.wants_room() && looked < WINDOW && self.may_stage() {
+        while self.wants_room() && looked < WINDOW && self.may_stage() && !report.waits {
             looked += 1;
             self.clean_step(now, flash, sink, &mut report);
         }
@@ -183,11 +192,18 @@ impl KvShard {
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
         if victims && self.consider(now, block, &h).is_some() {
+            let short = self.is_starved();
             match self.stage_one(now, block, &h, sink, report) {
-                Fate::Staged => return,
-                // It is wanted but cannot go just now: it stays for the next round, unless memory is short.
-                Fate::Later if self.arena.free_bytes() > self.config.free_low / 2 => return,
-                Fate::Later | Fate::Never => {}
+                // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
+                // memory is: writing the segment frees more, and soon.
+                Fate::Staged | Fate::Later => return,
+                Fate::Full if short => {
+                    report.waits = true;
+                    return;
+                }
+                Fate::Full => return,
+                Fate::Joins if !short => return,
+                Fate::Joins | Fate::Never => {}
             }
         }
         self.evict(now, block, &h);
@@ -269,8 +285,11 @@ impl KvShard {
         let hash = self.hash_of(block, h);
         let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
         let joins = dead_inside.contains(&hash.fingerprint());
-        if sink.is_full(kind) || joins {
-            return Fate::Later;
+        if joins {
+            return Fate::Joins;
+        }
+        if sink.is_full(kind) {
+            return Fate::Full;
         }
         if !sink.spend(size) {
             self.admission.count_rejected(Reason::Budget);
@@ -290,6 +309,11 @@ impl KvShard {
         let (key, value) = (h.key(&self.arena, block), h.value(&self.arena, block));
         match sink.offer(hash, &meta, key, value, block) {
             Ok(()) => {}
+            // Large records go one behind the other: one that does not fit is at the end, and while memory is short nobody
+            // waits for a smaller one.
+            Err(NoRoom::Full) if kind == Kind::Large && self.is_starved() && sink.close(kind) => {
+                return Fate::Full;
+            }
             Err(NoRoom::Full) => return Fate::Later,
             Err(NoRoom::OtherKind | NoRoom::TooLarge) => return Fate::Never,
         }

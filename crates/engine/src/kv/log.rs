@@ -486,10 +486,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     /// Returns false when nothing could be done: then the shard is looked at again later.
     fn stage(&mut self, now: Now, shard: usize, shards: &mut impl Shards) -> bool {
         let usable = self.failed_at.is_none() && self.config.flash.segments > 0;
-        let wanted = u64::from(self.config.flash.segment_bytes);
+        // What both open segments may take, and one object that then finds no room: less would look like a spent budget.
+        let wanted = 3 * u64::from(self.config.flash.segment_bytes);
         let granted = if usable { self.budget.grant(now.mono, wanted) } else { 0 };
+        // An empty flash has nothing to lose, as long as the budget has bytes for it.
+        let first_fill = self.stats.segments_reclaimed == 0 && self.budget.lends();
         let mut sink = Sink { open: &mut self.open, shard, granted, usable };
         let (report, hot_limit) = shards.with(shard, |s| {
+            s.admission_mut().set_first_fill(first_fill);
             let report = s.stage(now, &mut sink);
             (report, hot_limit(s, &self.config))
         });
@@ -701,6 +705,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> StageSink for Sink<'_, B> {
         self.open[usize::from(kind == Kind::Large)]
             .as_ref()
             .map_or(self.usable, |o| o.full || o.builder.is_full_enough())
+    }
+
+    fn close(&mut self, kind: Kind) -> bool {
+        let Some(open) = self.of(kind).filter(|o| !o.builder.is_empty()) else { return false };
+        open.full = true;
+        true
     }
 
     fn spend(&mut self, bytes: u32) -> bool {

@@ -199,6 +199,12 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
             "Times that an object was kept from flash, by reason",
             rejected,
         );
+        counter(
+            r,
+            "admission_first_filled",
+            "Objects that admission turned away and that went to flash because it was being filled for the first time",
+            f.first_filled,
+        );
         number(
             r,
             "flash_degraded",

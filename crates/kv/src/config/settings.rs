@@ -117,7 +117,7 @@ settings! {
     device_write_amplification: f64,
     /// Hours of write budget that may be saved up for a burst.
     burst_hours: f64,
-    /// Let an empty cache be filled once ahead of the write budget.
+    /// Let an empty cache be filled once, ahead of the write budget and with what admission would turn away.
     first_fill: bool,
     /// Bits of CLOCK per object: how many reads deep an object's rank may grow (1 or 2).
     clock_bits: u8,

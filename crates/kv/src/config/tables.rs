@@ -165,6 +165,11 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
         "flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all",
     ),
     ("admission", "min_ttl", "Objects that expire sooner than this many seconds never go to flash"),
+    (
+        "admission",
+        "first_fill",
+        "Fill an empty flash once with whatever leaves DRAM, liked by the policy or not",
+    ),
     ("admission.probability", "probability", "Chance that an object leaving DRAM goes to flash"),
     (
         "admission.reject_first",

@@ -39,6 +39,14 @@ const SCAN_WHILE_WAITING: Nanos = Nanos::from_millis(200);
 const LINGER: Nanos = Nanos::from_secs(10);
 /// How long a stopping server waits for requests that have begun.
 const DRAIN: Nanos = Nanos::from_secs(5);
+/// Slices of processor time that a worker asks for. The kernel's own, of one to three milliseconds, are how long a request
+/// waits where there are more threads than processors and another worker is at its turn.
+const SLICE: Duration = Duration::from_micros(400);
+/// A worker that has run for this long yields: slices end at the kernel's next tick only, up to four milliseconds later.
+/// Costs a system call in this time at most; meanwhile requests gather, and the next turn serves more of them at once.
+const YIELD_AFTER: Nanos = Nanos(30_000);
+/// A poll that took this long has slept.
+const SLEPT: Nanos = Nanos(10_000);
 /// Connections that wait for memory are tried again after this.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 
@@ -165,6 +173,11 @@ impl<S: Store> Worker<S> {
     /// Serves until the server stops.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(128);
+        if let Err(error) = larder_runtime::prefer_slices(SLICE) {
+            debug!(%error, "worker {} cannot ask for shorter slices", self.index);
+        }
+        // When the thread last gave the processor away, waiting or yielding, and when its last turn ended.
+        let (mut running_since, mut turn_end) = (self.now.mono, self.now.mono);
         loop {
             if let Err(e) = self.poll.poll(&mut events, self.timeout())
                 && e.kind() != ErrorKind::Interrupted
@@ -173,6 +186,9 @@ impl<S: Store> Worker<S> {
                 return;
             }
             self.now = self.shared.clock.now();
+            if self.now.mono.saturating_sub(turn_end) >= SLEPT {
+                running_since = self.now.mono;
+            }
             let mut completions = !self.failed.is_empty();
             for event in &events {
                 match event.token() {
@@ -210,30 +226,42 @@ impl<S: Store> Worker<S> {
                 self.side.wake_cleaner = false;
                 self.store.wake_cleaner();
             }
-            // Before any answer goes out: whoever has seen an answer finds it counted.
-            if !self.dirty.is_empty() {
-                lock(&self.shared.workers[self.index].stats).clone_from(&self.stats);
-            }
-            let dirty = std::mem::take(&mut self.dirty);
-            for &slot in &dirty {
-                self.flush(slot);
-            }
-            // The list's memory is kept; what flushing added in the meantime is none.
-            if self.dirty.is_empty() {
-                self.dirty = dirty;
-                self.dirty.clear();
-            }
+            self.send_answers();
             if self.scan_needed && self.now.mono >= self.next_scan {
                 self.scan();
             }
             if self.shared.stopping() && self.drained() {
                 break;
             }
+            turn_end = self.shared.clock.now().mono;
+            if turn_end.saturating_sub(running_since) >= YIELD_AFTER {
+                std::thread::yield_now();
+                turn_end = self.shared.clock.now().mono;
+                running_since = turn_end;
+            }
         }
         for slot in 0..self.slots.len() {
             self.close(slot);
         }
         lock(&self.shared.workers[self.index].stats).clone_from(&self.stats);
+    }
+
+    /// Publishes the counters and sends what is due.
+    fn send_answers(&mut self) {
+        if self.dirty.is_empty() {
+            return;
+        }
+        // Before any answer goes out: whoever has seen an answer finds it counted.
+        lock(&self.shared.workers[self.index].stats).clone_from(&self.stats);
+        let dirty = std::mem::take(&mut self.dirty);
+        for &slot in &dirty {
+            self.flush(slot);
+        }
+        // The list's memory is kept; what flushing added in the meantime is none.
+        if self.dirty.is_empty() {
+            self.dirty = dirty;
+            self.dirty.clear();
+        }
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -101,6 +101,8 @@ pub struct FlashStats {
     pub write_errors: u64,
     /// Times that an object was kept from flash, by reason; one that is judged again counts again.
     pub rejected: Vec<(&'static str, u64)>,
+    /// Objects that the policy turned away and that went to flash because it was being filled for the first time.
+    pub first_filled: u64,
     /// The write budget, bytes per second; `None` when no endurance is given.
     pub budget_bytes_per_second: Option<f64>,
     /// Bytes that the budget would grant now.

@@ -321,6 +321,7 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         for (reason, count) in &f.rejected {
             stat(out, format_args!("larder_admission_rejected_{reason}"), count);
         }
+        stat(out, "larder_admission_first_filled", f.first_filled);
         if let Some(rate) = f.budget_bytes_per_second {
             stat(out, "larder_write_budget_bytes_per_second", format_args!("{rate:.0}"));
         }

@@ -11,6 +11,11 @@ use larder_runtime::{AlignedBuf, Clock};
 
 use super::{Flash, KvStore, LockedShards, locked};
 
+/// The cleaner asks for the shortest slices there are: it works for moments and waits, and where processors are busy, those
+/// with the shortest slice left run first. What it comes too late for is evicted on the request path and never reaches
+/// flash.
+const SLICE: Duration = Duration::from_micros(100);
+
 /// Whole segments to and from the device, with a log line for what goes wrong.
 struct Segments<'a>(&'a Flash);
 
@@ -71,6 +76,9 @@ impl KvStore {
     }
 
     fn clean(&self, clock: &Clock) {
+        if let Err(error) = larder_runtime::prefer_slices(SLICE) {
+            tracing::debug!(%error, "the cleaner cannot ask for shorter slices");
+        }
         let mut degraded = false;
         while !self.stopping() {
             self.wait_for_bell();

@@ -432,7 +432,10 @@ fn run_setup(
     let admission = if parts.geometry.segments == 0 {
         AdmissionConfig::from_name("all")?
     } else {
-        config.admission.clone()
+        let mut admission = config.admission.clone();
+        // One setting for whoever wants every byte accounted for.
+        admission.first_fill &= config.budget.first_fill;
+        admission
     };
     let room = |bytes: usize| if config.no_eviction { 0 } else { bytes as u64 };
     Ok(RunSetup {

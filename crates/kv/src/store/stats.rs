@@ -44,6 +44,7 @@ fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
         (&mut flash.read_errors, before.read_errors),
         (&mut flash.checksum_errors, before.checksum_errors),
         (&mut flash.write_errors, before.write_errors),
+        (&mut flash.first_filled, before.first_filled),
     ] {
         *value = value.saturating_sub(before);
     }
@@ -92,6 +93,7 @@ impl KvStore {
             ..StoreStats::default()
         };
         let (mut on_flash, mut ghosts) = (0, 0);
+        let mut first_filled = 0;
         let mut rejected = Reason::ALL.map(|reason| (reason.as_str(), 0));
         let mut reports =
             std::collections::BTreeMap::<u16, larder_policy::admission::AppReport>::new();
@@ -112,6 +114,7 @@ impl KvStore {
                     None => memory.push((name, bytes as u64)),
                 }
             }
+            first_filled += shard.admission().first_filled();
             for (sum, (_, count)) in rejected.iter_mut().zip(shard.admission().rejected()) {
                 sum.1 += count;
             }
@@ -157,6 +160,7 @@ impl KvStore {
             f.items = on_flash;
             f.ghosts = ghosts;
             f.rejected = rejected.to_vec();
+            f.first_filled = first_filled;
             f.budget_bytes_per_second = rate;
             f.budget_available_bytes = available;
             f.expected_life_years = life;

@@ -83,13 +83,18 @@ pub enum AdmissionError {
 }
 
 /// Admission as the configuration file states it. Only the chosen policy's table matters.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdmissionConfig {
     /// Which policy.
     pub policy: PolicyName,
     /// Objects that expire sooner than this many seconds are never written to flash. Default 0: no such rule.
     pub min_ttl: u32,
+    /// Whether an empty flash is filled with whatever leaves DRAM, liked by the policy or not, until it has been full once or
+    /// the write budget lends no more: nothing is displaced by it, and it costs one filling of wear. With `flashiness`,
+    /// `ghost` and `reject_first`, which choose by what they have seen; not with policies that are told a chance or a rate
+    /// (`probability`, `write_rate`, `flashiness.bytes_per_second`), nor with `flashiness_paper`. Default true.
+    pub first_fill: bool,
     /// Parameters of `probability`.
     pub probability: ProbabilityConfig,
     /// Parameters of `reject_first`.
@@ -100,6 +105,21 @@ pub struct AdmissionConfig {
     pub write_rate: WriteRateConfig,
     /// Parameters of `flashiness` and `flashiness_paper`.
     pub flashiness: FlashinessConfig,
+}
+
+impl Default for AdmissionConfig {
+    fn default() -> AdmissionConfig {
+        AdmissionConfig {
+            policy: PolicyName::default(),
+            min_ttl: 0,
+            first_fill: true,
+            probability: ProbabilityConfig::default(),
+            reject_first: RejectFirstConfig::default(),
+            ghost: GhostConfig::default(),
+            write_rate: WriteRateConfig::default(),
+            flashiness: FlashinessConfig::default(),
+        }
+    }
 }
 
 /// Parameters of `probability`.

@@ -148,6 +148,11 @@ pub struct Admission {
     policy: Policy,
     name: &'static str,
     min_ttl: u32,
+    /// The configuration and the policy have nothing against a first fill, and the log says that it is under way.
+    may_fill: bool,
+    filling: bool,
+    /// Objects admitted for that reason alone.
+    filled: u64,
     /// At most 257 entries.
     dropped: BTreeMap<AppId, Dropped>,
     /// By reason, in the order of [`Reason::ALL`].
@@ -202,10 +207,21 @@ impl Admission {
                 Policy::Flashiness(Box::new(Flashiness::new(&config.flashiness, true, setup)?))
             }
         };
+        // A rate or a chance that is asked for holds from the first byte on. Where any object in DRAM may move, admitting
+        // all would empty DRAM of what is hot.
+        let chooses = match config.policy {
+            PolicyName::Flashiness => config.flashiness.bytes_per_second.0 == 0,
+            PolicyName::Ghost | PolicyName::RejectFirst => true,
+            _ => false,
+        };
+        let victims = dispatch!(&policy, p => p.pool()) == Pool::Victims;
         Ok(Admission {
             policy,
             name: config.policy.as_str(),
             min_ttl: config.min_ttl,
+            may_fill: config.first_fill && chooses && victims,
+            filling: false,
+            filled: 0,
             dropped: BTreeMap::new(),
             rejected: Default::default(),
         })
@@ -217,6 +233,9 @@ impl Admission {
             policy: Policy::Custom(policy),
             name,
             min_ttl: 0,
+            may_fill: false,
+            filling: false,
+            filled: 0,
             dropped: BTreeMap::new(),
             rejected: Default::default(),
         }
@@ -244,6 +263,17 @@ impl Admission {
     /// [`AdmissionPolicy::judge`] rejects is counted there.
     pub fn count_rejected(&mut self, reason: Reason) {
         self.rejected[reason as usize] += 1;
+    }
+
+    /// Whether the flash is being filled for the first time, with bytes to spare: then nothing on it can be displaced, and
+    /// what the policy turns away goes there all the same (see [`AdmissionConfig::first_fill`]).
+    pub fn set_first_fill(&mut self, under_way: bool) {
+        self.filling = self.may_fill && under_way;
+    }
+
+    /// Objects that the policy turned away and that were admitted because the flash was being filled for the first time.
+    pub fn first_filled(&self) -> u64 {
+        self.filled
     }
 
     /// Rejections by reason, zeros too. An object that is judged again counts again.
@@ -302,7 +332,13 @@ impl AdmissionPolicy for Admission {
         let verdict = if candidate.ttl < self.min_ttl {
             Verdict::Reject(Reason::ShortTtl)
         } else {
-            dispatch!(&mut self.policy, p => p.judge(candidate, now))
+            match dispatch!(&mut self.policy, p => p.judge(candidate, now)) {
+                Verdict::Reject(_) if self.filling => {
+                    self.filled += 1;
+                    Verdict::Admit { score: 0.0 }
+                }
+                verdict => verdict,
+            }
         };
         if let Verdict::Reject(reason) = verdict {
             self.count_rejected(reason);

@@ -43,6 +43,41 @@ fn a_victim_cache_takes_everything_but_what_is_about_to_expire() {
 }
 
 #[test]
+fn an_empty_flash_takes_what_policies_that_choose_turn_away() {
+    for name in POLICY_NAMES {
+        let chooses = ["flashiness", "ghost", "reject_first"].contains(&name);
+        let mut config =
+            AdmissionConfig { min_ttl: 60, ..AdmissionConfig::from_name(name).unwrap() };
+        config.probability.probability = 0.0;
+        config.write_rate.bytes_per_second = ByteSize(1);
+        let mut a = Admission::new(&config, &setup(100)).unwrap();
+        // Nothing is filled before the log says so.
+        let before = admits(&mut a, &candidate(1, 0), Nanos::ZERO);
+        assert!(!before || !chooses, "{name}");
+        a.set_first_fill(true);
+        assert_eq!(
+            admits(&mut a, &candidate(2, 0), Nanos::ZERO),
+            chooses || name == "all",
+            "{name}"
+        );
+        assert_eq!(a.first_filled(), u64::from(chooses), "{name}");
+        let short = Candidate { ttl: 59, ..candidate(3, 0) };
+        assert_eq!(a.judge(&short, Nanos::ZERO), Verdict::Reject(Reason::ShortTtl), "{name}");
+        a.set_first_fill(false);
+        assert_eq!(admits(&mut a, &candidate(4, 0), Nanos::ZERO), name == "all", "{name}");
+    }
+    let off = AdmissionConfig { first_fill: false, ..AdmissionConfig::default() };
+    let mut rated = AdmissionConfig::default();
+    rated.flashiness.bytes_per_second = ByteSize(1);
+    for config in [off, rated] {
+        let mut a = Admission::new(&config, &setup(100)).unwrap();
+        a.set_first_fill(true);
+        a.judge(&candidate(1, 0), Nanos::ZERO);
+        assert_eq!(a.first_filled(), 0);
+    }
+}
+
+#[test]
 fn rejections_are_counted_by_reason() {
     let config =
         AdmissionConfig { min_ttl: 60, ..AdmissionConfig::from_name("reject_first").unwrap() };

@@ -612,6 +612,47 @@ mod tests {
         assert!(with.hit_ratio() > without.hit_ratio() + 0.05, "{without:?} {with:?}");
     }
 
+    /// Sets alone, of keys that never come again: nothing speaks for any of them.
+    fn scan(objects: u64, value: u64) -> Vec<Request> {
+        let spec = format!("fill?objects={objects}&value={value}");
+        generate::parse(&spec).unwrap().map(|r| r.unwrap()).collect()
+    }
+
+    #[test]
+    fn an_empty_flash_is_filled_once_and_then_left_to_the_policy() {
+        for policy in ["flashiness", "ghost", "reject_first"] {
+            let mut c = config(policy);
+            let filled = run(&c, &scan(60_000, 257)).counters();
+            // Give or take what is open when the first segment is reclaimed.
+            assert!((3000 << 10..4000 << 10).contains(&filled.flash_bytes), "{policy}: {filled:?}");
+            c.admission.first_fill = false;
+            // reject_first takes a key in a hundred for one that it has seen.
+            let few = run(&c, &scan(60_000, 257)).counters().flash_bytes;
+            assert!(few < 64 << 10, "{policy}: {few}");
+            // Nor where a budget has nothing to lend.
+            c.admission.first_fill = true;
+            c.budget = WriteBudgetConfig {
+                tbw: Some(ByteSize(1 << 40)),
+                first_fill: false,
+                ..WriteBudgetConfig::default()
+            };
+            let few = run(&c, &scan(60_000, 257)).counters().flash_bytes;
+            assert!(few < 64 << 10, "{policy}: {few}");
+        }
+    }
+
+    #[test]
+    fn large_objects_reach_flash_through_little_memory() {
+        let mut c = config("all");
+        (c.dram, c.flash, c.segment, c.mean_record) = (4 << 20, 64 << 20, 256 << 10, 20_000);
+        // 12 records fill a segment; the 13th waits and is not evicted.
+        let cache = run(&c, &scan(2500, 20_000));
+        let (c, s) = (cache.counters(), cache.shard_stats());
+        assert!(c.dram_evictions < 25 && s.evictions_direct < 25, "{c:?} {s:?}");
+        assert!(c.flash_record_bytes > 2100 * 20_000, "{c:?}");
+        assert!(c.flash_record_bytes * 100 > c.flash_bytes * 93, "{c:?}");
+    }
+
     #[test]
     fn models_are_trained_and_installed_everywhere() {
         let cache = run(&config("flashiness"), &zipf(120_000));

@@ -40,6 +40,9 @@ pub struct Plan {
     pub traces: PathBuf,
     /// `flashiness.size_exponent` of the tuned runs.
     pub size_exponent: f32,
+    /// Whether an empty flash is filled with whatever leaves DRAM in the free runs. Never in those at a level: they compare
+    /// what policies choose.
+    pub first_fill: bool,
 }
 
 /// Why a comparison ended.
@@ -89,6 +92,10 @@ pub struct Outcome {
     pub flash_hit_ratio: f64,
     /// By bytes.
     pub byte_hit_ratio: f64,
+    /// Reads answered, warm-up included.
+    pub hit_ratio_from_start: f64,
+    /// Bytes written over the flash's capacity, warm-up included: how often the flash was filled.
+    pub fills: f64,
     /// Bytes written to flash.
     pub flash_bytes: u64,
     /// Flash bytes over bytes set.
@@ -141,6 +148,11 @@ impl Plan {
         self.groups().len() as u64 * self.seeds * per_cell as u64
     }
 
+    /// A policy by its defaults.
+    fn configured(&self, policy: PolicyName) -> AdmissionConfig {
+        AdmissionConfig { policy, first_fill: self.first_fill, ..AdmissionConfig::default() }
+    }
+
     /// Runs one group. `step` is called after each step; `clock` gives CPU time in nanoseconds.
     ///
     /// # Errors
@@ -156,7 +168,7 @@ impl Plan {
         for seed in 1..=self.seeds {
             let requests = group.workload.requests(seed, self.requests, &self.traces)?;
             let mut cell = Cell::new(self, group, seed, &requests, clock);
-            let all = cell.run(&configured(PolicyName::All))?;
+            let all = cell.run(&self.configured(PolicyName::All))?;
             cell.all = all.counters.flash_bytes;
             for &policy in &self.policies {
                 let run = match policy {
@@ -164,9 +176,9 @@ impl Plan {
                     // It has no default without a budget: a quarter of what `all` writes stands in.
                     PolicyName::WriteRate => {
                         let knob = Knob::of(policy).map(|k| k.set(0, 0.125, &cell));
-                        cell.run(&knob.unwrap_or_else(|| configured(policy)))?
+                        cell.run(&knob.unwrap_or_else(|| self.configured(policy)))?
                     }
-                    _ => cell.run(&configured(policy))?,
+                    _ => cell.run(&self.configured(policy))?,
                 };
                 let outcome = cell.outcome(policy, None, &run, None);
                 step(&outcome);
@@ -190,13 +202,11 @@ impl Plan {
     }
 }
 
-fn configured(policy: PolicyName) -> AdmissionConfig {
-    AdmissionConfig { policy, ..AdmissionConfig::default() }
-}
-
 #[derive(Clone, Debug)]
 struct Run {
     counters: Counters,
+    /// Warm-up included.
+    whole: Counters,
     direct: u64,
     models: u64,
     precision: Option<f64>,
@@ -307,8 +317,10 @@ impl<'a> Cell<'a> {
             }
         }
         let mean = |sum: f64, weight: f64| (weight > 0.0).then(|| sum / weight);
+        let whole = cache.counters();
         Ok(Run {
-            counters: cache.counters().since(&warm),
+            counters: whole.since(&warm),
+            whole,
             direct: cache.shard_stats().evictions_direct,
             models: cache.counters().models,
             precision: mean(precise, decided),
@@ -342,6 +354,8 @@ impl<'a> Cell<'a> {
             dram_hit_ratio: of_gets(c.hits_dram),
             flash_hit_ratio: of_gets(c.hits_flash),
             byte_hit_ratio: c.byte_hit_ratio(),
+            hit_ratio_from_start: run.whole.hit_ratio(),
+            fills: run.whole.flash_bytes as f64 / self.flash().max(1) as f64,
             flash_bytes: c.flash_bytes,
             clwa: c.clwa(),
             clwa_of_misses: c.clwa_of_misses(),
@@ -483,7 +497,7 @@ impl Knob {
     }
 
     fn set(self, stage: u32, position: f64, cell: &Cell<'_>) -> AdmissionConfig {
-        let mut c = AdmissionConfig::default();
+        let mut c = AdmissionConfig { first_fill: false, ..AdmissionConfig::default() };
         match self {
             Knob::Probability => {
                 c.policy = PolicyName::Probability;
@@ -570,6 +584,7 @@ mod tests {
             most_runs: 10,
             traces: PathBuf::new(),
             size_exponent: 0.5,
+            first_fill: false,
         }
     }
 
