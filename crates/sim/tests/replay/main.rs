@@ -38,7 +38,8 @@ fn every_decision_is_the_same() {
         let (hits, segments) = if demanding { (300, 20) } else { (5, 0) };
         assert!(counts.hits_flash > hits && counts.segments_written > segments, "{counts:?}");
         assert!(!demanding || counts.segments_reclaimed > 5 && counts.corrupt > 0, "{counts:?}");
-        assert!(counts.evictions > if demanding { 0 } else { 100 }, "{counts:?}");
+        // What `all` takes from DRAM goes to flash.
+        assert!(demanding || counts.evictions > 100, "{counts:?}");
         assert!(counts.failed_io > 0 && counts.late > 0, "{counts:?}");
         let mut watched = 0;
         let report = replay(&mut file(&bytes), MEMORY, &mut |n| watched = n).unwrap();
