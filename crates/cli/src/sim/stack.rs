@@ -116,7 +116,8 @@ fn timing(args: &StackArgs) -> Result<Timing, CliError> {
     })
 }
 
-/// Every combination that was asked for. Lookaside has no policy for flash, and runs once for all of them.
+/// Every combination that was asked for. Without flash, or with flash that is never dirty, there
+/// is no policy for it, and one run stands for all.
 fn plan(args: &StackArgs) -> Result<Vec<Config>, CliError> {
     let timing = timing(args)?;
     let ram_blocks = blocks("ram", args.ram, 1)?;
@@ -128,6 +129,7 @@ fn plan(args: &StackArgs) -> Result<Vec<Config>, CliError> {
                 for &flash_policy in &args.flash_policy {
                     let flash_policy = match architecture {
                         Architecture::Lookaside => Policy::None,
+                        _ if flash_blocks == 0 => Policy::None,
                         _ => flash_policy,
                     };
                     let seed = args.seed;
@@ -175,13 +177,13 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
                 args.input.trace, args.warmup
             )));
         }
-        let lookaside = config.architecture == Architecture::Lookaside;
+        let none = config.architecture == Architecture::Lookaside || config.flash_blocks == 0;
         rows.push(Row {
             architecture: config.architecture,
             ram: args.ram.0,
             flash: u64::from(config.flash_blocks) * 4096,
             ram_policy: config.ram_policy.to_string(),
-            flash_policy: if lookaside { "-".to_owned() } else { config.flash_policy.to_string() },
+            flash_policy: if none { "-".to_owned() } else { config.flash_policy.to_string() },
             figures,
         });
     }
@@ -204,7 +206,7 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
 
 fn print_table(rows: &[Row]) {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::NOTHING);
     table.set_header(vec![
         "architecture",
         "flash",

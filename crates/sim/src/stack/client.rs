@@ -62,16 +62,18 @@ struct Machines {
     back: Servers,
     rng: Rng,
     counts: Counts,
+    /// When the request under way was issued.
+    issued: Nanos,
 }
 
 impl Machines {
     fn flash_read(&mut self, now: Nanos) -> Nanos {
-        self.flash.serve(now, self.timing.flash_read)
+        self.flash.serve(self.issued, now, self.timing.flash_read)
     }
 
     fn flash_write(&mut self, now: Nanos) -> Nanos {
         self.counts.flash_writes += 1;
-        self.flash.serve(now, self.timing.flash_write)
+        self.flash.serve(self.issued, now, self.timing.flash_write)
     }
 
     fn filer_read(&mut self, now: Nanos) -> Nanos {
@@ -80,17 +82,17 @@ impl Machines {
         let there = now + t.packet;
         let fast = self.rng.chance(t.fast_share);
         let read = there + if fast { t.filer_fast } else { t.filer_slow };
-        self.back.serve(read, t.data) + t.packet
+        self.back.serve(self.issued, read, t.data) + t.packet
     }
 
     fn filer_write(&mut self, now: Nanos) -> Nanos {
         self.counts.filer_writes += 1;
         let t = self.timing;
-        self.out.serve(now, t.data) + t.packet + t.filer_write + t.packet
+        self.out.serve(self.issued, now, t.data) + t.packet + t.filer_write + t.packet
     }
 }
 
-/// The caches of one client, in virtual time. Calls must not go back in time by more than their latencies.
+/// The caches of one client, in virtual time, which must not go back from one call to the next.
 pub struct Stack {
     config: Config,
     /// RAM; of the unified architecture, all frames, those on flash marked.
@@ -130,6 +132,7 @@ impl Stack {
                 back: Servers::new(1),
                 rng: Rng::new(config.seed),
                 counts: Counts::default(),
+                issued: Nanos::ZERO,
             },
             blocks: Interner::new(),
             next_sync: [first_sync(config.ram_policy), first_sync(config.flash_policy)],
@@ -300,6 +303,7 @@ impl Stack {
 
     /// The syncers, whose turns have come: everything dirty is written down, and nobody waits.
     fn sync(&mut self, now: Nanos) {
+        self.machines.issued = now;
         if now < self.next_sync[0] && now < self.next_sync[1] {
             return;
         }
