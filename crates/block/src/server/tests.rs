@@ -76,8 +76,14 @@ fn random_operations_through_one_server_and_two() {
     assert!(std::fs::read(bench.dir.path().join("disk")).unwrap() == model);
     assert!(second.counters().requests.load(Ordering::Relaxed) > 200);
     second.stop();
-    let left = bench.server.as_ref().unwrap().counters().connections.load(Ordering::Relaxed);
-    assert!(left <= 4, "{left}: those of `client`'s first session may linger, no others");
+    drop(client);
+    // Everybody has gone: the first server notices.
+    let counters = bench.server.as_ref().unwrap().counters();
+    let end = Instant::now() + Duration::from_secs(20);
+    while counters.connections.load(Ordering::Relaxed) > 0 {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Little memory, large requests on many connections: all of them are served.
@@ -141,7 +147,7 @@ fn a_read_only_export() {
 fn bad_clients() {
     let bench = Bench::start(8 << 20, |config| {
         config.threads = 1;
-        config.patience = Duration::from_millis(1500);
+        config.patience = Duration::from_millis(2500);
         config.buffer_bytes = 12 << 20;
     });
     let connect = || UnixStream::connect(bench.socket("socket")).unwrap();
