@@ -219,14 +219,14 @@ impl Map {
     /// The line in `slot` was used.
     pub fn hit(&mut self, slot: SlotId) {
         match self.replacement {
-            Replacement::Lru => self.to_front(slot),
+            Replacement::Lru => self.bring_to_front(slot),
             Replacement::Clock => self.set_rank(slot, 3),
             Replacement::Fifo => {}
         }
     }
 
     /// Rank 0 is the most recently used; the others move back one place.
-    fn to_front(&mut self, slot: SlotId) {
+    fn bring_to_front(&mut self, slot: SlotId) {
         if self.ways == 1 {
             return;
         }
@@ -294,7 +294,7 @@ impl Map {
         let rank = self.entry(slot) & RANK_MASK;
         self.set_entry(slot, VALID | rank | place.tag);
         match self.replacement {
-            Replacement::Lru | Replacement::Fifo => self.to_front(slot),
+            Replacement::Lru | Replacement::Fifo => self.bring_to_front(slot),
             Replacement::Clock => self.set_rank(slot, 1),
         }
     }
@@ -392,11 +392,11 @@ mod tests {
     fn sums_do_not_touch_their_neighbours() {
         let mut map = map(2, 1, Replacement::Clock);
         for slot in 0..map.len() {
-            map.set_sum(SlotId(slot), Sum(slot * 0x01_0203 & Sum::MASK));
+            map.set_sum(SlotId(slot), Sum((slot * 0x01_0203) & Sum::MASK));
         }
         map.set_sum(SlotId(10), Sum(Sum::MASK));
         for slot in (0..map.len()).filter(|&s| s != 10) {
-            assert_eq!(map.sum(SlotId(slot)), Sum(slot * 0x01_0203 & Sum::MASK));
+            assert_eq!(map.sum(SlotId(slot)), Sum((slot * 0x01_0203) & Sum::MASK));
         }
         assert_eq!(map.sum(SlotId(10)), Sum(Sum::MASK));
     }
