@@ -212,3 +212,41 @@ fn traces_that_cannot_be_run_are_refused() {
     let e = run(&Experiment::parse(&small, "x").unwrap(), 1, |_, _| {}).unwrap_err().to_string();
     assert!(e.starts_with("cache 'hybrid': dram is 1000"), "{e}");
 }
+
+/// Bytes changed, left out, doubled and put elsewhere: an experiment or one line that says why not, never a panic.
+#[test]
+fn mangled_experiments_are_read_or_refused() {
+    const ODD: &[u8] = b"0123456789.-_=[]{}\"'\n\x00kmgtnaif\xff";
+    let mut rng = larder_base::Rng::new(11);
+    let mut read = 0;
+    for _ in 0..3000 {
+        let mut bytes = SIDE_BY_SIDE.as_bytes().to_vec();
+        for _ in 0..rng.range(1, 4) {
+            let at = rng.below(bytes.len() as u64) as usize;
+            let end = (at + rng.range(1, 30) as usize).min(bytes.len());
+            match rng.below(4) {
+                0 => bytes[at] = ODD[rng.below(ODD.len() as u64) as usize],
+                1 => drop(bytes.drain(at..end)),
+                2 => {
+                    let doubled = bytes[at..end].to_vec();
+                    bytes.splice(at..at, doubled);
+                }
+                _ => {
+                    let moved: Vec<u8> = bytes.drain(at..end).collect();
+                    let to = rng.below(bytes.len() as u64 + 1) as usize;
+                    bytes.splice(to..to, moved);
+                }
+            }
+        }
+        match Experiment::parse(&String::from_utf8_lossy(&bytes), "mangled.toml") {
+            Ok(e) => {
+                read += 1;
+                // What was read can be written and read again.
+                let text = toml::to_string(&e).unwrap();
+                assert_eq!(Experiment::parse(&text, "again").unwrap(), e, "{text}");
+            }
+            Err(e) => assert!(e.is_usage() && e.to_string().lines().count() == 1, "{e}"),
+        }
+    }
+    assert!((30..2970).contains(&read), "{read} of 3000 were read");
+}
