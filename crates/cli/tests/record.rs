@@ -21,7 +21,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::Client;
 use larder_sim::replay::{RecordFile, flip_decision};
@@ -45,14 +45,27 @@ fn json(arguments: &[&str]) -> (serde_json::Value, Option<i32>) {
     (value.unwrap_or_else(|e| panic!("{arguments:?}: {e}: {problem}")), output.status.code())
 }
 
-/// Loads a server from several connections, with reads, writes, counters and more.
-fn load(server: &Server, length: Duration) -> u64 {
+/// Loads a server from several connections, with reads, writes, counters and more, for `length` at least and until there
+/// is `enough` (a busy machine needs longer for the same).
+fn load(server: &Server, length: Duration, enough: impl Fn(&mut Client) -> bool) -> u64 {
     let book = Notebook::forgetful();
     let mix = Mix { few: 500, many: 200_000, most: 4_000, counters: 50, pause: false };
     let socket = server.socket().to_owned();
     let connect = || Client::new(UnixStream::connect(&socket).unwrap());
-    under_load(&book, mix, 6, 11, connect, || std::thread::sleep(length));
+    let mut client = server.connect();
+    under_load(&book, mix, 6, 11, connect, || {
+        let start = Instant::now();
+        while start.elapsed() < length || !enough(&mut client) {
+            assert!(start.elapsed() < Duration::from_secs(90) + length, "never enough");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
     book.answers()
+}
+
+/// Recording is over.
+fn ended(client: &mut Client) -> bool {
+    client.stats(" larder")["larder_record"] != "on"
 }
 
 /// A server without flash.
@@ -75,7 +88,9 @@ fn what_is_recorded_under_load_is_decided_again() {
     let options =
         ["-m", "16", "-t", "3", "--flash-size", "48m", "--admission", "all", "--record", file];
     let server = site.start(&options);
-    let answers = load(&server, seconds());
+    let answers = load(&server, seconds(), |client| {
+        client.stats("")["extstore_page_allocs"].parse::<u64>().unwrap() > 5
+    });
     let stats = server.connect().stats(" larder");
     assert_eq!(stats["larder_record"], "on");
     let log = server.stop();
@@ -132,7 +147,7 @@ fn models_and_dram_alone_replay_too() {
             true => site.start(&[&options[..], &learns].concat()),
             false => dram_alone(&site, &options),
         };
-        load(&server, seconds() / 2);
+        load(&server, seconds() / 2, |_| true);
         server.stop();
         let (report, code) = json(&["sim", "replay", text(&record), "--json"]);
         assert_eq!((code, report["complete"].as_bool()), (Some(0), Some(true)), "{report}");
@@ -149,7 +164,7 @@ fn a_record_that_ends_early_says_so() {
     let options = ["-m", "16", "-t", "2", "--flash-size", "32m", "--admission", "all"];
     let limited = ["--record", text(&record), "--record-limit", "4m"];
     let server = site.start(&[&options[..], &limited].concat());
-    load(&server, seconds());
+    load(&server, Duration::ZERO, ended);
     let stats = server.connect().stats(" larder");
     assert_eq!(stats["larder_record"], "the file reached its limit");
     assert!(server.connect().stats("")["larder_alarms"] != "0");
@@ -164,7 +179,7 @@ fn a_record_that_ends_early_says_so() {
     let record = site.dir.path().join("killed.rec");
     let server =
         site.start(&[&options[..], &["--format-flash", "--record", text(&record)]].concat());
-    load(&server, seconds());
+    load(&server, seconds(), |client| client.stat("larder_record_records") > 40_000);
     server.kill();
     let (report, code) = json(&["sim", "replay", text(&record), "--json"]);
     assert_eq!((code, report["complete"].as_bool()), (Some(0), Some(false)), "{report}");
@@ -183,7 +198,7 @@ fn a_disk_without_space_ends_the_record_and_not_the_server() {
     command.args(["--flash", "none", "-m", "16", "-t", "2", "-s"]).arg(site.socket());
     command.arg("--data-dir").arg(site.data_dir()).arg("--record").arg(&record);
     let server = Server::of(command, site.socket());
-    let answers = load(&server, seconds());
+    let answers = load(&server, Duration::ZERO, ended);
     let stats = server.connect().stats(" larder");
     assert_eq!(stats["larder_record"], "the file could not be written any further", "{answers}");
     let log = server.stop();
