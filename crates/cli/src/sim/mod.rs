@@ -1,6 +1,7 @@
 //! `larder sim`: what would a cache of this kind and size have done with this trace, and what would the drive?
 
 mod baseline;
+mod block;
 mod index;
 mod mrc;
 mod replay;
@@ -29,6 +30,8 @@ enum Command {
     /// Other flash caches to measure against: a victim cache, RIPQ, CacheLib's two. Hit ratio and cache-level write
     /// amplification.
     Baseline(baseline::BaselineArgs),
+    /// The block cache's admission and replacement on block traces: read hits, bytes to flash.
+    Block(block::BlockArgs),
     /// Decide again what a server recorded (larder kv --record) decided, by the same engine: ends with 1 where they differ.
     Replay(replay::ReplayArgs),
     /// Flashield's flash index as the paper has it, measured beside Larder's: DRAM, flash reads, evictions, packing.
@@ -44,6 +47,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Run(args) => run::run(&args),
         Command::Mrc(args) => mrc::run(&args),
         Command::Baseline(args) => baseline::run(&args),
+        Command::Block(args) => block::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Index(args) => index::run(&args),
         Command::Ssd(args) => ssd::run(&args),

@@ -1,0 +1,171 @@
+//! `larder sim block`: admission and replacement of the block cache on a block trace.
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use larder_base::ByteSize;
+use larder_policy::block::{BlockAdmissionConfig, Replacement};
+use larder_sim::block_study::{BlockCache, BlockCacheSpec, BlockOutcome, Placement, Writes};
+use serde::Serialize;
+
+use super::print_json;
+use super::watch::Watch;
+use crate::error::CliError;
+use crate::trace::{Input, trace_error};
+
+#[derive(Debug, Parser)]
+pub(super) struct BlockArgs {
+    #[command(flatten)]
+    input: Input,
+    /// Admission: all, seqr, sseqr, touch_count, two_lbs, or several joined by '+', each with parameters in parentheses:
+    /// 'sseqr(window=32,length=4m)+tc(threshold=2)'. May be given several times; each with each size, placement and
+    /// replacement.
+    #[arg(long, value_name = "POLICY", default_value = "all")]
+    admission: Vec<BlockAdmissionConfig>,
+    /// Bytes of flash, separated by commas (64m, 4g).
+    #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
+    sizes: Vec<ByteSize>,
+    /// Which line leaves: lru, clock, sieve, s3fifo; separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lru")]
+    replacement: Vec<Replacement>,
+    /// Where lines lie: full, direct, set:WAYS; separated by commas.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "full")]
+    placement: Vec<Placement>,
+    /// What a write does: hdd-ssd, hdd-upd, hdd-inv.
+    #[arg(long, value_name = "POLICY", default_value = "hdd-ssd")]
+    write: Writes,
+    /// Bytes of a line.
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    line: ByteSize,
+    /// Requests that only fill the caches, before reads are counted. Bytes are counted from the start.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: u64,
+    /// Bytes of all volumes together, by which admission sizes its tables; sixteen times the cache when not given.
+    #[arg(long, value_name = "SIZE")]
+    backing: Option<ByteSize>,
+    /// Seed of hashes.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    admission: String,
+    placement: String,
+    replacement: &'static str,
+    size: u64,
+    hit_ratio: f64,
+    clwa: Option<f64>,
+    #[serde(flatten)]
+    outcome: BlockOutcome,
+}
+
+fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
+    let line_bytes = u32::try_from(args.line.0)
+        .map_err(|_| CliError::Usage(format!("--line: {} is too large: at most 1m", args.line)))?;
+    let mut caches = Vec::new();
+    for &size in &args.sizes {
+        for &placement in &args.placement {
+            for &replacement in &args.replacement {
+                for admission in &args.admission {
+                    let cache = BlockCache::new(BlockCacheSpec {
+                        bytes: size.0,
+                        line_bytes,
+                        placement,
+                        replacement,
+                        admission: admission.clone(),
+                        writes: args.write,
+                        backing_bytes: args.backing.map_or(0, |b| b.0),
+                        seed: args.seed,
+                    });
+                    caches.push(cache.map_err(CliError::Usage)?);
+                }
+            }
+        }
+    }
+    Ok(caches)
+}
+
+pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
+    let mut caches = caches(args)?;
+    let mut reader = args.input.open()?.reader;
+    let mut watch = Watch::new(1);
+    let (mut requests, mut blocks) = (0u64, 0u64);
+    while let Some(request) = reader.next() {
+        let request = request.map_err(trace_error)?;
+        if requests == args.warmup {
+            caches.iter_mut().for_each(BlockCache::count);
+        }
+        requests += 1;
+        blocks += u64::from(request.op.is_block());
+        caches.iter_mut().for_each(|cache| cache.request(&request));
+        if requests.is_multiple_of(4096) {
+            watch.tick(&*reader, requests);
+        }
+    }
+    watch.finish();
+    if blocks == 0 {
+        let problem = "has no block reads or writes: give a block trace, see larder trace stats";
+        return Err(CliError::Usage(format!("'{}' {problem}", args.input.trace)));
+    }
+    if requests <= args.warmup {
+        let problem =
+            format!("--warmup: {} requests are more than the trace has, {requests}", args.warmup);
+        return Err(CliError::Usage(problem));
+    }
+    if reader.skipped() > 0 {
+        eprintln!("larder: {} malformed records passed over", reader.skipped());
+    }
+    let rows: Vec<Row> = caches.iter().map(row).collect();
+    if args.json {
+        return print_json(&rows);
+    }
+    print_table(&rows);
+    Ok(())
+}
+
+fn row(cache: &BlockCache) -> Row {
+    let (spec, outcome) = (cache.spec(), cache.outcome());
+    Row {
+        admission: spec.admission.to_string(),
+        placement: spec.placement.to_string(),
+        replacement: spec.replacement.as_str(),
+        size: spec.bytes,
+        hit_ratio: outcome.hit_ratio(),
+        clwa: (outcome.written_bytes > 0).then(|| outcome.clwa()),
+        outcome,
+    }
+}
+
+fn print_table(rows: &[Row]) {
+    let metadata = rows.iter().any(|r| r.outcome.metadata_lines > 0);
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut header = vec!["admission", "size", "cache", "read hits", "to flash", "CLWA", "DRAM"];
+    if metadata {
+        header.insert(4, "metadata");
+    }
+    table.set_header(header);
+    for row in rows {
+        let o = &row.outcome;
+        let mut cells = vec![
+            row.admission.clone(),
+            ByteSize(row.size).to_string(),
+            format!("{} {}", row.placement, row.replacement),
+            format!("{:.2} %", 100.0 * row.hit_ratio),
+            ByteSize(o.flash_bytes).to_string(),
+            row.clwa.map_or_else(|| "-".to_owned(), |c| format!("{c:.2}")),
+            ByteSize(o.admission_memory).to_string(),
+        ];
+        if metadata {
+            cells.insert(4, format!("{:.2} %", 100.0 * o.metadata_hit_ratio()));
+        }
+        table.add_row(cells);
+    }
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+}
