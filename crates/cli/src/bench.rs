@@ -12,7 +12,8 @@ use larder_base::ByteSize;
 use larder_engine::{index, segment};
 use larder_format::Geometry;
 use larder_policy::admission::{AdmissionConfig, POLICY_NAMES, PolicyName};
-use larder_sim::kv::study::{Outcome, Plan, Spread};
+use larder_policy::learn::ClassWeights;
+use larder_sim::kv::study::{Contender, Outcome, Plan, Spread};
 use larder_sim::kv::workload::{WORKLOADS, Workload};
 use serde::Serialize;
 
@@ -258,7 +259,7 @@ struct AdmissionArgs {
     /// Print what the workloads are, and end.
     #[arg(long)]
     list_workloads: bool,
-    /// Policies, separated by commas; all by default.
+    /// Policies, separated by commas, and ripq; all by default.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
     /// Seeds: each workload runs with seeds 1 to N.
@@ -283,6 +284,19 @@ struct AdmissionArgs {
     /// alone decide without.
     #[arg(long)]
     first_fill: bool,
+    /// How the classes weigh in the training of classifiers: balanced, equal, or how many times a negative sample a positive
+    /// one weighs.
+    #[arg(long, value_name = "WEIGHTS", default_value = "balanced", value_parser = parse_weights)]
+    class_weights: ClassWeights,
+    /// Values are this many times as large.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    size_scale: u32,
+    /// Count the bytes written while the caches warm up too, rather than after it.
+    #[arg(long)]
+    count_filling: bool,
+    /// Leave out the runs by defaults.
+    #[arg(long)]
+    no_free_runs: bool,
     /// Runs in search of one parameter, at most.
     #[arg(long, value_name = "N", default_value_t = 8)]
     most_runs: u32,
@@ -295,6 +309,17 @@ struct AdmissionArgs {
     /// Print every run as JSON.
     #[arg(long)]
     json: bool,
+}
+
+fn parse_weights(text: &str) -> Result<ClassWeights, String> {
+    match text {
+        "balanced" => Ok(ClassWeights::Balanced),
+        "equal" => Ok(ClassWeights::Equal),
+        other => match other.parse::<f32>() {
+            Ok(w) if w.is_finite() && w > 0.0 => Ok(ClassWeights::Positive(w)),
+            _ => Err("balanced, equal, or a number above 0".to_owned()),
+        },
+    }
 }
 
 fn between(flag: &str, value: f64, low: f64, high: f64) -> Result<(), CliError> {
@@ -328,12 +353,17 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         }
     }
     let mut policies: Vec<PolicyName> = Vec::new();
+    let mut ripq = args.policies.is_empty();
     let names: Vec<&str> = if args.policies.is_empty() {
         POLICY_NAMES.to_vec()
     } else {
         args.policies.iter().map(String::as_str).collect()
     };
     for name in names {
+        if name == "ripq" {
+            ripq = true;
+            continue;
+        }
         let config = AdmissionConfig::from_name(name);
         policies.push(config.map_err(|e| CliError::Usage(format!("--policies: {e}")))?.policy);
     }
@@ -343,6 +373,7 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
     args.dram.iter().try_for_each(|&s| between("--dram", s, 0.0001, 0.9))?;
     args.levels.iter().try_for_each(|&l| between("--levels", l, 0.001, 1.0))?;
     between("--size-exponent", f64::from(args.size_exponent), 0.0, 2.0)?;
+    between("--size-scale", f64::from(args.size_scale), 1.0, 1024.0)?;
     between("--most-runs", f64::from(args.most_runs), 1.0, 100.0)?;
     Ok(Plan {
         workloads,
@@ -352,6 +383,11 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         dram_shares: args.dram.clone(),
         levels: args.levels.clone(),
         policies,
+        ripq,
+        free_runs: !args.no_free_runs,
+        size_scale: args.size_scale,
+        class_weights: args.class_weights,
+        count_filling: args.count_filling,
         tolerance: 0.01,
         most_runs: args.most_runs,
         traces: args.traces.clone(),
@@ -416,7 +452,9 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
         println!("DRAM {:.3} % of the cache", dram * 100.0);
         print_levels(&plan, &outcomes, dram, "Hit ratio", |o| o.hit_ratio);
         print_levels(&plan, &outcomes, dram, "Byte hit ratio", |o| o.byte_hit_ratio);
-        print_free(&plan, &outcomes, dram);
+        if plan.free_runs {
+            print_free(&plan, &outcomes, dram);
+        }
     }
     Ok(())
 }
@@ -429,8 +467,8 @@ fn print_levels(
     name: &str,
     figure: fn(&Outcome) -> f64,
 ) {
-    let tuned: Vec<PolicyName> =
-        plan.policies.iter().copied().filter(|&p| p != PolicyName::All).collect();
+    let all = Contender::Policy(PolicyName::All);
+    let tuned: Vec<Contender> = plan.contenders().into_iter().filter(|&p| p != all).collect();
     let mut header = vec!["workload".to_owned(), "writes".to_owned()];
     header.extend(tuned.iter().map(|p| p.as_str().to_owned()));
     let mut t = table(&header);
@@ -531,7 +569,7 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) {
         "CPU ns / request",
     ]);
     for w in &plan.workloads {
-        for p in &plan.policies {
+        for p in plan.contenders() {
             let of = |f: fn(&Outcome) -> Option<f64>| {
                 let free = outcomes.iter().filter(|o| {
                     o.workload == w.name

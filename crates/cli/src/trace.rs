@@ -58,7 +58,7 @@ pub(crate) struct Input {
     pub(crate) limit: Option<u64>,
 }
 
-fn parse_page(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_page(text: &str) -> Result<u32, String> {
     let size: larder_base::ByteSize =
         text.parse().map_err(|e: larder_base::ParseSizeError| e.to_string())?;
     match u32::try_from(size.0) {
@@ -67,11 +67,11 @@ fn parse_page(text: &str) -> Result<u32, String> {
     }
 }
 
-fn parse_format(text: &str) -> Result<Format, TraceError> {
+pub(crate) fn parse_format(text: &str) -> Result<Format, TraceError> {
     text.parse()
 }
 
-fn parse_rate(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
         _ => Err("a rate is a positive number of requests per second".to_owned()),
@@ -230,7 +230,7 @@ impl Drop for Watch {
     }
 }
 
-fn note_skipped(reader: &dyn Reader) {
+pub(crate) fn note_skipped(reader: &dyn Reader) {
     if let Some(first) = reader.first_skipped() {
         eprintln!("larder: {} malformed records passed over; the first: {first}", reader.skipped());
     }

@@ -8,11 +8,15 @@
     reason = "tests of a process use processes and clocks"
 )]
 
+mod browser;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use browser::{browse, chromium};
 
 struct Larder {
     child: Child,
@@ -96,49 +100,6 @@ impl Larder {
         stream.read_to_string(&mut text).unwrap();
         serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
-}
-
-fn chromium() -> Option<String> {
-    let named = std::env::var("LARDER_CHROMIUM").unwrap_or_else(|_| "chromium".into());
-    let found = Command::new(&named).arg("--version").output().is_ok_and(|o| o.status.success());
-    if found {
-        return Some(named);
-    }
-    let required = std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1");
-    assert!(!required, "'{named}' is missing: install chromium, or name it in LARDER_CHROMIUM");
-    eprintln!("not tested: '{named}' is missing; install chromium, or name it in LARDER_CHROMIUM");
-    None
-}
-
-/// Runs the browser on the page and returns what it prints.
-fn browse(program: &str, page: &str, more: &[&str]) -> String {
-    let profile = tempfile::tempdir().unwrap();
-    let mut child = Command::new(program)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
-        .args(["--disable-background-networking", "--no-first-run", "--hide-scrollbars"])
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .args(["--virtual-time-budget=4000", "--timeout=20000"])
-        .args(more)
-        .arg(page)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut out = child.stdout.take().unwrap();
-    let reader = std::thread::spawn(move || {
-        let mut text = String::new();
-        out.read_to_string(&mut text).map(|_| text)
-    });
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > Duration::from_secs(120) {
-            child.kill().ok();
-            child.wait().ok();
-            panic!("the browser did not end");
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    reader.join().unwrap().unwrap()
 }
 
 fn dom(program: &str, page: &str) -> String {

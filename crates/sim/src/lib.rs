@@ -1,19 +1,25 @@
 //! Trace-driven simulation of the stack: policies, engines, flash device.
 //!
+//! - [`advise`]: which DRAM, flash and admission meet a target at least cost.
 //! - [`baseline`]: other flash caches and the Flashield paper's own index, to measure against.
 //! - [`block_study`]: admission and replacement of the block cache on block traces.
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
 //! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.
 //! - [`replay`]: what `larder kv --record` wrote, decided again by the same engine.
+//! - [`report`]: results as one HTML file with figures.
 //! - [`ssd`]: a flash translation layer with garbage collection, wear and timing.
 //! - [`stack`]: RAM and flash on a client of a file server, in three architectures.
+//! - [`sweep`]: an experiment at many values of its keys, resumable; results as CSV and Parquet.
 
+pub mod advise;
 pub mod baseline;
 pub mod block_study;
 pub mod experiment;
 pub mod kv;
 pub mod mrc;
 pub mod replay;
+pub mod report;
 pub mod ssd;
 pub mod stack;
+pub mod sweep;

@@ -1,13 +1,16 @@
 //! `larder sim`: what would a cache of this kind and size have done with this trace, and what would the drive?
 
+mod advise;
 mod baseline;
 mod block;
 mod index;
 mod mrc;
 mod replay;
+mod report;
 mod run;
 mod ssd;
 mod stack;
+mod sweep;
 mod watch;
 
 use clap::{Parser, Subcommand};
@@ -27,6 +30,10 @@ enum Command {
     Run(run::RunArgs),
     /// Miss ratios of eviction policies at many sizes, in one decode of the trace.
     Mrc(mrc::MrcArgs),
+    /// An experiment at every combination of its keys' values: tables, csv, Parquet and an HTML report.
+    Sweep(sweep::SweepArgs),
+    /// Which DRAM, flash and admission meet a hit ratio and a drive's life at least cost.
+    Advise(Box<advise::AdviseArgs>),
     /// Other flash caches to measure against: a victim cache, RIPQ, CacheLib's two. Hit ratio and cache-level write
     /// amplification.
     Baseline(baseline::BaselineArgs),
@@ -46,6 +53,8 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
         Command::Run(args) => run::run(&args),
         Command::Mrc(args) => mrc::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::Baseline(args) => baseline::run(&args),
         Command::Block(args) => block::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -1,13 +1,17 @@
 //! `larder sim mrc`: miss ratios of eviction policies.
 
+use std::path::PathBuf;
+
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_policy::eviction::{EvictionKind, Unit};
 use larder_sim::mrc::{Filter, Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
+use larder_sim::report::miss_ratio_curves;
 use larder_trace::Reader;
 
 use super::print_json;
+use super::report::write_html;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::trace::{Input, trace_error};
@@ -52,6 +56,9 @@ pub(super) struct MrcArgs {
     /// Threads; all cores when not given.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Write the curves as a report to this file too: one HTML file that needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print as JSON: a list of {policy, size, requests, misses, request_bytes, miss_bytes, …}.
     #[arg(long)]
     json: bool,
@@ -156,6 +163,10 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
         eprintln!("larder: {count} malformed records passed over; the first: {first}");
     }
     let rows = with_curve(&found, args.lru_curve);
+    if let Some(path) = &args.html {
+        let title = format!("Miss ratios of {}", args.input.trace);
+        write_html(&miss_ratio_curves(&title, &rows, plan.unit, facts(args, &plan, &found)), path)?;
+    }
     if args.json {
         print_json(&rows)?;
     } else {
@@ -163,6 +174,23 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
         println!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes));
     }
     Ok(())
+}
+
+/// Where the numbers of a report come from.
+fn facts(args: &MrcArgs, plan: &Sweep, found: &Found) -> Vec<(String, String)> {
+    let sample = plan.sample.as_ref().map_or("all objects".to_owned(), |_| {
+        format!("{} of the objects", args.sample.unwrap_or(1.0))
+    });
+    [
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("trace", args.input.trace.clone()),
+        ("objects simulated", found.objects.to_string()),
+        ("warm-up", format!("{} requests", args.warmup)),
+        ("sample", sample),
+        ("seed", args.seed.to_string()),
+    ]
+    .map(|(k, v)| (k.to_owned(), v))
+    .to_vec()
 }
 
 /// The rows, followed by the points of the exact LRU curve.

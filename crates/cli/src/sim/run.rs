@@ -8,9 +8,11 @@ use larder_base::ByteSize;
 use larder_sim::experiment::{
     CacheOutcome, Experiment, ExperimentError, Outcome, Point, run as simulate,
 };
+use larder_sim::sweep::Results;
 use larder_trace::Reader;
 
 use super::print_json;
+use super::report::write_html;
 use super::watch::Watch;
 use crate::error::CliError;
 
@@ -28,6 +30,9 @@ pub(super) struct RunArgs {
     /// Write the time series of all caches to this file, as csv.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Write a report with figures to this file: one HTML file that needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print as JSON.
     #[arg(long)]
     json: bool,
@@ -65,6 +70,18 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
         std::fs::write(path, series_csv(&outcome)).map_err(|e| {
             CliError::Runtime(format!("--csv: cannot write '{}': {e}", path.display()))
         })?;
+    }
+    if let Some(path) = &args.html {
+        let json = serde_json::to_value(&outcome).map_err(|e| CliError::Runtime(e.to_string()))?;
+        let mut results = Results::new(Vec::new());
+        results.add(&[], &json);
+        let title = if outcome.experiment.title.is_empty() {
+            file
+        } else {
+            outcome.experiment.title.clone()
+        };
+        let facts = results.facts(&[("seed", outcome.seed.to_string()), ("experiment", text)]);
+        write_html(&results.report(&title, facts), path)?;
     }
     if args.json {
         print_json(&outcome)?;

@@ -80,6 +80,12 @@ impl Ripq {
         ripq
     }
 
+    /// Whether object `tag` is held with this size, so that a request for it would hit.
+    pub fn holds(&self, tag: u32, size: u32) -> bool {
+        let at = self.index.get(tag);
+        at != NONE && self.items[at as usize].size == size
+    }
+
     fn new_block(&mut self, section: usize, is_virtual: bool) -> u32 {
         let block = Block { section, is_virtual, active: true, ..Block::default() };
         if let Some(at) = self.free_blocks.pop() {

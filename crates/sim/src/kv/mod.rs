@@ -7,6 +7,7 @@
 mod cache;
 mod counters;
 mod flash;
+mod ripq;
 pub mod study;
 pub mod workload;
 

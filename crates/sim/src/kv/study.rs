@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_policy::learn::ClassWeights;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
 
 use super::cache::{CacheConfig, CacheError, HybridCache};
 use super::counters::Counters;
+use super::ripq;
 use super::workload::{Workload, footprint};
 
 /// What to compare.
@@ -32,6 +34,16 @@ pub struct Plan {
     pub levels: Vec<f64>,
     /// Which policies.
     pub policies: Vec<PolicyName>,
+    /// RIPQ too (the model of [`crate::baseline`]), with all of its DRAM as block buffers and misses taken in by chance.
+    pub ripq: bool,
+    /// Whether each policy also runs by its defaults.
+    pub free_runs: bool,
+    /// Sizes of values are multiplied by this.
+    pub size_scale: u32,
+    /// Whether bytes written while caches warm up count too.
+    pub count_filling: bool,
+    /// Weights of the classes in the training of classifiers.
+    pub class_weights: ClassWeights,
     /// How far the bytes written may be from the level, as a share of it.
     pub tolerance: f64,
     /// Runs in search of one knob, at most.
@@ -141,10 +153,18 @@ impl Plan {
             .collect()
     }
 
+    /// Who is compared, in order.
+    pub fn contenders(&self) -> Vec<Contender> {
+        let policies = self.policies.iter().map(|&p| Contender::Policy(p));
+        policies.chain(self.ripq.then_some(Contender::Ripq)).collect()
+    }
+
     /// Searches of a knob and free runs in all, for progress.
     pub fn steps(&self) -> u64 {
-        let tuned = self.policies.iter().filter(|p| Knob::of(**p).is_some()).count();
-        let per_cell = self.policies.len() + tuned * self.levels.len();
+        let contenders = self.contenders();
+        let tuned = contenders.iter().filter(|c| Knob::of(**c).is_some()).count();
+        let free = if self.free_runs { contenders.len() } else { 0 };
+        let per_cell = free + tuned * self.levels.len();
         self.groups().len() as u64 * self.seeds * per_cell as u64
     }
 
@@ -166,39 +186,64 @@ impl Plan {
         let mut outcomes = Vec::new();
         let mut hints: BTreeMap<(usize, usize), (u32, f64)> = BTreeMap::new();
         for seed in 1..=self.seeds {
-            let requests = group.workload.requests(seed, self.requests, &self.traces)?;
+            let mut requests = group.workload.requests(seed, self.requests, &self.traces)?;
+            for r in &mut requests {
+                r.size *= u64::from(self.size_scale);
+            }
             let mut cell = Cell::new(self, group, seed, &requests, clock);
             let all = cell.run(&self.configured(PolicyName::All))?;
             cell.all = all.counters.flash_bytes;
-            for &policy in &self.policies {
-                let run = match policy {
-                    PolicyName::All => all.clone(),
+            let contenders = self.contenders();
+            for &contender in contenders.iter().filter(|_| self.free_runs) {
+                let run = match contender {
+                    Contender::Policy(PolicyName::All) => all.clone(),
                     // It has no default without a budget: a quarter of what `all` writes stands in.
-                    PolicyName::WriteRate => {
-                        let knob = Knob::of(policy).map(|k| k.set(0, 0.125, &cell));
-                        cell.run(&knob.unwrap_or_else(|| self.configured(policy)))?
+                    Contender::Policy(PolicyName::WriteRate) => {
+                        cell.run_with(Knob::WriteRate, 0, 0.125)?
                     }
-                    _ => cell.run(&self.configured(policy))?,
+                    Contender::Policy(policy) => {
+                        cell.run(&cell.trained(self.configured(policy)))?
+                    }
+                    Contender::Ripq => cell.run_with(Knob::Ripq, 0, 1.0)?,
                 };
-                let outcome = cell.outcome(policy, None, &run, None);
+                let outcome = cell.outcome(contender, None, &run, None);
                 step(&outcome);
                 outcomes.push(outcome);
             }
             for (l, &level) in self.levels.iter().enumerate() {
                 let target = level * cell.all as f64;
-                for (p, &policy) in self.policies.iter().enumerate() {
-                    let Some(knob) = Knob::of(policy) else { continue };
+                for (p, &contender) in contenders.iter().enumerate() {
+                    let Some(knob) = Knob::of(contender) else { continue };
                     let start = hints.get(&(l, p)).copied().unwrap_or((0, knob.guess(level)));
                     let found = cell.search(knob, start, target)?;
                     hints.insert((l, p), (found.stage, found.position));
                     let shown = knob.show(found.stage, found.position, &cell);
-                    let outcome = cell.outcome(policy, Some(level), &found.run, Some(shown));
+                    let outcome = cell.outcome(contender, Some(level), &found.run, Some(shown));
                     step(&outcome);
                     outcomes.push(outcome);
                 }
             }
         }
         Ok(outcomes)
+    }
+}
+
+/// Who is compared: a policy of the engine, or RIPQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// A policy in front of this engine's flash.
+    Policy(PolicyName),
+    /// RIPQ, which has a flash layout of its own.
+    Ripq,
+}
+
+impl Contender {
+    /// Its name in tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Contender::Policy(p) => p.as_str(),
+            Contender::Ripq => "ripq",
+        }
     }
 }
 
@@ -277,6 +322,36 @@ impl<'a> Cell<'a> {
         (self.flash() / self.mean_record) as f64
     }
 
+    /// Classifiers are trained as the plan says.
+    fn trained(&self, mut admission: AdmissionConfig) -> AdmissionConfig {
+        admission.flashiness.training.class_weights = self.plan.class_weights;
+        admission
+    }
+
+    fn run_with(&mut self, knob: Knob, stage: u32, position: f64) -> Result<Run, StudyError> {
+        if knob == Knob::Ripq {
+            let sizes = (self.dram(), self.flash());
+            let chance = Knob::chance(position);
+            let started = self.clock.map(|c| c());
+            let filling = self.plan.count_filling;
+            let (counters, whole) =
+                ripq::run(self.requests, (self.warmup(), filling), sizes, chance, self.seed);
+            let nanos = started.and_then(|s| self.clock.map(|c| c() - s));
+            let none = Run {
+                counters,
+                whole,
+                direct: 0,
+                models: 0,
+                precision: None,
+                recall: None,
+                admission_bytes: 0,
+                nanos,
+            };
+            return Ok(none);
+        }
+        self.run(&knob.set(stage, position, self))
+    }
+
     fn run(&mut self, admission: &AdmissionConfig) -> Result<Run, StudyError> {
         let config = CacheConfig {
             dram: self.dram(),
@@ -318,8 +393,12 @@ impl<'a> Cell<'a> {
         }
         let mean = |sum: f64, weight: f64| (weight > 0.0).then(|| sum / weight);
         let whole = cache.counters();
+        let mut counters = whole.since(&warm);
+        if self.plan.count_filling {
+            counters.flash_bytes = whole.flash_bytes;
+        }
         Ok(Run {
-            counters: whole.since(&warm),
+            counters,
             whole,
             direct: cache.shard_stats().evictions_direct,
             models: cache.counters().models,
@@ -332,7 +411,7 @@ impl<'a> Cell<'a> {
 
     fn outcome(
         &self,
-        policy: PolicyName,
+        contender: Contender,
         level: Option<f64>,
         run: &Run,
         knob: Option<String>,
@@ -345,7 +424,7 @@ impl<'a> Cell<'a> {
             workload: self.group.workload.name,
             seed: self.seed,
             dram_share: self.group.dram_share,
-            policy: policy.as_str(),
+            policy: contender.as_str(),
             level,
             writes,
             reached: level.is_none() || (writes - 1.0).abs() <= self.plan.tolerance,
@@ -384,7 +463,7 @@ impl<'a> Cell<'a> {
         let mut position = start;
         let mut stride = 0.1;
         for _ in 0..self.plan.most_runs {
-            let run = self.run(&knob.set(stage, position, self))?;
+            let run = self.run_with(knob, stage, position)?;
             let written = run.counters.flash_bytes.max(1) as f64;
             let off = (written / target.max(1.0)).ln();
             if best.as_ref().is_none_or(|(b, _)| off.abs() < b.abs()) {
@@ -434,7 +513,7 @@ impl<'a> Cell<'a> {
         match best {
             Some((_, found)) => Ok(found),
             None => {
-                let run = self.run(&knob.set(stage, start, self))?;
+                let run = self.run_with(knob, stage, start)?;
                 Ok(Found { stage, position: start, run })
             }
         }
@@ -449,10 +528,12 @@ enum Knob {
     RejectFirst,
     Ghost,
     Flashiness { paper: bool },
+    Ripq,
 }
 
 impl Knob {
-    fn of(policy: PolicyName) -> Option<Knob> {
+    fn of(contender: Contender) -> Option<Knob> {
+        let Contender::Policy(policy) = contender else { return Some(Knob::Ripq) };
         match policy {
             PolicyName::All => None,
             PolicyName::Probability => Some(Knob::Probability),
@@ -472,6 +553,8 @@ impl Knob {
             Knob::RejectFirst | Knob::Ghost => 0.7,
             Knob::Flashiness { paper: false } => level / 2.0,
             Knob::Flashiness { paper: true } => 0.5,
+            // It writes what it takes in, and a part of it again.
+            Knob::Ripq => 1.0 + (level / 1.5).log10() / 3.0,
         }
     }
 
@@ -485,20 +568,31 @@ impl Knob {
         (64.0 * (most / 64.0).powf(position)).round() as u64
     }
 
+    /// Of RIPQ's misses that are taken in: three decades.
+    fn chance(position: f64) -> f64 {
+        10f64.powf((position - 1.0) * 3.0)
+    }
+
     fn score(position: f64) -> f32 {
         (8.0 * (0.5 - position)) as f32
     }
 
     /// Bytes per second: up to twice what `all` writes.
     fn rate(position: f64, cell: &Cell<'_>) -> u64 {
-        let counted =
-            cell.seconds * (1.0 - cell.warmup() as f64 / cell.requests.len().max(1) as f64);
+        let filling = if cell.plan.count_filling {
+            0.0
+        } else {
+            cell.warmup() as f64 / cell.requests.len().max(1) as f64
+        };
+        let counted = cell.seconds * (1.0 - filling);
         (2.0 * position * cell.all as f64 / counted.max(1e-9)) as u64 + 1
     }
 
     fn set(self, stage: u32, position: f64, cell: &Cell<'_>) -> AdmissionConfig {
-        let mut c = AdmissionConfig { first_fill: false, ..AdmissionConfig::default() };
+        let mut c =
+            cell.trained(AdmissionConfig { first_fill: false, ..AdmissionConfig::default() });
         match self {
+            Knob::Ripq => {}
             Knob::Probability => {
                 c.policy = PolicyName::Probability;
                 c.probability.probability = position;
@@ -540,6 +634,7 @@ impl Knob {
             Knob::WriteRate => format!("bytes_per_second {}", Self::rate(position, cell)),
             Knob::RejectFirst => format!("window {}", Self::window(position, cell)),
             Knob::Ghost => format!("reads {}, window {}", stage + 1, Self::window(position, cell)),
+            Knob::Ripq => format!("chance {:.4}", Self::chance(position)),
             Knob::Flashiness { .. } => format!("min_score {:.3}", Self::score(position)),
         }
     }
@@ -585,6 +680,11 @@ mod tests {
             traces: PathBuf::new(),
             size_exponent: 0.5,
             first_fill: false,
+            ripq: true,
+            free_runs: true,
+            size_scale: 1,
+            class_weights: ClassWeights::Balanced,
+            count_filling: false,
         }
     }
 
@@ -596,9 +696,12 @@ mod tests {
         let group = plan.groups()[0];
         let outcomes = plan.run(group, &mut |_| steps += 1, None).unwrap();
         assert_eq!(steps, plan.steps());
-        assert_eq!(outcomes.len(), 2 * (3 + 2));
+        assert_eq!(outcomes.len(), 2 * (4 + 3));
         let all = outcomes.iter().find(|o| o.policy == "all").unwrap();
-        for o in outcomes.iter().filter(|o| o.level.is_some() && o.policy == "probability") {
+        for o in outcomes
+            .iter()
+            .filter(|o| o.level.is_some() && ["probability", "ripq"].contains(&o.policy))
+        {
             assert!(o.reached && (o.writes - 1.0).abs() <= 0.02, "{o:?}");
             assert!(o.hit_ratio < all.hit_ratio + 0.05 && o.flash_hit_ratio > 0.0);
         }

@@ -21,6 +21,8 @@ enum Source {
     Churn,
     Scan,
     Sessions,
+    Phases,
+    Bursts,
     Memcachier,
     /// Directory below the traces' one, in the layout of cachebench.
     Cachebench(&'static str),
@@ -29,7 +31,7 @@ enum Source {
 }
 
 /// All workloads.
-pub const WORKLOADS: [Workload; 7] = [
+pub const WORKLOADS: [Workload; 9] = [
     Workload {
         name: "memcachier",
         about: "eight applications with the totals that the Flashield paper gives of Memcachier",
@@ -54,6 +56,16 @@ pub const WORKLOADS: [Workload; 7] = [
         name: "sessions",
         about: "sessions read and updated for a while, a feed read once or twice or never, and a Zipf 0.8 catalogue",
         source: Source::Sessions,
+    },
+    Workload {
+        name: "phases",
+        about: "two Zipf 1.0 catalogues of unlike sizes that take turns in popularity, four turns a run; 5 % updates",
+        source: Source::Phases,
+    },
+    Workload {
+        name: "bursts",
+        about: "objects written, read in bursts with pauses between, and forgotten; half are never read; 8 % updates",
+        source: Source::Bursts,
     },
     Workload {
         name: "zipf09",
@@ -96,6 +108,8 @@ impl Workload {
             Source::Churn => Ok(churn(seed, requests, objects)),
             Source::Scan => Ok(scan(seed, requests, objects)),
             Source::Sessions => Ok(sessions(seed, requests, objects)),
+            Source::Phases => Ok(phases(seed, requests, objects)),
+            Source::Bursts => Ok(bursts(seed, requests, objects)),
             Source::Memcachier => collect(&format!(
                 "memcachier?objects={objects}&requests={requests}&seed={seed}&rate={RATE}"
             )),
@@ -257,6 +271,63 @@ fn sessions(seed: u64, requests: u64, objects: u64) -> Vec<Request> {
             let id = mix(zipf.draw(&mut rng));
             let op = if rng.chance(0.01) { Op::Set } else { Op::Get };
             out.push(request(time, op, id, size_of(id, 64.0, 1024.0), 0));
+        }
+    }
+    out
+}
+
+fn phases(seed: u64, requests: u64, objects: u64) -> Vec<Request> {
+    let mut rng = Rng::new(seed ^ 0x7068_6173_6573);
+    let zipf = Zipf::new(objects * 2 / 3, 1.0);
+    let mut clock = Clock(0.0);
+    (0..requests)
+        .map(|i| {
+            // Four turns: who has nine of ten requests changes at each.
+            let turn = i * 4 / requests.max(1);
+            let second = (turn % 2 == 1) == rng.chance(0.9);
+            let id = mix(u64::from(second) << 60 | zipf.draw(&mut rng));
+            let op = if rng.chance(0.05) { Op::Set } else { Op::Get };
+            let (low, high) = if second { (512.0, 4096.0) } else { (64.0, 512.0) };
+            let size = size_of(id, low, high);
+            request(clock.next(&mut rng), op, id, size, u32::from(second))
+        })
+        .collect()
+}
+
+fn bursts(seed: u64, requests: u64, objects: u64) -> Vec<Request> {
+    let mut rng = Rng::new(seed ^ 0x6275_7273_7473);
+    let mut clock = Clock(0.0);
+    let mut next_id = 0u64;
+    // What is due, by request number: object, reads left of the burst, bursts left.
+    let mut due: std::collections::BTreeSet<(u64, u64, u32, u32)> =
+        std::collections::BTreeSet::new();
+    let pause = objects as f64;
+    let mut out = Vec::with_capacity(requests as usize);
+    for i in 0..requests {
+        let time = clock.next(&mut rng);
+        let size = |id| size_of(id, 100.0, 1500.0);
+        match due.first().copied() {
+            Some(entry @ (when, id, reads, bursts)) if when <= i => {
+                due.remove(&entry);
+                if reads > 1 {
+                    due.insert((i + 1 + rng.below(40), id, reads - 1, bursts));
+                } else if bursts > 1 {
+                    // Exponential pauses, of as many requests as there are objects in the mean.
+                    let after = (-(1.0 - rng.unit()).ln() * pause) as u64;
+                    due.insert((i + 1 + after, id, 1 + rng.below(5) as u32, bursts - 1));
+                }
+                let op = if rng.chance(0.08) { Op::Set } else { Op::Get };
+                out.push(request(time, op, id, size(id), 0));
+            }
+            _ => {
+                next_id += 1;
+                let id = mix(3 << 60 | next_id);
+                if rng.chance(0.5) {
+                    let bursts = 1 + rng.below(6) as u32;
+                    due.insert((i + 1 + rng.below(40), id, 1 + rng.below(5) as u32, bursts));
+                }
+                out.push(request(time, Op::Set, id, size(id), 0));
+            }
         }
     }
     out

@@ -1,0 +1,372 @@
+//! `larder sim advise`: which DRAM, flash and admission meet a target at least cost.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use larder_base::ByteSize;
+use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_sim::advise::{AdviseError, Measured, Model, Question, Sample, Search, Wave};
+use larder_trace::{CsvColumns, Format, Options, Trace};
+use serde::Serialize;
+
+use super::print_json;
+use super::watch::Watch;
+use crate::error::CliError;
+use crate::trace::{note_skipped, parse_format, parse_page, parse_rate, trace_error};
+
+#[derive(Debug, Parser)]
+pub(super) struct AdviseArgs {
+    #[command(flatten)]
+    input: TraceFlags,
+    /// Endurance of the drive: bytes that may be written to it in its life, as 600t.
+    #[arg(long, value_name = "SIZE")]
+    drive_tbw: ByteSize,
+    /// Years that the drive is to last.
+    #[arg(long, value_name = "YEARS", default_value_t = 5.0)]
+    years: f64,
+    /// Cost of a gigabyte (10^9 bytes) of DRAM, in any currency.
+    #[arg(long, value_name = "COST")]
+    dram_cost: f64,
+    /// Cost of a gigabyte of flash, in the same.
+    #[arg(long, value_name = "COST")]
+    flash_cost: f64,
+    /// Share of the reads that is to be answered (0 to 1).
+    #[arg(long, value_name = "SHARE", required_unless_present = "target_miss_ratio")]
+    target_hit_ratio: Option<f64>,
+    /// Or the share that may be missed.
+    #[arg(long, value_name = "SHARE", conflicts_with = "target_hit_ratio")]
+    target_miss_ratio: Option<f64>,
+    /// Most flash that can be bought, such as the drive's capacity.
+    #[arg(long, value_name = "SIZE")]
+    drive_capacity: Option<ByteSize>,
+    /// Bytes that the drive programs for each byte written to it; segments are written whole and in order.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.1)]
+    device_write_amplification: f64,
+    /// DRAM sizes to begin with, separated by commas; by default quarters of quarters of all objects' bytes.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    dram: Vec<ByteSize>,
+    /// Flash sizes likewise; 0 is a cache without flash.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    flash: Vec<ByteSize>,
+    /// Admission policies to try, separated by commas.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "flashiness,reject_first,ghost,write_rate,all"
+    )]
+    policies: Vec<String>,
+    /// Requests that are simulated, at most: of a longer trace, all requests of a share of its objects.
+    #[arg(long, value_name = "N", default_value_t = 400_000)]
+    sample_requests: u64,
+    /// Seed of the sample and of all draws.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Threads; all cores when not given. The answer does not depend on it.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print as JSON: question, answer, runner_up, and all that was measured.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The trace, as a flag: everything else is one too.
+#[derive(Debug, clap::Args)]
+struct TraceFlags {
+    /// A file (gz, xz, zst or plain), - for standard input, or gen:KIND?option=value&… (see larder trace formats).
+    #[arg(long, value_name = "TRACE")]
+    trace: String,
+    /// The format; told from the contents when not given.
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// Columns of a csv file: time-col=1,obj-id-col=2,obj-size-col=3,op-col=…,has-header=1,delimiter=,
+    #[arg(long, value_name = "LIST", value_parser = CsvColumns::parse)]
+    columns: Option<CsvColumns>,
+    /// Pass over malformed records and count them.
+    #[arg(long)]
+    skip_bad: bool,
+    /// Requests per second that give times to a trace without them.
+    #[arg(long, value_name = "REQUESTS", value_parser = parse_rate)]
+    rate: Option<f64>,
+    /// Split block I/O into pages, 4 KiB unless a size is given.
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "4k", value_parser = parse_page)]
+    pages: Option<u32>,
+    /// Stop after N requests.
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+}
+
+impl TraceFlags {
+    fn open(&self) -> Result<Trace, CliError> {
+        let options = Options {
+            format: self.format,
+            skip_bad: self.skip_bad,
+            columns: self.columns.clone(),
+            rate: self.rate,
+            pages: self.pages,
+            limit: self.limit,
+        };
+        larder_trace::open(&self.trace, &options).map_err(trace_error)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    version: &'static str,
+    trace: &'a str,
+    requests: u64,
+    /// Share of the objects that was simulated.
+    sample_rate: f64,
+    sampled_requests: usize,
+    /// Bytes and number of all objects, as estimated.
+    footprint_bytes: u64,
+    objects: u64,
+    question: &'a Question,
+    answer: Option<&'a Measured>,
+    runner_up: Option<&'a Measured>,
+    measured: Vec<&'a Measured>,
+}
+
+fn usage(text: impl Into<String>) -> CliError {
+    CliError::Usage(text.into())
+}
+
+fn above_zero(flag: &str, value: f64, most: f64) -> Result<f64, CliError> {
+    if value > 0.0 && value <= most {
+        return Ok(value);
+    }
+    Err(usage(format!("{flag}: '{value}': above 0 and at most {most}")))
+}
+
+fn question(args: &AdviseArgs) -> Result<Question, CliError> {
+    let (flag, share, target) = match (args.target_hit_ratio, args.target_miss_ratio) {
+        (Some(hit), _) => ("--target-hit-ratio", hit, hit),
+        (None, Some(miss)) => ("--target-miss-ratio", miss, 1.0 - miss),
+        (None, None) => return Err(usage("--target-hit-ratio SHARE is needed")),
+    };
+    if !(share > 0.0 && share < 1.0) {
+        return Err(usage(format!("{flag}: '{share}': between 0 and 1, as 0.8")));
+    }
+    if args.drive_tbw.0 == 0 {
+        return Err(usage("--drive-tbw: '0': the bytes that may be written, as 600t"));
+    }
+    let dwa = args.device_write_amplification;
+    if !(1.0..=100.0).contains(&dwa) {
+        return Err(usage(format!("--device-write-amplification: '{dwa}': between 1 and 100")));
+    }
+    Ok(Question {
+        target_hit_ratio: target,
+        dram_cost: above_zero("--dram-cost", args.dram_cost, 1e12)?,
+        flash_cost: above_zero("--flash-cost", args.flash_cost, 1e12)?,
+        drive_tbw: args.drive_tbw.0,
+        years: above_zero("--years", args.years, 100.0)?,
+        device_write_amplification: dwa,
+        most_flash: args.drive_capacity.map(|c| c.0),
+        seed: args.seed,
+    })
+}
+
+fn policies(names: &[String]) -> Result<Vec<PolicyName>, CliError> {
+    let mut all = Vec::new();
+    for name in names {
+        let config = AdmissionConfig::from_name(name);
+        let policy = config.map_err(|e| usage(format!("--policies: {e}")))?.policy;
+        if !all.contains(&policy) {
+            all.push(policy);
+        }
+    }
+    Ok(all)
+}
+
+fn advise_error(e: &AdviseError) -> CliError {
+    usage(e.to_string())
+}
+
+fn read(args: &AdviseArgs) -> Result<Model, CliError> {
+    if !(1000..=1 << 28).contains(&args.sample_requests) {
+        let n = args.sample_requests;
+        return Err(usage(format!("--sample-requests: '{n}': between 1000 and {}", 1 << 28)));
+    }
+    let mut reader = args.input.open()?.reader;
+    let mut sample = Sample::new(args.sample_requests as usize, args.seed);
+    let mut watch = Watch::new(1);
+    let mut requests = 0u64;
+    while let Some(request) = reader.next() {
+        sample.push(&request.map_err(trace_error)?);
+        requests += 1;
+        if requests.is_multiple_of(1 << 16) {
+            watch.tick(&*reader, requests);
+        }
+    }
+    watch.finish();
+    note_skipped(&*reader);
+    Model::new(sample).map_err(|e| advise_error(&e))
+}
+
+fn measure(
+    model: &Model,
+    question: &Question,
+    wave: &Wave,
+    threads: usize,
+    each: &(dyn Fn() + Sync),
+) -> Result<Vec<Measured>, AdviseError> {
+    let next = AtomicUsize::new(0);
+    let found: Mutex<Vec<Option<Result<Measured, AdviseError>>>> =
+        Mutex::new(wave.iter().map(|_| None).collect());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(wave.len()) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&candidate) = wave.get(at) else { return };
+                    let result = model.measure(question, candidate);
+                    found.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(result);
+                    each();
+                }
+            });
+        }
+    });
+    found.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
+}
+
+pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
+    let question = question(args)?;
+    let policies = policies(&args.policies)?;
+    let threads = match args.threads {
+        Some(0) => return Err(usage("--threads: '0': at least 1")),
+        Some(n) => n,
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let model = read(args)?;
+    let sizes = |list: &[ByteSize]| list.iter().map(|s| s.0).collect::<Vec<u64>>();
+    let (dram, flash) = (sizes(&args.dram), sizes(&args.flash));
+    let mut search =
+        Search::new(&model, &question, &dram, &flash, &policies).map_err(|e| advise_error(&e))?;
+    let bar = crate::progress::bar(search.left() as u64);
+    let began = Instant::now();
+    let done = AtomicUsize::new(0);
+    loop {
+        let wave = search.next_wave();
+        if wave.is_empty() {
+            break;
+        }
+        let left = search.left() + wave.len();
+        let before = done.load(Ordering::Relaxed);
+        let each = || {
+            let n = done.fetch_add(1, Ordering::Relaxed) + 1;
+            let seconds = began.elapsed().as_secs_f64();
+            let left = (left + before).saturating_sub(n);
+            bar.set_length((n + left) as u64);
+            bar.set_position(n as u64);
+            let rate = n as f64 * model.sample().requests().len() as f64 / seconds.max(1e-3);
+            bar.set_message(format!("{n} of at most {} tried  {rate:.0} requests/s", n + left));
+        };
+        let measured = measure(&model, &question, &wave, threads, &each);
+        search.take(measured.map_err(|e| advise_error(&e))?);
+    }
+    bar.finish_and_clear();
+    if args.json {
+        let sample = model.sample();
+        print_json(&Answer {
+            version: env!("CARGO_PKG_VERSION"),
+            trace: &args.input.trace,
+            requests: sample.seen(),
+            sample_rate: sample.rate(),
+            sampled_requests: sample.requests().len(),
+            footprint_bytes: model.footprint(),
+            objects: model.objects(),
+            question: &question,
+            answer: search.answer(),
+            runner_up: search.runner_up(),
+            measured: search.measured(),
+        })?;
+    } else {
+        print(args, &model, &question, &search);
+    }
+    match (search.answer(), search.nearest()) {
+        (Some(_), _) => Ok(()),
+        (None, Some(m)) => Err(CliError::Runtime(format!(
+            "nothing tried meets a hit ratio of {:.4}; the nearest is {:.4} ± {:.4}, with {} of DRAM, {} of flash and {}",
+            question.target_hit_ratio,
+            m.hit_ratio,
+            m.standard_error,
+            ByteSize(m.dram),
+            ByteSize(m.flash),
+            m.policy
+        ))),
+        (None, None) => Err(CliError::Runtime("nothing could be tried".to_owned())),
+    }
+}
+
+fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) {
+    let sample = model.sample();
+    println!(
+        "trace {}: {} requests, about {} objects of {}; {} requests of {:.4} % of the objects simulated",
+        args.input.trace,
+        sample.seen(),
+        model.objects(),
+        ByteSize(model.footprint()),
+        sample.requests().len(),
+        sample.rate() * 100.0
+    );
+    println!(
+        "wanted: hit ratio {:.4}; drive of {} written, {} years",
+        q.target_hit_ratio,
+        ByteSize(q.drive_tbw),
+        q.years
+    );
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header([
+        "",
+        "cost",
+        "DRAM",
+        "flash",
+        "admission",
+        "hit ratio",
+        "± error",
+        "margin",
+        "writes/s",
+        "drive life, years",
+    ]);
+    let mut row = |what: &str, m: &Measured| {
+        let life = m.life_years.map_or("no writes".to_owned(), |y| {
+            let held = if m.budget_binds { " (held)" } else { "" };
+            format!("{y:.1}{held}")
+        });
+        table.add_row([
+            what.to_owned(),
+            format!("{:.4}", m.cost),
+            ByteSize(m.dram).to_string(),
+            ByteSize(m.flash).to_string(),
+            m.policy.to_owned(),
+            format!("{:.4}", m.hit_ratio),
+            format!("{:.4}", m.standard_error),
+            format!("{:+.4}", m.hit_ratio_margin),
+            ByteSize(m.flash_bytes_per_second as u64).to_string(),
+            life,
+        ]);
+    };
+    let (answer, other) = (search.answer(), search.runner_up());
+    if let Some(m) = answer {
+        row("answer", m);
+    }
+    if let Some(m) = other {
+        row("runner-up", m);
+    }
+    for m in search.measured() {
+        if Some(m) != answer && Some(m) != other {
+            row(if m.meets { "meets" } else { "misses" }, m);
+        }
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+    println!(
+        "held: the write budget turns writes away so that the drive lasts; margin: hit ratio less the target"
+    );
+}

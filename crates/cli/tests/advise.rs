@@ -1,0 +1,90 @@
+//! `larder sim advise`, run as people and scripts run it.
+
+use std::process::{Command, Output};
+
+fn advise(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "advise", "--drive-tbw", "600t", "--dram-cost", "4", "--flash-cost", "0.1"])
+        .args(["--policies", "reject_first,all", "--years", "5"])
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+const TRACE: &str =
+    "gen:zipf?objects=10000&requests=40000&skew=0.9&writes=0.03&rate=1000&value=400";
+
+#[test]
+fn the_answer_names_sizes_policy_cost_and_margins() {
+    let run = |threads: &str| {
+        let output = advise(&[
+            "--trace",
+            TRACE,
+            "--target-hit-ratio",
+            "0.5",
+            "--json",
+            "--threads",
+            threads,
+        ]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let one = run("1");
+    assert_eq!(one, run("3"), "the answer depends on the number of threads");
+    let found: serde_json::Value = serde_json::from_slice(&one).unwrap();
+    let answer = &found["answer"];
+    let figure = |name: &str| answer[name].as_f64().unwrap_or_else(|| panic!("{name}: {answer}"));
+    assert!(figure("hit_ratio") >= 0.5 && figure("hit_ratio_margin") >= 0.0);
+    assert!(figure("life_years") >= 5.0 && figure("flash") > figure("dram"));
+    let cost = (figure("dram") * 4.0 + figure("flash") * 0.1) / 1e9;
+    assert!((figure("cost") - cost).abs() < 1e-9);
+    assert!(found["runner_up"]["cost"].as_f64().unwrap() >= cost);
+    assert_eq!(found["sample_rate"], 1.0);
+    for m in found["measured"].as_array().unwrap() {
+        assert!(m["meets"] == false || m["cost"].as_f64().unwrap() >= cost, "{m}");
+    }
+}
+
+#[test]
+fn a_table_for_people_and_a_failure_when_nothing_will_do() {
+    let output = advise(&["--trace", TRACE, "--target-miss-ratio", "0.5", "--limit", "20000"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for words in ["answer", "runner-up", "drive life", "margin", "± error"] {
+        assert!(text.contains(words), "no '{words}' in {text}");
+    }
+    let output = advise(&["--trace", TRACE, "--target-hit-ratio", "0.99", "--limit", "20000"]);
+    assert_eq!(output.status.code(), Some(1));
+    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(problem.contains("0.9900") && problem.contains("nearest"), "{problem}");
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--trace", TRACE], &["--target-hit-ratio"]),
+        (&["--trace", TRACE, "--target-hit-ratio", "1.5"], &["--target-hit-ratio: '1.5'"]),
+        (&["--trace", TRACE, "--target-miss-ratio", "0"], &["--target-miss-ratio: '0'"]),
+        (
+            &["--trace", "gen:zipf?objects=9&requests=9&rate=1", "--target-hit-ratio", "0.5"],
+            &["1000"],
+        ),
+        (
+            &["--trace", "gen:zipf?objects=9000&requests=9000", "--target-hit-ratio", "0.5"],
+            &["no times", "--rate"],
+        ),
+        (
+            &["--trace", TRACE, "--target-hit-ratio", "0.5", "--dram", "1k"],
+            &["--dram 1 KiB", "96 KiB"],
+        ),
+        (&["--trace", "gen:nothing", "--target-hit-ratio", "0.5"], &["nothing"]),
+    ];
+    for (arguments, words) in cases {
+        let output = advise(arguments);
+        let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {problem}");
+        for word in *words {
+            assert!(problem.contains(word), "no '{word}' in {problem}");
+        }
+    }
+}

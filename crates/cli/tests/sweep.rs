@@ -1,0 +1,297 @@
+//! `larder sim sweep` and its report: resumable, the same bytes however it is run, and the figures in a real browser show the
+//! numbers of the CSV (see `browser/mod.rs`; LARDER_SCREENSHOTS=DIR keeps pictures).
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests of a process use processes and clocks"
+)]
+
+mod browser;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use browser::{browse, chromium};
+
+const SWEEP: &str = r#"
+title = "Two policies at two sizes"
+[experiment.workload]
+trace = "gen:zipf?objects=8000&requests=30000&skew=0.9&writes=0.05&rate=1000&value=400"
+warmup = 10000
+[[experiment.cache]]
+kind = "hybrid"
+dram = "256k"
+flash = "1m"
+[experiment.report]
+interval = 5
+[[axis]]
+key = "cache.flash"
+values = ["1m", "2m"]
+[[axis]]
+key = "cache.admission.policy"
+values = ["all", "reject_first"]
+[[axis]]
+key = "seed"
+values = [1, 2]
+"#;
+
+fn sweep(file: &Path, out: &Path, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "sweep"])
+        .arg(file)
+        .arg("--out")
+        .arg(out)
+        .args(more)
+        .output()
+        .unwrap()
+}
+
+fn done(output: &Output) -> String {
+    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{problem}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+const FILES: [&str; 6] = [
+    "cells.jsonl",
+    "results.csv",
+    "results.parquet",
+    "series.csv",
+    "series.parquet",
+    "report.html",
+];
+
+fn files(dir: &Path) -> Vec<Vec<u8>> {
+    FILES.iter().map(|f| std::fs::read(dir.join(f)).unwrap()).collect()
+}
+
+#[test]
+fn a_sweep_gives_the_same_bytes_however_it_is_run_and_goes_on_where_it_was_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("s.toml");
+    std::fs::write(&file, SWEEP).unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    let json = done(&sweep(&file, &one, &["--threads", "1", "--json"]));
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in &rows {
+        for field in ["version", "trace_hash", "seed", "miss_ratio", "flash_bytes"] {
+            assert!(!row[field].is_null(), "{field} of {row}");
+        }
+    }
+    let table = done(&sweep(&file, &two, &["--threads", "3"]));
+    assert!(table.contains("8 cells") && table.contains("reject_first"), "{table}");
+    let whole = files(&one);
+    for (i, name) in FILES.iter().enumerate() {
+        assert!(whole[i] == files(&two)[i], "{name} depends on the number of threads");
+    }
+
+    // Not by accident: what is there is not written over.
+    let again = sweep(&file, &one, &[]);
+    assert_eq!(again.status.code(), Some(2));
+    let problem = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(problem.contains("8 finished cells") && problem.contains("--resume"), "{problem}");
+
+    // Cut in the middle of a line, as a kill would: it goes on, and gives the same.
+    let log = &whole[0];
+    let lines: Vec<usize> =
+        log.iter().enumerate().filter(|(_, b)| **b == b'\n').map(|(at, _)| at).collect();
+    for cut in [0, lines[2] + 1, lines[4] + 200, log.len() - 1] {
+        std::fs::write(one.join("cells.jsonl"), &log[..cut]).unwrap();
+        let resumed = sweep(&file, &one, &["--resume"]);
+        done(&resumed);
+        let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
+        let kept = lines.iter().filter(|&&end| end < cut).count();
+        if kept > 0 {
+            assert!(said.contains(&format!("{kept} of 8 cells are finished")), "{cut}: {said}");
+        }
+        for (i, name) in FILES.iter().enumerate() {
+            assert!(files(&one)[i] == whole[i], "{name} differs after it was cut at {cut}");
+        }
+    }
+
+    // Other cells are run, finished ones are kept.
+    std::fs::write(&file, SWEEP.replace("values = [1, 2]", "values = [1, 2, 3]")).unwrap();
+    let more = sweep(&file, &one, &["--resume"]);
+    done(&more);
+    assert!(String::from_utf8_lossy(&more.stderr).contains("8 of 12 cells"));
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("s.toml");
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("key = \"seed\"", "kee = \"seed\"", &["s.toml' line", "kee"]),
+        ("cache.flash", "cache.flsh", &["cell cache.flsh=1m", "flsh"]),
+        ("\"all\", ", "\"lru\", ", &["cell cache.flash=1m cache.admission.policy=lru", "lru"]),
+        ("values = [1, 2]", "values = []", &["axis 'seed' has no values"]),
+        ("gen:zipf?objects=8000", "-", &["standard input", "name a file"]),
+        ("[experiment.workload]", "[experimnt.workload]", &["experimnt"]),
+        ("gen:zipf?", "gen:zopf?", &["cell cache.flash=1m", "zopf"]),
+    ];
+    for (old, new, words) in cases {
+        let mut text = SWEEP.replacen(old, new, 1);
+        if *new == "-" {
+            text = text.replace("-&requests=30000&skew=0.9&writes=0.05&rate=1000&value=400", "-");
+        }
+        std::fs::write(&file, text).unwrap();
+        let output = sweep(&file, &dir.path().join("out"), &[]);
+        let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{new}: {problem}");
+        for word in *words {
+            assert!(problem.contains(word), "no '{word}' in {problem}");
+        }
+    }
+    let output = sweep(&dir.path().join("none.toml"), &dir.path().join("out"), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("none.toml"));
+    std::fs::write(&file, SWEEP).unwrap();
+    let out = dir.path().join("foreign");
+    std::fs::create_dir(&out).unwrap();
+    std::fs::write(out.join("cells.jsonl"), "hello\n").unwrap();
+    let output = sweep(&file, &out, &["--resume"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("line 1 is no finished cell"));
+}
+
+/// Attributes of all elements of a class, in the order of the document.
+fn marks<'a>(html: &'a str, tag: &str, class: &str) -> Vec<BTreeMap<&'a str, &'a str>> {
+    let opening = format!("<{tag} class=\"{class}\"");
+    html.split(&opening)
+        .skip(1)
+        .map(|rest| {
+            let mut attributes = BTreeMap::new();
+            let mut text = rest.split('>').next().unwrap();
+            while let Some((name, after)) = text.split_once("=\"") {
+                let (value, after) = after.split_once('"').unwrap();
+                attributes.insert(name.trim(), value);
+                text = after;
+            }
+            attributes
+        })
+        .collect()
+}
+
+fn number(attributes: &BTreeMap<&str, &str>, name: &str) -> f64 {
+    attributes[name].parse().unwrap_or_else(|_| panic!("{name} of {attributes:?}"))
+}
+
+/// A figure of the document, by its title.
+fn figure<'a>(dom: &'a str, title: &str) -> &'a str {
+    let (_, rest) =
+        dom.split_once(&format!("<h2>{title}</h2>")).unwrap_or_else(|| panic!("no {title}"));
+    rest.split("</section>").next().unwrap()
+}
+
+/// Where the figure's own grid lines put a value of an axis, for lines that are not logarithmic.
+fn placed(figure: &str, axis: &str, at: &str, value: f64) -> f64 {
+    let lines: Vec<(f64, f64)> = marks(figure, "line", "grid")
+        .iter()
+        .filter(|l| l.contains_key(axis))
+        .map(|l| (number(l, axis), number(l, at)))
+        .collect();
+    let (a, b) = (lines[0], lines[lines.len() - 1]);
+    assert!(lines.len() >= 2, "an axis has at least two lines: {lines:?}");
+    a.1 + (value - a.0) / (b.0 - a.0) * (b.1 - a.1)
+}
+
+#[test]
+fn the_report_shows_the_numbers_of_the_csv() {
+    let Some(program) = chromium() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("s.toml");
+    std::fs::write(&file, SWEEP).unwrap();
+    let out = dir.path().join("out");
+    done(&sweep(&file, &out, &[]));
+    let csv = std::fs::read_to_string(out.join("results.csv")).unwrap();
+    let mut lines = csv.lines();
+    let names: Vec<&str> = lines.next().unwrap().split(',').collect();
+    let rows: Vec<BTreeMap<&str, &str>> =
+        lines.map(|l| names.iter().copied().zip(l.split(',')).collect()).collect();
+    assert_eq!(rows.len(), 8);
+
+    let page = format!("file://{}", out.join("report.html").display());
+    let dom = browse(&program, &page, &["--dump-dom"]);
+    let body = dom.split("<script").next().unwrap();
+    for wrong in ["NaN", "undefined", "Infinity"] {
+        assert!(!body.contains(wrong), "'{wrong}' on the page");
+    }
+    for row in &rows {
+        for name in ["miss_ratio", "flash_bytes", "life_years", "latency_read_p99_us"] {
+            let cell = format!("<td class=\"n\">{}</td>", row[name]);
+            assert!(row[name].is_empty() || body.contains(&cell), "no {name} {cell}");
+        }
+    }
+
+    // Marks of the front: means over the two seeds, at the place that the axes say.
+    for flash in ["1m", "2m"] {
+        let size = format!("{} MiB", &flash[..1]);
+        let front = figure(body, &format!("Misses against flash writes: flash {size}"));
+        let found = marks(front, "path", "mark");
+        assert_eq!(found.len(), 2);
+        for policy in ["all", "reject_first"] {
+            let mean = |name: &str| {
+                let of: Vec<f64> = rows
+                    .iter()
+                    .filter(|r| r["cache.flash"] == flash && r["cache.admission.policy"] == policy)
+                    .map(|r| r[name].parse().unwrap())
+                    .collect();
+                assert_eq!(of.len(), 2);
+                of.iter().sum::<f64>() / 2.0
+            };
+            let mark = found.iter().find(|m| m["data-series"] == policy).unwrap();
+            let (x, y) = (number(mark, "data-x"), number(mark, "data-y"));
+            assert!((x / mean("flash_bytes") - 1.0).abs() < 1e-9, "{x}");
+            assert!((y / mean("miss_ratio") - 1.0).abs() < 1e-9, "{y}");
+            let shift = mark["transform"].trim_start_matches("translate(").trim_end_matches(')');
+            let (px, py) = shift.split_once(',').unwrap();
+            let wanted = (placed(front, "data-x", "x1", x), placed(front, "data-y", "y1", y));
+            assert!((px.parse::<f64>().unwrap() - wanted.0).abs() < 0.5, "{px} {wanted:?}");
+            assert!((py.parse::<f64>().unwrap() - wanted.1).abs() < 0.5, "{py} {wanted:?}");
+        }
+    }
+    // Curves: a line of two sizes for each policy. Time: a line for each run.
+    let curves = marks(figure(body, "Miss ratio by size"), "path", "mark");
+    assert_eq!(curves.len(), 4);
+    let series = std::fs::read_to_string(out.join("series.csv")).unwrap();
+    let hits = marks(figure(body, "Hit ratio over time"), "path", "mark");
+    assert_eq!(hits.len(), series.lines().count() - 1);
+    pictures(&program, &page);
+}
+
+#[test]
+fn curves_of_mrc_as_a_report() {
+    let Some(program) = chromium() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let html = dir.path().join("mrc.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "mrc", "gen:zipf?objects=5000&requests=20000", "--policies", "lru,sieve"])
+        .args(["--sizes", "50,500,2000", "--json", "--html"])
+        .arg(&html)
+        .output()
+        .unwrap();
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&done(&output)).unwrap();
+    let dom = browse(&program, &format!("file://{}", html.display()), &["--dump-dom"]);
+    let found = marks(figure(&dom, "Miss ratio by size"), "path", "mark");
+    assert_eq!(found.len(), 6);
+    for row in rows {
+        let mark = found.iter().find(|m| {
+            m["data-series"] == row["policy"]
+                && number(m, "data-x") == row["size"].as_f64().unwrap()
+        });
+        assert_eq!(number(mark.unwrap(), "data-y"), row["miss_ratio"].as_f64().unwrap());
+    }
+}
+
+fn pictures(program: &str, page: &str) {
+    let Some(dir) = std::env::var_os("LARDER_SCREENSHOTS") else { return };
+    for (scheme, more) in [("light", "--enable-features=none"), ("dark", "--force-dark-mode")] {
+        let file = Path::new(&dir).join(format!("report-{scheme}.png"));
+        let shot = format!("--screenshot={}", file.display());
+        browse(program, page, &[&shot, "--window-size=1200,4200", more]);
+    }
+    let pdf = format!("--print-to-pdf={}", Path::new(&dir).join("report.pdf").display());
+    browse(program, page, &[&pdf]);
+}

@@ -1,0 +1,271 @@
+//! Which DRAM, flash and admission meet a target at least cost?
+//!
+//! Candidates are simulated with the engine of `larder kv` on a [`Sample`] of the trace, in caches scaled as the sample is. The
+//! drive's endurance and the wanted life become the write budget, as in the server: what a policy would write beyond it is
+//! not written, so the life is held and its price shows in the hit ratio. The [`Search`] runs the grid of sizes from cheap to
+//! dear, leaving out what is larger than something that met the target already, and then tries smaller steps around the best.
+
+mod sample;
+mod search;
+
+use larder_base::ByteSize;
+use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_policy::budget::{WriteBudgetConfig, YEAR_SECONDS};
+use larder_trace::Request;
+use serde::Serialize;
+
+use crate::kv::workload::footprint;
+use crate::kv::{CacheConfig, CacheError, HybridCache};
+
+pub use sample::{GROUPS, Sample, ratio};
+pub use search::{Search, Wave};
+
+/// What is wanted, and what it costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Question {
+    /// Reads answered, of all reads.
+    pub target_hit_ratio: f64,
+    /// Cost of 10^9 bytes of DRAM.
+    pub dram_cost: f64,
+    /// Cost of 10^9 bytes of flash.
+    pub flash_cost: f64,
+    /// Bytes that may be written to the drive in its life.
+    pub drive_tbw: u64,
+    /// Years that it is to last.
+    pub years: f64,
+    /// Bytes that the drive programs for each byte written to it.
+    pub device_write_amplification: f64,
+    /// Most flash, such as the drive's capacity; none for no limit.
+    pub most_flash: Option<u64>,
+    /// Seed of sampling and of all draws.
+    pub seed: u64,
+}
+
+/// One thing to buy: sizes of the whole, not of the sample.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Bytes of DRAM.
+    pub dram: u64,
+    /// Bytes of flash; 0 for none.
+    pub flash: u64,
+    /// Admission; without flash it does not matter.
+    pub policy: PolicyName,
+}
+
+/// What a candidate does and costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Bytes of DRAM.
+    pub dram: u64,
+    /// Bytes of flash.
+    pub flash: u64,
+    /// Admission; `none` without flash.
+    pub policy: &'static str,
+    /// Cost of both.
+    pub cost: f64,
+    /// Reads answered, of all reads.
+    pub hit_ratio: f64,
+    /// Its standard error by sampling; 0 when the whole trace was simulated.
+    pub standard_error: f64,
+    /// Hit ratio less the target.
+    pub hit_ratio_margin: f64,
+    /// Of all reads, those answered from flash.
+    pub flash_hit_ratio: f64,
+    /// Bytes written to flash per second, of the whole.
+    pub flash_bytes_per_second: f64,
+    /// Years that the drive lasts, at least the wanted where the write budget holds it; none where nothing is written.
+    pub life_years: Option<f64>,
+    /// Whether the write budget turned writes away: more endurance would give more hits.
+    pub budget_binds: bool,
+    /// Whether the target is met, by 1.64 standard errors (95 in 100 samples).
+    pub meets: bool,
+}
+
+/// Why a question cannot be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum AdviseError {
+    /// No times, so no rate of writes.
+    #[error(
+        "the trace has no times, so the drive's life cannot be told: give --rate REQUESTS per second"
+    )]
+    Untimed,
+    /// Too few requests.
+    #[error("the trace has {0} requests that can be counted: at least 1000 are needed")]
+    Short(u64),
+    /// No size can be simulated.
+    #[error("{what}: {remedy}")]
+    Sizes {
+        /// What is the matter.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A cache cannot be built.
+    #[error("DRAM {dram}, flash {flash}: {source}")]
+    Cache {
+        /// Its DRAM.
+        dram: ByteSize,
+        /// Its flash.
+        flash: ByteSize,
+        /// Why.
+        source: CacheError,
+    },
+}
+
+/// A sample, ready for candidates.
+#[derive(Debug)]
+pub struct Model {
+    sample: Sample,
+    seconds: f64,
+    /// Bytes of all objects, of the whole, as estimated.
+    footprint: u64,
+    objects: u64,
+    mean_record: u64,
+}
+
+/// Least bytes of simulated DRAM: the engine needs five segments of 16 KiB.
+const LEAST_DRAM: u64 = 96 << 10;
+/// Least bytes of simulated flash: eight segments.
+const LEAST_FLASH: u64 = 256 << 10;
+/// The share of the requests that only fills the caches.
+const WARMUP: usize = 3;
+
+impl Model {
+    /// Of this sample.
+    ///
+    /// # Errors
+    /// A trace without times, or with hardly any requests.
+    pub fn new(sample: Sample) -> Result<Model, AdviseError> {
+        let requests = sample.requests();
+        if requests.len() < 1000 {
+            return Err(AdviseError::Short(requests.len() as u64));
+        }
+        let seconds = sample.seconds().ok_or(AdviseError::Untimed)?;
+        let (bytes, objects) = footprint(requests);
+        let rate = sample.rate();
+        Ok(Model {
+            seconds,
+            footprint: (bytes as f64 / rate) as u64,
+            objects: (objects as f64 / rate) as u64,
+            mean_record: bytes / objects.max(1) + 40,
+            sample,
+        })
+    }
+
+    /// The sample.
+    pub fn sample(&self) -> &Sample {
+        &self.sample
+    }
+
+    /// Bytes of all objects of the whole trace, as estimated.
+    pub fn footprint(&self) -> u64 {
+        self.footprint
+    }
+
+    /// Objects of the whole trace, as estimated.
+    pub fn objects(&self) -> u64 {
+        self.objects
+    }
+
+    /// Least DRAM and flash that can be told from this sample.
+    pub fn least(&self) -> (u64, u64) {
+        let rate = self.sample.rate();
+        ((LEAST_DRAM as f64 / rate).ceil() as u64, (LEAST_FLASH as f64 / rate).ceil() as u64)
+    }
+
+    /// Bytes per second that the budget allows the whole.
+    fn budget_rate(question: &Question) -> f64 {
+        question.drive_tbw as f64
+            / question.device_write_amplification
+            / (question.years * YEAR_SECONDS)
+    }
+
+    /// Simulates one candidate.
+    ///
+    /// # Errors
+    /// Sizes that the engine cannot work with.
+    pub fn measure(&self, q: &Question, c: Candidate) -> Result<Measured, AdviseError> {
+        let rate = self.sample.rate();
+        let scaled = |bytes: u64| (bytes as f64 * rate) as u64;
+        let mut admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
+        if c.flash == 0 {
+            // Nothing is ever admitted: DRAM alone.
+            admission.first_fill = false;
+            admission.policy = PolicyName::Probability;
+            admission.probability.probability = 0.0;
+        }
+        let tbw = ((q.drive_tbw as f64 * rate) as u64).max(1);
+        let budget = WriteBudgetConfig {
+            tbw: Some(ByteSize(tbw)),
+            years: q.years,
+            device_write_amplification: q.device_write_amplification,
+            // A trace of minutes must not live on hours of savings.
+            burst_hours: (self.seconds / 3600.0 / 50.0).clamp(0.01, 6.0),
+            ..WriteBudgetConfig::default()
+        };
+        let config = CacheConfig {
+            dram: scaled(c.dram).max(LEAST_DRAM),
+            flash: scaled(c.flash).max(LEAST_FLASH),
+            mean_record: self.mean_record,
+            admission,
+            budget,
+            seed: q.seed,
+            ..CacheConfig::default()
+        };
+        let failed = |source| AdviseError::Cache {
+            dram: ByteSize(c.dram),
+            flash: ByteSize(c.flash),
+            source,
+        };
+        let mut cache = HybridCache::new(&config).map_err(failed)?;
+        let requests = self.sample.requests();
+        let warmup = requests.len() / WARMUP;
+        let mut groups = [(0u64, 0u64); GROUPS];
+        let mut warm = cache.counters();
+        for (i, r) in requests.iter().enumerate() {
+            if i == warmup {
+                warm = cache.counters();
+            }
+            let tier = cache.request(r);
+            if i >= warmup && r.op.is_read() {
+                let group = &mut groups[self.sample.group(r.id)];
+                group.0 += 1;
+                group.1 += u64::from(tier.is_some());
+            }
+        }
+        let counts = cache.counters().since(&warm);
+        let (hit_ratio, standard_error) = ratio(&groups, rate);
+        let time = |r: Option<&Request>| r.and_then(|r| r.time).map_or(0.0, |t| t.as_secs_f64());
+        let counted = time(requests.last()) - time(requests.get(warmup));
+        let written = if counted > 0.0 { counts.flash_bytes as f64 / counted / rate } else { 0.0 };
+        let allowed = Self::budget_rate(q);
+        let life_years = (written > 0.0).then(|| {
+            // The first filling is lent: in the long run the budget is the bound.
+            let held = written.min(allowed);
+            q.drive_tbw as f64 / q.device_write_amplification / held / YEAR_SECONDS
+        });
+        let hit_ratio_margin = hit_ratio - q.target_hit_ratio;
+        Ok(Measured {
+            dram: c.dram,
+            flash: c.flash,
+            policy: if c.flash == 0 { "none" } else { c.policy.as_str() },
+            cost: cost(q, c.dram, c.flash),
+            hit_ratio,
+            standard_error,
+            hit_ratio_margin,
+            flash_hit_ratio: counts.hits_flash as f64 / (counts.gets.max(1)) as f64,
+            flash_bytes_per_second: written,
+            life_years,
+            budget_binds: written > 0.9 * allowed,
+            meets: hit_ratio_margin >= 1.64 * standard_error,
+        })
+    }
+}
+
+/// What DRAM and flash cost together.
+pub fn cost(q: &Question, dram: u64, flash: u64) -> f64 {
+    (dram as f64 * q.dram_cost + flash as f64 * q.flash_cost) / 1e9
+}
+
+#[cfg(test)]
+mod tests;

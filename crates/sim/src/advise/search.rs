@@ -1,0 +1,222 @@
+//! In which order candidates are tried.
+
+use larder_policy::admission::PolicyName;
+
+use super::{AdviseError, Candidate, Measured, Model, Question, cost};
+
+/// Candidates of one wave, which can be measured side by side. Its length does not depend on the number of threads, so the
+/// answer does not either.
+const WAVE: usize = 8;
+/// Rounds of smaller steps around the best.
+const ROUNDS: u32 = 4;
+/// Steps of the grid: a factor of four, down to this many below all objects.
+const DRAM_STEPS: i32 = 5;
+const FLASH_STEPS: i32 = 4;
+
+/// What is to be measured next.
+pub type Wave = Vec<Candidate>;
+
+/// The search: hands out waves of candidates and takes in what was measured of them.
+#[derive(Debug)]
+pub struct Search {
+    question: Question,
+    policies: Vec<PolicyName>,
+    least: (u64, u64),
+    /// Not yet tried, the dearest first.
+    grid: Vec<Candidate>,
+    tried: Vec<Candidate>,
+    measured: Vec<Measured>,
+    rounds: u32,
+}
+
+impl Search {
+    /// A search over these sizes of the whole (none: a grid by what the trace holds) and policies.
+    ///
+    /// # Errors
+    /// No size that can be simulated.
+    pub fn new(
+        model: &Model,
+        question: &Question,
+        dram: &[u64],
+        flash: &[u64],
+        policies: &[PolicyName],
+    ) -> Result<Search, AdviseError> {
+        let least = model.least();
+        let whole = model.footprint() as f64 * 1.1;
+        let steps = |steps: i32, least: u64| -> Vec<u64> {
+            let mut all: Vec<u64> = (0..=steps)
+                .map(|k| (whole / 4f64.powi(k)) as u64)
+                .filter(|&s| s >= least)
+                .collect();
+            if all.is_empty() {
+                all.push(least);
+            }
+            all
+        };
+        let drams = if dram.is_empty() { steps(DRAM_STEPS, least.0) } else { dram.to_vec() };
+        let mut flashes = flash.to_vec();
+        if flashes.is_empty() {
+            flashes = steps(FLASH_STEPS, least.1);
+            if let Some(most) = question.most_flash {
+                flashes.retain(|&f| f <= most);
+                if most >= least.1 && (most as f64) < whole {
+                    flashes.push(most);
+                }
+            }
+            flashes.push(0);
+        }
+        let check = |what: &str, sizes: &[u64], least: u64| {
+            // No flash is a cache too; no DRAM is none.
+            let small = sizes.iter().find(|&&s| s < least && (s != 0 || what == "dram"));
+            small.map_or(Ok(()), |&s| {
+                let (s, least) = (larder_base::ByteSize(s), larder_base::ByteSize(least));
+                Err(AdviseError::Sizes {
+                    what: format!(
+                        "--{what} {s} is less than the {least} that this sample can tell"
+                    ),
+                    remedy: "give more, or a larger --sample-requests".to_owned(),
+                })
+            })
+        };
+        check("dram", &drams, least.0)?;
+        check("flash", &flashes, least.1)?;
+        let mut search = Search {
+            question: question.clone(),
+            policies: policies.to_vec(),
+            least,
+            grid: Vec::new(),
+            tried: Vec::new(),
+            measured: Vec::new(),
+            rounds: 0,
+        };
+        for &dram in &drams {
+            for &flash in &flashes {
+                search.add(dram, flash);
+            }
+        }
+        search.sort();
+        Ok(search)
+    }
+
+    fn add(&mut self, dram: u64, flash: u64) {
+        let policies = if flash == 0 { &self.policies[..1] } else { &self.policies[..] };
+        for &policy in policies {
+            self.grid.push(Candidate { dram, flash, policy });
+        }
+    }
+
+    fn sort(&mut self) {
+        let q = &self.question;
+        let key = |c: &Candidate| cost(q, c.dram, c.flash);
+        self.grid.sort_by(|a, b| {
+            key(b)
+                .total_cmp(&key(a))
+                .then(b.dram.cmp(&a.dram))
+                .then(b.policy.as_str().cmp(a.policy.as_str()))
+        });
+    }
+
+    /// Whether something no larger has met the target under the same policy (or without flash).
+    fn needless(&self, c: &Candidate) -> bool {
+        let name = c.policy.as_str();
+        self.tried.contains(c)
+            || self.measured.iter().any(|m| {
+                m.meets
+                    && m.dram <= c.dram
+                    && m.flash <= c.flash
+                    && (m.policy == name || m.policy == "none")
+            })
+    }
+
+    /// The next candidates; none when the search is over. All of a wave are to be [taken](Search::take) before the next.
+    pub fn next_wave(&mut self) -> Wave {
+        loop {
+            let mut wave = Wave::new();
+            while wave.len() < WAVE
+                && let Some(c) = self.grid.pop()
+            {
+                if !self.needless(&c) {
+                    wave.push(c);
+                }
+            }
+            if !wave.is_empty() {
+                self.tried.extend_from_slice(&wave);
+                return wave;
+            }
+            if self.rounds >= ROUNDS || !self.refine() {
+                return wave;
+            }
+        }
+    }
+
+    /// Puts smaller and cheaper neighbours of the best of each policy into the grid.
+    fn refine(&mut self) -> bool {
+        self.rounds += 1;
+        let best: Vec<(u64, u64, String)> = self
+            .policies
+            .iter()
+            .map(|p| p.as_str())
+            .chain(["none"])
+            .filter_map(|p| self.cheapest(|m| m.policy == p))
+            .map(|m| (m.dram, m.flash, m.policy.to_owned()))
+            .collect();
+        let limit = self.question.most_flash.unwrap_or(u64::MAX);
+        for (dram, flash, name) in best {
+            let now = cost(&self.question, dram, flash);
+            let by = |bytes: u64, half_powers: i32| {
+                (bytes as f64 * 2f64.powf(f64::from(half_powers) / 2.0)) as u64
+            };
+            for (d, f) in [(-1, 0), (0, -1), (-2, 0), (0, -2), (-1, -1), (-2, 1), (1, -1), (1, -2)]
+            {
+                let (d, f) = (by(dram, d), by(flash, f));
+                let policy = self.policies.iter().find(|p| p.as_str() == name);
+                let policy = policy.copied().unwrap_or(self.policies[0]);
+                let c = Candidate { dram: d, flash: f, policy };
+                let fits = d >= self.least.0 && (f == 0 || f >= self.least.1 && f <= limit);
+                if fits && cost(&self.question, d, f) < now && !self.tried.contains(&c) {
+                    self.grid.push(c);
+                }
+            }
+        }
+        self.sort();
+        self.grid.dedup();
+        !self.grid.is_empty()
+    }
+
+    /// Takes in what was measured.
+    pub fn take(&mut self, measured: impl IntoIterator<Item = Measured>) {
+        self.measured.extend(measured);
+    }
+
+    /// Candidates still in the grid; refinement may add some.
+    pub fn left(&self) -> usize {
+        self.grid.len()
+    }
+
+    /// All that was measured, from cheap to dear.
+    pub fn measured(&self) -> Vec<&Measured> {
+        let mut all: Vec<&Measured> = self.measured.iter().collect();
+        all.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(b.hit_ratio.total_cmp(&a.hit_ratio)));
+        all
+    }
+
+    fn cheapest(&self, which: impl Fn(&Measured) -> bool) -> Option<&Measured> {
+        self.measured().into_iter().find(|m| m.meets && which(m))
+    }
+
+    /// What meets the target at least cost; of equal cost, with the most hits.
+    pub fn answer(&self) -> Option<&Measured> {
+        self.cheapest(|_| true)
+    }
+
+    /// The cheapest of another policy, or else of other sizes.
+    pub fn runner_up(&self) -> Option<&Measured> {
+        let answer = self.answer()?;
+        self.cheapest(|m| m.policy != answer.policy).or_else(|| self.cheapest(|m| m != answer))
+    }
+
+    /// What comes nearest, for when nothing meets the target.
+    pub fn nearest(&self) -> Option<&Measured> {
+        self.measured.iter().max_by(|a, b| a.hit_ratio.total_cmp(&b.hit_ratio))
+    }
+}

@@ -1,0 +1,122 @@
+use super::*;
+use larder_trace::generate;
+
+fn model(spec: &str, most: usize) -> Model {
+    let mut sample = Sample::new(most, 1);
+    for r in generate::parse(spec).unwrap() {
+        sample.push(&r.unwrap());
+    }
+    Model::new(sample).unwrap()
+}
+
+fn question(target: f64) -> Question {
+    Question {
+        target_hit_ratio: target,
+        dram_cost: 5.0,
+        flash_cost: 0.2,
+        drive_tbw: 1 << 50,
+        years: 5.0,
+        device_write_amplification: 1.1,
+        most_flash: None,
+        seed: 1,
+    }
+}
+
+const POLICIES: [PolicyName; 2] = [PolicyName::RejectFirst, PolicyName::All];
+const ZIPF: &str = "zipf?objects=20000&requests=60000&skew=0.9&writes=0.03&rate=1000&value=400";
+
+fn search(model: &Model, q: &Question) -> Search {
+    let mut search = Search::new(model, q, &[], &[], &POLICIES).unwrap();
+    loop {
+        let wave = search.next_wave();
+        if wave.is_empty() {
+            return search;
+        }
+        let measured: Vec<Measured> =
+            wave.into_iter().map(|c| model.measure(q, c).unwrap()).collect();
+        search.take(measured);
+    }
+}
+
+#[test]
+fn the_answer_meets_the_target_and_nothing_tried_does_for_less() {
+    let model = model(ZIPF, 1 << 20);
+    assert_eq!(model.sample().rate(), 1.0);
+    let q = question(0.55);
+    let search = search(&model, &q);
+    let answer = search.answer().unwrap();
+    assert!(answer.hit_ratio >= 0.55 && answer.meets && answer.standard_error == 0.0);
+    assert!((answer.hit_ratio_margin - (answer.hit_ratio - 0.55)).abs() < 1e-12);
+    for m in search.measured() {
+        assert!(!m.meets || m.cost >= answer.cost);
+        let dollars = (m.dram as f64 * 5.0 + m.flash as f64 * 0.2) / 1e9;
+        assert!((m.cost - dollars).abs() < 1e-12);
+        assert_eq!(m.meets, m.hit_ratio >= 0.55);
+    }
+    // DRAM at 25 times the price of flash: flash takes part.
+    assert!(answer.flash > answer.dram, "{answer:?}");
+    assert!(answer.life_years.unwrap() >= 5.0);
+    let other = search.runner_up().unwrap();
+    assert_ne!(other.policy, answer.policy);
+    // Again, and it is the same.
+    let again = self::search(&model, &q);
+    assert_eq!(again.measured(), search.measured());
+}
+
+#[test]
+fn dear_flash_is_not_bought_and_what_cannot_be_met_is_not_claimed() {
+    let model = model(ZIPF, 1 << 20);
+    let mut q = question(0.4);
+    q.flash_cost = 50.0;
+    let found = search(&model, &q);
+    let answer = found.answer().unwrap();
+    assert_eq!((answer.flash, answer.policy, answer.life_years), (0, "none", None));
+    let q = question(0.99);
+    let found = search(&model, &q);
+    assert!(found.answer().is_none() && found.runner_up().is_none());
+    assert!(found.nearest().unwrap().hit_ratio < 0.99);
+}
+
+#[test]
+fn little_endurance_binds() {
+    let model = model(ZIPF, 1 << 20);
+    let c = Candidate { dram: 256 << 10, flash: 2 << 20, policy: PolicyName::All };
+    let rich = model.measure(&question(0.5), c).unwrap();
+    let mut q = question(0.5);
+    // A thousand bytes a second for five years.
+    q.drive_tbw = (1000.0 * 5.0 * YEAR_SECONDS) as u64;
+    let poor = model.measure(&q, c).unwrap();
+    assert!(!rich.budget_binds && rich.flash_bytes_per_second > 10_000.0, "{rich:?}");
+    assert!(poor.flash_bytes_per_second < rich.flash_bytes_per_second / 10.0, "{poor:?}");
+    assert!(poor.life_years.is_none_or(|years| years >= 5.0 - 1e-9));
+    assert_ne!(poor.hit_ratio, rich.hit_ratio);
+}
+
+#[test]
+fn a_sample_tells_what_the_whole_does() {
+    let spec = "zipf?objects=200000&requests=400000&skew=0.7&rate=1000&value=400";
+    let whole = model(spec, 1 << 20);
+    let part = model(spec, 120_000);
+    assert!(part.sample().rate() < 0.5);
+    let ratio = part.footprint() as f64 / whole.footprint() as f64;
+    assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
+    let c = Candidate { dram: 2 << 20, flash: 14 << 20, policy: PolicyName::All };
+    let q = question(0.3);
+    let (a, b) = (whole.measure(&q, c).unwrap(), part.measure(&q, c).unwrap());
+    assert!(b.standard_error > 0.0 && b.standard_error < 0.05, "{b:?}");
+    let off = (a.hit_ratio - b.hit_ratio).abs();
+    assert!(off < 4.0 * b.standard_error + 0.02, "{a:?} {b:?}");
+    let writes = b.flash_bytes_per_second / a.flash_bytes_per_second;
+    assert!((0.8..1.25).contains(&writes), "{writes}");
+}
+
+#[test]
+fn what_cannot_be_answered_says_why() {
+    let mut sample = Sample::new(100_000, 1);
+    (0..2000).for_each(|i| sample.push(&Request::get(i, 10)));
+    assert!(Model::new(sample).unwrap_err().to_string().contains("--rate"));
+    assert!(Model::new(Sample::new(9, 1)).unwrap_err().to_string().contains("1000"));
+    let model = model(ZIPF, 1 << 20);
+    let e = Search::new(&model, &question(0.5), &[1000], &[], &POLICIES).unwrap_err().to_string();
+    assert!(e.contains("--dram 1000 B") && e.contains("96 KiB"), "{e}");
+}

@@ -1,0 +1,434 @@
+//! Which figures a table of results makes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Axis, Plot, Point, Series, Shape, Unit};
+use crate::sweep::{Field, Grid};
+
+/// Which columns of the results say what.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kinds {
+    /// Columns that were varied, in order; the caches' `name` comes besides.
+    pub axes: Vec<String>,
+}
+
+/// Series of one figure over time, at most: more cannot be told apart.
+const MOST_SERIES: usize = 16;
+/// Fronts drawn one for each size, at most.
+const MOST_FRONTS: usize = 12;
+/// The axis of seeds: runs that differ in it alone are one point.
+const SEED: &str = "seed";
+
+/// The figures of a sweep or a run: fronts of misses against writes, curves over sizes, wear, latency, and figures over
+/// time. `results` has a row for each cache of each cell, `series` one for each point in time.
+pub fn figures(results: &Grid, series: &Grid, kinds: &Kinds) -> Vec<Plot> {
+    let view = View::new(results, kinds);
+    let mut plots = Vec::new();
+    for (facet, rows) in view.facets(&view.facet_columns()) {
+        plots.extend(view.curves(&facet, &rows));
+    }
+    let mut by_size = view.facet_columns();
+    for size in ["dram", "flash"] {
+        if view.distinct(size) > 1 && !by_size.contains(&size.to_owned()) {
+            by_size.push(size.to_owned());
+        }
+    }
+    let mut fronts = view.facets(&by_size);
+    if fronts.len() > MOST_FRONTS {
+        fronts = view.facets(&view.facet_columns());
+    }
+    for (facet, rows) in &fronts {
+        plots.extend(view.front(facet, rows));
+    }
+    for (facet, rows) in view.facets(&view.facet_columns()) {
+        plots.extend(view.wear(&facet, &rows));
+        plots.extend(view.latency(&facet, &rows));
+    }
+    plots.extend(over_time(series, kinds));
+    plots
+}
+
+struct View<'a> {
+    grid: &'a Grid,
+    /// Varied columns of which each value gives a series of its own.
+    told_apart: Vec<String>,
+    /// Varied columns of numbers, other than sizes of the cache: their values label points.
+    labels: Vec<String>,
+    workloads: Vec<String>,
+}
+
+impl<'a> View<'a> {
+    fn new(grid: &'a Grid, kinds: &Kinds) -> View<'a> {
+        let mut view = View { grid, told_apart: vec![], labels: vec![], workloads: vec![] };
+        for axis in kinds.axes.iter().filter(|a| *a != SEED) {
+            let last = axis.rsplit('.').next().unwrap_or(axis);
+            if axis.starts_with("workload.") {
+                view.workloads.push(axis.clone());
+            } else if last == "flash" || last == "dram" {
+                // The results say sizes in columns of their own, in bytes.
+            } else if view.all_numbers(axis) {
+                view.labels.push(axis.clone());
+            } else {
+                view.told_apart.push(axis.clone());
+            }
+        }
+        view.told_apart.push("name".to_owned());
+        let varied = std::mem::take(&mut view.told_apart);
+        view.told_apart = varied.into_iter().filter(|c| view.distinct(c) > 1).collect();
+        view
+    }
+
+    fn facet_columns(&self) -> Vec<String> {
+        self.workloads.clone()
+    }
+
+    fn field(&self, row: usize, column: &str) -> &Field {
+        self.grid.column(column).map_or(&Field::Nothing, |at| &self.grid.rows[row][at])
+    }
+
+    fn number(&self, row: usize, column: &str) -> Option<f64> {
+        self.field(row, column).number().filter(|x| x.is_finite())
+    }
+
+    fn all_numbers(&self, column: &str) -> bool {
+        (0..self.grid.rows.len()).all(|row| self.field(row, column).number().is_some())
+    }
+
+    fn distinct(&self, column: &str) -> usize {
+        let all: BTreeSet<String> =
+            (0..self.grid.rows.len()).map(|row| self.field(row, column).text()).collect();
+        all.len()
+    }
+
+    /// Rows by their values in `columns`, in the order in which they come.
+    fn facets(&self, columns: &[String]) -> Vec<(String, Vec<usize>)> {
+        let mut order: Vec<(String, Vec<usize>)> = Vec::new();
+        for row in 0..self.grid.rows.len() {
+            let name = self.words(row, columns);
+            match order.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, rows)) => rows.push(row),
+                None => order.push((name, vec![row])),
+            }
+        }
+        order
+    }
+
+    /// The values of `columns` in words; sizes as sizes.
+    fn words(&self, row: usize, columns: &[String]) -> String {
+        let all: Vec<String> = columns
+            .iter()
+            .filter(|c| *self.field(row, c) != Field::Nothing)
+            .map(|c| match (c.as_str(), self.field(row, c)) {
+                ("dram" | "flash", Field::Whole(n)) => {
+                    format!("{c} {}", larder_base::ByteSize(*n as u64))
+                }
+                ("workload.trace", field) => field.text(),
+                (c, field) => {
+                    let text = field.text();
+                    if field.number().is_some() { format!("{c}={text}") } else { text }
+                }
+            })
+            .collect();
+        all.join(" · ")
+    }
+
+    fn series_name(&self, row: usize, more: &[&str]) -> String {
+        let mut columns = self.told_apart.clone();
+        columns.extend(more.iter().map(|c| (*c).to_owned()));
+        let name = self.words(row, &columns);
+        if name.is_empty() { self.field(row, "name").text() } else { name }
+    }
+
+    /// Series of points (x, y), those of several seeds as one: their means, and the range of y. `apart` are columns whose
+    /// values make series, `labelled` those that tell points of a series from each other.
+    fn series(
+        &self,
+        rows: &[usize],
+        (x, y): (&str, &str),
+        shape: Shape,
+        apart: &[&str],
+        labelled: &[&str],
+    ) -> Vec<Series> {
+        let mut order: Vec<String> = Vec::new();
+        let mut groups: BTreeMap<(String, String), Vec<(f64, f64)>> = BTreeMap::new();
+        let mut labels: Vec<(String, String)> = Vec::new();
+        let mut columns = self.labels.clone();
+        columns.extend(labelled.iter().map(|c| (*c).to_owned()));
+        for &row in rows {
+            let (Some(px), Some(py)) = (self.number(row, x), self.number(row, y)) else { continue };
+            let name = self.series_name(row, apart);
+            let mut label = self.words(row, &columns);
+            if shape == Shape::Line {
+                // Points along a line are told apart by x too.
+                label = format!("{label}\u{0}{px:?}");
+            }
+            if !order.contains(&name) {
+                order.push(name.clone());
+            }
+            let key = (name, label);
+            if !groups.contains_key(&key) {
+                labels.push(key.clone());
+            }
+            groups.entry(key).or_default().push((px, py));
+        }
+        let mut all: Vec<Series> =
+            order.into_iter().map(|name| Series { name, shape, points: Vec::new() }).collect();
+        for key in labels {
+            let found = &groups[&key];
+            let count = found.len() as f64;
+            let least = found.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
+            let most = found.iter().map(|p| p.1).fold(f64::NEG_INFINITY, f64::max);
+            let mean = |of: fn(&(f64, f64)) -> f64| found.iter().map(of).sum::<f64>() / count;
+            let single = found.len() == 1;
+            let label = key.1.split('\u{0}').next().unwrap_or_default().to_owned();
+            let point = Point {
+                x: if single { found[0].0 } else { mean(|p| p.0) },
+                y: if single { found[0].1 } else { mean(|p| p.1) },
+                range: (!single).then_some((least, most)),
+                label,
+            };
+            if let Some(series) = all.iter_mut().find(|s| s.name == key.0) {
+                series.points.push(point);
+            }
+        }
+        if shape == Shape::Line {
+            all.iter_mut().for_each(|s| s.points.sort_by(|a, b| a.x.total_cmp(&b.x)));
+        }
+        all
+    }
+
+    fn titled(&self, what: &str, facet: &str) -> String {
+        if facet.is_empty() { what.to_owned() } else { format!("{what}: {facet}") }
+    }
+
+    fn seeds_note(&self) -> &'static str {
+        if self.distinct(SEED) > 1 {
+            " A mark is the mean over seeds, its bar the least and the greatest."
+        } else {
+            ""
+        }
+    }
+
+    /// Miss ratio over the size of the cache, where sizes vary.
+    fn curves(&self, facet: &str, rows: &[usize]) -> Option<Plot> {
+        let distinct = |column: &str| {
+            let all: BTreeSet<String> =
+                rows.iter().map(|&row| self.field(row, column).text()).collect();
+            all.len()
+        };
+        let (x, other) = match (distinct("flash"), distinct("dram")) {
+            (2.., _) => ("flash", "dram"),
+            (_, 2..) => ("dram", "flash"),
+            _ => return None,
+        };
+        let mut apart: Vec<&str> = if distinct(other) > 1 { vec![other] } else { vec![] };
+        apart.extend(self.labels.iter().map(String::as_str));
+        Some(Plot {
+            title: self.titled("Miss ratio by size", facet),
+            note: format!("Reads not answered, of all reads.{}", self.seeds_note()),
+            x: Axis { label: format!("{x} size"), unit: Unit::Bytes, log: true },
+            y: Axis { label: "miss ratio".to_owned(), unit: Unit::Ratio, log: false },
+            series: self.series(rows, (x, "miss_ratio"), Shape::Line, &apart, &[]),
+        })
+    }
+
+    /// Misses against writes, with the front of what nothing else beats in both.
+    fn front(&self, facet: &str, rows: &[usize]) -> Option<Plot> {
+        let at = ("flash_bytes", "miss_ratio");
+        let mut series = self.series(rows, at, Shape::Points, &[], &["dram", "flash"]);
+        let points: Vec<&Point> = series.iter().flat_map(|s| &s.points).collect();
+        if points.is_empty() {
+            return None;
+        }
+        let front = pareto(points.iter().map(|p| (p.x, p.y)));
+        let points = front
+            .into_iter()
+            .map(|(x, y)| Point { x, y, range: None, label: String::new() })
+            .collect();
+        series.push(Series { name: "front".to_owned(), shape: Shape::Front, points });
+        Some(Plot {
+            title: self.titled("Misses against flash writes", facet),
+            note: format!(
+                "Down and left is better; the front is what nothing else beats in both.{}",
+                self.seeds_note()
+            ),
+            x: Axis { label: "bytes written to flash".to_owned(), unit: Unit::Bytes, log: false },
+            y: Axis { label: "miss ratio".to_owned(), unit: Unit::Ratio, log: false },
+            series,
+        })
+    }
+
+    /// Years of drive life against misses.
+    fn wear(&self, facet: &str, rows: &[usize]) -> Option<Plot> {
+        let at = ("miss_ratio", "life_years");
+        let series = self.series(rows, at, Shape::Points, &[], &["dram", "flash"]);
+        series.iter().any(|s| !s.points.is_empty()).then(|| Plot {
+            title: self.titled("Wear: drive life against misses", facet),
+            note: format!(
+                "Years that the drive's endurance lasts at this rate of writes and write amplification; up and left is \
+                 better.{}",
+                self.seeds_note()
+            ),
+            x: Axis { label: "miss ratio".to_owned(), unit: Unit::Ratio, log: false },
+            y: Axis { label: "drive life, years".to_owned(), unit: Unit::Plain, log: true },
+            series,
+        })
+    }
+
+    /// Tail latency against misses.
+    fn latency(&self, facet: &str, rows: &[usize]) -> Option<Plot> {
+        let at = ("miss_ratio", "latency_read_mean_us");
+        let series = self.series(rows, at, Shape::Points, &[], &["dram", "flash"]);
+        series.iter().any(|s| !s.points.is_empty()).then(|| Plot {
+            title: self.titled("Mean latency of reads against misses", facet),
+            note: format!("From the timing model.{}", self.seeds_note()),
+            x: Axis { label: "miss ratio".to_owned(), unit: Unit::Ratio, log: false },
+            y: Axis { label: "mean latency, µs".to_owned(), unit: Unit::Plain, log: false },
+            series,
+        })
+    }
+}
+
+/// Of points (x, y), those that no other is at most equal to in both and below in one, by rising x.
+pub(super) fn pareto(points: impl IntoIterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut all: Vec<(f64, f64)> = points.into_iter().collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let mut front: Vec<(f64, f64)> = Vec::new();
+    for (x, y) in all {
+        if front.last().is_none_or(|last| y < last.1) {
+            front.push((x, y));
+        }
+    }
+    front
+}
+
+/// Hit ratio, writes and write amplification over time: one line for each cache of each cell.
+fn over_time(series: &Grid, kinds: &Kinds) -> Vec<Plot> {
+    let mut view = View::new(series, kinds);
+    if series.rows.is_empty() {
+        return Vec::new();
+    }
+    // Every cell is a series of its own here, seeds too.
+    let varied: Vec<String> = kinds.axes.iter().cloned().chain(["name".to_owned()]).collect();
+    view.told_apart = varied.into_iter().filter(|c| view.distinct(c) > 1).collect();
+    view.labels = Vec::new();
+    let plot = |column: &str, title: &str, label: &str, unit: Unit| {
+        let rows: Vec<usize> = (0..series.rows.len()).collect();
+        let mut lines = view.series(&rows, ("time", column), Shape::Line, &[], &[]);
+        let cut = lines.len().saturating_sub(MOST_SERIES);
+        let note = if cut > 0 {
+            format!("The first {MOST_SERIES} of {} runs; the file of series has all.", lines.len())
+        } else {
+            "Each point is what happened in the interval that ends there.".to_owned()
+        };
+        lines.truncate(MOST_SERIES);
+        lines.iter().any(|s| !s.points.is_empty()).then(|| Plot {
+            title: title.to_owned(),
+            note,
+            x: Axis { label: "virtual time".to_owned(), unit: Unit::Seconds, log: false },
+            y: Axis { label: label.to_owned(), unit, log: false },
+            series: lines,
+        })
+    };
+    [
+        plot("hit_ratio", "Hit ratio over time", "hit ratio", Unit::Ratio),
+        plot("flash_bytes", "Flash writes over time", "bytes written to flash", Unit::Bytes),
+        plot("dlwa", "Device-level write amplification over time", "DLWA", Unit::Plain),
+        plot("read_p99_us", "Tail latency of reads over time", "99th percentile, µs", Unit::Plain),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_base::Rng;
+    use serde_json::json;
+
+    #[test]
+    fn nothing_beats_the_front() {
+        let mut rng = Rng::new(4);
+        for _ in 0..300 {
+            let points: Vec<(f64, f64)> = (0..1 + rng.below(30))
+                .map(|_| (rng.below(9) as f64, rng.below(9) as f64))
+                .collect();
+            let beaten = |p: &(f64, f64)| {
+                points.iter().any(|q| q.0 <= p.0 && q.1 <= p.1 && (q.0 < p.0 || q.1 < p.1))
+            };
+            let mut naive: Vec<(f64, f64)> =
+                points.iter().filter(|p| !beaten(p)).copied().collect();
+            naive.sort_by(|a, b| a.0.total_cmp(&b.0));
+            naive.dedup();
+            assert_eq!(pareto(points.iter().copied()), naive, "{points:?}");
+        }
+    }
+
+    fn results() -> Grid {
+        let mut grid = Grid::default();
+        for trace in ["a", "b"] {
+            for (i, policy) in ["ghost", "all"].iter().enumerate() {
+                for flash in [1u64 << 20, 4 << 20] {
+                    for seed in 1..=2i64 {
+                        let axes = [
+                            ("workload.trace".to_owned(), Field::Text(trace.into())),
+                            ("cache.admission.policy".to_owned(), Field::Text((*policy).into())),
+                            ("cache.flash".to_owned(), Field::Text(format!("{}m", flash >> 20))),
+                            ("seed".to_owned(), Field::Whole(seed)),
+                        ];
+                        let miss = 0.5 - flash as f64 / 1e8 + seed as f64 / 100.0;
+                        let value = json!({ "name": "hybrid", "flash": flash, "dram": 65536,
+                            "miss_ratio": miss, "flash_bytes": 1000 * (i + 1), "life_years": null });
+                        grid.push(&axes, &value);
+                    }
+                }
+            }
+        }
+        grid
+    }
+
+    #[test]
+    fn seeds_are_one_point_and_workloads_a_figure_each() {
+        let axes = ["workload.trace", "cache.admission.policy", "cache.flash", "seed"];
+        let kinds = Kinds { axes: axes.map(str::to_owned).to_vec() };
+        let plots = figures(&results(), &Grid::default(), &kinds);
+        let titles: Vec<&str> = plots.iter().map(|p| p.title.as_str()).collect();
+        assert_eq!(titles.iter().filter(|t| t.starts_with("Miss ratio by size")).count(), 2);
+        assert_eq!(titles.iter().filter(|t| t.starts_with("Misses against")).count(), 4);
+        assert!(titles.contains(&"Misses against flash writes: b · flash 4 MiB"), "{titles:?}");
+        let curve = &plots[0];
+        let names: Vec<&str> = curve.series.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["ghost", "all"]);
+        assert_eq!(curve.series[0].points.len(), 2);
+        let p = &curve.series[0].points[0];
+        let least = 0.5 - 1048576.0 / 1e8 + 0.01;
+        assert_eq!((p.x, p.range), (1048576.0, Some((least, least + 0.01))));
+        assert!((p.y - least - 0.005).abs() < 1e-12);
+        // Both write what they write and miss alike: only who writes less is on the front.
+        let front = plots.iter().find(|p| p.title.starts_with("Misses")).unwrap();
+        let drawn = front.series.last().unwrap();
+        assert_eq!((drawn.shape, drawn.points.len()), (Shape::Front, 1));
+        assert_eq!(drawn.points[0].x, 1000.0);
+    }
+
+    #[test]
+    fn time_has_a_line_for_each_run() {
+        let mut series = Grid::default();
+        for seed in 1..=20i64 {
+            for t in 1..=3 {
+                let axes = [("seed".to_owned(), Field::Whole(seed))];
+                series.push(
+                    &axes,
+                    &json!({ "name": "x", "time": t, "hit_ratio": 0.1 * f64::from(t) }),
+                );
+            }
+        }
+        let kinds = Kinds { axes: vec!["seed".into()] };
+        let plots = figures(&Grid::default(), &series, &kinds);
+        assert_eq!(plots.len(), 1);
+        assert_eq!(plots[0].series.len(), MOST_SERIES);
+        assert_eq!(plots[0].series[0].points.len(), 3);
+        assert!(plots[0].note.contains("16 of 20"));
+    }
+}

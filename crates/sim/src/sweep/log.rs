@@ -1,0 +1,124 @@
+//! The file of finished cells: one line of JSON each, in the order in which they finished.
+//!
+//! A line is written whole and synced before the next cell's, so a kill loses only what was running. What a kill leaves of a
+//! line is passed over when the file is read, and cut off before more is written.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A finished cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// The cell's [key](super::Cell::key).
+    pub key: String,
+    /// The axes' values, for people.
+    pub cell: String,
+    /// What came out: an [`Outcome`](crate::experiment::Outcome), as it reads back from `text`.
+    pub outcome: serde_json::Value,
+    /// The line as it stands in the file, its end included.
+    #[serde(skip)]
+    pub text: String,
+}
+
+impl Line {
+    /// The line of a cell. Its outcome is what reads back from the text, which may be off in a number's last place: so a sweep
+    /// gives the same whether its cells were run just now or read from the file.
+    ///
+    /// # Errors
+    /// A number that JSON cannot carry.
+    pub fn new(
+        key: String,
+        cell: String,
+        outcome: serde_json::Value,
+    ) -> Result<Line, serde_json::Error> {
+        let stated = Line { key, cell, outcome, text: String::new() };
+        let text = serde_json::to_string(&stated)? + "\n";
+        let line: Line = serde_json::from_str(&text)?;
+        Ok(Line { text, ..line })
+    }
+}
+
+/// What a file of finished cells holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Finished {
+    /// Lines by key.
+    pub lines: BTreeMap<String, Line>,
+    /// Bytes of the file up to the end of its last whole line: what follows is torn.
+    pub whole: u64,
+    /// Lines that are none of this program's, by number from 1.
+    pub foreign: Vec<usize>,
+}
+
+/// Reads the file's bytes. The last of several lines of a key counts.
+pub fn read(bytes: &[u8]) -> Finished {
+    let mut finished = Finished::default();
+    let mut at = 0;
+    for (number, raw) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
+        if raw.last() != Some(&b'\n') {
+            break;
+        }
+        at += raw.len();
+        finished.whole = at as u64;
+        if raw.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let line = std::str::from_utf8(raw)
+            .ok()
+            .and_then(|text| Some((text, serde_json::from_str::<Line>(text).ok()?)));
+        match line {
+            Some((text, line)) => {
+                finished.lines.insert(line.key.clone(), Line { text: text.to_owned(), ..line });
+            }
+            None => finished.foreign.push(number + 1),
+        }
+    }
+    finished
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_base::Rng;
+
+    fn line(i: u64) -> Line {
+        let outcome = serde_json::json!({ "hit_ratio": i as f64 / 7.0, "name": "a\nb" });
+        Line::new(format!("{i:032x}"), format!("seed={i}"), outcome).unwrap()
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_gives_its_whole_lines() {
+        let texts: Vec<String> = (0..5).map(|i| line(i).text).collect();
+        let file = texts.concat();
+        for cut in 0..=file.len() {
+            let found = read(&file.as_bytes()[..cut]);
+            let mut whole = 0;
+            let mut count = 0;
+            while count < 5 && whole + texts[count].len() <= cut {
+                whole += texts[count].len();
+                count += 1;
+            }
+            assert_eq!((found.lines.len(), found.whole), (count, whole as u64), "cut at {cut}");
+            assert!(found.foreign.is_empty());
+            assert!((0..count as u64).all(|i| found.lines[&line(i).key] == line(i)));
+        }
+    }
+
+    #[test]
+    fn anything_can_be_read() {
+        let file: String = (0..4).map(|i| line(i).text).collect();
+        let mut rng = Rng::new(5);
+        for _ in 0..3000 {
+            let mut bytes = file.clone().into_bytes();
+            for _ in 0..1 + rng.below(8) {
+                let at = rng.below(bytes.len() as u64) as usize;
+                bytes[at] = rng.next_u64() as u8;
+            }
+            let found = read(&bytes);
+            assert!(found.whole <= bytes.len() as u64);
+            assert!(found.lines.len() + found.foreign.len() <= 4 + 8);
+        }
+        let found = read(b"{}\n\n[1]\n");
+        assert_eq!((found.foreign, found.whole), (vec![1, 3], 8));
+    }
+}
