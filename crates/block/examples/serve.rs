@@ -5,7 +5,7 @@
 //! nbdinfo 'nbd+unix:///disk?socket=/run/disk.sock'
 //! ```
 //!
-//! The cache is empty at each start. `none` instead of a cache's path passes requests through.
+//! `none` instead of a cache's path passes requests through. `larder block serve` is the daemon.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -13,14 +13,17 @@
 )]
 
 use std::error::Error;
+use std::path::Path;
 use std::sync::Arc;
 
-use larder_base::ByteSize;
+use larder_base::{ByteSize, UnixSecs};
 use larder_block::backing::{self, Patience, Uri};
-use larder_block::cache::{Cache, CacheOptions, CacheService};
+use larder_block::cache::{CacheConfig, Cached, FormatConfig, open};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
-use larder_runtime::{DeviceOptions, FlashDevice, RingChoice};
+use larder_engine::block::map::Replacement;
+use larder_engine::block::{BlockLimits, WriteMode};
+use larder_runtime::RingChoice;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -33,35 +36,44 @@ fn main() -> Result<(), Box<dyn Error>> {
     let store = backing::open(&uri, false, false, Patience::default())?;
     let volumes = Arc::new(Volumes::default());
     let cached = cache != "none";
-    let volume = volumes.add(Volume::new("disk", store, 4096, cached))?;
+    volumes.add(Volume::new("disk", store, 4096, cached))?;
+    let mut handle = None;
     let server = if cached {
-        let size: ByteSize = size.parse()?;
-        let device = FlashDevice::open(&DeviceOptions::new(cache).size(size))?;
-        let cache = Cache::open(Arc::new(device), CacheOptions::default(), config.threads)?;
-        println!(
-            "{} of lines, {} of memory",
-            ByteSize(cache.capacity()),
-            ByteSize(cache.map_bytes())
-        );
-        let cache = Arc::new(cache);
-        cache.attach(&volume)?;
-        let server = Server::start(config, volumes, |worker, registry, token| {
-            CacheService::new(cache.clone(), worker, registry, token, RingChoice::Auto)
-        })?;
-        std::thread::spawn(move || {
-            loop {
-                std::thread::sleep(std::time::Duration::from_secs(10));
-                println!("{:?}", cache.stats());
-            }
-        });
-        server
+        let path = Path::new(cache);
+        if !path.exists() {
+            let size: ByteSize = size.parse()?;
+            let format =
+                FormatConfig { path: path.to_owned(), size: Some(size), line: 4096, ways: 8, shards: 8, yes: false };
+            let mut seed = [0u8; 32];
+            std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;
+            open::format(&format, seed, UnixSecs(0))?;
+        }
+        let cache_config = CacheConfig {
+            write: WriteMode::HddSsd,
+            replacement: Replacement::Lru,
+            admission: "all".parse()?,
+            limits: BlockLimits::default(),
+            workers: config.threads,
+            ring: RingChoice::Auto,
+            trust_unchanged: false,
+            state_dir: path.parent().unwrap_or(Path::new(".")).to_owned(),
+        };
+        let opened = open::open(path, cache_config, &volumes.all())?;
+        let cache = opened.cache().clone();
+        println!("the map: {:?}, {} of memory", opened.warmth, ByteSize(cache.stats().map_bytes));
+        handle = Some(opened);
+        Server::start(config, volumes, |worker, registry, token| {
+            Cached::new(cache.clone(), worker, registry, token, RingChoice::Auto)
+        })?
     } else {
         Server::start(config, volumes, pass_through)?
     };
-    println!("ready");
-    // Until it is killed.
-    let _server = server;
-    loop {
-        std::thread::park();
+    println!("ready; a line on standard input ends it");
+    std::io::stdin().read_line(&mut String::new())?;
+    server.stop();
+    if let Some(handle) = handle {
+        println!("{:?}", handle.cache().stats().engine);
+        handle.stop();
     }
+    Ok(())
 }

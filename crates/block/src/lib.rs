@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`cache`] | the block engine between workers and stores |
+//! | [`cache`] | the block engine between workers and stores, its log, and what survives |
 //! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
 //! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |

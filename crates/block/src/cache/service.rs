@@ -1,689 +1,708 @@
-//! A worker's part of the cache.
+//! A worker's requests, by way of the engine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::block::map::Slot;
-use larder_engine::block::{
-    BlockShard, GROUP_LINES, IoFailed, IoId, LineId, Part, PartKind, Verdict,
-};
+use larder_engine::block::{GROUP_LINES, IoFailed, IoId, LineId, OpId, Part, PartKind, Verdict};
 use larder_policy::block::BlockOp;
-use larder_runtime::{AlignedBuf, Device, FileDone, FileOp, FileQueue, PAGE, Payload, RingChoice};
+use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
-use super::effects::{Action, Fx};
-use super::ops::{self, Kind, OpState};
-use super::{Cache, Cell, locked};
+use super::cell::{Message, Out};
+use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::Session;
 use crate::nbd::server::Command;
 use crate::nbd::wire::Errno;
-use crate::op::{Done, Failure, Op, Outcome};
+use crate::op::{Done, Extent, Failure, Op};
 use crate::server::Volume;
 use crate::server::service::{Answer, Lingering, Service};
 
-/// Operations of the ring on the cache device that are under way at a time.
-const DEPTH: u32 = 512;
-/// Threads, where there is no io_uring.
+/// Depth of a worker's queue on the cache device.
+const DEPTH: u32 = 256;
+/// Threads of that queue where io_uring cannot be had.
 const THREADS: u32 = 8;
-/// Changes of more groups than this take the range as a whole instead of being split.
-const SPLIT_AT_MOST: u64 = 64;
-/// Slots or groups of a range that are looked at under one lock.
-const DROP_STEPS: u32 = 4096;
+/// A change of more groups than this locks its range as a whole.
+const RANGE_GROUPS: u64 = 256;
+/// Slots or groups that are looked at under one lock when a range is dropped.
+const RANGE_STEP: u32 = 4096;
 
-/// Tokens of the descriptors.
-const RING: usize = 0;
-const DESK: usize = 1;
-const SESSIONS: usize = 2;
+/// A volume and this worker's way to its store.
+struct Known {
+    /// Kept, so that its place in memory is nobody else's.
+    _volume: Arc<Volume>,
+    session: usize,
+    attached: Option<Arc<Attached>>,
+}
 
-/// An I/O under way, by its token.
-enum LocalIo {
-    Free,
-    FlashRead {
-        shard: u32,
-        io: IoId,
-        start: u64,
+/// A client's operation.
+struct ClientOp {
+    ticket: u64,
+    known: usize,
+    kind: PartKind,
+    /// Where it begins in the line space, and its bytes.
+    at: u64,
+    len: u64,
+    /// Being filled, for a read.
+    buf: Option<AlignedBuf>,
+    payload: Option<Payload>,
+    fua: bool,
+    may_punch: bool,
+    fast: bool,
+    /// What it waits for.
+    pending: u32,
+    failure: Option<Failure>,
+    range: Option<RangeState>,
+}
+
+/// A change that has its range as a whole.
+struct RangeState {
+    first: LineId,
+    last: LineId,
+    /// Shards that have given it.
+    locked: u32,
+}
+
+/// An operation of a store under way.
+enum BackingJob {
+    /// A request that goes straight through.
+    Ticket(u64),
+    /// A piece of an operation that is not the engine's: beyond the last whole line, or a range.
+    Piece {
+        op: OpId,
+        at: u64,
     },
-    FlashWrite {
+    Fetch {
+        op: OpId,
         shard: u32,
         io: IoId,
-        crcs: Vec<u32>,
-    },
-    /// The buffer is made `len` long again: what lies beyond the volume's end reads as zeroes.
-    BackingRead {
-        shard: u32,
-        io: IoId,
-        start: u64,
-        len: usize,
+        at: u64,
     },
     Change {
+        op: OpId,
         shard: u32,
         io: IoId,
-    },
-    /// A flush or a status, for a client's ticket.
-    Direct {
-        ticket: u64,
-    },
-    /// The change of a locked range.
-    Range {
-        index: u32,
     },
 }
 
-#[derive(Default)]
-struct LocalIos {
-    list: Vec<LocalIo>,
+/// An operation of the cache device under way.
+enum FlashJob {
+    Read { shard: u32, io: IoId, line: LineId },
+    Write { shard: u32, io: IoId, bytes: Payload },
+}
+
+/// Things under numbers that are used again.
+struct Jobs<T> {
+    items: Vec<Option<T>>,
     free: Vec<usize>,
 }
 
-impl LocalIos {
-    fn insert(&mut self, io: LocalIo) -> u64 {
-        match self.free.pop() {
-            Some(index) => {
-                self.list[index] = io;
-                index as u64
-            }
-            None => {
-                self.list.push(io);
-                self.list.len() as u64 - 1
-            }
-        }
+impl<T> Jobs<T> {
+    fn new() -> Jobs<T> {
+        Jobs { items: Vec::new(), free: Vec::new() }
     }
 
-    fn remove(&mut self, token: u64) -> LocalIo {
-        let Some(entry) = self.list.get_mut(token as usize) else { return LocalIo::Free };
-        self.free.push(token as usize);
-        std::mem::replace(entry, LocalIo::Free)
+    fn add(&mut self, item: T) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.items.push(None);
+            self.items.len() - 1
+        });
+        self.items[at] = Some(item);
+        at as u64
+    }
+
+    fn take(&mut self, at: u64) -> Option<T> {
+        let item = self.items.get_mut(at as usize)?.take();
+        if item.is_some() {
+            self.free.push(at as usize);
+        }
+        item
     }
 }
 
-/// See the [module](self).
-pub struct CacheService {
+/// One worker's requests through the cache.
+pub struct Cached {
     cache: Arc<Cache>,
-    worker: usize,
+    me: usize,
     registry: Registry,
     first_token: usize,
-    ring: FileQueue,
+    flash: FileQueue,
     sessions: Vec<Box<dyn Session>>,
-    /// By the volume's first byte in the line space.
-    by_base: BTreeMap<u64, (Arc<Volume>, usize)>,
-    ios: LocalIos,
-    answers: Vec<Answer>,
+    known: Vec<Known>,
+    by_volume: BTreeMap<usize, usize>,
+    ops: BTreeMap<OpId, ClientOp>,
+    next_op: u64,
+    backing_jobs: Jobs<BackingJob>,
+    flash_jobs: Jobs<FlashJob>,
+    inbox: VecDeque<(OpId, Message)>,
+    out: Out,
+    ended: VecDeque<Answer>,
     lingering: Lingering,
-    /// What could not even be begun.
-    failed: Vec<(LocalIo, Failure)>,
-    /// Operations of this worker's that are to be looked at.
-    ended: Vec<u32>,
-    /// Empty but for their memory.
-    actions: Vec<Action>,
-    parts: Vec<Part>,
+    verdicts: Vec<Verdict>,
 }
 
-impl CacheService {
-    /// Worker `worker`'s, which registers its descriptors there, from that token on.
+impl Cached {
+    /// The service of worker `me`; its descriptors are registered there, from that token on.
     ///
     /// # Errors
-    /// When there is no ring to be had.
+    /// When a ring or a descriptor cannot be had.
     pub fn new(
         cache: Arc<Cache>,
-        worker: usize,
+        me: usize,
         registry: Registry,
         first_token: usize,
-        ring: RingChoice,
-    ) -> io::Result<CacheService> {
-        let ring = FileQueue::open(ring, DEPTH, THREADS).map_err(io::Error::other)?;
-        let desk = cache.desks.get(worker).ok_or_else(|| io::Error::other("no such worker"))?;
-        for (fd, token) in [(ring.as_raw_fd(), RING), (desk.event.as_raw_fd(), DESK)] {
-            let token = Token(first_token + token);
-            registry.register(&mut SourceFd(&fd), token, Interest::READABLE)?;
-        }
-        Ok(CacheService {
+        choice: RingChoice,
+    ) -> io::Result<Cached> {
+        let flash = FileQueue::open(choice, DEPTH, THREADS).map_err(io::Error::other)?;
+        let watch = |fd: i32, token: usize| {
+            registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
+        };
+        watch(flash.as_raw_fd(), first_token)?;
+        watch(cache.doors[me].event.as_raw_fd(), first_token + 1)?;
+        Ok(Cached {
             cache,
-            worker,
+            me,
             registry,
             first_token,
-            ring,
+            flash,
             sessions: Vec::new(),
-            by_base: BTreeMap::new(),
-            ios: LocalIos::default(),
-            answers: Vec::new(),
+            known: Vec::new(),
+            by_volume: BTreeMap::new(),
+            ops: BTreeMap::new(),
+            next_op: 0,
+            backing_jobs: Jobs::new(),
+            flash_jobs: Jobs::new(),
+            inbox: VecDeque::new(),
+            out: Out::default(),
+            ended: VecDeque::new(),
             lingering: Lingering::default(),
-            failed: Vec::new(),
-            ended: Vec::new(),
-            actions: Vec::new(),
-            parts: Vec::new(),
+            verdicts: Vec::new(),
         })
     }
 
-    /// The volume that has byte `at` of the line space, its first byte there, and the session on its store.
-    fn session(&mut self, at: u64) -> Result<(u64, Arc<Volume>, usize), Failure> {
-        let failure = |text: String| Failure::new(Errno::Io, text);
-        let unknown = || failure("a volume that is not attached to the cache".into());
-        let known = self.by_base.range(..=at).next_back();
-        if let Some((base, (volume, index))) = known
-            && at - base < volume.about().size
-        {
-            return Ok((*base, volume.clone(), *index));
+    /// The volume as this worker knows it; its session is opened when it is first wanted.
+    fn known(&mut self, volume: &Arc<Volume>) -> Result<usize, Failure> {
+        let key = Arc::as_ptr(volume) as usize;
+        if let Some(&at) = self.by_volume.get(&key) {
+            return Ok(at);
         }
-        let (base, volume) = self.cache.volume_at(at).ok_or_else(unknown)?;
+        let failure = |text: String| Failure::new(Errno::Io, text);
         let session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
         let index = self.sessions.len();
-        let token = Token(self.first_token + SESSIONS + index);
         self.registry
-            .register(&mut SourceFd(&session.fd()), token, Interest::READABLE)
+            .register(
+                &mut SourceFd(&session.fd()),
+                Token(self.first_token + 2 + index),
+                Interest::READABLE,
+            )
             .map_err(|e| failure(format!("a session's descriptor: {e}")))?;
         self.sessions.push(session);
-        self.by_base.insert(base, (volume.clone(), index));
-        Ok((base, volume, index))
+        let attached = self.cache.volume(volume.name());
+        self.known.push(Known { _volume: volume.clone(), session: index, attached });
+        self.by_volume.insert(key, self.known.len() - 1);
+        Ok(self.known.len() - 1)
     }
 
-    /// Calls a shard, with a buffer that has just been read if there is one, and begins what it asks for.
-    fn with_shard(
+    fn through(&mut self, known: usize, ticket: u64, op: Op) {
+        let job = self.backing_jobs.add(BackingJob::Ticket(ticket));
+        let session = self.known[known].session;
+        self.sessions[session].submit(job, op);
+    }
+
+    fn call(
         &mut self,
         shard: u32,
-        failure: Option<Failure>,
-        read: Option<(IoId, u64, Payload)>,
-        call: impl FnOnce(&mut BlockShard, &mut Fx<'_>),
+        f: impl FnOnce(&mut larder_engine::block::BlockShard, &mut super::cell::Fx<'_>),
     ) {
-        let cache = self.cache.clone();
-        let mut actions = std::mem::take(&mut self.actions);
-        let mut starts: Vec<u64> = Vec::new();
-        {
-            let mut cell = locked(&cache.shards[shard as usize]);
-            let Cell { shard, bufs } = &mut *cell;
-            if let Some((io, start, data)) = read {
-                bufs.insert(io.0, (start, data));
-            }
-            let mut fx = Fx {
-                cache: &cache,
-                worker: self.worker,
-                bufs,
-                actions: &mut actions,
-                ended: &mut self.ended,
-                failure,
-                commit: false,
-                intents: Vec::new(),
-            };
-            call(shard, &mut fx);
-            // Nothing outlives the process, so a region is marked as soon as that is asked for, and the map's records
-            // are durable as soon as they are taken.
-            let mut records = Vec::new();
-            loop {
-                if let Some(region) = fx.intents.pop() {
-                    shard.intent_ready(cache.now(), region, &mut fx);
-                } else if std::mem::take(&mut fx.commit) && shard.records_waiting() > 0 {
-                    records.clear();
-                    shard.take_records(usize::MAX, &mut records);
-                    shard.records_durable(cache.now(), &mut fx);
-                } else {
-                    break;
-                }
-            }
-            // A line that is being read stays where it is, so its slot still says which one it is.
-            for action in fx.actions.iter() {
-                if let Action::FlashRead { slot, .. } = action
-                    && let Slot::Line(line) = shard.map().get(*slot)
-                {
-                    starts.push(line.0 * u64::from(cache.options.line_bytes));
-                }
-            }
-        }
-        let mut starts = starts.into_iter();
-        for action in actions.drain(..) {
-            self.begin(shard, action, &mut starts);
-        }
-        self.actions = actions;
+        let mut out = std::mem::take(&mut self.out);
+        self.cache.with(shard, Some(self.me), &mut out, f);
+        // What others have put there came before.
+        self.take_inbox();
+        self.inbox.extend(out.messages.drain(..));
+        self.out = out;
     }
 
-    fn begin(&mut self, shard: u32, action: Action, starts: &mut impl Iterator<Item = u64>) {
-        let line_bytes = self.cache.options.line_bytes as usize;
-        match action {
-            Action::FlashRead { io, slot, lines } => {
-                let Some(start) = starts.next() else {
-                    let failure = Failure::new(Errno::Io, "a read of an empty slot");
-                    self.failed.push((LocalIo::FlashRead { shard, io, start: 0 }, failure));
-                    return;
-                };
-                let offset = self.cache.slot_at(shard, slot.0);
-                let buf = AlignedBuf::zeroed(lines as usize * line_bytes);
-                let token = self.ios.insert(LocalIo::FlashRead { shard, io, start });
-                self.ring.submit(token, &self.cache.file, FileOp::Read { offset, buf });
-            }
-            Action::FlashWrite { io, slot, data } => {
-                let crcs: Vec<u32> = data.chunks_exact(line_bytes).map(crc32c::crc32c).collect();
-                if crcs.is_empty() {
-                    let failure = Failure::new(Errno::Io, "a write of nothing");
-                    self.failed.push((LocalIo::FlashWrite { shard, io, crcs }, failure));
-                    return;
-                }
-                let offset = self.cache.slot_at(shard, slot.0);
-                let data = aligned(data, self.cache.file.unit());
-                let token = self.ios.insert(LocalIo::FlashWrite { shard, io, crcs });
-                let op = FileOp::Write { offset, data, durable: false };
-                self.ring.submit(token, &self.cache.file, op);
-            }
-            Action::BackingRead { io, at, len } => {
-                let len = len as usize;
-                let local = LocalIo::BackingRead { shard, io, start: at, len };
-                match self.session(at) {
-                    Err(failure) => self.failed.push((local, failure)),
-                    Ok((base, volume, index)) => {
-                        let offset = at - base;
-                        let mut buf = AlignedBuf::zeroed(len);
-                        buf.set_len((volume.about().size - offset).min(len as u64) as usize);
-                        let token = self.ios.insert(local);
-                        self.sessions[index].submit(token, Op::Read { offset, buf });
-                    }
-                }
-            }
-            Action::Change { io, op, kind, at, len } => {
-                let local = LocalIo::Change { shard, io };
-                let begun = self.session(at).and_then(|(base, _, index)| {
-                    let change = self.change(op, kind, at, len, at - base)?;
-                    Ok((index, change))
-                });
-                match begun {
-                    Err(failure) => self.failed.push((local, failure)),
-                    Ok((index, change)) => {
-                        let token = self.ios.insert(local);
-                        self.sessions[index].submit(token, change);
-                    }
-                }
-            }
-        }
-    }
-
-    /// What a change asks of the store, at `offset` of the volume.
-    fn change(
-        &self,
-        op: larder_engine::block::OpId,
-        part: PartKind,
-        at: u64,
-        len: u32,
-        offset: u64,
-    ) -> Result<Op, Failure> {
-        let gone = || Failure::new(Errno::Io, "a change of no operation");
-        let (worker, index) = ops::place(op);
-        let mut table = locked(&self.cache.desks.get(worker).ok_or_else(gone)?.ops);
-        let op = table.get(index).ok_or_else(gone)?;
-        match (&op.kind, part) {
-            (Kind::Write { data, fua }, PartKind::Write) => {
-                let data = data.part((at - op.start) as usize, len as usize);
-                Ok(Op::Write { offset, data, fua: *fua })
-            }
-            (&Kind::Zero { fua, may_punch, fast }, PartKind::Zero) => {
-                Ok(Op::WriteZeroes { offset, len, fua, may_punch, fast })
-            }
-            (&Kind::Trim { fua }, PartKind::Trim) => Ok(Op::Trim { offset, len, fua }),
-            _ => Err(gone()),
-        }
-    }
-
-    /// Submits an operation in parts: one for each group, more where admission judges its lines apart.
-    fn split(&mut self, index: u32, kind: PartKind, base: u64, start: u64, len: u64) {
-        let line_bytes = u64::from(self.cache.options.line_bytes);
-        let group = line_bytes * u64::from(GROUP_LINES);
-        let op = ops::id(self.worker, index);
-        let access = match kind {
-            PartKind::Read => Some(BlockOp::Read),
-            PartKind::Write => Some(BlockOp::Write),
-            // What is asked for is cached; zeroes and trims are not.
-            PartKind::Prefetch | PartKind::Zero | PartKind::Trim => None,
-        };
-        let observed =
-            access.and_then(|access| Some((access, self.cache.observe(base, access, start, len)?)));
-        let end = start + len;
-        let mut at = start;
-        let mut parts = std::mem::take(&mut self.parts);
-        while at < end {
-            let mut until = (at / group * group + group).min(end);
-            let mut verdict = Verdict::Admit;
-            if let Some((access, observed)) = observed {
-                let judge = |line: u64| self.cache.judge(base, access, line, observed);
-                let mut line = at / line_bytes * line_bytes;
-                verdict = judge(line);
-                line += line_bytes;
-                while line < until && judge(line) == verdict {
-                    line += line_bytes;
-                }
-                until = until.min(line);
-            }
-            parts.push(Part { op, kind, at, len: (until - at) as u32, verdict });
-            at = until;
-        }
-        if let Some(op) = locked(&self.cache.desks[self.worker].ops).get(index) {
-            op.left += parts.len() as u32;
-        }
-        for part in parts.drain(..) {
-            let line = LineId(part.at / line_bytes);
-            let shard = self.cache.placing.shard(line.group());
-            let now = self.cache.now();
-            self.with_shard(shard, None, None, |shard, fx| shard.submit(now, part, fx));
-        }
-        self.parts = parts;
-    }
-
-    /// Takes the lines of a range for a change of it, in every shard.
-    fn lock_range(&mut self, index: u32, start: u64, len: u64) {
-        let op = ops::id(self.worker, index);
-        let (first, last) = self.lines(start, len);
-        if let Some(op) = locked(&self.cache.desks[self.worker].ops).get(index) {
-            op.left += self.cache.shards.len() as u32;
-        }
-        for shard in 0..self.cache.shards.len() as u32 {
-            let now = self.cache.now();
-            self.with_shard(shard, None, None, |shard, fx| {
-                shard.lock_range(now, op, first, last, fx);
+    /// Begins an operation on a volume that is cached.
+    fn begin(&mut self, mut op: ClientOp) {
+        let Some(attached) = self.known[op.known].attached.clone() else { return };
+        let id = OpId((self.me as u64) << OP_BITS | self.next_op);
+        self.next_op = (self.next_op + 1) & ((1 << OP_BITS) - 1);
+        let line_bytes = u64::from(self.cache.line_bytes());
+        let group_bytes = line_bytes * u64::from(GROUP_LINES);
+        let end = op.at + op.len;
+        let cached_end = end.min(attached.base + attached.cached_bytes);
+        // The part that stands for its beginning: it is not over before all parts are begun.
+        op.pending = 1;
+        let (at, kind, payload) = (op.at, op.kind, op.payload.clone());
+        let groups = cached_end.saturating_sub(at).div_ceil(group_bytes);
+        let whole_range = kind.changes() && kind != PartKind::Write && groups > RANGE_GROUPS;
+        if whole_range {
+            op.range = Some(RangeState {
+                first: LineId(at / line_bytes),
+                last: LineId((cached_end - 1) / line_bytes),
+                locked: 0,
             });
         }
+        self.ops.insert(id, op);
+        if cached_end < end && (!whole_range) {
+            let from = cached_end.max(at);
+            self.piece(id, from, (end - from) as u32);
+        }
+        if whole_range {
+            self.lock_next(id);
+            return;
+        }
+        let mut parts: Vec<(u64, u32)> = Vec::with_capacity(1);
+        let mut from = at;
+        while from < cached_end {
+            let to = ((from / group_bytes + 1) * group_bytes).min(cached_end);
+            parts.push((from, (to - from) as u32));
+            from = to;
+        }
+        let mut verdicts = std::mem::take(&mut self.verdicts);
+        verdicts.clear();
+        match kind {
+            PartKind::Read | PartKind::Write => {
+                let what = if kind == PartKind::Read { BlockOp::Read } else { BlockOp::Write };
+                self.cache.judge(
+                    &attached,
+                    what,
+                    at - attached.base,
+                    end - at,
+                    parts.iter().map(|p| p.0 - attached.base),
+                    &mut verdicts,
+                );
+            }
+            _ => verdicts.resize(parts.len(), Verdict::Admit),
+        }
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.pending += parts.len() as u32;
+        }
+        let now = self.cache.now();
+        for (&(from, len), &verdict) in parts.iter().zip(&verdicts) {
+            let group = LineId(from / line_bytes).group();
+            let shard = self.cache.placing.shard(group);
+            let part = Part { op: id, kind, at: from, len, verdict };
+            self.call(shard, |s, fx| {
+                if let Some(payload) = &payload {
+                    fx.tables.keep_payload(id, at, payload);
+                }
+                s.submit(now, part, fx);
+            });
+        }
+        self.verdicts = verdicts;
+        self.step(id, None);
     }
 
-    fn lines(&self, start: u64, len: u64) -> (LineId, LineId) {
-        let line_bytes = u64::from(self.cache.options.line_bytes);
-        (LineId(start / line_bytes), LineId((start + len - 1) / line_bytes))
+    /// Bytes of an operation that are not the engine's go straight to the store.
+    fn piece(&mut self, id: OpId, at: u64, len: u32) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        op.pending += 1;
+        let known = op.known;
+        let Some(store_op) = self.store_op(id, None, at, len) else { return };
+        let job = self.backing_jobs.add(BackingJob::Piece { op: id, at });
+        let session = self.known[known].session;
+        self.sessions[session].submit(job, store_op);
     }
 
-    /// A range is locked in every shard: its lines go, and then the store is told.
-    fn change_range(&mut self, index: u32, start: u64, len: u64, part: PartKind) {
-        let (first, last) = self.lines(start, len);
-        for cell in &self.cache.shards {
+    /// What the store is asked on behalf of `id`.
+    fn store_op(&self, id: OpId, read: Option<()>, at: u64, len: u32) -> Option<Op> {
+        let op = self.ops.get(&id)?;
+        let base = self.known[op.known].attached.as_ref()?.base;
+        let offset = at - base;
+        let (fua, may_punch, fast) = (op.fua, op.may_punch, op.fast);
+        Some(match op.kind {
+            _ if read.is_some() => Op::Read { offset, buf: AlignedBuf::zeroed(len as usize) },
+            PartKind::Read | PartKind::Prefetch => {
+                Op::Read { offset, buf: AlignedBuf::zeroed(len as usize) }
+            }
+            PartKind::Write => {
+                let data = op.payload.as_ref()?.part((at - op.at) as usize, len as usize);
+                Op::Write { offset, data, fua }
+            }
+            PartKind::Zero => Op::WriteZeroes { offset, len, fua, may_punch, fast },
+            PartKind::Trim => Op::Trim { offset, len, fua },
+        })
+    }
+
+    /// One thing that `id` waited for is over.
+    fn step(&mut self, id: OpId, failure: Option<Failure>) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        if failure.is_some() && op.failure.is_none() {
+            op.failure = failure;
+        }
+        op.pending -= 1;
+        if op.pending > 0 {
+            return;
+        }
+        let Some(op) = self.ops.remove(&id) else { return };
+        let outcome = op.failure.map_or(Ok(Vec::new()), Err);
+        // A write's bytes may still be the source of a fill: then the buffer comes back later, or not at all.
+        let buf = match (op.buf, op.payload) {
+            (Some(buf), _) => Some(buf),
+            (None, Some(payload)) => self.lingering.payload(payload),
+            (None, None) => None,
+        };
+        self.ended.push_back(Answer { ticket: op.ticket, outcome, buf });
+    }
+
+    // ---- ranges ----
+
+    fn lock_next(&mut self, id: OpId) {
+        let Some(RangeState { first, last, locked }) =
+            self.ops.get(&id).and_then(|op| op.range.as_ref())
+        else {
+            return;
+        };
+        let (first, last, shard) = (*first, *last, *locked);
+        let now = self.cache.now();
+        // One shard after the other, in order: two ranges cannot wait for each other.
+        self.call(shard, |s, fx| s.lock_range(now, id, first, last, fx));
+    }
+
+    fn range_part_done(&mut self, id: OpId) {
+        let Some(range) = self.ops.get_mut(&id).and_then(|op| op.range.as_mut()) else { return };
+        range.locked += 1;
+        if range.locked < self.cache.layout.shards {
+            return self.lock_next(id);
+        }
+        let (first, last) = (range.first, range.last);
+        if !self.cache.is_enabled() {
+            return self.range_ready(id);
+        }
+        let region = |line: LineId| (line.group().0 / self.cache.layout.region_groups) as u32;
+        locked(&self.cache.log_inbox).ranges.push((id, region(first), region(last)));
+        self.cache.log_wake.notify_one();
+    }
+
+    /// The bits are durable and every shard has given the range: the lines go, then the store changes.
+    fn range_ready(&mut self, id: OpId) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let Some(range) = &op.range else { return };
+        let (first, last, at, len) = (range.first, range.last, op.at, op.len);
+        for shard in 0..self.cache.layout.shards {
             let mut cursor = Some(0);
             while let Some(from) = cursor {
-                // Let go in between: others need the shard too.
-                cursor = locked(cell).shard.drop_range(first, last, from, DROP_STEPS);
+                self.call(shard, |s, _| cursor = s.drop_range(first, last, from, RANGE_STEP));
             }
         }
-        let op = ops::id(self.worker, index);
-        let begun = self.session(start).and_then(|(base, _, session)| {
-            // A client's length has 32 bits.
-            Ok((session, self.change(op, part, start, len as u32, start - base)?))
-        });
-        match begun {
-            Err(failure) => self.failed.push((LocalIo::Range { index }, failure)),
-            Ok((session, change)) => {
-                let token = self.ios.insert(LocalIo::Range { index });
-                self.sessions[session].submit(token, change);
-            }
-        }
+        self.piece(id, at, len as u32);
+        self.step(id, None);
     }
 
-    /// The change of a locked range has ended.
-    fn range_changed(&mut self, index: u32, outcome: Outcome) {
-        let op = ops::id(self.worker, index);
-        for shard in 0..self.cache.shards.len() as u32 {
-            let now = self.cache.now();
-            self.with_shard(shard, None, None, |shard, fx| shard.unlock_range(now, op, fx));
-        }
-        let mut table = locked(&self.cache.desks[self.worker].ops);
-        if let Some(op) = table.get(index) {
-            op.failure = outcome.err();
-            op.range = false;
-            op.left = 0;
-        }
-        drop(table);
-        self.ended.push(index);
-    }
-
-    /// An operation of this worker's has nothing left to wait for.
-    fn end(&mut self, index: u32) {
-        let mut table = locked(&self.cache.desks[self.worker].ops);
-        let Some(op) = table.get(index) else { return };
-        if op.left > 0 {
+    fn range_over(&mut self, id: OpId) {
+        if !self.ops.get(&id).is_some_and(|op| op.range.is_some()) {
             return;
         }
-        if op.range {
-            op.left = 1;
-            let (start, len, part) = (op.start, op.len, op.kind.part());
-            drop(table);
-            self.change_range(index, start, len, part);
-            return;
-        }
-        let ticket = op.ticket;
-        let outcome = op.failure.take().map_or(Ok(Vec::new()), Err);
-        let answered = std::mem::replace(&mut op.answered, true);
-        if op.holds > 0 {
-            drop(table);
-            if !answered {
-                self.answers.push(Answer { ticket, outcome, buf: None });
-            }
-            return;
-        }
-        let op = table.remove(index);
-        drop(table);
-        let buf = match op.map(|op| op.kind) {
-            Some(Kind::Read(buf)) => Some(buf),
-            Some(Kind::Write { data, .. }) => self.lingering.payload(data),
-            _ => None,
-        };
-        if answered {
-            self.lingering.keep(buf);
-        } else {
-            self.answers.push(Answer { ticket, outcome, buf });
-        }
-    }
-
-    /// An I/O has ended, with the buffer of a read.
-    fn completed(&mut self, io: LocalIo, outcome: Outcome, buf: Option<AlignedBuf>) {
         let now = self.cache.now();
-        match io {
-            LocalIo::Free => {}
-            LocalIo::FlashRead { shard, io, start } => {
-                let line_bytes = self.cache.options.line_bytes as usize;
-                let read = match (outcome, buf) {
-                    (Ok(_), Some(buf)) => Some(Payload::new(buf)),
+        for shard in 0..self.cache.layout.shards {
+            self.call(shard, |s, fx| s.unlock_range(now, id, fx));
+        }
+    }
+
+    // ---- messages and completions ----
+
+    fn handle(&mut self, id: OpId, message: Message) {
+        match message {
+            Message::Deliver { at, bytes } => {
+                if let Some(op) = self.ops.get_mut(&id)
+                    && let Some(buf) = &mut op.buf
+                {
+                    let from = (at - op.at) as usize;
+                    buf[from..from + bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+            Message::Done { failed } => {
+                if self.ops.get(&id).is_some_and(|op| op.range.is_some()) {
+                    return self.range_part_done(id);
+                }
+                let failure = failed.then(|| Failure::new(Errno::Io, "the backing store failed"));
+                self.step(id, failure);
+            }
+            Message::IntentsReady => self.range_ready(id),
+            Message::FlashRead { shard, io, slot, line, lines } => {
+                let buf = AlignedBuf::zeroed(lines as usize * self.cache.line_bytes() as usize);
+                let offset = self.cache.layout.slot_at(shard, slot.0);
+                let job = self.flash_jobs.add(FlashJob::Read { shard, io, line });
+                self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
+            }
+            Message::FlashWrite { shard, io, slot, bytes } => {
+                let data = aligned(bytes);
+                let offset = self.cache.layout.slot_at(shard, slot.0);
+                let bytes = data.clone();
+                let job = self.flash_jobs.add(FlashJob::Write { shard, io, bytes });
+                let op = FileOp::Write { offset, data, durable: false };
+                self.flash.submit(job, &self.cache.file, op);
+            }
+            Message::BackingRead { shard, io, at, len } => {
+                match self.store_op(id, Some(()), at, len) {
+                    Some(op) => {
+                        let job =
+                            self.backing_jobs.add(BackingJob::Fetch { op: id, shard, io, at });
+                        let session = self.known[self.ops[&id].known].session;
+                        self.sessions[session].submit(job, op);
+                    }
+                    None => {
+                        let now = self.cache.now();
+                        self.call(shard, |s, fx| s.backing_read(now, io, Err(IoFailed), fx));
+                    }
+                }
+            }
+            Message::BackingChange { shard, io, at, len } => {
+                match self.store_op(id, None, at, len) {
+                    Some(op) => {
+                        let job = self.backing_jobs.add(BackingJob::Change { op: id, shard, io });
+                        let session = self.known[self.ops[&id].known].session;
+                        self.sessions[session].submit(job, op);
+                    }
+                    None => {
+                        let now = self.cache.now();
+                        self.call(shard, |s, fx| s.backing_changed(now, io, Err(IoFailed), fx));
+                    }
+                }
+            }
+        }
+    }
+
+    fn take_inbox(&mut self) {
+        let mut inbox = locked(&self.cache.doors[self.me].inbox);
+        self.inbox.extend(inbox.drain(..));
+    }
+
+    fn handle_all(&mut self) {
+        while let Some((id, message)) = self.inbox.pop_front() {
+            self.handle(id, message);
+        }
+    }
+
+    fn flash_done(&mut self, FileDone { token, op, result }: FileDone) {
+        let now = self.cache.now();
+        let line_bytes = u64::from(self.cache.line_bytes());
+        match (self.flash_jobs.take(token), op) {
+            (Some(FlashJob::Read { shard, io, line }), FileOp::Read { buf, .. }) => match result {
+                Ok(()) => {
+                    let crcs = crcs(&buf, line_bytes as usize);
+                    let bytes = Payload::new(buf);
+                    self.call(shard, |s, fx| {
+                        fx.tables.keep_buffer(io, line.0 * line_bytes, bytes);
+                        s.flash_read(now, io, Ok(&crcs), fx);
+                    });
+                }
+                Err(e) => {
+                    self.cache.flash_failed("read", &e);
+                    self.call(shard, |s, fx| s.flash_read(now, io, Err(IoFailed), fx));
+                }
+            },
+            (Some(FlashJob::Write { shard, io, bytes }), _) => match result {
+                Ok(()) => {
+                    let crcs = crcs(&bytes, line_bytes as usize);
+                    self.call(shard, |s, fx| s.flash_written(now, io, Ok(&crcs), fx));
+                }
+                Err(e) => {
+                    self.cache.flash_failed("write", &e);
+                    self.call(shard, |s, fx| s.flash_written(now, io, Err(IoFailed), fx));
+                }
+            },
+            _ => {}
+        }
+    }
+
+    fn backing_done(&mut self, Done { token, op, outcome }: Done) {
+        let now = self.cache.now();
+        let failure = outcome.as_ref().err().cloned();
+        match self.backing_jobs.take(token) {
+            Some(BackingJob::Ticket(ticket)) => {
+                let buf = self.lingering.buffer(op);
+                self.ended.push_back(Answer { ticket, outcome, buf });
+            }
+            Some(BackingJob::Piece { op: id, at }) => {
+                if let (Op::Read { buf: from, .. }, Some(client)) = (&op, self.ops.get_mut(&id))
+                    && let Some(buf) = &mut client.buf
+                {
+                    let start = (at - client.at) as usize;
+                    buf[start..start + from.len()].copy_from_slice(from);
+                }
+                drop(op);
+                self.range_over(id);
+                self.step(id, failure);
+            }
+            Some(BackingJob::Fetch { op: id, shard, io, at }) => {
+                self.note(id, failure);
+                match (op, outcome) {
+                    (Op::Read { buf, .. }, Ok(_)) => self.call(shard, |s, fx| {
+                        fx.tables.keep_buffer(io, at, Payload::new(buf));
+                        s.backing_read(now, io, Ok(()), fx);
+                    }),
+                    _ => self.call(shard, |s, fx| s.backing_read(now, io, Err(IoFailed), fx)),
+                }
+            }
+            Some(BackingJob::Change { op: id, shard, io }) => {
+                drop(op);
+                self.note(id, failure);
+                let result = outcome.map(|_| ()).map_err(|_| IoFailed);
+                self.call(shard, |s, fx| s.backing_changed(now, io, result, fx));
+            }
+            None => {}
+        }
+    }
+
+    /// What the store said is more use to the client than that it failed.
+    fn note(&mut self, id: OpId, failure: Option<Failure>) {
+        if let Some(failure) = failure
+            && let Some(op) = self.ops.get_mut(&id)
+        {
+            op.failure.get_or_insert(failure);
+        }
+    }
+
+    fn turn(&mut self) {
+        loop {
+            self.handle_all();
+            let mut any = false;
+            while let Some(done) = self.flash.pop() {
+                any = true;
+                self.flash_done(done);
+            }
+            for at in 0..self.sessions.len() {
+                while let Some(done) = self.sessions[at].pop() {
+                    any = true;
+                    self.backing_done(done);
+                }
+            }
+            if !any && self.inbox.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+/// CRC-32C of each line.
+pub(super) fn crcs(bytes: &[u8], line: usize) -> Vec<u32> {
+    bytes.chunks(line).map(crc32c::crc32c).collect()
+}
+
+/// The same bytes where direct I/O takes them from.
+pub(super) fn aligned(bytes: Payload) -> Payload {
+    if (bytes.as_ptr() as usize).is_multiple_of(4096) {
+        return bytes;
+    }
+    let mut copy = AlignedBuf::zeroed(bytes.len());
+    copy.copy_from_slice(&bytes);
+    Payload::new(copy)
+}
+
+impl Service for Cached {
+    fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
+        let known = match self.known(volume) {
+            Ok(known) => known,
+            Err(failure) => {
+                let buf = match command {
+                    Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
                     _ => None,
                 };
-                let crcs: Vec<u32> = read.as_deref().map_or(Vec::new(), |bytes| {
-                    bytes.chunks_exact(line_bytes).map(crc32c::crc32c).collect()
-                });
-                let good = read.is_some();
-                let read = read.map(|data| (io, start, data));
-                self.with_shard(shard, None, read, |shard, fx| {
-                    shard.flash_read(now, io, if good { Ok(&crcs) } else { Err(IoFailed) }, fx);
-                });
-            }
-            LocalIo::FlashWrite { shard, io, crcs } => {
-                let good = outcome.is_ok();
-                self.with_shard(shard, None, None, |shard, fx| {
-                    shard.flash_written(now, io, if good { Ok(&crcs) } else { Err(IoFailed) }, fx);
-                });
-            }
-            LocalIo::BackingRead { shard, io, start, len } => {
-                let (result, failure, read) = match (outcome, buf) {
-                    (Ok(_), Some(mut buf)) => {
-                        buf.set_len(len);
-                        (Ok(()), None, Some((io, start, Payload::new(buf))))
-                    }
-                    (outcome, _) => (Err(IoFailed), outcome.err(), None),
-                };
-                self.with_shard(shard, failure, read, |shard, fx| {
-                    shard.backing_read(now, io, result, fx);
-                });
-            }
-            LocalIo::Change { shard, io } => {
-                let result = outcome.as_ref().map(drop).map_err(|_| IoFailed);
-                self.with_shard(shard, outcome.err(), None, |shard, fx| {
-                    shard.backing_changed(now, io, result, fx);
-                });
-            }
-            LocalIo::Direct { ticket } => self.answers.push(Answer { ticket, outcome, buf: None }),
-            LocalIo::Range { index } => self.range_changed(index, outcome),
-        }
-    }
-
-    fn flash_ended(&mut self, FileDone { token, op, result }: FileDone) {
-        let io = self.ios.remove(token);
-        let (what, buf) = match op {
-            FileOp::Read { buf, .. } => ("a read", Some(buf)),
-            _ => ("a write", None),
-        };
-        let outcome = match result {
-            Ok(()) => Ok(Vec::new()),
-            Err(e) => {
-                if self.cache.device_failed(what, &e) {
-                    self.disable();
-                }
-                Err(Failure::new(Errno::Io, e.to_string()))
-            }
-        };
-        self.completed(io, outcome, buf);
-    }
-
-    /// The cache device is of no more use: clients go on without it.
-    fn disable(&mut self) {
-        let device = self.cache.device.name().clone();
-        tracing::error!(
-            "cache device '{device}' fails too often: its volumes go on without a cache"
-        );
-        for shard in 0..self.cache.shards.len() as u32 {
-            let now = self.cache.now();
-            self.with_shard(shard, None, None, |shard, fx| shard.disable(now, fx));
-        }
-    }
-
-    /// Takes whatever has ended, until nothing is left.
-    fn pump(&mut self) {
-        loop {
-            let mut more = false;
-            while let Some(done) = self.ring.pop() {
-                self.flash_ended(done);
-                more = true;
-            }
-            for index in 0..self.sessions.len() {
-                while let Some(Done { token, op, outcome }) = self.sessions[index].pop() {
-                    let io = self.ios.remove(token);
-                    let buf = if let Op::Read { buf, .. } = op { Some(buf) } else { None };
-                    self.completed(io, outcome, buf);
-                    more = true;
-                }
-            }
-            while let Some((io, failure)) = self.failed.pop() {
-                self.completed(io, Err(failure), None);
-                more = true;
-            }
-            let mut mail = std::mem::take(&mut *locked(&self.cache.desks[self.worker].ended));
-            self.ended.append(&mut mail);
-            for index in std::mem::take(&mut self.ended) {
-                self.end(index);
-                more = true;
-            }
-            if !more {
+                self.ended.push_back(Answer { ticket, outcome: Err(failure), buf });
                 return;
             }
-        }
-    }
-}
-
-/// The same bytes, at an address that direct transfers take.
-fn aligned(data: Payload, unit: u32) -> Payload {
-    if unit == 1 || (data.as_ptr() as usize).is_multiple_of(PAGE) {
-        return data;
-    }
-    let mut buf = AlignedBuf::zeroed(data.len());
-    buf.copy_from_slice(&data);
-    Payload::new(buf)
-}
-
-impl Service for CacheService {
-    fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
-        let Some(base) = self.cache.base(volume) else {
-            let failure = Failure::new(Errno::Io, "the volume is not attached to the cache");
-            let buf = match command {
-                Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
-                _ => None,
-            };
-            self.answers.push(Answer { ticket, outcome: Err(failure), buf });
-            return;
         };
-        let direct = |op: Op| (op, LocalIo::Direct { ticket });
-        let (kind, offset, len) = match command {
-            Command::Read { offset, buf } => {
+        let base = self.known[known].attached.as_ref().map(|a| a.base);
+        let op = |kind, offset: u64, len: u64| ClientOp {
+            ticket,
+            known,
+            kind,
+            at: base.unwrap_or(0) + offset,
+            len,
+            buf: None,
+            payload: None,
+            fua: false,
+            may_punch: false,
+            fast: false,
+            pending: 0,
+            failure: None,
+            range: None,
+        };
+        match command {
+            Command::Read { offset, buf } if base.is_some() => {
                 let len = buf.len() as u64;
-                (Kind::Read(buf), offset, len)
+                self.begin(ClientOp { buf: Some(buf), ..op(PartKind::Read, offset, len) });
             }
+            Command::Write { offset, buf, fua } if base.is_some() => {
+                let len = buf.len() as u64;
+                let payload = Some(Payload::new(buf));
+                self.begin(ClientOp { payload, fua, ..op(PartKind::Write, offset, len) });
+            }
+            Command::Trim { offset, len, fua } if base.is_some() => {
+                self.begin(ClientOp { fua, ..op(PartKind::Trim, offset, u64::from(len)) });
+            }
+            Command::WriteZeroes { offset, len, fua, may_punch, fast } if base.is_some() => {
+                let whole = op(PartKind::Zero, offset, u64::from(len));
+                self.begin(ClientOp { fua, may_punch, fast, ..whole });
+            }
+            Command::Cache { offset, len } if base.is_some() => {
+                self.begin(op(PartKind::Prefetch, offset, u64::from(len)));
+            }
+            Command::Read { offset, buf } => self.through(known, ticket, Op::Read { offset, buf }),
             Command::Write { offset, buf, fua } => {
-                let len = buf.len() as u64;
-                (Kind::Write { data: Payload::new(buf), fua }, offset, len)
+                self.through(known, ticket, Op::Write { offset, data: Payload::new(buf), fua });
             }
-            Command::Trim { offset, len, fua } => (Kind::Trim { fua }, offset, u64::from(len)),
+            Command::Trim { offset, len, fua } => {
+                self.through(known, ticket, Op::Trim { offset, len, fua });
+            }
             Command::WriteZeroes { offset, len, fua, may_punch, fast } => {
-                (Kind::Zero { fua, may_punch, fast }, offset, u64::from(len))
+                self.through(known, ticket, Op::WriteZeroes { offset, len, fua, may_punch, fast });
             }
-            Command::Cache { offset, len } => (Kind::Prefetch, offset, u64::from(len)),
-            // Both copies of what was answered are as the store has them: what it says, holds.
-            Command::Flush => return self.direct(base, direct(Op::Flush)),
+            Command::Flush => self.through(known, ticket, Op::Flush),
             Command::BlockStatus { offset, len, one } if volume.about().status => {
-                return self.direct(base, direct(Op::Status { offset, len, one }));
+                self.through(known, ticket, Op::Status { offset, len, one });
             }
             Command::BlockStatus { len, .. } => {
-                let outcome = Ok(vec![crate::op::Extent { len, hole: false, zero: false }]);
-                self.answers.push(Answer { ticket, outcome, buf: None });
-                return;
+                let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
+                self.ended.push_back(Answer { ticket, outcome, buf: None });
             }
-        };
-        let part = kind.part();
-        let start = base + offset;
-        let group = u64::from(self.cache.options.line_bytes) * u64::from(GROUP_LINES);
-        let moves_nothing = matches!(part, PartKind::Zero | PartKind::Trim);
-        let range = moves_nothing && len > SPLIT_AT_MOST * group;
-        let state = OpState {
-            ticket,
-            start,
-            len,
-            kind,
-            // Until it is submitted; each part adds one.
-            left: 1,
-            holds: 0,
-            failure: None,
-            answered: false,
-            range,
-        };
-        let index = locked(&self.cache.desks[self.worker].ops).insert(state);
-        if range {
-            self.lock_range(index, start, len);
-        } else {
-            self.split(index, part, base, start, len);
-        }
-        let mut table = locked(&self.cache.desks[self.worker].ops);
-        if let Some(op) = table.get(index) {
-            op.left -= 1;
-            if op.left == 0 {
-                drop(table);
-                self.ended.push(index);
+            Command::Cache { .. } => {
+                self.ended.push_back(Answer { ticket, outcome: Ok(Vec::new()), buf: None });
             }
         }
     }
 
     fn ready(&mut self, token: usize, now: Instant) {
-        let index = token - self.first_token;
-        if index >= SESSIONS
-            && let Some(session) = self.sessions.get_mut(index - SESSIONS)
-        {
-            session.turn(now);
+        match token - self.first_token {
+            0 => {}
+            1 => {
+                let mut count = [0u8; 8];
+                // EAGAIN means that nothing was signalled.
+                let _ = rustix::io::read(self.cache.doors[self.me].event.as_fd(), &mut count);
+                self.take_inbox();
+            }
+            session => {
+                if let Some(session) = self.sessions.get_mut(session - 2) {
+                    session.turn(now);
+                }
+            }
         }
+        self.turn();
     }
 
     fn flush(&mut self, now: Instant) {
-        for index in 0..self.sessions.len() {
-            if self.sessions[index].wake_at().is_some_and(|at| at <= now) {
-                self.sessions[index].turn(now);
+        for at in 0..self.sessions.len() {
+            if self.sessions[at].wake_at().is_some_and(|when| when <= now) {
+                self.sessions[at].turn(now);
             }
         }
-        self.pump();
-        self.ring.flush();
+        self.turn();
         for session in &mut self.sessions {
             session.flush(now);
         }
+        self.flash.flush();
     }
 
     fn pop(&mut self) -> Option<Answer> {
-        if self.answers.is_empty() {
-            self.pump();
+        if self.ended.is_empty() {
+            self.turn();
         }
-        self.answers.pop()
+        self.ended.pop_front()
     }
 
     fn spent(&mut self) -> Option<AlignedBuf> {
@@ -692,18 +711,5 @@ impl Service for CacheService {
 
     fn wake_at(&self) -> Option<Instant> {
         self.sessions.iter().filter_map(|s| s.wake_at()).min()
-    }
-}
-
-impl CacheService {
-    /// An operation that the cache has no part in.
-    fn direct(&mut self, base: u64, (op, io): (Op, LocalIo)) {
-        match self.session(base) {
-            Ok((_, _, index)) => {
-                let token = self.ios.insert(io);
-                self.sessions[index].submit(token, op);
-            }
-            Err(failure) => self.failed.push((io, failure)),
-        }
     }
 }

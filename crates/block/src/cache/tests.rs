@@ -1,11 +1,13 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
-use larder_base::Rng;
-use larder_runtime::{AlignedBuf, DeviceOptions, RingChoice};
+use larder_base::{ByteSize, Rng, UnixSecs};
+use larder_engine::block::map::Replacement;
+use larder_engine::block::{BlockLimits, WriteMode};
+use larder_runtime::{AlignedBuf, Payload, RingChoice};
 use tempfile::TempDir;
 
 use super::*;
@@ -16,46 +18,121 @@ use crate::server::{Listen, Server, ServerConfig, Volumes};
 
 /// A server with a cache over files.
 struct Bench {
-    dir: TempDir,
+    server: Option<Server>,
+    handle: Option<CacheHandle>,
     cache: Arc<Cache>,
-    server: Server,
+    dir: Arc<TempDir>,
+    shape: Shape,
 }
 
-fn bench(sizes: &[u64], cache_bytes: u64, options: CacheOptions, workers: usize) -> Bench {
-    bench_with(sizes, cache_bytes, options, workers, None)
-}
-
-fn bench_with(
-    sizes: &[u64],
-    cache_bytes: u64,
-    options: CacheOptions,
+#[derive(Clone, Copy)]
+struct Shape {
+    line: u32,
+    ways: u32,
+    write: WriteMode,
     workers: usize,
-    admission: Option<&str>,
-) -> Bench {
+    volumes: usize,
+    admission: &'static str,
+}
+
+const SHAPE: Shape = Shape {
+    line: 4096,
+    ways: 8,
+    write: WriteMode::HddSsd,
+    workers: 1,
+    volumes: 1,
+    admission: "all",
+};
+
+fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig {
+    FormatConfig {
+        path: dir.path().join("cache"),
+        size: Some(ByteSize(cache_bytes)),
+        line: shape.line,
+        ways: shape.ways,
+        shards: 8,
+        yes: false,
+    }
+}
+
+/// Bytes of a cache with one set in each shard.
+fn least(shape: Shape) -> u64 {
     let dir = TempDir::new().unwrap();
-    let device = DeviceOptions::new(dir.path().join("cache")).size(ByteSize(cache_bytes));
-    let device = Arc::new(FlashDevice::open(&device).unwrap());
-    let mut cache = Cache::open(device, options, workers).unwrap();
-    if let Some(admission) = admission {
-        let all = sizes.iter().sum();
-        cache = cache.with_admission(&admission.parse().unwrap(), all).unwrap();
-    }
-    let cache = Arc::new(cache);
-    let volumes = Arc::new(Volumes::default());
+    let config = format_config(&dir, shape, 1 << 20);
+    let Err(CacheError::Layout {
+        source: larder_format::block::LayoutError::TooSmall { least, .. },
+        ..
+    }) = open::format(&config, [0; 32], UnixSecs(1))
+    else {
+        panic!()
+    };
+    least
+}
+
+fn bench(sizes: &[u64], cache_bytes: u64, shape: Shape) -> Bench {
+    let shape = Shape { volumes: sizes.len(), ..shape };
+    let dir = Arc::new(TempDir::new().unwrap());
+    let mut seed = [0u8; 32];
+    Rng::new(u64::from(std::process::id()) << 32 | dir.path().as_os_str().len() as u64)
+        .fill(&mut seed);
+    // Tests run side by side: each device has a name of its own.
+    seed[..8].copy_from_slice(&(Arc::as_ptr(&dir) as u64).to_le_bytes());
+    open::format(&format_config(&dir, shape, cache_bytes), seed, UnixSecs(1)).unwrap();
     for (i, size) in sizes.iter().enumerate() {
-        let path = dir.path().join(format!("disk{i}"));
-        File::create(&path).unwrap().set_len(*size).unwrap();
-        let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
-        let backing = backing::open(&uri, false, false, Patience::default()).unwrap();
-        let volume = Volume::new(&format!("disk{i}"), backing, options.line_bytes, true);
-        cache.attach(&volumes.add(volume).unwrap()).unwrap();
+        File::create(dir.path().join(format!("disk{i}"))).unwrap().set_len(*size).unwrap();
     }
+    start(dir, shape).unwrap()
+}
+
+fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
+    let volumes = Arc::new(Volumes::default());
+    for i in 0..shape.volumes {
+        let uri: Uri =
+            format!("file:{}", dir.path().join(format!("disk{i}")).display()).parse().unwrap();
+        let backing = backing::open(&uri, false, false, Patience::default()).unwrap();
+        volumes.add(Volume::new(&format!("disk{i}"), backing, shape.line, true)).unwrap();
+    }
+    let config = CacheConfig {
+        write: shape.write,
+        replacement: Replacement::Lru,
+        admission: shape.admission.parse().unwrap(),
+        limits: BlockLimits::default(),
+        workers: shape.workers,
+        ring: RingChoice::Auto,
+        trust_unchanged: false,
+        state_dir: dir.path().join("state"),
+    };
+    let handle = open::open(&dir.path().join("cache"), config, &volumes.all())?;
+    let cache = handle.cache().clone();
     let listen = vec![Listen::Unix(dir.path().join("socket"))];
-    let config = ServerConfig { listen, threads: workers, ..ServerConfig::default() };
+    let config = ServerConfig { listen, threads: shape.workers, ..ServerConfig::default() };
     let server = Server::start(config, volumes, |worker, registry, token| {
-        CacheService::new(cache.clone(), worker, registry, token, RingChoice::Auto)
+        Cached::new(cache.clone(), worker, registry, token, RingChoice::Auto)
     });
-    Bench { dir, cache: cache.clone(), server: server.unwrap() }
+    Ok(Bench {
+        server: Some(server.unwrap()),
+        handle: Some(handle),
+        cache: cache.clone(),
+        dir,
+        shape,
+    })
+}
+
+impl Bench {
+    fn engine(&self) -> BlockStats {
+        self.cache.stats().engine
+    }
+
+    /// A clean stop and another start.
+    fn restart(mut self) -> (Bench, Warmth) {
+        self.server.take().unwrap().stop();
+        self.handle.take().unwrap().stop();
+        let (dir, shape) = (self.dir.clone(), self.shape);
+        drop(self);
+        let bench = start(dir, shape).unwrap();
+        let warmth = bench.handle.as_ref().unwrap().warmth.clone();
+        (bench, warmth)
+    }
 }
 
 impl Bench {
@@ -94,11 +171,10 @@ fn random_operations_against_a_model_disk() {
     let shapes = [(4096, 1), (4096, 8), (16384, 4)];
     for (i, write) in modes.into_iter().enumerate() {
         let (line_bytes, ways) = shapes[i];
-        let options = CacheOptions { line_bytes, ways, write, ..CacheOptions::default() };
+        let shape = Shape { line: line_bytes, ways, write, workers: 2, ..SHAPE };
         // The least that it can be: one set of each shard, and the volume does not end with a line.
-        let set = u64::from(line_bytes * ways * GROUP_LINES);
         let size = 1_000_000 + 512;
-        let bench = bench(&[size, size], DATA_START + 8 * set, options, 2);
+        let bench = bench(&[size, size], least(shape), shape);
         for volume in 0..2 {
             let client = bench.client(volume);
             let mut session = client.session().unwrap();
@@ -111,7 +187,7 @@ fn random_operations_against_a_model_disk() {
             assert!(again == model, "{write:?}");
             assert!(std::fs::read(bench.disk(volume)).unwrap() == model);
         }
-        let stats = bench.cache.stats();
+        let stats = bench.engine();
         assert!(stats.read_lines > 100 && stats.fills > 50 && stats.read_hits > 0, "{stats:?}");
         assert_eq!((stats.corrupt, stats.flash_errors, stats.backing_errors), (0, 0, 0));
     }
@@ -120,15 +196,15 @@ fn random_operations_against_a_model_disk() {
 /// The second read comes from flash: the store may be changed behind the cache's back without being seen.
 #[test]
 fn hits_come_from_the_cache_device() {
-    let bench = bench(&[8 << 20], 64 << 20, CacheOptions::default(), 1);
+    let bench = bench(&[8 << 20], 64 << 20, SHAPE);
     let client = bench.client(0);
     let mut session = client.session().unwrap();
     one(&mut *session, write(0, 1 << 20, 5)).outcome.unwrap();
     one(&mut *session, read(2 << 20, 1 << 20)).outcome.unwrap();
     // Fills happen behind the answer.
     let end = Instant::now() + Duration::from_secs(20);
-    while bench.cache.stats().fills < 512 {
-        assert!(Instant::now() < end, "{:?}", bench.cache.stats());
+    while bench.engine().fills < 512 {
+        assert!(Instant::now() < end, "{:?}", bench.engine());
         std::thread::sleep(Duration::from_millis(10));
     }
     let disk = File::options().write(true).open(bench.disk(0)).unwrap();
@@ -136,56 +212,22 @@ fn hits_come_from_the_cache_device() {
     assert!(bytes(one(&mut *session, read(0, 1 << 20))).iter().all(|&b| b == 5));
     assert!(bytes(one(&mut *session, read(2 << 20, 1 << 20))).iter().all(|&b| b == 0));
     assert!(bytes(one(&mut *session, read(1 << 20, 1 << 20))).iter().all(|&b| b == 9));
-    assert_eq!(bench.cache.stats().read_hits, 512);
+    assert_eq!(bench.engine().read_hits, 512);
     // Rot on the cache device: noticed, and read from the store.
     let flash = File::options().write(true).open(bench.dir.path().join("cache")).unwrap();
     let junk = vec![0xee; 1 << 20];
-    for at in (0..63).map(|i| DATA_START + (i << 20)) {
+    let data = bench.cache.layout().data;
+    for at in (data..63 << 20).step_by(1 << 20) {
         flash.write_all_at(&junk, at).unwrap();
     }
     assert!(bytes(one(&mut *session, read(0, 1 << 20))).iter().all(|&b| b == 9));
-    assert_eq!(bench.cache.stats().corrupt, 256);
-}
-
-/// Each policy, over operations whose answers must be right whatever it says; and a stream is not cached.
-#[test]
-fn admission() {
-    for policy in ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs"] {
-        let options = CacheOptions { ways: 2, ..CacheOptions::default() };
-        let cache_bytes = DATA_START + 16 * 2 * 16 * 4096;
-        let bench = bench_with(&[4 << 20], cache_bytes, options, 2, Some(policy));
-        let client = bench.client(0);
-        let mut session = client.session().unwrap();
-        let model = against_a_model(&mut *session, 4 << 20, 7, 20);
-        for at in (0..4 << 20).step_by(1 << 18) {
-            let buf = bytes(one(&mut *session, read(at, 1 << 18)));
-            assert!(buf[..] == model[at as usize..][..1 << 18], "{policy}");
-        }
-    }
-    let bench = bench_with(&[64 << 20], 128 << 20, CacheOptions::default(), 1, Some("seqr"));
-    let client = bench.client(0);
-    let mut session = client.session().unwrap();
-    for at in (0..32 << 20).step_by(1 << 18) {
-        one(&mut *session, read(at, 1 << 18)).outcome.unwrap();
-    }
-    let mut rng = Rng::new(5);
-    for _ in 0..500 {
-        let at = (32 << 20) + rng.below(8192) * 4096;
-        one(&mut *session, read(at, 4096)).outcome.unwrap();
-    }
-    let end = Instant::now() + Duration::from_secs(20);
-    while bench.cache.stats().fills < 400 {
-        assert!(Instant::now() < end, "{:?}", bench.cache.stats());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let stats = bench.cache.stats();
-    assert!(stats.fill_rejected > 6000 && stats.fills < 2500, "{stats:?}");
+    assert_eq!(bench.engine().corrupt, 256);
 }
 
 /// A trim or zeroes of far more than a group: quick, whole, and nothing of the old is ever read.
 #[test]
 fn large_ranges() {
-    let bench = bench(&[64 << 20], 32 << 20, CacheOptions::default(), 2);
+    let bench = bench(&[64 << 20], 32 << 20, Shape { workers: 2, ..SHAPE });
     let client = bench.client(0);
     let mut session = client.session().unwrap();
     for i in 0..8 {
@@ -217,8 +259,8 @@ fn large_ranges() {
 /// before the read was begun.
 #[test]
 fn several_workers_on_few_lines() {
-    let options = CacheOptions { ways: 1, ..CacheOptions::default() };
-    let bench = bench(&[1 << 20], DATA_START + 8 * 16 * 4096, options, 3);
+    let shape = Shape { ways: 1, workers: 3, ..SHAPE };
+    let bench = bench(&[1 << 20], least(shape), shape);
     const PLACES: usize = 24;
     let answered: Vec<AtomicU32> = (0..PLACES).map(|_| AtomicU32::new(0)).collect();
     let stop = AtomicBool::new(false);
@@ -269,14 +311,14 @@ fn several_workers_on_few_lines() {
         writer.join().unwrap();
         stop.store(true, Ordering::Relaxed);
     });
-    let stats = bench.cache.stats();
+    let stats = bench.engine();
     assert!(stats.read_hits > 0 && stats.waited > 0, "{stats:?}");
 }
 
 /// A cache device that fails: clients see nothing of it.
 #[test]
 fn a_cache_device_that_is_cut_off() {
-    let bench = bench(&[8 << 20], 64 << 20, CacheOptions::default(), 1);
+    let bench = bench(&[8 << 20], 64 << 20, SHAPE);
     let client = bench.client(0);
     let mut session = client.session().unwrap();
     let model = against_a_model(&mut *session, 8 << 20, 3, 5);
@@ -292,30 +334,104 @@ fn a_cache_device_that_is_cut_off() {
             assert!(buf[..] == model[at as usize..][..1 << 20], "round {round}");
         }
     }
-    assert!(bench.cache.stats().flash_errors > 0);
+    assert!(bench.engine().flash_errors > 0);
+}
+
+/// What was cached is there again after a clean stop, unless the file was changed meanwhile.
+#[test]
+fn warm_after_a_clean_stop_and_cold_after_a_change() {
+    let bench = bench(&[8 << 20], 64 << 20, SHAPE);
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    one(&mut *session, write(0, 1 << 20, 5)).outcome.unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while bench.engine().fills < 256 {
+        assert!(Instant::now() < end, "{:?}", bench.engine());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(session);
+    drop(client);
+    let (bench, warmth) = bench.restart();
+    assert!(matches!(warmth, Warmth::Log(_)), "{warmth:?}");
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    assert!(bytes(one(&mut *session, read(0, 1 << 20))).iter().all(|&b| b == 5));
+    assert_eq!(bench.engine().read_hits, 256);
+    drop(session);
+    drop(client);
+    let disk = bench.disk(0);
+    let mut bench = bench;
+    bench.server.take().unwrap().stop();
+    bench.handle.take().unwrap().stop();
+    let (dir, shape) = (bench.dir.clone(), bench.shape);
+    drop(bench);
+    File::options().write(true).open(disk).unwrap().write_all_at(&[9; 4096], 0).unwrap();
+    let bench = start(dir, shape).unwrap();
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    assert_eq!(bytes(one(&mut *session, read(0, 1 << 20)))[..4096], [9; 4096]);
+    assert_eq!(bench.engine().read_hits, 0);
+}
+
+/// Each policy, over operations whose answers must be right whatever it says; and a stream is not cached.
+#[test]
+fn admission() {
+    for policy in ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs"] {
+        let shape = Shape { ways: 2, workers: 2, admission: policy, ..SHAPE };
+        let bench = bench(&[4 << 20], least(shape), shape);
+        let client = bench.client(0);
+        let mut session = client.session().unwrap();
+        let model = against_a_model(&mut *session, 4 << 20, 7, 20);
+        for at in (0..4 << 20).step_by(1 << 18) {
+            let buf = bytes(one(&mut *session, read(at, 1 << 18)));
+            assert!(buf[..] == model[at as usize..][..1 << 18], "{policy}");
+        }
+    }
+    let bench = bench(&[64 << 20], 128 << 20, Shape { admission: "seqr", ..SHAPE });
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    for at in (0..32 << 20).step_by(1 << 18) {
+        one(&mut *session, read(at, 1 << 18)).outcome.unwrap();
+    }
+    let mut rng = Rng::new(5);
+    for _ in 0..500 {
+        let at = (32 << 20) + rng.below(8192) * 4096;
+        one(&mut *session, read(at, 4096)).outcome.unwrap();
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while bench.engine().fills < 400 {
+        assert!(Instant::now() < end, "{:?}", bench.engine());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let stats = bench.engine();
+    assert!(stats.fill_rejected > 6000 && stats.fills < 2500, "{stats:?}");
 }
 
 #[test]
-fn what_cannot_be_opened() {
+fn what_cannot_be_formatted_or_opened() {
     let dir = TempDir::new().unwrap();
-    let device = DeviceOptions::new(dir.path().join("cache")).size(ByteSize(2 << 20));
-    let device = Arc::new(FlashDevice::open(&device).unwrap());
-    let open = |change: fn(&mut CacheOptions)| {
-        let mut options = CacheOptions::default();
-        change(&mut options);
-        Cache::open(device.clone(), options, 1).unwrap_err().to_string()
+    let attempt = |change: fn(&mut FormatConfig)| {
+        let mut config = format_config(&dir, SHAPE, 64 << 20);
+        change(&mut config);
+        let outcome = open::format(&config, [3; 32], UnixSecs(1));
+        outcome.map_err(|e| e.to_string())
     };
-    assert!(open(|o| o.line_bytes = 5000).contains("lines of 5000"));
-    assert!(open(|o| o.line_bytes = 1 << 20).contains("lines of 1048576"));
-    assert!(open(|o| o.ways = 17).contains("ways of 17"));
-    assert!(open(|o| o.ways = 0).contains("ways of 0"));
-    assert!(open(|_| ()).contains("give it more"));
+    assert!(attempt(|c| c.line = 5000).unwrap_err().contains("a line of 5000"));
+    assert!(attempt(|c| c.ways = 17).unwrap_err().contains("a set of 17"));
+    assert!(attempt(|c| c.size = Some(ByteSize(1 << 20))).unwrap_err().contains("are needed"));
+    assert!(!dir.path().join("cache").exists(), "a refusal leaves no file");
+    attempt(|_| ()).unwrap();
+    assert!(attempt(|_| ()).unwrap_err().contains("--yes"));
+    attempt(|c| c.yes = true).unwrap();
+    std::fs::write(dir.path().join("cache"), vec![1u8; 1 << 20]).unwrap();
+    let error = open::layout_of(&dir.path().join("cache")).unwrap_err().to_string();
+    assert!(error.contains("no superblock") && error.contains("larder block format"), "{error}");
 }
 
 /// The server stops with requests under way, and answers them.
 #[test]
 fn a_stop_answers_what_is_under_way() {
-    let bench = bench(&[8 << 20], 64 << 20, CacheOptions::default(), 2);
+    let bench = bench(&[8 << 20], 64 << 20, Shape { workers: 2, ..SHAPE });
     let client = bench.client(0);
     let mut session = client.session().unwrap();
     one(&mut *session, read(0, 512)).outcome.unwrap();
@@ -325,7 +441,8 @@ fn a_stop_answers_what_is_under_way() {
     }
     session.flush(Instant::now());
     std::thread::sleep(Duration::from_millis(50));
-    bench.server.stop();
+    let mut bench = bench;
+    bench.server.take().unwrap().stop();
     let disk = std::fs::read(bench.dir.path().join("disk0")).unwrap();
     assert!(disk[..16 * 4096].iter().all(|&b| b == 1));
 }

@@ -190,11 +190,6 @@ impl Lingering {
         data.try_into_buf().map_err(|data| self.list.push(data)).ok()
     }
 
-    /// A buffer that was not handed back with an answer.
-    pub(crate) fn keep(&mut self, buf: Option<AlignedBuf>) {
-        self.list.extend(buf.map(Payload::new));
-    }
-
     /// One that is needed no longer.
     pub(crate) fn pop(&mut self) -> Option<AlignedBuf> {
         for _ in 0..self.list.len() {

@@ -140,13 +140,17 @@ pub struct IoFailed;
 /// What the engine asks of its caller, while it is being called. Each request that takes an [`IoId`] is answered once
 /// by the completion named beside it. The caller may perform requests in any order.
 pub trait BlockEffects {
-    /// Read `lines` whole lines from `slot` on into a buffer; answer with `BlockShard::flash_read`.
-    fn flash_read(&mut self, io: IoId, slot: SlotId, lines: u32);
-    /// Write `lines` whole lines, the first of which is `line`, to `slot` and the next ones, from `source`; answer with
-    /// `BlockShard::flash_written`, with the checksums of what was written.
-    fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source);
-    /// Read from the backing store into a buffer; answer with `BlockShard::backing_read`.
-    fn backing_read(&mut self, io: IoId, at: u64, len: u32);
+    /// Read `lines` whole lines, the first of which is `line`, from `slot` and the next ones into a buffer, on behalf of
+    /// `op`; answer with `BlockShard::flash_read`.
+    fn flash_read(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId);
+    /// Write `lines` whole lines, the first of which is `line`, to `slot` and the next ones, from the bytes of `op`, which
+    /// waits for it; answer with `BlockShard::flash_written`, with the checksums of what was written.
+    fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId);
+    /// The same from `source`, for nobody who waits; answer with `BlockShard::flash_written` too.
+    fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source);
+    /// Read from the backing store into a buffer, on behalf of `op` (others may join it); answer with
+    /// `BlockShard::backing_read`.
+    fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId);
     /// Perform `kind` (a write from the client's bytes, zeros, or a trim) on the backing store; answer with
     /// `BlockShard::backing_changed`.
     fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32);
@@ -236,4 +240,28 @@ pub struct BlockStats {
     pub waited: u64,
     /// The longest time that a part waited.
     pub longest_wait: Nanos,
+}
+
+impl BlockStats {
+    /// Adds another shard's.
+    pub fn add(&mut self, other: &BlockStats) {
+        self.read_lines += other.read_lines;
+        self.read_hits += other.read_hits;
+        self.read_shared += other.read_shared;
+        self.write_lines += other.write_lines;
+        self.write_hits += other.write_hits;
+        self.fills += other.fills;
+        self.fill_rejected += other.fill_rejected;
+        self.fill_dropped += other.fill_dropped;
+        self.fill_cancelled += other.fill_cancelled;
+        self.evicted += other.evicted;
+        self.updated += other.updated;
+        self.dropped += other.dropped;
+        self.corrupt += other.corrupt;
+        self.flash_errors += other.flash_errors;
+        self.backing_errors += other.backing_errors;
+        self.flash_lines_written += other.flash_lines_written;
+        self.waited += other.waited;
+        self.longest_wait = self.longest_wait.max(other.longest_wait);
+    }
 }

@@ -6,6 +6,7 @@ use larder_base::Nanos;
 
 use super::api::{BlockEffects, GroupId, IoFailed, IoId, LineId, SlotId, Source, Sum};
 use super::map::Slot;
+use super::planted::Planted;
 use super::shard::{BlockShard, FillSource, Io, WaitingFill};
 
 impl BlockShard {
@@ -38,9 +39,11 @@ impl BlockShard {
                 continue;
             }
             let (groups, reserved) = (&self.groups, &self.reserved);
+            let lax = self.planted(Planted::BusyEvicted);
             let busy = |slot: SlotId, now: Slot| {
                 reserved.contains(&slot)
                     || match now {
+                        Slot::Line(_) if lax => false,
                         Slot::Line(l) => groups.get(&l.group()).is_some_and(|g| {
                             let bit = 1u16 << l.index();
                             (g.fetching | g.filling | g.changing | g.reads()) & bit != 0
@@ -67,7 +70,7 @@ impl BlockShard {
             let entry = self.group(group);
             entry.filling |= 1 << line.index();
             entry.fills.push((line.index(), source));
-            if choice.now == Slot::Free {
+            if choice.now == Slot::Free || self.planted(Planted::FillBeforeDurable) {
                 push_run(&mut ready, choice.slot, line);
             } else {
                 self.waiting_fills.insert(choice.slot, WaitingFill { line, source });
@@ -90,7 +93,7 @@ impl BlockShard {
     ) {
         let io = IoId(self.ios.insert(Io::Fill { slot, first, lines, source }));
         let source = self.outer_source(source);
-        fx.flash_write(io, slot, first, lines, source);
+        fx.fill(io, slot, first, lines, source);
     }
 
     /// Begins the fills whose slots are durably empty by now.

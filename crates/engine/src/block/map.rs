@@ -120,6 +120,11 @@ impl Map {
         Map { entries, sums, placing, shard, group_sets, ways, replacement }
     }
 
+    /// A copy of the words as they are: entries and checksums.
+    pub fn snapshot(&self) -> (Words, Words) {
+        (self.entries.snapshot(), self.sums.snapshot())
+    }
+
     /// Number of slots.
     pub fn len(&self) -> u32 {
         Self::slots(self.group_sets, self.ways)
@@ -296,6 +301,29 @@ impl Map {
         match self.replacement {
             Replacement::Lru | Replacement::Fifo => self.bring_to_front(slot),
             Replacement::Clock => self.set_rank(slot, 1),
+        }
+    }
+
+    /// Puts what was durable into `slot`: `line` with `sum`, or nothing; later states last. A line that cannot lie there
+    /// (a damaged record) leaves the slot held, and so does one that is found elsewhere later: the durable map has it,
+    /// this one does not.
+    pub fn restore(&mut self, slot: SlotId, holds: Option<(LineId, Sum)>) {
+        self.set_entry(slot, 0);
+        let Some((line, sum)) = holds else { return };
+        let group_set = slot.0 / GROUP_LINES / self.ways;
+        let fits = line.0 < self.placing.lines()
+            && self.placing.shard(line.group()) == self.shard
+            && line.index() == slot.0 % GROUP_LINES
+            && self.placing.place(line.group()).group_set == group_set;
+        if fits {
+            // The later record is right; what lay elsewhere has a record to come, or lost it.
+            if let Some(older) = self.find(line) {
+                self.hold(older);
+            }
+            self.set_sum(slot, sum);
+            self.set_entry(slot, VALID | self.placing.place(line.group()).tag);
+        } else {
+            self.set_entry(slot, HELD);
         }
     }
 

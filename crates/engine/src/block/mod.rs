@@ -7,7 +7,9 @@
 pub mod address;
 pub mod api;
 mod fill;
+pub mod log;
 pub mod map;
+mod planted;
 mod read;
 mod shard;
 mod table;
@@ -17,4 +19,6 @@ pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, OpId,
     Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,
 };
+pub use log::{LogFailed, LogIo, LogShards, LogStats, LogStep, MapLog, Recovered};
+pub use planted::Planted;
 pub use shard::{BlockConfig, BlockShard, MapRecord, Regions};

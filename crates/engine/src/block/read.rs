@@ -5,6 +5,7 @@ use larder_base::Nanos;
 use super::api::{
     BlockEffects, GroupId, IoFailed, IoId, LineId, Part, PartKind, SlotId, Source, Sum, Verdict,
 };
+use super::planted::Planted;
 use super::shard::{Active, BlockShard, FillSource, Io, Want};
 
 /// Where a line of a read comes from.
@@ -154,7 +155,7 @@ impl BlockShard {
                     self.group(group).reading[(first.index() + i) as usize] += 1;
                 }
                 let io = IoId(self.ios.insert(Io::FlashRead { slot, first, lines, want }));
-                fx.flash_read(io, slot, lines);
+                fx.flash_read(io, slot, first, lines, part.op);
             }
             From::Backing => {
                 let room = self.config.limits.fills.saturating_sub(self.fills);
@@ -204,7 +205,7 @@ impl BlockShard {
         let entry = self.group(group);
         entry.fetching |= whole;
         entry.fetches.push(io);
-        fx.backing_read(io, at, len);
+        fx.backing_read(io, at, len, part.op);
     }
 
     /// Brings just the bytes that are wanted, for this part alone.
@@ -226,7 +227,8 @@ impl BlockShard {
             wants: vec![want],
             refs: 0,
         }));
-        fx.backing_read(io, at, len);
+        let op = self.actives.get(active).map(|a| a.part.op).unwrap_or_default();
+        fx.backing_read(io, at, len, op);
     }
 
     /// A [`BlockEffects::flash_read`] is complete: the CRC-32C of each line that was read, or that it failed.
@@ -255,6 +257,8 @@ impl BlockShard {
                 let (line, slot) = (LineId(first.0 + u64::from(i)), SlotId(slot.0 + i));
                 let (from, to) = self.within(&part, line);
                 let good = match outcome {
+                    Ok(_) if self.planted(Planted::SumNotCompared) => true,
+                    Ok(_) if self.planted(Planted::SumNotCompared) => true,
                     Ok(crcs) => crcs
                         .get(i as usize)
                         .is_some_and(|&crc| Sum::of(line, crc) == self.map.sum(slot)),

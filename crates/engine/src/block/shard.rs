@@ -35,6 +35,7 @@ use super::api::{
     Part, SlotId, Sum, WriteMode,
 };
 use super::map::{Map, Slot};
+use super::planted::Planted;
 use super::table::Table;
 
 /// Bits of a region of the write-intent map, in groups: a region is this many groups.
@@ -206,6 +207,8 @@ pub struct BlockShard {
     /// Ranges of lines that are locked as a whole, first and last, with the operation that has or wants them.
     ranges: Vec<Range>,
     range_waiting: VecDeque<(Part, Nanos)>,
+    #[cfg(feature = "planted")]
+    pub(super) fault: Option<Planted>,
 }
 
 #[derive(Debug)]
@@ -239,6 +242,8 @@ impl BlockShard {
             asked: BTreeMap::new(),
             ranges: Vec::new(),
             range_waiting: VecDeque::new(),
+            #[cfg(feature = "planted")]
+            fault: None,
         }
     }
 
@@ -260,6 +265,19 @@ impl BlockShard {
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.groups.is_empty() && self.actives.len() == 0 && self.ios.len() == 0
+    }
+
+    /// What is under way, for messages and tests.
+    pub fn under_way(&self) -> String {
+        format!(
+            "groups {:?}, waiting fills {}, asked {:?}, ranges {:?}, waiting for ranges {}, I/Os {}",
+            self.groups,
+            self.waiting_fills.len(),
+            self.asked,
+            self.ranges,
+            self.range_waiting.len(),
+            self.ios.len()
+        )
     }
 
     /// The mask of the lines that bytes `at..at + len` touch, and its group.
@@ -289,24 +307,14 @@ impl BlockShard {
             self.range_waiting.push_back((part, now));
             return;
         }
-        let entry = self.groups.entry(group).or_default();
-        if Self::conflicts(
-            entry,
-            &part,
-            mask,
-            entry.waiting.len(),
-            &self.waiting_fills,
-            group,
-            |p| span_of(self.config.line_bytes, p),
-        ) {
+        if self.must_wait(&part, group, mask, usize::MAX) {
             if self.waiting_parts >= self.config.limits.waiting {
-                self.tidy(group);
                 fx.done(part.op, Err(IoFailed), false);
                 return;
             }
             self.waiting_parts += 1;
             self.stats.waited += 1;
-            self.groups.entry(group).or_default().waiting.push_back((part, now));
+            self.group(group).waiting.push_back((part, now));
             return;
         }
         self.start(part, group, mask, fx);
@@ -314,28 +322,24 @@ impl BlockShard {
     }
 
     /// Whether `part` must wait for what is under way in its group, or for one of the first `ahead` that wait.
-    fn conflicts(
-        group: &Group,
-        part: &Part,
-        mask: u16,
-        ahead: usize,
-        waiting_fills: &BTreeMap<SlotId, WaitingFill>,
-        id: GroupId,
-        span: impl Fn(&Part) -> u16,
-    ) -> bool {
+    fn must_wait(&self, part: &Part, id: GroupId, mask: u16, ahead: usize) -> bool {
+        let Some(group) = self.groups.get(&id) else { return false };
         let changes = part.kind.changes();
-        let earlier = group.waiting.iter().take(ahead);
-        if earlier.into_iter().any(|(p, _)| (changes || p.kind.changes()) && span(p) & mask != 0) {
+        let mut earlier = group.waiting.iter().take(ahead);
+        if earlier
+            .any(|(p, _)| (changes || p.kind.changes()) && self.span(p.at, p.len).1 & mask != 0)
+        {
             return true;
         }
         if group.changing & mask != 0 {
             return true;
         }
-        if !changes {
+        if !changes || self.planted(Planted::ChangeIgnoresFill) {
             return false;
         }
         // Fills that wait for the log have written nothing: they are given up, not waited for.
-        let given_up = waiting_fills
+        let given_up = self
+            .waiting_fills
             .values()
             .filter(|f| f.line.group() == id)
             .fold(0u16, |m, f| m | 1 << f.line.index());
@@ -356,10 +360,7 @@ impl BlockShard {
         while let Some(entry) = self.groups.get(&group) {
             let Some(&(part, since)) = entry.waiting.get(at) else { break };
             let (_, mask) = self.span(part.at, part.len);
-            let line_bytes = self.config.line_bytes;
-            if Self::conflicts(entry, &part, mask, at, &self.waiting_fills, group, |p| {
-                span_of(line_bytes, p)
-            }) {
+            if self.must_wait(&part, group, mask, at) {
                 at += 1;
                 continue;
             }
@@ -422,8 +423,7 @@ impl BlockShard {
     /// [`BlockShard::records_durable`] or [`BlockShard::records_lost`].
     pub fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>) {
         debug_assert!(self.taken.is_empty(), "one batch at a time");
-        let slots: Vec<SlotId> =
-            self.changed.iter().copied().filter(|s| !self.is_update(*s)).take(most).collect();
+        let slots: Vec<SlotId> = self.changed.iter().copied().take(most).collect();
         for slot in slots {
             self.changed.remove(&slot);
             self.taken.insert(slot);
@@ -433,6 +433,24 @@ impl BlockShard {
             };
             out.push(MapRecord { slot, holds });
         }
+    }
+
+    /// What the slots from `first` on hold, up to `most` of them, for a snapshot.
+    pub fn state(&self, first: SlotId, most: u32, out: &mut Vec<Option<(u64, u32)>>) {
+        let last = first.0.saturating_add(most).min(self.map.len());
+        out.extend((first.0..last).map(SlotId).map(|slot| match self.map.get(slot) {
+            Slot::Line(line) => Some((line.0, self.map.sum(slot).0)),
+            Slot::Held | Slot::Free => None,
+        }));
+    }
+
+    /// An update in place of `slot` begins: it is recorded when that is over.
+    pub(super) fn begin_update(&mut self, slot: SlotId) {
+        if !self.planted(Planted::UpdateStaysInMap) {
+            self.map.hold(slot);
+        }
+        self.reserved.insert(slot);
+        self.changed.remove(&slot);
     }
 
     /// A slot under update in place: its state is in between, and its region has its bit set.
@@ -469,7 +487,7 @@ impl BlockShard {
         fx: &mut impl BlockEffects,
     ) -> bool {
         let region = self.config.regions.of(line);
-        if self.dirty.contains(&region) {
+        if self.dirty.contains(&region) || self.planted(Planted::IntentNotAwaited) {
             return true;
         }
         let waiting = self.asked.entry(region).or_default();
@@ -494,15 +512,20 @@ impl BlockShard {
     pub fn quiet(&mut self, region: u32) -> bool {
         let regions = self.config.regions;
         let busy = self.asked.contains_key(&region)
+            || self
+                .ranges
+                .iter()
+                .any(|r| regions.of(r.first) <= region && region <= regions.of(r.last))
             || self.actives.iter().any(|a| {
                 a.part.kind.changes() && !a.answered && {
                     regions.of(LineId(a.part.at / u64::from(self.config.line_bytes))) == region
                 }
             });
-        if !busy {
+        let quiet = !busy || self.planted(Planted::QuietTooEarly);
+        if quiet {
             self.dirty.remove(&region);
         }
-        !busy
+        quiet
     }
 
     // ---- when the cache device is lost ----
@@ -523,6 +546,10 @@ impl BlockShard {
         }
         for group in groups {
             self.wake(now, group, fx);
+        }
+        // Without a cache there is nothing to distrust.
+        for active in std::mem::take(&mut self.asked).into_values().flatten() {
+            self.run_change(now, active, fx);
         }
     }
 
@@ -555,7 +582,8 @@ impl BlockShard {
             let (first, last) = (self.ranges[at].first, self.ranges[at].last);
             if self.ranges[at].held
                 || self.ranges[..at].iter().any(|r| r.first <= last && first <= r.last)
-                || self.groups.range(first.group()..=last.group()).next().is_some()
+                || (self.groups.range(first.group()..=last.group()).next().is_some()
+                    && !self.planted(Planted::RangeNotAwaited))
             {
                 continue;
             }
@@ -621,10 +649,4 @@ impl BlockShard {
             self.submit(now, part, fx);
         }
     }
-}
-
-fn span_of(line_bytes: u32, part: &Part) -> u16 {
-    let first = LineId(part.at / u64::from(line_bytes)).index();
-    let last = LineId((part.at + u64::from(part.len) - 1) / u64::from(line_bytes)).index();
-    (first..=last).fold(0, |m, i| m | 1 << i)
 }

@@ -3,9 +3,9 @@
 use larder_base::Nanos;
 
 use super::api::{
-    BlockEffects, GroupId, IoFailed, IoId, LineId, Part, PartKind, SlotId, Source, Sum, Verdict,
-    WriteMode,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Part, PartKind, SlotId, Sum, Verdict, WriteMode,
 };
+use super::planted::Planted;
 use super::shard::{Active, BlockShard, FillSource, Io};
 
 impl BlockShard {
@@ -62,8 +62,7 @@ impl BlockShard {
                     self.stats.write_hits += 1;
                     if whole && self.enabled && self.config.write != WriteMode::HddInv {
                         self.map.hit(slot);
-                        self.map.hold(slot);
-                        self.reserved.insert(slot);
+                        self.begin_update(slot);
                         match updates.last_mut() {
                             Some((s, l, n))
                                 if slot.0 == s.0 + *n && line.0 == l.0 + u64::from(*n) =>
@@ -72,7 +71,7 @@ impl BlockShard {
                             }
                             _ => updates.push((slot, line, 1)),
                         }
-                    } else {
+                    } else if !self.planted(Planted::PartialWriteKeepsLine) {
                         self.drop_line(slot);
                     }
                 }
@@ -95,7 +94,7 @@ impl BlockShard {
         fx.backing_change(io, part.op, part.kind, part.at, part.len);
         for (slot, first, lines) in updates {
             let io = IoId(self.ios.insert(Io::Update { active, slot, first, lines }));
-            fx.flash_write(io, slot, first, lines, Source::Op(part.op));
+            fx.flash_write(io, slot, first, lines, part.op);
         }
     }
 
@@ -147,7 +146,7 @@ impl BlockShard {
         let (group, mask) = self.span(part.at, part.len);
         for (slot, line, sum) in updated {
             self.reserved.remove(&slot);
-            if failed || !self.enabled {
+            if (failed && !self.planted(Planted::FailedChangePublished)) || !self.enabled {
                 // What the backing store has now is not known: neither is in the map.
                 self.stats.dropped += 1;
             } else {

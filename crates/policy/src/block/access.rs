@@ -216,6 +216,14 @@ impl VerdictCounts {
     pub fn rejected(&self, reason: Reason) -> u64 {
         self.rejected[reason as usize]
     }
+
+    /// Adds another policy's.
+    pub fn add(&mut self, other: &VerdictCounts) {
+        self.admitted += other.admitted;
+        for (sum, more) in self.rejected.iter_mut().zip(other.rejected) {
+            *sum += more;
+        }
+    }
 }
 
 /// A well-mixed 64-bit hash of a place in a volume (the finalizer of MurmurHash3 over both parts).

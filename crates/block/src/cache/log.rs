@@ -1,0 +1,379 @@
+//! The thread of the map's log, which also writes fills: what no client waits for.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use larder_engine::block::{
+    IoFailed, IoId, LogIo, LogShards, LogStep, MapLog, MapRecord, OpId, SlotId,
+};
+use larder_format::block::VolumeState;
+use larder_format::block::log::Held;
+use larder_runtime::{Device, FileOp, FileQueue};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::cell::{Fill, Message, Out};
+use super::service::{aligned, crcs};
+use super::{Cache, locked, open};
+use crate::backing::Session;
+use crate::op::Op;
+
+/// How long the thread sleeps at most: then it looks for regions that have become quiet.
+const TICK: Duration = Duration::from_millis(200);
+/// Fills of one batch are waited for so long before the log goes on without them.
+const FILL_WAIT: Duration = Duration::from_millis(100);
+/// For a backing store to become durable, before its regions keep their bits for now.
+const FLUSH_WAIT: Duration = Duration::from_secs(30);
+
+/// A way to make a volume's store durable, from the log's thread.
+pub(super) struct Flusher {
+    session: Box<dyn Session>,
+    next: u64,
+}
+
+impl Flusher {
+    pub(super) fn new(session: Box<dyn Session>) -> Flusher {
+        Flusher { session, next: 0 }
+    }
+
+    /// Everything that ended on any session of the store is durable when this returns `Ok`.
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        self.next += 1;
+        let token = self.next;
+        self.session.submit(token, Op::Flush);
+        let until = Instant::now() + FLUSH_WAIT;
+        loop {
+            self.session.flush(Instant::now());
+            self.session.turn(Instant::now());
+            while let Some(done) = self.session.pop() {
+                // Those that were given up earlier end late.
+                if done.token == token {
+                    return done.outcome.map(|_| ()).map_err(|_| IoFailed);
+                }
+            }
+            if Instant::now() >= until {
+                return Err(IoFailed);
+            }
+            // SAFETY: the session keeps its descriptor open as long as it lives, and it outlives this call.
+            let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(self.session.fd()) };
+            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+            let wait = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            // Interrupted or not: it is looked at again.
+            let _ = poll(&mut fds, Some(&wait));
+        }
+    }
+}
+
+/// The device, as the log uses it.
+pub(super) struct CacheIo<'a>(pub &'a dyn Device);
+
+impl LogIo for CacheIo<'_> {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        self.0.read_at(at, out).map_err(|error| {
+            tracing::warn!(%error, "the map of the cache cannot be read");
+            IoFailed
+        })
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.0.write_at(at, bytes).map_err(|error| {
+            tracing::warn!(%error, "the map of the cache cannot be written");
+            IoFailed
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        self.0.sync().map_err(|error| {
+            tracing::warn!(%error, "the cache device cannot be made durable");
+            IoFailed
+        })
+    }
+}
+
+pub(super) struct LogThread {
+    cache: Arc<Cache>,
+    log: Option<MapLog>,
+    fills: FileQueue,
+    /// Fills under way, by token.
+    writing: Vec<Option<(u32, IoId, larder_runtime::Payload)>>,
+    free: Vec<usize>,
+    out: Out,
+    /// Ranges that wait for their bits: how many are missing.
+    ranges: Vec<(OpId, u32, u32, u32)>,
+}
+
+impl LogThread {
+    pub(super) fn new(cache: Arc<Cache>, log: MapLog, fills: FileQueue) -> LogThread {
+        LogThread {
+            cache,
+            log: Some(log),
+            fills,
+            writing: Vec::new(),
+            free: Vec::new(),
+            out: Out::default(),
+            ranges: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            let stop = self.wait();
+            self.take_work();
+            if stop {
+                break;
+            }
+        }
+        self.settle();
+    }
+
+    /// Waits for something to do. Returns whether it is the end.
+    fn wait(&mut self) -> bool {
+        if self.busy() > 0 {
+            return false;
+        }
+        let inbox = locked(&self.cache.log_inbox);
+        let (inbox, _) = self
+            .cache
+            .log_wake
+            .wait_timeout_while(inbox, TICK, |i| {
+                !i.stop
+                    && !i.commit
+                    && i.fills.is_empty()
+                    && i.asks.is_empty()
+                    && i.ranges.is_empty()
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        inbox.stop
+    }
+
+    fn busy(&self) -> usize {
+        self.writing.len() - self.free.len()
+    }
+
+    fn take_work(&mut self) {
+        let (fills, asks, ranges) = {
+            let mut inbox = locked(&self.cache.log_inbox);
+            inbox.commit = false;
+            (
+                std::mem::take(&mut inbox.fills),
+                std::mem::take(&mut inbox.asks),
+                std::mem::take(&mut inbox.ranges),
+            )
+        };
+        for fill in fills {
+            self.begin_fill(fill);
+        }
+        self.fills.flush();
+        for (op, first, last) in ranges {
+            match &mut self.log {
+                Some(log) => {
+                    (first..=last).for_each(|region| log.ask(RANGE, region));
+                    self.ranges.push((op, first, last, last - first + 1));
+                }
+                None => {
+                    self.cache.send((op.0 >> super::OP_BITS) as usize, op, Message::IntentsReady)
+                }
+            }
+        }
+        if let Some(log) = &mut self.log {
+            asks.into_iter().for_each(|(shard, region)| log.ask(shard, region));
+        } else {
+            for (shard, region) in asks {
+                self.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
+            }
+        }
+        self.step_log();
+        self.end_fills();
+    }
+
+    fn with<R>(
+        &mut self,
+        shard: u32,
+        f: impl FnOnce(
+            &mut larder_engine::block::BlockShard,
+            larder_base::Nanos,
+            &mut super::cell::Fx<'_>,
+        ) -> R,
+    ) -> R {
+        let now = self.cache.now();
+        self.cache.with(shard, None, &mut self.out, |s, fx| f(s, now, fx))
+    }
+
+    // ---- fills ----
+
+    fn begin_fill(&mut self, Fill { shard, io, slot, bytes }: Fill) {
+        let data = aligned(bytes);
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.writing.push(None);
+            self.writing.len() - 1
+        });
+        self.writing[at] = Some((shard, io, data.clone()));
+        let offset = self.cache.layout.slot_at(shard, slot.0);
+        let op = FileOp::Write { offset, data, durable: false };
+        self.fills.submit(at as u64, &self.cache.file, op);
+    }
+
+    fn end_fills(&mut self) {
+        let line = self.cache.line_bytes() as usize;
+        if self.busy() > 0 {
+            self.fills.wait(FILL_WAIT);
+        }
+        while let Some(done) = self.fills.pop() {
+            let at = done.token as usize;
+            let Some((shard, io, bytes)) = self.writing[at].take() else { continue };
+            self.free.push(at);
+            match done.result {
+                Ok(()) => {
+                    let crcs = crcs(&bytes, line);
+                    self.with(shard, |s, now, fx| s.flash_written(now, io, Ok(&crcs), fx));
+                }
+                Err(e) => {
+                    self.cache.flash_failed("write", &e);
+                    self.with(shard, |s, now, fx| s.flash_written(now, io, Err(IoFailed), fx));
+                }
+            }
+        }
+    }
+
+    // ---- the log ----
+
+    fn step_log(&mut self) {
+        for _ in 0..16 {
+            let Some(mut log) = self.log.take() else { return };
+            let cache = self.cache.clone();
+            let now = cache.now();
+            let outcome = log.step(now, &mut Shards(self), &mut CacheIo(&cache.device));
+            *locked(&cache.log_stats) = (log.stats(), log.regions_set() as u64);
+            match outcome {
+                Ok(LogStep::Worked) => self.log = Some(log),
+                Ok(LogStep::Idle) => {
+                    self.log = Some(log);
+                    return;
+                }
+                Err(error) => return self.give_up(log, &error),
+            }
+        }
+        // There is more: it is not the only thing to do.
+        locked(&self.cache.log_inbox).commit = true;
+    }
+
+    /// The durable map cannot be kept: no line is used any more, in this run or in the next.
+    fn give_up(&mut self, mut log: MapLog, error: &dyn std::fmt::Display) {
+        tracing::error!(
+            "the cache is given up: {error}. Volumes go on without it (pass-through); replace the cache device, format \
+             it and start again"
+        );
+        self.cache.void(&mut log);
+        self.cache.enabled.store(false, std::sync::atomic::Ordering::SeqCst);
+        for shard in 0..self.cache.layout.shards {
+            self.with(shard, |s, now, fx| s.disable(now, fx));
+        }
+        for (op, ..) in std::mem::take(&mut self.ranges) {
+            self.cache.send((op.0 >> super::OP_BITS) as usize, op, Message::IntentsReady);
+        }
+    }
+
+    /// The end: all is made durable, and the volumes are put aside in good order.
+    fn settle(&mut self) {
+        let until = Instant::now() + Duration::from_secs(10);
+        while self.busy() > 0 && Instant::now() < until {
+            self.take_work();
+        }
+        let Some(mut log) = self.log.take() else { return };
+        let cache = self.cache.clone();
+        let now = cache.now();
+        let settled = log.settle(now, &mut Shards(self), &mut CacheIo(&cache.device));
+        if let Err(error) = settled {
+            return self.give_up(log, &error);
+        }
+        let outcome = log.update(&mut CacheIo(&cache.device), |sb| {
+            sb.clean_epoch = sb.epoch;
+            for volume in &mut sb.volumes {
+                let Some(attached) = cache.volume(&volume.name) else { continue };
+                if volume.state == VolumeState::Attached {
+                    volume.state = VolumeState::Detached;
+                    volume.identity = attached.identity();
+                }
+            }
+        });
+        match outcome {
+            Ok(()) => {
+                cache.region.release();
+                tracing::info!("the cache is stopped; the next start finds it as it is");
+            }
+            Err(error) => self.give_up(log, &error),
+        }
+    }
+}
+
+/// Stands for a shard where a whole range asks for bits.
+const RANGE: u32 = u32::MAX;
+
+/// The shards as the log sees them.
+struct Shards<'a>(&'a mut LogThread);
+
+impl LogShards for Shards<'_> {
+    fn records_waiting(&mut self, shard: u32) -> usize {
+        locked(&self.0.cache.shards[shard as usize]).shard.records_waiting()
+    }
+
+    fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
+        locked(&self.0.cache.shards[shard as usize]).shard.take_records(most, out);
+    }
+
+    fn records_durable(&mut self, shard: u32) {
+        self.0.with(shard, |s, now, fx| s.records_durable(now, fx));
+    }
+
+    fn records_lost(&mut self, shard: u32) {
+        locked(&self.0.cache.shards[shard as usize]).shard.records_lost();
+    }
+
+    fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
+        locked(&self.0.cache.shards[shard as usize]).shard.state(first, most, out);
+    }
+
+    fn quiet(&mut self, shard: u32, region: u32) -> bool {
+        locked(&self.0.cache.shards[shard as usize]).shard.quiet(region)
+    }
+
+    fn intent_ready(&mut self, shard: u32, region: u32) {
+        if shard != RANGE {
+            self.0.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
+            return;
+        }
+        let cache = self.0.cache.clone();
+        self.0.ranges.retain_mut(|(op, first, last, missing)| {
+            if (*first..=*last).contains(&region) && *missing > 0 {
+                *missing -= 1;
+                if *missing == 0 {
+                    cache.send((op.0 >> super::OP_BITS) as usize, *op, Message::IntentsReady);
+                    return false;
+                }
+            }
+            true
+        });
+    }
+
+    fn flush_backing(&mut self, region: u32) -> Result<(), IoFailed> {
+        let cache = &self.0.cache;
+        let bytes = cache.layout.region_groups
+            * u64::from(larder_engine::block::GROUP_LINES)
+            * u64::from(cache.layout.line);
+        let at = u64::from(region) * bytes;
+        let owner =
+            cache.volumes().into_iter().find(|v| v.base < at + bytes && at < v.base + v.bytes);
+        let Some(volume) = owner else {
+            // Nobody's any more: its lines are never used again before they are dropped.
+            return Err(IoFailed);
+        };
+        match &mut *locked(&volume.backing) {
+            Some(flusher) => flusher.flush(),
+            None => Err(IoFailed),
+        }
+    }
+}
+
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<open::Region>();
+};

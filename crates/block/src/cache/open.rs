@@ -1,0 +1,714 @@
+//! Formatting a cache device, opening it, and what survives.
+//!
+//! | what was | how the map is found |
+//! | --- | --- |
+//! | `kill -9` | in shared memory, exactly as far as the stores had come |
+//! | a clean stop | from snapshot and log |
+//! | a power cut, a reboot | from snapshot and log, without the regions whose bit is set in the write-intent map |
+//! | a cache that was given up | not at all |
+//!
+//! A volume's lines are used only if its backing store is known to be as the cache left it: after a clean stop by its
+//! identity (of a file: device, inode, size and time of change; a store that cannot tell starts cold, unless the operator
+//! vouches for it), after a crash because the volume was never let go.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::time::Instant;
+
+use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
+use larder_engine::block::address::Placing;
+use larder_engine::block::map::{Map, Replacement, Slot};
+use larder_engine::block::{
+    BlockConfig, BlockLimits, BlockShard, LineId, MapLog, Regions, SlotId, Sum, WriteMode,
+};
+use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
+use larder_format::block::{
+    BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Volume as VolumeRecord, VolumeState,
+};
+use larder_format::{PAGE_SIZE, Signature, Uuid};
+use larder_policy::block::{
+    BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup, VolumeId,
+};
+use larder_runtime::{
+    Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice, SHARED_DIR,
+    SharedError, SharedRegion,
+};
+
+use super::cell::{Cell, Tables};
+use super::log::{CacheIo, Flusher, LogThread};
+use super::{Attached, Cache, CacheHandle, LogInbox, locked};
+use crate::backing::Identity;
+use crate::server::Volume;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"LARDERbc");
+const LAYOUT: u64 = 1;
+/// Words of a region's header.
+const HEADER: usize = 64;
+/// Depth of the queue for fills, and its threads where io_uring cannot be had.
+const FILL_DEPTH: u32 = 64;
+const FILL_THREADS: u32 = 4;
+/// A region without a write for so long loses its bit.
+const QUIET: Nanos = Nanos::from_secs(5);
+
+/// How a device is to be formatted.
+#[derive(Clone, Debug)]
+pub struct FormatConfig {
+    /// File or device.
+    pub path: PathBuf,
+    /// Its size; needed for a file that is not there.
+    pub size: Option<ByteSize>,
+    /// Bytes of a line.
+    pub line: u32,
+    /// Ways: 1 is direct-mapped.
+    pub ways: u32,
+    /// Shards.
+    pub shards: u32,
+    /// Whatever is on it may go.
+    pub yes: bool,
+}
+
+/// How a cache is to work.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// What writes do to it.
+    pub write: WriteMode,
+    /// Which line of a set goes.
+    pub replacement: Replacement,
+    /// What is admitted.
+    pub admission: BlockAdmissionConfig,
+    /// Bounds of each shard.
+    pub limits: BlockLimits,
+    /// Workers that will use it.
+    pub workers: usize,
+    /// Rings.
+    pub ring: RingChoice,
+    /// Volumes whose stores cannot tell whether they changed are taken as unchanged.
+    pub trust_unchanged: bool,
+    /// Where it is noted that a cache was given up.
+    pub state_dir: PathBuf,
+}
+
+/// Why a cache cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// The device refuses.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// No cache is on it, or none that can be used.
+    #[error("cache '{path}': {source}")]
+    Superblock {
+        /// The device.
+        path: String,
+        /// What is wrong.
+        source: BlockSuperblockError,
+    },
+    /// It cannot be laid out.
+    #[error("cache '{path}': {source}")]
+    Layout {
+        /// The device.
+        path: String,
+        /// What is wrong.
+        source: LayoutError,
+    },
+    /// Something is there.
+    #[error("'{path}' holds {what}: formatting would destroy it; say --yes if that is meant")]
+    Occupied {
+        /// The device.
+        path: String,
+        /// What was recognised.
+        what: String,
+    },
+    /// A volume that does not fit what is known of it.
+    #[error("volume '{name}': {reason}")]
+    Volume {
+        /// Its name.
+        name: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// Admission cannot be had.
+    #[error("admission: {0}")]
+    Admission(#[from] BlockAdmissionError),
+    /// The system refuses something else.
+    #[error("{what}: {reason}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// How the map was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warmth {
+    /// In the memory of the last run.
+    Memory,
+    /// From snapshot and log: so many records.
+    Log(u64),
+    /// Nothing that could be trusted was there, and why.
+    Cold(String),
+}
+
+/// Formats a device. Nothing is written if it cannot be done.
+///
+/// # Errors
+/// [`CacheError`]; in particular [`CacheError::Occupied`] for a device that holds something, without `yes`.
+pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<Layout, CacheError> {
+    let path = config.path.display().to_string();
+    let mut options = DeviceOptions::new(&config.path);
+    if let Some(size) = config.size {
+        options = options.size(size);
+    }
+    if !config.yes && std::fs::metadata(&config.path).is_ok() {
+        let device = FlashDevice::open(&DeviceOptions::new(&config.path))?;
+        if let Some(what) = occupied(&device)? {
+            return Err(CacheError::Occupied { path, what });
+        }
+    }
+    // What cannot be laid out leaves no file behind.
+    if let Some(size) = config.size {
+        Layout::new(size.0, config.line, config.ways, config.shards)
+            .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
+    }
+    let device = FlashDevice::open(&options)?;
+    let layout = Layout::new(device.geometry().size, config.line, config.ways, config.shards)
+        .map_err(|source| CacheError::Layout { path, source })?;
+    if let Ok(former) = read_superblock(&device) {
+        Region::forget(&former);
+    }
+    let mut rng = Rng::new(u64::from_le_bytes(seed[16..24].try_into().expect("8 bytes")));
+    let uuid = Uuid(seed[..16].try_into().expect("16 bytes"));
+    // First no superblock, then an empty write-intent map, then the superblock: a format that is cut short leaves none.
+    let zeros = vec![0u8; 1 << 20];
+    let head = layout.intents_at() + layout.intent_pages() * PAGE_SIZE as u64;
+    let mut at = 0;
+    while at < head {
+        let n = (head - at).min(zeros.len() as u64) as usize;
+        device.write_at(at, &zeros[..n])?;
+        at += n as u64;
+    }
+    device.sync()?;
+    let generation = rng.next_u64() >> 16;
+    let sb = BlockSuperblock::format(uuid, rng.next_u64(), generation, layout, now);
+    device.write_at((sb.copy() * COPY_BYTES) as u64, &sb.encode())?;
+    device.sync()?;
+    Ok(layout)
+}
+
+/// What is on a device, if anything is.
+fn occupied(device: &FlashDevice) -> Result<Option<String>, CacheError> {
+    let size = device.geometry().size;
+    let mut head = vec![0u8; (128 << 10).min(size as usize)];
+    device.read_at(0, &mut head)?;
+    if head.starts_with(&superblock::MAGIC)
+        || head.get(COPY_BYTES..).is_some_and(|h| h.starts_with(&superblock::MAGIC))
+    {
+        return Ok(Some("a Larder block cache".into()));
+    }
+    if let Some(found) = Signature::detect(&head) {
+        return Ok(Some(found.to_string()));
+    }
+    let mut tail = vec![0u8; (64 << 10).min(size as usize)];
+    let from = (size - tail.len() as u64) / 512 * 512;
+    let take = (size - from) as usize;
+    tail.truncate(take);
+    device.read_at(from, &mut tail)?;
+    Ok(Signature::detect_tail(&tail).map(|found| found.to_string()))
+}
+
+/// The layout of the cache on the device at `path`.
+///
+/// # Errors
+/// [`CacheError`] when there is none that can be used.
+pub fn layout_of(path: &Path) -> Result<Layout, CacheError> {
+    Ok(read_superblock(&FlashDevice::open(&DeviceOptions::new(path))?)?.layout)
+}
+
+/// The superblock that rules `device`.
+pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
+    let path = device.name().to_string();
+    let size = device.geometry().size;
+    let mut copies = vec![0u8; 2 * COPY_BYTES];
+    if size < copies.len() as u64 {
+        return Err(CacheError::Superblock { path, source: BlockSuperblockError::None });
+    }
+    device.read_at(0, &mut copies)?;
+    let (a, b) = copies.split_at(COPY_BYTES);
+    let sb = superblock::choose(a, b).and_then(|sb| sb.check_device(size).map(|()| sb));
+    sb.map_err(|source| CacheError::Superblock { path, source })
+}
+
+/// Memory of the map that outlives the process.
+pub(super) struct Region {
+    header: Mutex<Words>,
+    shared: Option<SharedRegion>,
+    map_words: usize,
+}
+
+impl Region {
+    fn name(sb: &BlockSuperblock) -> String {
+        format!("larder-{}", sb.uuid)
+    }
+
+    fn forget(sb: &BlockSuperblock) {
+        if let Err(error) = SharedRegion::remove(Path::new(SHARED_DIR), &Self::name(sb)) {
+            tracing::warn!(%error, "the shared memory of the former cache stays");
+        }
+    }
+
+    /// The region, and the words of each shard's map.
+    fn open(
+        sb: &BlockSuperblock,
+    ) -> Result<(Region, Vec<(Words, Words)>, Option<String>), CacheError> {
+        let slots = sb.layout.shard_slots();
+        let (entries, sums) = Map::words(slots);
+        let per = (entries + sums).next_multiple_of(8);
+        let total = HEADER + per * sb.layout.shards as usize;
+        let name = Self::name(sb);
+        let dir = Path::new(SHARED_DIR);
+        let mut opened = SharedRegion::open(dir, &name, total as u64 * 8);
+        if matches!(opened, Err(SharedError::SizeDiffers { .. })) {
+            opened = SharedRegion::remove(dir, &name)
+                .and_then(|()| SharedRegion::open(dir, &name, total as u64 * 8));
+        }
+        let map_words = per * sb.layout.shards as usize;
+        match opened {
+            Ok(shared) => {
+                let all = shared.words();
+                let maps = (0..sb.layout.shards as usize)
+                    .map(|i| {
+                        let at = HEADER + i * per;
+                        let (e, s) =
+                            (&all[at..at + entries], &all[at + entries..at + entries + sums]);
+                        (Words::from_static(e), Words::from_static(s))
+                    })
+                    .collect();
+                let header = Mutex::new(Words::from_static(&all[..HEADER]));
+                Ok((Region { header, shared: Some(shared), map_words }, maps, None))
+            }
+            Err(e @ SharedError::InUse { .. }) => {
+                Err(CacheError::System { what: "shared memory", reason: e.to_string() })
+            }
+            Err(e) => {
+                let maps = (0..sb.layout.shards).map(|_| (Words::heap(entries), Words::heap(sums)));
+                let region =
+                    Region { header: Mutex::new(Words::heap(HEADER)), shared: None, map_words };
+                Ok((region, maps.collect(), Some(e.to_string())))
+            }
+        }
+    }
+
+    fn expected(sb: &BlockSuperblock) -> [(usize, u64); 7] {
+        let uuid = u128::from_le_bytes(sb.uuid.0);
+        [
+            (0, MAGIC),
+            (1, LAYOUT),
+            (2, uuid as u64),
+            (3, (uuid >> 64) as u64),
+            (6, u64::from(sb.layout.shards)),
+            (7, u64::from(sb.layout.shard_slots())),
+            (8, sb.key),
+        ]
+    }
+
+    /// Whether the words are those that the last run on this device left, and if not, why.
+    fn is_of(&self, sb: &BlockSuperblock) -> Result<(), String> {
+        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) {
+            return Err("no memory of an earlier run is there".to_owned());
+        }
+        let header = locked(&self.header);
+        for (word, want) in Self::expected(sb) {
+            if header.load(word) != want {
+                return Err("the memory left behind is of another cache".to_owned());
+            }
+        }
+        let (epoch, pending) = (header.load(4), header.load(5));
+        if sb.epoch != epoch && sb.epoch != pending {
+            return Err("the cache has been used by another run since".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Makes the words nobody's.
+    fn disown(&self) {
+        locked(&self.header).store(0, 0);
+    }
+
+    fn announce(&self, epoch: u64) {
+        locked(&self.header).store(5, epoch);
+    }
+
+    fn own(&self, sb: &BlockSuperblock) {
+        let mut header = locked(&self.header);
+        header.store(4, sb.epoch);
+        header.store(5, sb.epoch);
+        for (word, value) in Self::expected(sb).into_iter().rev() {
+            header.store(word, value);
+        }
+    }
+
+    /// After a clean stop all of it is on the device.
+    pub(super) fn release(&self) {
+        self.disown();
+        if let Some(shared) = &self.shared
+            && let Err(error) = std::fs::remove_file(shared.path())
+        {
+            tracing::debug!(%error, "the shared memory of the map stays");
+        }
+    }
+
+    /// Bytes of DRAM of the map.
+    pub(super) fn map_bytes(&self) -> u64 {
+        self.map_words as u64 * 8
+    }
+}
+
+fn encode(identity: &Identity) -> [u8; 64] {
+    let mut out = [0u8; 64];
+    match identity {
+        Identity::File { device, inode, size, changed_ns } => {
+            out[0] = 1;
+            out[8..16].copy_from_slice(&device.to_le_bytes());
+            out[16..24].copy_from_slice(&inode.to_le_bytes());
+            out[24..32].copy_from_slice(&size.to_le_bytes());
+            out[32..48].copy_from_slice(&changed_ns.to_le_bytes());
+        }
+        Identity::Blind { size, .. } => {
+            out[0] = 2;
+            out[24..32].copy_from_slice(&size.to_le_bytes());
+        }
+    }
+    out
+}
+
+impl Attached {
+    /// What tells later whether the store changed: zeros if that cannot be found out.
+    pub(super) fn identity(&self) -> [u8; 64] {
+        self.volume.backing().identity().map_or([0; 64], |i| encode(&i))
+    }
+}
+
+impl Cache {
+    /// No later start may use what is on the device now.
+    pub(super) fn void(&self, log: &mut MapLog) {
+        self.region.disown();
+        let marker = marker(&self.config.state_dir, log.superblock());
+        let noted = std::fs::create_dir_all(&self.config.state_dir)
+            .and_then(|()| std::fs::write(&marker, b"the cache was given up\n"))
+            .and_then(|()| std::fs::File::open(&marker)?.sync_all());
+        if let Err(error) = noted {
+            tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
+                used again", marker.display());
+        }
+        // If the device takes it after all, nothing else is needed.
+        let _ = log.update(&mut CacheIo(&self.device), |sb| {
+            sb.volumes.clear();
+        });
+    }
+}
+
+fn marker(dir: &Path, sb: &BlockSuperblock) -> PathBuf {
+    dir.join(format!("given-up-{}", sb.uuid))
+}
+
+/// Opens a cache device with its volumes, and starts its log's thread.
+///
+/// # Errors
+/// [`CacheError`]: nothing is changed on the device then, and no volume either.
+pub fn open(
+    path: &Path,
+    config: CacheConfig,
+    volumes: &[Arc<Volume>],
+) -> Result<CacheHandle, CacheError> {
+    let device = FlashDevice::open(&DeviceOptions::new(path))?;
+    if let Some(why) = device.why_buffered() {
+        tracing::info!("the cache device is used through the page cache: {why}");
+    }
+    let mut sb = Cache::superblock_of(&device)?;
+    let given_up = marker(&config.state_dir, &sb);
+    let voided = given_up.exists();
+    if voided {
+        // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
+        sb.volumes.clear();
+        sb.generation += 1 << 20;
+        sb.snapshot = false;
+    }
+    let (region, mut words, why_private) = Region::open(&sb)?;
+    if let Some(why) = why_private {
+        tracing::warn!("the map does not outlive the process: {why}");
+    }
+    let in_memory =
+        if voided { Err("the cache was given up".to_owned()) } else { region.is_of(&sb) };
+    let plan = plan_volumes(&mut sb, volumes, config.trust_unchanged)?;
+
+    let layout = sb.layout;
+    let placing = Placing::new(layout.shards, layout.group_sets, sb.key);
+    let shared = in_memory.is_ok();
+    if !shared {
+        region.disown();
+        words.iter_mut().for_each(|(e, s)| [e, s].into_iter().for_each(clear));
+    }
+    let mut maps: Vec<Map> = words
+        .into_iter()
+        .enumerate()
+        .map(|(i, (entries, sums))| {
+            let (sets, ways) = (layout.group_sets, layout.ways);
+            Map::new(entries, sums, placing, i as u32, sets, ways, config.replacement)
+        })
+        .collect();
+    if shared {
+        for map in &maps {
+            map.validate().map_err(|e| CacheError::System {
+                what: "the map in memory",
+                reason: e.to_string(),
+            })?;
+        }
+    }
+    let per = u64::from(layout.shard_slots());
+    let recovered = MapLog::recover(sb, shared, QUIET, &mut CacheIo(&device), |slot, held| {
+        let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
+        maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
+    })
+    .map_err(|_| CacheError::System {
+        what: "the map on the cache device",
+        reason: "it cannot be read: replace the device, or format it anew".into(),
+    })?;
+    let mut log = recovered.log;
+    let regions = Regions { groups: layout.region_groups, count: layout.regions };
+    for range in recovered.damaged {
+        for slot in range {
+            maps[(slot / per) as usize].hold(SlotId((slot % per) as u32));
+        }
+    }
+    let mut dropped = 0u64;
+    for map in &mut maps {
+        for slot in (0..map.len()).map(SlotId) {
+            if let Slot::Line(line) = map.get(slot)
+                && ((!shared && log.is_set(regions.of(line))) || !plan.keeps(line, &layout))
+            {
+                map.hold(slot);
+                dropped += 1;
+            }
+        }
+    }
+    if dropped > 0 {
+        tracing::info!(
+            "{dropped} lines are dropped: nothing proves that they are as the volumes are"
+        );
+    }
+    let warmth = match in_memory {
+        Ok(()) => Warmth::Memory,
+        Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(recovered.records),
+        Err(why) => Warmth::Cold(why),
+    };
+    region.announce(log.superblock().epoch + 1);
+    log.update(&mut CacheIo(&device), |sb| sb.epoch += 1)
+        .map_err(|e| CacheError::System { what: "the cache device", reason: e.to_string() })?;
+    region.own(log.superblock());
+    if voided && let Err(error) = std::fs::remove_file(&given_up) {
+        tracing::warn!(%error, "'{}' stays: the next start will be cold too", given_up.display());
+    }
+
+    let mut attached = BTreeMap::new();
+    let line = u64::from(layout.line);
+    for (number, (spec, record)) in volumes.iter().zip(&plan.records).enumerate() {
+        let setup = BlockSetup {
+            line_bytes: layout.line,
+            lines: layout.slots(),
+            backing_bytes: record.bytes,
+            seed: log.superblock().key,
+        };
+        let session = spec.backing().session().map_err(|e| CacheError::Volume {
+            name: spec.name().to_owned(),
+            reason: e.to_string(),
+        })?;
+        attached.insert(
+            spec.name().to_owned(),
+            Arc::new(Attached {
+                name: spec.name().to_owned(),
+                id: VolumeId(number as u32),
+                base: record.first_group * larder_format::block::layout::GROUP_LINES * line,
+                cached_bytes: record.bytes / line * line,
+                bytes: record.bytes,
+                admission: Mutex::new(BlockAdmission::new(&config.admission, &setup)?),
+                backing: Mutex::new(Some(Flusher::new(session))),
+                volume: spec.clone(),
+            }),
+        );
+    }
+    let block_config = BlockConfig {
+        line_bytes: layout.line,
+        write: config.write,
+        limits: config.limits,
+        regions,
+    };
+    let shards = maps
+        .into_iter()
+        .map(|map| {
+            let shard = BlockShard::new(block_config, map);
+            Mutex::new(Cell { shard, tables: Tables::default() })
+        })
+        .collect();
+    let system = |what| move |e: std::io::Error| CacheError::System { what, reason: e.to_string() };
+    let raw = device.raw().ok_or_else(|| CacheError::System {
+        what: "the cache device",
+        reason: "it has no descriptor".into(),
+    })?;
+    let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
+    let file = FileHandle::new(fd, device.read_unit());
+    let doors = (0..config.workers)
+        .map(|_| Cache::new_door())
+        .collect::<Result<_, _>>()
+        .map_err(system("eventfd"))?;
+    let fills = FileQueue::open(config.ring, FILL_DEPTH, FILL_THREADS)
+        .map_err(|reason| CacheError::System { what: "a ring", reason })?;
+    let cache = Arc::new(Cache {
+        layout,
+        placing,
+        device,
+        file,
+        shards,
+        volumes: RwLock::new(attached),
+        doors,
+        log_inbox: Mutex::new(LogInbox { commit: true, ..LogInbox::default() }),
+        log_wake: Condvar::new(),
+        log_stats: Mutex::default(),
+        enabled: true.into(),
+        flash_errors: 0.into(),
+        start: Instant::now(),
+        region,
+        config,
+    });
+    let thread = LogThread::new(cache.clone(), log, fills);
+    let thread = std::thread::Builder::new()
+        .name("block-log".into())
+        .spawn(move || thread.run())
+        .map_err(system("a thread"))?;
+    Ok(CacheHandle { cache, thread: Some(thread), warmth })
+}
+
+fn clear(words: &mut Words) {
+    for at in 0..words.len() {
+        if words.load(at) != 0 {
+            words.store(at, 0);
+        }
+    }
+}
+
+/// The volumes of a run.
+struct VolumePlan {
+    /// One for each that is attached.
+    records: Vec<VolumeRecord>,
+    /// Stretches of groups whose lines are used: first and number.
+    kept: Vec<(u64, u64)>,
+}
+
+impl VolumePlan {
+    fn keeps(&self, line: LineId, layout: &Layout) -> bool {
+        let group = line.group().0;
+        self.kept.iter().any(|(first, groups)| *first <= group && group < first + groups)
+            && line.0 < layout.space_lines()
+    }
+}
+
+/// Finds each volume's stretch of the line space, and whether its lines may be used.
+fn plan_volumes(
+    sb: &mut BlockSuperblock,
+    specs: &[Arc<Volume>],
+    trust: bool,
+) -> Result<VolumePlan, CacheError> {
+    let mut plan = VolumePlan { records: Vec::new(), kept: Vec::new() };
+    // What the last run had and this one has not is out of sight from now on.
+    for volume in &mut sb.volumes {
+        if volume.state == VolumeState::Attached && !specs.iter().any(|s| s.name() == volume.name) {
+            volume.state = VolumeState::Detached;
+            volume.identity = [0; 64];
+        }
+        if volume.state == VolumeState::Detached {
+            plan.kept.push((volume.first_group, volume.groups));
+        }
+    }
+    for spec in specs {
+        let fail = |reason: String| CacheError::Volume { name: spec.name().to_owned(), reason };
+        if spec.name().len() > MAX_NAME {
+            return Err(fail(format!(
+                "the name is longer than {MAX_NAME} bytes: choose a shorter one"
+            )));
+        }
+        let bytes = spec.backing().about().size;
+        let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
+        let found = sb.volumes.iter().position(|v| v.name == spec.name());
+        if let Some(at) = found {
+            let volume = sb.volumes[at].clone();
+            if bytes < volume.bytes {
+                return Err(fail(format!(
+                    "it has {bytes} bytes but had {} when it was last attached: if that is right, drop it from the cache \
+                     first with `larder block drop --volume {}`",
+                    volume.bytes,
+                    spec.name()
+                )));
+            }
+            plan.kept.retain(|k| k.0 != volume.first_group);
+            let warm = match volume.state {
+                VolumeState::Attached => same_store(&volume.identity, &identity),
+                VolumeState::Detached => match identity {
+                    Identity::File { .. } => volume.identity == encode(&identity),
+                    Identity::Blind { .. } => trust && volume.identity == encode(&identity),
+                },
+            };
+            if warm && bytes == volume.bytes {
+                plan.kept.push((volume.first_group, volume.groups));
+            } else {
+                let why = match identity {
+                    Identity::Blind { .. } => {
+                        "its store cannot tell whether it changed (--trust-unchanged vouches for it)"
+                    }
+                    Identity::File { .. } => "its file was changed, or is another one",
+                };
+                tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
+            }
+            sb.volumes.remove(at);
+            if warm && bytes == volume.bytes {
+                sb.volumes.push(VolumeRecord {
+                    state: VolumeState::Attached,
+                    identity: encode(&identity),
+                    ..volume
+                });
+                plan.records.push(sb.volumes[sb.volumes.len() - 1].clone());
+                continue;
+            }
+        }
+        if sb.volumes.len() >= MAX_VOLUMES {
+            return Err(fail(format!("the cache knows {MAX_VOLUMES} volumes already: drop one")));
+        }
+        let (first_group, groups) = sb.allocate(bytes).ok_or_else(|| {
+            fail(format!("{bytes} bytes do not fit in the line space of this cache: drop volumes that are not used any more"))
+        })?;
+        let record = VolumeRecord {
+            name: spec.name().to_owned(),
+            first_group,
+            groups,
+            bytes,
+            state: VolumeState::Attached,
+            identity: encode(&identity),
+        };
+        sb.volumes.push(record.clone());
+        // Lines of whoever had the stretch before are not its own.
+        plan.kept.retain(|k| k.0 + k.1 <= first_group || first_group + groups <= k.0);
+        plan.records.push(record);
+    }
+    Ok(plan)
+}
+
+/// Whether the store is the one that was attached when the last run was cut short.
+fn same_store(then: &[u8; 64], now: &Identity) -> bool {
+    let now = encode(now);
+    match now[0] {
+        // Device, inode and size; when it was changed last the run itself had a hand in.
+        1 => then[..32] == now[..32],
+        _ => *then == now,
+    }
+}

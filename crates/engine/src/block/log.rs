@@ -1,0 +1,631 @@
+//! Making the map durable: the log of records, its snapshots, and the write-intent map.
+//!
+//! One [`MapLog`] serves all shards of a device, on a thread of its own: nothing here is on the way of a client's read,
+//! and of its writes only the first to a region that has been quiet. What it promises the shards is in the header of
+//! `shard.rs`; what lies on the device in `larder_format::block`.
+//!
+//! A batch is: take the shards' records; flush (the lines that they name become durable); write them; flush; tell the
+//! shards. A **snapshot** replaces a log that is nearly full: from then on records go to the other log, of the next
+//! generation, while the state of every slot is copied beside it; when that is durable the superblock is turned to it.
+//! Until then recovery reads the old snapshot, the old log, and the new log.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use larder_base::Nanos;
+use larder_format::PAGE_SIZE;
+use larder_format::block::log::{Held, LogPage, RECORDS_PER_PAGE, Record, SLOTS_PER_PAGE};
+use larder_format::block::superblock::COPY_BYTES;
+use larder_format::block::{BlockSuperblock, Layout, intents, log as pages};
+
+use super::api::{IoFailed, SlotId};
+use super::planted::Planted;
+use super::shard::MapRecord;
+
+/// Records taken from a shard for one batch.
+const BATCH: usize = 4096;
+/// Snapshot pages written in one step.
+const SNAPSHOT_STEP: u64 = 256;
+/// Regions whose bits are cleared together.
+const CLEAR_STEP: usize = 256;
+
+/// The cache device, as the log uses it. Addresses are bytes; lengths are whole pages.
+pub trait LogIo {
+    /// Reads.
+    ///
+    /// # Errors
+    /// If the device does not deliver.
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed>;
+    /// Writes; durable after the next flush.
+    ///
+    /// # Errors
+    /// If the device does not take it.
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed>;
+    /// Makes everything durable that was written before, lines included.
+    ///
+    /// # Errors
+    /// If the device cannot.
+    fn flush(&mut self) -> Result<(), IoFailed>;
+}
+
+/// The shards, as the log uses them: each call is one of `BlockShard`, under its lock.
+pub trait LogShards {
+    /// `BlockShard::records_waiting`.
+    fn records_waiting(&mut self, shard: u32) -> usize;
+    /// `BlockShard::take_records`.
+    fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>);
+    /// `BlockShard::records_durable`.
+    fn records_durable(&mut self, shard: u32);
+    /// `BlockShard::records_lost`.
+    fn records_lost(&mut self, shard: u32);
+    /// `BlockShard::state` of up to `most` slots from `first` on.
+    fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>);
+    /// `BlockShard::quiet`.
+    fn quiet(&mut self, shard: u32, region: u32) -> bool;
+    /// `BlockShard::intent_ready`.
+    fn intent_ready(&mut self, shard: u32, region: u32);
+    /// Makes everything durable that was written to the backing store of the volume that `region` belongs to.
+    ///
+    /// # Errors
+    /// If the backing store cannot: the bit stays.
+    fn flush_backing(&mut self, region: u32) -> Result<(), IoFailed>;
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogStep {
+    /// Something: call again at once.
+    Worked,
+    /// Nothing to do until a shard asks, or until this much later a region may be quiet.
+    Idle,
+}
+
+/// The durable map could not be kept: the cache must not be used any more in this run, and not be warm in the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cache device did not take {what}")]
+pub struct LogFailed {
+    /// What was to be written.
+    pub what: &'static str,
+}
+
+/// What a snapshot under way has done.
+#[derive(Clone, Copy, Debug)]
+struct Snapshot {
+    next: u64,
+}
+
+/// Counters of the log; all only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// Records written.
+    pub records: u64,
+    /// Batches written.
+    pub batches: u64,
+    /// Snapshots finished.
+    pub snapshots: u64,
+    /// Bytes written to the device by the log, snapshots and the write-intent map.
+    pub bytes: u64,
+    /// Regions whose bit was set.
+    pub intents_set: u64,
+    /// Regions whose bit was cleared.
+    pub intents_cleared: u64,
+}
+
+/// The durable side of the map. See the module's header.
+#[derive(Debug)]
+pub struct MapLog {
+    superblock: BlockSuperblock,
+    /// Where records go: generation, area, next page.
+    generation: u64,
+    area: u32,
+    next: u64,
+    snapshot: Option<Snapshot>,
+    /// The map in memory may have changes that no record was made of: nothing is proved quiet before a snapshot.
+    resync: bool,
+    bits: Vec<u8>,
+    /// Regions with a bit, and when they were last asked for.
+    set: BTreeMap<u32, Nanos>,
+    asked: VecDeque<(u32, u32)>,
+    idle: Nanos,
+    stats: LogStats,
+    #[cfg(feature = "planted")]
+    pub(super) fault: Option<Planted>,
+}
+
+/// What was found on the device.
+#[derive(Debug)]
+pub struct Recovered {
+    /// The log, ready to go on. Its superblock is the one that was given: raise the epoch and write it before the first
+    /// step.
+    pub log: MapLog,
+    /// Records that were read.
+    pub records: u64,
+    /// Pages of the snapshot that were damaged: their slots are lost, and must be [held](super::map::Map::hold).
+    pub damaged: Vec<std::ops::Range<u64>>,
+}
+
+impl MapLog {
+    /// Reads the durable map. `put` is given the state of every slot of the device, the latest last; lines of regions
+    /// that [`MapLog::is_set`] must not be used. With `shared`, the map itself survived in memory: `put` is not called,
+    /// only the end of the log is sought, and the first thing the log does is a snapshot.
+    ///
+    /// # Errors
+    /// If the device cannot be read.
+    pub fn recover(
+        superblock: BlockSuperblock,
+        shared: bool,
+        idle: Nanos,
+        io: &mut impl LogIo,
+        mut put: impl FnMut(u64, Held),
+    ) -> Result<Recovered, IoFailed> {
+        let layout = superblock.layout;
+        let mut damaged = Vec::new();
+        if !shared && superblock.snapshot {
+            read_pages(
+                io,
+                layout.snapshot_at(superblock.area),
+                layout.snapshot_pages,
+                |number, page| {
+                    let first = number * SLOTS_PER_PAGE as u64;
+                    let last = (first + SLOTS_PER_PAGE as u64).min(layout.slots());
+                    match pages::decode_snapshot(page, superblock.generation, number) {
+                        Some(slots) => {
+                            (first..last).zip(slots).for_each(|(slot, held)| put(slot, held))
+                        }
+                        None => damaged.push(first..last),
+                    }
+                    true
+                },
+            )?;
+        }
+        let mut records = 0;
+        let mut apply = |page: LogPage| {
+            records += page.records.len() as u64;
+            for Record { slot, holds } in page.records {
+                if slot < layout.slots() && !shared {
+                    put(slot, holds);
+                }
+            }
+        };
+        let mut generation = superblock.generation;
+        let mut area = superblock.area;
+        let (mut next, epoch) = read_log(io, &layout, generation, area, 0, &mut apply)?;
+        // A snapshot that was under way when the last run ended: its log follows ours.
+        let (ahead, _) = read_log(io, &layout, generation + 1, 1 - area, epoch, &mut apply)?;
+        let mut snapshot = None;
+        if ahead > 0 {
+            (generation, area, next) = (generation + 1, 1 - area, ahead);
+            snapshot = Some(Snapshot { next: 0 });
+        }
+        let mut bits = vec![0u8; (layout.intent_pages() as usize) * intents::REGIONS_PER_PAGE / 8];
+        read_pages(io, layout.intents_at(), layout.intent_pages(), |number, page| {
+            let per = intents::REGIONS_PER_PAGE / 8;
+            let out = &mut bits[number as usize * per..][..per];
+            match intents::decode(page, number) {
+                Some(found) => out.copy_from_slice(&found[..per]),
+                // Formatting leaves zeros: no region of the page was ever asked for.
+                None if page.iter().all(|&b| b == 0) => {}
+                // Not whole: any region of it may have its bit.
+                None => out.fill(0xff),
+            }
+            true
+        })?;
+        let set = bits
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| **byte != 0)
+            .flat_map(|(i, byte)| {
+                (0..8).filter(move |b| byte & 1 << b != 0).map(move |b| i as u32 * 8 + b)
+            })
+            .filter(|&region| region < layout.regions)
+            .map(|region| (region, Nanos::ZERO))
+            .collect();
+        let log = MapLog {
+            superblock,
+            generation,
+            area,
+            next,
+            snapshot,
+            resync: shared,
+            bits,
+            set,
+            asked: VecDeque::new(),
+            idle,
+            stats: LogStats::default(),
+            #[cfg(feature = "planted")]
+            fault: None,
+        };
+        Ok(Recovered { log, records, damaged })
+    }
+
+    /// Whether `region` has its bit: the durable map does not know what the backing store has there.
+    pub fn is_set(&self, region: u32) -> bool {
+        self.set.contains_key(&region) && !self.planted(Planted::IntentsNotRead)
+    }
+
+    /// Number of regions with a bit.
+    pub fn regions_set(&self) -> usize {
+        self.set.len()
+    }
+
+    /// The superblock in force.
+    pub fn superblock(&self) -> &BlockSuperblock {
+        &self.superblock
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> LogStats {
+        self.stats
+    }
+
+    /// Changes the superblock, and makes it durable.
+    ///
+    /// # Errors
+    /// If the device does not take it: the change is not in force.
+    pub fn update(
+        &mut self,
+        io: &mut impl LogIo,
+        change: impl FnOnce(&mut BlockSuperblock),
+    ) -> Result<(), LogFailed> {
+        let mut next = self.superblock.clone();
+        change(&mut next);
+        next.sequence += 1;
+        let at = (next.copy() * COPY_BYTES) as u64;
+        self.write(io, at, &next.encode(), "its superblock")?;
+        self.flush(io, "a flush of its superblock")?;
+        self.superblock = next;
+        Ok(())
+    }
+
+    /// Shard `shard` asks for the bit of `region`.
+    pub fn ask(&mut self, shard: u32, region: u32) {
+        self.asked.push_back((shard, region));
+    }
+
+    fn write(
+        &mut self,
+        io: &mut impl LogIo,
+        at: u64,
+        bytes: &[u8],
+        what: &'static str,
+    ) -> Result<(), LogFailed> {
+        self.stats.bytes += bytes.len() as u64;
+        io.write(at, bytes).map_err(|IoFailed| LogFailed { what })
+    }
+
+    fn flush(&mut self, io: &mut impl LogIo, what: &'static str) -> Result<(), LogFailed> {
+        io.flush().map_err(|IoFailed| LogFailed { what })
+    }
+
+    /// Does the next thing that is due.
+    ///
+    /// # Errors
+    /// If the device fails. What waited for the log must then be released by disabling the shards.
+    pub fn step(
+        &mut self,
+        now: Nanos,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<LogStep, LogFailed> {
+        if !self.asked.is_empty() {
+            self.set_bits(now, shards, io)?;
+            return Ok(LogStep::Worked);
+        }
+        if self.room() < 2 * self.batch_pages() && self.snapshot.is_none() {
+            self.begin_snapshot();
+        }
+        let waiting: usize = (0..self.shards()).map(|s| shards.records_waiting(s)).sum();
+        if waiting > 0 && self.room() >= self.batch_pages() {
+            self.batch(BATCH, shards, io)?;
+            // A snapshot gets its turn under load too.
+            if self.snapshot.is_some() {
+                self.snapshot_step(shards, io)?;
+            }
+            return Ok(LogStep::Worked);
+        }
+        if self.resync && self.snapshot.is_none() {
+            self.begin_snapshot();
+        }
+        if self.snapshot.is_some() {
+            self.snapshot_step(shards, io)?;
+            return Ok(LogStep::Worked);
+        }
+        if self.clear_bits(now, self.idle, shards, io)? {
+            return Ok(LogStep::Worked);
+        }
+        Ok(LogStep::Idle)
+    }
+
+    /// Makes everything durable and clears every bit, for a clean stop: no change may be under way. Returns whether all
+    /// bits are cleared (a backing store that cannot be flushed keeps its).
+    ///
+    /// # Errors
+    /// If the cache device fails.
+    pub fn settle(
+        &mut self,
+        now: Nanos,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<bool, LogFailed> {
+        while !self.asked.is_empty()
+            || self.resync
+            || self.snapshot.is_some()
+            || (0..self.shards()).any(|s| shards.records_waiting(s) > 0)
+        {
+            self.step(now, shards, io)?;
+        }
+        while self.clear_bits(now, Nanos::ZERO, shards, io)? {}
+        Ok(self.set.is_empty())
+    }
+
+    fn shards(&self) -> u32 {
+        self.superblock.layout.shards
+    }
+
+    fn room(&self) -> u64 {
+        self.superblock.layout.log_pages - self.next
+    }
+
+    /// Pages that a batch may take.
+    fn batch_pages(&self) -> u64 {
+        let most = (BATCH * self.shards() as usize).div_ceil(RECORDS_PER_PAGE) as u64 + 1;
+        most.min(self.superblock.layout.log_pages / 4)
+    }
+
+    fn batch(
+        &mut self,
+        most: usize,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<(), LogFailed> {
+        let layout = self.superblock.layout;
+        let budget = (self.room().min(self.batch_pages()) as usize * RECORDS_PER_PAGE)
+            / self.shards() as usize;
+        let mut records = Vec::new();
+        let mut taken = Vec::new();
+        for shard in 0..self.shards() {
+            taken.clear();
+            shards.take_records(shard, most.min(budget), &mut taken);
+            let first = u64::from(shard) * u64::from(layout.shard_slots());
+            records.extend(taken.iter().map(|r| Record {
+                slot: first + u64::from(r.slot.0),
+                holds: r.holds.map(|(line, sum)| (line.0, sum.0)),
+            }));
+        }
+        let outcome = self.write_batch(&records, io);
+        for shard in 0..self.shards() {
+            match outcome {
+                Ok(()) => shards.records_durable(shard),
+                Err(_) => shards.records_lost(shard),
+            }
+        }
+        outcome
+    }
+
+    fn write_batch(&mut self, records: &[Record], io: &mut impl LogIo) -> Result<(), LogFailed> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        if records.iter().any(|r| r.holds.is_some()) && !self.planted(Planted::RecordBeforeData) {
+            self.flush(io, "a flush of its lines")?;
+        }
+        let count = records.len().div_ceil(RECORDS_PER_PAGE);
+        let mut bytes = vec![0u8; count * PAGE_SIZE];
+        for ((page, chunk), number) in
+            bytes.chunks_exact_mut(PAGE_SIZE).zip(records.chunks(RECORDS_PER_PAGE)).zip(self.next..)
+        {
+            pages::encode_log(page, self.generation, number, self.superblock.epoch, chunk);
+        }
+        let at = self.superblock.layout.log_at(self.area) + self.next * PAGE_SIZE as u64;
+        self.write(io, at, &bytes, "records of its map")?;
+        self.flush(io, "a flush of its map")?;
+        self.next += count as u64;
+        self.stats.records += records.len() as u64;
+        self.stats.batches += 1;
+        Ok(())
+    }
+
+    fn begin_snapshot(&mut self) {
+        self.generation += 1;
+        self.area = 1 - self.area;
+        self.next = 0;
+        self.snapshot = Some(Snapshot { next: 0 });
+    }
+
+    fn snapshot_step(
+        &mut self,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<(), LogFailed> {
+        let Some(Snapshot { next }) = self.snapshot else { return Ok(()) };
+        let layout = self.superblock.layout;
+        let until = (next + SNAPSHOT_STEP).min(layout.snapshot_pages);
+        let mut slots: Vec<Held> = Vec::new();
+        let mut slot = next * SLOTS_PER_PAGE as u64;
+        let last = (until * SLOTS_PER_PAGE as u64).min(layout.slots());
+        while slot < last {
+            let per = u64::from(layout.shard_slots());
+            let (shard, first) = ((slot / per) as u32, (slot % per) as u32);
+            let most = (last - slot).min(per - u64::from(first)) as u32;
+            shards.state(shard, SlotId(first), most, &mut slots);
+            slot += u64::from(most);
+        }
+        let mut bytes = vec![0u8; (until - next) as usize * PAGE_SIZE];
+        for ((page, chunk), number) in
+            bytes.chunks_exact_mut(PAGE_SIZE).zip(slots.chunks(SLOTS_PER_PAGE)).zip(next..)
+        {
+            pages::encode_snapshot(page, self.generation, number, chunk);
+        }
+        let at = layout.snapshot_at(self.area) + next * PAGE_SIZE as u64;
+        self.write(io, at, &bytes, "a snapshot of its map")?;
+        if until < layout.snapshot_pages {
+            self.snapshot = Some(Snapshot { next: until });
+            return Ok(());
+        }
+        // The lines that it names, and itself.
+        self.flush(io, "a flush of a snapshot")?;
+        let (generation, area) = (self.generation, self.area);
+        self.update(io, |sb| {
+            (sb.generation, sb.area, sb.snapshot) = (generation, area, true);
+        })?;
+        self.snapshot = None;
+        self.resync = false;
+        self.stats.snapshots += 1;
+        Ok(())
+    }
+
+    fn write_bits(
+        &mut self,
+        regions: &BTreeSet<u32>,
+        io: &mut impl LogIo,
+    ) -> Result<(), LogFailed> {
+        let per = intents::REGIONS_PER_PAGE;
+        let numbers: BTreeSet<u64> = regions.iter().map(|&r| u64::from(r) / per as u64).collect();
+        for number in numbers {
+            let mut page = vec![0u8; PAGE_SIZE];
+            let bits = &self.bits[number as usize * per / 8..][..per / 8];
+            intents::encode(&mut page, number, self.superblock.epoch, bits);
+            let at = self.superblock.layout.intents_at() + number * PAGE_SIZE as u64;
+            self.write(io, at, &page, "its write-intent map")?;
+        }
+        self.flush(io, "a flush of its write-intent map")
+    }
+
+    fn set_bits(
+        &mut self,
+        now: Nanos,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<(), LogFailed> {
+        let asked: Vec<(u32, u32)> = self.asked.iter().copied().collect();
+        let new: BTreeSet<u32> =
+            asked.iter().map(|a| a.1).filter(|r| !self.set.contains_key(r)).collect();
+        if !new.is_empty() {
+            for &region in &new {
+                self.bits[region as usize / 8] |= 1 << (region % 8);
+            }
+            self.write_bits(&new, io)?;
+            self.stats.intents_set += new.len() as u64;
+        }
+        self.asked.clear();
+        for (shard, region) in asked {
+            self.set.insert(region, now);
+            shards.intent_ready(shard, region);
+        }
+        Ok(())
+    }
+
+    fn clear_bits(
+        &mut self,
+        now: Nanos,
+        idle: Nanos,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<bool, LogFailed> {
+        if self.resync || self.snapshot.is_some() || !self.asked.is_empty() {
+            return Ok(false);
+        }
+        let due: Vec<u32> = self
+            .set
+            .iter()
+            .filter(|(_, at)| now.saturating_sub(**at) >= idle)
+            .map(|(&r, _)| r)
+            .take(CLEAR_STEP)
+            .collect();
+        let mut quiet = BTreeSet::new();
+        for region in due {
+            // Every shard is asked: what one has forgotten it will ask for again, and the bit is still there.
+            let all =
+                (0..self.shards()).fold(true, |all, shard| shards.quiet(shard, region) && all);
+            if all && shards.flush_backing(region).is_ok() {
+                quiet.insert(region);
+            } else {
+                self.set.insert(region, now);
+            }
+        }
+        if quiet.is_empty() {
+            return Ok(false);
+        }
+        // Everything that happened before this moment, in all shards: each has at most its slots' worth.
+        loop {
+            let waiting = (0..self.shards()).map(|s| shards.records_waiting(s)).max().unwrap_or(0);
+            if waiting == 0 || self.planted(Planted::ClearedBeforeLog) {
+                break;
+            }
+            if self.room() < self.batch_pages() {
+                // Another time, with a fresh log.
+                for &region in &quiet {
+                    self.set.insert(region, now);
+                }
+                self.begin_snapshot();
+                return Ok(true);
+            }
+            let before = waiting;
+            self.batch(BATCH, shards, io)?;
+            let after = (0..self.shards()).map(|s| shards.records_waiting(s)).max().unwrap_or(0);
+            if after >= before {
+                // Clients are faster than the log, or all that waits is being updated: another time.
+                for &region in &quiet {
+                    self.set.insert(region, now);
+                }
+                return Ok(false);
+            }
+        }
+        for region in &quiet {
+            self.bits[*region as usize / 8] &= !(1 << (region % 8));
+            self.set.remove(region);
+        }
+        self.write_bits(&quiet, io)?;
+        self.stats.intents_cleared += quiet.len() as u64;
+        Ok(true)
+    }
+}
+
+/// Reads `count` pages from `at` on, a MiB at a time, until `each` says that it has enough.
+fn read_pages(
+    io: &mut impl LogIo,
+    at: u64,
+    count: u64,
+    mut each: impl FnMut(u64, &[u8]) -> bool,
+) -> Result<(), IoFailed> {
+    let step = 256u64;
+    let mut bytes = vec![0u8; step.min(count) as usize * PAGE_SIZE];
+    let mut number = 0;
+    while number < count {
+        let n = step.min(count - number);
+        let part = &mut bytes[..n as usize * PAGE_SIZE];
+        io.read(at + number * PAGE_SIZE as u64, part)?;
+        for (page, number) in part.chunks_exact(PAGE_SIZE).zip(number..) {
+            if !each(number, page) {
+                return Ok(());
+            }
+        }
+        number += n;
+    }
+    Ok(())
+}
+
+/// Reads the log of `generation` in `area`; returns the number of its pages and the epoch of the last.
+fn read_log(
+    io: &mut impl LogIo,
+    layout: &Layout,
+    generation: u64,
+    area: u32,
+    mut epoch: u64,
+    apply: &mut impl FnMut(LogPage),
+) -> Result<(u64, u64), IoFailed> {
+    let mut count = 0;
+    read_pages(io, layout.log_at(area), layout.log_pages, |number, page| match pages::decode_log(
+        page, generation, number,
+    )
+    .filter(|p| p.epoch >= epoch)
+    {
+        Some(page) => {
+            epoch = page.epoch;
+            count = number + 1;
+            apply(page);
+            true
+        }
+        None => false,
+    })?;
+    Ok((count, epoch))
+}

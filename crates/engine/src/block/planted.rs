@@ -1,0 +1,71 @@
+//! Faults planted on purpose, to check the checker: the model test must catch each of them. Without the feature `planted`
+//! none can be, and every question is the constant `false`.
+
+/// A planted fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// An update in place stays in the map while it is written.
+    UpdateStaysInMap,
+    /// What the backing store refused is published all the same.
+    FailedChangePublished,
+    /// A fill does not wait until the durable map knows that its slot is empty.
+    FillBeforeDurable,
+    /// A change does not wait for the region's bit.
+    IntentNotAwaited,
+    /// A region is called quiet though a change of it is under way.
+    QuietTooEarly,
+    /// Changes do not wait for fetches and fills of their lines.
+    ChangeIgnoresFill,
+    /// Lines with something under way are evicted.
+    BusyEvicted,
+    /// Checksums are not compared.
+    SumNotCompared,
+    /// A write around leaves the cached copy.
+    PartialWriteKeepsLine,
+    /// Lines are recorded before they are durable.
+    RecordBeforeData,
+    /// Recovery does not look at the write-intent map.
+    IntentsNotRead,
+    /// Bits are cleared before the log has what happened.
+    ClearedBeforeLog,
+    /// A range is granted while parts of it are under way.
+    RangeNotAwaited,
+}
+
+impl super::BlockShard {
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Planted) {
+        self.fault = Some(fault);
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn planted(&self, fault: Planted) -> bool {
+        self.fault == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    #[inline(always)]
+    pub(super) fn planted(&self, _: Planted) -> bool {
+        false
+    }
+}
+
+impl super::MapLog {
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Planted) {
+        self.fault = Some(fault);
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn planted(&self, fault: Planted) -> bool {
+        self.fault == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    #[inline(always)]
+    pub(super) fn planted(&self, _: Planted) -> bool {
+        false
+    }
+}

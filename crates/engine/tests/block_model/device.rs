@@ -1,0 +1,148 @@
+//! The cache device and the backing store of the model, sector by sector.
+
+use larder_base::Rng;
+use larder_engine::block::{IoFailed, LogIo};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+pub(crate) const SECTOR: usize = 512;
+
+/// A device whose writes are volatile until they are flushed. Sectors of lines hold one number each (the rest of their
+/// bytes would add nothing); metadata hold bytes.
+pub(crate) struct Device {
+    /// What a read returns.
+    live: Vec<[u8; SECTOR]>,
+    /// What a power cut leaves for certain.
+    durable: Vec<[u8; SECTOR]>,
+    /// Sectors written since the last flush, in order: (sector, content).
+    unflushed: Vec<(usize, [u8; SECTOR])>,
+    pub(crate) rng: Rng,
+    /// Share of operations that fail.
+    pub(crate) fail: f64,
+    /// Nothing works any more.
+    pub(crate) dead: bool,
+    /// Metadata operations left before the process is killed (`u64::MAX`: it is not).
+    pub(crate) fuse: u64,
+    pub(crate) blown: bool,
+}
+
+impl Device {
+    pub(crate) fn new(bytes: u64, rng: Rng) -> Device {
+        let sectors = bytes as usize / SECTOR;
+        Device {
+            live: vec![[0; SECTOR]; sectors],
+            durable: vec![[0; SECTOR]; sectors],
+            unflushed: Vec::new(),
+            rng,
+            fail: 0.0,
+            dead: false,
+            fuse: u64::MAX,
+            blown: false,
+        }
+    }
+
+    pub(crate) fn write(&mut self, at: u64, sectors: &[[u8; SECTOR]]) {
+        for (i, content) in sectors.iter().enumerate() {
+            let sector = at as usize / SECTOR + i;
+            self.live[sector] = *content;
+            self.unflushed.push((sector, *content));
+        }
+    }
+
+    /// A write that was under way: some of its sectors, in no order.
+    pub(crate) fn write_torn(&mut self, at: u64, sectors: &[[u8; SECTOR]]) {
+        for (i, content) in sectors.iter().enumerate() {
+            if self.rng.chance(0.5) {
+                self.write(at + (i * SECTOR) as u64, &[*content]);
+            }
+        }
+    }
+
+    pub(crate) fn read(&self, at: u64, sectors: usize) -> Vec<[u8; SECTOR]> {
+        self.live[at as usize / SECTOR..][..sectors].to_vec()
+    }
+
+    pub(crate) fn flush(&mut self) {
+        for (sector, content) in self.unflushed.drain(..) {
+            self.durable[sector] = content;
+        }
+    }
+
+    /// Each unflushed sector write is there or not, whatever became of the others.
+    pub(crate) fn power_cut(&mut self) {
+        for (sector, content) in std::mem::take(&mut self.unflushed) {
+            if self.rng.chance(0.5) {
+                self.durable[sector] = content;
+            }
+        }
+        self.live.clone_from(&self.durable);
+    }
+
+    pub(crate) fn rot(&mut self, at: u64) {
+        let sector = at as usize / SECTOR;
+        let byte = self.rng.below(SECTOR as u64) as usize;
+        self.live[sector][byte] ^= 0x40;
+        self.durable[sector] = self.live[sector];
+    }
+
+    pub(crate) fn zero(&mut self) {
+        for sectors in [&mut self.live, &mut self.durable] {
+            sectors.iter_mut().for_each(|s| *s = [0; SECTOR]);
+        }
+        self.unflushed.clear();
+        self.dead = false;
+    }
+
+    pub(crate) fn fails(&mut self) -> bool {
+        let fail = self.fail;
+        self.dead || self.rng.chance(fail)
+    }
+}
+
+/// The log's view of the device: every operation may be the last before a kill.
+#[derive(Clone)]
+pub(crate) struct Io(pub(crate) Rc<RefCell<Device>>);
+
+impl Io {
+    fn burn(&self) -> Result<(), IoFailed> {
+        let mut device = self.0.borrow_mut();
+        if device.fuse == 0 {
+            device.blown = true;
+        } else if device.fuse != u64::MAX {
+            device.fuse -= 1;
+        }
+        if device.blown || device.dead { Err(IoFailed) } else { Ok(()) }
+    }
+}
+
+impl LogIo for Io {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        if self.0.borrow().dead {
+            return Err(IoFailed);
+        }
+        let sectors = self.0.borrow().read(at, out.len() / SECTOR);
+        for (to, from) in out.chunks_exact_mut(SECTOR).zip(sectors) {
+            to.copy_from_slice(&from);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        let sectors: Vec<[u8; SECTOR]> =
+            bytes.chunks_exact(SECTOR).map(|c| c.try_into().expect("a sector")).collect();
+        let outcome = self.burn();
+        let mut device = self.0.borrow_mut();
+        match outcome {
+            Ok(()) => device.write(at, &sectors),
+            Err(_) if device.dead => {}
+            Err(_) => device.write_torn(at, &sectors),
+        }
+        outcome
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        self.burn()?;
+        self.0.borrow_mut().flush();
+        Ok(())
+    }
+}

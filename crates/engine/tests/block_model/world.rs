@@ -1,0 +1,1154 @@
+//! The world around the engine: clients, devices that take their time, and what clients may be told.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder_base::{Killed, Nanos, Rng, UnixSecs, Words};
+use larder_engine::block::address::Placing;
+use larder_engine::block::map::{Map, Replacement, Slot};
+use larder_engine::block::{
+    BlockConfig, BlockEffects, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId,
+    LogShards, MapLog, MapRecord, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict,
+    WriteMode,
+};
+use larder_format::Uuid;
+use larder_format::block::log::Held;
+use larder_format::block::{BlockSuperblock, Layout};
+
+use crate::device::{Device, Io, SECTOR};
+
+const LINE: u64 = 4096;
+const PER_LINE: u64 = LINE / SECTOR as u64;
+const SHARDS: u32 = 2;
+const WAYS: u32 = 2;
+/// Stretches of groups in use: each in a region of its own.
+const STRETCHES: u64 = 4;
+const GROUPS_EACH: u64 = 3;
+const KEY: u64 = 0x5eed;
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Options {
+    #[cfg(feature = "planted")]
+    pub(crate) fault: Option<larder_engine::block::Planted>,
+}
+
+/// How often what was met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    reads: u64,
+    writes: u64,
+    hits: u64,
+    shared: u64,
+    updates: u64,
+    evicted: u64,
+    cancelled: u64,
+    corrupt: u64,
+    flash_errors: u64,
+    backing_errors: u64,
+    kills: u64,
+    kills_in_store: u64,
+    kills_in_log: u64,
+    power_cuts: u64,
+    stops: u64,
+    warm_lines: u64,
+    lost_devices: u64,
+    snapshots: u64,
+    cleared: u64,
+    ranges: u64,
+    waited: u64,
+}
+
+impl Seen {
+    pub(crate) fn add(&mut self, o: Seen) {
+        macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
+        sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
+            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited);
+    }
+
+    pub(crate) fn assert_met_everything(&self) {
+        let all = [
+            self.reads,
+            self.writes,
+            self.hits,
+            self.shared,
+            self.updates,
+            self.evicted,
+            self.cancelled,
+            self.corrupt,
+            self.flash_errors,
+            self.backing_errors,
+            self.kills,
+            self.kills_in_store,
+            self.kills_in_log,
+            self.power_cuts,
+            self.stops,
+            self.warm_lines,
+            self.lost_devices,
+            self.snapshots,
+            self.cleared,
+            self.ranges,
+            self.waited,
+        ];
+        assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
+    }
+}
+
+#[derive(Debug)]
+enum Event {
+    FlashRead(IoId, SlotId, u32),
+    FlashWrite(IoId, SlotId, LineId, u32, Source),
+    BackingRead(IoId, u64, u32),
+    BackingChange(IoId, OpId, PartKind, u64, u32),
+    Deliver(Source, OpId, u64, u32),
+    Release(IoId),
+    Done(OpId, Result<(), IoFailed>, bool),
+    ReleaseOp(OpId),
+    Intent(u32),
+}
+
+struct Fx {
+    events: Vec<Event>,
+    coin: Rng,
+}
+
+impl BlockEffects for Fx {
+    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+        self.events.push(Event::FlashRead(io, slot, lines));
+    }
+    fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId) {
+        self.events.push(Event::FlashWrite(io, slot, line, lines, Source::Op(op)));
+    }
+    fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
+        self.events.push(Event::FlashWrite(io, slot, line, lines, source));
+    }
+    fn backing_read(&mut self, io: IoId, at: u64, len: u32, _op: OpId) {
+        self.events.push(Event::BackingRead(io, at, len));
+    }
+    fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
+        self.events.push(Event::BackingChange(io, op, kind, at, len));
+    }
+    fn deliver(&mut self, source: Source, op: OpId, at: u64, len: u32) {
+        self.events.push(Event::Deliver(source, op, at, len));
+    }
+    fn release(&mut self, io: IoId) {
+        self.events.push(Event::Release(io));
+    }
+    fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool) {
+        self.events.push(Event::Done(op, result, holds));
+    }
+    fn release_op(&mut self, op: OpId) {
+        self.events.push(Event::ReleaseOp(op));
+    }
+    fn intent(&mut self, region: u32) {
+        self.events.push(Event::Intent(region));
+    }
+    fn commit_soon(&mut self) {}
+    fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {
+        self.coin.chance(0.5)
+    }
+}
+
+/// A client's operation.
+struct Op {
+    kind: PartKind,
+    at: u64,
+    value: u64,
+    parts: u32,
+    holds: u32,
+    failed: bool,
+    /// What a read got, by sector.
+    got: Vec<Option<u64>>,
+    /// What a read may get because it was so when it began.
+    allowed: Vec<BTreeSet<u64>>,
+    began: u64,
+    range: Option<RangeOp>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RangeOp {
+    locked: u32,
+    intents: bool,
+}
+
+/// An I/O under way.
+struct Doing {
+    shard: usize,
+    event: Event,
+    /// What it brought, once it has happened at the device.
+    landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
+}
+
+/// What a sector may be.
+#[derive(Default)]
+struct Truth {
+    settled: BTreeSet<u64>,
+    flying: Vec<(OpId, u64)>,
+    acked: Vec<(u64, u64)>,
+}
+
+pub(crate) struct World {
+    rng: Rng,
+    time: u64,
+    layout: Layout,
+    device: Rc<RefCell<Device>>,
+    backing: BTreeMap<u64, u64>,
+    shards: Vec<BlockShard>,
+    log: Option<MapLog>,
+    asked: Vec<(u32, u32)>,
+    /// Stores to the maps left before a kill.
+    fuse: Arc<AtomicU64>,
+    ops: BTreeMap<OpId, Op>,
+    doing: Vec<Doing>,
+    buffers: BTreeMap<(usize, IoId), (u64, Vec<[u8; SECTOR]>)>,
+    truth: BTreeMap<u64, Truth>,
+    rotten: BTreeSet<(usize, SlotId)>,
+    next_op: u64,
+    backing_failed_at: u64,
+    /// The cache device was given up: its map must not be used again.
+    void: bool,
+    mode: WriteMode,
+    seen: Seen,
+    script: Vec<String>,
+    error: Option<String>,
+    options: Options,
+    draining: bool,
+}
+
+fn sector(value: u64) -> [u8; SECTOR] {
+    let mut out = [0; SECTOR];
+    out[..8].copy_from_slice(&value.to_le_bytes());
+    out
+}
+
+fn value(sector: &[u8; SECTOR]) -> u64 {
+    u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"))
+}
+
+fn crcs(sectors: &[[u8; SECTOR]]) -> Vec<u32> {
+    sectors
+        .chunks(PER_LINE as usize)
+        .map(|line| line.iter().fold(0, |crc, s| crc32c_append(crc, s)))
+        .collect()
+}
+
+/// The engine never computes a checksum, so any good one does here.
+fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
+    bytes.chunks_exact(8).fold(crc, |c, b| {
+        let word = u64::from_le_bytes(b.try_into().expect("8 bytes"));
+        let mixed = (word ^ u64::from(c).rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as u32 ^ mixed as u32 ^ c.rotate_left(5)
+    })
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, options: Options) -> World {
+        let mut rng = Rng::new(seed);
+        let layout =
+            Layout::new((2 << 20) + (1 << 18), LINE as u32, WAYS, SHARDS).expect("a layout");
+        assert_eq!(layout.group_sets, 1, "a tiny cache");
+        let device = Rc::new(RefCell::new(Device::new(layout.device, rng.fork(1))));
+        let mode = [WriteMode::HddSsd, WriteMode::HddSsd, WriteMode::HddUpd, WriteMode::HddInv]
+            [rng.below(4) as usize];
+        let mut world = World {
+            rng,
+            time: 1,
+            layout,
+            device,
+            backing: BTreeMap::new(),
+            shards: Vec::new(),
+            log: None,
+            asked: Vec::new(),
+            fuse: Arc::new(AtomicU64::new(u64::MAX)),
+            ops: BTreeMap::new(),
+            doing: Vec::new(),
+            buffers: BTreeMap::new(),
+            truth: BTreeMap::new(),
+            rotten: BTreeSet::new(),
+            next_op: 1,
+            backing_failed_at: 0,
+            void: false,
+            mode,
+            seen: Seen::default(),
+            script: Vec::new(),
+            error: None,
+            options,
+            draining: false,
+        };
+        world.format();
+        world.start(None);
+        world
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    pub(crate) fn transcript(&self) -> Vec<String> {
+        self.script.clone()
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.time * 1_000_000)
+    }
+
+    fn io(&self) -> Io {
+        Io(self.device.clone())
+    }
+
+    fn format(&mut self) {
+        self.device.borrow_mut().zero();
+        let sb = BlockSuperblock::format(
+            Uuid([1; 16]),
+            KEY,
+            self.rng.next_u64() >> 16,
+            self.layout,
+            UnixSecs(1),
+        );
+        let at = sb.copy() as u64 * 65_536;
+        let bytes = sb.encode();
+        let sectors: Vec<[u8; SECTOR]> =
+            bytes.chunks_exact(SECTOR).map(|c| c.try_into().expect("a sector")).collect();
+        self.device.borrow_mut().write(at, &sectors);
+        self.device.borrow_mut().flush();
+        self.void = false;
+        self.rotten.clear();
+    }
+
+    /// Starts the cache on what is on the device, and in memory if that survived.
+    fn start(&mut self, survived: Option<Vec<(Words, Words)>>) {
+        let read = |world: &World, copy: u64| -> Vec<u8> {
+            world.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
+        };
+        let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
+            .expect("a superblock");
+        let placing = Placing::new(SHARDS, self.layout.group_sets, KEY);
+        let slots = Map::slots(self.layout.group_sets, WAYS);
+        let shared = survived.is_some();
+        let mut words: Vec<(Words, Words)> = survived.unwrap_or_else(|| {
+            let (e, s) = Map::words(slots);
+            (0..SHARDS).map(|_| (Words::heap(e), Words::heap(s))).collect()
+        });
+        self.fuse = Arc::new(AtomicU64::new(u64::MAX));
+        let replacement =
+            [Replacement::Lru, Replacement::Clock, Replacement::Fifo][self.rng.below(3) as usize];
+        let mut maps: Vec<Map> = words
+            .drain(..)
+            .enumerate()
+            .map(|(i, (mut entries, mut sums))| {
+                entries.share_fuse(self.fuse.clone());
+                sums.share_fuse(self.fuse.clone());
+                Map::new(
+                    entries,
+                    sums,
+                    placing,
+                    i as u32,
+                    self.layout.group_sets,
+                    WAYS,
+                    replacement,
+                )
+            })
+            .collect();
+        let idle = Nanos::from_millis(30);
+        let recovered = MapLog::recover(sb, shared, idle, &mut self.io(), |slot, held: Held| {
+            let map = &mut maps[(slot / u64::from(slots)) as usize];
+            map.restore(
+                SlotId((slot % u64::from(slots)) as u32),
+                held.map(|(l, s)| (LineId(l), Sum(s))),
+            );
+        })
+        .expect("a device that can be read");
+        assert!(recovered.damaged.is_empty());
+        #[allow(unused_mut, reason = "faults are planted with a feature")]
+        let mut log = recovered.log;
+        #[cfg(feature = "planted")]
+        if let Some(fault) = self.options.fault {
+            log.plant(fault);
+        }
+        let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
+        if !shared {
+            for map in &mut maps {
+                for slot in (0..map.len()).map(SlotId) {
+                    if matches!(map.get(slot), Slot::Line(line) if log.is_set(regions.of(line))) {
+                        map.hold(slot);
+                    }
+                }
+            }
+        }
+        log.update(&mut self.io(), |sb| sb.epoch += 1).expect("a device that takes a superblock");
+        self.log = Some(log);
+        let limits = BlockLimits { fills: 40, waiting: 1000 };
+        let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };
+        self.shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
+        #[cfg(feature = "planted")]
+        if let Some(fault) = self.options.fault {
+            self.shards.iter_mut().for_each(|s| s.plant(fault));
+        }
+        self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
+    }
+
+    // ---- what clients do ----
+
+    fn random_sector(&mut self) -> u64 {
+        let stretch = self.rng.below(STRETCHES);
+        let line = (stretch * self.layout.region_groups + self.rng.below(GROUPS_EACH))
+            * u64::from(GROUP_LINES)
+            + self.rng.below(u64::from(GROUP_LINES));
+        line * PER_LINE + self.rng.below(PER_LINE)
+    }
+
+    fn end_of_stretch(&self, at: u64) -> u64 {
+        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
+        at / per_region * per_region + GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE
+    }
+
+    fn submit_random(&mut self) {
+        let kind = match self.rng.below(100) {
+            0..50 => PartKind::Read,
+            50..85 => PartKind::Write,
+            85..90 => PartKind::Zero,
+            90..94 => PartKind::Trim,
+            _ => PartKind::Prefetch,
+        };
+        let mut at = self.random_sector();
+        let mut len = self.rng.range(1, 30);
+        if self.rng.chance(0.6) {
+            // Whole lines, as file systems do.
+            at = at / PER_LINE * PER_LINE;
+            len = len.div_ceil(PER_LINE) * PER_LINE;
+        }
+        len = len.min(self.end_of_stretch(at) - at);
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.script.push(format!("{} {op:?} {kind:?} {at} {len}", self.time));
+        self.begin_op(op, kind, at, len, None);
+        let verdict = [Verdict::Admit, Verdict::Admit, Verdict::Compete, Verdict::Reject]
+            [self.rng.below(4) as usize];
+        let per_group = u64::from(GROUP_LINES) * PER_LINE;
+        let mut parts = Vec::new();
+        let mut from = at;
+        while from < at + len {
+            let to = ((from / per_group + 1) * per_group).min(at + len);
+            parts.push((from, to - from));
+            from = to;
+        }
+        self.ops.get_mut(&op).expect("just begun").parts = parts.len() as u32;
+        let placing = Placing::new(SHARDS, self.layout.group_sets, KEY);
+        for (from, len) in parts {
+            let group = LineId(from / PER_LINE).group();
+            let shard = placing.shard(group) as usize;
+            let (at, len) = (from * SECTOR as u64, (len * SECTOR as u64) as u32);
+            let now = self.now();
+            self.call(shard, |s, fx| s.submit(now, Part { op, kind, at, len, verdict }, fx));
+        }
+    }
+
+    fn begin_op(&mut self, op: OpId, kind: PartKind, at: u64, len: u64, range: Option<RangeOp>) {
+        let value = if kind == PartKind::Write { op.0 } else { 0 };
+        let mut allowed = Vec::new();
+        for s in at..at + len {
+            let truth = self
+                .truth
+                .entry(s)
+                .or_insert_with(|| Truth { settled: [0].into(), ..Truth::default() });
+            if kind.changes() {
+                truth.flying.push((op, value));
+            }
+            let mut set = truth.settled.clone();
+            set.extend(truth.flying.iter().map(|f| f.1));
+            allowed.push(set);
+        }
+        if kind.changes() {
+            self.seen.writes += 1;
+        } else {
+            self.seen.reads += 1;
+        }
+        let got = vec![None; len as usize];
+        let began = self.time;
+        self.ops.insert(
+            op,
+            Op { kind, at, value, parts: 1, holds: 0, failed: false, got, allowed, began, range },
+        );
+    }
+
+    /// A trim or zeroing of a whole stretch or two.
+    fn begin_range(&mut self) {
+        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
+        let first = self.rng.below(STRETCHES) * per_region;
+        let len = GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE;
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.seen.ranges += 1;
+        self.script.push(format!("{} {op:?} range {first} {len}", self.time));
+        self.begin_op(op, PartKind::Zero, first, len, Some(RangeOp { locked: 0, intents: false }));
+        self.lock_next(op);
+    }
+
+    fn lines_of(&self, op: OpId) -> (LineId, LineId) {
+        let op = &self.ops[&op];
+        (LineId(op.at / PER_LINE), LineId((op.at + op.got.len() as u64 - 1) / PER_LINE))
+    }
+
+    fn lock_next(&mut self, op: OpId) {
+        let (first, last) = self.lines_of(op);
+        let at = self.ops[&op].range.expect("a range").locked;
+        let now = self.now();
+        self.call(at as usize, |s, fx| s.lock_range(now, op, first, last, fx));
+    }
+
+    /// All shards gave the range: its bits must be durable before the backing store changes.
+    fn range_locked(&mut self, op: OpId) {
+        let region = (self.lines_of(op).0.group().0 / self.layout.region_groups) as u32;
+        if self.void {
+            self.finish_range(op);
+        } else {
+            self.asked.push((0, region));
+        }
+    }
+
+    fn finish_range(&mut self, op: OpId) {
+        let (first, last) = self.lines_of(op);
+        let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
+        // The lines go first: a kill in between finds them gone.
+        for shard in 0..self.shards.len() {
+            let mut cursor = Some(0);
+            while let Some(c) = cursor {
+                cursor = self.shards[shard].drop_range(first, last, c, 7);
+            }
+        }
+        for s in at..at + len {
+            self.backing.insert(s, 0);
+        }
+        let now = self.now();
+        for shard in 0..self.shards.len() {
+            self.call(shard, |s, fx| s.unlock_range(now, op, fx));
+        }
+        self.finish_op(op);
+    }
+
+    // ---- effects ----
+
+    fn call(&mut self, shard: usize, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
+        let mut fx = Fx { events: Vec::new(), coin: self.rng.fork(3) };
+        f(&mut self.shards[shard], &mut fx);
+        for event in fx.events {
+            self.perform(shard, event);
+        }
+    }
+
+    fn bytes_of(
+        &mut self,
+        shard: usize,
+        source: Source,
+        at: u64,
+        len: u32,
+    ) -> Option<Vec<[u8; SECTOR]>> {
+        let sectors = len as usize / SECTOR;
+        match source {
+            Source::Op(op) => match self.ops.get(&op) {
+                Some(o) => Some(vec![sector(o.value); sectors]),
+                None => {
+                    self.fail(format!("the bytes of {op:?} are gone"));
+                    None
+                }
+            },
+            Source::Io(io) => match self.buffers.get(&(shard, io)) {
+                Some((start, data)) => {
+                    let skip = ((at - start) / SECTOR as u64) as usize;
+                    Some(data[skip..skip + sectors].to_vec())
+                }
+                None => {
+                    self.fail(format!("the buffer of {io:?} is gone"));
+                    None
+                }
+            },
+        }
+    }
+
+    fn fail(&mut self, why: String) {
+        self.error.get_or_insert(why);
+    }
+
+    fn perform(&mut self, shard: usize, event: Event) {
+        match event {
+            Event::Deliver(source, op, at, len) => {
+                let Some(bytes) = self.bytes_of(shard, source, at, len) else { return };
+                let Some(o) = self.ops.get_mut(&op) else {
+                    return self.fail(format!("bytes for {op:?}, which is over"));
+                };
+                let first = (at / SECTOR as u64 - o.at) as usize;
+                for (to, from) in o.got[first..].iter_mut().zip(&bytes) {
+                    *to = Some(value(from));
+                }
+            }
+            Event::Release(io) => {
+                self.buffers.remove(&(shard, io));
+            }
+            Event::Done(op, result, holds) => self.part_done(op, result.is_err(), holds),
+            Event::ReleaseOp(op) => {
+                if let Some(o) = self.ops.get_mut(&op) {
+                    o.holds -= 1;
+                    if o.holds == 0 && o.parts == 0 {
+                        self.ops.remove(&op);
+                    }
+                } else {
+                    self.fail(format!("{op:?} is released twice"));
+                }
+            }
+            Event::Intent(region) => self.asked.push((shard as u32, region)),
+            event => self.doing.push(Doing { shard, event, landed: None }),
+        }
+    }
+
+    fn part_done(&mut self, op: OpId, failed: bool, holds: bool) {
+        let Some(o) = self.ops.get_mut(&op) else {
+            return self.fail(format!("{op:?} is done twice"));
+        };
+        if let Some(range) = &mut o.range {
+            range.locked += 1;
+            let all = range.locked == SHARDS;
+            return if all { self.range_locked(op) } else { self.lock_next(op) };
+        }
+        o.failed |= failed;
+        o.holds += u32::from(holds);
+        o.parts -= 1;
+        if o.parts == 0 {
+            self.finish_op(op);
+        }
+    }
+
+    /// The client has its answer.
+    fn finish_op(&mut self, op: OpId) {
+        let Some(o) = self.ops.get_mut(&op) else { return };
+        if o.range.is_some() {
+            o.parts = 0;
+        }
+        let (kind, at, value, failed, began) = (o.kind, o.at, o.value, o.failed, o.began);
+        let got = o.got.clone();
+        let allowed = std::mem::take(&mut o.allowed);
+        if o.holds == 0 {
+            self.ops.remove(&op);
+        }
+        if failed && self.backing_failed_at < began {
+            return self.fail(format!("{op:?} failed though the backing store did not"));
+        }
+        for (i, s) in (at..).zip(0..got.len()).map(|(s, i)| (i, s)) {
+            let truth = self.truth.get_mut(&s).expect("it was begun");
+            if kind.changes() {
+                truth.flying.retain(|f| f.0 != op);
+                if failed {
+                    truth.settled.insert(value);
+                } else {
+                    truth.settled = [value].into();
+                    truth.acked.push((self.time, value));
+                }
+                continue;
+            }
+            if failed || kind == PartKind::Prefetch {
+                continue;
+            }
+            let Some(v) = got[i] else {
+                self.error.get_or_insert(format!("{op:?}: sector {s} was not delivered"));
+                return;
+            };
+            let since: Vec<u64> =
+                truth.acked.iter().filter(|a| a.0 >= began).map(|a| a.1).collect();
+            if !allowed[i].contains(&v)
+                && !since.contains(&v)
+                && !truth.flying.iter().any(|f| f.1 == v)
+            {
+                let known = &truth.settled;
+                self.error.get_or_insert(format!(
+                    "{op:?}: sector {s} is {v}, allowed {:?}, since {since:?}, settled {known:?}",
+                    allowed[i]
+                ));
+                return;
+            }
+            if truth.flying.is_empty() && since.is_empty() && truth.settled.contains(&v) {
+                truth.settled = [v].into();
+            }
+        }
+    }
+
+    // ---- devices ----
+
+    fn flash_at(&self, shard: usize, slot: SlotId) -> u64 {
+        self.layout.slot_at(shard as u32, slot.0)
+    }
+
+    /// One I/O happens, or is reported.
+    fn advance(&mut self) {
+        if self.doing.is_empty() {
+            return;
+        }
+        let at = self.rng.below(self.doing.len() as u64) as usize;
+        if self.doing[at].landed.is_none() {
+            let shard = self.doing[at].shard;
+            let outcome = match self.doing[at].event {
+                Event::FlashRead(_, slot, lines) => {
+                    if self.device.borrow_mut().fails() {
+                        Err(IoFailed)
+                    } else {
+                        Ok(self
+                            .device
+                            .borrow()
+                            .read(self.flash_at(shard, slot), lines as usize * PER_LINE as usize))
+                    }
+                }
+                Event::FlashWrite(_, slot, line, lines, source) => {
+                    let at = line.0 * LINE;
+                    let Some(bytes) = self.bytes_of(shard, source, at, lines * LINE as u32) else {
+                        return;
+                    };
+                    let to = self.flash_at(shard, slot);
+                    if self.device.borrow_mut().fails() {
+                        if !self.device.borrow().dead {
+                            self.device.borrow_mut().write_torn(to, &bytes);
+                        }
+                        Err(IoFailed)
+                    } else {
+                        self.device.borrow_mut().write(to, &bytes);
+                        for i in 0..lines {
+                            self.rotten.remove(&(shard, SlotId(slot.0 + i)));
+                        }
+                        Ok(bytes)
+                    }
+                }
+                Event::BackingRead(_, at, len) => {
+                    if self.backing_fails() {
+                        Err(IoFailed)
+                    } else {
+                        let first = at / SECTOR as u64;
+                        let count = u64::from(len) / SECTOR as u64;
+                        Ok((first..first + count)
+                            .map(|s| sector(self.backing.get(&s).copied().unwrap_or(0)))
+                            .collect())
+                    }
+                }
+                Event::BackingChange(_, op, kind, at, len) => {
+                    let torn = self.backing_fails();
+                    self.change_backing(op, kind, at, len, torn);
+                    if torn { Err(IoFailed) } else { Ok(Vec::new()) }
+                }
+                _ => unreachable!("not an I/O"),
+            };
+            self.doing[at].landed = Some(outcome);
+            if self.rng.chance(0.5) {
+                return;
+            }
+        }
+        let Doing { shard, event, landed } = self.doing.swap_remove(at);
+        let outcome = landed.expect("it happened");
+        if outcome.is_err() && matches!(event, Event::BackingRead(..) | Event::BackingChange(..)) {
+            self.backing_failed_at = self.time;
+        }
+        let now = self.now();
+        match event {
+            Event::FlashRead(io, slot, _) => {
+                let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
+                if let Ok(bytes) = outcome {
+                    // Where the bytes belong in the line space: the slot's line, which cannot change meanwhile.
+                    let Slot::Line(line) = self.shards[shard].map().get(slot) else {
+                        return self.fail(format!("{slot:?} changed under a read"));
+                    };
+                    self.buffers.insert((shard, io), (line.0 * LINE, bytes));
+                }
+                self.call(shard, |s, fx| {
+                    s.flash_read(now, io, sums.as_deref().map_err(|&e| e), fx)
+                });
+            }
+            Event::FlashWrite(io, ..) => {
+                let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
+                self.call(shard, |s, fx| {
+                    s.flash_written(now, io, sums.as_deref().map_err(|&e| e), fx)
+                });
+            }
+            Event::BackingRead(io, at, _) => {
+                let result = outcome.as_ref().map(|_| ()).map_err(|&e| e);
+                if let Ok(bytes) = outcome {
+                    self.buffers.insert((shard, io), (at, bytes));
+                }
+                self.call(shard, |s, fx| s.backing_read(now, io, result, fx));
+            }
+            Event::BackingChange(io, ..) => {
+                let result = outcome.map(|_| ());
+                self.call(shard, |s, fx| s.backing_changed(now, io, result, fx));
+            }
+            _ => unreachable!("not an I/O"),
+        }
+    }
+
+    fn backing_fails(&mut self) -> bool {
+        let fails = !self.draining && self.rng.chance(0.01);
+        if fails {
+            self.backing_failed_at = self.time;
+        }
+        fails
+    }
+
+    fn change_backing(&mut self, op: OpId, kind: PartKind, at: u64, len: u32, torn: bool) {
+        let value = if kind == PartKind::Write {
+            let Some(o) = self.ops.get(&op) else {
+                return self.fail(format!("the bytes of {op:?} are gone"));
+            };
+            o.value
+        } else {
+            0
+        };
+        let first = at / SECTOR as u64;
+        for s in first..first + u64::from(len) / SECTOR as u64 {
+            if !torn || self.rng.chance(0.5) {
+                self.backing.insert(s, value);
+            }
+        }
+    }
+
+    // ---- the log ----
+
+    fn step_log(&mut self) {
+        let Some(mut log) = self.log.take() else { return };
+        for (shard, region) in std::mem::take(&mut self.asked) {
+            log.ask(shard, region);
+        }
+        let (now, mut io) = (self.now(), self.io());
+        let before = log.stats();
+        let outcome = log.step(now, &mut InWorld(self), &mut io);
+        self.seen.snapshots += log.stats().snapshots - before.snapshots;
+        self.seen.cleared += log.stats().intents_cleared - before.intents_cleared;
+        self.log = Some(log);
+        if outcome.is_err() && !self.device.borrow().blown {
+            self.give_up();
+        }
+    }
+
+    /// What a daemon does when the log fails: no line is used any more, in this run or the next.
+    fn give_up(&mut self) {
+        self.void = true;
+        self.log = None;
+        let now = self.now();
+        for shard in 0..self.shards.len() {
+            self.call(shard, |s, fx| s.disable(now, fx));
+        }
+        self.asked.clear();
+        let waiting: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
+            .map(|(&op, _)| op)
+            .collect();
+        for op in waiting {
+            self.finish_range(op);
+        }
+    }
+
+    // ---- the end of a run ----
+
+    /// What the process was doing is cut off: writes under way may have happened, in part.
+    fn cut_off(&mut self) {
+        for doing in std::mem::take(&mut self.doing) {
+            if doing.landed.is_some() {
+                continue;
+            }
+            match doing.event {
+                Event::FlashWrite(_, slot, line, lines, source) => {
+                    let Some(bytes) =
+                        self.bytes_of(doing.shard, source, line.0 * LINE, lines * LINE as u32)
+                    else {
+                        return;
+                    };
+                    let to = self.flash_at(doing.shard, slot);
+                    self.device.borrow_mut().write_torn(to, &bytes);
+                }
+                Event::BackingChange(_, op, kind, at, len) => {
+                    self.change_backing(op, kind, at, len, true)
+                }
+                _ => {}
+            }
+        }
+        self.ops.clear();
+        self.buffers.clear();
+        self.asked.clear();
+        // The backing store is the truth.
+        for (s, truth) in &mut self.truth {
+            *truth = Truth {
+                settled: [self.backing.get(s).copied().unwrap_or(0)].into(),
+                ..Truth::default()
+            };
+        }
+    }
+
+    fn restart(&mut self, words: Option<Vec<(Words, Words)>>) {
+        let mut device = self.device.borrow_mut();
+        device.blown = false;
+        device.fuse = u64::MAX;
+        drop(device);
+        if self.void || self.device.borrow().dead {
+            self.format();
+            self.start(None);
+        } else {
+            self.start(words);
+        }
+        if let Err(why) = self.check_map() {
+            self.fail(format!("after a restart: {why}"));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.seen.kills += 1;
+        self.script.push(format!("{} kill", self.time));
+        self.count();
+        let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
+        self.cut_off();
+        self.restart(Some(words));
+    }
+
+    fn power_cut(&mut self) {
+        self.seen.power_cuts += 1;
+        self.script.push(format!("{} power cut", self.time));
+        self.count();
+        self.cut_off();
+        self.device.borrow_mut().power_cut();
+        self.restart(None);
+        self.seen.warm_lines += self.shards.iter().map(|s| u64::from(s.map().count())).sum::<u64>();
+    }
+
+    fn drain(&mut self) -> Result<(), String> {
+        self.draining = true;
+        self.fuse.store(u64::MAX, Ordering::Relaxed);
+        self.device.borrow_mut().fuse = u64::MAX;
+        self.device.borrow_mut().fail = 0.0;
+        for _ in 0..100_000 {
+            // Fills go on when the clients have their answers.
+            let idle = self.shards.iter().all(BlockShard::is_idle);
+            if self.ops.is_empty() && self.doing.is_empty() && idle {
+                self.draining = false;
+                return Ok(());
+            }
+            self.time += 1;
+            self.advance();
+            self.step_log();
+            if let Some(why) = self.error.take() {
+                return Err(why);
+            }
+        }
+        let op =
+            self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.parts, o.holds, o.range));
+        let shards: Vec<_> = self.shards.iter().map(|s| s.under_way()).collect();
+        Err(format!(
+            "{shards:?} stuck: {} operations, {} I/Os, the first {op:?}",
+            self.ops.len(),
+            self.doing.len()
+        ))
+    }
+
+    fn stop(&mut self) -> Result<(), String> {
+        self.drain()?;
+        self.seen.stops += 1;
+        self.script.push(format!("{} stop", self.time));
+        self.count();
+        let lines: u32 = self.shards.iter().map(|s| s.map().count()).sum();
+        let enabled = !self.void;
+        if let Some(mut log) = self.log.take() {
+            let (now, mut io) = (self.now(), self.io());
+            // The backing store may refuse to flush: then its regions stay cold.
+            let settled = log.settle(now, &mut InWorld(self), &mut io).and_then(|settled| {
+                log.update(&mut io, |sb| sb.clean_epoch = sb.epoch)?;
+                Ok(settled)
+            });
+            self.void |= settled.is_err();
+            let settled = settled.unwrap_or(false);
+            self.cut_off();
+            self.device.borrow_mut().power_cut();
+            self.restart(None);
+            let after: u32 = self.shards.iter().map(|s| s.map().count()).sum();
+            if enabled && settled && after != lines {
+                return Err(format!("{lines} lines before a clean stop, {after} after it"));
+            }
+        } else {
+            self.cut_off();
+            self.restart(None);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self) {
+        for shard in &self.shards {
+            let s = shard.stats();
+            self.seen.hits += s.read_hits;
+            self.seen.shared += s.read_shared;
+            self.seen.updates += s.updated;
+            self.seen.evicted += s.evicted;
+            self.seen.cancelled += s.fill_cancelled;
+            self.seen.corrupt += s.corrupt;
+            self.seen.flash_errors += s.flash_errors;
+            self.seen.backing_errors += s.backing_errors;
+            self.seen.waited += s.waited;
+        }
+    }
+
+    // ---- checks ----
+
+    /// Every line in the map has the bytes of the backing store.
+    fn check_map(&self) -> Result<(), String> {
+        for (i, shard) in self.shards.iter().enumerate() {
+            shard.map().validate().map_err(|e| e.to_string())?;
+            if !shard.is_enabled() {
+                continue;
+            }
+            for slot in (0..shard.map().len()).map(SlotId) {
+                let Slot::Line(line) = shard.map().get(slot) else { continue };
+                if self.rotten.contains(&(i, slot)) {
+                    continue;
+                }
+                let flash = self.device.borrow().read(self.flash_at(i, slot), PER_LINE as usize);
+                for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
+                    let backing = self.backing.get(&s).copied().unwrap_or(0);
+                    if value(content) != backing {
+                        return Err(format!(
+                            "shard {i} {slot:?} {line:?}: sector {s} is {} on flash, {backing} on the backing store",
+                            value(content)
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rot(&mut self) {
+        let shard = self.rng.below(u64::from(SHARDS)) as usize;
+        let slot = SlotId(self.rng.below(u64::from(self.shards[shard].map().len())) as u32);
+        let at = self.flash_at(shard, slot) + self.rng.below(PER_LINE) * SECTOR as u64;
+        self.device.borrow_mut().rot(at);
+        self.rotten.insert((shard, slot));
+    }
+
+    fn act(&mut self) -> Result<(), String> {
+        match self.rng.below(1000) {
+            0..300 if self.ops.len() < 24 => self.submit_random(),
+            300..304 if self.ops.len() < 24 => self.begin_range(),
+            304..308 => self.rot(),
+            308..312 => {
+                // A kill in the middle of what comes next.
+                let stores = self.rng.below(40);
+                self.fuse.store(stores, Ordering::Relaxed);
+            }
+            312..316 => {
+                let left = self.rng.below(8);
+                self.device.borrow_mut().fuse = left;
+            }
+            316..319 => self.kill(),
+            319..325 => self.power_cut(),
+            325..327 => self.stop()?,
+            327 => {
+                self.seen.lost_devices += 1;
+                self.device.borrow_mut().dead = true;
+            }
+            328..440 => self.step_log(),
+            440 => {
+                // A quiet spell: regions become quiet too.
+                self.time += 100;
+            }
+            _ => self.advance(),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn step(&mut self) -> Result<(), String> {
+        self.time += 1;
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.act()));
+        match outcome {
+            Ok(result) => result?,
+            Err(payload) if payload.is::<Killed>() => {
+                self.seen.kills_in_store += 1;
+                self.kill();
+            }
+            Err(payload) => resume_unwind(payload),
+        }
+        if self.device.borrow().blown {
+            self.seen.kills_in_log += 1;
+            if self.rng.chance(0.5) { self.kill() } else { self.power_cut() }
+        }
+        if let Some(why) = self.error.take() {
+            return Err(why);
+        }
+        if self.rng.chance(0.2) {
+            self.check_map()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(&mut self) -> Result<(), String> {
+        self.drain()?;
+        self.check_map()?;
+        self.stop()?;
+        if let Some(why) = self.error.take() {
+            return Err(why);
+        }
+        self.count();
+        Ok(())
+    }
+}
+
+/// The shards as the log sees them: the world goes on between its calls.
+struct InWorld<'a>(&'a mut World);
+
+impl InWorld<'_> {
+    fn meanwhile(&mut self) {
+        while self.0.rng.chance(0.3) {
+            self.0.advance();
+        }
+    }
+}
+
+impl LogShards for InWorld<'_> {
+    fn records_waiting(&mut self, shard: u32) -> usize {
+        self.0.shards[shard as usize].records_waiting()
+    }
+    fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
+        self.0.shards[shard as usize].take_records(most, out);
+        self.meanwhile();
+    }
+    fn records_durable(&mut self, shard: u32) {
+        self.meanwhile();
+        let now = self.0.now();
+        self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
+    }
+    fn records_lost(&mut self, shard: u32) {
+        self.0.shards[shard as usize].records_lost();
+    }
+    fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
+        self.0.shards[shard as usize].state(first, most, out);
+        self.meanwhile();
+    }
+    fn quiet(&mut self, shard: u32, region: u32) -> bool {
+        self.meanwhile();
+        self.0.shards[shard as usize].quiet(region)
+    }
+    fn intent_ready(&mut self, shard: u32, region: u32) {
+        let now = self.0.now();
+        self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
+        let waiting: Vec<OpId> = self
+            .0
+            .ops
+            .iter()
+            .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
+            .map(|(&op, _)| op)
+            .filter(|&op| {
+                (self.0.lines_of(op).0.group().0 / self.0.layout.region_groups) as u32 == region
+            })
+            .collect();
+        for op in waiting {
+            if let Some(Op { range: Some(range), .. }) = self.0.ops.get_mut(&op) {
+                range.intents = true;
+            }
+            self.0.finish_range(op);
+        }
+    }
+    fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
+        if self.0.rng.chance(0.1) { Err(IoFailed) } else { Ok(()) }
+    }
+}
