@@ -42,8 +42,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let path = Path::new(cache);
         if !path.exists() {
             let size: ByteSize = size.parse()?;
-            let format =
-                FormatConfig { path: path.to_owned(), size: Some(size), line: 4096, ways: 8, shards: 8, yes: false };
+            let format = FormatConfig {
+                path: path.to_owned(),
+                size: Some(size),
+                line: 4096,
+                ways: 8,
+                shards: 8,
+                yes: false,
+            };
             let mut seed = [0u8; 32];
             std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;
             open::format(&format, seed, UnixSecs(0))?;

@@ -9,6 +9,7 @@
 )]
 
 mod bench;
+mod block;
 mod error;
 mod kv;
 mod progress;
@@ -47,6 +48,7 @@ struct Cli {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Bench(Box<bench::Args>),
+    Block(Box<block::Args>),
     Kv(Box<kv::Args>),
     Replay(Box<replay::Args>),
     Sim(Box<sim::Args>),
@@ -56,6 +58,7 @@ enum Command {
 fn dispatch(command: Command) -> Result<(), CliError> {
     match command {
         Command::Bench(args) => bench::run(*args),
+        Command::Block(args) => block::run(*args),
         Command::Kv(args) => kv::run(&args),
         Command::Replay(args) => replay::run(*args),
         Command::Sim(args) => sim::run(*args),

@@ -1,0 +1,86 @@
+//! `larder block format`.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use larder_base::{ByteSize, UnixSecs};
+use larder_block::cache::{CacheError, FormatConfig, open};
+
+use crate::error::CliError;
+
+/// Shown under the flags.
+const EXAMPLES: &str = "\
+Examples:
+  # A cache of 100 GiB in a file, eight-way set-associative:
+  larder block format /flash/cache --size 100g
+  # A whole drive, direct-mapped, lines of 16 KiB:
+  larder block format /dev/nvme1n1 --placement direct --line 16k --yes";
+
+/// Prepare a file or device as a cache
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// File or block device
+    path: PathBuf,
+    /// Its size; needed for a file that is not there yet
+    #[arg(long, value_name = "SIZE")]
+    size: Option<ByteSize>,
+    /// Where a line may lie: direct (one place) or set:W (W places, 2 to 16)
+    #[arg(long, value_name = "P", default_value = "set:8", value_parser = placement)]
+    placement: u32,
+    /// Bytes of a line: 4k, 8k, 16k, 32k or 64k
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    line: ByteSize,
+    /// Shards, each behind a lock of its own (1 to 64); fewer for a very small cache
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    shards: u32,
+    /// Go on though something is on it already: that is lost
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Ways of a placement.
+fn placement(text: &str) -> Result<u32, String> {
+    let wrong =
+        || format!("'{text}' is not a placement: write direct, or set:W with W from 2 to 16");
+    match text.strip_prefix("set:") {
+        None if text == "direct" => Ok(1),
+        None => Err(wrong()),
+        Some(ways) => ways.parse().ok().filter(|w| (2..=16).contains(w)).ok_or_else(wrong),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), CliError> {
+    let line = u32::try_from(args.line.0)
+        .map_err(|_| CliError::Usage(format!("--line {}: 64k is the most", args.line)))?;
+    let config = FormatConfig {
+        path: args.path.clone(),
+        size: args.size,
+        line,
+        ways: args.placement,
+        shards: args.shards,
+        yes: args.yes,
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
+    let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
+    println!(
+        "{}: {} lines of {}, {} for the map; it will take {} of DRAM ({:.1} bytes a line)",
+        args.path.display(),
+        layout.slots(),
+        ByteSize(u64::from(layout.line)),
+        ByteSize(layout.data),
+        ByteSize(layout.slots() * 7),
+        7.0,
+    );
+    Ok(())
+}
+
+/// What cannot be meant is usage, the rest is not.
+pub(super) fn failed(error: CacheError) -> CliError {
+    match error {
+        CacheError::Layout { .. } | CacheError::Occupied { .. } | CacheError::Admission(_) => {
+            CliError::Usage(error.to_string())
+        }
+        error => CliError::Runtime(error.to_string()),
+    }
+}

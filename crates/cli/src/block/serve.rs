@@ -1,0 +1,241 @@
+//! `larder block serve`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use larder_base::ByteSize;
+use larder_block::backing::{self, Patience, Uri};
+use larder_block::cache::{CacheConfig, CacheStats, Cached, Warmth, open};
+use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
+use larder_engine::block::map::Replacement;
+use larder_engine::block::{BlockLimits, WriteMode};
+use larder_policy::block::{BlockAdmissionConfig, Reason};
+use larder_runtime::RingChoice;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use tracing::{error, info};
+use tracing_subscriber::EnvFilter;
+
+use super::format::failed;
+use crate::error::CliError;
+
+/// Shown under the flags.
+const EXAMPLES: &str = "\
+Examples:
+  # A file behind a cache, for QEMU (file=nbd+unix:///disk?socket=/run/larder.sock):
+  larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen unix:/run/larder.sock
+  # Another NBD server as the store; streams are not cached, nor what is touched once:
+  larder block serve --cache /dev/nvme1n1 --volume vm1=nbd://filer:10809/vm1 --listen tcp:127.0.0.1:10809 \\
+    --admission seqr+tc
+
+Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
+SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters.";
+
+/// Serve volumes over NBD, through a cache device
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The cache: a file or device that `larder block format` has prepared
+    #[arg(long, value_name = "PATH")]
+    cache: PathBuf,
+    /// A volume and its store: file:PATH, nbd+unix:///EXPORT?socket=PATH or nbd://HOST:PORT/EXPORT; NAME is the export's.
+    /// May be given several times
+    #[arg(long = "volume", value_name = "NAME=URI", required = true, value_parser = volume)]
+    volumes: Vec<(String, Uri)>,
+    /// Where to listen: unix:PATH or tcp:HOST:PORT. May be given several times
+    #[arg(long, value_name = "ADDR", required = true)]
+    listen: Vec<String>,
+    /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
+    #[arg(long, value_name = "MODE", default_value = "hdd-ssd", value_parser = write_mode)]
+    write: WriteMode,
+    /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses
+    #[arg(long, value_name = "NAME", default_value = "all")]
+    admission: String,
+    /// Which line of a set is evicted: lru, clock or fifo
+    #[arg(long, value_name = "NAME", default_value = "lru", value_parser = replacement)]
+    replacement: Replacement,
+    /// Worker threads
+    #[arg(long, short = 't', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: u16,
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    connections: u64,
+    /// Volumes are only read
+    #[arg(long)]
+    read_only: bool,
+    /// Take stores that cannot tell whether they changed (NBD, block devices) as unchanged since a clean stop
+    #[arg(long)]
+    trust_unchanged: bool,
+    /// Where it is noted that a cache failed and must not be used again [default: /var/lib/larder for root, else
+    /// ~/.local/state/larder]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+fn volume(text: &str) -> Result<(String, Uri), String> {
+    let (name, uri) = text.split_once('=').ok_or_else(|| {
+        format!("'{text}' is not a volume: write NAME=URI, as in disk=file:/srv/disk.img")
+    })?;
+    Ok((name.to_owned(), uri.parse().map_err(|e: backing::BackingError| e.to_string())?))
+}
+
+fn write_mode(text: &str) -> Result<WriteMode, String> {
+    match text {
+        "hdd-ssd" => Ok(WriteMode::HddSsd),
+        "hdd-upd" => Ok(WriteMode::HddUpd),
+        "hdd-inv" => Ok(WriteMode::HddInv),
+        _ => Err(format!("'{text}' is not a write mode: choose hdd-ssd, hdd-upd or hdd-inv")),
+    }
+}
+
+fn replacement(text: &str) -> Result<Replacement, String> {
+    match text {
+        "lru" => Ok(Replacement::Lru),
+        "clock" => Ok(Replacement::Clock),
+        "fifo" => Ok(Replacement::Fifo),
+        _ => Err(format!("'{text}' is not a replacement policy: choose lru, clock or fifo")),
+    }
+}
+
+fn state_dir(given: Option<&PathBuf>) -> PathBuf {
+    if let Some(dir) = given {
+        return dir.clone();
+    }
+    if rustix::process::geteuid().is_root() {
+        return "/var/lib/larder".into();
+    }
+    let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from);
+    std::env::var_os("XDG_STATE_HOME")
+        .map_or_else(|| home.join(".local/state"), PathBuf::from)
+        .join("larder")
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), CliError> {
+    let usage = |e: &dyn std::fmt::Display| CliError::Usage(e.to_string());
+    let runtime = |e: &dyn std::fmt::Display| CliError::Runtime(e.to_string());
+    let admission: BlockAdmissionConfig = args
+        .admission
+        .parse()
+        .map_err(|e| usage(&format!("--admission {}: {e}", args.admission)))?;
+    let listen: Vec<Listen> =
+        args.listen.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    start_log();
+    // Before anything is opened: from here on a signal ends it in good order.
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
+        .map_err(|e| runtime(&format!("signal handlers: {e}")))?;
+    let layout = open::layout_of(&args.cache).map_err(failed)?;
+    let volumes = Arc::new(Volumes::default());
+    for (name, uri) in &args.volumes {
+        let store = backing::open(uri, args.read_only, true, Patience::default())
+            .map_err(|e| runtime(&e))?;
+        volumes.add(Volume::new(name, store, layout.line, true)).map_err(|e| usage(&e))?;
+    }
+    let workers = usize::from(args.threads);
+    let config = CacheConfig {
+        write: args.write,
+        replacement: args.replacement,
+        admission,
+        limits: BlockLimits::default(),
+        workers,
+        ring: RingChoice::Auto,
+        trust_unchanged: args.trust_unchanged,
+        state_dir: state_dir(args.state_dir.as_ref()),
+    };
+    let handle = open::open(&args.cache, config, &volumes.all()).map_err(failed)?;
+    let cache = handle.cache().clone();
+    let stats = cache.stats();
+    let how = match &handle.warmth {
+        Warmth::Memory => "warm from memory".to_owned(),
+        Warmth::Log(_) => "warm from the device".to_owned(),
+        Warmth::Cold(why) => format!("cold: {why}"),
+    };
+    info!(
+        "cache {}: {} lines of {}, {} of DRAM for the map ({:.1} bytes a line), {how}, {} lines cached",
+        args.cache.display(),
+        stats.slots,
+        ByteSize(u64::from(layout.line)),
+        ByteSize(stats.map_bytes),
+        stats.map_bytes as f64 / stats.slots as f64,
+        cache.count_lines(),
+    );
+    let server_config = ServerConfig {
+        listen,
+        threads: workers,
+        connections: args.connections,
+        ..ServerConfig::default()
+    };
+    let served = cache.clone();
+    let server = Server::start(server_config, volumes, |worker, registry, token| {
+        Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
+    })
+    .map_err(|e| runtime(&e))?;
+    let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
+    info!("ready: {} {}", args.listen.join(", "), addresses.join(", "));
+    // A supervisor that is not there is no error.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let mut asked = false;
+    for signal in signals.forever() {
+        if signal == SIGUSR1 {
+            tell(&cache.stats());
+            continue;
+        }
+        if asked {
+            error!("second signal: ending at once");
+            std::process::exit(1);
+        }
+        asked = true;
+        break;
+    }
+    info!("stopping");
+    server.stop();
+    tell(&cache.stats());
+    drop(cache);
+    handle.stop();
+    Ok(())
+}
+
+fn start_log() {
+    use std::io::IsTerminal;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // A second log in one process is a mistake of tests alone.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
+}
+
+fn tell(stats: &CacheStats) {
+    let e = &stats.engine;
+    let share = |part: u64, of: u64| if of == 0 { 0.0 } else { 100.0 * part as f64 / of as f64 };
+    info!(
+        "lines read {}, of them {:.1} % from flash and {:.1} % shared with others; written {}; filled {}, evicted {}, \
+         updated {}, dropped {}; corrupt {}, errors of the cache {}, of volumes {}",
+        e.read_lines,
+        share(e.read_hits, e.read_lines),
+        share(e.read_shared, e.read_lines),
+        e.write_lines,
+        e.fills,
+        e.evicted,
+        e.updated,
+        e.dropped,
+        e.corrupt,
+        e.flash_errors,
+        e.backing_errors,
+    );
+    let rejected: Vec<String> = Reason::ALL
+        .iter()
+        .filter(|&&r| stats.verdicts.rejected(r) > 0)
+        .map(|&r| format!("{} {}", r.as_str(), stats.verdicts.rejected(r)))
+        .collect();
+    info!(
+        "admitted {}, rejected: {}; map: {} records, {} snapshots, {} regions with a bit{}",
+        stats.verdicts.admitted,
+        if rejected.is_empty() { "none".to_owned() } else { rejected.join(", ") },
+        stats.log.records,
+        stats.log.snapshots,
+        stats.regions_set,
+        if stats.enabled { "" } else { "; the cache was given up, volumes are in pass-through" },
+    );
+}
