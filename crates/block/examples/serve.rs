@@ -74,12 +74,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     } else {
         Server::start(config, volumes, pass_through)?
     };
-    println!("ready; a line on standard input ends it");
-    std::io::stdin().read_line(&mut String::new())?;
-    server.stop();
-    if let Some(handle) = handle {
-        println!("{:?}", handle.cache().stats().engine);
-        handle.stop();
+    println!("ready");
+    // Until it is killed: the next start is warm from memory, or from the device as far as it can be proved.
+    let _running = (server, handle);
+    loop {
+        std::thread::park();
     }
-    Ok(())
 }
