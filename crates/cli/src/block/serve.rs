@@ -172,19 +172,22 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     info!("ready: {} {}", args.listen.join(", "), addresses.join(", "));
     // A supervisor that is not there is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let mut asked = false;
     for signal in signals.forever() {
-        if signal == SIGUSR1 {
-            tell(&cache.stats());
-            continue;
+        if signal != SIGUSR1 {
+            break;
         }
-        if asked {
-            error!("second signal: ending at once");
-            std::process::exit(1);
-        }
-        asked = true;
-        break;
+        tell(&cache.stats());
     }
+    // Whoever asks twice does not want to wait: what is on flash is found again all the same.
+    std::thread::Builder::new()
+        .name("larder-signals".into())
+        .spawn(move || {
+            if signals.forever().any(|signal| signal != SIGUSR1) {
+                error!("second signal: ending at once");
+                std::process::exit(1);
+            }
+        })
+        .map_err(|e| runtime(&format!("a thread: {e}")))?;
     info!("stopping");
     server.stop();
     tell(&cache.stats());
