@@ -209,7 +209,7 @@ fn warm_after_kill_and_after_a_clean_stop() {
 #[test]
 fn kills_lose_no_answered_write() {
     let dir = prepare();
-    let mut versions = vec![0u8; 64];
+    let mut versions = [0u8; 64];
     for round in 0..4u8 {
         let daemon = Daemon::start(
             dir.path(),
@@ -245,7 +245,7 @@ fn wrong_use() {
         arguments.extend(more);
         larder(&arguments)
     };
-    let table: [((Option<i32>, String), i32, &str); 8] = [
+    let table = [
         (larder(&["format", cache, "--size", "64m"]), 2, "--yes"),
         (larder(&["format", cache, "--line", "5k", "--yes"]), 2, "a line of 5120 bytes"),
         (

@@ -248,6 +248,9 @@ pub(super) struct Region {
     map_words: usize,
 }
 
+/// A region, the entries and checksums of each shard's map, and why it does not outlive the process, if so.
+type Opened = (Region, Vec<(Words, Words)>, Option<String>);
+
 impl Region {
     fn name(sb: &BlockSuperblock) -> String {
         format!("larder-{}", sb.uuid)
@@ -260,9 +263,7 @@ impl Region {
     }
 
     /// The region, and the words of each shard's map.
-    fn open(
-        sb: &BlockSuperblock,
-    ) -> Result<(Region, Vec<(Words, Words)>, Option<String>), CacheError> {
+    fn open(sb: &BlockSuperblock) -> Result<Opened, CacheError> {
         let slots = sb.layout.shard_slots();
         let (entries, sums) = Map::words(slots);
         let per = (entries + sums).next_multiple_of(8);

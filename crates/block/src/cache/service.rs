@@ -394,7 +394,7 @@ impl Cached {
     }
 
     fn range_over(&mut self, id: OpId) {
-        if !self.ops.get(&id).is_some_and(|op| op.range.is_some()) {
+        if self.ops.get(&id).is_none_or(|op| op.range.is_none()) {
             return;
         }
         let now = self.cache.now();

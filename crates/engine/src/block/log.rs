@@ -534,8 +534,8 @@ impl MapLog {
         let mut quiet = BTreeSet::new();
         for region in due {
             // Every shard is asked: what one has forgotten it will ask for again, and the bit is still there.
-            let all =
-                (0..self.shards()).fold(true, |all, shard| shards.quiet(shard, region) && all);
+            let quiet_shards = (0..self.shards()).filter(|&s| shards.quiet(s, region)).count();
+            let all = quiet_shards == self.shards() as usize;
             if all && shards.flush_backing(region).is_ok() {
                 quiet.insert(region);
             } else {
