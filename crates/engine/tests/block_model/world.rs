@@ -182,6 +182,9 @@ struct Doing {
     landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
 }
 
+/// What a read has brought: where it begins, bytes, and its sectors.
+type Buffer = (u64, Vec<[u8; SECTOR]>);
+
 /// What a sector may be.
 #[derive(Default)]
 struct Truth {
@@ -203,7 +206,7 @@ pub(crate) struct World {
     fuse: Arc<AtomicU64>,
     ops: BTreeMap<OpId, Op>,
     doing: Vec<Doing>,
-    buffers: BTreeMap<(usize, IoId), (u64, Vec<[u8; SECTOR]>)>,
+    buffers: BTreeMap<(usize, IoId), Buffer>,
     truth: BTreeMap<u64, Truth>,
     rotten: BTreeSet<(usize, SlotId)>,
     next_op: u64,
