@@ -11,11 +11,13 @@
 //! One seed replays one run: `LARDER_SEED=17 cargo test -p larder-engine --test block_model`.
 
 mod device;
+mod parts;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use world::{Options, Seen, World};
+use parts::Seen;
+use world::{Options, World};
 
 /// Seeds of the ordinary run.
 const SEEDS: u64 = 2_000;

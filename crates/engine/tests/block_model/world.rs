@@ -11,18 +11,19 @@ use larder_base::{Killed, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Replacement, Slot};
 use larder_engine::block::{
-    BlockConfig, BlockEffects, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId,
-    LogShards, MapLog, MapRecord, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict,
-    WriteMode,
+    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId, LogShards, MapLog,
+    MapRecord, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
 };
 use larder_format::Uuid;
 use larder_format::block::log::Held;
 use larder_format::block::{BlockSuperblock, Layout};
 
 use crate::device::{Device, Io, SECTOR};
+use crate::parts::{
+    Buffer, Doing, Event, Fx, Op, PER_LINE, RangeOp, Seen, Truth, crcs, sector, value,
+};
 
 const LINE: u64 = 4096;
-const PER_LINE: u64 = LINE / SECTOR as u64;
 const SHARDS: u32 = 2;
 const WAYS: u32 = 2;
 /// Stretches of groups in use: each in a region of its own.
@@ -34,163 +35,6 @@ const KEY: u64 = 0x5eed;
 pub(crate) struct Options {
     #[cfg(feature = "planted")]
     pub(crate) fault: Option<larder_engine::block::Planted>,
-}
-
-/// How often what was met.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
-    reads: u64,
-    writes: u64,
-    hits: u64,
-    shared: u64,
-    updates: u64,
-    evicted: u64,
-    cancelled: u64,
-    corrupt: u64,
-    flash_errors: u64,
-    backing_errors: u64,
-    kills: u64,
-    kills_in_store: u64,
-    kills_in_log: u64,
-    power_cuts: u64,
-    stops: u64,
-    warm_lines: u64,
-    lost_devices: u64,
-    snapshots: u64,
-    cleared: u64,
-    ranges: u64,
-    waited: u64,
-}
-
-impl Seen {
-    pub(crate) fn add(&mut self, o: Seen) {
-        macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
-        sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
-            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited);
-    }
-
-    pub(crate) fn assert_met_everything(&self) {
-        let all = [
-            self.reads,
-            self.writes,
-            self.hits,
-            self.shared,
-            self.updates,
-            self.evicted,
-            self.cancelled,
-            self.corrupt,
-            self.flash_errors,
-            self.backing_errors,
-            self.kills,
-            self.kills_in_store,
-            self.kills_in_log,
-            self.power_cuts,
-            self.stops,
-            self.warm_lines,
-            self.lost_devices,
-            self.snapshots,
-            self.cleared,
-            self.ranges,
-            self.waited,
-        ];
-        assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
-    }
-}
-
-#[derive(Debug)]
-enum Event {
-    FlashRead(IoId, SlotId, u32),
-    FlashWrite(IoId, SlotId, LineId, u32, Source),
-    BackingRead(IoId, u64, u32),
-    BackingChange(IoId, OpId, PartKind, u64, u32),
-    Deliver(Source, OpId, u64, u32),
-    Release(IoId),
-    Done(OpId, Result<(), IoFailed>, bool),
-    ReleaseOp(OpId),
-    Intent(u32),
-}
-
-struct Fx {
-    events: Vec<Event>,
-    coin: Rng,
-}
-
-impl BlockEffects for Fx {
-    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
-        self.events.push(Event::FlashRead(io, slot, lines));
-    }
-    fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId) {
-        self.events.push(Event::FlashWrite(io, slot, line, lines, Source::Op(op)));
-    }
-    fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
-        self.events.push(Event::FlashWrite(io, slot, line, lines, source));
-    }
-    fn backing_read(&mut self, io: IoId, at: u64, len: u32, _op: OpId) {
-        self.events.push(Event::BackingRead(io, at, len));
-    }
-    fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
-        self.events.push(Event::BackingChange(io, op, kind, at, len));
-    }
-    fn deliver(&mut self, source: Source, op: OpId, at: u64, len: u32) {
-        self.events.push(Event::Deliver(source, op, at, len));
-    }
-    fn release(&mut self, io: IoId) {
-        self.events.push(Event::Release(io));
-    }
-    fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool) {
-        self.events.push(Event::Done(op, result, holds));
-    }
-    fn release_op(&mut self, op: OpId) {
-        self.events.push(Event::ReleaseOp(op));
-    }
-    fn intent(&mut self, region: u32) {
-        self.events.push(Event::Intent(region));
-    }
-    fn commit_soon(&mut self) {}
-    fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {
-        self.coin.chance(0.5)
-    }
-}
-
-/// A client's operation.
-struct Op {
-    kind: PartKind,
-    at: u64,
-    value: u64,
-    parts: u32,
-    holds: u32,
-    failed: bool,
-    /// What a read got, by sector.
-    got: Vec<Option<u64>>,
-    /// What a read may get because it was so when it began.
-    allowed: Vec<BTreeSet<u64>>,
-    began: u64,
-    range: Option<RangeOp>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct RangeOp {
-    locked: u32,
-    intents: bool,
-}
-
-/// An I/O under way.
-struct Doing {
-    shard: usize,
-    event: Event,
-    /// What it brought, once it has happened at the device.
-    landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
-}
-
-/// What a read has brought: where it begins, bytes, and its sectors.
-type Buffer = (u64, Vec<[u8; SECTOR]>);
-
-/// What a sector may be.
-#[derive(Default)]
-struct Truth {
-    settled: BTreeSet<u64>,
-    flying: Vec<(OpId, u64)>,
-    acked: Vec<(u64, u64)>,
 }
 
 pub(crate) struct World {
@@ -219,32 +63,6 @@ pub(crate) struct World {
     error: Option<String>,
     options: Options,
     draining: bool,
-}
-
-fn sector(value: u64) -> [u8; SECTOR] {
-    let mut out = [0; SECTOR];
-    out[..8].copy_from_slice(&value.to_le_bytes());
-    out
-}
-
-fn value(sector: &[u8; SECTOR]) -> u64 {
-    u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"))
-}
-
-fn crcs(sectors: &[[u8; SECTOR]]) -> Vec<u32> {
-    sectors
-        .chunks(PER_LINE as usize)
-        .map(|line| line.iter().fold(0, |crc, s| crc32c_append(crc, s)))
-        .collect()
-}
-
-/// The engine never computes a checksum, so any good one does here.
-fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
-    bytes.chunks_exact(8).fold(crc, |c, b| {
-        let word = u64::from_le_bytes(b.try_into().expect("8 bytes"));
-        let mixed = (word ^ u64::from(c).rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 32) as u32 ^ mixed as u32 ^ c.rotate_left(5)
-    })
 }
 
 impl World {

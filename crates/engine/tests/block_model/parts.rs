@@ -1,0 +1,194 @@
+//! What the world is made of: events, operations, I/O under way, and what a sector may be.
+
+use std::collections::BTreeSet;
+
+use larder_base::Rng;
+use larder_engine::block::{BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source};
+
+use crate::device::SECTOR;
+
+/// Sectors of a line of 4 KiB.
+pub(crate) const PER_LINE: u64 = 4096 / SECTOR as u64;
+
+/// How often what was met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) hits: u64,
+    pub(crate) shared: u64,
+    pub(crate) updates: u64,
+    pub(crate) evicted: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) corrupt: u64,
+    pub(crate) flash_errors: u64,
+    pub(crate) backing_errors: u64,
+    pub(crate) kills: u64,
+    pub(crate) kills_in_store: u64,
+    pub(crate) kills_in_log: u64,
+    pub(crate) power_cuts: u64,
+    pub(crate) stops: u64,
+    pub(crate) warm_lines: u64,
+    pub(crate) lost_devices: u64,
+    pub(crate) snapshots: u64,
+    pub(crate) cleared: u64,
+    pub(crate) ranges: u64,
+    pub(crate) waited: u64,
+}
+
+impl Seen {
+    pub(crate) fn add(&mut self, o: Seen) {
+        macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
+        sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
+            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited);
+    }
+
+    pub(crate) fn assert_met_everything(&self) {
+        let all = [
+            self.reads,
+            self.writes,
+            self.hits,
+            self.shared,
+            self.updates,
+            self.evicted,
+            self.cancelled,
+            self.corrupt,
+            self.flash_errors,
+            self.backing_errors,
+            self.kills,
+            self.kills_in_store,
+            self.kills_in_log,
+            self.power_cuts,
+            self.stops,
+            self.warm_lines,
+            self.lost_devices,
+            self.snapshots,
+            self.cleared,
+            self.ranges,
+            self.waited,
+        ];
+        assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    FlashRead(IoId, SlotId, u32),
+    FlashWrite(IoId, SlotId, LineId, u32, Source),
+    BackingRead(IoId, u64, u32),
+    BackingChange(IoId, OpId, PartKind, u64, u32),
+    Deliver(Source, OpId, u64, u32),
+    Release(IoId),
+    Done(OpId, Result<(), IoFailed>, bool),
+    ReleaseOp(OpId),
+    Intent(u32),
+}
+
+pub(crate) struct Fx {
+    pub(crate) events: Vec<Event>,
+    pub(crate) coin: Rng,
+}
+
+impl BlockEffects for Fx {
+    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+        self.events.push(Event::FlashRead(io, slot, lines));
+    }
+    fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId) {
+        self.events.push(Event::FlashWrite(io, slot, line, lines, Source::Op(op)));
+    }
+    fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
+        self.events.push(Event::FlashWrite(io, slot, line, lines, source));
+    }
+    fn backing_read(&mut self, io: IoId, at: u64, len: u32, _op: OpId) {
+        self.events.push(Event::BackingRead(io, at, len));
+    }
+    fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
+        self.events.push(Event::BackingChange(io, op, kind, at, len));
+    }
+    fn deliver(&mut self, source: Source, op: OpId, at: u64, len: u32) {
+        self.events.push(Event::Deliver(source, op, at, len));
+    }
+    fn release(&mut self, io: IoId) {
+        self.events.push(Event::Release(io));
+    }
+    fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool) {
+        self.events.push(Event::Done(op, result, holds));
+    }
+    fn release_op(&mut self, op: OpId) {
+        self.events.push(Event::ReleaseOp(op));
+    }
+    fn intent(&mut self, region: u32) {
+        self.events.push(Event::Intent(region));
+    }
+    fn commit_soon(&mut self) {}
+    fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {
+        self.coin.chance(0.5)
+    }
+}
+
+/// A client's operation.
+pub(crate) struct Op {
+    pub(crate) kind: PartKind,
+    pub(crate) at: u64,
+    pub(crate) value: u64,
+    pub(crate) parts: u32,
+    pub(crate) holds: u32,
+    pub(crate) failed: bool,
+    /// What a read got, by sector.
+    pub(crate) got: Vec<Option<u64>>,
+    /// What a read may get because it was so when it began.
+    pub(crate) allowed: Vec<BTreeSet<u64>>,
+    pub(crate) began: u64,
+    pub(crate) range: Option<RangeOp>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RangeOp {
+    pub(crate) locked: u32,
+    pub(crate) intents: bool,
+}
+
+/// An I/O under way.
+pub(crate) struct Doing {
+    pub(crate) shard: usize,
+    pub(crate) event: Event,
+    /// What it brought, once it has happened at the device.
+    pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
+}
+
+/// What a read has brought: where it begins, bytes, and its sectors.
+pub(crate) type Buffer = (u64, Vec<[u8; SECTOR]>);
+
+/// What a sector may be.
+#[derive(Default)]
+pub(crate) struct Truth {
+    pub(crate) settled: BTreeSet<u64>,
+    pub(crate) flying: Vec<(OpId, u64)>,
+    pub(crate) acked: Vec<(u64, u64)>,
+}
+
+pub(crate) fn sector(value: u64) -> [u8; SECTOR] {
+    let mut out = [0; SECTOR];
+    out[..8].copy_from_slice(&value.to_le_bytes());
+    out
+}
+
+pub(crate) fn value(sector: &[u8; SECTOR]) -> u64 {
+    u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"))
+}
+
+pub(crate) fn crcs(sectors: &[[u8; SECTOR]]) -> Vec<u32> {
+    sectors
+        .chunks(PER_LINE as usize)
+        .map(|line| line.iter().fold(0, |crc, s| crc32c_append(crc, s)))
+        .collect()
+}
+
+/// The engine never computes a checksum, so any good one does here.
+pub(crate) fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
+    bytes.chunks_exact(8).fold(crc, |c, b| {
+        let word = u64::from_le_bytes(b.try_into().expect("8 bytes"));
+        let mixed = (word ^ u64::from(c).rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as u32 ^ mixed as u32 ^ c.rotate_left(5)
+    })
+}
