@@ -310,6 +310,9 @@ impl MapLog {
             self.set_bits(now, shards, io)?;
             return Ok(LogStep::Worked);
         }
+        if self.planted(Planted::ClearedBeforeLog) && self.clear_bits(now, self.idle, shards, io)? {
+            return Ok(LogStep::Worked);
+        }
         if self.room() < 2 * self.batch_pages() && self.snapshot.is_none() {
             self.begin_snapshot();
         }

@@ -461,9 +461,13 @@ impl World {
             if kind.changes() {
                 truth.flying.retain(|f| f.0 != op);
                 if failed {
+                    // It may have happened, before a read that is under way looked or after.
                     truth.settled.insert(value);
+                    truth.acked.push((self.time, value));
                 } else {
-                    truth.settled = [value].into();
+                    // Writes that were answered while this one was under way may have come before it or after.
+                    let beside = truth.acked.iter().filter(|a| a.0 >= began).map(|a| a.1);
+                    truth.settled = beside.chain([value]).collect();
                     truth.acked.push((self.time, value));
                 }
                 continue;
