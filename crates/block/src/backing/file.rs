@@ -2,8 +2,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,7 +29,6 @@ const DIRECT_UNIT: u32 = 4096;
 #[derive(Debug)]
 pub struct FileBacking {
     uri: String,
-    path: PathBuf,
     about: About,
     /// A block device.
     device: bool,
@@ -118,7 +117,7 @@ impl FileBacking {
             minimum: 1,
             maximum: MAX_PAYLOAD,
         };
-        Ok(FileBacking { uri, path: path.to_owned(), about, device, handles, ring })
+        Ok(FileBacking { uri, about, device, handles, ring })
     }
 }
 
@@ -142,15 +141,15 @@ impl Backing for FileBacking {
         if self.device {
             return Ok(Identity::Blind { name: self.uri.clone(), size: self.about.size });
         }
-        // The name, not the descriptor: if another file has taken its place, that one is what will be opened next.
-        let meta = std::fs::metadata(&self.path).map_err(|e| bad(e.to_string()))?;
+        // The descriptor, not the name: what was cached is this file's, whatever has taken its place meanwhile.
+        let meta = rustix::fs::fstat(&self.handles.buffered).map_err(|e| bad(e.to_string()))?;
         let changed = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
         Ok(Identity::File {
-            device: meta.dev(),
-            inode: meta.ino(),
-            size: meta.len(),
-            changed_ns: changed(meta.ctime(), meta.ctime_nsec())
-                .max(changed(meta.mtime(), meta.mtime_nsec())),
+            device: meta.st_dev,
+            inode: meta.st_ino,
+            size: meta.st_size as u64,
+            changed_ns: changed(meta.st_ctime, meta.st_ctime_nsec as i64)
+                .max(changed(meta.st_mtime, meta.st_mtime_nsec as i64)),
         })
     }
 

@@ -22,7 +22,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// Fills of one batch are waited for so long before the log goes on without them.
 const FILL_WAIT: Duration = Duration::from_millis(100);
 /// For a backing store to become durable, before its regions keep their bits for now.
-const FLUSH_WAIT: Duration = Duration::from_secs(30);
+const FLUSH_WAIT: Duration = Duration::from_secs(5);
 
 /// A way to make a volume's store durable, from the log's thread.
 pub(super) struct Flusher {
@@ -127,10 +127,10 @@ impl LogThread {
 
     /// Waits for something to do. Returns whether it is the end.
     fn wait(&mut self) -> bool {
-        if self.busy() > 0 {
-            return false;
-        }
         let inbox = locked(&self.cache.log_inbox);
+        if self.busy() > 0 {
+            return inbox.stop;
+        }
         let (inbox, _) = self
             .cache
             .log_wake
@@ -241,7 +241,7 @@ impl LogThread {
             let Some(mut log) = self.log.take() else { return };
             let cache = self.cache.clone();
             let now = cache.now();
-            let outcome = log.step(now, &mut Shards(self), &mut CacheIo(&cache.device));
+            let outcome = log.step(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
             *locked(&cache.log_stats) = (log.stats(), log.regions_set() as u64);
             match outcome {
                 Ok(LogStep::Worked) => self.log = Some(log),
@@ -281,7 +281,7 @@ impl LogThread {
         let Some(mut log) = self.log.take() else { return };
         let cache = self.cache.clone();
         let now = cache.now();
-        let settled = log.settle(now, &mut Shards(self), &mut CacheIo(&cache.device));
+        let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
         if let Err(error) = settled {
             return self.give_up(log, &error);
         }
@@ -309,40 +309,50 @@ impl LogThread {
 const RANGE: u32 = u32::MAX;
 
 /// The shards as the log sees them.
-struct Shards<'a>(&'a mut LogThread);
+struct Shards<'a> {
+    thread: &'a mut LogThread,
+    /// Volumes that were flushed during this step, by their first byte, and whether that worked.
+    flushed: Vec<(u64, bool)>,
+}
+
+impl<'a> Shards<'a> {
+    fn new(thread: &'a mut LogThread) -> Shards<'a> {
+        Shards { thread, flushed: Vec::new() }
+    }
+}
 
 impl LogShards for Shards<'_> {
     fn records_waiting(&mut self, shard: u32) -> usize {
-        locked(&self.0.cache.shards[shard as usize]).shard.records_waiting()
+        locked(&self.thread.cache.shards[shard as usize]).shard.records_waiting()
     }
 
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
-        locked(&self.0.cache.shards[shard as usize]).shard.take_records(most, out);
+        locked(&self.thread.cache.shards[shard as usize]).shard.take_records(most, out);
     }
 
     fn records_durable(&mut self, shard: u32) {
-        self.0.with(shard, |s, now, fx| s.records_durable(now, fx));
+        self.thread.with(shard, |s, now, fx| s.records_durable(now, fx));
     }
 
     fn records_lost(&mut self, shard: u32) {
-        locked(&self.0.cache.shards[shard as usize]).shard.records_lost();
+        locked(&self.thread.cache.shards[shard as usize]).shard.records_lost();
     }
 
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
-        locked(&self.0.cache.shards[shard as usize]).shard.state(first, most, out);
+        locked(&self.thread.cache.shards[shard as usize]).shard.state(first, most, out);
     }
 
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
-        locked(&self.0.cache.shards[shard as usize]).shard.quiet(region)
+        locked(&self.thread.cache.shards[shard as usize]).shard.quiet(region)
     }
 
     fn intent_ready(&mut self, shard: u32, region: u32) {
         if shard != RANGE {
-            self.0.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
+            self.thread.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             return;
         }
-        let cache = self.0.cache.clone();
-        self.0.ranges.retain_mut(|(op, first, last, missing)| {
+        let cache = self.thread.cache.clone();
+        self.thread.ranges.retain_mut(|(op, first, last, missing)| {
             if (*first..=*last).contains(&region) && *missing > 0 {
                 *missing -= 1;
                 if *missing == 0 {
@@ -355,7 +365,7 @@ impl LogShards for Shards<'_> {
     }
 
     fn flush_backing(&mut self, region: u32) -> Result<(), IoFailed> {
-        let cache = &self.0.cache;
+        let cache = &self.thread.cache;
         let bytes = cache.layout.region_groups
             * u64::from(larder_engine::block::GROUP_LINES)
             * u64::from(cache.layout.line);
@@ -366,10 +376,16 @@ impl LogShards for Shards<'_> {
             // Nobody's any more: its lines are never used again before they are dropped.
             return Err(IoFailed);
         };
-        match &mut *locked(&volume.backing) {
+        // The log asks for all its regions before the first flush: one is enough, and one that fails too.
+        if let Some((_, durable)) = self.flushed.iter().find(|f| f.0 == volume.base) {
+            return if *durable { Ok(()) } else { Err(IoFailed) };
+        }
+        let outcome = match &mut *locked(&volume.backing) {
             Some(flusher) => flusher.flush(),
             None => Err(IoFailed),
-        }
+        };
+        self.flushed.push((volume.base, outcome.is_ok()));
+        outcome
     }
 }
 

@@ -240,11 +240,11 @@ impl Cache {
         self.shards.iter().map(|cell| u64::from(locked(cell).shard.map().count())).sum()
     }
 
-    /// Calls shard `shard` on behalf of worker `me`, if it is one. What the engine asks for goes to whom it concerns; what
-    /// concerns `me` is left in `out.messages`.
+    /// Calls shard `shard` on behalf of worker `me`, if it is one. What the engine asks for goes into the inboxes of those
+    /// whom it concerns; `me` is to look into its own afterwards, and is not woken.
     ///
-    /// Others' messages are put into their inboxes before the shard is let go: whoever calls it next and finishes an
-    /// operation with that finds the bytes that were delivered for it earlier, by whomever.
+    /// The messages, one's own too, are put there before the shard is let go: the end of an operation, which may be
+    /// found by any worker, comes behind the bytes that were delivered for it, by whomever.
     fn with<R>(
         &self,
         shard: u32,
@@ -257,14 +257,10 @@ impl Cache {
             let mut cell = locked(&self.shards[shard as usize]);
             let Cell { shard: engine, tables } = &mut *cell;
             let result = f(engine, &mut Fx { tables, out, shard, cache: self });
-            let of = |op: OpId| (op.0 >> OP_BITS) as usize;
-            if out.messages.iter().any(|(op, _)| Some(of(*op)) != me) {
-                for (op, message) in std::mem::take(&mut out.messages) {
-                    if Some(of(op)) == me {
-                        out.messages.push((op, message));
-                    } else if self.put(of(op), op, message) {
-                        wake |= 1 << (of(op) % 128);
-                    }
+            for (op, message) in out.messages.drain(..) {
+                let worker = (op.0 >> OP_BITS) as usize;
+                if self.put(worker, op, message) && Some(worker) != me {
+                    wake |= 1 << (worker % 128);
                 }
             }
             result
@@ -354,7 +350,7 @@ impl Cache {
         }
     }
 
-    /// A read or write of the cache device failed: it is counted, and too many end its use.
+    /// A read or write of the cache device failed: it is counted, and said now and then.
     fn flash_failed(&self, what: &str, error: &dyn std::fmt::Display) {
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
         if count <= 10 || count.is_power_of_two() {

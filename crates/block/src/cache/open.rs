@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Instant;
 
-use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
+use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Replacement, Slot};
 use larder_engine::block::{
@@ -377,9 +377,11 @@ fn encode(identity: &Identity) -> [u8; 64] {
             out[24..32].copy_from_slice(&size.to_le_bytes());
             out[32..48].copy_from_slice(&changed_ns.to_le_bytes());
         }
-        Identity::Blind { size, .. } => {
+        Identity::Blind { name, size } => {
             out[0] = 2;
             out[24..32].copy_from_slice(&size.to_le_bytes());
+            let name = KeyHasher::new(HashKey([0; 16])).hash(name.as_bytes());
+            out[32..48].copy_from_slice(&name.0.to_le_bytes());
         }
     }
     out
@@ -399,7 +401,8 @@ impl Cache {
         let marker = marker(&self.config.state_dir, log.superblock());
         let noted = std::fs::create_dir_all(&self.config.state_dir)
             .and_then(|()| std::fs::write(&marker, b"the cache was given up\n"))
-            .and_then(|()| std::fs::File::open(&marker)?.sync_all());
+            .and_then(|()| std::fs::File::open(&marker)?.sync_all())
+            .and_then(|()| std::fs::File::open(&self.config.state_dir)?.sync_all());
         if let Err(error) = noted {
             tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
                 used again", marker.display());
@@ -484,7 +487,7 @@ pub fn open(
             maps[(slot / per) as usize].hold(SlotId((slot % per) as u32));
         }
     }
-    let mut dropped = 0u64;
+    let (mut dropped, mut foreign) = (0u64, 0u64);
     for map in &mut maps {
         for slot in (0..map.len()).map(SlotId) {
             if let Slot::Line(line) = map.get(slot)
@@ -492,6 +495,7 @@ pub fn open(
             {
                 map.hold(slot);
                 dropped += 1;
+                foreign += u64::from(!plan.keeps(line, &layout));
             }
         }
     }
@@ -506,8 +510,13 @@ pub fn open(
         Err(why) => Warmth::Cold(why),
     };
     region.announce(log.superblock().epoch + 1);
-    log.update(&mut CacheIo(&device), |sb| sb.epoch += 1)
-        .map_err(|e| CacheError::System { what: "the cache device", reason: e.to_string() })?;
+    // Lines of volumes that are not as they were must not come back after a power cut either.
+    let io = &mut CacheIo(&device);
+    let outcome = match foreign {
+        0 => log.update(io, |sb| sb.epoch += 1),
+        _ => log.begin_anew(io, |sb| sb.epoch += 1),
+    };
+    outcome.map_err(|e| CacheError::System { what: "the cache device", reason: e.to_string() })?;
     region.own(log.superblock());
     if voided && let Err(error) = std::fs::remove_file(&given_up) {
         tracing::warn!(%error, "'{}' stays: the next start will be cold too", given_up.display());
@@ -646,10 +655,8 @@ fn plan_volumes(
             let volume = sb.volumes[at].clone();
             if bytes < volume.bytes {
                 return Err(fail(format!(
-                    "it has {bytes} bytes but had {} when it was last attached: if that is right, drop it from the cache \
-                     first with `larder block drop --volume {}`",
-                    volume.bytes,
-                    spec.name()
+                    "it has {bytes} bytes but had {} when it was last attached: restore its size, or attach it under another name",
+                    volume.bytes
                 )));
             }
             plan.kept.retain(|k| k.0 != volume.first_group);

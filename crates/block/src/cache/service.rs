@@ -27,6 +27,8 @@ const DEPTH: u32 = 256;
 const THREADS: u32 = 8;
 /// A change of more groups than this locks its range as a whole.
 const RANGE_GROUPS: u64 = 256;
+/// Of a prefetch no more than this is taken, bytes.
+const PREFETCH: u64 = 64 << 20;
 /// Slots or groups that are looked at under one lock when a range is dropped.
 const RANGE_STEP: u32 = 4096;
 
@@ -219,10 +221,8 @@ impl Cached {
     ) {
         let mut out = std::mem::take(&mut self.out);
         self.cache.with(shard, Some(self.me), &mut out, f);
-        // What others have put there came before.
-        self.take_inbox();
-        self.inbox.extend(out.messages.drain(..));
         self.out = out;
+        self.take_inbox();
     }
 
     /// Begins an operation on a volume that is cached.
@@ -641,7 +641,8 @@ impl Service for Cached {
                 self.begin(ClientOp { fua, may_punch, fast, ..whole });
             }
             Command::Cache { offset, len } if base.is_some() => {
-                self.begin(op(PartKind::Prefetch, offset, u64::from(len)));
+                // It is advice: of a very long range the beginning will do.
+                self.begin(op(PartKind::Prefetch, offset, u64::from(len).min(PREFETCH)));
             }
             Command::Read { offset, buf } => self.through(known, ticket, Op::Read { offset, buf }),
             Command::Write { offset, buf, fua } => {

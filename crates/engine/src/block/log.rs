@@ -276,6 +276,29 @@ impl MapLog {
         Ok(())
     }
 
+    /// The durable map is empty from now on, whatever was in it: for a start that does not use lines which it still
+    /// names. They cannot come back, not even after a power cut in the next moment. The first thing that the log does is
+    /// a snapshot of what is used. `change` is made in the same write.
+    ///
+    /// # Errors
+    /// If the device does not take it: nothing has changed.
+    pub fn begin_anew(
+        &mut self,
+        io: &mut impl LogIo,
+        change: impl FnOnce(&mut BlockSuperblock),
+    ) -> Result<(), LogFailed> {
+        self.update(io, |sb| {
+            change(sb);
+            // Far from every log that was ever written.
+            sb.generation += 1 << 20;
+            sb.snapshot = false;
+        })?;
+        (self.generation, self.area, self.next) =
+            (self.superblock.generation, self.superblock.area, 0);
+        (self.snapshot, self.resync) = (None, true);
+        Ok(())
+    }
+
     /// Shard `shard` asks for the bit of `region`.
     pub fn ask(&mut self, shard: u32, region: u32) {
         self.asked.push_back((shard, region));
@@ -534,12 +557,20 @@ impl MapLog {
             .map(|(&r, _)| r)
             .take(CLEAR_STEP)
             .collect();
-        let mut quiet = BTreeSet::new();
+        // All are asked before the backing stores are made durable: one flush covers every region of a volume.
+        let mut asked = BTreeSet::new();
         for region in due {
             // Every shard is asked: what one has forgotten it will ask for again, and the bit is still there.
-            let quiet_shards = (0..self.shards()).filter(|&s| shards.quiet(s, region)).count();
-            let all = quiet_shards == self.shards() as usize;
-            if all && shards.flush_backing(region).is_ok() {
+            let shards_quiet = (0..self.shards()).filter(|&s| shards.quiet(s, region)).count();
+            if shards_quiet == self.shards() as usize {
+                asked.insert(region);
+            } else {
+                self.set.insert(region, now);
+            }
+        }
+        let mut quiet = BTreeSet::new();
+        for region in asked {
+            if shards.flush_backing(region).is_ok() {
                 quiet.insert(region);
             } else {
                 self.set.insert(region, now);

@@ -135,6 +135,11 @@ impl Map {
         self.len() == 0
     }
 
+    /// The number of the shard whose map it is.
+    pub fn shard(&self) -> u32 {
+        self.shard
+    }
+
     /// How the line space is placed.
     pub fn placing(&self) -> &Placing {
         &self.placing

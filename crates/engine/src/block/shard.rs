@@ -32,7 +32,7 @@ use larder_base::Nanos;
 
 use super::api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, OpId,
-    Part, SlotId, Sum, WriteMode,
+    Part, PartKind, SlotId, Sum, WriteMode,
 };
 use super::map::{Map, Slot};
 use super::planted::Planted;
@@ -157,7 +157,7 @@ pub(super) struct WaitingFill {
 #[derive(Debug, Default)]
 pub(super) struct Group {
     /// Flash reads of each line.
-    pub reading: [u16; GROUP_LINES as usize],
+    pub reading: [u32; GROUP_LINES as usize],
     /// Lines that a whole fetch brings.
     pub fetching: u16,
     pub fetches: Vec<IoId>,
@@ -297,6 +297,13 @@ impl BlockShard {
     pub fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects) {
         debug_assert!(part.len > 0);
         let (group, mask) = self.span(part.at, part.len);
+        let advice = part.kind == PartKind::Prefetch;
+        if advice && (self.in_range(group, mask) || self.must_wait(&part, group, mask, usize::MAX))
+        {
+            // Not worth waiting for.
+            fx.done(part.op, Ok(()), false);
+            return;
+        }
         if self.in_range(group, mask) {
             if self.waiting_parts >= self.config.limits.waiting {
                 fx.done(part.op, Err(IoFailed), false);
@@ -613,6 +620,11 @@ impl BlockShard {
             }
             if by_group {
                 let group = GroupId(first.group().0 + cursor);
+                cursor += 1;
+                // Another shard's group may have the place and tag of one of ours.
+                if self.map.placing().shard(group) != self.map.shard() {
+                    continue;
+                }
                 for line in
                     (0..GROUP_LINES).map(|i| group.line(i)).filter(|l| (first..=last).contains(l))
                 {
@@ -622,12 +634,12 @@ impl BlockShard {
                 }
             } else {
                 let slot = SlotId(cursor as u32);
+                cursor += 1;
                 if matches!(self.map.get(slot), Slot::Line(line) if (first..=last).contains(&line))
                 {
                     self.drop_line(slot);
                 }
             }
-            cursor += 1;
         }
         (cursor < end).then_some(cursor)
     }
