@@ -55,6 +55,17 @@ enum Command {
     Trace(Box<trace::Args>),
 }
 
+impl Command {
+    /// Whether the command works with sockets, whose peers may hang up at any moment: a write to them must only fail. These
+    /// commands do what is right for standard output themselves, when they come to print.
+    fn has_sockets(&self) -> bool {
+        match self {
+            Command::Kv(_) | Command::Block(_) | Command::Replay(_) => true,
+            Command::Bench(_) | Command::Sim(_) | Command::Trace(_) => false,
+        }
+    }
+}
+
 fn dispatch(command: Command) -> Result<(), CliError> {
     match command {
         Command::Bench(args) => bench::run(*args),
@@ -68,8 +79,7 @@ fn dispatch(command: Command) -> Result<(), CliError> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Those that work with sockets do it when they come to print.
-    if !matches!(cli.command, Command::Kv(_) | Command::Replay(_)) {
+    if !cli.command.has_sockets() {
         larder_runtime::machine::end_on_broken_pipe();
     }
     match dispatch(cli.command) {

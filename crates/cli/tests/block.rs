@@ -277,3 +277,39 @@ fn wrong_use() {
     let (code, message) = serve(&["--volume", &disk]);
     assert!(code == Some(1) && message.contains("1048576 bytes but had 33554432"), "{message}");
 }
+
+/// Clients that ask for megabytes and hang up before the answer: writing to them must only fail. (SIGPIPE ended the daemon.)
+#[test]
+fn clients_that_hang_up_do_not_end_the_daemon() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    let dir = prepare();
+    let daemon = Daemon::start(dir.path(), &[]);
+    for _ in 0..30 {
+        let mut client = UnixStream::connect(dir.path().join("socket")).unwrap();
+        let mut greeting = [0u8; 18];
+        client.read_exact(&mut greeting).unwrap();
+        // Fixed newstyle without zeroes, then NBD_OPT_EXPORT_NAME "disk", whose answer is 8 bytes of size and 2 of flags.
+        let mut hello = 3u32.to_be_bytes().to_vec();
+        hello.extend_from_slice(b"IHAVEOPT");
+        hello.extend_from_slice(&1u32.to_be_bytes());
+        hello.extend_from_slice(&4u32.to_be_bytes());
+        hello.extend_from_slice(b"disk");
+        client.write_all(&hello).unwrap();
+        client.read_exact(&mut [0u8; 10]).unwrap();
+        let mut requests = Vec::new();
+        for i in 0..16u64 {
+            requests.extend_from_slice(&0x2560_9513u32.to_be_bytes());
+            requests.extend_from_slice(&[0, 0, 0, 0]);
+            requests.extend_from_slice(&i.to_be_bytes());
+            requests.extend_from_slice(&(i << 20).to_be_bytes());
+            requests.extend_from_slice(&(1u32 << 20).to_be_bytes());
+        }
+        client.write_all(&requests).unwrap();
+    }
+    let mut s = session(dir.path());
+    assert_eq!(read(&mut *s, 0, 4096).len(), 4096);
+    drop(s);
+    daemon.stop();
+}

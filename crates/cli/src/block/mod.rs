@@ -20,7 +20,10 @@ enum Command {
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
-        Command::Format(args) => format::run(&args),
+        Command::Format(args) => {
+            larder_runtime::machine::end_on_broken_pipe();
+            format::run(&args)
+        }
         Command::Serve(args) => serve::run(&args),
     }
 }
