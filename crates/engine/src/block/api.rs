@@ -171,6 +171,15 @@ pub trait BlockEffects {
     fn commit_soon(&mut self);
     /// Whether admission would rather have `line` cached than `victim` (asked for [`Verdict::Compete`] only).
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool;
+    /// Whether `victim` must stay where it is: it is pinned, its volume has no more than its floor, or the volume of `line`
+    /// may only take what is its own. `line` is what would take the place, `None` when it is only about room.
+    fn keep(&mut self, _victim: LineId, _line: Option<LineId>) -> bool {
+        false
+    }
+    /// Whether `line` may take a place in which nothing lies, so that its volume has more afterwards.
+    fn may_grow(&mut self, _line: LineId) -> bool {
+        true
+    }
 }
 
 /// Write-through policies (Azor's names: disk = `hdd`, flash = `ssd`).

@@ -51,8 +51,27 @@ impl BlockShard {
                         Slot::Free | Slot::Held => false,
                     }
             };
-            let Some(choice) = self.map.choose(line, busy) else {
-                self.stats.fill_dropped += 1;
+            // Places that may not be had: those of lines that must stay, and free ones where the volume may not grow.
+            let mut kept: Vec<SlotId> = Vec::new();
+            let choice = loop {
+                let choice =
+                    self.map.choose(line, |slot, now| kept.contains(&slot) || busy(slot, now));
+                let Some(found) = choice else { break None };
+                let refused = match found.now {
+                    Slot::Line(victim) => fx.keep(victim, Some(line)),
+                    Slot::Free | Slot::Held => !fx.may_grow(line),
+                };
+                if !refused {
+                    break choice;
+                }
+                kept.push(found.slot);
+            };
+            let Some(choice) = choice else {
+                if kept.is_empty() {
+                    self.stats.fill_dropped += 1;
+                } else {
+                    self.stats.fill_rejected += 1;
+                }
                 continue;
             };
             if let Slot::Line(victim) = choice.now {
