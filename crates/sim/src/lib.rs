@@ -2,6 +2,7 @@
 //!
 //! - [`advise`]: which DRAM, flash and admission meet a target at least cost.
 //! - [`baseline`]: other flash caches and the Flashield paper's own index, to measure against.
+//! - [`block`]: the engine of `larder block` under a virtual clock.
 //! - [`block_study`]: admission and replacement of the block cache on block traces.
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
 //! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
@@ -14,6 +15,7 @@
 
 pub mod advise;
 pub mod baseline;
+pub mod block;
 pub mod block_study;
 pub mod experiment;
 pub mod kv;

@@ -6,7 +6,7 @@ use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_sim::experiment::{
-    CacheOutcome, Experiment, ExperimentError, Outcome, Point, run as simulate,
+    BlockFigures, CacheOutcome, Experiment, ExperimentError, Outcome, Point, run as simulate,
 };
 use larder_sim::sweep::Results;
 use larder_trace::Reader;
@@ -114,6 +114,11 @@ fn micros(us: f64) -> String {
     }
 }
 
+/// What only block caches have.
+fn of_block(c: &CacheOutcome, show: fn(&BlockFigures) -> Option<String>) -> String {
+    c.block.as_ref().and_then(show).unwrap_or_else(|| "-".to_owned())
+}
+
 /// A row of the table: what it shows, and how.
 type Row = (&'static str, fn(&CacheOutcome) -> String);
 
@@ -146,6 +151,17 @@ const ROWS: &[Row] = &[
     ("hit on flash, mean", |c| micros(c.latency.hit_flash.mean_us)),
     ("  99 %", |c| micros(c.latency.hit_flash.p99_us)),
     ("miss, mean", |c| micros(c.latency.miss.mean_us)),
+    ("lines read that hit", |c| of_block(c, |b| Some(format!("{:.4}", b.line_hit_ratio)))),
+    ("  of metadata", |c| of_block(c, |b| b.metadata_hit_ratio.map(|r| format!("{r:.4}")))),
+    ("  of data", |c| of_block(c, |b| b.data_hit_ratio.map(|r| format!("{r:.4}")))),
+    ("CLWA, of bytes written", |c| of_block(c, |b| b.clwa_of_writes.map(|w| format!("{w:.3}")))),
+    ("  × DLWA", |c| of_block(c, |b| b.total_write_amplification.map(|w| format!("{w:.3}")))),
+    ("requests that ask the store", |c| of_block(c, |b| Some(format!("{:.4}", b.store_share)))),
+    ("  of reads", |c| of_block(c, |b| Some(format!("{:.4}", b.store_read_share)))),
+    ("requests per second", |c| of_block(c, |b| Some(format!("{:.0}", b.requests_per_second)))),
+    ("write latency, mean", |c| of_block(c, |b| Some(micros(b.write_mean_us)))),
+    ("  99 %", |c| of_block(c, |b| Some(micros(b.write_p99_us)))),
+    ("DRAM per line", |c| of_block(c, |b| Some(format!("{:.1} B", b.dram_per_line)))),
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
     ("backing store busy", |c| format!("{:.3}", c.backend_utilisation)),
 ];

@@ -85,6 +85,7 @@ pub(super) fn build(spec: &CacheSpec, seed: u64) -> Result<Box<dyn Cache>, Exper
             cache.record_device_ops();
             Modelled::boxed(cache, spec.flash())
         }
+        CacheSpec::Block(_) => unreachable!("a block cache has a lane of its own"),
     })
 }
 
@@ -94,7 +95,7 @@ fn modelled(spec: &CacheSpec, source: BaselineError) -> ExperimentError {
 
 /// Whether the cache goes by numbers of objects.
 pub(super) fn needs_tags(spec: &CacheSpec) -> bool {
-    !matches!(spec, CacheSpec::Hybrid(_))
+    !matches!(spec, CacheSpec::Hybrid(_) | CacheSpec::Block(_))
 }
 
 fn config(c: &Hybrid, seed: u64) -> CacheConfig {

@@ -79,16 +79,18 @@ impl Channels {
         channel.at
     }
 
-    fn occupy(&mut self, now: Nanos, channel: usize, span: Nanos) {
+    /// Adds work to a channel; returns when it is done if no read comes first.
+    fn occupy(&mut self, now: Nanos, channel: usize, span: Nanos) -> Nanos {
         let channel = &mut self.channels[channel];
         Self::advance(channel, now);
         channel.backlog = channel.backlog + span;
         self.busy += u128::from(span.0);
+        channel.at + channel.backlog
     }
 
-    /// Programs `units`, with the copies and erases that a translation layer adds; nobody waits. `page` units make a
-    /// page of the translation layer.
-    fn write(&mut self, now: Nanos, units: u64, work: Work, page: u64) {
+    /// Programs `units`, with the copies and erases that a translation layer adds. `page` units make a page of the
+    /// translation layer. Returns when the last unit is programmed, if no read comes first.
+    fn write(&mut self, now: Nanos, units: u64, work: Work, page: u64) -> Nanos {
         let count = self.channels.len();
         for _ in 0..work.erases {
             // A super-block has a block on every channel.
@@ -100,10 +102,12 @@ impl Channels {
             self.occupy(now, self.next, self.read + self.program);
             self.next = (self.next + 1) % count;
         }
+        let mut done = now;
         for _ in 0..units {
-            self.occupy(now, self.next, self.program);
+            done = Nanos(done.0.max(self.occupy(now, self.next, self.program).0));
             self.next = (self.next + 1) % count;
         }
+        done
     }
 
     /// Time spent working, in seconds, over the number of channels.
@@ -114,7 +118,7 @@ impl Channels {
 
 /// A drive of one cache. The translation layer only sees caches that know where on flash they write.
 #[derive(Debug)]
-pub(super) struct Drive {
+pub(crate) struct Drive {
     ssd: Ssd,
     page: u64,
     trim: bool,
@@ -122,14 +126,14 @@ pub(super) struct Drive {
     /// Whether anything was written to a place.
     placed: bool,
     /// Bytes of the host's view.
-    pub(super) capacity: u64,
+    pub(crate) capacity: u64,
     /// Busy seconds when counting began.
     busy_before: f64,
 }
 
 impl Drive {
     /// The drive that `spec` states under a cache with `flash` bytes.
-    pub(super) fn new(
+    pub(crate) fn new(
         spec: &Spec,
         timing: &Timing,
         cache: &str,
@@ -181,9 +185,21 @@ impl Drive {
     }
 
     /// A read that somebody waits for, asked for at `now`: when it is done. Its units are read in parallel.
-    pub(super) fn read(&mut self, now: Nanos, offset: u64, len: u32) -> Nanos {
+    pub(crate) fn read(&mut self, now: Nanos, offset: u64, len: u32) -> Nanos {
         let done = Self::units(offset, len).map(|unit| self.channels.read(now, unit));
         done.max().unwrap_or(now)
+    }
+
+    /// A write that somebody waits for: when its last unit is programmed, if no read comes first.
+    pub(crate) fn write(&mut self, now: Nanos, offset: u64, len: u32) -> Nanos {
+        self.placed = true;
+        let units = self.page.div_ceil(UNIT);
+        let mut done = now;
+        for page in self.pages(offset, len) {
+            let work = self.ssd.write(page, 0, &mut NoEviction);
+            done = Nanos(done.0.max(self.channels.write(now, units, work, units).0));
+        }
+        done
     }
 
     /// Whatever the cache did at `now`. Returns when what a request waits for is done, if anything is.
@@ -198,12 +214,7 @@ impl Drive {
                 }
             }
             DeviceOp::Write { offset, len } => {
-                self.placed = true;
-                for page in self.pages(offset, len) {
-                    let work = self.ssd.write(page, 0, &mut NoEviction);
-                    let units = self.page.div_ceil(UNIT);
-                    self.channels.write(now, units, work, units);
-                }
+                self.write(now, offset, len);
             }
             DeviceOp::Trim { offset, len } => {
                 if self.trim {
@@ -228,23 +239,23 @@ impl Drive {
     }
 
     /// Counting begins.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.ssd.reset_traffic();
         self.busy_before = self.channels.busy_seconds();
     }
 
     /// What the translation layer did since counting began; none for a cache without places.
-    pub(super) fn traffic(&self) -> Option<Traffic> {
+    pub(crate) fn traffic(&self) -> Option<Traffic> {
         self.placed.then(|| self.ssd.traffic())
     }
 
     /// Erase counts since the start.
-    pub(super) fn wear(&self) -> Option<Wear> {
+    pub(crate) fn wear(&self) -> Option<Wear> {
         self.placed.then(|| self.ssd.wear())
     }
 
     /// The share of the channels' time spent working, of `seconds` since counting began.
-    pub(super) fn utilisation(&self, seconds: f64) -> f64 {
+    pub(crate) fn utilisation(&self, seconds: f64) -> f64 {
         if seconds <= 0.0 {
             return 0.0;
         }

@@ -7,9 +7,10 @@
 
 mod backend;
 mod baseline;
+mod block;
 mod caches;
 mod check;
-mod drive;
+pub(crate) mod drive;
 mod error;
 mod latency;
 mod outcome;
@@ -22,6 +23,7 @@ use std::collections::BTreeSet;
 use larder_trace::{CsvColumns, Options};
 
 pub use baseline::{FifoLog, SetAssociative};
+pub use block::BlockFigures;
 pub use check::check;
 pub use error::ExperimentError;
 pub use outcome::{
@@ -33,6 +35,7 @@ pub use spec::{
     Victim, Workload,
 };
 
+use crate::block::Store;
 use error::value;
 
 impl Experiment {
@@ -72,6 +75,7 @@ impl Experiment {
         self.workload.validate()?;
         self.ssd.validate()?;
         self.timing.validate()?;
+        validate_store(&self.store)?;
         let interval = self.report.interval;
         check_range("report.interval", interval, 1e-6, 1e9, "seconds between 0.000001 and 10^9")?;
         let points = f64::from(self.report.points);
@@ -84,6 +88,23 @@ impl Experiment {
 fn check_range(key: &str, v: f64, low: f64, high: f64, must: &str) -> Result<(), ExperimentError> {
     // NaN is in no range.
     if (low..=high).contains(&v) { Ok(()) } else { Err(value(key, v, format!("give {must}"))) }
+}
+
+fn validate_store(store: &Store) -> Result<(), ExperimentError> {
+    let positive = "a number above 0 and at most 10^9";
+    for (key, v) in [
+        ("store.disk_iops", store.disk_iops),
+        ("store.disk_read_mb", store.disk_read_mb),
+        ("store.disk_write_mb", store.disk_write_mb),
+    ] {
+        check_range(key, v, 1e-6, 1e9, positive)?;
+    }
+    for (key, v) in [("store.write_us", store.write_us), ("store.disk_ms", store.disk_ms)] {
+        check_range(key, v, 0.0, 1e9, "a time between 0 and 10^9")?;
+    }
+    check_range("store.disks", f64::from(store.disks), 1.0, 4096.0, "between 1 and 4096")?;
+    let stripe = store.stripe.0 as f64;
+    check_range("store.stripe", stripe, 512.0, 1e12, "at least 512 bytes")
 }
 
 fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
@@ -108,6 +129,9 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
                 return Err(value(key("dram"), 0, "give a size, such as \"8m\""));
             }
             Ok(())
+        }
+        CacheSpec::Block(c) => {
+            c.validate().map_err(|(field, found, must)| value(key(field), found, must))
         }
         CacheSpec::SetAssociative(c) => baseline::validate(&key, c.dram, &c.admission),
         CacheSpec::FifoLog(c) => baseline::validate(&key, c.dram, &c.admission),
@@ -200,6 +224,7 @@ impl Timing {
             ("timing.backend_slow_us", self.backend_slow_us),
             ("timing.network_packet_us", self.network_packet_us),
             ("timing.network_bit_ns", self.network_bit_ns),
+            ("timing.flash_flush_us", self.flash_flush_us),
         ] {
             check_range(key, v, 0.0, 1e9, "a time between 0 and 10^9")?;
         }

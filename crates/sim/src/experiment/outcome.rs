@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::block::BlockFigures;
 use super::spec::Experiment;
 use crate::ssd::Wear;
 
@@ -128,6 +129,9 @@ pub struct CacheOutcome {
     /// Share of the backing store's servers' time spent working; where their number is not limited, the mean number of
     /// requests under way.
     pub backend_utilisation: f64,
+    /// What is told of block caches alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block: Option<BlockFigures>,
     /// Figures over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub series: Vec<Point>,
@@ -234,6 +238,17 @@ pub const METRICS: &[Metric] = &[
     ("miss_mean_us", |c| Some(c.latency.miss.mean_us)),
     ("flash_utilisation", |c| Some(c.flash_utilisation)),
     ("backend_utilisation", |c| Some(c.backend_utilisation)),
+    ("line_hit_ratio", |c| c.block.as_ref().map(|b| b.line_hit_ratio)),
+    ("metadata_hit_ratio", |c| c.block.as_ref().and_then(|b| b.metadata_hit_ratio)),
+    ("data_hit_ratio", |c| c.block.as_ref().and_then(|b| b.data_hit_ratio)),
+    ("clwa_of_writes", |c| c.block.as_ref().and_then(|b| b.clwa_of_writes)),
+    ("total_write_amplification", |c| c.block.as_ref().and_then(|b| b.total_write_amplification)),
+    ("store_share", |c| c.block.as_ref().map(|b| b.store_share)),
+    ("store_read_share", |c| c.block.as_ref().map(|b| b.store_read_share)),
+    ("dram_per_line", |c| c.block.as_ref().map(|b| b.dram_per_line)),
+    ("requests_per_second", |c| c.block.as_ref().map(|b| b.requests_per_second)),
+    ("write_mean_us", |c| c.block.as_ref().map(|b| b.write_mean_us)),
+    ("write_p99_us", |c| c.block.as_ref().map(|b| b.write_p99_us)),
 ];
 
 impl CacheOutcome {

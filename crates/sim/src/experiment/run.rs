@@ -9,6 +9,7 @@ use larder_policy::budget::YEAR_SECONDS;
 use larder_trace::{Reader, Request, TraceError};
 
 use super::backend::Backend;
+use super::block::BlockLane;
 use super::caches::{self, Asked, Cache, Effects, Totals, bytes_of};
 use super::check;
 use super::drive::Drive;
@@ -27,10 +28,10 @@ const CHUNK: usize = 16_384;
 
 /// A stretch of the trace.
 #[derive(Default)]
-struct Chunk {
+pub(super) struct Chunk {
     /// Number of the first request.
-    first: u64,
-    requests: Vec<Request>,
+    pub(super) first: u64,
+    pub(super) requests: Vec<Request>,
     /// Numbers of their objects; empty where no cache asks.
     tags: Vec<u32>,
 }
@@ -132,8 +133,42 @@ struct Counts {
     flash_reads: u64,
 }
 
-/// One cache with all that is around it.
-struct Lane {
+/// One cache of an experiment, with all that is around it.
+pub(super) trait Lane: Send {
+    /// Takes the next stretch of the trace.
+    fn process(&mut self, e: &Experiment, chunk: &Chunk);
+
+    /// What came out; `last` is when the last request came.
+    ///
+    /// # Errors
+    /// When the cache and the trace do not fit each other.
+    fn outcome(
+        &mut self,
+        e: &Experiment,
+        spec: &CacheSpec,
+        last: Nanos,
+    ) -> Result<CacheOutcome, ExperimentError>;
+}
+
+fn lane(e: &Experiment, spec: &CacheSpec) -> Result<Box<dyn Lane>, ExperimentError> {
+    Ok(match spec {
+        CacheSpec::Block(c) => Box::new(BlockLane::new(e, c)?),
+        _ => Box::new(KvLane::new(e, spec)?),
+    })
+}
+
+/// Years that the drive's endurance lasts at `rate` bytes a second.
+pub(super) fn life(e: &Experiment, capacity: u64, dlwa: Option<f64>, rate: f64) -> Option<f64> {
+    let endurance = e.ssd.tbw.map_or_else(
+        || e.ssd.dwpd * e.ssd.warranty_years * 365.25 * capacity as f64,
+        |tbw| tbw.0 as f64,
+    );
+    let programmed = dlwa.map(|d| d * rate).filter(|&p| p > 0.0);
+    programmed.map(|p| endurance / p / YEAR_SECONDS)
+}
+
+/// A cache of objects.
+struct KvLane {
     cache: Box<dyn Cache>,
     drive: Drive,
     backend: Backend,
@@ -148,9 +183,9 @@ struct Lane {
     warmup: u64,
 }
 
-impl Lane {
-    fn new(e: &Experiment, spec: &CacheSpec) -> Result<Lane, ExperimentError> {
-        Ok(Lane {
+impl KvLane {
+    fn new(e: &Experiment, spec: &CacheSpec) -> Result<KvLane, ExperimentError> {
+        Ok(KvLane {
             cache: caches::build(spec, e.seed)?,
             drive: Drive::new(&e.ssd, &e.timing, spec.name(), spec.flash(), e.seed)?,
             backend: Backend::new(&e.timing, e.seed),
@@ -173,24 +208,6 @@ impl Lane {
         self.before = self.cache.totals();
         self.started = now;
         self.series = Series::new(&e.report, now);
-    }
-
-    fn process(&mut self, e: &Experiment, chunk: &Chunk) {
-        let mut coming = chunk.requests.iter();
-        for request in coming.by_ref().take(AHEAD) {
-            self.cache.announce(request);
-        }
-        for (i, request) in chunk.requests.iter().enumerate() {
-            if let Some(next) = coming.next() {
-                self.cache.announce(next);
-            }
-            let number = chunk.first + i as u64;
-            if number == self.warmup {
-                self.begin(e, request.time.unwrap_or(Nanos::ZERO));
-            }
-            let tag = chunk.tags.get(i).copied().unwrap_or(0);
-            self.request(number, &Asked { request, tag });
-        }
     }
 
     fn request(&mut self, number: u64, asked: &Asked<'_>) {
@@ -258,8 +275,33 @@ impl Lane {
             self.series.traffic(now, traffic);
         }
     }
+}
 
-    fn outcome(&self, e: &Experiment, spec: &CacheSpec, last: Nanos) -> CacheOutcome {
+impl Lane for KvLane {
+    fn process(&mut self, e: &Experiment, chunk: &Chunk) {
+        let mut coming = chunk.requests.iter();
+        for request in coming.by_ref().take(AHEAD) {
+            self.cache.announce(request);
+        }
+        for (i, request) in chunk.requests.iter().enumerate() {
+            if let Some(next) = coming.next() {
+                self.cache.announce(next);
+            }
+            let number = chunk.first + i as u64;
+            if number == self.warmup {
+                self.begin(e, request.time.unwrap_or(Nanos::ZERO));
+            }
+            let tag = chunk.tags.get(i).copied().unwrap_or(0);
+            self.request(number, &Asked { request, tag });
+        }
+    }
+
+    fn outcome(
+        &mut self,
+        e: &Experiment,
+        spec: &CacheSpec,
+        last: Nanos,
+    ) -> Result<CacheOutcome, ExperimentError> {
         let c = &self.counts;
         let seconds = last.saturating_sub(self.started).as_secs_f64();
         let share = |part: u64, whole: u64| {
@@ -269,11 +311,6 @@ impl Lane {
         let traffic = self.drive.traffic().filter(|t| t.host_pages > 0);
         let dlwa = traffic.map(|t| t.write_amplification());
         let rate = if seconds > 0.0 { c.flash_bytes as f64 / seconds } else { 0.0 };
-        let endurance = e.ssd.tbw.map_or_else(
-            || e.ssd.dwpd * e.ssd.warranty_years * 365.25 * self.drive.capacity as f64,
-            |tbw| tbw.0 as f64,
-        );
-        let programmed = dlwa.map(|d| d * rate).filter(|&p| p > 0.0);
         let totals = self.cache.totals();
         let (left, unread) = match (totals.dropped, self.before.dropped) {
             (Some(after), before) => {
@@ -283,7 +320,7 @@ impl Lane {
             (None, _) => (0, 0),
         };
         let hits = c.hits_dram + c.hits_flash;
-        CacheOutcome {
+        Ok(CacheOutcome {
             name: spec.name().to_owned(),
             kind: spec.kind().to_owned(),
             dram: spec.dram(),
@@ -307,7 +344,7 @@ impl Lane {
             dlwa,
             write_amplification: dlwa.map(|d| d * clwa_of_sets),
             flash_bytes_per_second: rate,
-            life_years: programmed.map(|p| endurance / p / YEAR_SECONDS),
+            life_years: life(e, self.drive.capacity, dlwa, rate),
             wear: self.drive.wear(),
             flash_reads: c.flash_reads,
             flash_reads_per_hit: (c.hits_flash > 0).then(|| share(c.flash_reads, c.hits_flash)),
@@ -323,8 +360,9 @@ impl Lane {
             latency: self.recorder.latencies(),
             flash_utilisation: self.drive.utilisation(seconds),
             backend_utilisation: self.backend.utilisation(seconds),
+            block: None,
             series: self.series.points(),
-        }
+        })
     }
 }
 
@@ -345,8 +383,8 @@ pub fn run(
     mut progress: impl FnMut(&dyn Reader, u64),
 ) -> Result<Outcome, ExperimentError> {
     e.validate()?;
-    let lanes = e.caches.iter().map(|spec| Ok(Mutex::new(Lane::new(e, spec)?)));
-    let lanes: Vec<Mutex<Lane>> = lanes.collect::<Result<_, ExperimentError>>()?;
+    let lanes = e.caches.iter().map(|spec| Ok(Mutex::new(lane(e, spec)?)));
+    let lanes: Vec<Mutex<Box<dyn Lane>>> = lanes.collect::<Result<_, ExperimentError>>()?;
     let mut feed = Feed::open(e)?;
     let helpers = threads.min(lanes.len()).saturating_sub(1);
     let (mut chunk, mut coming) = (Chunk::default(), Chunk::default());
@@ -385,7 +423,7 @@ pub fn run(
         .into_iter()
         .zip(&e.caches)
         .map(|(lane, spec)| unpoisoned(lane.into_inner()).outcome(e, spec, feed.last))
-        .collect();
+        .collect::<Result<_, ExperimentError>>()?;
     Ok(Outcome {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         seed: e.seed,

@@ -8,6 +8,7 @@ use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
 use super::baseline::{FifoLog, SetAssociative};
+use crate::block::{Block, Store};
 use crate::ssd::VictimPolicy;
 
 /// A workload and the caches to run on it, side by side.
@@ -31,6 +32,9 @@ pub struct Experiment {
     /// How long everything takes.
     #[serde(default)]
     pub timing: Timing,
+    /// The store behind block caches.
+    #[serde(default)]
+    pub store: Store,
     /// The time series.
     #[serde(default)]
     pub report: Report,
@@ -91,6 +95,8 @@ pub enum CacheSpec {
     SetAssociative(SetAssociative),
     /// Navy's block cache: LRU in DRAM before a log of regions in FIFO order, every object indexed in DRAM.
     FifoLog(FifoLog),
+    /// The engine of `larder block`, on block reads and writes.
+    Block(Block),
 }
 
 impl CacheSpec {
@@ -102,6 +108,7 @@ impl CacheSpec {
             CacheSpec::Ripq(c) => &c.name,
             CacheSpec::SetAssociative(c) => &c.name,
             CacheSpec::FifoLog(c) => &c.name,
+            CacheSpec::Block(c) => &c.name,
         };
         name.as_deref().unwrap_or(self.kind())
     }
@@ -114,6 +121,7 @@ impl CacheSpec {
             CacheSpec::Ripq(_) => "ripq",
             CacheSpec::SetAssociative(_) => "set-associative",
             CacheSpec::FifoLog(_) => "fifo-log",
+            CacheSpec::Block(_) => "block",
         }
     }
 
@@ -122,7 +130,7 @@ impl CacheSpec {
         match self {
             CacheSpec::Hybrid(c) => c.dram.0,
             CacheSpec::Victim(c) => c.dram.0,
-            CacheSpec::Ripq(_) => 0,
+            CacheSpec::Ripq(_) | CacheSpec::Block(_) => 0,
             CacheSpec::SetAssociative(c) => c.dram.0,
             CacheSpec::FifoLog(c) => c.dram.0,
         }
@@ -136,6 +144,7 @@ impl CacheSpec {
             CacheSpec::Ripq(c) => c.flash.0,
             CacheSpec::SetAssociative(c) => c.flash.0,
             CacheSpec::FifoLog(c) => c.flash.0,
+            CacheSpec::Block(c) => c.flash.0,
         }
     }
 }
@@ -328,6 +337,8 @@ pub struct Timing {
     pub network_packet_us: f64,
     /// A bit on that network, nanoseconds. Default 1.
     pub network_bit_ns: f64,
+    /// A flush of a block cache's device, microseconds. Default 100.
+    pub flash_flush_us: f64,
 }
 
 impl Default for Timing {
@@ -345,6 +356,7 @@ impl Default for Timing {
             backend_servers: 0,
             network_packet_us: 8.2,
             network_bit_ns: 1.0,
+            flash_flush_us: 100.0,
         }
     }
 }

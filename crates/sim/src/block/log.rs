@@ -1,0 +1,162 @@
+//! The log of the map in virtual time: the same [`MapLog`], over a device that keeps nothing.
+
+use larder_base::Nanos;
+use larder_engine::block::{
+    BlockShard, IoFailed, LogIo, LogShards, LogStep, MapLog, MapRecord, SlotId,
+};
+use larder_format::block::log::Held;
+
+use super::BlockSim;
+use super::world::{Event, Fx, World};
+
+/// Stands for a shard where a whole range asks for bits.
+const RANGE: u32 = u32::MAX;
+/// How often it is looked for regions that have become quiet.
+const TICK: Nanos = Nanos::from_secs(1);
+
+/// The device as the log sees it: what is written is noted, what is read is as formatting leaves it.
+#[derive(Default)]
+pub(super) struct NotedIo {
+    pub writes: Vec<(u64, u32)>,
+    pub flushes: u64,
+}
+
+impl LogIo for NotedIo {
+    fn read(&mut self, _at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        out.fill(0);
+        Ok(())
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.writes.push((at, bytes.len() as u32));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        self.flushes += 1;
+        Ok(())
+    }
+}
+
+struct Shards<'a> {
+    shards: &'a mut [BlockShard],
+    world: &'a mut World,
+    now: Nanos,
+}
+
+impl Shards<'_> {
+    fn with<R>(
+        &mut self,
+        shard: u32,
+        f: impl FnOnce(&mut BlockShard, Nanos, &mut Fx<'_>) -> R,
+    ) -> R {
+        let mut fx = Fx { world: self.world, shard, now: self.now };
+        f(&mut self.shards[shard as usize], self.now, &mut fx)
+    }
+}
+
+impl LogShards for Shards<'_> {
+    fn records_waiting(&mut self, shard: u32) -> usize {
+        self.shards[shard as usize].records_waiting()
+    }
+
+    fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
+        self.shards[shard as usize].take_records(most, out);
+    }
+
+    fn records_durable(&mut self, shard: u32) {
+        self.with(shard, |s, now, fx| s.records_durable(now, fx));
+    }
+
+    fn records_lost(&mut self, shard: u32) {
+        self.shards[shard as usize].records_lost();
+    }
+
+    fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
+        self.shards[shard as usize].state(first, most, out);
+    }
+
+    fn quiet(&mut self, shard: u32, region: u32) -> bool {
+        self.shards[shard as usize].quiet(region)
+    }
+
+    fn intent_ready(&mut self, shard: u32, region: u32) {
+        if shard != RANGE {
+            self.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
+            return;
+        }
+        let groups = self.world.layout.region_groups;
+        let World { ranges, given, .. } = &mut *self.world;
+        for (id, range) in ranges.iter_mut() {
+            let regions = range.first.group().0 / groups..=range.last.group().0 / groups;
+            if range.bits > 0 && regions.contains(&u64::from(region)) {
+                range.bits -= 1;
+                if range.bits == 0 {
+                    given.push_back(*id);
+                }
+            }
+        }
+    }
+
+    fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
+        Ok(())
+    }
+}
+
+impl BlockSim {
+    /// Asks for the bits of a range's regions.
+    pub(super) fn ask_range(&mut self, first: u32, last: u32) {
+        (first..=last).for_each(|region| self.log.ask(RANGE, region));
+        self.world.log_wanted = true;
+    }
+
+    /// Sees to it that the log has its turn if it has something to do. A step lasts as long as its writes and flushes,
+    /// and counts as done at its end.
+    pub(super) fn wake_log(&mut self, now: Nanos) {
+        for (shard, region) in std::mem::take(&mut self.world.asks) {
+            self.log.ask(shard, region);
+        }
+        if std::mem::take(&mut self.world.log_wanted) {
+            self.schedule_log(Nanos(now.0.max(self.log_free.0)) + self.flush);
+        }
+    }
+
+    fn schedule_log(&mut self, at: Nanos) {
+        if self.log_due.is_none_or(|due| at < due) {
+            self.log_due = Some(at);
+            self.world.at(at, Event::Log);
+        }
+    }
+
+    /// The log's turn.
+    pub(super) fn step_log(&mut self, now: Nanos) {
+        if self.log_due != Some(now) {
+            // Superseded by an earlier turn.
+            return;
+        }
+        self.log_due = None;
+        let mut io = NotedIo::default();
+        let mut shards = Shards { shards: &mut self.shards, world: &mut self.world, now };
+        // The device takes everything, so that the log cannot fail.
+        let step = self.log.step(now, &mut shards, &mut io).unwrap_or(LogStep::Idle);
+        for (at, len) in io.writes {
+            self.map_bytes_written += u64::from(len);
+            self.world.drive.write(now, at, len);
+        }
+        self.log_free = now + Nanos(self.flush.0 * io.flushes.saturating_sub(1));
+        match step {
+            LogStep::Worked => self.schedule_log(self.log_free + self.flush),
+            LogStep::Idle if self.log.regions_set() > 0 => self.schedule_log(now + TICK),
+            LogStep::Idle => {}
+        }
+    }
+}
+
+/// A log for a device that was formatted a moment ago.
+pub(super) fn new_log(
+    superblock: larder_format::block::BlockSuperblock,
+    idle: Nanos,
+) -> Result<MapLog, IoFailed> {
+    let mut io = NotedIo::default();
+    MapLog::recover(superblock, false, idle, &mut io, |_, _| {}).map(|r| r.log)
+}

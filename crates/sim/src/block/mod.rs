@@ -1,0 +1,424 @@
+//! The engine of `larder block` under a virtual clock.
+//!
+//! [`BlockSim`] runs the very code: [`BlockShard`]s, the [`MapLog`] that makes their map durable, and admission as the
+//! daemon asks it. What they ask for is answered by models: a drive (the translation layer and the channels of
+//! `larder sim run`), and a store ([`Store`]: a filer behind a network, or disks). Volumes need no size: the line space is
+//! given to them in stretches, as they are touched.
+//!
+//! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
+
+mod log;
+mod space;
+mod spec;
+mod store;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use larder_base::{Nanos, UnixSecs, Words};
+use larder_engine::block::address::Placing;
+use larder_engine::block::map::Map;
+use larder_engine::block::{
+    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, LineId, MapLog, OpId, Part,
+    PartKind, Regions,
+};
+use larder_format::Uuid;
+use larder_format::block::superblock::MAX_VOLUMES;
+use larder_format::block::{BlockSuperblock, Layout};
+use larder_policy::block::{BlockAccess, BlockKind, BlockOp, VerdictCounts, VolumeId};
+use larder_trace::{Class, Op as TraceOp, Request, mix};
+
+pub use spec::{Block, Load, Store, StoreKind};
+pub(crate) use store::{StoreCounts, StoreModel};
+pub(crate) use world::Answered;
+
+use crate::experiment::drive::Drive;
+use crate::experiment::{ExperimentError, Timing};
+use spec::Wrong;
+use world::{Event, Fx, Op, Range, World};
+
+/// Of a request at most this much counts; no device takes more at once.
+const MOST_REQUEST: u64 = 1 << 30;
+/// A trim of more groups than this locks its range as a whole, as in the daemon.
+const RANGE_GROUPS: u64 = 256;
+/// Slots or groups that are looked at in one turn when a range is dropped.
+const RANGE_STEP: u32 = 1 << 20;
+/// A region that has had no write for so long loses its bit, as in the daemon.
+const QUIET: Nanos = Nanos::from_secs(5);
+/// CRC-32C of every line: the engine compares what it is given, and the bytes are left out.
+const CRCS: [u32; 4096] = [0; 4096];
+
+/// Why a run cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// More volumes than a cache device can know.
+    Volumes,
+    /// The trace touches more than the line space holds.
+    Space(u64),
+    /// Admission for another volume takes too much memory.
+    Admission(String),
+}
+
+/// Counts of engine, admission and store since counting began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sums {
+    pub engine: BlockStats,
+    pub verdicts: VerdictCounts,
+    pub store: StoreCounts,
+    pub line_bytes_written: u64,
+    pub map_bytes_written: u64,
+}
+
+/// A block cache under simulation. See the [module](self).
+pub(crate) struct BlockSim {
+    shards: Vec<BlockShard>,
+    placing: Placing,
+    log: MapLog,
+    log_due: Option<Nanos>,
+    log_free: Nanos,
+    flush: Nanos,
+    map_bytes_written: u64,
+    map_memory: u64,
+    world: World,
+    now: Nanos,
+    load: Load,
+    depth: usize,
+    parts: Vec<(u64, u32)>,
+    verdicts: Vec<larder_engine::block::Verdict>,
+}
+
+impl BlockSim {
+    /// An empty cache on a device that was formatted a moment ago.
+    pub(crate) fn new(
+        spec: &Block,
+        store: &Store,
+        timing: &Timing,
+        drive: impl FnOnce(u64) -> Result<Drive, ExperimentError>,
+        seed: u64,
+    ) -> Result<BlockSim, ExperimentError> {
+        let name = spec.name.as_deref().unwrap_or("block");
+        let wrong = |(field, value, must): Wrong| ExperimentError::Value {
+            key: format!("cache '{name}' {field}"),
+            value,
+            must,
+        };
+        let line = u32::try_from(spec.line.0).unwrap_or(u32::MAX);
+        let ways = spec.ways().map_err(wrong)?;
+        let layout = Layout::new(spec.flash.0, line, ways, spec.shards)
+            .map_err(|e| wrong(("flash", spec.flash.to_string(), e.to_string())))?;
+        let key = mix(seed ^ 0x626c_6f63_6b00);
+        let superblock =
+            BlockSuperblock::format(Uuid([0; 16]), key, mix(key) >> 16, layout, UnixSecs(0));
+        let placing = Placing::new(layout.shards, layout.group_sets, key);
+        let replacement = spec.replacement().map_err(wrong)?;
+        let config = BlockConfig {
+            line_bytes: line,
+            write: spec.write_mode().map_err(wrong)?,
+            limits: BlockLimits::default(),
+            regions: Regions { groups: layout.region_groups, count: layout.regions },
+        };
+        let mut map_memory = 0;
+        let shards = (0..layout.shards).map(|i| {
+            let (entries, sums) = Map::words(Map::slots(layout.group_sets, layout.ways));
+            map_memory += 8 * (entries + sums) as u64;
+            let (entries, sums) = (Words::heap(entries), Words::heap(sums));
+            let (sets, ways) = (layout.group_sets, layout.ways);
+            let map = Map::new(entries, sums, placing, i, sets, ways, replacement);
+            BlockShard::new(config, map)
+        });
+        let shards: Vec<BlockShard> = shards.collect();
+        let Ok(log) = log::new_log(superblock, QUIET) else {
+            unreachable!("a device that answers every read")
+        };
+        let volume =
+            if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
+        let world = World::new(
+            layout,
+            drive(layout.device)?,
+            StoreModel::new(store, timing, seed),
+            spec.admission().map_err(wrong)?,
+            volume,
+            seed,
+        )
+        .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
+        let mut sim = BlockSim {
+            shards,
+            placing,
+            log,
+            log_due: None,
+            log_free: Nanos::ZERO,
+            flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
+            map_bytes_written: 0,
+            map_memory,
+            world,
+            now: Nanos::ZERO,
+            load: spec.load,
+            depth: spec.depth as usize,
+            parts: Vec::new(),
+            verdicts: Vec::new(),
+        };
+        sim.wake_log(Nanos::ZERO);
+        Ok(sim)
+    }
+
+    /// Takes request number `number` of the trace; what is over by then goes to `answered`. Returns whether it is one for
+    /// a block cache.
+    pub(crate) fn request(
+        &mut self,
+        number: u64,
+        request: &Request,
+        answered: &mut Vec<Answered>,
+    ) -> Result<bool, Stop> {
+        if !request.op.is_block() || request.size == 0 {
+            return Ok(false);
+        }
+        if self.load == Load::Open {
+            let comes = Nanos(request.time.unwrap_or_default().0.max(self.now.0));
+            self.run_until(comes);
+        }
+        while self.world.ops.len() >= self.depth && self.turn() {}
+        let came = match self.load {
+            Load::Open => request.time.unwrap_or_default(),
+            Load::Closed => self.now,
+        };
+        self.submit(number, came, request)?;
+        answered.append(&mut self.world.answered);
+        Ok(true)
+    }
+
+    /// Lets what is under way come to its end.
+    pub(crate) fn finish(&mut self, answered: &mut Vec<Answered>) {
+        while !self.world.ops.is_empty() && self.turn() {}
+        answered.append(&mut self.world.answered);
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Counts since the start.
+    pub(crate) fn sums(&self) -> Sums {
+        let mut engine = BlockStats::default();
+        self.shards.iter().for_each(|s| engine.add(&s.stats()));
+        Sums {
+            engine,
+            verdicts: self.world.verdicts(),
+            store: self.world.store.counts(),
+            line_bytes_written: self.world.line_bytes_written,
+            map_bytes_written: self.map_bytes_written,
+        }
+    }
+
+    /// Of [`sums`](Self::sums), what is cheap: bytes written.
+    pub(crate) fn sums_of_writes(&self) -> Sums {
+        Sums {
+            line_bytes_written: self.world.line_bytes_written,
+            map_bytes_written: self.map_bytes_written,
+            ..Sums::default()
+        }
+    }
+
+    /// Counting begins, of drive and store.
+    pub(crate) fn reset(&mut self) {
+        self.world.drive.reset();
+        self.world.store.reset();
+    }
+
+    /// The drive under the cache.
+    pub(crate) fn drive(&self) -> &Drive {
+        &self.world.drive
+    }
+
+    /// The store behind it.
+    pub(crate) fn store(&self) -> &StoreModel {
+        &self.world.store
+    }
+
+    /// Slots of the cache.
+    pub(crate) fn slots(&self) -> u64 {
+        self.world.layout.slots()
+    }
+
+    /// Lines in it, by a walk over the map.
+    pub(crate) fn lines(&self) -> u64 {
+        self.shards.iter().map(|s| u64::from(s.map().count())).sum()
+    }
+
+    /// DRAM of the map, and of admission, bytes.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        (self.map_memory, self.world.admission_bytes())
+    }
+
+    // ---- time ----
+
+    fn run_until(&mut self, until: Nanos) {
+        while self.world.next_at().is_some_and(|at| at <= until) && self.turn() {}
+        self.now = until;
+    }
+
+    /// The next thing that ends. Returns whether there was one.
+    fn turn(&mut self) -> bool {
+        let Some((now, event)) = self.world.next_event() else { return false };
+        self.now = Nanos(self.now.0.max(now.0));
+        let sums = |lines: u32| &CRCS[..(lines as usize).min(CRCS.len())];
+        match event {
+            Event::FlashRead { shard, io, lines } => {
+                self.call(shard, |s, now, fx| s.flash_read(now, io, Ok(sums(lines)), fx));
+            }
+            Event::FlashWritten { shard, io, lines } => {
+                self.call(shard, |s, now, fx| s.flash_written(now, io, Ok(sums(lines)), fx));
+            }
+            Event::StoreRead { shard, io } => {
+                self.call(shard, |s, now, fx| s.backing_read(now, io, Ok(()), fx));
+            }
+            Event::StoreChanged { shard, io } => {
+                self.call(shard, |s, now, fx| s.backing_changed(now, io, Ok(()), fx));
+            }
+            Event::RangeChanged { range } => self.range_over(range),
+            Event::Log => self.step_log(now),
+        }
+        self.serve_ranges();
+        self.wake_log(self.now);
+        true
+    }
+
+    fn call(&mut self, shard: u32, f: impl FnOnce(&mut BlockShard, Nanos, &mut Fx<'_>)) {
+        let mut fx = Fx { world: &mut self.world, shard, now: self.now };
+        f(&mut self.shards[shard as usize], self.now, &mut fx);
+    }
+
+    // ---- requests ----
+
+    fn submit(&mut self, number: u64, came: Nanos, request: &Request) -> Result<(), Stop> {
+        let volume = request.app;
+        if !self.world.admissions.contains_key(&volume)
+            && self.world.admissions.len() >= MAX_VOLUMES
+        {
+            return Err(Stop::Volumes);
+        }
+        self.world.add_volume(volume).map_err(|e| Stop::Admission(e.to_string()))?;
+        let class = match request.class {
+            Class::Unstated => BlockKind::Unknown,
+            Class::Data => BlockKind::Data,
+            Class::Metadata => BlockKind::Metadata,
+        };
+        let kind = match request.op {
+            TraceOp::Read => PartKind::Read,
+            TraceOp::Write => PartKind::Write,
+            _ => PartKind::Trim,
+        };
+        let bytes = request.size.min(MOST_REQUEST).min(u64::MAX - request.offset);
+        let op = self.world.new_op();
+        let line = u64::from(self.world.layout.line);
+        let group = line * u64::from(GROUP_LINES);
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.clear();
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let (mut offset, end) = (request.offset, request.offset + bytes);
+        while offset < end {
+            let (at, left) =
+                self.world.space.map(volume, offset).map_err(|f| Stop::Space(f.bytes))?;
+            let run = left.min(end - offset);
+            self.world.note(LineId(at / line), LineId((at + run - 1) / line), class);
+            if kind == PartKind::Trim && run.div_ceil(group) > RANGE_GROUPS {
+                ranges.push((at, run));
+            } else {
+                let mut from = at;
+                while from < at + run {
+                    let to = ((from / group + 1) * group).min(at + run);
+                    parts.push((from, (to - from) as u32));
+                    from = to;
+                }
+            }
+            offset += run;
+        }
+        let state = Op {
+            came,
+            kind,
+            class,
+            bytes,
+            number,
+            // One for the beginning: it is not over before all parts are begun.
+            pending: 1 + (parts.len() + ranges.len()) as u32,
+            from_flash: 0,
+            shared: 0,
+            reached_store: false,
+            failed: false,
+        };
+        self.world.ops.insert(op, state);
+        let mut verdicts = std::mem::take(&mut self.verdicts);
+        if kind == PartKind::Trim {
+            verdicts.clear();
+            verdicts.resize(parts.len(), Default::default());
+        } else {
+            let what = if kind == PartKind::Read { BlockOp::Read } else { BlockOp::Write };
+            let (volume, offset) = (VolumeId(volume), request.offset);
+            let access =
+                BlockAccess { volume, offset, bytes, op: what, kind: class, now: self.now };
+            self.world.judge(&access, &parts, &mut verdicts);
+        }
+        for (&(at, len), &verdict) in parts.iter().zip(&verdicts) {
+            let shard = self.placing.shard(LineId(at / line).group());
+            let part = Part { op, kind, at, len, verdict };
+            self.call(shard, |s, now, fx| s.submit(now, part, fx));
+        }
+        for (at, len) in ranges {
+            self.begin_range(op, at, len);
+        }
+        (self.parts, self.verdicts) = (parts, verdicts);
+        self.world.step(self.now, op, false);
+        self.serve_ranges();
+        self.wake_log(self.now);
+        Ok(())
+    }
+
+    // ---- ranges: as the daemon's worker does them ----
+
+    fn begin_range(&mut self, op: OpId, at: u64, len: u64) {
+        let line = u64::from(self.world.layout.line);
+        let id = self.world.new_op();
+        let (first, last) = (LineId(at / line), LineId((at + len - 1) / line));
+        self.world.ranges.insert(id, Range { op, first, last, at, len, locked: 0, bits: 0 });
+        self.call(0, |s, now, fx| s.lock_range(now, id, first, last, fx));
+    }
+
+    fn serve_ranges(&mut self) {
+        while let Some(id) = self.world.given.pop_front() {
+            let Some(range) = self.world.ranges.get_mut(&id) else { continue };
+            let (first, last) = (range.first, range.last);
+            if range.locked < self.world.layout.shards {
+                range.locked += 1;
+                let next = range.locked;
+                if next < self.world.layout.shards {
+                    self.call(next, |s, now, fx| s.lock_range(now, id, first, last, fx));
+                    continue;
+                }
+                let groups = self.world.layout.region_groups;
+                let region = |line: LineId| (line.group().0 / groups) as u32;
+                range.bits = region(last) - region(first) + 1;
+                self.ask_range(region(first), region(last));
+                continue;
+            }
+            // Its bits are durable: the lines go, then the store changes.
+            let (op, at, len) = (range.op, range.at, range.len);
+            for shard in &mut self.shards {
+                let mut cursor = Some(0);
+                while let Some(from) = cursor {
+                    cursor = shard.drop_range(first, last, from, RANGE_STEP);
+                }
+            }
+            let done = self.world.ask_store(self.now, op, PartKind::Trim, at, len);
+            self.world.at(done, Event::RangeChanged { range: id });
+        }
+    }
+
+    fn range_over(&mut self, id: OpId) {
+        for shard in 0..self.world.layout.shards {
+            self.call(shard, |s, now, fx| s.unlock_range(now, id, fx));
+        }
+        if let Some(range) = self.world.ranges.remove(&id) {
+            self.world.step(self.now, range.op, false);
+        }
+    }
+}

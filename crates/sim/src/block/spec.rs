@@ -1,0 +1,191 @@
+//! The block cache and the store behind it, as an experiment states them.
+
+use larder_base::ByteSize;
+use larder_engine::block::WriteMode;
+use larder_engine::block::map::Replacement;
+use larder_policy::block::BlockAdmissionConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::block_study::{Placement, Writes};
+
+/// The engine of `larder block` over a cache device of `flash` bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// Its name in reports. Default: the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The cache device, map and log included, as `larder block format --size` takes it.
+    pub flash: ByteSize,
+    /// Bytes of a line. Default 4 KiB.
+    #[serde(default = "line")]
+    pub line: ByteSize,
+    /// Where a line may lie: `direct` or `set:W`. Default `set:8`.
+    #[serde(default = "placement")]
+    pub placement: String,
+    /// Shards. Default 1.
+    #[serde(default = "one")]
+    pub shards: u32,
+    /// Which line of a set leaves: `lru`, `clock` or `fifo`. Default `lru`.
+    #[serde(default = "replacement")]
+    pub replacement: String,
+    /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`. Default `hdd-ssd`.
+    #[serde(default = "write")]
+    pub write: String,
+    /// Admission, as `larder block serve --admission` takes it. Default `all`.
+    #[serde(default = "all")]
+    pub admission: String,
+    /// Bytes of a volume, by which admission sizes its tables. Default 0: sixteen times the flash.
+    #[serde(default)]
+    pub volume: ByteSize,
+    /// `open`: requests come when the trace says. `closed`: whenever fewer than `depth` are under way. Default `open`.
+    #[serde(default)]
+    pub load: Load,
+    /// Requests under way at most; those that come meanwhile wait, and their latency counts from when they came.
+    /// Default 64.
+    #[serde(default = "depth")]
+    pub depth: u32,
+}
+
+fn line() -> ByteSize {
+    ByteSize::kib(4)
+}
+fn placement() -> String {
+    "set:8".to_owned()
+}
+fn one() -> u32 {
+    1
+}
+fn replacement() -> String {
+    "lru".to_owned()
+}
+fn write() -> String {
+    "hdd-ssd".to_owned()
+}
+fn all() -> String {
+    "all".to_owned()
+}
+fn depth() -> u32 {
+    64
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Load {
+    /// When the trace says, however long earlier ones take.
+    #[default]
+    Open,
+    /// As soon as one that is under way has been answered.
+    Closed,
+}
+
+/// A key with a value that cannot be meant: the key, the value, what it must be.
+pub(crate) type Wrong = (&'static str, String, String);
+
+impl Block {
+    /// Ways of a set.
+    pub(crate) fn ways(&self) -> Result<u32, Wrong> {
+        match self.placement.parse() {
+            Ok(Placement::Set(ways)) if ways <= 16 => Ok(ways),
+            _ => {
+                let must = "write direct, or set:W with W from 1 to 16";
+                Err(("placement", format!("'{}'", self.placement), must.to_owned()))
+            }
+        }
+    }
+
+    /// The engine's replacement.
+    pub(crate) fn replacement(&self) -> Result<Replacement, Wrong> {
+        match self.replacement.as_str() {
+            "lru" => Ok(Replacement::Lru),
+            "clock" => Ok(Replacement::Clock),
+            "fifo" => Ok(Replacement::Fifo),
+            other => {
+                Err(("replacement", format!("'{other}'"), "choose lru, clock or fifo".to_owned()))
+            }
+        }
+    }
+
+    /// The engine's write mode.
+    pub(crate) fn write_mode(&self) -> Result<WriteMode, Wrong> {
+        match self.write.parse() {
+            Ok(Writes::Allocate) => Ok(WriteMode::HddSsd),
+            Ok(Writes::Update) => Ok(WriteMode::HddUpd),
+            Ok(Writes::Invalidate) => Ok(WriteMode::HddInv),
+            Err(_) => {
+                let must = "choose hdd-ssd, hdd-upd or hdd-inv".to_owned();
+                Err(("write", format!("'{}'", self.write), must))
+            }
+        }
+    }
+
+    /// The admission policies.
+    pub(crate) fn admission(&self) -> Result<BlockAdmissionConfig, Wrong> {
+        self.admission.parse().map_err(|e: larder_policy::block::BlockAdmissionError| {
+            ("admission", format!("'{}'", self.admission), e.to_string())
+        })
+    }
+
+    /// Checks every value that does not depend on others.
+    pub(crate) fn validate(&self) -> Result<(), Wrong> {
+        self.ways()?;
+        self.replacement()?;
+        self.write_mode()?;
+        self.admission()?;
+        if !(1..=65_536).contains(&self.depth) {
+            let must = "between 1 and 65536 requests under way".to_owned();
+            return Err(("depth", self.depth.to_string(), must));
+        }
+        Ok(())
+    }
+}
+
+/// The store behind block caches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Store {
+    /// `filer`: Holland's, behind the network of `[timing]`, which also says how fast it reads. `disk`: local disks.
+    /// Default `filer`.
+    pub kind: StoreKind,
+    /// A write of the filer, microseconds. Default 92 (Holland).
+    pub write_us: f64,
+    /// Disks, striped. Default 1.
+    pub disks: u32,
+    /// Bytes on one disk before the next one's turn. Default 64 KiB.
+    pub stripe: ByteSize,
+    /// How long a disk takes to answer a random request, milliseconds. Default 12.6 (Azor).
+    pub disk_ms: f64,
+    /// Random requests a second of one disk that has several to choose from. Default 150.
+    pub disk_iops: f64,
+    /// Sequential reads of one disk, 10^6 bytes a second. Default 100.
+    pub disk_read_mb: f64,
+    /// Sequential writes of one disk, 10^6 bytes a second. Default 90.
+    pub disk_write_mb: f64,
+}
+
+/// Which model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// A file server behind a network.
+    #[default]
+    Filer,
+    /// Disks of this machine.
+    Disk,
+}
+
+impl Default for Store {
+    fn default() -> Store {
+        Store {
+            kind: StoreKind::Filer,
+            write_us: 92.0,
+            disks: 1,
+            stripe: ByteSize::kib(64),
+            disk_ms: 12.6,
+            disk_iops: 150.0,
+            disk_read_mb: 100.0,
+            disk_write_mb: 90.0,
+        }
+    }
+}

@@ -1,0 +1,238 @@
+use larder_base::{ByteSize, Rng};
+use larder_trace::{Class, Op as TraceOp, Request};
+
+use super::*;
+use crate::experiment::Drive as DriveSpec;
+
+fn spec(placement: &str, write: &str, admission: &str) -> Block {
+    let text = format!(
+        "flash = \"12m\"\nplacement = '{placement}'\nwrite = '{write}'\nadmission = '{admission}'\ndepth = 8"
+    );
+    toml::from_str(&text).unwrap()
+}
+
+fn sim(spec: &Block) -> BlockSim {
+    let timing = Timing::default();
+    let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, "x", bytes, 1);
+    BlockSim::new(spec, &Store::default(), &timing, drive, 7).unwrap()
+}
+
+fn at(us: u64, request: Request) -> Request {
+    Request { time: Some(Nanos::from_micros(us)), ..request }
+}
+
+fn read(offset: u64, size: u64) -> Request {
+    Request::block(TraceOp::Read, 0, offset, size)
+}
+
+fn write(offset: u64, size: u64) -> Request {
+    Request::block(TraceOp::Write, 0, offset, size)
+}
+
+fn run(sim: &mut BlockSim, requests: impl IntoIterator<Item = Request>) -> Vec<Answered> {
+    let mut answered = Vec::new();
+    for (number, request) in requests.into_iter().enumerate() {
+        sim.request(number as u64, &request, &mut answered).unwrap();
+    }
+    sim.finish(&mut answered);
+    answered
+}
+
+/// Fills that nobody waits for may still be under way.
+fn settle(sim: &mut BlockSim) {
+    while !sim.shards.iter().all(BlockShard::is_idle) && sim.turn() {}
+    assert!(sim.shards.iter().all(BlockShard::is_idle));
+    assert!(sim.world.ranges.is_empty() && sim.world.ops.is_empty());
+}
+
+fn micros(a: &Answered) -> f64 {
+    a.done.saturating_sub(a.came).as_secs_f64() * 1e6
+}
+
+/// A read that misses costs the store's time, one that hits flash's; a write the store's, and both copies when cached.
+#[test]
+fn latencies_are_the_closed_forms_where_nothing_waits() {
+    let mut sim = sim(&spec("set:8", "hdd-ssd", "all"));
+    let s = 1_000_000;
+    let requests = [
+        at(s, read(0, 4096)),
+        at(2 * s, read(0, 4096)),
+        at(3 * s, write(0, 4096)),
+        at(4 * s, read(0, 4096)),
+        at(5 * s, write(1 << 20, 4096)),
+        at(6 * s, read(1 << 20, 4096)),
+        at(7 * s, write(512, 512)),
+        at(8 * s, read(0, 4096)),
+    ];
+    let a = run(&mut sim, requests);
+    assert_eq!(a.len(), 8);
+    let filer = |service: f64| 2.0 * 8.2 + 32.768 + service;
+    let near = |found: f64, wanted: f64| (found - wanted).abs() < 0.01;
+    let miss = |found: f64| near(found, filer(92.0)) || near(found, filer(7952.0));
+    assert!(miss(micros(&a[0])) && a[0].reached_store, "{:?}", a[0]);
+    assert!(near(micros(&a[1]), 88.0) && a[1].from_flash == 4096 && !a[1].reached_store);
+    // The first write of a region waits until its bit is durable.
+    assert!(near(micros(&a[2]), 100.0 + filer(92.0)), "{}", micros(&a[2]));
+    assert!(near(micros(&a[3]), 88.0) && a[3].from_flash == 4096, "an update stays cached");
+    assert!(near(micros(&a[5]), 88.0) && a[5].from_flash == 4096, "a write allocates");
+    assert!(miss(micros(&a[7])), "a line that is partly overwritten is dropped");
+}
+
+#[test]
+fn write_modes_do_as_their_names_say() {
+    for (mode, cached_hit, new_hit) in
+        [("hdd-ssd", true, true), ("hdd-upd", true, false), ("hdd-inv", false, false)]
+    {
+        let mut sim = sim(&spec("set:4", mode, "all"));
+        let s = 1_000_000;
+        let a = run(
+            &mut sim,
+            [
+                at(s, read(0, 4096)),
+                at(2 * s, write(0, 4096)),
+                at(3 * s, read(0, 4096)),
+                at(4 * s, write(8192, 4096)),
+                at(5 * s, read(8192, 4096)),
+            ],
+        );
+        assert_eq!(!a[2].reached_store, cached_hit, "{mode}");
+        assert_eq!(!a[4].reached_store, new_hit, "{mode}");
+        assert!(a[1].reached_store && a[3].reached_store, "the store has every write");
+    }
+}
+
+#[test]
+fn those_who_come_meanwhile_share_one_read_of_the_store() {
+    let mut sim = sim(&spec("set:8", "hdd-ssd", "all"));
+    let a = run(&mut sim, (0..5).map(|i| at(100 + i, read(0, 4096))));
+    assert_eq!(a.iter().filter(|a| a.reached_store).count(), 1);
+    assert_eq!(a.iter().filter(|a| a.shared == 4096).count(), 4);
+    assert_eq!(sim.sums().store.reads, 1);
+}
+
+#[test]
+fn a_trim_of_a_whole_range_is_one_change_of_the_store() {
+    let mut sim = sim(&spec("set:8", "hdd-ssd", "all"));
+    let s = 1_000_000;
+    let trim = Request::block(TraceOp::Trim, 0, 0, 64 << 20);
+    let small = Request::block(TraceOp::Trim, 0, 0, 65_536);
+    let a = run(
+        &mut sim,
+        [
+            at(s, read(4096, 4096)),
+            at(2 * s, trim),
+            at(3 * s, read(4096, 4096)),
+            at(4 * s, read(4096, 4096)),
+            at(5 * s, small),
+            at(6 * s, read(4096, 4096)),
+        ],
+    );
+    assert_eq!(a.len(), 6);
+    assert_eq!(sim.sums().store.writes, 2);
+    let reached: Vec<bool> = a.iter().map(|a| a.reached_store).collect();
+    assert_eq!(reached, [true, true, true, false, true, true]);
+    settle(&mut sim);
+}
+
+/// As many as there is depth for, and no more.
+#[test]
+fn a_closed_loop_keeps_its_depth() {
+    let time = |depth: u32| {
+        let spec = Block { load: Load::Closed, depth, ..spec("set:8", "hdd-ssd", "all") };
+        let mut sim = sim(&spec);
+        let a = run(&mut sim, (0..4000).map(|i| read(i * 65_536, 4096)));
+        assert_eq!(a.len(), 4000);
+        let mut at: Vec<(Nanos, i32)> =
+            a.iter().flat_map(|a| [(a.came, 1), (a.done, -1)]).collect();
+        // Of one moment, the end comes first.
+        at.sort_by_key(|&(t, d)| (t, d));
+        let (mut now, mut most) = (0, 0);
+        for (_, d) in at {
+            now += d;
+            most = most.max(now);
+        }
+        assert_eq!(most as u32, depth);
+        a.iter().map(|a| a.done).max().unwrap().as_secs_f64()
+    };
+    let (one, sixteen) = (time(1), time(16));
+    assert!((one / sixteen - 16.0).abs() < 1.5, "{one} {sixteen}");
+}
+
+/// Whatever is asked, everything is answered, nothing is left behind, and the bytes add up.
+#[test]
+fn accounts_agree_under_any_requests() {
+    for (number, placement) in ["direct", "set:2", "set:16"].into_iter().enumerate() {
+        for write in ["hdd-ssd", "hdd-upd", "hdd-inv"] {
+            for admission in ["all", "sseqr(length=64k)+tc", "two_lbs"] {
+                let spec = Block {
+                    shards: 2,
+                    replacement: ["lru", "clock", "fifo"][number].to_owned(),
+                    ..spec(placement, write, admission)
+                };
+                let mut sim = sim(&spec);
+                let mut rng = Rng::new(5);
+                let requests: Vec<Request> = (0..3000u64)
+                    .map(|i| {
+                        let op = match rng.below(20) {
+                            0..11 => TraceOp::Read,
+                            11..19 => TraceOp::Write,
+                            _ => TraceOp::Trim,
+                        };
+                        let offset = rng.below(6000) * 4096 + rng.below(2) * 512;
+                        let most = if rng.chance(0.02) { 40 << 20 } else { 40_000 };
+                        let size = 1 + rng.below(most);
+                        let class = Class::ALL[rng.below(3) as usize];
+                        let app = rng.below(2) as u32;
+                        let request = Request { class, ..Request::block(op, app, offset, size) };
+                        at(i * rng.below(400), request)
+                    })
+                    .collect();
+                let mut requests = requests;
+                requests.sort_by_key(|r| r.time);
+                let a = run(&mut sim, requests.iter().copied());
+                assert_eq!(a.len(), requests.len());
+                assert!(a.iter().all(|a| !a.failed && a.done >= a.came));
+                let bytes =
+                    |kind| -> u64 { a.iter().filter(|a| a.kind == kind).map(|a| a.bytes).sum() };
+                let asked =
+                    |op| -> u64 { requests.iter().filter(|r| r.op == op).map(|r| r.size).sum() };
+                assert_eq!(bytes(PartKind::Read), asked(TraceOp::Read));
+                assert_eq!(bytes(PartKind::Write), asked(TraceOp::Write));
+                settle(&mut sim);
+                let sums = sim.sums();
+                assert_eq!(sums.store.write_bytes, asked(TraceOp::Write), "write-through");
+                for a in a.iter().filter(|a| a.kind == PartKind::Read) {
+                    assert!(a.from_flash + a.shared <= a.bytes);
+                    assert_eq!(a.from_flash + a.shared == a.bytes, !a.reached_store, "{a:?}");
+                }
+                assert!(sums.engine.read_hits > 0, "{placement} {write}");
+                let evicts = admission == "all" && write == "hdd-ssd";
+                assert!(sums.engine.evicted > 0 || !evicts, "{placement}");
+                assert_eq!(sums.line_bytes_written, sums.engine.flash_lines_written * 4096);
+                let lines = sim.lines();
+                assert!(lines > 0 && lines <= sim.slots());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_meant_is_named() {
+    let refuse = |spec: &Block, words: &str| {
+        let timing = Timing::default();
+        let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, "x", bytes, 1);
+        let error = spec.validate().err().map(|(f, v, m)| format!("{f} {v} {m}")).or_else(|| {
+            BlockSim::new(spec, &Store::default(), &timing, drive, 7).err().map(|e| e.to_string())
+        });
+        let error = error.expect("an error");
+        assert!(error.contains(words), "'{error}' lacks '{words}'");
+    };
+    let good = spec("set:8", "hdd-ssd", "all");
+    refuse(&spec("set:17", "hdd-ssd", "all"), "placement 'set:17'");
+    refuse(&spec("set:8", "back", "all"), "write 'back'");
+    refuse(&spec("set:8", "hdd-ssd", "none"), "admission 'none'");
+    refuse(&Block { replacement: "mru".into(), ..good.clone() }, "replacement 'mru'");
+    refuse(&Block { depth: 0, ..good.clone() }, "depth 0");
+    refuse(&Block { flash: ByteSize::kib(64), ..good.clone() }, "flash");
+    refuse(&Block { line: ByteSize(5000), ..good }, "a line of 5000 bytes");
+}

@@ -1,0 +1,428 @@
+//! What surrounds the shards: devices that take their time, admission, requests under way.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+
+use larder_base::Nanos;
+use larder_engine::block::{
+    BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source, Verdict,
+};
+use larder_format::block::Layout;
+use larder_policy::block::{
+    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
+    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, VerdictCounts, Victim, VolumeId,
+};
+
+use super::space::Space;
+use super::store::StoreModel;
+use crate::experiment::drive::Drive;
+
+/// Something that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    FlashRead {
+        shard: u32,
+        io: IoId,
+        lines: u32,
+    },
+    FlashWritten {
+        shard: u32,
+        io: IoId,
+        lines: u32,
+    },
+    StoreRead {
+        shard: u32,
+        io: IoId,
+    },
+    StoreChanged {
+        shard: u32,
+        io: IoId,
+    },
+    /// The store's part of a range.
+    RangeChanged {
+        range: OpId,
+    },
+    /// The log's turn.
+    Log,
+}
+
+/// A client's request under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Op {
+    pub came: Nanos,
+    pub kind: PartKind,
+    pub class: BlockKind,
+    pub bytes: u64,
+    pub number: u64,
+    pub pending: u32,
+    /// Bytes that came from flash, and from what others had asked for or brought.
+    pub from_flash: u64,
+    pub shared: u64,
+    pub reached_store: bool,
+    pub failed: bool,
+}
+
+/// A request that is answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answered {
+    /// When it came, and when it was answered.
+    pub came: Nanos,
+    /// When it was answered.
+    pub done: Nanos,
+    /// Read, write, or trim.
+    pub kind: PartKind,
+    /// What it holds, as far as the trace says.
+    pub class: BlockKind,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Of a read, bytes from flash.
+    pub from_flash: u64,
+    /// Of a read, bytes that somebody else's request had brought or was bringing.
+    pub shared: u64,
+    /// Whether the store was asked on its behalf.
+    pub reached_store: bool,
+    /// Refused: too many waited.
+    pub failed: bool,
+}
+
+/// A change of a range too large for parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub op: OpId,
+    pub first: LineId,
+    pub last: LineId,
+    pub at: u64,
+    pub len: u64,
+    /// Shards that have given it.
+    pub locked: u32,
+    /// Regions whose bits are awaited.
+    pub bits: u32,
+}
+
+/// Who brings what a read brings.
+#[derive(Clone, Copy, Debug)]
+enum Brings {
+    Flash,
+    Store(OpId),
+}
+
+/// Everything but shards and log.
+pub(super) struct World {
+    pub layout: Layout,
+    pub drive: Drive,
+    pub store: StoreModel,
+    pub space: Space,
+    pub admission: BlockAdmissionConfig,
+    pub volume_bytes: u64,
+    pub seed: u64,
+    pub admissions: BTreeMap<u32, BlockAdmission>,
+    /// Lines last seen as metadata; kept where that makes a difference.
+    metadata: BTreeSet<LineId>,
+    knows_metadata: bool,
+    events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    sequence: u64,
+    pub ops: BTreeMap<OpId, Op>,
+    next_op: u64,
+    reads: BTreeMap<(u32, IoId), Brings>,
+    pub ranges: BTreeMap<OpId, Range>,
+    /// Ranges that have been given by one more shard, or have all their bits.
+    pub given: VecDeque<OpId>,
+    pub asks: Vec<(u32, u32)>,
+    pub log_wanted: bool,
+    pub answered: Vec<Answered>,
+    /// Bytes written to the cache device: lines, and map with log.
+    pub line_bytes_written: u64,
+}
+
+impl World {
+    pub(super) fn new(
+        layout: Layout,
+        drive: Drive,
+        store: StoreModel,
+        admission: BlockAdmissionConfig,
+        volume_bytes: u64,
+        seed: u64,
+    ) -> Result<World, BlockAdmissionError> {
+        let mut world = World {
+            space: Space::new(&layout),
+            layout,
+            drive,
+            store,
+            admission,
+            volume_bytes,
+            seed,
+            admissions: BTreeMap::new(),
+            metadata: BTreeSet::new(),
+            knows_metadata: false,
+            events: BinaryHeap::new(),
+            sequence: 0,
+            ops: BTreeMap::new(),
+            next_op: 0,
+            reads: BTreeMap::new(),
+            ranges: BTreeMap::new(),
+            given: VecDeque::new(),
+            asks: Vec::new(),
+            log_wanted: true,
+            answered: Vec::new(),
+            line_bytes_written: 0,
+        };
+        // What cannot be set up is found before anything runs.
+        world.knows_metadata = world.new_admission()?.prefers_metadata();
+        Ok(world)
+    }
+
+    fn new_admission(&self) -> Result<BlockAdmission, BlockAdmissionError> {
+        let setup = BlockSetup {
+            line_bytes: self.layout.line,
+            lines: self.layout.slots(),
+            backing_bytes: self.volume_bytes,
+            seed: self.seed,
+        };
+        BlockAdmission::new(&self.admission, &setup)
+    }
+
+    pub(super) fn add_volume(&mut self, volume: u32) -> Result<(), BlockAdmissionError> {
+        if !self.admissions.contains_key(&volume) {
+            let admission = self.new_admission()?;
+            self.admissions.insert(volume, admission);
+        }
+        Ok(())
+    }
+
+    pub(super) fn verdicts(&self) -> VerdictCounts {
+        let mut sum = VerdictCounts::default();
+        self.admissions.values().for_each(|a| sum.add(a.verdicts()));
+        sum
+    }
+
+    pub(super) fn new_op(&mut self) -> OpId {
+        self.next_op += 1;
+        OpId(self.next_op)
+    }
+
+    // ---- events ----
+
+    pub(super) fn at(&mut self, at: Nanos, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((at, self.sequence, event)));
+    }
+
+    /// When the next thing ends.
+    pub(super) fn next_at(&self) -> Option<Nanos> {
+        self.events.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    pub(super) fn next_event(&mut self) -> Option<(Nanos, Event)> {
+        self.events.pop().map(|Reverse((at, _, event))| (at, event))
+    }
+
+    // ---- requests ----
+
+    /// One thing that `op` waited for is over.
+    pub(super) fn step(&mut self, now: Nanos, op: OpId, failed: bool) {
+        let Some(o) = self.ops.get_mut(&op) else { return };
+        o.failed |= failed;
+        o.pending -= 1;
+        if o.pending > 0 {
+            return;
+        }
+        let Some(o) = self.ops.remove(&op) else { return };
+        self.answered.push(Answered {
+            came: o.came,
+            done: now,
+            kind: o.kind,
+            class: o.class,
+            bytes: o.bytes,
+            from_flash: o.from_flash,
+            shared: o.shared,
+            reached_store: o.reached_store,
+            failed: o.failed,
+        });
+    }
+
+    fn number(&mut self, op: OpId) -> u64 {
+        let op = self.ranges.get(&op).map_or(op, |r| r.op);
+        self.ops.get_mut(&op).map_or(0, |o| {
+            o.reached_store = true;
+            o.number
+        })
+    }
+
+    /// A read, write or trim of the store on behalf of `op`: when it is over.
+    pub(super) fn ask_store(
+        &mut self,
+        now: Nanos,
+        op: OpId,
+        kind: PartKind,
+        at: u64,
+        len: u64,
+    ) -> Nanos {
+        let number = self.number(op);
+        let place = self.space.unmap(at);
+        match kind {
+            PartKind::Read | PartKind::Prefetch => self.store.read(now, number, place, len),
+            PartKind::Write => self.store.write(now, place, len, true),
+            PartKind::Zero | PartKind::Trim => self.store.write(now, place, len, false),
+        }
+    }
+
+    // ---- admission ----
+
+    fn policy_line(&self, line: LineId) -> PolicyLine {
+        let (volume, offset) = self.space.unmap(line.0 * u64::from(self.layout.line));
+        PolicyLine { volume: VolumeId(volume), offset }
+    }
+
+    fn kind_of(&self, line: LineId) -> BlockKind {
+        if self.metadata.contains(&line) { BlockKind::Metadata } else { BlockKind::Unknown }
+    }
+
+    /// Takes note of what a request says of the lines from `first` to `last`.
+    pub(super) fn note(&mut self, first: LineId, last: LineId, class: BlockKind) {
+        if !self.knows_metadata || class == BlockKind::Unknown {
+            return;
+        }
+        for line in (first.0..=last.0).map(LineId) {
+            if class == BlockKind::Metadata {
+                self.metadata.insert(line);
+            } else {
+                self.metadata.remove(&line);
+            }
+        }
+    }
+
+    /// What admission says of an access, for each of its `parts` (addresses in the line space). As the daemon asks it.
+    pub(super) fn judge(
+        &mut self,
+        access: &BlockAccess,
+        parts: &[(u64, u32)],
+        out: &mut Vec<Verdict>,
+    ) {
+        out.clear();
+        let line_bytes = u64::from(self.layout.line);
+        let World { admissions, space, .. } = self;
+        let Some(admission) = admissions.get_mut(&access.volume.0) else { return };
+        let observed = admission.observe(access);
+        let compete = admission.wants_victim();
+        for &(at, _) in parts {
+            let (volume, offset) = space.unmap(at / line_bytes * line_bytes);
+            let line = PolicyLine { volume: VolumeId(volume), offset };
+            let (op, kind) = (access.op, access.kind);
+            let candidate = BlockCandidate { line, op, kind, observed, victim: None };
+            // With a victim to be compared it is counted when that is known.
+            let verdict =
+                if compete { admission.judge(&candidate) } else { admission.admit(&candidate) };
+            out.push(match (verdict.is_admit(), compete) {
+                (true, false) => Verdict::Admit,
+                (true, true) => Verdict::Compete,
+                (false, _) => Verdict::Reject,
+            });
+        }
+    }
+
+    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
+        let (of, its) = (self.policy_line(line), self.policy_line(victim));
+        let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
+        let Some(admission) = self.admissions.get_mut(&of.volume.0) else { return true };
+        let candidate = BlockCandidate {
+            line: of,
+            op: BlockOp::Read,
+            kind,
+            observed: Default::default(),
+            victim: Some(Victim { line: its, kind: its_kind }),
+        };
+        admission.admit(&candidate).is_admit()
+    }
+
+    /// DRAM of admission, bytes.
+    pub(super) fn admission_bytes(&self) -> u64 {
+        self.admissions.values().map(|a| a.memory_bytes() as u64).sum()
+    }
+}
+
+/// What shard `shard` asks for at `now`.
+pub(super) struct Fx<'a> {
+    pub world: &'a mut World,
+    pub shard: u32,
+    pub now: Nanos,
+}
+
+impl Fx<'_> {
+    fn write(&mut self, io: IoId, slot: SlotId, lines: u32) {
+        let world = &mut *self.world;
+        let len = lines * world.layout.line;
+        world.line_bytes_written += u64::from(len);
+        let offset = world.layout.slot_at(self.shard, slot.0);
+        let done = world.drive.write(self.now, offset, len);
+        world.at(done, Event::FlashWritten { shard: self.shard, io, lines });
+    }
+}
+
+impl BlockEffects for Fx<'_> {
+    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+        let world = &mut *self.world;
+        let offset = world.layout.slot_at(self.shard, slot.0);
+        let done = world.drive.read(self.now, offset, lines * world.layout.line);
+        world.reads.insert((self.shard, io), Brings::Flash);
+        world.at(done, Event::FlashRead { shard: self.shard, io, lines });
+    }
+
+    fn flash_write(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+        self.write(io, slot, lines);
+    }
+
+    fn fill(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _source: Source) {
+        self.write(io, slot, lines);
+    }
+
+    fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
+        let done = self.world.ask_store(self.now, op, PartKind::Read, at, u64::from(len));
+        self.world.reads.insert((self.shard, io), Brings::Store(op));
+        self.world.at(done, Event::StoreRead { shard: self.shard, io });
+    }
+
+    fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
+        let done = self.world.ask_store(self.now, op, kind, at, u64::from(len));
+        self.world.at(done, Event::StoreChanged { shard: self.shard, io });
+    }
+
+    fn deliver(&mut self, source: Source, op: OpId, _at: u64, len: u32) {
+        let brings = match source {
+            Source::Io(io) => self.world.reads.get(&(self.shard, io)).copied(),
+            Source::Op(by) => Some(Brings::Store(by)),
+        };
+        let Some(o) = self.world.ops.get_mut(&op) else { return };
+        match brings {
+            Some(Brings::Flash) => o.from_flash += u64::from(len),
+            Some(Brings::Store(by)) if by != op => o.shared += u64::from(len),
+            Some(Brings::Store(_)) | None => {}
+        }
+    }
+
+    fn release(&mut self, io: IoId) {
+        self.world.reads.remove(&(self.shard, io));
+    }
+
+    fn done(&mut self, op: OpId, result: Result<(), IoFailed>, _holds: bool) {
+        if self.world.ranges.contains_key(&op) {
+            self.world.given.push_back(op);
+        } else {
+            self.world.step(self.now, op, result.is_err());
+        }
+    }
+
+    fn release_op(&mut self, _op: OpId) {}
+
+    fn intent(&mut self, region: u32) {
+        self.world.asks.push((self.shard, region));
+        self.world.log_wanted = true;
+    }
+
+    fn commit_soon(&mut self) {
+        self.world.log_wanted = true;
+    }
+
+    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
+        self.world.prefer(line, victim)
+    }
+}

@@ -1,0 +1,478 @@
+//! The lane of a block cache: the engine of `larder block` in virtual time, and what is counted of it.
+
+use std::collections::BTreeMap;
+
+use larder_base::Nanos;
+use larder_engine::block::{BlockStats, PartKind};
+use larder_policy::block::{BlockKind, Reason};
+use serde::Serialize;
+
+use super::drive::Drive;
+use super::error::{ExperimentError, value};
+use super::latency::{Met, Recorder};
+use super::outcome::CacheOutcome;
+use super::run::{Chunk, Lane};
+use super::series::{Event, Series};
+use super::spec::{CacheSpec, Experiment};
+use crate::block::{Answered, Block, BlockSim, Stop, Sums};
+
+/// What is told of block caches alone. Lines are those that clients touched.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct BlockFigures {
+    /// Lines that fit.
+    pub slots: u64,
+    /// Lines in the cache at the end.
+    pub lines: u64,
+    /// Lines read.
+    pub read_lines: u64,
+    /// Of these, from flash.
+    pub hit_lines: u64,
+    /// Of these, from what another request was bringing or had brought, but was not on flash yet.
+    pub shared_lines: u64,
+    /// `hit_lines` and `shared_lines` over `read_lines`: reads that cost the store nothing.
+    pub line_hit_ratio: f64,
+    /// Bytes read of metadata that cost the store nothing, of all. None where the trace does not say what is metadata.
+    pub metadata_hit_ratio: Option<f64>,
+    /// The same of everything else. None where nothing else was read.
+    pub data_hit_ratio: Option<f64>,
+    /// Fusion-io's CLWA: bytes written to flash over bytes that clients wrote. None where they wrote nothing.
+    pub clwa_of_writes: Option<f64>,
+    /// `clwa_of_writes` × `dlwa`.
+    pub total_write_amplification: Option<f64>,
+    /// Requests for which the store was asked, of all: writes always are.
+    pub store_share: f64,
+    /// Reads for which the store was asked, of all reads.
+    pub store_read_share: f64,
+    /// Reads of the store.
+    pub store_reads: u64,
+    /// Writes and trims of the store.
+    pub store_writes: u64,
+    /// Bytes read from the store.
+    pub store_read_bytes: u64,
+    /// Bytes written to the store.
+    pub store_write_bytes: u64,
+    /// Bytes that clients wrote.
+    pub written_bytes: u64,
+    /// Of the bytes written to flash, those of the map and its log.
+    pub map_bytes: u64,
+    /// Lines written to flash behind the reply.
+    pub fills: u64,
+    /// Lines that made room.
+    pub evicted: u64,
+    /// Lines updated in place by a write.
+    pub updated: u64,
+    /// Lines dropped by a write or a trim.
+    pub dropped: u64,
+    /// Lines that were not filled because too many fills were under way, or no slot was free to be taken.
+    pub fill_dropped: u64,
+    /// Lines that admission refused, by reason.
+    pub rejected: BTreeMap<&'static str, u64>,
+    /// DRAM of the map and of admission, for each line that fits, bytes.
+    pub dram_per_line: f64,
+    /// Of that, admission, bytes in all.
+    pub admission_bytes: u64,
+    /// Requests that were refused because too many waited.
+    pub refused: u64,
+    /// Requests a second of virtual time.
+    pub requests_per_second: f64,
+    /// Bytes read and written a second of virtual time.
+    pub bytes_per_second: f64,
+    /// Of writes and trims, mean latency, microseconds.
+    pub write_mean_us: f64,
+    /// Of writes and trims, 99th percentile, microseconds.
+    pub write_p99_us: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    requests: u64,
+    reads: u64,
+    /// Reads that nothing but flash had a part in; those that waited for another's.
+    from_flash: u64,
+    shared: u64,
+    reached_store: u64,
+    reads_reached: u64,
+    read_bytes: u64,
+    hit_bytes: u64,
+    written_bytes: u64,
+    metadata: (u64, u64),
+    data: (u64, u64),
+    refused: u64,
+}
+
+/// A block cache with all that is around it.
+pub(super) struct BlockLane {
+    sim: BlockSim,
+    counts: Counts,
+    recorder: Recorder,
+    series: Series,
+    answered: Vec<Answered>,
+    before: Sums,
+    /// Bytes on flash when the last point of the series was made.
+    flash_bytes: u64,
+    /// Requests that came before count for nothing.
+    started: Nanos,
+    counting: bool,
+    warmup: u64,
+    blocks: u64,
+    name: String,
+    stopped: Option<Stop>,
+}
+
+impl BlockLane {
+    pub(super) fn new(e: &Experiment, spec: &Block) -> Result<BlockLane, ExperimentError> {
+        let name = spec.name.clone().unwrap_or_else(|| "block".to_owned());
+        let drive = |bytes| Drive::new(&e.ssd, &e.timing, &name, bytes, e.seed);
+        Ok(BlockLane {
+            sim: BlockSim::new(spec, &e.store, &e.timing, drive, e.seed)?,
+            counts: Counts::default(),
+            recorder: Recorder::new(),
+            series: Series::new(&e.report, Nanos::ZERO),
+            answered: Vec::new(),
+            before: Sums::default(),
+            flash_bytes: 0,
+            started: Nanos::ZERO,
+            counting: e.workload.warmup == 0,
+            warmup: e.workload.warmup,
+            blocks: 0,
+            name,
+            stopped: None,
+        })
+    }
+
+    fn begin(&mut self, e: &Experiment) {
+        self.counts = Counts::default();
+        self.recorder.reset();
+        self.sim.reset();
+        self.before = self.sim.sums();
+        self.before.store = Default::default();
+        self.flash_bytes = written(&self.before);
+        self.started = self.sim.now();
+        self.series = Series::new(&e.report, self.started);
+        self.counting = true;
+    }
+
+    fn take_answers(&mut self) {
+        let mut answered = std::mem::take(&mut self.answered);
+        for a in answered.drain(..) {
+            if self.counting {
+                self.count(&a);
+            }
+        }
+        self.answered = answered;
+    }
+
+    fn count(&mut self, a: &Answered) {
+        let c = &mut self.counts;
+        c.requests += 1;
+        c.reached_store += u64::from(a.reached_store);
+        c.refused += u64::from(a.failed);
+        let (mut met, mut set_bytes) = (Met::Write, 0);
+        match a.kind {
+            PartKind::Read => {
+                c.reads += 1;
+                c.reads_reached += u64::from(a.reached_store);
+                let saved = (a.from_flash + a.shared).min(a.bytes);
+                c.read_bytes += a.bytes;
+                c.hit_bytes += saved;
+                set_bytes = a.bytes - saved;
+                let by = if a.class == BlockKind::Metadata { &mut c.metadata } else { &mut c.data };
+                by.0 += saved;
+                by.1 += a.bytes;
+                met = Met::Miss;
+                if a.from_flash == a.bytes {
+                    c.from_flash += 1;
+                    met = Met::Flash;
+                } else if !a.reached_store {
+                    c.shared += 1;
+                }
+            }
+            PartKind::Write => {
+                c.written_bytes += a.bytes;
+                set_bytes = a.bytes;
+            }
+            _ => {}
+        }
+        let latency = a.done.saturating_sub(a.came);
+        self.recorder.record(met, latency);
+        let now = written(&self.sim.sums_of_writes());
+        let flash_bytes = now - std::mem::replace(&mut self.flash_bytes, now);
+        self.series.add(&Event { at: a.came, met, latency, set_bytes, flash_bytes });
+    }
+}
+
+fn written(sums: &Sums) -> u64 {
+    sums.line_bytes_written + sums.map_bytes_written
+}
+
+fn less(a: &BlockStats, b: &BlockStats) -> BlockStats {
+    BlockStats {
+        read_lines: a.read_lines - b.read_lines,
+        read_hits: a.read_hits.saturating_sub(b.read_hits),
+        read_shared: a.read_shared - b.read_shared,
+        fills: a.fills - b.fills,
+        evicted: a.evicted - b.evicted,
+        updated: a.updated - b.updated,
+        dropped: a.dropped - b.dropped,
+        fill_dropped: a.fill_dropped - b.fill_dropped,
+        ..*a
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+impl Lane for BlockLane {
+    fn process(&mut self, e: &Experiment, chunk: &Chunk) {
+        for (number, request) in (chunk.first..).zip(&chunk.requests) {
+            if self.stopped.is_some() {
+                return;
+            }
+            if number == self.warmup {
+                self.take_answers();
+                self.begin(e);
+            }
+            match self.sim.request(number, request, &mut self.answered) {
+                Ok(block) => self.blocks += u64::from(block),
+                Err(stop) => self.stopped = Some(stop),
+            }
+            self.take_answers();
+            if let Some(traffic) = self.sim.drive().traffic().filter(|_| self.counting) {
+                self.series.traffic(self.sim.now(), traffic);
+            }
+        }
+    }
+
+    fn outcome(
+        &mut self,
+        e: &Experiment,
+        spec: &CacheSpec,
+        _last: Nanos,
+    ) -> Result<CacheOutcome, ExperimentError> {
+        let name = &self.name;
+        match &self.stopped {
+            None => {}
+            Some(Stop::Volumes) => {
+                let most = larder_format::block::superblock::MAX_VOLUMES;
+                let must = format!(
+                    "a cache device knows {most} volumes at most: set workload.limit, or split the trace"
+                );
+                return Err(value(
+                    "workload.trace",
+                    format!("one of more than {most} volumes"),
+                    must,
+                ));
+            }
+            Some(Stop::Space(bytes)) => {
+                let must = format!(
+                    "the trace touches more than the {bytes} bytes that its line space holds: give more flash or larger lines"
+                );
+                return Err(value(format!("cache '{name}' flash"), spec.flash(), must));
+            }
+            Some(Stop::Admission(why)) => {
+                return Err(value(format!("cache '{name}' admission"), "too large", why));
+            }
+        }
+        if self.blocks == 0 {
+            let must = "a block cache needs block reads and writes: see larder trace stats";
+            return Err(value("workload.trace", format!("'{}'", e.workload.trace), must));
+        }
+        self.sim.finish(&mut self.answered);
+        self.take_answers();
+        let (c, sums) = (&self.counts, self.sim.sums());
+        let engine = less(&sums.engine, &self.before.engine);
+        let seconds = self.sim.now().saturating_sub(self.started).as_secs_f64();
+        let flash_bytes = written(&sums) - written(&self.before);
+        let drive = self.sim.drive();
+        let dlwa = drive.traffic().filter(|t| t.host_pages > 0).map(|t| t.write_amplification());
+        let rate = if seconds > 0.0 { flash_bytes as f64 / seconds } else { 0.0 };
+        let miss_bytes = c.read_bytes - c.hit_bytes;
+        let set_bytes = c.written_bytes + miss_bytes;
+        let clwa_of_sets = share(flash_bytes, set_bytes);
+        let clwa_of_writes = (c.written_bytes > 0).then(|| share(flash_bytes, c.written_bytes));
+        let (map, admission) = self.sim.memory();
+        let lines = self.sim.lines();
+        let latency = self.recorder.latencies();
+        let ratio = |(saved, all): (u64, u64)| (all > 0).then(|| share(saved, all));
+        let figures = BlockFigures {
+            slots: self.sim.slots(),
+            lines,
+            read_lines: engine.read_lines,
+            hit_lines: engine.read_hits,
+            shared_lines: engine.read_shared,
+            line_hit_ratio: share(engine.read_hits + engine.read_shared, engine.read_lines),
+            metadata_hit_ratio: ratio(c.metadata),
+            data_hit_ratio: ratio(c.data),
+            clwa_of_writes,
+            total_write_amplification: clwa_of_writes.zip(dlwa).map(|(c, d)| c * d),
+            store_share: share(c.reached_store, c.requests),
+            store_read_share: share(c.reads_reached, c.reads),
+            store_reads: sums.store.reads,
+            store_writes: sums.store.writes,
+            store_read_bytes: sums.store.read_bytes,
+            store_write_bytes: sums.store.write_bytes,
+            written_bytes: c.written_bytes,
+            map_bytes: sums.map_bytes_written - self.before.map_bytes_written,
+            fills: engine.fills,
+            evicted: engine.evicted,
+            updated: engine.updated,
+            dropped: engine.dropped,
+            fill_dropped: engine.fill_dropped,
+            rejected: Reason::ALL
+                .iter()
+                .map(|&r| {
+                    let before = self.before.verdicts.rejected(r);
+                    (r.as_str(), sums.verdicts.rejected(r) - before)
+                })
+                .filter(|(_, n)| *n > 0)
+                .collect(),
+            dram_per_line: share(map + admission, self.sim.slots()),
+            admission_bytes: admission,
+            refused: c.refused,
+            requests_per_second: if seconds > 0.0 { c.requests as f64 / seconds } else { 0.0 },
+            bytes_per_second: if seconds > 0.0 {
+                (c.read_bytes + c.written_bytes) as f64 / seconds
+            } else {
+                0.0
+            },
+            write_mean_us: latency.write.mean_us,
+            write_p99_us: latency.write.p99_us,
+        };
+        let hits = c.from_flash + c.shared;
+        Ok(CacheOutcome {
+            name: spec.name().to_owned(),
+            kind: spec.kind().to_owned(),
+            flash: spec.flash(),
+            requests: c.requests,
+            reads: c.reads,
+            hits_flash: hits,
+            read_bytes: c.read_bytes,
+            hit_bytes: c.hit_bytes,
+            set_bytes,
+            miss_bytes,
+            flash_bytes,
+            hit_ratio: share(hits, c.reads),
+            flash_hit_ratio: share(hits, c.reads),
+            miss_ratio: share(c.reads - hits, c.reads),
+            byte_miss_ratio: share(miss_bytes, c.read_bytes),
+            clwa_of_sets,
+            clwa_of_misses: share(flash_bytes, miss_bytes),
+            dlwa,
+            write_amplification: dlwa.map(|d| d * clwa_of_sets),
+            flash_bytes_per_second: rate,
+            life_years: super::run::life(e, drive.capacity, dlwa, rate),
+            wear: drive.wear(),
+            flash_objects: Some(lines),
+            metadata_bytes: Some(map + admission),
+            metadata_per_flash_object: (lines > 0).then(|| share(map + admission, lines)),
+            latency,
+            flash_utilisation: drive.utilisation(seconds),
+            backend_utilisation: self.sim.store().utilisation(seconds),
+            block: Some(figures),
+            series: self.series.points(),
+            ..CacheOutcome::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Experiment, Outcome, run};
+
+    const TEXT: &str = r#"
+[workload]
+trace = "gen:specsfs?scale=0.0002&requests=60000&rate=2000"
+warmup = 20000
+[store]
+kind = "disk"
+disks = 12
+[[cache]]
+kind = "block"
+flash = "24m"
+[[cache]]
+kind = "block"
+name = "two_lbs"
+flash = "24m"
+admission = "two_lbs"
+[[cache]]
+kind = "block"
+name = "around"
+flash = "24m"
+write = "hdd-inv"
+load = "closed"
+depth = 16
+[report]
+interval = 2
+[expect.order]
+metadata_hit_ratio = ["block", "two_lbs"]
+clwa_of_writes = ["around", "two_lbs", "block"]
+[expect.block]
+hit_ratio = { min = 0.01, max = 0.99 }
+"#;
+
+    fn outcome(threads: usize, seed: u64) -> Outcome {
+        let e = Experiment { seed, ..Experiment::parse(TEXT, "block.toml").unwrap() };
+        run(&e, threads, |_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn figures_add_up() {
+        let outcome = outcome(2, 1);
+        assert!(outcome.expectations.iter().all(|c| c.met), "{:?}", outcome.expectations);
+        for c in &outcome.caches {
+            let b = c.block.as_ref().unwrap();
+            // In a closed loop some of the warm-up's are still under way when counting begins.
+            assert!((40_000..40_100).contains(&c.requests), "{}", c.requests);
+            assert_eq!(c.latency.all.count, c.requests);
+            assert_eq!(c.latency.read.count, c.reads);
+            assert_eq!(c.read_bytes, c.hit_bytes + c.miss_bytes);
+            assert_eq!(c.set_bytes, c.miss_bytes + b.written_bytes);
+            assert!((c.hit_ratio - 1.0 + b.store_read_share).abs() < 1e-12);
+            let reached = c.hit_ratio * c.reads as f64 / c.requests as f64;
+            assert!((b.store_share - 1.0 + reached).abs() < 1e-9, "writes always reach the store");
+            assert!(c.dlwa.unwrap() >= 1.0 && c.life_years.unwrap() > 0.0);
+            assert!(b.map_bytes > 0 && b.map_bytes < c.flash_bytes);
+            assert!(b.lines <= b.slots && b.lines > b.slots / 2, "{b:?}");
+            assert!((7.0..10.0).contains(&b.dram_per_line), "{}", b.dram_per_line);
+            assert!(c.latency.hit_flash.p50_us >= 88.0 && c.backend_utilisation > 0.0);
+            assert_eq!(c.series.iter().map(|p| p.requests).sum::<u64>(), c.requests);
+            let bytes: u64 = c.series.iter().map(|p| p.flash_bytes).sum();
+            assert!(bytes <= c.flash_bytes && bytes * 100 > c.flash_bytes * 99);
+            assert_eq!(b.refused, 0);
+        }
+        let rejected = &outcome.caches[1].block.as_ref().unwrap().rejected;
+        assert!(rejected["metadata_victim"] > 0 && rejected["not_hotter"] > 0, "{rejected:?}");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes_on_any_number_of_threads() {
+        let text = |o: &Outcome| serde_json::to_string(o).unwrap();
+        let one = text(&outcome(1, 3));
+        assert_eq!(one, text(&outcome(3, 3)));
+        assert_ne!(one, text(&outcome(2, 4)));
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused() {
+        for (from, to, words) in [
+            (
+                "gen:specsfs?scale=0.0002&requests=60000&rate=2000",
+                "gen:zipf?requests=30000",
+                "block reads and writes",
+            ),
+            ("kind = \"disk\"", "kind = \"tape\"", "unknown variant `tape`"),
+            ("disks = 12", "disk_iops = 0", "store.disk_iops is 0"),
+            ("admission = \"two_lbs\"", "admission = \"tc(bits=3)\"", "cache 'two_lbs' admission"),
+            ("write = \"hdd-inv\"", "write = \"back\"", "cache 'around' write is 'back'"),
+            ("depth = 16", "depth = 0", "cache 'around' depth is 0"),
+            ("flash = \"24m\"", "flash = \"100k\"", "too few for a cache device"),
+        ] {
+            assert!(TEXT.contains(from));
+            let text = TEXT.replacen(from, to, 1);
+            let e = Experiment::parse(&text, "x.toml").and_then(|e| run(&e, 1, |_, _| {}));
+            let e = e.err().unwrap_or_else(|| panic!("{to} is taken"));
+            assert!(e.to_string().contains(words) && e.is_usage(), "'{e}' lacks '{words}'");
+        }
+    }
+}
