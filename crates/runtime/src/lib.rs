@@ -11,6 +11,8 @@
 //! | [`clock`] | wall and monotonic time, read together, once per turn |
 //! | [`datadir`] | the data directory: lock, version, whole replacement of files |
 //! | [`machine`] | memory, processors, free space; what this process uses |
+//! | [`latency`] | histograms of latencies, and percentiles |
+//! | [`page`] | the HTTP server, style and script of live pages |
 //! | [`wear`] | what an NVMe drive reports of its wear |
 //! | [`testing`] | devices in memory that lose power, fail, rot and stall on command |
 
@@ -22,8 +24,10 @@ pub mod clock;
 pub mod datadir;
 pub mod device;
 mod error;
+pub mod latency;
 mod lock;
 pub mod machine;
+pub mod page;
 pub mod ring;
 pub mod shared;
 mod slices;

@@ -1,0 +1,94 @@
+graph("g-hit", [
+  { name: "DRAM", colour: "var(--a)", value: p => p.dram, area: 1 },
+  { name: "flash", colour: "var(--b)", value: p => p.dram + p.flash, shown: p => p.flash, area: 1 }], pct, 1);
+graph("g-req", [{ name: "requests", colour: "var(--a)", value: p => p.requests, area: 1 }], x => num(x) + "/s");
+graph("g-lat", [
+  { name: "p99 DRAM", colour: "var(--a)", value: p => p.p99_dram },
+  { name: "p99 flash", colour: "var(--b)", value: p => p.p99_flash }], us);
+graph("g-wr", [{ name: "written", colour: "var(--b)", value: p => p.flash_writes, area: 1 }], x => bytes(x) + "/s");
+
+function show(d) {
+  const s = d.store, f = s.flash, h = d.hit_ratio, t = d.hit_ratio_total;
+  $("head").textContent = d.version + " · up " + span(d.uptime_seconds) + " · " + d.connections[0] + " of " + d.connections[1] +
+    " connections · " + d.cpu_cores.toFixed(2) + " cores";
+  const alarms = $("alarms");
+  alarms.style.display = d.alarms.length ? "block" : "none";
+  const list = d.alarms.map(a => "<li>" + esc(a) + "</li>").join("");
+  // Written only when it changes: a screen reader would say it again.
+  if (alarms.dataset.shown !== list) { alarms.dataset.shown = list; alarms.querySelector("ul").innerHTML = list; }
+
+  $("hit").textContent = h.reads ? pct(h.dram + h.flash) : "no reads";
+  $("hitbar").innerHTML = fill(h.dram, "var(--a)") + fill(h.flash, "var(--b)");
+  $("hitsub").innerHTML = key("var(--a)") + "DRAM " + (h.reads ? pct(h.dram) : "–") + " &ensp; " + key("var(--b)") + "flash " +
+    (h.reads ? pct(h.flash) : "–") + " &ensp; since start " + (t.reads ? pct(t.dram + t.flash) : "–");
+  $("req").innerHTML = num(d.requests_per_second) + " <small>requests/s</small>";
+  $("reqsub").textContent = num(d.gets_per_second) + " gets/s · " + num(d.sets_per_second) + " sets/s";
+  $("netsub").textContent = bytes(d.network_bytes_per_second[0]) + "/s in · " + bytes(d.network_bytes_per_second[1]) + "/s out";
+  const row = (name, p) => [name, us(p.p50), us(p.p90), us(p.p99), us(p.p999), us(p.max)];
+  table("lat", ["", "p50", "p90", "p99", "p99.9", "max"], [row("DRAM", d.latency_dram), row("flash", d.latency_flash)]);
+
+  $("wr").innerHTML = f ? bytes(d.flash_write_bytes_per_second) + "<small>/s</small>" : "no flash";
+  $("wrsub").textContent = f ? bytes(f.bytes_written) + " since start, for " + bytes(s.client_bytes) + " that clients stored" : "started with --flash none: DRAM alone";
+  $("budget").textContent = !f ? "" : f.budget_bytes_per_second == null ? "no write budget"
+    : "write budget " + bytes(f.budget_bytes_per_second) + "/s · " + bytes(f.budget_available_bytes) + " may be written now";
+
+  const used = f && f.drive_used_percent;
+  let life = "–", lifesub = "no flash";
+  if (f) {
+    if (f.expected_life_years != null) life = (f.expected_life_years > 99 ? "> 99" : f.expected_life_years < .1 ? "< 0.1" : f.expected_life_years.toFixed(1)) + " <small>years at the rate since start</small>";
+    else if (used != null) life = Math.max(0, 100 - used) + " % <small>left</small>";
+    lifesub = used != null ? Math.max(0, 100 - used) + " % of the rated life left, as the drive reports"
+      : f.expected_life_years != null && d.uptime_seconds < 3600 ? "early yet: filling an empty flash is no measure of what follows"
+      : f.expected_life_years != null ? "the drive itself reports nothing"
+      : f.budget_bytes_per_second != null ? "nothing written yet"
+      : "unknown: --endurance-tbw or --endurance-dwpd tells what the drive endures, and sets a write budget";
+  }
+  $("life").innerHTML = life;
+  $("lifesub").textContent = lifesub;
+  $("lifebar").style.display = used != null ? "" : "none";
+  if (used != null) $("lifebar").innerHTML = fill(1 - used / 100, used > 80 ? "var(--bad)" : "var(--ok)");
+  const ratio = x => x == null ? "–" : x.toFixed(3);
+  table("amp", null, f ? [
+    ["CLWA: written to flash per byte stored", ratio(d.clwa)],
+    ["DLWA: NAND bytes per byte written", d.dlwa == null ? "not reported" : ratio(d.dlwa)],
+    ["WA: both together", d.clwa == null || d.dlwa == null ? "–" : ratio(d.clwa * d.dlwa)]] : [], "no flash");
+
+  const rows = [["in DRAM", num(s.dram_items), bytes(s.dram_bytes)]];
+  if (f) rows.push(["on flash", num(f.items), bytes(f.used_bytes)],
+    ["ghosts on flash", num(f.ghosts), ""],
+    ["left with their segment", num(f.objects_dropped), ""],
+    ["of these never read", num(f.objects_dropped_unread), f.objects_dropped ? pct(f.objects_dropped_unread / f.objects_dropped) : ""]);
+  rows.push(["evicted from DRAM", num(s.evictions), ""], ["expired", num(s.reclaimed), ""]);
+  table("obj", null, rows);
+  const hits = d.counters.find(c => c[0] === "get_flash_hits");
+  table("work", null, (f ? [
+    ["segments used", num(f.segments_used) + " of " + num(f.segments)],
+    ["capacity", bytes(f.capacity_bytes)],
+    ["reads for requests", num(f.reads)],
+    ["reads per hit on flash", hits && hits[1] ? (f.reads / hits[1]).toFixed(3) : "–"],
+    ["of another key", num(f.false_reads)],
+    ["forced out of the index", num(f.forced_evictions)],
+    ["errors: read, write, checksum", num(f.read_errors) + ", " + num(f.write_errors) + ", " + num(f.checksum_errors)]] : [])
+    .concat([["waits for a shard's lock", num(s.lock_waits)]]));
+
+  const counted = s.memory.reduce((sum, m) => sum + m[1], 0);
+  $("rss").innerHTML = bytes(counted) + " <small>of " + bytes(s.memory_limit) + "</small>";
+  $("memsub").textContent = bytes(d.resident_bytes) + " resident with the program, buffers and threads";
+  table("mem", null, d.memory.map(m => [words(m[0]), bytes(m[1])]), "nothing yet");
+  const learns = f && f.admission.startsWith("flashiness");
+  $("policy").textContent = f ? "admission: " + f.admission : "";
+  table("rej", null, f ? f.rejected.filter(r => r[1]).map(r => [words(r[0]), num(r[1])]) : [], f ? "nothing yet" : "no flash");
+  table("apps", ["application", "hit ratio", "gets", "sets", "DRAM", "flash", "model", "precision", "recall", "unread writes"],
+    d.applications.map(a => [a.name, a.gets ? pct(a.hit_ratio) : "–", num(a.gets), num(a.sets), bytes(a.dram_bytes), bytes(a.flash_bytes),
+      a.model || (learns ? "none yet" : "not used"), pct(a.precision), pct(a.recall), pct(a.unread_writes)]), "no requests yet");
+
+  const P = d.history;
+  for (const g of Object.values(graphs)) { g.points = P; draw(g); }
+  table("past", ["second", "requests/s", "hits DRAM", "hits flash", "p99 DRAM", "p99 flash", "flash writes"],
+    P.slice().reverse().map(p => [p.at, num(p.requests), pct(p.dram), pct(p.flash), us(p.p99_dram), us(p.p99_flash), bytes(p.flash_writes) + "/s"]), "nothing yet");
+  const all = d.counters.slice();
+  for (const [name, value] of Object.entries(s)) if (typeof value === "number") all.push(["store " + name, value]);
+  if (f) for (const [name, value] of Object.entries(f)) if (typeof value === "number") all.push(["flash " + name, value]);
+  table("counters", ["counter", "value"], all.map(c => [c[0], c[1]]));
+}
+poll();
