@@ -22,7 +22,7 @@ use larder_block::cache::{CacheConfig, Cached, FormatConfig, open};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
 use larder_engine::block::map::Replacement;
-use larder_engine::block::{BlockLimits, WriteMode};
+use larder_engine::block::WriteMode;
 use larder_runtime::RingChoice;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             write: WriteMode::HddSsd,
             replacement: Replacement::Lru,
             admission: "all".parse()?,
-            limits: BlockLimits::default(),
+            fill_memory: ByteSize(64 << 20),
             workers: config.threads,
             ring: RingChoice::Auto,
             trust_unchanged: false,

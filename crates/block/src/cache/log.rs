@@ -13,13 +13,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::cell::{Fill, Message, Out};
 use super::service::{aligned, crcs};
-use super::{Cache, locked, open};
+use super::{Cache, LogInbox, locked, open};
 use crate::backing::Session;
 use crate::op::Op;
 
 /// How long the thread sleeps at most: then it looks for regions that have become quiet.
 const TICK: Duration = Duration::from_millis(200);
-/// Fills of one batch are waited for so long before the log goes on without them.
+/// Fills and the log are nobody's hurry: they are gathered for so long, unless there are [`BATCH`] fills. It saves waking
+/// this thread for every line, and flash: a page of the log is written for many records instead of a few.
+const PACE: Duration = Duration::from_millis(2);
+/// Fills that are begun at once.
+pub(super) const BATCH: usize = 64;
+/// At the end, fills under way are waited for in turns of so long.
 const FILL_WAIT: Duration = Duration::from_millis(100);
 /// For a backing store to become durable, before its regions keep their bits for now.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
@@ -127,21 +132,19 @@ impl LogThread {
 
     /// Waits for something to do. Returns whether it is the end.
     fn wait(&mut self) -> bool {
-        let inbox = locked(&self.cache.log_inbox);
-        if self.busy() > 0 {
-            return inbox.stop;
+        let mut inbox = locked(&self.cache.log_inbox);
+        let urgent = |i: &LogInbox| i.stop || !i.asks.is_empty() || !i.ranges.is_empty();
+        let sleep = |inbox, time, idle: &dyn Fn(&LogInbox) -> bool| {
+            self.cache
+                .log_wake
+                .wait_timeout_while(inbox, time, |i| !urgent(i) && idle(i))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0
+        };
+        if self.busy() == 0 {
+            inbox = sleep(inbox, TICK, &|i| !i.commit && i.fills.is_empty());
         }
-        let (inbox, _) = self
-            .cache
-            .log_wake
-            .wait_timeout_while(inbox, TICK, |i| {
-                !i.stop
-                    && !i.commit
-                    && i.fills.is_empty()
-                    && i.asks.is_empty()
-                    && i.ranges.is_empty()
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        inbox = sleep(inbox, PACE, &|i| i.fills.len() < BATCH);
         inbox.stop
     }
 
@@ -214,9 +217,6 @@ impl LogThread {
 
     fn end_fills(&mut self) {
         let line = self.cache.line_bytes() as usize;
-        if self.busy() > 0 {
-            self.fills.wait(FILL_WAIT);
-        }
         while let Some(done) = self.fills.pop() {
             let at = done.token as usize;
             let Some((shard, io, bytes)) = self.writing[at].take() else { continue };
@@ -276,6 +276,7 @@ impl LogThread {
     fn settle(&mut self) {
         let until = Instant::now() + Duration::from_secs(10);
         while self.busy() > 0 && Instant::now() < until {
+            self.fills.wait(FILL_WAIT);
             self.take_work();
         }
         let Some(mut log) = self.log.take() else { return };

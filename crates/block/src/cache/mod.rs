@@ -274,11 +274,20 @@ impl Cache {
         }
         if out.wakes_log() {
             let mut inbox = locked(&self.log_inbox);
+            let before = inbox.fills.len();
             inbox.fills.append(&mut out.fills);
+            let after = inbox.fills.len();
+            // It sleeps until there is something, and then until there is something urgent or a batch of fills.
+            let wake = !out.asks.is_empty()
+                || (out.commit && !inbox.commit)
+                || (before == 0 && after > 0)
+                || (before < log::BATCH && after >= log::BATCH);
             inbox.asks.append(&mut out.asks);
             inbox.commit |= std::mem::take(&mut out.commit);
             drop(inbox);
-            self.log_wake.notify_one();
+            if wake {
+                self.log_wake.notify_one();
+            }
         }
         result
     }

@@ -21,7 +21,8 @@ use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Replacement, Slot};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, LineId, MapLog, Regions, SlotId, Sum, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, MapLog, Regions, SlotId, Sum,
+    WriteMode,
 };
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
@@ -47,7 +48,7 @@ const LAYOUT: u64 = 1;
 /// Words of a region's header.
 const HEADER: usize = 64;
 /// Depth of the queue for fills, and its threads where io_uring cannot be had.
-const FILL_DEPTH: u32 = 64;
+const FILL_DEPTH: u32 = 256;
 const FILL_THREADS: u32 = 4;
 /// A region without a write for so long loses its bit.
 const QUIET: Nanos = Nanos::from_secs(5);
@@ -78,8 +79,8 @@ pub struct CacheConfig {
     pub replacement: Replacement,
     /// What is admitted.
     pub admission: BlockAdmissionConfig,
-    /// Bounds of each shard.
-    pub limits: BlockLimits,
+    /// Bytes that may be on their way to flash behind replies, over all shards; beyond, lines are not cached.
+    pub fill_memory: ByteSize,
     /// Workers that will use it.
     pub workers: usize,
     /// Rings.
@@ -552,7 +553,7 @@ pub fn open(
     let block_config = BlockConfig {
         line_bytes: layout.line,
         write: config.write,
-        limits: config.limits,
+        limits: limits(config.fill_memory, &layout),
         regions,
     };
     let shards = maps
@@ -598,6 +599,14 @@ pub fn open(
         .spawn(move || thread.run())
         .map_err(system("a thread"))?;
     Ok(CacheHandle { cache, thread: Some(thread), warmth })
+}
+
+/// What a shard may have under way.
+fn limits(fill_memory: ByteSize, layout: &Layout) -> BlockLimits {
+    let lines = fill_memory.0 / u64::from(layout.line) / u64::from(layout.shards);
+    // A group at least: a cache that fills nothing is none.
+    let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);
+    BlockLimits { fills, ..BlockLimits::default() }
 }
 
 fn clear(words: &mut Words) {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use larder_base::{ByteSize, Rng, UnixSecs};
+use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
-use larder_engine::block::{BlockLimits, WriteMode};
 use larder_runtime::{AlignedBuf, Payload, RingChoice};
 use tempfile::TempDir;
 
@@ -96,7 +96,7 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
         write: shape.write,
         replacement: Replacement::Lru,
         admission: shape.admission.parse().unwrap(),
-        limits: BlockLimits::default(),
+        fill_memory: ByteSize(8 << 20),
         workers: shape.workers,
         ring: RingChoice::Auto,
         trust_unchanged: false,

@@ -1,6 +1,6 @@
 //! What a worker does requests with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -168,11 +168,14 @@ impl Service for PassThrough {
     }
 }
 
+/// How many of those that were still needed are looked at each time.
+const LOOKS: usize = 4;
+
 /// Buffers that somebody still reads when their operation has ended: a connection to a store that has answered before
 /// it had read all, a fill of the cache.
 #[derive(Debug, Default)]
 pub(crate) struct Lingering {
-    list: Vec<Payload>,
+    list: VecDeque<Payload>,
 }
 
 impl Lingering {
@@ -187,16 +190,16 @@ impl Lingering {
 
     /// The buffer of a payload, unless it is still needed.
     pub(crate) fn payload(&mut self, data: Payload) -> Option<AlignedBuf> {
-        data.try_into_buf().map_err(|data| self.list.push(data)).ok()
+        data.try_into_buf().map_err(|data| self.list.push_back(data)).ok()
     }
 
     /// One that is needed no longer.
     pub(crate) fn pop(&mut self) -> Option<AlignedBuf> {
-        for _ in 0..self.list.len() {
-            let data = self.list.pop()?;
-            match data.try_into_buf() {
+        // They become free about in the order in which they came; the others are looked at another time.
+        for _ in 0..self.list.len().min(LOOKS) {
+            match self.list.pop_front()?.try_into_buf() {
                 Ok(buf) => return Some(buf),
-                Err(data) => self.list.insert(0, data),
+                Err(data) => self.list.push_back(data),
             }
         }
         None

@@ -7,8 +7,8 @@ use larder_base::ByteSize;
 use larder_block::backing::{self, Patience, Uri};
 use larder_block::cache::{CacheConfig, CacheStats, Cached, Warmth, open};
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
+use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
-use larder_engine::block::{BlockLimits, WriteMode};
 use larder_policy::block::{BlockAdmissionConfig, Reason};
 use larder_runtime::RingChoice;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Which line of a set is evicted: lru, clock or fifo
     #[arg(long, value_name = "NAME", default_value = "lru", value_parser = replacement)]
     replacement: Replacement,
+    /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached
+    #[arg(long, value_name = "SIZE", default_value = "64m")]
+    fill_memory: ByteSize,
     /// Worker threads
     #[arg(long, short = 't', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
@@ -134,7 +137,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         write: args.write,
         replacement: args.replacement,
         admission,
-        limits: BlockLimits::default(),
+        fill_memory: args.fill_memory,
         workers,
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,

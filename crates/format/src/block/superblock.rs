@@ -8,7 +8,7 @@
 //!   24   8  compatible features                         |
 //!   32   8  sequence number of this copy                |
 //!   40  16  UUID
-//!   56   8  key of the placement's permutation
+//!   56   8  key of the placement (where laps begin)
 //!   64   8  device size, bytes
 //!   72   4  line, bytes
 //!   76   4  ways
@@ -45,7 +45,7 @@ use crate::superblock::Uuid;
 /// What a superblock begins with.
 pub const MAGIC: [u8; 8] = *b"LARDERBC";
 /// The version that this code reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a copy.
 pub const COPY_BYTES: usize = 64 << 10;
 /// The device may hold dirty lines.
