@@ -21,8 +21,8 @@ use larder_block::backing::{self, Patience, Uri};
 use larder_block::cache::{CacheConfig, Cached, FormatConfig, open};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
-use larder_engine::block::map::Replacement;
 use larder_engine::block::WriteMode;
+use larder_engine::block::map::Replacement;
 use larder_runtime::RingChoice;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -262,6 +262,7 @@ fn fio_verifies() {
             "--verify=crc32c",
             "--do_verify=1",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--randseed=7",
             "--fsync=64",
         ],
