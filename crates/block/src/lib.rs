@@ -1,4 +1,4 @@
-//! The block cache's daemon: the NBD protocol, the stores behind a cache, and the workers between them.
+//! The block cache's daemon: the NBD protocol and vhost-user, the stores behind a cache, and the workers between them.
 //!
 //! | module | what it is |
 //! | --- | --- |
@@ -7,6 +7,7 @@
 //! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |
 //! | [`server`] | listeners, workers, volumes |
+//! | [`vhost`] | volumes as virtio disks of guests, over vhost-user |
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -18,3 +19,4 @@ pub mod cache;
 pub mod nbd;
 pub mod op;
 pub mod server;
+pub mod vhost;

@@ -85,7 +85,7 @@ pub(super) struct Listener {
 }
 
 /// Removes the Unix socket's path when the server ends, if it is still ours.
-pub(super) struct UnixPath {
+pub(crate) struct UnixPath {
     path: PathBuf,
     inode: (u64, u64),
 }
@@ -146,8 +146,15 @@ fn open_tcp(listen: &Listen, address: &str, out: &mut Vec<Listener>) -> Result<(
     Ok(())
 }
 
-fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
-    let bad = |reason: String| ServerError::Listen { address: listen.to_string(), reason };
+/// Listens on a path, which only the owner may connect to. What a server that is gone has left there goes away.
+///
+/// # Errors
+/// [`ServerError::Listen`], under `name`.
+pub(crate) fn bind_unix(
+    name: &str,
+    path: &Path,
+) -> Result<(std::os::unix::net::UnixListener, UnixPath), ServerError> {
+    let bad = |reason: String| ServerError::Listen { address: name.to_owned(), reason };
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
             return Err(bad("exists and is not a socket: remove it or choose another path".into()));
@@ -165,7 +172,7 @@ fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
             Err(e) => return Err(bad(format!("exists and cannot be tried: {e}"))),
         }
     }
-    let make = || -> io::Result<UnixListener> {
+    let make = || -> io::Result<std::os::unix::net::UnixListener> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
         socket.set_cloexec(true)?;
@@ -175,15 +182,21 @@ fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
         rustix::process::umask(before);
         bound?;
         socket.listen(BACKLOG)?;
-        Ok(UnixListener::from_std(socket.into()))
+        Ok(socket.into())
     };
     let listener =
         make().map_err(|e| bad(format!("{e}: the directory must exist and be writable")))?;
     let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
     let guard = UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
+    Ok((listener, guard))
+}
+
+fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
+    let name = listen.to_string();
+    let (listener, guard) = bind_unix(&name, path)?;
     Ok(Listener {
-        socket: Socket1::Unix(listener),
-        name: listen.to_string(),
+        socket: Socket1::Unix(UnixListener::from_std(listener)),
+        name,
         address: None,
         path: Some(guard),
     })

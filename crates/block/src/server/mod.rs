@@ -35,7 +35,7 @@ use mio::{Poll, Registry, Waker};
 
 use crate::nbd::server::{Limits, TlsPolicy};
 pub use listen::Listen;
-use listen::UnixPath;
+pub(crate) use listen::{UnixPath, bind_unix};
 use service::Service;
 use stream::Stream;
 pub use tls::TlsFiles;
@@ -79,7 +79,9 @@ impl Default for ServerConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// An address that is none.
-    #[error("'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT")]
+    #[error(
+        "'{text}' is not an address to listen on: {reason}; write unix:PATH, tcp:HOST:PORT or vhost:PATH,volume=NAME"
+    )]
     Address {
         /// As given.
         text: String,

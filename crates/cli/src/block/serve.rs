@@ -7,6 +7,7 @@ use larder_base::ByteSize;
 use larder_block::backing::{self, Patience, Uri};
 use larder_block::cache::{CacheConfig, CacheStats, Cached, Warmth, open};
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
+use larder_block::vhost::{VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_policy::block::{BlockAdmissionConfig, Reason};
@@ -26,11 +27,16 @@ Examples:
   # Another NBD server as the store; streams are not cached, nor what is touched once:
   larder block serve --cache /dev/nvme1n1 --volume vm1=nbd://filer:10809/vm1 --listen tcp:127.0.0.1:10809 \\
     --admission seqr+tc
+  # A guest's disk without a socket on the way (docs/vhost.md):
+  larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen vhost:/run/larder.disk,volume=disk
 
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
 SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters.";
 
-/// Serve volumes over NBD, through a cache device
+/// Memory of one vhost-user device for requests under way, bytes.
+const VHOST_BUFFERS: usize = 64 << 20;
+
+/// Serve volumes over NBD and vhost-user-blk, through a cache device
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -41,7 +47,8 @@ pub(crate) struct Args {
     /// May be given several times
     #[arg(long = "volume", value_name = "NAME=URI", required = true, value_parser = volume)]
     volumes: Vec<(String, Uri)>,
-    /// Where to listen: unix:PATH or tcp:HOST:PORT. May be given several times
+    /// Where to listen: unix:PATH or tcp:HOST:PORT for NBD, vhost:PATH,volume=NAME for one guest's vhost-user-blk disk.
+    /// May be given several times
     #[arg(long, value_name = "ADDR", required = true)]
     listen: Vec<String>,
     /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
@@ -119,8 +126,12 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         .admission
         .parse()
         .map_err(|e| usage(&format!("--admission {}: {e}", args.admission)))?;
+    let (vhost, nbd): (Vec<&String>, Vec<&String>) =
+        args.listen.iter().partition(|l| VhostListen::is_meant(l));
     let listen: Vec<Listen> =
-        args.listen.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+        nbd.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    let vhost: Vec<VhostListen> =
+        vhost.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
     start_log();
     // Before anything is opened: from here on a signal ends it in good order.
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
@@ -138,7 +149,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         replacement: args.replacement,
         admission,
         fill_memory: args.fill_memory,
-        workers,
+        // Each device of vhost-user is a worker too.
+        workers: workers + vhost.len(),
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
         state_dir: state_dir(args.state_dir.as_ref()),
@@ -171,6 +183,12 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
     })
     .map_err(|e| runtime(&e))?;
+    let served = cache.clone();
+    let devices =
+        VhostServer::start(&vhost, server.volumes(), VHOST_BUFFERS, |n, registry, token| {
+            Cached::new(served.clone(), workers + n, registry, token, RingChoice::Auto)
+        })
+        .map_err(|e| runtime(&e))?;
     let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     info!("ready: {} {}", args.listen.join(", "), addresses.join(", "));
     // A supervisor that is not there is no error.
@@ -192,6 +210,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         })
         .map_err(|e| runtime(&format!("a thread: {e}")))?;
     info!("stopping");
+    devices.stop();
     server.stop();
     tell(&cache.stats());
     drop(cache);

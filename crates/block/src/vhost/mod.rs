@@ -1,0 +1,364 @@
+//! Volumes as virtio disks: the device's side of vhost-user-blk.
+//!
+//! A front end (QEMU, Cloud Hypervisor) shares its guest's memory over a Unix socket, and the guest's requests are taken from
+//! its queues and answered there without passing through a socket.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`config`] | features, limits, the configuration space |
+//! | [`request`] | a chain of descriptors, looked at as what it is: a stranger's bytes |
+//! | [`inflight`] | requests under way, in memory that outlives this process |
+//! | `memory` | the shared memory |
+//! | `ring` | a queue |
+//! | `device` | the queues, and the requests on their way to the cache and back |
+//! | `protocol` | what a front end says |
+//!
+//! Each address to listen on is a device of one volume, with a thread of its own and one front end at a time; any number of
+//! guests' queues are served by that thread. What is asked for by a front end that has gone is finished before another is let
+//! in, so that its writes cannot come after those of the next.
+
+pub mod config;
+mod device;
+pub mod inflight;
+mod memory;
+mod protocol;
+pub mod request;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Interest, Poll, Registry, Token, Waker};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tracing::{info, warn};
+use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
+
+use crate::nbd::server::{Export, Exports};
+use crate::server::service::Service;
+use crate::server::{ServerError, UnixPath, Volume, Volumes, bind_unix};
+pub use device::VhostCounters;
+use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
+pub use memory::Memory;
+
+/// A front end that stops in the middle of a message is left alone after this.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a stopping device waits for requests that have begun.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Messages taken before the queues have their turn.
+const MESSAGES: u32 = 64;
+
+/// An address of a device: `vhost:PATH,volume=NAME`. The volume may be left out where there is only one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostListen {
+    /// The socket's path; only the owner may connect.
+    pub path: PathBuf,
+    /// The volume's name, empty for the only one.
+    pub volume: String,
+}
+
+impl VhostListen {
+    /// Whether the text is meant as one.
+    pub fn is_meant(text: &str) -> bool {
+        text.starts_with("vhost:")
+    }
+}
+
+impl FromStr for VhostListen {
+    type Err = ServerError;
+
+    fn from_str(text: &str) -> Result<VhostListen, ServerError> {
+        let bad = |reason: &str| ServerError::Address { text: text.into(), reason: reason.into() };
+        let rest =
+            text.strip_prefix("vhost:").ok_or_else(|| bad("it does not begin with vhost:"))?;
+        let (path, options) = rest.split_once(',').unwrap_or((rest, ""));
+        match path.len() {
+            0 => return Err(bad("the path is missing")),
+            108.. => return Err(bad("a socket's path has at most 107 bytes")),
+            _ => {}
+        }
+        let mut volume = String::new();
+        // A volume's name may have commas: it is the last.
+        if !options.is_empty() || rest.contains(',') {
+            let name = options
+                .strip_prefix("volume=")
+                .ok_or_else(|| bad("what follows the path is not volume=NAME"))?;
+            if name.is_empty() {
+                return Err(bad("the volume's name is missing"));
+            }
+            volume = name.to_owned();
+        }
+        Ok(VhostListen { path: path.into(), volume })
+    }
+}
+
+impl fmt::Display for VhostListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vhost:{}", self.path.display())?;
+        if self.volume.is_empty() { Ok(()) } else { write!(f, ",volume={}", self.volume) }
+    }
+}
+
+/// Devices that run, until they are stopped or dropped.
+#[derive(Default)]
+pub struct VhostServer {
+    devices: Vec<Running>,
+}
+
+struct Running {
+    waker: Waker,
+    stopping: Arc<AtomicBool>,
+    /// The connection as it is, to wake a thread that waits for the rest of a message.
+    connection: Arc<Mutex<Option<UnixStream>>>,
+    thread: Option<JoinHandle<()>>,
+    counters: Arc<VhostCounters>,
+    volume: Arc<Volume>,
+    _path: UnixPath,
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
+    move |source| ServerError::System { what, source }
+}
+
+impl VhostServer {
+    /// Opens the sockets and starts a thread for each. `service` makes what each does its requests with: it is told the
+    /// device's number, where to register descriptors, and the first token that is free for them. `buffer_bytes` is the
+    /// memory of each for requests under way.
+    ///
+    /// # Errors
+    /// [`ServerError`] when a volume is not there, or a socket or thread cannot be had.
+    pub fn start<S, F>(
+        listen: &[VhostListen],
+        volumes: &Volumes,
+        buffer_bytes: usize,
+        mut service: F,
+    ) -> Result<VhostServer, ServerError>
+    where
+        S: Service + Send + 'static,
+        F: FnMut(usize, Registry, usize) -> io::Result<S>,
+    {
+        let mut server = VhostServer::default();
+        for (number, listen) in listen.iter().enumerate() {
+            let name = listen.to_string();
+            let bad = |reason: String| ServerError::Listen { address: name.clone(), reason };
+            let volume = volumes.find(&listen.volume).ok_or_else(|| match &*listen.volume {
+                "" => bad("there are several volumes: say which with ,volume=NAME".into()),
+                volume => bad(format!("there is no volume '{volume}'")),
+            })?;
+            let (listener, path) = bind_unix(&name, &listen.path)?;
+            let poll = Poll::new().map_err(system("epoll"))?;
+            let waker = Waker::new(poll.registry(), Token(WAKE)).map_err(system("eventfd"))?;
+            let fd = listener.as_raw_fd();
+            let registry = poll.registry().try_clone().map_err(system("epoll"))?;
+            registry
+                .register(&mut SourceFd(&fd), Token(LISTEN), Interest::READABLE)
+                .map_err(system("epoll"))?;
+            let service = service(number, registry, SERVICE).map_err(system("a device's rings"))?;
+            let preferred = volume.info().block.preferred;
+            let device =
+                Device::new(name.clone(), volume.clone(), preferred, service, poll, buffer_bytes);
+            let counters = device.counters.clone();
+            let stopping = Arc::new(AtomicBool::new(false));
+            let connection = Arc::default();
+            let seen = (stopping.clone(), Arc::clone(&connection));
+            let thread = std::thread::Builder::new()
+                .name(format!("vhost-{number}"))
+                .spawn(move || run(device, &listener, &seen.0, &seen.1))
+                .map_err(system("a thread"))?;
+            server.devices.push(Running {
+                waker,
+                stopping,
+                connection,
+                thread: Some(thread),
+                counters,
+                volume,
+                _path: path,
+            });
+        }
+        Ok(server)
+    }
+
+    /// What each device has done, with its volume.
+    pub fn counters(&self) -> impl Iterator<Item = (&Arc<Volume>, &Arc<VhostCounters>)> {
+        self.devices.iter().map(|d| (&d.volume, &d.counters))
+    }
+
+    /// Answers what is under way, hangs up, ends.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        for device in &self.devices {
+            device.stopping.store(true, Ordering::SeqCst);
+            // A thread that cannot be woken ends at its next event.
+            let _ = device.waker.wake();
+            if let Some(connection) = &*locked(&device.connection) {
+                let _ = connection.shutdown(std::net::Shutdown::Read);
+            }
+        }
+        for device in &mut self.devices {
+            if let Some(thread) = device.thread.take() {
+                // A thread that panicked has said so on stderr already.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for VhostServer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A front end that is connected.
+struct Front<S: Service> {
+    handler: BackendReqHandler<Mutex<Device<S>>>,
+    /// The same connection, to be watched.
+    stream: UnixStream,
+}
+
+/// A device's thread.
+fn run<S: Service>(
+    device: Device<S>,
+    listener: &UnixListener,
+    stopping: &AtomicBool,
+    connection: &Mutex<Option<UnixStream>>,
+) {
+    let name = device.name.clone();
+    let counters = device.counters.clone();
+    // The protocol's crate wants a lock; nobody else ever takes it.
+    let device = Arc::new(Mutex::new(device));
+    let mut front: Option<Front<S>> = None;
+    loop {
+        {
+            let mut device = locked(&device);
+            let more = (device.ready.connection && front.is_some())
+                || (device.ready.accept && front.is_none());
+            let timeout = if more { Some(Duration::ZERO) } else { device.timeout() };
+            device.wait(timeout);
+        }
+        if stopping.load(Ordering::SeqCst) {
+            break;
+        }
+        if front.is_none() && std::mem::take(&mut locked(&device).ready.accept) {
+            front = accept(&device, listener, connection);
+        }
+        if let Some(open) = &mut front
+            && std::mem::take(&mut locked(&device).ready.connection)
+            && let Err(e) = messages(&device, open)
+        {
+            match e {
+                ProtocolError::Disconnected => info!("{name}: the front end has gone"),
+                e => warn!("{name}: the front end is dropped: {e}"),
+            }
+            close(&device, &mut front, connection, None);
+        }
+        locked(&device).run(true);
+    }
+    let until = Some(Instant::now() + DRAIN);
+    if front.is_some() {
+        close(&device, &mut front, connection, until);
+    }
+    counters.connected.store(0, Ordering::Relaxed);
+}
+
+/// The next front end, if one waits.
+fn accept<S: Service>(
+    device: &Arc<Mutex<Device<S>>>,
+    listener: &UnixListener,
+    connection: &Mutex<Option<UnixStream>>,
+) -> Option<Front<S>> {
+    let mut guard = locked(device);
+    let stream = match listener.accept() {
+        Ok((stream, _)) => stream,
+        Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
+        Err(e) => {
+            // The peer went away meanwhile, or there are no descriptors: the next event tells.
+            warn!("{}: cannot accept: {e}", guard.name);
+            return None;
+        }
+    };
+    // Another may wait behind this one.
+    guard.ready.accept = true;
+    let fd = stream.as_raw_fd();
+    let set_up = || -> io::Result<UnixStream> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let other = stream.try_clone()?;
+        *locked(connection) = Some(stream.try_clone()?);
+        guard.registry().register(&mut SourceFd(&fd), Token(CONNECTION), Interest::READABLE)?;
+        Ok(other)
+    };
+    let other = match set_up() {
+        Ok(other) => other,
+        Err(e) => {
+            warn!("{}: a connection cannot be used: {e}", guard.name);
+            *locked(connection) = None;
+            return None;
+        }
+    };
+    info!("{}: a front end has come", guard.name);
+    guard.counters.accepted.fetch_add(1, Ordering::Relaxed);
+    guard.counters.connected.store(1, Ordering::Relaxed);
+    guard.ready.connection = true;
+    drop(guard);
+    Some(Front { handler: BackendReqHandler::from_stream(other, device.clone()), stream })
+}
+
+/// Takes the messages that are there.
+fn messages<S: Service>(
+    device: &Arc<Mutex<Device<S>>>,
+    front: &mut Front<S>,
+) -> Result<(), ProtocolError> {
+    for _ in 0..MESSAGES {
+        let ready = {
+            let mut list = [PollFd::from_borrowed_fd(front.stream.as_fd(), PollFlags::IN)];
+            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+            rustix::event::poll(&mut list, Some(&none))
+        };
+        match ready {
+            Ok(0) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(ProtocolError::SocketError(e.into())),
+            Ok(_) => front.handler.handle_request()?,
+        }
+    }
+    locked(device).ready.connection = true;
+    Ok(())
+}
+
+fn close<S: Service>(
+    device: &Arc<Mutex<Device<S>>>,
+    front: &mut Option<Front<S>>,
+    connection: &Mutex<Option<UnixStream>>,
+    until: Option<Instant>,
+) {
+    let mut device = locked(device);
+    if let Some(open) = front.take() {
+        let fd = open.stream.as_raw_fd();
+        let _ = device.registry().deregister(&mut SourceFd(&fd));
+    }
+    // With the clone gone the front end sees the end.
+    *locked(connection) = None;
+    device.hang_up(until);
+    device.counters.connected.store(0, Ordering::Relaxed);
+    device.ready.accept = true;
+}

@@ -1,0 +1,222 @@
+"""Small guests for the tests: Debian's cloud kernel, busybox, and a job in an initramfs, under QEMU.
+
+A guest says on its serial console what it does; a job ends with a line of its own if all of it went well. The kernel is taken
+from --kernel, from /boot, or from the package archive by `apt-get download`; nothing is installed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+PACKAGES = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "mkfs.ext4": "e2fsprogs",
+            "e2fsck": "e2fsprogs", "dpkg-deb": "dpkg"}
+KERNEL_PACKAGE = "linux-image-cloud-amd64"
+MODULES = ["virtio_pci", "virtio_blk"]
+END = "the job is done"
+# Without KVM: what a nested one can do differs from machine to machine, and these guests boot in three seconds.
+ACCELERATION = ["-accel", "tcg", "-cpu", "max"]
+PATIENCE = 180
+
+INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t proc none /proc; mount -t sysfs none /sys; mount -t devtmpfs none /dev; mount -t tmpfs none /tmp
+for module in $(cat /modules); do insmod /$module || echo "insmod $module failed"; done
+if sh -eu /job; then echo "%s"; else echo "the job failed"; fi
+sync
+poweroff -f
+""" % END
+
+# What the jobs share: a file system with files whose sums are known, and its check.
+FILES = """
+fill() { # directory, number: files of random bytes and a copy of each
+    i=0
+    while [ $i -lt $2 ]; do
+        dd if=/dev/urandom of=$1/file$i bs=64k count=$((i % 7 + 1)) 2>/dev/null
+        cp $1/file$i $1/copy$i
+        i=$((i + 1))
+    done
+    (cd $1 && sha256sum file* >/tmp/sums && sed s/file/copy/ /tmp/sums | cat /tmp/sums - >sums)
+}
+check() { (cd $1 && sha256sum -c sums >/dev/null) && echo "sums are right"; }
+"""
+
+
+class GuestFailed(Exception):
+    pass
+
+
+def missing():
+    """What is not there, in words, or nothing."""
+    for program, package in PACKAGES.items():
+        if not shutil.which(program):
+            return f"'{program}' is missing: apt-get install {package}"
+    return None
+
+
+class Kernel:
+    """A kernel and its modules, unpacked."""
+
+    def __init__(self, given, scratch):
+        root = Path(given) if given else self._installed() or self._downloaded(Path(scratch))
+        images = sorted(root.glob("boot/vmlinuz-*"))
+        if not images:
+            raise GuestFailed(f"no boot/vmlinuz-* in {root}: give an unpacked {KERNEL_PACKAGE} with --kernel")
+        self.image = images[-1]
+        release = self.image.name.removeprefix("vmlinuz-")
+        self.modules = {}
+        for path in (root / "lib" / "modules" / release).rglob("*.ko"):
+            self.modules[path.stem.replace("-", "_")] = path
+
+    @staticmethod
+    def _installed():
+        for image in sorted(Path("/boot").glob("vmlinuz-*"), reverse=True):
+            release = image.name.removeprefix("vmlinuz-")
+            # Compressed modules would need a program in the guest for each way to compress.
+            if os.access(image, os.R_OK) and any((Path("/lib/modules") / release).rglob("virtio_blk.ko")):
+                return Path("/")
+        return None
+
+    @staticmethod
+    def _downloaded(scratch):
+        text = subprocess.run(["apt-cache", "depends", KERNEL_PACKAGE], capture_output=True, text=True).stdout
+        names = re.findall(r"Depends: (linux-image-\S+)", text)
+        if not names:
+            raise GuestFailed(f"apt knows no {KERNEL_PACKAGE}: run apt-get update, or give one, unpacked, with --kernel")
+        folder = scratch / "kernel"
+        folder.mkdir()
+        done = subprocess.run(["apt-get", "-o", "APT::Sandbox::User=root", "download", names[0]], cwd=folder,
+                              capture_output=True, text=True)
+        packages = list(folder.glob("*.deb"))
+        if done.returncode != 0 or not packages:
+            raise GuestFailed(f"apt-get download {names[0]}: {done.stderr[-500:]}; or give it, unpacked, with --kernel")
+        subprocess.run(["dpkg-deb", "-x", packages[0], folder / "root"], check=True)
+        packages[0].unlink()
+        return folder / "root"
+
+    def with_needed(self, names):
+        """Modules in the order in which they can be loaded. What the kernel has built in is none."""
+        order = []
+
+        def visit(name):
+            path = self.modules.get(name)
+            if path is None or path in order:
+                return
+            found = re.search(rb"\0depends=([^\0]*)\0", b"\0" + path.read_bytes())
+            for needed in found.group(1).decode().split(",") if found else []:
+                visit(needed.replace("-", "_"))
+            if path not in order:
+                order.append(path)
+
+        for name in names:
+            visit(name)
+        return order
+
+
+def libraries(program):
+    """A program's shared libraries and its loader."""
+    text = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
+    return re.findall(r"(/\S+) \(0x", text)
+
+
+def archive(entries):
+    """An initramfs (cpio, newc): path -> (mode, bytes); directories are made as needed."""
+    out = bytearray()
+    seen = set()
+
+    def put(path, mode, data):
+        name = path.encode() + b"\0"
+        fields = [len(seen) + 1, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name), 0]
+        head = b"070701" + b"".join(b"%08X" % f for f in fields) + name
+        out.extend(head + b"\0" * (-len(head) % 4) + data + b"\0" * (-len(data) % 4))
+        seen.add(path)
+
+    for path, (mode, data) in entries.items():
+        parts = path.split("/")[:-1]
+        for i in range(1, len(parts) + 1):
+            folder = "/".join(parts[:i])
+            if folder not in seen:
+                put(folder, 0o040755, b"")
+        put(path, mode, data)
+    put("TRAILER!!!", 0, b"")
+    return bytes(out)
+
+
+def initramfs(kernel, job, programs=(), modules=()):
+    entries = {folder: (0o040755, b"") for folder in ("proc", "sys", "dev", "tmp", "mnt", "run", "etc")}
+    entries["init"] = (0o100755, INIT.encode())
+    entries["job"] = (0o100644, (FILES + job).encode())
+    entries["etc/mtab"] = (0o100644, b"")
+    entries["etc/passwd"] = (0o100644, b"root:x:0:0::/:/bin/sh\n")
+    entries["bin/busybox"] = (0o100755, Path(shutil.which("busybox")).read_bytes())
+    wanted = [Path(shutil.which(p) or p) for p in ("mkfs.ext4", "e2fsck", *programs)]
+    for program in wanted:
+        entries[f"usr/bin/{program.name}"] = (0o100755, program.read_bytes())
+        for library in libraries(program):
+            entries[library.lstrip("/")] = (0o100755, Path(library).read_bytes())
+    names = []
+    for path in kernel.with_needed([*MODULES, *modules]):
+        entries[path.name] = (0o100644, path.read_bytes())
+        names.append(path.name)
+    entries["modules"] = (0o100644, "\n".join(names).encode())
+    return archive(entries)
+
+
+class Guest:
+    """A guest that runs a job and powers itself off."""
+
+    def __init__(self, kernel, folder, job, disk, programs=(), modules=(), memory=256):
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".cpio", delete=False) as f:
+            f.write(initramfs(kernel, job, programs, modules))
+        memfd = f"memory-backend-memfd,id=memory,size={memory}M,share=on"
+        self.command = ["qemu-system-x86_64", "-M", "q35,memory-backend=memory", "-object", memfd, "-m", str(memory),
+                        *ACCELERATION, "-smp", "2", "-nodefaults", "-no-reboot",
+                        "-display", "none", "-serial", "stdio", "-kernel", str(kernel.image), "-initrd", f.name,
+                        "-append", "console=ttyS0 quiet panic=-1", *disk]
+        self.said = []
+        self.lock = threading.Condition()
+        self.process = None
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT)
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def _listen(self):
+        for line in self.process.stdout:
+            with self.lock:
+                self.said.append(line.decode(errors="replace").rstrip())
+                self.lock.notify_all()
+        with self.lock:
+            self.said.append(None)
+            self.lock.notify_all()
+
+    def wait_for(self, text, count=1):
+        """Waits until the guest has said that, so many times."""
+        end = time.monotonic() + PATIENCE
+        with self.lock:
+            while True:
+                found = sum(1 for line in self.said if line is not None and text in line)
+                if found >= count:
+                    return
+                left = end - time.monotonic()
+                if None in self.said or left <= 0:
+                    tail = "\n".join(line for line in self.said[-30:] if line is not None)
+                    why = "ended" if None in self.said else f"says nothing more after {PATIENCE} s"
+                    raise GuestFailed(f"the guest {why} without '{text}':\n{tail}")
+                self.lock.wait(left)
+
+    def done(self):
+        """Waits until it has done its job and has gone."""
+        self.wait_for(END)
+        self.process.wait(PATIENCE)
