@@ -63,6 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             ring: RingChoice::Auto,
             trust_unchanged: false,
             state_dir: path.parent().unwrap_or(Path::new(".")).to_owned(),
+            record: None,
         };
         let opened = open::open(path, cache_config, &volumes.all())?;
         let cache = opened.cache().clone();

@@ -313,3 +313,128 @@ fn clients_that_hang_up_do_not_end_the_daemon() {
     drop(s);
     daemon.stop();
 }
+
+/// Reads, writes, trims and zeros on several connections at once.
+fn under_load(dir: &Path, rounds: u64) {
+    std::thread::scope(|scope| {
+        for client in 0..4u64 {
+            scope.spawn(move || {
+                let mut session = session(dir);
+                let mut rng = larder_base::Rng::new(client + 1);
+                for round in 0..rounds {
+                    let len = rng.range(1, 9) * 4096;
+                    // Some places that all clients want, so that they wait for one another.
+                    let most = if rng.chance(0.3) { 8 } else { 1900 };
+                    let offset = rng.below(most) * 4096;
+                    match rng.below(20) {
+                        0..12 => drop(read(&mut *session, offset, len as usize)),
+                        12..18 => write(&mut *session, offset, len as usize, round as u8),
+                        18 => drop(one(
+                            &mut *session,
+                            Op::Trim { offset, len: len as u32, fua: false },
+                        )),
+                        _ => drop(one(
+                            &mut *session,
+                            Op::WriteZeroes {
+                                offset,
+                                len: len as u32,
+                                fua: false,
+                                may_punch: true,
+                                fast: false,
+                            },
+                        )),
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn replay(file: &Path) -> (serde_json::Value, Option<i32>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "replay", file.to_str().unwrap(), "--json"])
+        .output()
+        .unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = serde_json::from_slice(&output.stdout);
+    (report.unwrap_or_else(|e| panic!("{e}: {problem}")), output.status.code())
+}
+
+/// What shards, log and admission decided under load from several clients, on several threads, is decided again; a
+/// decision that is changed is found where it is; what a killed daemon leaves replays as far as it goes.
+#[test]
+fn what_is_recorded_is_decided_again() {
+    use larder_engine::block::record::BlockRunSetup;
+    use larder_sim::replay::{RecordFile, flip_block_decision};
+    for (admission, killed) in [("two_lbs", false), ("sseqr(length=64k)+tc", true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        File::create(path("disk")).unwrap().set_len(16 << 20).unwrap();
+        let cache = path("cache");
+        let (code, said) =
+            larder(&["format", cache.to_str().unwrap(), "--size", "9m", "--shards", "2"]);
+        assert_eq!(code, Some(0), "{said}");
+        let record = path("run.rec");
+        let record_arg = record.to_str().unwrap();
+        let options = ["--threads", "3", "--admission", admission, "--record", record_arg];
+        let daemon = Daemon::start(dir.path(), &options);
+        under_load(dir.path(), 400);
+        if killed {
+            // What is on the tapes is handed on once a second.
+            std::thread::sleep(Duration::from_millis(2500));
+            daemon.kill();
+        } else {
+            daemon.stop();
+        }
+        let (report, code) = replay(&record);
+        assert_eq!((code, &report["difference"]), (Some(0), &serde_json::Value::Null), "{report}");
+        assert_eq!(report["complete"], !killed, "{report}");
+        assert_eq!(report["records"], report["compared"], "{report}");
+        let streams = report["streams"].as_array().unwrap();
+        assert_eq!(streams.len(), 4, "two shards, the log, a volume");
+        for (stream, of) in streams.iter().enumerate() {
+            let count = of[1].as_u64().unwrap();
+            assert!(count > if stream == 2 { 20 } else { 500 }, "{report}");
+            let flipped = path("flipped.rec");
+            std::fs::copy(&record, &flipped).unwrap();
+            let mut file = File::options().read(true).write(true).open(&flipped).unwrap();
+            assert!(flip_block_decision(&mut file, stream, count / 2).unwrap());
+            let (found, code) = replay(&flipped);
+            assert_eq!(code, Some(1));
+            assert_eq!(
+                (&found["difference"]["stream"], &found["difference"]["record"]),
+                (&of[0], &serde_json::json!(count / 2))
+            );
+        }
+        let opened: RecordFile<_, BlockRunSetup> =
+            RecordFile::open(File::open(&record).unwrap()).unwrap();
+        assert_eq!(opened.name(3), "admission of volume 'disk'");
+        // A cache that is not empty is no beginning, and a file that is there is nobody's to overwrite.
+        let refused = |record: &Path| {
+            let disk = format!("disk=file:{}", path("disk").display());
+            let listen = format!("unix:{}", path("other").display());
+            let state = path("state");
+            larder(&[
+                "serve",
+                "--cache",
+                cache.to_str().unwrap(),
+                "--volume",
+                &disk,
+                "--listen",
+                &listen,
+                "--state-dir",
+                state.to_str().unwrap(),
+                "--record",
+                record.to_str().unwrap(),
+            ])
+        };
+        let (code, said) = refused(&path("again.rec"));
+        assert!(code == Some(2) && said.contains("begins with an empty cache"), "{code:?} {said}");
+        assert!(!path("again.rec").exists());
+        let (code, said) =
+            larder(&["format", cache.to_str().unwrap(), "--size", "9m", "--shards", "2", "--yes"]);
+        assert_eq!(code, Some(0), "{said}");
+        let (code, said) = refused(&record);
+        assert!(code == Some(1) && said.contains("run.rec"), "{code:?} {said}");
+    }
+}

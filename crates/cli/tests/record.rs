@@ -107,7 +107,7 @@ fn what_is_recorded_under_load_is_decided_again() {
     assert_eq!(record.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
     // One decision flipped, in a shard and in the log: that record's number, and exit code 1.
-    let opened = RecordFile::open(File::open(&record).unwrap()).unwrap();
+    let opened = RecordFile::<_>::open(File::open(&record).unwrap()).unwrap();
     let log_stream = opened.streams() - 1;
     for stream in [0, log_stream] {
         let number = opened.records_of(stream) * 2 / 3;

@@ -153,3 +153,58 @@ fn cachelib_baselines_and_the_papers_index_report() {
     // Bytes at which objects of one size stop to fit, against pages.
     assert!((0.70..0.75).contains(&packed[0]) && packed[1] > 0.9, "{packed:?}");
 }
+
+const FILES: &str = "gen:specsfs?scale=0.0002&requests=40000&seed=2";
+
+#[test]
+fn block_policies_are_compared() {
+    let base = ["block", FILES, "--sizes", "8m,16m", "--warmup", "10000", "--json"];
+    let admissions = ["--admission", "all", "--admission", "sseqr(length=1m)+two_lbs"];
+    let rows = json(&[&base[..], &admissions, &["--placement", "full,set:4"]].concat());
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"));
+        assert!((0.0..1.0).contains(&number("hit_ratio")) && number("read_lines") > 1000.0);
+        let clwa = number("flash_bytes") / number("written_bytes");
+        assert!((number("clwa") - clwa).abs() < 1e-9);
+        assert!(number("metadata_hits") <= number("metadata_lines"), "{row}");
+        let selective = row["admission"].as_str().unwrap().contains("two_lbs");
+        assert_eq!(number("not_hotter") > 0.0, selective, "{row}");
+    }
+    let of = |row: usize, name: &str| rows[row][name].as_f64().unwrap();
+    // By size, then placement, then admission.
+    assert_eq!(
+        (rows[0]["placement"].as_str(), rows[2]["placement"].as_str()),
+        (Some("full"), Some("set:4"))
+    );
+    assert!(of(4, "hit_ratio") > of(0, "hit_ratio"), "more flash, more hits");
+    assert!(of(1, "metadata_hits") > of(0, "metadata_hits"), "metadata first");
+    let again = larder(&[&base[..], &admissions, &["--placement", "full,set:4"]].concat());
+    let twice = larder(&[&base[..], &admissions, &["--placement", "full,set:4"]].concat());
+    assert_eq!(again.stdout, twice.stdout);
+    let table = larder(&["block", FILES, "--sizes", "8m", "--write", "hdd-inv"]);
+    let shown = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(shown.contains("metadata") && shown.contains("full lru"), "{shown}");
+}
+
+#[test]
+fn block_refuses_what_cannot_be_meant() {
+    for (arguments, words) in [
+        (&["--sizes", "8m", "--placement", "set:33"][..], "'set:33' is no placement"),
+        (&["--sizes", "8m", "--admission", "tc(bits=3)"], "bits"),
+        (&["--sizes", "8m", "--write", "back"], "'back' is no write policy"),
+        (&["--sizes", "8m", "--replacement", "mru"], "mru"),
+        (&["--sizes", "8m", "--line", "3000"], "power of two"),
+        (&["--sizes", "4k"], "at least one group"),
+        (&["--sizes", "8m", "--warmup", "50000"], "--warmup: 50000"),
+    ] {
+        let output = larder(&[&["block", FILES][..], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: '{said}' lacks '{words}'");
+    }
+    let output = larder(&["block", TRACE, "--sizes", "8m"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("no block reads"), "{said}");
+}

@@ -13,6 +13,7 @@
 //! | [`machine`] | memory, processors, free space; what this process uses |
 //! | [`latency`] | histograms of latencies, and percentiles |
 //! | [`page`] | the HTTP server, style and script of live pages |
+//! | [`record`](mod@record) | the file of `--record`, written by a thread of its own |
 //! | [`wear`] | what an NVMe drive reports of its wear |
 //! | [`testing`] | devices in memory that lose power, fail, rot and stall on command |
 
@@ -28,6 +29,7 @@ pub mod latency;
 mod lock;
 pub mod machine;
 pub mod page;
+pub mod record;
 pub mod ring;
 pub mod shared;
 mod slices;

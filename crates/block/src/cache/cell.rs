@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use larder_engine::block::{
-    BlockEffects, BlockShard, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source,
-};
+use larder_engine::block::record::TapedShard;
+use larder_engine::block::{BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source};
 use larder_runtime::Payload;
 
 use super::Cache;
 
 /// What is guarded by a shard's lock.
 pub(super) struct Cell {
-    pub shard: BlockShard,
+    pub shard: TapedShard,
     pub tables: Tables,
 }
 

@@ -3,9 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use larder_engine::block::{
-    IoFailed, IoId, LogIo, LogShards, LogStep, MapLog, MapRecord, OpId, SlotId,
-};
+use larder_engine::block::record::{TapedLog, TapedShard};
+use larder_engine::block::{IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId};
 use larder_format::block::VolumeState;
 use larder_format::block::log::Held;
 use larder_runtime::{Device, FileOp, FileQueue};
@@ -26,6 +25,8 @@ const PACE: Duration = Duration::from_millis(2);
 pub(super) const BATCH: usize = 64;
 /// At the end, fills under way are waited for in turns of so long.
 const FILL_WAIT: Duration = Duration::from_millis(100);
+/// Tapes are handed on so often.
+const HAND_ON: Duration = Duration::from_secs(1);
 /// For a backing store to become durable, before its regions keep their bits for now.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
 
@@ -96,7 +97,7 @@ impl LogIo for CacheIo<'_> {
 
 pub(super) struct LogThread {
     cache: Arc<Cache>,
-    log: Option<MapLog>,
+    log: Option<TapedLog>,
     fills: FileQueue,
     /// Fills under way, by token.
     writing: Vec<Option<(u32, IoId, larder_runtime::Payload)>>,
@@ -104,10 +105,12 @@ pub(super) struct LogThread {
     out: Out,
     /// Ranges that wait for their bits: how many are missing.
     ranges: Vec<(OpId, u32, u32, u32)>,
+    /// When the tapes were last handed on.
+    handed_on: Instant,
 }
 
 impl LogThread {
-    pub(super) fn new(cache: Arc<Cache>, log: MapLog, fills: FileQueue) -> LogThread {
+    pub(super) fn new(cache: Arc<Cache>, log: TapedLog, fills: FileQueue) -> LogThread {
         LogThread {
             cache,
             log: Some(log),
@@ -116,6 +119,7 @@ impl LogThread {
             free: Vec::new(),
             out: Out::default(),
             ranges: Vec::new(),
+            handed_on: Instant::now(),
         }
     }
 
@@ -126,8 +130,22 @@ impl LogThread {
             if stop {
                 break;
             }
+            self.hand_on_tapes();
         }
         self.settle();
+        self.cache.end_recording();
+    }
+
+    /// Once a second, so that a quiet stream's last records are in the file too.
+    fn hand_on_tapes(&mut self) {
+        if self.cache.recorder.is_none() || self.handed_on.elapsed() < HAND_ON {
+            return;
+        }
+        self.handed_on = Instant::now();
+        self.cache.hand_on_tapes();
+        if let Some(log) = &mut self.log {
+            log.hand_on();
+        }
     }
 
     /// Waits for something to do. Returns whether it is the end.
@@ -191,11 +209,7 @@ impl LogThread {
     fn with<R>(
         &mut self,
         shard: u32,
-        f: impl FnOnce(
-            &mut larder_engine::block::BlockShard,
-            larder_base::Nanos,
-            &mut super::cell::Fx<'_>,
-        ) -> R,
+        f: impl FnOnce(&mut TapedShard, larder_base::Nanos, &mut super::cell::Fx<'_>) -> R,
     ) -> R {
         let now = self.cache.now();
         self.cache.with(shard, None, &mut self.out, |s, fx| f(s, now, fx))
@@ -257,12 +271,13 @@ impl LogThread {
     }
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.
-    fn give_up(&mut self, mut log: MapLog, error: &dyn std::fmt::Display) {
+    fn give_up(&mut self, mut log: TapedLog, error: &dyn std::fmt::Display) {
         tracing::error!(
             "the cache is given up: {error}. Volumes go on without it (pass-through); replace the cache device, format \
              it and start again"
         );
         self.cache.void(&mut log);
+        log.end_recording();
         self.cache.enabled.store(false, std::sync::atomic::Ordering::SeqCst);
         for shard in 0..self.cache.layout.shards {
             self.with(shard, |s, now, fx| s.disable(now, fx));
@@ -283,6 +298,7 @@ impl LogThread {
         let cache = self.cache.clone();
         let now = cache.now();
         let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
+        log.end_recording();
         if let Err(error) = settled {
             return self.give_up(log, &error);
         }

@@ -5,6 +5,7 @@
 //! | [`open`](mod@open) | formatting, opening, and what survives |
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
+//! | `record` | `--record` |
 //! | `log` | the thread of the map's log, which also writes fills |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
@@ -14,6 +15,7 @@
 mod cell;
 mod log;
 pub mod open;
+mod record;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -27,13 +29,12 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
-use larder_engine::block::{
-    BlockShard, BlockStats, LineId, LogStats, OpId, Verdict as EngineVerdict,
-};
+use larder_engine::block::record::{TapedAdmission, TapedShard};
+use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Verdict as EngineVerdict};
 use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine,
-    VerdictCounts, Victim, VolumeId,
+    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, VerdictCounts, Victim,
+    VolumeId,
 };
 use larder_runtime::{FileHandle, FlashDevice};
 use rustix::event::{EventfdFlags, eventfd};
@@ -63,7 +64,7 @@ pub struct Attached {
     pub cached_bytes: u64,
     /// Bytes.
     pub bytes: u64,
-    admission: Mutex<BlockAdmission>,
+    admission: Mutex<TapedAdmission>,
     backing: Mutex<Option<log::Flusher>>,
     volume: Arc<Volume>,
 }
@@ -131,6 +132,8 @@ pub struct Cache {
     enabled: AtomicBool,
     flash_errors: AtomicU64,
     start: Instant,
+    /// Writes down what is decided, if that was asked for.
+    recorder: Option<record::Recording>,
     /// Outlives the process; kept for its lock.
     region: open::Region,
     config: CacheConfig,
@@ -250,7 +253,7 @@ impl Cache {
         shard: u32,
         me: Option<usize>,
         out: &mut Out,
-        f: impl FnOnce(&mut BlockShard, &mut Fx<'_>) -> R,
+        f: impl FnOnce(&mut TapedShard, &mut Fx<'_>) -> R,
     ) -> R {
         let mut wake = 0u128;
         let result = {

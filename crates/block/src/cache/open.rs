@@ -20,6 +20,7 @@ use std::time::Instant;
 use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Replacement, Slot};
+use larder_engine::block::record::{TapedAdmission, TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, MapLog, Regions, SlotId, Sum,
     WriteMode,
@@ -32,6 +33,7 @@ use larder_format::{PAGE_SIZE, Signature, Uuid};
 use larder_policy::block::{
     BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup, VolumeId,
 };
+use larder_runtime::record::RecordConfig;
 use larder_runtime::{
     Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice, SHARED_DIR,
     SharedError, SharedRegion,
@@ -39,6 +41,7 @@ use larder_runtime::{
 
 use super::cell::{Cell, Tables};
 use super::log::{CacheIo, Flusher, LogThread};
+use super::record::Recording;
 use super::{Attached, Cache, CacheHandle, LogInbox, locked};
 use crate::backing::Identity;
 use crate::server::Volume;
@@ -51,7 +54,7 @@ const HEADER: usize = 64;
 const FILL_DEPTH: u32 = 256;
 const FILL_THREADS: u32 = 4;
 /// A region without a write for so long loses its bit.
-const QUIET: Nanos = Nanos::from_secs(5);
+pub(super) const QUIET: Nanos = Nanos::from_secs(5);
 
 /// How a device is to be formatted.
 #[derive(Clone, Debug)]
@@ -89,6 +92,8 @@ pub struct CacheConfig {
     pub trust_unchanged: bool,
     /// Where it is noted that a cache was given up.
     pub state_dir: PathBuf,
+    /// Writes down what is decided.
+    pub record: Option<RecordConfig>,
 }
 
 /// Why a cache cannot be had.
@@ -132,6 +137,22 @@ pub enum CacheError {
     /// Admission cannot be had.
     #[error("admission: {0}")]
     Admission(#[from] BlockAdmissionError),
+    /// It cannot be recorded.
+    #[error("record '{path}': {reason}")]
+    Record {
+        /// The file.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A record begins with an empty cache, and this one is not.
+    #[error(
+        "cache '{path}' is not empty, and a record begins with an empty cache: format it (larder block format --yes), or serve without --record"
+    )]
+    NotEmpty {
+        /// The device.
+        path: String,
+    },
     /// The system refuses something else.
     #[error("{what}: {reason}")]
     System {
@@ -397,7 +418,7 @@ impl Attached {
 
 impl Cache {
     /// No later start may use what is on the device now.
-    pub(super) fn void(&self, log: &mut MapLog) {
+    pub(super) fn void(&self, log: &mut TapedLog) {
         self.region.disown();
         let marker = marker(&self.config.state_dir, log.superblock());
         let noted = std::fs::create_dir_all(&self.config.state_dir)
@@ -505,6 +526,13 @@ pub fn open(
             "{dropped} lines are dropped: nothing proves that they are as the volumes are"
         );
     }
+    let empty = recovered.records == 0
+        && !log.superblock().snapshot
+        && log.regions_set() == 0
+        && maps.iter().all(|m| (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free));
+    if config.record.is_some() && !empty {
+        return Err(CacheError::NotEmpty { path: path.display().to_string() });
+    }
     let warmth = match in_memory {
         Ok(()) => Warmth::Memory,
         Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(recovered.records),
@@ -544,7 +572,10 @@ pub fn open(
                 base: record.first_group * larder_format::block::layout::GROUP_LINES * line,
                 cached_bytes: record.bytes / line * line,
                 bytes: record.bytes,
-                admission: Mutex::new(BlockAdmission::new(&config.admission, &setup)?),
+                admission: Mutex::new(TapedAdmission::new(BlockAdmission::new(
+                    &config.admission,
+                    &setup,
+                )?)),
                 backing: Mutex::new(Some(Flusher::new(session))),
                 volume: spec.clone(),
             }),
@@ -556,10 +587,16 @@ pub fn open(
         limits: limits(config.fill_memory, &layout),
         regions,
     };
+    let recorder = match &config.record {
+        None => None,
+        Some(record) => {
+            Some(Recording::start(record, log.superblock(), &block_config, &config, &attached)?)
+        }
+    };
     let shards = maps
         .into_iter()
         .map(|map| {
-            let shard = BlockShard::new(block_config, map);
+            let shard = TapedShard::new(BlockShard::new(block_config, map));
             Mutex::new(Cell { shard, tables: Tables::default() })
         })
         .collect();
@@ -590,9 +627,12 @@ pub fn open(
         enabled: true.into(),
         flash_errors: 0.into(),
         start: Instant::now(),
+        recorder,
         region,
         config,
     });
+    let mut log = TapedLog::new(log);
+    cache.begin_recording(&mut log);
     let thread = LogThread::new(cache.clone(), log, fills);
     let thread = std::thread::Builder::new()
         .name("block-log".into())

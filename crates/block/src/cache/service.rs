@@ -217,7 +217,7 @@ impl Cached {
     fn call(
         &mut self,
         shard: u32,
-        f: impl FnOnce(&mut larder_engine::block::BlockShard, &mut super::cell::Fx<'_>),
+        f: impl FnOnce(&mut larder_engine::block::record::TapedShard, &mut super::cell::Fx<'_>),
     ) {
         let mut out = std::mem::take(&mut self.out);
         self.cache.with(shard, Some(self.me), &mut out, f);

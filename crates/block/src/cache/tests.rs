@@ -101,6 +101,7 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
         ring: RingChoice::Auto,
         trust_unchanged: false,
         state_dir: dir.path().join("state"),
+        record: None,
     };
     let handle = open::open(&dir.path().join("cache"), config, &volumes.all())?;
     let cache = handle.cache().clone();

@@ -78,9 +78,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
 /// What cannot be meant is usage, the rest is not.
 pub(super) fn failed(error: CacheError) -> CliError {
     match error {
-        CacheError::Layout { .. } | CacheError::Occupied { .. } | CacheError::Admission(_) => {
-            CliError::Usage(error.to_string())
-        }
+        CacheError::Layout { .. }
+        | CacheError::Occupied { .. }
+        | CacheError::NotEmpty { .. }
+        | CacheError::Admission(_) => CliError::Usage(error.to_string()),
         error => CliError::Runtime(error.to_string()),
     }
 }

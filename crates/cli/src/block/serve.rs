@@ -12,6 +12,7 @@ use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_policy::block::{BlockAdmissionConfig, Reason};
 use larder_runtime::RingChoice;
+use larder_runtime::record::RecordConfig;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
@@ -79,6 +80,13 @@ pub(crate) struct Args {
     /// ~/.local/state/larder]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Write down what every shard, the log and admission are told and decide, for `larder sim replay`. The file must not
+    /// be there yet, and the cache must be empty
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Bytes at which recording ends
+    #[arg(long, value_name = "SIZE", default_value = "8g", requires = "record")]
+    record_limit: ByteSize,
 }
 
 fn volume(text: &str) -> Result<(String, Uri), String> {
@@ -154,6 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
         state_dir: state_dir(args.state_dir.as_ref()),
+        record: args.record.clone().map(|file| RecordConfig { file, limit: args.record_limit.0 }),
     };
     let handle = open::open(&args.cache, config, &volumes.all()).map_err(failed)?;
     let cache = handle.cache().clone();

@@ -8,7 +8,10 @@ use std::time::Instant;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
-use larder_sim::replay::{RecordFile, Report, replay};
+use larder_engine::block::record::BlockRunSetup;
+use larder_sim::replay::{
+    Difference, RecordFile, Recorded, Report, recorded_by, replay, replay_block,
+};
 
 use crate::error::CliError;
 
@@ -17,12 +20,13 @@ use crate::error::CliError;
 #[command(after_help = "\
 Examples:
   larder kv -m 64 --flash-size 1g --record run.rec     # then stop it
+  larder block serve --cache … --record run.rec        # or this
   larder sim replay run.rec
 
 The same engine runs through the recorded inputs under their recorded times. It ends with 0 when every decision is the
 same, and with 1 at the first that differs: which shard or log, which record, what was told, and both decisions.")]
 pub(crate) struct ReplayArgs {
-    /// A file of `larder kv --record`
+    /// A file of `larder kv --record` or `larder block serve --record`
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// DRAM that the replay may take: it needs as much as the server's -m [default: three quarters of the memory]
@@ -39,20 +43,16 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
         CliError::Usage(format!("record '{name}': {e}: give a file of larder kv --record"))
     })?;
     let failed = |e| CliError::Runtime(format!("record '{name}': {e}"));
-    let mut file = RecordFile::open(input).map_err(failed)?;
+    let what = recorded_by(&input).map_err(failed)?;
     let memory = args.memory_limit.map_or_else(
         || larder_runtime::machine::usable_memory().unwrap_or(1 << 30) / 4 * 3,
         |size| size.0,
     );
-    let bar = std::io::stderr().is_terminal().then(|| {
-        let bar = ProgressBar::new(file.records());
-        let style = ProgressStyle::with_template(
-            "{bar:30} {percent:>3} %  {human_pos} records  {per_sec}  {eta} left",
-        )
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style);
-        bar
-    });
+    if what == Recorded::Block {
+        return run_block(args, &input, memory);
+    }
+    let mut file: RecordFile<_> = RecordFile::open(input).map_err(failed)?;
+    let bar = bar(file.records());
     let begin = Instant::now();
     let report = replay(&mut file, memory, &mut |done| {
         if let Some(bar) = &bar {
@@ -69,12 +69,76 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
     } else {
         print(&report, seconds);
     }
-    match &report.difference {
+    verdict(args, report.difference.as_ref())
+}
+
+/// A bar, where somebody watches.
+fn bar(records: u64) -> Option<ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
+        let bar = ProgressBar::new(records);
+        let style = ProgressStyle::with_template(
+            "{bar:30} {percent:>3} %  {human_pos} records  {per_sec}  {eta} left",
+        )
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        bar
+    })
+}
+
+/// Exit code 1 where a decision differs.
+fn verdict(args: &ReplayArgs, difference: Option<&Difference>) -> Result<(), CliError> {
+    match difference {
         None => Ok(()),
         Some(d) => Err(CliError::Runtime(format!(
-            "record '{name}': {}, record {}: the replay decided otherwise",
-            d.stream, d.record
+            "record '{}': {}, record {}: the replay decided otherwise",
+            args.file.display(),
+            d.stream,
+            d.record
         ))),
+    }
+}
+
+fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliError> {
+    let failed = |e| CliError::Runtime(format!("record '{}': {e}", args.file.display()));
+    let mut file: RecordFile<_, BlockRunSetup> = RecordFile::open(input).map_err(failed)?;
+    let bar = bar(file.records());
+    let begin = Instant::now();
+    let report = replay_block(&mut file, memory, &mut |done| {
+        if let Some(bar) = &bar {
+            bar.set_position(done);
+        }
+    });
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let report = report.map_err(failed)?;
+    if args.json {
+        super::print_json(&report)?;
+        return verdict(args, report.difference.as_ref());
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let streams = report.streams.len();
+    println!(
+        "recorded by larder block {}: {} shards, {} volumes, {} records in {streams} streams, {}",
+        report.larder,
+        report.shards,
+        report.volumes,
+        report.records,
+        ending(report.ended),
+    );
+    let rate = report.compared as f64 / seconds.max(1e-9);
+    println!(
+        "replayed: {} decisions compared, {seconds:.1} s ({rate:.0} records/s)",
+        report.compared
+    );
+    print_difference(report.difference.as_ref(), &report.larder);
+    verdict(args, report.difference.as_ref())
+}
+
+fn ending(ended: Option<&str>) -> String {
+    match ended {
+        Some(why) => format!("to the end ({why})"),
+        None => "cut short (the server did not stop by itself)".to_owned(),
     }
 }
 
@@ -85,10 +149,7 @@ fn print(report: &Report, seconds: f64) {
         report.uuid,
         report.shards,
         report.records,
-        match report.ended {
-            Some(why) => format!("to the end ({why})"),
-            None => "cut short (the server did not stop by itself)".to_owned(),
-        }
+        ending(report.ended)
     );
     println!(
         "replayed: {} decisions compared, {} of them requests, {} segments written, {seconds:.1} s ({:.0} records/s)",
@@ -103,7 +164,11 @@ fn print(report: &Report, seconds: f64) {
             report.records - report.compared
         );
     }
-    match &report.difference {
+    print_difference(report.difference.as_ref(), &report.larder);
+}
+
+fn print_difference(difference: Option<&Difference>, larder: &str) {
+    match difference {
         None => println!("every decision is the same"),
         Some(d) => {
             println!("first difference: {}, record {}", d.stream, d.record);
@@ -112,10 +177,9 @@ fn print(report: &Report, seconds: f64) {
             println!("  recorded  {}", d.recorded);
             println!("  replayed  {}", d.replayed);
             let mine = env!("CARGO_PKG_VERSION");
-            if report.larder != mine {
+            if larder != mine {
                 println!(
-                    "this is larder {mine}, and {} recorded: another version may decide otherwise",
-                    report.larder
+                    "this is larder {mine}, and {larder} recorded: another version may decide otherwise"
                 );
             }
         }

@@ -11,6 +11,7 @@ pub mod log;
 pub mod map;
 mod planted;
 mod read;
+pub mod record;
 mod shard;
 mod table;
 mod write;

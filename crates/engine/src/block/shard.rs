@@ -257,6 +257,11 @@ impl BlockShard {
         &self.map
     }
 
+    /// Bytes of a line.
+    pub fn line_bytes(&self) -> u32 {
+        self.config.line_bytes
+    }
+
     /// Whether the cache is in use (see [`BlockShard::disable`]).
     pub fn is_enabled(&self) -> bool {
         self.enabled

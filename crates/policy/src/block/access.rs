@@ -76,6 +76,17 @@ impl Observed {
         self.sequential.0 < self.sequential.1
     }
 
+    /// The bytes of the volume that are refused, first and end; both equal if none are. With [`of`](Self::of), for records
+    /// of what was decided.
+    pub fn sequential(&self) -> (u64, u64) {
+        self.sequential
+    }
+
+    /// What [`sequential`](Self::sequential) said of it.
+    pub fn of(sequential: (u64, u64)) -> Observed {
+        Observed { sequential }
+    }
+
     pub(super) fn refuses(&self, start: u64, bytes: u64) -> bool {
         start < self.sequential.1 && self.sequential.0 < start.saturating_add(bytes)
     }

@@ -1,9 +1,8 @@
 //! The log of the map in virtual time: the same [`MapLog`], over a device that keeps nothing.
 
 use larder_base::Nanos;
-use larder_engine::block::{
-    BlockShard, IoFailed, LogIo, LogShards, LogStep, MapLog, MapRecord, SlotId,
-};
+use larder_engine::block::record::TapedShard;
+use larder_engine::block::{IoFailed, LogIo, LogShards, LogStep, MapLog, MapRecord, SlotId};
 use larder_format::block::log::Held;
 
 use super::BlockSim;
@@ -39,7 +38,7 @@ impl LogIo for NotedIo {
 }
 
 struct Shards<'a> {
-    shards: &'a mut [BlockShard],
+    shards: &'a mut [TapedShard],
     world: &'a mut World,
     now: Nanos,
 }
@@ -48,7 +47,7 @@ impl Shards<'_> {
     fn with<R>(
         &mut self,
         shard: u32,
-        f: impl FnOnce(&mut BlockShard, Nanos, &mut Fx<'_>) -> R,
+        f: impl FnOnce(&mut TapedShard, Nanos, &mut Fx<'_>) -> R,
     ) -> R {
         let mut fx = Fx { world: self.world, shard, now: self.now };
         f(&mut self.shards[shard as usize], self.now, &mut fx)

@@ -1,6 +1,6 @@
 //! The engine of `larder block` under a virtual clock.
 //!
-//! [`BlockSim`] runs the very code: [`BlockShard`]s, the [`MapLog`] that makes their map durable, and admission as the
+//! [`BlockSim`] runs the very code: [`BlockShard`]s, the [`MapLog`](larder_engine::block::MapLog) that makes their map durable, and admission as the
 //! daemon asks it. What they ask for is answered by models: a drive (the translation layer and the channels of
 //! `larder sim run`), and a store ([`Store`]: a filer behind a network, or disks). Volumes need no size: the line space is
 //! given to them in stretches, as they are touched.
@@ -18,9 +18,10 @@ mod world;
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::Map;
+use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, LineId, MapLog, OpId, Part,
-    PartKind, Regions,
+    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, LineId, OpId, Part, PartKind,
+    Regions,
 };
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
@@ -69,11 +70,18 @@ pub(crate) struct Sums {
     pub map_bytes_written: u64,
 }
 
+/// What a shard may have under way, as in the daemon.
+fn limits(spec: &Block, layout: &Layout) -> BlockLimits {
+    let lines = spec.fill_memory.0 / u64::from(layout.line) / u64::from(layout.shards);
+    let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);
+    BlockLimits { fills, ..BlockLimits::default() }
+}
+
 /// A block cache under simulation. See the [module](self).
 pub(crate) struct BlockSim {
-    shards: Vec<BlockShard>,
+    shards: Vec<TapedShard>,
     placing: Placing,
-    log: MapLog,
+    log: TapedLog,
     log_due: Option<Nanos>,
     log_free: Nanos,
     flush: Nanos,
@@ -114,7 +122,7 @@ impl BlockSim {
         let config = BlockConfig {
             line_bytes: line,
             write: spec.write_mode().map_err(wrong)?,
-            limits: BlockLimits::default(),
+            limits: limits(spec, &layout),
             regions: Regions { groups: layout.region_groups, count: layout.regions },
         };
         let mut map_memory = 0;
@@ -124,9 +132,9 @@ impl BlockSim {
             let (entries, sums) = (Words::heap(entries), Words::heap(sums));
             let (sets, ways) = (layout.group_sets, layout.ways);
             let map = Map::new(entries, sums, placing, i, sets, ways, replacement);
-            BlockShard::new(config, map)
+            TapedShard::new(BlockShard::new(config, map))
         });
-        let shards: Vec<BlockShard> = shards.collect();
+        let shards: Vec<TapedShard> = shards.collect();
         let Ok(log) = log::new_log(superblock, QUIET) else {
             unreachable!("a device that answers every read")
         };
@@ -137,14 +145,14 @@ impl BlockSim {
             drive(layout.device)?,
             StoreModel::new(store, timing, seed),
             spec.admission().map_err(wrong)?,
-            volume,
+            (volume, spec.volume.0),
             seed,
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
         let mut sim = BlockSim {
             shards,
             placing,
-            log,
+            log: TapedLog::new(log),
             log_due: None,
             log_free: Nanos::ZERO,
             flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
@@ -283,7 +291,7 @@ impl BlockSim {
         true
     }
 
-    fn call(&mut self, shard: u32, f: impl FnOnce(&mut BlockShard, Nanos, &mut Fx<'_>)) {
+    fn call(&mut self, shard: u32, f: impl FnOnce(&mut TapedShard, Nanos, &mut Fx<'_>)) {
         let mut fx = Fx { world: &mut self.world, shard, now: self.now };
         f(&mut self.shards[shard as usize], self.now, &mut fx);
     }

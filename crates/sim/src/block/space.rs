@@ -8,8 +8,8 @@ use larder_format::block::layout::GROUP_LINES;
 /// Least bytes of a stretch.
 const STRETCH: u64 = 1 << 30;
 
-/// Which stretch of which volume lies where. Placement is a permutation of groups, so that where a stretch lies makes no
-/// difference to what competes with what.
+/// Which stretch of which volume lies where. Neighbours within a stretch are neighbours in the line space, as they are in
+/// the daemon, which gives a volume all of its stretch when it is attached.
 #[derive(Debug)]
 pub(crate) struct Space {
     stretch: u64,
@@ -27,9 +27,10 @@ pub(crate) struct Full {
 }
 
 impl Space {
-    pub(crate) fn new(layout: &Layout) -> Space {
+    /// `volume`: bytes of a volume, if that is known.
+    pub(crate) fn new(layout: &Layout, volume: u64) -> Space {
         let region = layout.region_groups * GROUP_LINES * u64::from(layout.line);
-        let stretch = STRETCH.max(region.next_power_of_two());
+        let stretch = STRETCH.max(volume).next_multiple_of(region);
         let bytes = layout.space_lines() * u64::from(layout.line);
         Space { stretch, most: bytes / stretch, forward: BTreeMap::new(), back: Vec::new() }
     }
@@ -68,7 +69,7 @@ mod tests {
     #[test]
     fn addresses_lead_back_and_do_not_meet() {
         let layout = Layout::new(64 << 20, 4096, 4, 1).unwrap();
-        let mut space = Space::new(&layout);
+        let mut space = Space::new(&layout, 0);
         let mut seen = std::collections::BTreeMap::new();
         for volume in 0..5 {
             for offset in [0, 4096, 5 << 30, (1 << 50) + 512] {

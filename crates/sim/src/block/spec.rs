@@ -35,7 +35,11 @@ pub struct Block {
     /// Admission, as `larder block serve --admission` takes it. Default `all`.
     #[serde(default = "all")]
     pub admission: String,
-    /// Bytes of a volume, by which admission sizes its tables. Default 0: sixteen times the flash.
+    /// Bytes that may be on their way to flash behind replies; beyond, lines are not cached. Default 64 MiB.
+    #[serde(default = "fill_memory")]
+    pub fill_memory: ByteSize,
+    /// Bytes of a volume: its stretch of the line space, and what admission sizes its tables by. Default 0: stretches of
+    /// 1 GiB as they are touched, and tables for sixteen times the flash.
     #[serde(default)]
     pub volume: ByteSize,
     /// `open`: requests come when the trace says. `closed`: whenever fewer than `depth` are under way. Default `open`.
@@ -64,6 +68,9 @@ fn write() -> String {
 }
 fn all() -> String {
     "all".to_owned()
+}
+fn fill_memory() -> ByteSize {
+    ByteSize::mib(64)
 }
 fn depth() -> u32 {
     64

@@ -40,8 +40,8 @@ fn run(sim: &mut BlockSim, requests: impl IntoIterator<Item = Request>) -> Vec<A
 
 /// Fills that nobody waits for may still be under way.
 fn settle(sim: &mut BlockSim) {
-    while !sim.shards.iter().all(BlockShard::is_idle) && sim.turn() {}
-    assert!(sim.shards.iter().all(BlockShard::is_idle));
+    while !sim.shards.iter().all(|s| s.is_idle()) && sim.turn() {}
+    assert!(sim.shards.iter().all(|s| s.is_idle()));
     assert!(sim.world.ranges.is_empty() && sim.world.ops.is_empty());
 }
 
@@ -235,4 +235,153 @@ fn what_cannot_be_meant_is_named() {
     refuse(&Block { depth: 0, ..good.clone() }, "depth 0");
     refuse(&Block { flash: ByteSize::kib(64), ..good.clone() }, "flash");
     refuse(&Block { line: ByteSize(5000), ..good }, "a line of 5000 bytes");
+}
+
+// ---- records ----
+
+/// A record in memory.
+#[derive(Clone, Default)]
+struct Kept(std::sync::Arc<std::sync::Mutex<Vec<larder_engine::kv::record::Chunk>>>);
+
+impl larder_engine::kv::record::ChunkSink for Kept {
+    fn put(&mut self, chunk: larder_engine::kv::record::Chunk) -> bool {
+        self.0.lock().unwrap().push(chunk);
+        true
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+}
+
+/// Runs random requests with every stream recorded; returns the record as a file, and the names of its streams.
+fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
+    use larder_engine::block::record::{BlockRunSetup, BlockTape, VolumeSetup};
+    use larder_engine::kv::record::{Ended, end_chunk, file_header, seal};
+    let kept = Kept::default();
+    let mut sim = sim(spec);
+    let config = BlockConfig {
+        line_bytes: 4096,
+        write: spec.write_mode().unwrap(),
+        limits: limits(spec, &sim.world.layout),
+        regions: Regions {
+            groups: sim.world.layout.region_groups,
+            count: sim.world.layout.regions,
+        },
+    };
+    let volumes =
+        (0..2u32).map(|n| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 });
+    let setup = BlockRunSetup::new(
+        sim.log.superblock(),
+        &config,
+        spec.replacement().unwrap(),
+        QUIET,
+        &spec.admission().unwrap(),
+        volumes.collect(),
+    );
+    setup.validate().unwrap();
+    let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
+    let shards = sim.shards.len();
+    for (stream, shard) in sim.shards.iter_mut().enumerate() {
+        shard.record(tape(stream));
+    }
+    sim.log.record(tape(shards));
+    for volume in 0..2u32 {
+        sim.world.add_volume(volume).unwrap();
+        sim.world.admissions.get_mut(&volume).unwrap().record(tape(shards + 1 + volume as usize));
+    }
+    let mut rng = Rng::new(9);
+    let requests: Vec<Request> = (0..requests)
+        .map(|i| {
+            let op = [TraceOp::Read, TraceOp::Write, TraceOp::Read][rng.below(3) as usize];
+            let op = if rng.chance(0.01) { TraceOp::Trim } else { op };
+            let size = if op == TraceOp::Trim { 40 << 20 } else { 1 + rng.below(40_000) };
+            let (app, offset) = (rng.below(2) as u32, rng.below(6000) * 4096);
+            let class = Class::ALL[rng.below(3) as usize];
+            at(i * 300, Request { class, ..Request::block(op, app, offset, size) })
+        })
+        .collect();
+    run(&mut sim, requests);
+    // Long enough for regions to become quiet.
+    let now = sim.now();
+    sim.run_until(now + Nanos::from_secs(20));
+    settle(&mut sim);
+    sim.shards.iter_mut().for_each(TapedShard::end_recording);
+    sim.log.end_recording();
+    sim.world.admissions.values_mut().for_each(|a| a.end_recording());
+    let mut file = file_header(&serde_json::to_vec(&setup).unwrap()).unwrap();
+    let mut counts = vec![0; setup.streams().unwrap()];
+    for c in kept.0.lock().unwrap().iter() {
+        file.extend_from_slice(&seal(c.stream, c.first, c.records, &c.payload));
+        file.extend_from_slice(&c.payload);
+        counts[usize::from(c.stream)] += u64::from(c.records);
+    }
+    file.extend_from_slice(&end_chunk(Ended::Stopped, &counts));
+    file
+}
+
+fn replayed(file: &[u8]) -> Result<crate::replay::BlockReport, crate::replay::ReplayError> {
+    let mut file = crate::replay::RecordFile::open(std::io::Cursor::new(file))?;
+    crate::replay::replay_block(&mut file, 1 << 30, &mut |_| {})
+}
+
+#[test]
+fn what_was_recorded_is_decided_again_and_a_change_is_found() {
+    for (number, admission) in ["all", "sseqr(length=64k)+tc", "two_lbs"].into_iter().enumerate() {
+        let spec = Block {
+            shards: 2,
+            replacement: ["lru", "clock", "fifo"][number].to_owned(),
+            ..spec("set:4", ["hdd-ssd", "hdd-upd", "hdd-ssd"][number], admission)
+        };
+        let file = recorded(&spec, 2500);
+        let report = replayed(&file).unwrap();
+        assert_eq!(report.difference, None);
+        assert!(report.complete && report.compared == report.records, "{report:?}");
+        assert_eq!((report.shards, report.streams.len()), (2, 5));
+        assert!(report.streams.iter().all(|(_, n)| *n > 50), "{report:?}");
+        for (stream, (name, count)) in report.streams.iter().enumerate() {
+            let mut changed = std::io::Cursor::new(file.clone());
+            let at = count * 2 / 3;
+            assert!(crate::replay::flip_block_decision(&mut changed, stream, at).unwrap());
+            let found = replayed(changed.get_ref()).unwrap().difference.unwrap();
+            assert_eq!((&found.stream, found.record), (name, at));
+            assert!(!crate::replay::flip_block_decision(&mut changed, stream, *count).unwrap());
+        }
+    }
+}
+
+/// Chunks with bytes changed and sound checksums: an error or a difference, and never a panic.
+#[test]
+fn mangled_records_are_refused_or_differ() {
+    use larder_engine::kv::record::{CHUNK_HEADER, ChunkHeader, seal};
+    let file = recorded(&spec("set:4", "hdd-ssd", "two_lbs"), 150);
+    let setup = u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize + 20;
+    let mut rng = Rng::new(21);
+    let (mut refused, mut differ) = (0, 0);
+    for _ in 0..1500 {
+        let mut bytes = file.clone();
+        let mut offset = setup;
+        let mut chunks = Vec::new();
+        while offset < bytes.len() {
+            let head: [u8; CHUNK_HEADER] = bytes[offset..offset + CHUNK_HEADER].try_into().unwrap();
+            let header = ChunkHeader::parse(&head).unwrap();
+            if header.records > 0 {
+                chunks.push((offset, header));
+            }
+            offset += CHUNK_HEADER + header.len as usize;
+        }
+        let (offset, header) = chunks[rng.below(chunks.len() as u64) as usize];
+        let payload = offset + CHUNK_HEADER..offset + CHUNK_HEADER + header.len as usize;
+        for _ in 0..rng.range(1, 4) {
+            let at = payload.start + rng.below(header.len.into()) as usize;
+            bytes[at] = rng.next_u64() as u8;
+        }
+        let head = seal(header.stream, header.first, header.records, &bytes[payload.clone()]);
+        bytes[offset..offset + CHUNK_HEADER].copy_from_slice(&head);
+        match replayed(&bytes) {
+            Err(_) => refused += 1,
+            Ok(report) => differ += u32::from(report.difference.is_some()),
+        }
+    }
+    assert!(refused > 100 && differ > 100, "{refused} {differ}");
 }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use larder_base::Nanos;
+use larder_engine::block::record::TapedAdmission;
 use larder_engine::block::{
     BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source, Verdict,
 };
@@ -115,7 +116,7 @@ pub(super) struct World {
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
     pub seed: u64,
-    pub admissions: BTreeMap<u32, BlockAdmission>,
+    pub admissions: BTreeMap<u32, TapedAdmission>,
     /// Lines last seen as metadata; kept where that makes a difference.
     metadata: BTreeSet<LineId>,
     knows_metadata: bool,
@@ -140,11 +141,11 @@ impl World {
         drive: Drive,
         store: StoreModel,
         admission: BlockAdmissionConfig,
-        volume_bytes: u64,
+        (volume_bytes, stretch): (u64, u64),
         seed: u64,
     ) -> Result<World, BlockAdmissionError> {
         let mut world = World {
-            space: Space::new(&layout),
+            space: Space::new(&layout, stretch),
             layout,
             drive,
             store,
@@ -184,7 +185,7 @@ impl World {
     pub(super) fn add_volume(&mut self, volume: u32) -> Result<(), BlockAdmissionError> {
         if !self.admissions.contains_key(&volume) {
             let admission = self.new_admission()?;
-            self.admissions.insert(volume, admission);
+            self.admissions.insert(volume, TapedAdmission::new(admission));
         }
         Ok(())
     }

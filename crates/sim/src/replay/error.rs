@@ -1,5 +1,6 @@
 //! Why a record cannot be replayed.
 
+use larder_engine::block::record::BlockSetupError;
 use larder_engine::kv::record::{BadRecord, FrameError, SetupError};
 
 /// Why a record cannot be replayed. Nothing is said of the engine then.
@@ -47,6 +48,9 @@ pub enum ReplayError {
     /// The setup is of no run.
     #[error("the setup cannot be used: {0}")]
     Setup(#[from] SetupError),
+    /// The setup is of no run of the block cache.
+    #[error("the setup cannot be used: {0}")]
+    BlockSetup(#[from] BlockSetupError),
     /// What the log writes takes more memory than allowed.
     #[error(
         "record {record} of the log: what is on flash takes {held} of memory by now, and {left} are left of what may be \

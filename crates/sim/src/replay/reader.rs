@@ -8,6 +8,8 @@ use larder_engine::kv::record::{
     FrameError, Input, RunSetup, decode, parse_end, parse_file_header,
 };
 
+use serde::de::DeserializeOwned;
+
 use super::ReplayError;
 
 /// Where a chunk lies.
@@ -17,10 +19,75 @@ struct Place {
     header: ChunkHeader,
 }
 
+/// What stands at the beginning of a record: by it a replay builds what was recorded.
+pub trait Setup: DeserializeOwned {
+    /// Checks it.
+    ///
+    /// # Errors
+    /// What cannot be.
+    fn check(&self) -> Result<(), ReplayError>;
+
+    /// Streams of the record.
+    fn streams(&self) -> usize;
+
+    /// What messages call a stream.
+    fn name(&self, stream: usize) -> String;
+}
+
+impl Setup for RunSetup {
+    fn check(&self) -> Result<(), ReplayError> {
+        Ok(self.validate()?)
+    }
+
+    fn streams(&self) -> usize {
+        self.shards.len() + usize::from(self.log.is_some())
+    }
+
+    fn name(&self, stream: usize) -> String {
+        if stream < self.shards.len() { format!("shard {stream}") } else { "log".to_owned() }
+    }
+}
+
+/// Whose record it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// `larder kv`'s.
+    Kv,
+    /// `larder block`'s.
+    Block,
+}
+
+/// Says whose record a file is, by its setup.
+///
+/// # Errors
+/// What is not a record.
+pub fn recorded_by<R: Read + Seek>(mut input: R) -> Result<Recorded, ReplayError> {
+    let text = setup_text(&mut input)?;
+    let setup: serde_json::Value = serde_json::from_slice(&text)?;
+    Ok(if setup.get("block").is_some() { Recorded::Block } else { Recorded::Kv })
+}
+
+/// The bytes of the setup, checked; the input stands behind them.
+fn setup_text<R: Read + Seek>(input: &mut R) -> Result<Vec<u8>, ReplayError> {
+    let frame = |offset| move |source| ReplayError::Frame { offset, source };
+    input.seek(SeekFrom::Start(0)).map_err(|source| ReplayError::Read { offset: 0, source })?;
+    let mut head = [0; FILE_HEADER];
+    if read_some(input, 0, &mut head)? < FILE_HEADER {
+        return Err(frame(0)(FrameError::Magic));
+    }
+    let (len, crc) = parse_file_header(&head).map_err(frame(0))?;
+    let mut text = vec![0; len];
+    read_exact(input, FILE_HEADER as u64, &mut text)?;
+    if crc32c::crc32c(&text) != crc {
+        return Err(frame(FILE_HEADER as u64)(FrameError::Checksum("setup")));
+    }
+    Ok(text)
+}
+
 /// An opened record.
-pub struct RecordFile<R> {
+pub struct RecordFile<R, S = RunSetup> {
     input: R,
-    setup: RunSetup,
+    setup: S,
     /// By stream.
     chunks: Vec<Vec<Place>>,
     ended: Option<Ended>,
@@ -45,33 +112,23 @@ fn read_some<R: Read>(input: &mut R, offset: u64, out: &mut [u8]) -> Result<usiz
     Ok(got)
 }
 
-impl<R: Read + Seek> RecordFile<R> {
+impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
     /// Reads the setup and finds the chunks; what is in them is checked when it is used. A file that was cut short (the
     /// server was killed) is read as far as it goes.
     ///
     /// # Errors
     /// What is not a record, of another version, or not in order, with the place.
-    pub fn open(mut input: R) -> Result<RecordFile<R>, ReplayError> {
+    pub fn open(mut input: R) -> Result<RecordFile<R, S>, ReplayError> {
         let system = |offset| move |source| ReplayError::Read { offset, source };
         let bytes = input.seek(SeekFrom::End(0)).map_err(system(0))?;
-        input.seek(SeekFrom::Start(0)).map_err(system(0))?;
         let frame = |offset| move |source| ReplayError::Frame { offset, source };
-        let mut head = [0; FILE_HEADER];
-        if read_some(&mut input, 0, &mut head)? < FILE_HEADER {
-            return Err(frame(0)(FrameError::Magic));
-        }
-        let (len, crc) = parse_file_header(&head).map_err(frame(0))?;
-        let mut text = vec![0; len];
-        read_exact(&mut input, FILE_HEADER as u64, &mut text)?;
-        if crc32c::crc32c(&text) != crc {
-            return Err(frame(FILE_HEADER as u64)(FrameError::Checksum("setup")));
-        }
-        let setup: RunSetup = serde_json::from_slice(&text)?;
-        setup.validate()?;
-        let streams = setup.shards.len() + usize::from(setup.log.is_some());
+        let text = setup_text(&mut input)?;
+        let setup: S = serde_json::from_slice(&text)?;
+        setup.check()?;
+        let streams = setup.streams();
         let mut chunks: Vec<Vec<Place>> = vec![Vec::new(); streams];
         let mut ended = None;
-        let mut offset = (FILE_HEADER + len) as u64;
+        let mut offset = (FILE_HEADER + text.len()) as u64;
         while offset < bytes {
             let mut head = [0; CHUNK_HEADER];
             if read_some(&mut input, offset, &mut head)? < CHUNK_HEADER {
@@ -118,7 +175,7 @@ impl<R: Read + Seek> RecordFile<R> {
     }
 
     /// What the run was built from.
-    pub fn setup(&self) -> &RunSetup {
+    pub fn setup(&self) -> &S {
         &self.setup
     }
 
@@ -150,7 +207,7 @@ impl<R: Read + Seek> RecordFile<R> {
 
     /// What messages call a stream.
     pub fn name(&self, stream: usize) -> String {
-        if stream < self.setup.shards.len() { format!("shard {stream}") } else { "log".to_owned() }
+        self.setup.name(stream)
     }
 
     /// The bytes of chunk `index` of a stream, checked; `None` behind the last.
@@ -301,7 +358,7 @@ mod tests {
             (&b""[..], "byte 0: it does not begin"),
             (b"some text that is long enough", "byte 0: it does not begin"),
         ] {
-            let error = RecordFile::open(Bytes::new(bytes)).err().unwrap().to_string();
+            let error = RecordFile::<_>::open(Bytes::new(bytes)).err().unwrap().to_string();
             assert!(error.contains(words), "{error}");
         }
     }

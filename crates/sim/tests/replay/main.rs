@@ -184,7 +184,7 @@ fn a_missing_chunk_is_missed() {
     let (first, header) = chunks[0];
     let next = first + CHUNK_HEADER + header.len as usize;
     let without = [&bytes[..first], &bytes[next..]].concat();
-    let error = RecordFile::open(Cursor::new(&without[..])).err().unwrap().to_string();
+    let error = RecordFile::<_>::open(Cursor::new(&without[..])).err().unwrap().to_string();
     assert!(error.contains("byte ") && error.contains("record"), "{error}");
 }
 

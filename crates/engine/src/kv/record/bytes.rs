@@ -18,7 +18,7 @@ pub enum BadRecord {
     },
 }
 
-pub(super) fn put(out: &mut Vec<u8>, mut n: u64) {
+pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -26,11 +26,11 @@ pub(super) fn put(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-pub(super) fn zigzag(n: i64) -> u64 {
+pub(crate) fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
 
-pub(super) fn unzigzag(n: u64) -> i64 {
+pub(crate) fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
@@ -57,23 +57,23 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    pub(super) fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], BadRecord> {
+    pub(crate) fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], BadRecord> {
         let end = self.at.checked_add(n).ok_or(BadRecord::Short(what))?;
         let taken = self.bytes.get(self.at..end).ok_or(BadRecord::Short(what))?;
         self.at = end;
         Ok(taken)
     }
 
-    pub(super) fn u8(&mut self, what: &'static str) -> Result<u8, BadRecord> {
+    pub(crate) fn u8(&mut self, what: &'static str) -> Result<u8, BadRecord> {
         Ok(self.take(1, what)?[0])
     }
 
-    pub(super) fn u32_le(&mut self, what: &'static str) -> Result<u32, BadRecord> {
+    pub(crate) fn u32_le(&mut self, what: &'static str) -> Result<u32, BadRecord> {
         let taken = self.take(4, what)?;
         Ok(u32::from_le_bytes([taken[0], taken[1], taken[2], taken[3]]))
     }
 
-    pub(super) fn varint(&mut self, what: &'static str) -> Result<u64, BadRecord> {
+    pub(crate) fn varint(&mut self, what: &'static str) -> Result<u64, BadRecord> {
         let mut n = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.u8(what)?;
@@ -90,7 +90,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A varint of at most `most`.
-    pub(super) fn at_most(&mut self, most: u64, what: &'static str) -> Result<u64, BadRecord> {
+    pub(crate) fn at_most(&mut self, most: u64, what: &'static str) -> Result<u64, BadRecord> {
         let value = self.varint(what)?;
         if value <= most {
             Ok(value)
@@ -99,7 +99,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(super) fn u32(&mut self, what: &'static str) -> Result<u32, BadRecord> {
+    pub(crate) fn u32(&mut self, what: &'static str) -> Result<u32, BadRecord> {
         Ok(self.at_most(u64::from(u32::MAX), what)? as u32)
     }
 }

@@ -21,7 +21,7 @@
 //! Streams `0..shards` are the shards', `shards` is the log's; the end belongs to [`END_STREAM`]. Integers are
 //! little-endian. A file without an end was cut short.
 
-mod bytes;
+pub(crate) mod bytes;
 mod decision;
 mod frame;
 mod input;

@@ -1,0 +1,214 @@
+//! A volume's admission with the tape that records it.
+
+use std::ops::Deref;
+
+use larder_base::Nanos;
+use larder_policy::block::{
+    BlockAccess, BlockAdmission, BlockCandidate, BlockKind, BlockOp, LineId, Observed, Reason,
+    Verdict, Victim, VolumeId,
+};
+
+use super::digest::{Answers, Digest};
+use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
+use crate::kv::record::bytes::put;
+use crate::kv::record::{BadRecord, Cursor};
+
+const OBSERVE: u8 = 0;
+const JUDGE: u8 = 1;
+const ADMIT: u8 = 2;
+
+fn op_and_kind(op: BlockOp, kind: BlockKind) -> u64 {
+    let kind = match kind {
+        BlockKind::Data => 0,
+        BlockKind::Metadata => 1,
+        BlockKind::Journal => 2,
+        BlockKind::Unknown => 3,
+    };
+    u64::from(op == BlockOp::Write) << 2 | kind
+}
+
+fn take_op_and_kind(c: &mut Cursor<'_>) -> Result<(BlockOp, BlockKind), BadRecord> {
+    let code = c.at_most(7, "operation and kind of an access")?;
+    let op = if code & 4 == 0 { BlockOp::Read } else { BlockOp::Write };
+    let kind = match code & 3 {
+        0 => BlockKind::Data,
+        1 => BlockKind::Metadata,
+        2 => BlockKind::Journal,
+        _ => BlockKind::Unknown,
+    };
+    Ok((op, kind))
+}
+
+fn put_access(out: &mut Vec<u8>, access: &BlockAccess) {
+    put(out, access.volume.0.into());
+    put(out, access.offset);
+    put(out, access.bytes);
+    put(out, op_and_kind(access.op, access.kind));
+}
+
+fn put_candidate(out: &mut Vec<u8>, c: &BlockCandidate) {
+    put(out, c.line.volume.0.into());
+    put(out, c.line.offset);
+    put(out, op_and_kind(c.op, c.kind));
+    let (start, end) = c.observed.sequential();
+    put(out, start);
+    put(out, end);
+    match &c.victim {
+        None => put(out, 0),
+        Some(victim) => {
+            put(out, 1 + op_and_kind(BlockOp::Read, victim.kind));
+            put(out, victim.line.volume.0.into());
+            put(out, victim.line.offset);
+        }
+    }
+}
+
+fn take_line(c: &mut Cursor<'_>) -> Result<LineId, BadRecord> {
+    let volume = VolumeId(c.u32("volume")?);
+    Ok(LineId { volume, offset: c.varint("offset")? })
+}
+
+fn take_candidate(c: &mut Cursor<'_>) -> Result<BlockCandidate, BadRecord> {
+    let line = take_line(c)?;
+    let (op, kind) = take_op_and_kind(c)?;
+    let observed = Observed::of((c.varint("start of a stream")?, c.varint("end of a stream")?));
+    let victim = match c.at_most(4, "kind of a victim")? {
+        0 => None,
+        code => {
+            let kind =
+                [BlockKind::Data, BlockKind::Metadata, BlockKind::Journal, BlockKind::Unknown]
+                    [code as usize - 1];
+            Some(Victim { line: take_line(c)?, kind })
+        }
+    };
+    Ok(BlockCandidate { line, op, kind, observed, victim })
+}
+
+fn note_verdict(verdict: Verdict) -> Digest {
+    let mut digest = Digest::default();
+    digest.add(match verdict {
+        Verdict::Admit => 0,
+        Verdict::Reject(reason) => {
+            1 + Reason::ALL.iter().position(|&r| r == reason).unwrap_or(0) as u64
+        }
+    });
+    digest
+}
+
+fn note_observed(observed: Observed) -> Digest {
+    let mut digest = Digest::default();
+    let (start, end) = observed.sequential();
+    digest.all(&[start, end]);
+    digest
+}
+
+/// Admission that records what it is asked, if it has a tape. To look at it, it is a [`BlockAdmission`].
+pub struct TapedAdmission {
+    admission: BlockAdmission,
+    tape: Option<Box<BlockTape>>,
+}
+
+impl Deref for TapedAdmission {
+    type Target = BlockAdmission;
+    fn deref(&self) -> &BlockAdmission {
+        &self.admission
+    }
+}
+
+impl TapedAdmission {
+    /// Admission without a tape.
+    pub fn new(admission: BlockAdmission) -> TapedAdmission {
+        TapedAdmission { admission, tape: None }
+    }
+
+    /// Records from now on; admission must be new.
+    pub fn record(&mut self, tape: BlockTape) {
+        self.tape = Some(Box::new(tape));
+    }
+
+    /// Hands on what is on the tape.
+    pub fn hand_on(&mut self) {
+        if self.tape.as_mut().is_some_and(|tape| !tape.hand_on()) {
+            self.tape = None;
+        }
+    }
+
+    /// Ends recording: hands on what is on the tape.
+    pub fn end_recording(&mut self) {
+        self.hand_on();
+        self.tape = None;
+    }
+
+    fn keep(&mut self, tag: u8, now: Nanos, digest: Digest, fields: impl FnOnce(&mut Vec<u8>)) {
+        if let Some(tape) = &mut self.tape
+            && !tape.push(tag, now, fields, &Answers::default(), digest)
+        {
+            self.tape = None;
+        }
+    }
+
+    /// [`BlockAdmission::observe`].
+    pub fn observe(&mut self, access: &BlockAccess) -> Observed {
+        let observed = self.admission.observe(access);
+        if self.tape.is_some() {
+            let digest = note_observed(observed);
+            self.keep(OBSERVE, access.now, digest, |out| put_access(out, access));
+        }
+        observed
+    }
+
+    /// [`BlockAdmission::judge`].
+    pub fn judge(&mut self, candidate: &BlockCandidate) -> Verdict {
+        let verdict = self.admission.judge(candidate);
+        if self.tape.is_some() {
+            let digest = note_verdict(verdict);
+            self.keep(JUDGE, Nanos::ZERO, digest, |out| put_candidate(out, candidate));
+        }
+        verdict
+    }
+
+    /// [`BlockAdmission::admit`].
+    pub fn admit(&mut self, candidate: &BlockCandidate) -> Verdict {
+        let verdict = self.admission.admit(candidate);
+        if self.tape.is_some() {
+            let digest = note_verdict(verdict);
+            self.keep(ADMIT, Nanos::ZERO, digest, |out| put_candidate(out, candidate));
+        }
+        verdict
+    }
+
+    /// [`BlockAdmission::count`]: a verdict that was somebody else's. Not recorded, since nothing depends on it.
+    pub fn count(&mut self, verdict: Verdict) {
+        self.admission.count(verdict);
+    }
+
+    /// Reads the next record of a stream, asks the same, and says what was decided then and now.
+    ///
+    /// # Errors
+    /// A record that makes no sense.
+    pub fn replay(&mut self, reader: &mut StreamReader<'_>) -> Replayed {
+        let begun = reader.begin()?;
+        let c = &mut reader.cursor;
+        let (input, digest) = match begun.tag {
+            OBSERVE => {
+                let volume = VolumeId(c.u32("volume")?);
+                let (offset, bytes) = (c.varint("offset")?, c.varint("bytes")?);
+                let (op, kind) = take_op_and_kind(c)?;
+                let access = BlockAccess { volume, offset, bytes, op, kind, now: begun.now };
+                (format!("{access:?}"), note_observed(self.admission.observe(&access)))
+            }
+            JUDGE | ADMIT => {
+                let candidate = take_candidate(c)?;
+                let verdict = match begun.tag {
+                    JUDGE => self.admission.judge(&candidate),
+                    _ => self.admission.admit(&candidate),
+                };
+                (format!("{candidate:?}"), note_verdict(verdict))
+            }
+            other => return Err(unknown(other)),
+        };
+        let ended = reader.end()?;
+        let (nanos, replayed) = (begun.now.0, digest.finish());
+        Ok(Again { nanos, input, recorded: ended.digest, replayed })
+    }
+}

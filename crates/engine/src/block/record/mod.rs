@@ -1,0 +1,30 @@
+//! Records of a run of the block cache: what every shard, the log and each volume's admission were told, and what they
+//! decided, so that the same code can be shown to decide alike.
+//!
+//! The file is that of [`kv::record`](crate::kv::record) (chunks of streams behind a setup), the setup is a
+//! [`BlockRunSetup`]. Streams `0..shards` are the shards', the next one is the log's, and those behind it belong to the
+//! volumes, in the setup's order. No stream needs another: what a shard asks its caller (whether admission would rather
+//! have another line) and what the log asks the shards are answers in the stream of who asked, and decisions in the
+//! stream of who answered.
+//!
+//! ```text
+//! record   u8 what was told; varint nanoseconds since the record before (zigzag; since 0 at the start of a chunk);
+//!          its fields; varint number of answers that it was given, and the answers, eight to a byte;
+//!          u32 digest of the decision: everything that was asked for, in its order, and what was returned
+//! ```
+//!
+//! Bytes of lines are not recorded, only the checksums that the engine is given. Of the log's calls to shards numbers are
+//! recorded and not the records themselves, which are decisions of the shards.
+
+mod admission;
+mod digest;
+mod log;
+mod setup;
+mod shard;
+mod tape;
+
+pub use admission::TapedAdmission;
+pub use log::TapedLog;
+pub use setup::{BlockRunSetup, BlockSetupError, VolumeSetup};
+pub use shard::TapedShard;
+pub use tape::{Again, BlockTape, Replayed, StreamReader};

@@ -1,0 +1,267 @@
+//! What a run was built from: by it a replay builds the same shards, log and admission.
+
+use larder_base::{Nanos, Words};
+use larder_format::block::BlockSuperblock;
+use larder_format::block::superblock::{BlockSuperblockError, COPY_BYTES};
+use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
+use serde::{Deserialize, Serialize};
+
+use super::{TapedAdmission, TapedLog, TapedShard};
+use crate::block::address::Placing;
+use crate::block::api::{BlockLimits, WriteMode};
+use crate::block::map::{Map, Replacement};
+use crate::block::shard::{BlockConfig, BlockShard, Regions};
+
+/// What a run was built from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockRunSetup {
+    /// Version of this setup; by its name records of the block cache are told from others.
+    pub block: u32,
+    /// Version of the larder that recorded.
+    pub larder: String,
+    /// The superblock of the device as it was when the run began, hexadecimal, without the zeros at its end.
+    pub superblock: String,
+    /// What writes do: `hdd-ssd`, `hdd-upd`, `hdd-inv`.
+    pub write: String,
+    /// Which line of a set leaves: `lru`, `clock`, `fifo`.
+    pub replacement: String,
+    /// Fills under way at most.
+    pub fills: u32,
+    /// Parts that may wait in a shard.
+    pub waiting: u32,
+    /// After how long without writes a region loses its bit, nanoseconds.
+    pub quiet_nanos: u64,
+    /// Admission, as `--admission` takes it.
+    pub admission: String,
+    /// Volumes, in the order of their streams.
+    pub volumes: Vec<VolumeSetup>,
+}
+
+/// A volume, as far as its admission goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeSetup {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Seed of its hashes.
+    pub seed: u64,
+}
+
+/// Why a setup is of no run.
+#[derive(Debug, thiserror::Error)]
+pub enum BlockSetupError {
+    /// Another version.
+    #[error(
+        "the record of the block cache is of version {0}, and this larder reads version 1: replay it with the larder that wrote it"
+    )]
+    Version(u32),
+    /// A field that cannot be.
+    #[error("{field} is '{value}': it must be {must}")]
+    Field {
+        /// Which.
+        field: &'static str,
+        /// What it says.
+        value: String,
+        /// What it could say.
+        must: &'static str,
+    },
+    /// The superblock.
+    #[error("superblock: {0}")]
+    Superblock(#[from] BlockSuperblockError),
+    /// The admission.
+    #[error("admission: {0}")]
+    Admission(#[from] BlockAdmissionError),
+}
+
+/// The version that is written.
+const VERSION: u32 = 1;
+/// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
+const MOST_VOLUMES: usize = 4096;
+
+const WRITES: [(&str, WriteMode); 3] = [
+    ("hdd-ssd", WriteMode::HddSsd),
+    ("hdd-upd", WriteMode::HddUpd),
+    ("hdd-inv", WriteMode::HddInv),
+];
+const REPLACEMENTS: [(&str, Replacement); 3] =
+    [("lru", Replacement::Lru), ("clock", Replacement::Clock), ("fifo", Replacement::Fifo)];
+
+fn named<T: Copy + PartialEq>(table: &[(&'static str, T)], of: T) -> String {
+    table.iter().find(|(_, t)| *t == of).map_or(String::new(), |(name, _)| (*name).to_owned())
+}
+
+fn lookup<T: Copy>(
+    table: &[(&'static str, T)],
+    field: &'static str,
+    name: &str,
+    must: &'static str,
+) -> Result<T, BlockSetupError> {
+    let found = table.iter().find(|(known, _)| *known == name).map(|(_, t)| *t);
+    found.ok_or_else(|| BlockSetupError::Field { field, value: name.to_owned(), must })
+}
+
+impl BlockRunSetup {
+    /// The setup of a run on a device whose superblock is `superblock`, with `config` and volumes.
+    pub fn new(
+        superblock: &BlockSuperblock,
+        config: &BlockConfig,
+        replacement: Replacement,
+        quiet: Nanos,
+        admission: &BlockAdmissionConfig,
+        volumes: Vec<VolumeSetup>,
+    ) -> BlockRunSetup {
+        let bytes = superblock.encode();
+        let used = bytes.iter().rposition(|&b| b != 0).map_or(0, |at| at + 1);
+        BlockRunSetup {
+            block: VERSION,
+            larder: env!("CARGO_PKG_VERSION").to_owned(),
+            superblock: bytes[..used].iter().map(|b| format!("{b:02x}")).collect(),
+            write: named(&WRITES, config.write),
+            replacement: named(&REPLACEMENTS, replacement),
+            fills: config.limits.fills,
+            waiting: config.limits.waiting,
+            quiet_nanos: quiet.0,
+            admission: admission.to_string(),
+            volumes,
+        }
+    }
+
+    /// The device's superblock.
+    ///
+    /// # Errors
+    /// Bytes that are none.
+    pub fn superblock(&self) -> Result<BlockSuperblock, BlockSetupError> {
+        let text = self.superblock.as_bytes();
+        let bad = || BlockSetupError::Field {
+            field: "superblock",
+            value: self.superblock.chars().take(16).collect(),
+            must: "an even number of hexadecimal digits, 65,536 bytes at most",
+        };
+        if !text.len().is_multiple_of(2) || text.len() / 2 > COPY_BYTES {
+            return Err(bad());
+        }
+        let mut bytes = vec![0u8; COPY_BYTES];
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            let digit = |b: u8| (b as char).to_digit(16);
+            let (Some(high), Some(low)) = (digit(pair[0]), digit(pair[1])) else {
+                return Err(bad());
+            };
+            *byte = (high << 4 | low) as u8;
+        }
+        Ok(larder_format::block::superblock::choose(&bytes, &[0; COPY_BYTES])?)
+    }
+
+    fn config(&self, superblock: &BlockSuperblock) -> Result<BlockConfig, BlockSetupError> {
+        let layout = &superblock.layout;
+        let write = lookup(&WRITES, "write", &self.write, "hdd-ssd, hdd-upd or hdd-inv")?;
+        Ok(BlockConfig {
+            line_bytes: layout.line,
+            write,
+            limits: BlockLimits { fills: self.fills, waiting: self.waiting },
+            regions: Regions { groups: layout.region_groups, count: layout.regions },
+        })
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first that cannot be.
+    pub fn validate(&self) -> Result<(), BlockSetupError> {
+        if self.block != VERSION {
+            return Err(BlockSetupError::Version(self.block));
+        }
+        let superblock = self.superblock()?;
+        self.config(&superblock)?;
+        lookup(&REPLACEMENTS, "replacement", &self.replacement, "lru, clock or fifo")?;
+        let _: BlockAdmissionConfig = self.admission.parse()?;
+        if self.volumes.len() > MOST_VOLUMES {
+            let value = self.volumes.len().to_string();
+            return Err(BlockSetupError::Field { field: "volumes", value, must: "4,096 at most" });
+        }
+        Ok(())
+    }
+
+    /// Shards.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn shards(&self) -> Result<usize, BlockSetupError> {
+        Ok(self.superblock()?.layout.shards as usize)
+    }
+
+    /// Streams of a record: the shards', the log's, the volumes'.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn streams(&self) -> Result<usize, BlockSetupError> {
+        Ok(self.shards()? + 1 + self.volumes.len())
+    }
+
+    /// What a stream is called.
+    pub fn name(&self, stream: usize) -> String {
+        let shards = self.shards().unwrap_or(0);
+        match stream.checked_sub(shards) {
+            None => format!("shard {stream}"),
+            Some(0) => "log".to_owned(),
+            Some(n) => {
+                let name = self.volumes.get(n - 1).map_or("", |v| v.name.as_str());
+                format!("admission of volume '{name}'")
+            }
+        }
+    }
+
+    /// Bytes of memory that the maps of a replay take.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn memory_bytes(&self) -> Result<u64, BlockSetupError> {
+        Ok(self.superblock()?.layout.slots() * 7)
+    }
+
+    /// Shard number `shard` as it was when the run began: empty.
+    ///
+    /// # Errors
+    /// A setup that is of no run.
+    pub fn build_shard(&self, shard: u32) -> Result<TapedShard, BlockSetupError> {
+        let superblock = self.superblock()?;
+        let layout = superblock.layout;
+        let must = "lru, clock or fifo";
+        let replacement = lookup(&REPLACEMENTS, "replacement", &self.replacement, must)?;
+        let placing = Placing::new(layout.shards, layout.group_sets, superblock.key);
+        let (entries, sums) = Map::words(Map::slots(layout.group_sets, layout.ways));
+        let (entries, sums) = (Words::heap(entries), Words::heap(sums));
+        let (sets, ways) = (layout.group_sets, layout.ways);
+        let map = Map::new(entries, sums, placing, shard, sets, ways, replacement);
+        Ok(TapedShard::new(BlockShard::new(self.config(&superblock)?, map)))
+    }
+
+    /// The log as it was when the run began.
+    ///
+    /// # Errors
+    /// A setup that is of no run.
+    pub fn build_log(&self) -> Result<TapedLog, BlockSetupError> {
+        let log = super::log::fresh(self.superblock()?, Nanos(self.quiet_nanos));
+        let Ok(log) = log else { unreachable!("a device that answers every read") };
+        Ok(TapedLog::new(log))
+    }
+
+    /// The admission of volume number `volume` as it was when the run began.
+    ///
+    /// # Errors
+    /// A setup that is of no run.
+    pub fn build_admission(&self, volume: usize) -> Result<TapedAdmission, BlockSetupError> {
+        let layout = self.superblock()?.layout;
+        let config: BlockAdmissionConfig = self.admission.parse()?;
+        let of = self.volumes.get(volume);
+        let setup = BlockSetup {
+            line_bytes: layout.line,
+            lines: layout.slots(),
+            backing_bytes: of.map_or(0, |v| v.bytes),
+            seed: of.map_or(0, |v| v.seed),
+        };
+        Ok(TapedAdmission::new(BlockAdmission::new(&config, &setup)?))
+    }
+}

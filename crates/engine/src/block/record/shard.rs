@@ -1,0 +1,480 @@
+//! A shard with the tape that records it: a branch on every call when there is none.
+
+use std::ops::Deref;
+
+use larder_base::Nanos;
+
+use super::digest::{Answers, Digest, Noting, Recorded, kind_code};
+use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
+use crate::block::api::{
+    BlockEffects, IoFailed, IoId, LineId, OpId, Part, PartKind, SlotId, Verdict,
+};
+use crate::block::shard::{BlockShard, MapRecord};
+use crate::kv::record::bytes::put;
+use crate::kv::record::{BadRecord, Cursor};
+
+/// What a shard is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Input {
+    Submit(Part),
+    FlashRead(IoId, Option<Vec<u32>>),
+    FlashWritten(IoId, Option<Vec<u32>>),
+    BackingRead(IoId, bool),
+    BackingChanged(IoId, bool),
+    LockRange(OpId, LineId, LineId),
+    UnlockRange(OpId),
+    DropRange(LineId, LineId, u64, u32),
+    TakeRecords(u64),
+    RecordsDurable,
+    RecordsLost,
+    State(SlotId, u32),
+    Quiet(u32),
+    IntentReady(u32),
+    Disable,
+}
+
+/// Most checksums of one read or write.
+const MOST_LINES: u64 = 1 << 16;
+/// Operations' numbers have the worker on top: it goes below, so that small numbers are short.
+const WORKER_BITS: u32 = 16;
+
+fn put_sums(out: &mut Vec<u8>, sums: Option<&[u32]>) {
+    put(out, sums.map_or(0, |s| s.len() as u64 + 1));
+    for sum in sums.unwrap_or_default() {
+        out.extend_from_slice(&sum.to_le_bytes());
+    }
+}
+
+fn take_sums(cursor: &mut Cursor<'_>) -> Result<Option<Vec<u32>>, BadRecord> {
+    let count = cursor.at_most(MOST_LINES + 1, "number of checksums")?;
+    if count == 0 {
+        return Ok(None);
+    }
+    (1..count).map(|_| cursor.u32_le("checksum")).collect::<Result<_, _>>().map(Some)
+}
+
+impl Input {
+    fn tag(&self) -> u8 {
+        match self {
+            Input::Submit(_) => 0,
+            Input::FlashRead(..) => 1,
+            Input::FlashWritten(..) => 2,
+            Input::BackingRead(..) => 3,
+            Input::BackingChanged(..) => 4,
+            Input::LockRange(..) => 5,
+            Input::UnlockRange(_) => 6,
+            Input::DropRange(..) => 7,
+            Input::TakeRecords(_) => 8,
+            Input::RecordsDurable => 9,
+            Input::RecordsLost => 10,
+            Input::State(..) => 11,
+            Input::Quiet(_) => 12,
+            Input::IntentReady(_) => 13,
+            Input::Disable => 14,
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let op = |out: &mut Vec<u8>, op: OpId| put(out, op.0.rotate_left(WORKER_BITS));
+        match self {
+            Input::Submit(part) => {
+                let verdict = match part.verdict {
+                    Verdict::Admit => 0,
+                    Verdict::Compete => 1,
+                    Verdict::Reject => 2,
+                };
+                put(out, kind_code(part.kind) << 2 | verdict);
+                op(out, part.op);
+                put(out, part.at);
+                put(out, part.len.into());
+            }
+            Input::FlashRead(io, sums) | Input::FlashWritten(io, sums) => {
+                put(out, io.0.into());
+                put_sums(out, sums.as_deref());
+            }
+            Input::BackingRead(io, ok) | Input::BackingChanged(io, ok) => {
+                put(out, u64::from(io.0) << 1 | u64::from(*ok));
+            }
+            Input::LockRange(id, first, last) => {
+                op(out, *id);
+                put(out, first.0);
+                put(out, last.0);
+            }
+            Input::UnlockRange(id) => op(out, *id),
+            Input::DropRange(first, last, cursor, steps) => {
+                [first.0, last.0, *cursor, u64::from(*steps)].iter().for_each(|&n| put(out, n));
+            }
+            Input::TakeRecords(most) => put(out, *most),
+            Input::State(first, most) => {
+                put(out, first.0.into());
+                put(out, (*most).into());
+            }
+            Input::Quiet(region) | Input::IntentReady(region) => put(out, (*region).into()),
+            Input::RecordsDurable | Input::RecordsLost | Input::Disable => {}
+        }
+    }
+
+    fn decode(tag: u8, c: &mut Cursor<'_>) -> Result<Input, BadRecord> {
+        let op = |c: &mut Cursor<'_>| {
+            Ok::<_, BadRecord>(OpId(c.varint("operation")?.rotate_right(WORKER_BITS)))
+        };
+        let line = |c: &mut Cursor<'_>| Ok::<_, BadRecord>(LineId(c.varint("line")?));
+        Ok(match tag {
+            0 => {
+                let code = c.at_most(18, "kind of a part")?;
+                let kind = match code >> 2 {
+                    0 => PartKind::Read,
+                    1 => PartKind::Write,
+                    2 => PartKind::Zero,
+                    3 => PartKind::Trim,
+                    _ => PartKind::Prefetch,
+                };
+                let verdict = match code & 3 {
+                    0 => Verdict::Admit,
+                    1 => Verdict::Compete,
+                    2 => Verdict::Reject,
+                    value => {
+                        let (what, must) = ("the verdict of a part", "at most 2");
+                        return Err(BadRecord::Value { what, value, must });
+                    }
+                };
+                let op = op(c)?;
+                let (at, len) = (c.varint("place")?, c.u32("length")?);
+                Input::Submit(Part { op, kind, at, len, verdict })
+            }
+            1 => Input::FlashRead(IoId(c.u32("I/O")?), take_sums(c)?),
+            2 => Input::FlashWritten(IoId(c.u32("I/O")?), take_sums(c)?),
+            3 | 4 => {
+                let code = c.at_most(u64::from(u32::MAX) << 1 | 1, "I/O")?;
+                let (io, ok) = (IoId((code >> 1) as u32), code & 1 == 1);
+                if tag == 3 { Input::BackingRead(io, ok) } else { Input::BackingChanged(io, ok) }
+            }
+            5 => Input::LockRange(op(c)?, line(c)?, line(c)?),
+            6 => Input::UnlockRange(op(c)?),
+            7 => Input::DropRange(line(c)?, line(c)?, c.varint("cursor")?, c.u32("steps")?),
+            8 => Input::TakeRecords(c.varint("number of records")?),
+            9 => Input::RecordsDurable,
+            10 => Input::RecordsLost,
+            11 => Input::State(SlotId(c.u32("slot")?), c.u32("number of slots")?),
+            12 => Input::Quiet(c.u32("region")?),
+            13 => Input::IntentReady(c.u32("region")?),
+            14 => Input::Disable,
+            other => return Err(unknown(other)),
+        })
+    }
+}
+
+/// What only a damaged or forged file says: it would be a programmer's error to tell a shard.
+fn check(shard: &BlockShard, input: &Input) -> Result<(), BadRecord> {
+    let bad = |what, value, must| Err(BadRecord::Value { what, value, must });
+    let lines = shard.map().placing().lines();
+    let line_bytes = u64::from(shard.line_bytes());
+    let group = line_bytes * u64::from(crate::block::GROUP_LINES);
+    match input {
+        Input::Submit(part) => {
+            let end = part.at.checked_add(u64::from(part.len));
+            let inside = end.is_some_and(|end| {
+                part.len > 0
+                    && part.at / group == (end - 1) / group
+                    && end.div_ceil(line_bytes) <= lines
+            });
+            if inside { Ok(()) } else { bad("the place of a part", part.at, "within one group") }
+        }
+        Input::LockRange(_, first, last) | Input::DropRange(first, last, ..)
+            if first > last || last.0 >= lines =>
+        {
+            bad("the last line of a range", last.0, "behind the first, in the line space")
+        }
+        Input::State(slot, _) if slot.0 >= shard.map().len() => {
+            bad("a slot", slot.0.into(), "one of the shard's")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn note_records(digest: &mut Digest, records: &[MapRecord]) {
+    digest.add(records.len() as u64);
+    for record in records {
+        let holds = record.holds.map_or([u64::MAX, 0], |(line, sum)| [line.0, sum.0.into()]);
+        digest.add(record.slot.0.into());
+        digest.all(&holds);
+    }
+}
+
+fn note_state(digest: &mut Digest, state: &[Option<(u64, u32)>]) {
+    digest.add(state.len() as u64);
+    for held in state {
+        digest.all(&held.map_or([u64::MAX, 0], |(line, sum)| [line, sum.into()]));
+    }
+}
+
+/// A shard that records what it is told, if it has a tape. To look at it, it is a [`BlockShard`].
+pub struct TapedShard {
+    shard: BlockShard,
+    tape: Option<Box<BlockTape>>,
+}
+
+impl Deref for TapedShard {
+    type Target = BlockShard;
+    fn deref(&self) -> &BlockShard {
+        &self.shard
+    }
+}
+
+type Sums<'a> = Result<&'a [u32], IoFailed>;
+
+impl TapedShard {
+    /// A shard without a tape.
+    pub fn new(shard: BlockShard) -> TapedShard {
+        TapedShard { shard, tape: None }
+    }
+
+    /// Records from now on; the shard must be new, and empty.
+    pub fn record(&mut self, tape: BlockTape) {
+        self.tape = Some(Box::new(tape));
+    }
+
+    /// Hands on what is on the tape.
+    pub fn hand_on(&mut self) {
+        if self.tape.as_mut().is_some_and(|tape| !tape.hand_on()) {
+            self.tape = None;
+        }
+    }
+
+    /// Ends recording: hands on what is on the tape.
+    pub fn end_recording(&mut self) {
+        self.hand_on();
+        self.tape = None;
+    }
+
+    fn keep(&mut self, now: Nanos, input: &Input, answers: &Answers, digest: Digest) {
+        if let Some(tape) = &mut self.tape
+            && !tape.push(input.tag(), now, |out| input.encode(out), answers, digest)
+        {
+            self.tape = None;
+        }
+    }
+
+    fn tell<E: BlockEffects>(
+        &mut self,
+        now: Nanos,
+        fx: &mut E,
+        input: impl FnOnce() -> Input,
+        call: impl FnOnce(&mut BlockShard, &mut Noting<'_, E>),
+        plain: impl FnOnce(&mut BlockShard, &mut E),
+    ) {
+        if self.tape.is_none() {
+            return plain(&mut self.shard, fx);
+        }
+        let mut fx = Noting { inner: fx, digest: Digest::default(), answers: Answers::default() };
+        call(&mut self.shard, &mut fx);
+        let Noting { digest, answers, .. } = fx;
+        self.keep(now, &input(), &answers, digest);
+    }
+}
+
+/// The same call twice: with the effects noted, and as they are.
+macro_rules! told {
+    ($self:ident, $now:expr, $fx:ident, $input:expr, |$s:ident, $f:ident| $call:expr) => {
+        $self.tell($now, $fx, || $input, |$s, $f| $call, |$s, $f| $call)
+    };
+}
+
+impl TapedShard {
+    /// [`BlockShard::submit`].
+    #[inline]
+    pub fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects) {
+        told!(self, now, fx, Input::Submit(part), |s, f| s.submit(now, part, f));
+    }
+
+    /// [`BlockShard::flash_read`].
+    pub fn flash_read(&mut self, now: Nanos, io: IoId, sums: Sums<'_>, fx: &mut impl BlockEffects) {
+        let input = || Input::FlashRead(io, sums.ok().map(<[u32]>::to_vec));
+        told!(self, now, fx, input(), |s, f| s.flash_read(now, io, sums, f));
+    }
+
+    /// [`BlockShard::flash_written`].
+    pub fn flash_written(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        sums: Sums<'_>,
+        fx: &mut impl BlockEffects,
+    ) {
+        let input = || Input::FlashWritten(io, sums.ok().map(<[u32]>::to_vec));
+        told!(self, now, fx, input(), |s, f| s.flash_written(now, io, sums, f));
+    }
+
+    /// [`BlockShard::backing_read`].
+    pub fn backing_read(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        outcome: Result<(), IoFailed>,
+        fx: &mut impl BlockEffects,
+    ) {
+        let input = Input::BackingRead(io, outcome.is_ok());
+        told!(self, now, fx, input, |s, f| s.backing_read(now, io, outcome, f));
+    }
+
+    /// [`BlockShard::backing_changed`].
+    pub fn backing_changed(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        outcome: Result<(), IoFailed>,
+        fx: &mut impl BlockEffects,
+    ) {
+        let input = Input::BackingChanged(io, outcome.is_ok());
+        told!(self, now, fx, input, |s, f| s.backing_changed(now, io, outcome, f));
+    }
+
+    /// [`BlockShard::lock_range`].
+    pub fn lock_range(
+        &mut self,
+        now: Nanos,
+        op: OpId,
+        first: LineId,
+        last: LineId,
+        fx: &mut impl BlockEffects,
+    ) {
+        let input = Input::LockRange(op, first, last);
+        told!(self, now, fx, input, |s, f| s.lock_range(now, op, first, last, f));
+    }
+
+    /// [`BlockShard::unlock_range`].
+    pub fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
+        told!(self, now, fx, Input::UnlockRange(op), |s, f| s.unlock_range(now, op, f));
+    }
+
+    /// [`BlockShard::drop_range`].
+    pub fn drop_range(
+        &mut self,
+        first: LineId,
+        last: LineId,
+        cursor: u64,
+        steps: u32,
+    ) -> Option<u64> {
+        let next = self.shard.drop_range(first, last, cursor, steps);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            digest.add(next.unwrap_or(u64::MAX));
+            let input = Input::DropRange(first, last, cursor, steps);
+            self.keep(Nanos::ZERO, &input, &Answers::default(), digest);
+        }
+        next
+    }
+
+    /// [`BlockShard::take_records`].
+    pub fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>) {
+        let from = out.len();
+        self.shard.take_records(most, out);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            note_records(&mut digest, &out[from..]);
+            let input = Input::TakeRecords(most as u64);
+            self.keep(Nanos::ZERO, &input, &Answers::default(), digest);
+        }
+    }
+
+    /// [`BlockShard::records_durable`].
+    pub fn records_durable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
+        told!(self, now, fx, Input::RecordsDurable, |s, f| s.records_durable(now, f));
+    }
+
+    /// [`BlockShard::records_lost`].
+    pub fn records_lost(&mut self) {
+        self.shard.records_lost();
+        self.keep(Nanos::ZERO, &Input::RecordsLost, &Answers::default(), Digest::default());
+    }
+
+    /// [`BlockShard::state`], which is recorded too: it shows the whole map.
+    pub fn state(&mut self, first: SlotId, most: u32, out: &mut Vec<Option<(u64, u32)>>) {
+        let from = out.len();
+        self.shard.state(first, most, out);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            note_state(&mut digest, &out[from..]);
+            let input = Input::State(first, most);
+            self.keep(Nanos::ZERO, &input, &Answers::default(), digest);
+        }
+    }
+
+    /// [`BlockShard::quiet`].
+    pub fn quiet(&mut self, region: u32) -> bool {
+        let quiet = self.shard.quiet(region);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            digest.add(quiet.into());
+            self.keep(Nanos::ZERO, &Input::Quiet(region), &Answers::default(), digest);
+        }
+        quiet
+    }
+
+    /// [`BlockShard::intent_ready`].
+    pub fn intent_ready(&mut self, now: Nanos, region: u32, fx: &mut impl BlockEffects) {
+        told!(self, now, fx, Input::IntentReady(region), |s, f| s.intent_ready(now, region, f));
+    }
+
+    /// [`BlockShard::disable`].
+    pub fn disable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
+        told!(self, now, fx, Input::Disable, |s, f| s.disable(now, f));
+    }
+
+    /// Reads the next record of a stream, tells the shard the same, and says what was decided then and now.
+    ///
+    /// # Errors
+    /// A record that makes no sense.
+    pub fn replay(&mut self, reader: &mut StreamReader<'_>) -> Replayed {
+        let begun = reader.begin()?;
+        let input = Input::decode(begun.tag, &mut reader.cursor)?;
+        let ended = reader.end()?;
+        let (now, s) = (begun.now, &mut self.shard);
+        check(s, &input)?;
+        let mut world = Recorded { answers: &ended.answers, next: 0 };
+        let mut f =
+            Noting { inner: &mut world, digest: Digest::default(), answers: Answers::default() };
+        let ok = |ok: bool| if ok { Ok(()) } else { Err(IoFailed) };
+        let sums = |sums: &Option<Vec<u32>>| sums.clone().ok_or(IoFailed);
+        match &input {
+            Input::Submit(part) => s.submit(now, *part, &mut f),
+            Input::FlashRead(io, crcs) => {
+                let crcs = sums(crcs);
+                s.flash_read(now, *io, crcs.as_deref().map_err(|e| *e), &mut f);
+            }
+            Input::FlashWritten(io, crcs) => {
+                let crcs = sums(crcs);
+                s.flash_written(now, *io, crcs.as_deref().map_err(|e| *e), &mut f);
+            }
+            Input::BackingRead(io, fine) => s.backing_read(now, *io, ok(*fine), &mut f),
+            Input::BackingChanged(io, fine) => s.backing_changed(now, *io, ok(*fine), &mut f),
+            Input::LockRange(op, first, last) => s.lock_range(now, *op, *first, *last, &mut f),
+            Input::UnlockRange(op) => s.unlock_range(now, *op, &mut f),
+            Input::DropRange(first, last, cursor, steps) => {
+                let next = s.drop_range(*first, *last, *cursor, *steps);
+                f.digest.add(next.unwrap_or(u64::MAX));
+            }
+            Input::TakeRecords(most) => {
+                let mut out = Vec::new();
+                s.take_records(usize::try_from(*most).unwrap_or(usize::MAX), &mut out);
+                note_records(&mut f.digest, &out);
+            }
+            Input::RecordsDurable => s.records_durable(now, &mut f),
+            Input::RecordsLost => s.records_lost(),
+            Input::State(first, most) => {
+                let mut out = Vec::new();
+                s.state(*first, *most, &mut out);
+                note_state(&mut f.digest, &out);
+            }
+            Input::Quiet(region) => {
+                let quiet = s.quiet(*region);
+                f.digest.add(quiet.into());
+            }
+            Input::IntentReady(region) => s.intent_ready(now, *region, &mut f),
+            Input::Disable => s.disable(now, &mut f),
+        }
+        let replayed = f.digest.finish();
+        let input = format!("{input:?}");
+        Ok(Again { nanos: now.0, input, recorded: ended.digest, replayed })
+    }
+}

@@ -1,0 +1,267 @@
+//! Recording a run: what shards, logs and others were told and decided, in a file, by a thread of its own.
+//!
+//! Whoever holds a stream appends to its tape; a tape that has a chunk hands it to a queue of 32 MiB and never waits. When
+//! the queue is full, the file cannot be written or has reached its limit, recording ends for all streams, the file says so,
+//! and the server goes on.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use larder_engine::kv::record::{Chunk, ChunkSink, Ended, end_chunk, file_header, seal};
+
+/// Why recording cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The file, or what is to stand at its beginning.
+    #[error("record '{}': {why}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What to record, and how much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordConfig {
+    /// The file; it must not be there yet.
+    pub file: PathBuf,
+    /// Bytes at which recording ends.
+    pub limit: u64,
+}
+
+/// How recording goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RecordStats {
+    /// Records written.
+    pub records: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Why recording ended, if it has.
+    pub ended: Option<&'static str>,
+}
+
+/// Chunks of 64 KiB that may wait to be written: what a drive may fall behind.
+const QUEUE: usize = 512;
+
+const ENDED: [Ended; 4] = [Ended::Stopped, Ended::TooSlow, Ended::WriteFailed, Ended::Limit];
+
+/// What tapes and writer share.
+#[derive(Default)]
+struct State {
+    /// 0 while chunks are wanted, else one more than the place of the reason in [`ENDED`].
+    ended: AtomicU8,
+    records: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl State {
+    fn ended(&self) -> Option<Ended> {
+        let code = usize::from(self.ended.load(Ordering::Acquire));
+        ENDED.get(code.wrapping_sub(1)).copied()
+    }
+
+    /// Ends recording, unless it has ended already.
+    fn end(&self, why: Ended) -> bool {
+        self.ended.compare_exchange(0, why as u8 + 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// Where the tapes put their chunks.
+struct Feed {
+    state: Arc<State>,
+    queue: SyncSender<Chunk>,
+}
+
+impl ChunkSink for Feed {
+    fn put(&mut self, chunk: Chunk) -> bool {
+        if !self.is_open() {
+            return false;
+        }
+        match self.queue.try_send(chunk) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                if self.state.end(Ended::TooSlow) {
+                    tracing::warn!(
+                        "recording ends early: the file cannot be written as fast as requests come. The server goes on; \
+                         what is recorded so far can be replayed"
+                    );
+                }
+                false
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.state.ended.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// A recording under way.
+pub struct Recorder {
+    state: Arc<State>,
+    queue: Mutex<Option<SyncSender<Chunk>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Recorder {
+    /// Creates the file, begins it with `setup` (what a replay builds on) and starts the thread that writes it.
+    ///
+    /// # Errors
+    /// A file that is there already or cannot be written, a setup that is too long.
+    pub fn start(
+        config: &RecordConfig,
+        setup: &[u8],
+        streams: usize,
+    ) -> Result<Recorder, RecordError> {
+        let refused = |why: String| RecordError::File { path: config.file.clone(), why };
+        let header = file_header(setup)
+            .ok_or_else(|| refused("the configuration is too long to be recorded".to_owned()))?;
+        let mut file = create(&config.file).map_err(|e| {
+            refused(format!("{e}: give a new file in a folder that can be written"))
+        })?;
+        file.write_all(&header).map_err(|e| refused(e.to_string()))?;
+        let state = Arc::new(State::default());
+        state.bytes.store(header.len() as u64, Ordering::Relaxed);
+        let (queue, chunks) = sync_channel(QUEUE);
+        let writer = Writer {
+            file: BufWriter::with_capacity(256 << 10, file),
+            path: config.file.clone(),
+            limit: config.limit,
+            full: false,
+            records: vec![0; streams],
+            state: state.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("larder-record".into())
+            .spawn(move || writer.run(&chunks))
+            .map_err(RecordError::Thread)?;
+        Ok(Recorder { state, queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Where the tape of a stream puts its chunks.
+    /// `None` when recording is over.
+    pub fn sink(&self) -> Option<Box<dyn ChunkSink>> {
+        let queue = locked(&self.queue).clone()?;
+        Some(Box::new(Feed { state: self.state.clone(), queue }))
+    }
+
+    /// How it goes.
+    pub fn stats(&self) -> RecordStats {
+        RecordStats {
+            records: self.state.records.load(Ordering::Relaxed),
+            bytes: self.state.bytes.load(Ordering::Relaxed),
+            ended: self.state.ended().map(Ended::as_str),
+        }
+    }
+
+    /// Writes what is queued and the end of the file. All tapes must have ended.
+    pub fn finish(&self) {
+        drop(locked(&self.queue).take());
+        if let Some(thread) = locked(&self.thread).take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that writes the record had died");
+        }
+    }
+}
+
+/// Nobody else may read it: it holds keys and the secret with which they are hashed.
+fn create(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+struct Writer {
+    file: BufWriter<File>,
+    path: PathBuf,
+    limit: u64,
+    /// The limit is reached: what comes is let go.
+    full: bool,
+    /// Written, by stream.
+    records: Vec<u64>,
+    state: Arc<State>,
+}
+
+impl Writer {
+    fn run(mut self, chunks: &Receiver<Chunk>) {
+        let path = self.path.display().to_string();
+        let mut failed = false;
+        loop {
+            let result = match chunks.recv_timeout(Duration::from_secs(1)) {
+                // Nothing may follow where something is missing.
+                Ok(_) if failed || self.full => Ok(()),
+                Ok(chunk) => self.write(&chunk),
+                Err(RecvTimeoutError::Timeout) if self.state.ended().is_some() => break,
+                // Whoever looks at the file, or finds it after a kill, sees all but the last second.
+                Err(RecvTimeoutError::Timeout) => self.file.flush(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            if let Err(error) = result {
+                failed = true;
+                self.state.end(Ended::WriteFailed);
+                tracing::error!(
+                    %error,
+                    file = path,
+                    "the record cannot be written any further; the server goes on. Check the space on its file system"
+                );
+            }
+        }
+        self.state.end(Ended::Stopped);
+        let why = self.state.ended().unwrap_or(Ended::Stopped);
+        if failed {
+            return;
+        }
+        let end = end_chunk(why, &self.records);
+        match self.file.write_all(&end).and_then(|()| self.file.flush()) {
+            Ok(()) => tracing::info!(
+                file = path,
+                records = self.records.iter().sum::<u64>(),
+                "record closed: {}",
+                why.as_str()
+            ),
+            Err(error) => {
+                tracing::error!(%error, file = path, "the end of the record cannot be written")
+            }
+        }
+    }
+
+    fn write(&mut self, chunk: &Chunk) -> std::io::Result<()> {
+        let head = seal(chunk.stream, chunk.first, chunk.records, &chunk.payload);
+        let bytes = (head.len() + chunk.payload.len()) as u64;
+        if self.state.bytes.load(Ordering::Relaxed) + bytes > self.limit {
+            self.full = true;
+            if self.state.end(Ended::Limit) {
+                tracing::warn!(
+                    file = %self.path.display(),
+                    "recording ends: the file has reached {} (record-limit); the server goes on",
+                    larder_base::ByteSize(self.limit)
+                );
+            }
+            return Ok(());
+        }
+        self.file.write_all(&head)?;
+        self.file.write_all(&chunk.payload)?;
+        self.state.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.state.records.fetch_add(u64::from(chunk.records), Ordering::Relaxed);
+        if let Some(records) = self.records.get_mut(usize::from(chunk.stream)) {
+            *records += u64::from(chunk.records);
+        }
+        Ok(())
+    }
+}
