@@ -25,7 +25,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("runtime", &["base", "policy", "format", "engine"]),
     ("kv", &["base", "policy", "format", "engine", "trace", "runtime"]),
     ("block", &["base", "policy", "format", "engine", "runtime"]),
-    ("replay", &["base", "policy", "format", "engine", "runtime", "trace"]),
+    ("replay", &["base", "policy", "format", "engine", "runtime", "trace", "block"]),
     (
         "cli",
         &["base", "policy", "format", "engine", "trace", "sim", "runtime", "kv", "block", "replay"],

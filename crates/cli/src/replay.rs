@@ -1,36 +1,44 @@
-//! `larder replay`: replays a trace against any memcached server.
+//! `larder replay`: replays a trace against any memcached server, or block I/O against an export of an NBD server.
 
 use std::time::Duration;
 
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanBytes, ProgressBar};
+use larder_base::Nanos;
 use larder_replay::{Options, Order, Report, Snapshot, Target};
+use larder_trace::{BadRecord, Progress, Reader, Request, TraceError};
+
+mod volume;
 
 use crate::error::CliError;
 use crate::trace::Input;
 
-/// Replay a trace against any memcached server and measure.
+/// Replay a trace against any memcached server, or block I/O against an NBD export, and measure.
 ///
 /// Gets are sent as gets; after a miss the object is stored with its recorded size. Writes and deletes are sent as
 /// recorded. Without --timed every connection sends as soon as a reply makes room (closed loop).
+///
+/// To an NBD export (nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT) go reads, writes and trims with their offsets and
+/// lengths; what lies beyond the export's end begins again at its start. Writes change the export's contents.
 #[derive(Debug, Parser)]
 #[command(
     after_help = "Examples:\n  larder replay trace.csv.zst --to 127.0.0.1:11211 -c 8 --pipeline 16\n  \
     larder replay 'gen:zipf?objects=100000&requests=1000000&writes=0.05' --to unix:/run/memcached.sock --verify\n  \
-    larder replay trace.csv --to 127.0.0.1:11211 --timed --speed 10 --json"
+    larder replay trace.csv --to 127.0.0.1:11211 --timed --speed 10 --json\n  \
+    larder replay vm.vscsi.gz --to 'nbd+unix:///disk?socket=/run/larder.sock' -c 4 --depth 8 --warmup 50000"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     input: Input,
-    /// The server: HOST:PORT or unix:PATH.
+    /// The server: HOST:PORT or unix:PATH of memcached, nbd+unix:///EXPORT?socket=PATH or nbd://HOST:PORT/EXPORT for block I/O.
     #[arg(long, value_name = "ADDRESS")]
     to: String,
     /// Connections in all.
     #[arg(short = 'c', long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     connections: u64,
     /// Requests in flight on each connection.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    #[arg(long, visible_alias = "depth", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pipeline: u64,
     /// Threads of the client.
     #[arg(short = 't', long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
@@ -53,6 +61,9 @@ pub(crate) struct Args {
     /// Send the first N requests without counting them.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
+    /// Pass over the first N requests of the trace: they are not sent.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    skip: u64,
     /// Put this before every key.
     #[arg(long, value_name = "TEXT", default_value = "")]
     key_prefix: String,
@@ -80,8 +91,11 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     if !(args.speed.is_finite() && args.speed > 0.0) {
         return Err(CliError::Usage(format!("--speed {} is not a positive factor", args.speed)));
     }
+    if args.to.starts_with("nbd") && args.to.contains("://") {
+        return volume::run(&args);
+    }
     let target: Target = args.to.parse().map_err(|e| CliError::Usage(format!("--to: {e}")))?;
-    let trace = args.input.open()?;
+    let reader = opened(&args)?;
     let options = Options {
         connections: args.connections as usize,
         pipeline: args.pipeline as usize,
@@ -99,7 +113,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         ..Options::new(target)
     };
     let bar = crate::progress::bar(10_000);
-    let outcome = larder_replay::run(trace.reader, &options, |s| {
+    let outcome = larder_replay::run(reader, &options, |s| {
         show(&bar, s);
     });
     bar.finish_and_clear();
@@ -127,6 +141,55 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     }
 }
 
+/// The trace from where it is to be sent.
+fn opened(args: &Args) -> Result<Box<dyn Reader>, CliError> {
+    let mut reader = args.input.open()?.reader;
+    if args.skip == 0 {
+        return Ok(reader);
+    }
+    for _ in 0..args.skip {
+        match reader.next() {
+            Some(Ok(_)) => {}
+            Some(Err(e)) => return Err(crate::trace::trace_error(e)),
+            None => break,
+        }
+    }
+    Ok(Box::new(Rest { reader, began: None }))
+}
+
+/// What is left of a trace, as if it began there.
+struct Rest {
+    reader: Box<dyn Reader>,
+    began: Option<Nanos>,
+}
+
+impl Iterator for Rest {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut next = self.reader.next()?;
+        if let Ok(Request { time: Some(time), .. }) = &mut next {
+            let began = *self.began.get_or_insert(*time);
+            *time = Nanos(time.0.saturating_sub(began.0));
+        }
+        Some(next)
+    }
+}
+
+impl Reader for Rest {
+    fn skipped(&self) -> u64 {
+        self.reader.skipped()
+    }
+
+    fn first_skipped(&self) -> Option<&BadRecord> {
+        self.reader.first_skipped()
+    }
+
+    fn progress(&self) -> Progress {
+        self.reader.progress()
+    }
+}
+
 /// What makes a finished replay a failed one.
 fn verdict(r: &Report) -> Option<String> {
     if r.stale + r.damaged > 0 {
@@ -146,6 +209,7 @@ fn verdict(r: &Report) -> Option<String> {
         .then(|| format!("the server answered {} errors; the first: {first}", r.other_errors))
 }
 
+/// How far it has come.
 fn show(bar: &ProgressBar, s: &Snapshot) {
     if let Some(fraction) = s.fraction {
         bar.set_position((fraction * 10_000.0) as u64);

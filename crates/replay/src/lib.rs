@@ -1,4 +1,5 @@
-//! Replays a trace against any memcached server over its text protocol, and measures.
+//! Replays a trace against any memcached server over its text protocol, or block I/O against an export of an NBD server
+//! ([`run_volume`]), and measures.
 //!
 //! [`run`] starts the workers; each owns one epoll and its connections, and keeps every connection's pipeline full
 //! (closed loop) or sends at the recorded times. Requests for one object go through one connection in the order of the
@@ -15,10 +16,12 @@ mod options;
 mod protocol;
 mod report;
 mod source;
+mod volume;
 mod worker;
 
 pub use options::{Options, Order, Target};
 pub use report::{Latency, OpReport, Report, Snapshot};
+pub use volume::{VolumeOpReport, VolumeOptions, VolumeReport, run_volume};
 
 use std::io;
 use std::sync::Arc;
@@ -55,6 +58,14 @@ pub enum ReplayError {
         "the trace has no times, so it cannot be replayed by them: leave --timed out, or give --rate REQUESTS_PER_SECOND"
     )]
     Untimed,
+    /// The export cannot be had.
+    #[error(transparent)]
+    Export(#[from] larder_block::backing::BackingError),
+    /// A trace of something else before an export.
+    #[error(
+        "the trace has a '{0}', which is no block I/O: replay it against a memcached server (--to HOST:PORT)"
+    )]
+    NotBlocks(&'static str),
     /// A worker came to an unexpected end.
     #[error("a worker thread panicked")]
     Panicked,

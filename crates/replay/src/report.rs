@@ -44,6 +44,25 @@ pub struct Latency {
     pub max: f64,
 }
 
+/// Of nanoseconds, to three digits.
+pub(crate) fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3).expect("constant bounds are valid")
+}
+
+/// What is in a histogram of nanoseconds.
+pub(crate) fn latency(h: &Histogram<u64>) -> Latency {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let at = |q: f64| us(h.value_at_quantile(q));
+    Latency {
+        mean: h.mean() / 1e3,
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        max: us(h.max()),
+    }
+}
+
 /// One kind of request.
 #[derive(Clone, Debug, Serialize)]
 pub struct OpReport {
@@ -165,7 +184,7 @@ impl Default for Tally {
     fn default() -> Tally {
         let histogram = || {
             // The bounds are constants that the constructor accepts: low ≥ 1, high ≥ 2 × low, digits ≤ 5.
-            Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3).expect("constant bounds are valid")
+            new_histogram()
         };
         Tally {
             latencies: std::array::from_fn(|_| histogram()),
@@ -268,22 +287,7 @@ impl Tally {
             .iter()
             .zip(&self.latencies)
             .filter(|(_, h)| !h.is_empty())
-            .map(|(&op, h)| {
-                let us = |ns: u64| ns as f64 / 1e3;
-                let at = |q: f64| us(h.value_at_quantile(q));
-                OpReport {
-                    op,
-                    count: h.len(),
-                    latency_us: Latency {
-                        mean: h.mean() / 1e3,
-                        p50: at(0.5),
-                        p90: at(0.9),
-                        p99: at(0.99),
-                        p999: at(0.999),
-                        max: us(h.max()),
-                    },
-                }
-            })
+            .map(|(&op, h)| OpReport { op, count: h.len(), latency_us: latency(h) })
             .collect();
         Report {
             target: options.target.to_string(),

@@ -11,6 +11,8 @@ use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, PAGE, RingChoice};
 use rustix::fs::{FlockOperation, OFlags, SeekFrom};
 use rustix::io::Errno as Os;
 
+use super::device_name::lasting_name;
+use super::notes::{self, Notes};
 use super::steps::Steps;
 use super::{About, Backing, BackingError, Identity, Session, Uri};
 use crate::nbd::wire::{Errno, MAX_PAYLOAD};
@@ -34,6 +36,9 @@ pub struct FileBacking {
     device: bool,
     handles: Handles,
     ring: RingChoice,
+    notes: Arc<Notes>,
+    /// The run that made the last change that was there at the opening, as its notes say; 0 if none says so.
+    last_by: u64,
 }
 
 /// The open file, through the page cache and past it.
@@ -44,25 +49,25 @@ struct Handles {
 }
 
 impl FileBacking {
-    /// Opens it, and locks it against other writers unless it is only to be read. With `direct`, whole blocks go past
-    /// the page cache where the file system allows it; other ranges go through it.
+    /// Opens it, and locks it: against other writers, and against writers if it is only to be read. With `direct`, whole
+    /// blocks go past the page cache where the file system allows it; other ranges go through it.
     ///
     /// # Errors
     /// [`BackingError::Open`], naming the remedy.
-    pub fn open(uri: &Uri, read_only: bool, direct: bool) -> Result<FileBacking, BackingError> {
+    pub fn open(uri: &Uri, options: &super::OpenOptions) -> Result<FileBacking, BackingError> {
         let Uri::File { path } = uri else {
             return Err(BackingError::Uri { uri: uri.to_string(), reason: "not a file".into() });
         };
-        FileBacking::open_path(uri.to_string(), path, read_only, direct, RingChoice::Auto)
+        FileBacking::open_path(uri.to_string(), path, options, RingChoice::Auto)
     }
 
     fn open_path(
         uri: String,
         path: &Path,
-        read_only: bool,
-        direct: bool,
+        how: &super::OpenOptions,
         ring: RingChoice,
     ) -> Result<FileBacking, BackingError> {
+        let (read_only, direct) = (how.read_only, how.direct);
         let bad = |reason: String| BackingError::Open { uri: uri.clone(), reason };
         let mut options = OpenOptions::new();
         options.read(true).write(!read_only);
@@ -82,12 +87,21 @@ impl FileBacking {
         if !device && !meta.is_file() {
             return Err(bad("is neither a regular file nor a block device".into()));
         }
-        if !read_only {
-            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| {
+        if how.lease {
+            let (lock, who) = match read_only {
+                false => {
+                    (FlockOperation::NonBlockingLockExclusive, "another process has it locked")
+                }
+                true => (
+                    FlockOperation::NonBlockingLockShared,
+                    "another process has it locked for writing",
+                ),
+            };
+            rustix::fs::flock(&file, lock).map_err(|e| {
                 bad(if e == Os::WOULDBLOCK {
-                    "another process has it locked for writing: stop that one first".into()
+                    format!("{who}: stop that one first")
                 } else {
-                    format!("cannot be locked: {e}")
+                    format!("cannot be locked: {e}; say --no-lease if nobody else writes to it")
                 })
             })?;
         }
@@ -117,8 +131,25 @@ impl FileBacking {
             minimum: 1,
             maximum: MAX_PAYLOAD,
         };
-        Ok(FileBacking { uri, about, device, handles, ring })
+        let run = super::nonce().map_err(|e| bad(e.to_string()))?;
+        let meta = rustix::fs::fstat(&handles.buffered).map_err(|e| bad(e.to_string()))?;
+        let (notes, former) = if device || read_only {
+            (Notes::open(None, "", run).0, None)
+        } else {
+            let place = file_system(&handles.buffered).max(1);
+            Notes::open(how.notes.as_deref(), &format!("file-{place:x}-{:x}", meta.st_ino), run)
+        };
+        let writer = notes::writer(&handles.buffered);
+        let last_by = former
+            .filter(|f| f.explains(notes::changed_ns(&meta), notes::boot_ns(), writer))
+            .map_or(0, |f| f.run);
+        Ok(FileBacking { uri, about, device, handles, ring, notes: Arc::new(notes), last_by })
     }
+}
+
+/// What the file system calls itself; 0 if it does not.
+fn file_system(file: impl AsFd) -> u64 {
+    rustix::fs::fstatvfs(file).map_or(0, |found| found.f_fsid)
 }
 
 /// Of a regular file or a block device, bytes: both know where they end.
@@ -138,18 +169,26 @@ impl Backing for FileBacking {
 
     fn identity(&self) -> Result<Identity, BackingError> {
         let bad = |reason: String| BackingError::Open { uri: self.uri.clone(), reason };
-        if self.device {
-            return Ok(Identity::Blind { name: self.uri.clone(), size: self.about.size });
-        }
         // The descriptor, not the name: what was cached is this file's, whatever has taken its place meanwhile.
-        let meta = rustix::fs::fstat(&self.handles.buffered).map_err(|e| bad(e.to_string()))?;
-        let changed = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
+        let stat = || rustix::fs::fstat(&self.handles.buffered).map_err(|e| bad(e.to_string()));
+        let mut meta = stat()?;
+        if self.device {
+            let name = lasting_name(meta.st_rdev).unwrap_or_else(|| self.uri.clone());
+            return Ok(Identity::Blind { name, size: self.about.size });
+        }
+        // Times are as fine as the kernel's ticks: whoever writes next shall have another one.
+        if notes::is_recent(&meta) {
+            std::thread::sleep(notes::TICK);
+            meta = stat()?;
+        }
         Ok(Identity::File {
             device: meta.st_dev,
+            file_system: file_system(&self.handles.buffered),
             inode: meta.st_ino,
             size: meta.st_size as u64,
-            changed_ns: changed(meta.st_ctime, meta.st_ctime_nsec as i64)
-                .max(changed(meta.st_mtime, meta.st_mtime_nsec as i64)),
+            changed_ns: notes::changed_ns(&meta),
+            run: self.notes.run(),
+            last_by: self.last_by,
         })
     }
 
@@ -161,6 +200,7 @@ impl Backing for FileBacking {
             size: self.about.size,
             device: self.device,
             handles: self.handles.clone(),
+            notes: self.notes.clone(),
             queue,
             waiting: Vec::new(),
             free: Vec::new(),
@@ -192,6 +232,7 @@ struct FileSession {
     size: u64,
     device: bool,
     handles: Handles,
+    notes: Arc<Notes>,
     queue: FileQueue,
     /// By the queue's token.
     waiting: Vec<Waiting>,
@@ -282,6 +323,9 @@ impl FileSession {
             return None;
         }
         self.in_flight -= 1;
+        if !matches!(op, Shape::Read { .. } | Shape::Flush) {
+            self.notes.changed();
+        }
         let op = match (op, done.op) {
             (Shape::Read { offset }, FileOp::Read { buf, .. }) => Op::Read { offset, buf },
             (Shape::Write { offset, fua }, FileOp::Write { data, .. }) => {
@@ -309,6 +353,9 @@ impl Session for FileSession {
 
     fn submit(&mut self, token: u64, op: Op) {
         self.in_flight += 1;
+        if op.changes() && !self.device {
+            self.notes.changing(&self.handles.buffered);
+        }
         match op {
             Op::Read { offset, buf } => {
                 let way = self.way(offset, &buf).clone();

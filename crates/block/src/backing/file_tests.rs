@@ -5,6 +5,7 @@ use larder_runtime::{AlignedBuf, Payload};
 use tempfile::TempDir;
 
 use super::*;
+use crate::backing::OpenOptions;
 
 /// Runs until so many operations have ended.
 pub(crate) fn run(session: &mut dyn Session, count: usize) -> Vec<Done> {
@@ -102,7 +103,8 @@ pub(crate) fn against_a_model(
 fn backing(dir: &TempDir, size: u64, direct: bool, ring: RingChoice) -> FileBacking {
     let path = dir.path().join("disk");
     File::create(&path).unwrap().set_len(size).unwrap();
-    FileBacking::open_path("file:disk".into(), &path, false, direct, ring).unwrap()
+    let options = OpenOptions { direct, ..OpenOptions::default() };
+    FileBacking::open_path("file:disk".into(), &path, &options, ring).unwrap()
 }
 
 #[test]
@@ -167,7 +169,7 @@ fn what_cannot_be_opened() {
     let path = dir.path().join("disk");
     let open = |read_only| {
         let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
-        FileBacking::open(&uri, read_only, false)
+        FileBacking::open(&uri, &OpenOptions { read_only, ..OpenOptions::default() })
     };
     let why = |read_only| open(read_only).expect_err("it cannot").to_string();
     assert!(why(false).contains("does not exist"));
@@ -178,8 +180,15 @@ fn what_cannot_be_opened() {
     assert_eq!(first.about().size, 5000);
     assert!(why(false).contains("another process"), "two writers");
     drop(first);
+    let first = open(true).unwrap();
+    assert!(open(true).is_ok(), "two readers");
+    assert!(why(false).contains("another process"), "a writer beside a reader");
+    drop(first);
     let first = open(false).unwrap();
-    assert!(open(true).is_ok(), "a reader beside a writer");
+    assert!(why(true).contains("for writing"), "a reader beside a writer");
+    let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
+    let careless = OpenOptions { lease: false, ..OpenOptions::default() };
+    assert!(FileBacking::open(&uri, &careless).is_ok(), "two writers that vouch for each other");
     drop(first);
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
@@ -192,7 +201,7 @@ fn a_file_that_shrinks() {
     let dir = TempDir::new().unwrap();
     let backing = backing(&dir, 1 << 20, false, RingChoice::Auto);
     let mut session = backing.session().unwrap();
-    OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap().set_len(4096).unwrap();
+    File::options().write(true).open(dir.path().join("disk")).unwrap().set_len(4096).unwrap();
     let done = one(&mut *session, Op::Read { offset: 8192, buf: AlignedBuf::zeroed(4096) });
     let failure = done.outcome.unwrap_err();
     assert_eq!(failure.errno, Errno::Io);

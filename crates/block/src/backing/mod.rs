@@ -5,21 +5,30 @@
 //! | [`uri`] | how a store is named |
 //! | [`file`] | a file or block device |
 //! | [`nbd`] | an export of an NBD server |
+//! | [`object`] | chunks in an S3-compatible object store |
+//! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
 //! | [`steps`] | what a store cannot do itself, done by what it can |
 //!
 //! A [`Backing`] is shared by all workers; each takes a [`Session`] of its own, whose descriptor it watches. A miss is
 //! thus read and answered by one thread, without a hand-over to another.
 
+mod device_name;
 pub mod file;
+pub mod identity;
 pub mod nbd;
+mod notes;
+pub mod object;
 pub mod steps;
 pub mod uri;
 
 use std::fmt;
+use std::io::{self, Read};
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::op::{Done, Op};
+pub use identity::Identity;
 pub use uri::Uri;
 
 /// What a store can do.
@@ -39,29 +48,6 @@ pub struct About {
     pub minimum: u32,
     /// The longest operation that moves data, bytes.
     pub maximum: u32,
-}
-
-/// By what a store is known again, and whether somebody else has changed it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identity {
-    /// A regular file: another file has another inode, and a changed one another time of change.
-    File {
-        /// Number of the file system's device.
-        device: u64,
-        /// Number within it.
-        inode: u64,
-        /// Bytes.
-        size: u64,
-        /// When its contents or its attributes last changed, nanoseconds since 1970.
-        changed_ns: i128,
-    },
-    /// A store that cannot tell whether it has changed.
-    Blind {
-        /// What it is called.
-        name: String,
-        /// Bytes.
-        size: u64,
-    },
 }
 
 /// How long to wait for a store that is reached over a network.
@@ -90,7 +76,7 @@ impl Default for Patience {
 pub enum BackingError {
     /// The URI is not one.
     #[error(
-        "'{uri}' does not name a backing store: {reason}; write file:PATH, nbd+unix:///EXPORT?socket=PATH or nbd://HOST:PORT/EXPORT"
+        "'{uri}' does not name a backing store: {reason}; write file:PATH, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX"
     )]
     Uri {
         /// As given.
@@ -121,6 +107,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// # Errors
     /// When that cannot be found out.
     fn identity(&self) -> Result<Identity, BackingError>;
+
+    /// Somebody else has it now: nothing may be served of it any more, from the cache neither.
+    fn is_lost(&self) -> bool {
+        false
+    }
 
     /// A worker's own way to it.
     ///
@@ -163,7 +154,35 @@ pub trait Session: Send {
     }
 }
 
-/// Opens the store of that name.
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// It will not be written.
+    pub read_only: bool,
+    /// Past the page cache, where there is one.
+    pub direct: bool,
+    /// With stores that are reached over a network.
+    pub patience: Patience,
+    /// Others are kept from writing, where the store has a way to do that.
+    pub lease: bool,
+    /// Where notes about files are kept, by which a run that is cut short knows its last write again. `None`: after such a
+    /// run a file cannot be proved to be as it was.
+    pub notes: Option<PathBuf>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            read_only: false,
+            direct: false,
+            patience: Patience::default(),
+            lease: true,
+            notes: None,
+        }
+    }
+}
+
+/// Opens the store of that name, without notes.
 ///
 /// # Errors
 /// [`BackingError`].
@@ -173,10 +192,26 @@ pub fn open(
     direct: bool,
     patience: Patience,
 ) -> Result<Box<dyn Backing>, BackingError> {
+    open_with(uri, &OpenOptions { read_only, direct, patience, ..OpenOptions::default() })
+}
+
+/// Opens the store of that name.
+///
+/// # Errors
+/// [`BackingError`].
+pub fn open_with(uri: &Uri, options: &OpenOptions) -> Result<Box<dyn Backing>, BackingError> {
     match uri {
-        Uri::File { .. } => Ok(Box::new(file::FileBacking::open(uri, read_only, direct)?)),
+        Uri::File { .. } => Ok(Box::new(file::FileBacking::open(uri, options)?)),
         Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
-            Ok(Box::new(nbd::NbdBacking::open(uri, read_only, patience)?))
+            Ok(Box::new(nbd::NbdBacking::open(uri, options.read_only, options.patience)?))
         }
+        Uri::S3 { .. } => Ok(Box::new(object::ObjectBacking::open(uri, options)?)),
     }
+}
+
+/// A number that no other attachment has: not 0.
+fn nonce() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes).max(1))
 }

@@ -13,7 +13,7 @@ mod link;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
@@ -34,6 +34,8 @@ use link::{Link, News};
 
 /// Connections of one session, where the server takes several.
 const LINKS: usize = 2;
+/// The most connections of one session.
+const MAX_LINKS: usize = 64;
 /// First and longest pause between tries to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The engine asks for up to this at once; a server that takes less cannot be used.
@@ -128,7 +130,9 @@ impl NbdBacking {
                 }
                 (Place::Tcp(list), export)
             }
-            Uri::File { .. } => return Err(bad("is not an NBD server".into())),
+            Uri::File { .. } | Uri::S3 { .. } => {
+                return Err(bad("is not an NBD server".into()));
+            }
         };
         let negotiated = first_contact(&place, export, patience.connect).map_err(&bad)?;
         if negotiated.size == 0 {
@@ -174,6 +178,26 @@ impl NbdBacking {
             Some(Arc::new(Hub::start(session).map_err(|e| bad(e.to_string()))?))
         };
         Ok(NbdBacking { store, about, hub })
+    }
+}
+
+impl NbdBacking {
+    /// A session with so many connections; with one in all, shared with other sessions, where the server takes no more.
+    ///
+    /// # Errors
+    /// When there is no more to be had.
+    pub fn session_over(&self, connections: usize) -> Result<Box<dyn Session>, BackingError> {
+        let bad = |e: std::io::Error| BackingError::Open {
+            uri: self.store.uri.clone(),
+            reason: e.to_string(),
+        };
+        Ok(match &self.hub {
+            None => {
+                let links = connections.clamp(1, MAX_LINKS);
+                Box::new(Steps::new(NbdSession::new(self.store.clone(), links).map_err(bad)?))
+            }
+            Some(hub) => Box::new(Steps::new(hub.session().map_err(bad)?)),
+        })
     }
 }
 
@@ -223,14 +247,7 @@ impl Backing for NbdBacking {
     }
 
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
-        let bad = |e: std::io::Error| BackingError::Open {
-            uri: self.store.uri.clone(),
-            reason: e.to_string(),
-        };
-        Ok(match &self.hub {
-            None => Box::new(Steps::new(NbdSession::new(self.store.clone(), LINKS).map_err(bad)?)),
-            Some(hub) => Box::new(Steps::new(hub.session().map_err(bad)?)),
-        })
+        self.session_over(LINKS)
     }
 }
 
@@ -250,6 +267,9 @@ struct NbdSession {
     events: Events,
     links: Vec<Link>,
     waiting: VecDeque<Waiting>,
+    /// When requests fail that were sent to no avail before, by token: a server that takes connections and answers nothing is
+    /// no store either.
+    deadlines: BTreeMap<u64, Instant>,
     /// How many writes a flush under way covers, by token.
     covers: Vec<(u64, u64)>,
     ready: VecDeque<Done>,
@@ -267,6 +287,7 @@ impl NbdSession {
             events: Events::with_capacity(16),
             links: (0..links).map(|i| Link::new(Token(i))).collect(),
             waiting: VecDeque::new(),
+            deadlines: BTreeMap::new(),
             covers: Vec::new(),
             ready: VecDeque::new(),
             in_flight: 0,
@@ -276,6 +297,7 @@ impl NbdSession {
     }
 
     fn end(&mut self, token: u64, op: Op, mut outcome: crate::op::Outcome) {
+        self.deadlines.remove(&token);
         let ledger = &self.store.ledger;
         if matches!(op, Op::Flush) {
             let at = self.covers.iter().position(|c| c.0 == token);
@@ -314,14 +336,6 @@ impl NbdSession {
 
     /// Sends what waits, if there is a connection.
     fn dispatch(&mut self, now: Instant) {
-        while !self.waiting.is_empty() {
-            let best =
-                self.links.iter_mut().filter(|l| l.is_up()).min_by_key(|link| link.in_flight());
-            let Some(link) = best else { break };
-            if let Some(next) = self.waiting.pop_front() {
-                link.submit(next.token, next.op, now);
-            }
-        }
         let expired = |w: &Waiting| w.until.is_some_and(|until| until <= now);
         while self.waiting.iter().any(expired) {
             let Some(at) = self.waiting.iter().position(expired) else { break };
@@ -329,6 +343,14 @@ impl NbdSession {
                 let why = self.trouble.as_deref().unwrap_or("it does not answer");
                 let text = format!("backing store '{}' cannot be reached: {why}", self.store.uri);
                 self.end(token, op, Err(Failure::new(Errno::Io, text)));
+            }
+        }
+        while !self.waiting.is_empty() {
+            let best =
+                self.links.iter_mut().filter(|l| l.is_up()).min_by_key(|link| link.in_flight());
+            let Some(link) = best else { break };
+            if let Some(next) = self.waiting.pop_front() {
+                link.submit(next.token, next.op, now);
             }
         }
     }
@@ -347,6 +369,7 @@ impl NbdSession {
         let until = self.until(now);
         // They came before what waits already.
         for (token, op) in left.into_iter().rev() {
+            let until = until.map(|until| *self.deadlines.entry(token).or_insert(until));
             self.waiting.push_front(Waiting { token, op, until });
         }
     }

@@ -33,6 +33,17 @@ pub enum Uri {
         /// May be empty, for the default export.
         export: String,
     },
+    /// `s3://BUCKET/PREFIX`, with `endpoint=URL` and `region=NAME` as parameters
+    S3 {
+        /// The bucket.
+        bucket: String,
+        /// What the names of the volume's objects begin with; may be empty.
+        prefix: String,
+        /// Where the store is, if not at AWS and not as the environment says.
+        endpoint: Option<String>,
+        /// Its region, if not as the environment says.
+        region: Option<String>,
+    },
 }
 
 impl FromStr for Uri {
@@ -76,6 +87,9 @@ fn parse(text: &str) -> Result<Uri, String> {
         if host.is_empty() {
             return Err("the host is missing".into());
         }
+        if host.contains(['[', ']']) {
+            return Err(format!("'{host}' is not a host"));
+        }
         let port = match port {
             "" => NBD_PORT,
             text => text
@@ -86,10 +100,53 @@ fn parse(text: &str) -> Result<Uri, String> {
         };
         return Ok(Uri::NbdTcp { host: host.to_owned(), port, export: decode(export)? });
     }
+    if let Some(rest) = text.strip_prefix("s3://") {
+        return parse_s3(rest);
+    }
     Err(match text.split_once(':') {
         Some((scheme, _)) => format!("'{scheme}' is not known"),
         None => "it has no scheme".into(),
     })
+}
+
+fn parse_s3(rest: &str) -> Result<Uri, String> {
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    if !(3..=255).contains(&bucket.len()) || !bucket.bytes().all(fits) {
+        return Err(format!(
+            "'{bucket}' is not a bucket's name: 3 to 255 letters, digits, '.', '-' and '_'"
+        ));
+    }
+    let prefix = decode(prefix.trim_end_matches('/'))?;
+    // Names of objects have at most 1,024 bytes, and the volume's own parts need some.
+    if prefix.len() > 900 || prefix.chars().any(char::is_control) {
+        return Err("the prefix has at most 900 bytes and no control characters".into());
+    }
+    if !prefix.is_empty() && prefix.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err("the prefix has an empty part, or '.' or '..'".into());
+    }
+    let (mut endpoint, mut region) = (None, None);
+    for parameter in query.split('&').filter(|p| !p.is_empty()) {
+        match parameter.split_once('=') {
+            Some(("endpoint", url)) => {
+                let url = decode(url)?;
+                if !url.starts_with("http://") && !url.starts_with("https://") {
+                    return Err(format!(
+                        "endpoint '{url}' does not begin with http:// or https://"
+                    ));
+                }
+                endpoint = Some(url);
+            }
+            Some(("region", name)) if !name.is_empty() => region = Some(decode(name)?),
+            _ => {
+                return Err(format!(
+                    "'{parameter}' is not a parameter: endpoint=URL and region=NAME are"
+                ));
+            }
+        }
+    }
+    Ok(Uri::S3 { bucket: bucket.to_owned(), prefix, endpoint, region })
 }
 
 /// Resolves `%41`.
@@ -143,6 +200,18 @@ impl fmt::Display for Uri {
             Uri::NbdTcp { host, port, export } => {
                 write!(f, "nbd://{host}:{port}/{}", encode(export))
             }
+            Uri::S3 { bucket, prefix, endpoint, region } => {
+                write!(f, "s3://{bucket}/{}", encode(prefix))?;
+                let parameters = [("endpoint", endpoint), ("region", region)];
+                let mut sign = '?';
+                for (name, value) in parameters {
+                    if let Some(value) = value {
+                        write!(f, "{sign}{name}={}", encode(value))?;
+                        sign = '&';
+                    }
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -173,11 +242,22 @@ mod tests {
         assert_eq!(uri("nbd://10.0.0.1:99/vol/1"), tcp("10.0.0.1", 99, "vol/1"));
         assert_eq!(uri("nbd://[::1]:99/x"), tcp("::1", 99, "x"));
         assert_eq!(uri("nbd://[::1]/x"), tcp("::1", 10809, "x"));
+        let s3 = |prefix: &str| Uri::S3 {
+            bucket: "bucket".into(),
+            prefix: prefix.into(),
+            endpoint: None,
+            region: None,
+        };
+        assert_eq!(uri("s3://bucket"), s3(""));
+        assert_eq!(uri("s3://bucket/"), s3(""));
+        assert_eq!(uri("s3://bucket/a/b/"), s3("a/b"));
         for text in [
             "file:/srv/x",
             "nbd+unix:///a%20%25%3F%C3%A9?socket=/run/a%26b",
             "nbd://[::1]:99/x",
             "nbd://h:10809/",
+            "s3://bucket/a/b%20c",
+            "s3://bucket/a?endpoint=http://127.0.0.1:9000&region=eu-1",
         ] {
             assert_eq!(uri(text).to_string(), text);
         }
@@ -207,9 +287,48 @@ mod tests {
             "nbd://[::1/x",
             "nbd://[::1]x/x",
             "nbd://h/x?y",
+            "s3://",
+            "s3://a",
+            "s3://bu cket/x",
+            "s3://bucket//x",
+            "s3://bucket/x/../y",
+            "s3://bucket/%0a",
+            "s3://bucket/x?endpoint=ftp://x",
+            "s3://bucket/x?zone=1",
+            "s3://bucket/x?region=",
         ] {
             let error = text.parse::<Uri>().expect_err(text).to_string();
             assert!(error.starts_with(&format!("'{text}'")), "{error}");
         }
+    }
+
+    /// Whatever is typed: refused, or a name that reads back as itself.
+    #[test]
+    fn mutated_names() {
+        let mut rng = larder_base::Rng::new(11);
+        let names = [
+            "file:/srv/disk.img",
+            "nbd+unix:///a%20b?socket=/run/x",
+            "nbd://[::1]:99/x",
+            "s3://bucket/a/b?endpoint=http://h:1/%3f&region=eu",
+        ];
+        let mut kept = 0;
+        for round in 0..8_000 {
+            let mut text = names[round % names.len()].as_bytes().to_vec();
+            for _ in 0..rng.range(1, 4) {
+                let at = rng.below(text.len() as u64) as usize;
+                match rng.below(3) {
+                    0 => text[at] = rng.below(128) as u8,
+                    1 if text.len() > 1 => drop(text.remove(at)),
+                    _ => text.insert(at, b"%/?&=:[].s"[rng.below(10) as usize]),
+                }
+            }
+            let text = String::from_utf8_lossy(&text).into_owned();
+            if let Ok(uri) = text.parse::<Uri>() {
+                kept += 1;
+                assert_eq!(uri.to_string().parse::<Uri>().ok(), Some(uri), "{text}");
+            }
+        }
+        assert!(kept > 500, "{kept}");
     }
 }

@@ -7,9 +7,8 @@
 //! | a power cut, a reboot | from snapshot and log, without the regions whose bit is set in the write-intent map |
 //! | a cache that was given up | not at all |
 //!
-//! A volume's lines are used only if its backing store is known to be as the cache left it: after a clean stop by its
-//! identity (of a file: device, inode, size and time of change; a store that cannot tell starts cold, unless the operator
-//! vouches for it), after a crash because the volume was never let go.
+//! A volume's lines are used only if its backing store is known to be as the cache left it: `backing/identity.rs` says
+//! what proves that. A store that cannot tell starts cold, unless the operator vouches for it.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Instant;
 
-use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Rng, UnixSecs, Words};
+use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Replacement, Slot};
 use larder_engine::block::record::{TapedAdmission, TapedLog, TapedShard};
@@ -43,7 +42,7 @@ use super::cell::{Cell, Tables};
 use super::log::{CacheIo, Flusher, LogThread};
 use super::record::Recording;
 use super::{Attached, Cache, CacheHandle, LogInbox, locked};
-use crate::backing::Identity;
+use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERbc");
@@ -389,30 +388,10 @@ impl Region {
     }
 }
 
-fn encode(identity: &Identity) -> [u8; 64] {
-    let mut out = [0u8; 64];
-    match identity {
-        Identity::File { device, inode, size, changed_ns } => {
-            out[0] = 1;
-            out[8..16].copy_from_slice(&device.to_le_bytes());
-            out[16..24].copy_from_slice(&inode.to_le_bytes());
-            out[24..32].copy_from_slice(&size.to_le_bytes());
-            out[32..48].copy_from_slice(&changed_ns.to_le_bytes());
-        }
-        Identity::Blind { name, size } => {
-            out[0] = 2;
-            out[24..32].copy_from_slice(&size.to_le_bytes());
-            let name = KeyHasher::new(HashKey([0; 16])).hash(name.as_bytes());
-            out[32..48].copy_from_slice(&name.0.to_le_bytes());
-        }
-    }
-    out
-}
-
 impl Attached {
     /// What tells later whether the store changed: zeros if that cannot be found out.
     pub(super) fn identity(&self) -> [u8; 64] {
-        self.volume.backing().identity().map_or([0; 64], |i| encode(&i))
+        self.volume.backing().identity().map_or([0; IDENTITY_BYTES], |i| i.encode())
     }
 }
 
@@ -709,29 +688,20 @@ fn plan_volumes(
                 )));
             }
             plan.kept.retain(|k| k.0 != volume.first_group);
-            let warm = match volume.state {
-                VolumeState::Attached => same_store(&volume.identity, &identity),
-                VolumeState::Detached => match identity {
-                    Identity::File { .. } => volume.identity == encode(&identity),
-                    Identity::Blind { .. } => trust && volume.identity == encode(&identity),
-                },
-            };
+            let let_go = volume.state == VolumeState::Detached;
+            let proof = identity.proves(&volume.identity, let_go, trust);
+            let warm = proof.is_ok();
             if warm && bytes == volume.bytes {
                 plan.kept.push((volume.first_group, volume.groups));
             } else {
-                let why = match identity {
-                    Identity::Blind { .. } => {
-                        "its store cannot tell whether it changed (--trust-unchanged vouches for it)"
-                    }
-                    Identity::File { .. } => "its file was changed, or is another one",
-                };
+                let why = proof.err().unwrap_or("its store has grown");
                 tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
             }
             sb.volumes.remove(at);
             if warm && bytes == volume.bytes {
                 sb.volumes.push(VolumeRecord {
                     state: VolumeState::Attached,
-                    identity: encode(&identity),
+                    identity: identity.encode(),
                     ..volume
                 });
                 plan.records.push(sb.volumes[sb.volumes.len() - 1].clone());
@@ -750,7 +720,7 @@ fn plan_volumes(
             groups,
             bytes,
             state: VolumeState::Attached,
-            identity: encode(&identity),
+            identity: identity.encode(),
         };
         sb.volumes.push(record.clone());
         // Lines of whoever had the stretch before are not its own.
@@ -758,14 +728,4 @@ fn plan_volumes(
         plan.records.push(record);
     }
     Ok(plan)
-}
-
-/// Whether the store is the one that was attached when the last run was cut short.
-fn same_store(then: &[u8; 64], now: &Identity) -> bool {
-    let now = encode(now);
-    match now[0] {
-        // Device, inode and size; when it was changed last the run itself had a hand in.
-        1 => then[..32] == now[..32],
-        _ => *then == now,
-    }
 }

@@ -596,7 +596,14 @@ pub(super) fn aligned(bytes: Payload) -> Payload {
 
 impl Service for Cached {
     fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
-        let known = match self.known(volume) {
+        let lost = || {
+            Failure::new(
+                Errno::Io,
+                "another writer has the volume: this daemon must be started again",
+            )
+        };
+        let known = if volume.backing().is_lost() { Err(lost()) } else { self.known(volume) };
+        let known = match known {
             Ok(known) => known,
             Err(failure) => {
                 let buf = match command {

@@ -1,7 +1,9 @@
 //! `larder block`: a cache device in front of volumes.
 
+mod create;
 mod format;
 mod serve;
+mod store;
 
 use crate::error::CliError;
 
@@ -14,12 +16,17 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Create(create::Args),
     Format(format::Args),
     Serve(Box<serve::Args>),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
+        Command::Create(args) => {
+            larder_runtime::machine::end_on_broken_pipe();
+            create::run(&args)
+        }
         Command::Format(args) => {
             larder_runtime::machine::end_on_broken_pipe();
             format::run(&args)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_base::ByteSize;
-use larder_block::backing::{self, Patience, Uri};
+use larder_block::backing::{self, Uri};
 use larder_block::cache::{CacheConfig, CacheStats, Cached, Warmth, open};
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
 use larder_block::vhost::{VhostListen, VhostServer};
@@ -18,6 +18,7 @@ use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
 use super::format::failed;
+use super::store::StoreArgs;
 use crate::error::CliError;
 
 /// Shown under the flags.
@@ -30,6 +31,8 @@ Examples:
     --admission seqr+tc
   # A guest's disk without a socket on the way (docs/vhost.md):
   larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen vhost:/run/larder.disk,volume=disk
+  # An object store (first: larder block create s3://bucket/vm1 --size 100g):
+  larder block serve --cache /flash/cache --volume vm1=s3://bucket/vm1 --listen unix:/run/larder.sock
 
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
 SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters.";
@@ -44,8 +47,8 @@ pub(crate) struct Args {
     /// The cache: a file or device that `larder block format` has prepared
     #[arg(long, value_name = "PATH")]
     cache: PathBuf,
-    /// A volume and its store: file:PATH, nbd+unix:///EXPORT?socket=PATH or nbd://HOST:PORT/EXPORT; NAME is the export's.
-    /// May be given several times
+    /// A volume and its store: file:PATH, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX; NAME
+    /// is the export's. May be given several times
     #[arg(long = "volume", value_name = "NAME=URI", required = true, value_parser = volume)]
     volumes: Vec<(String, Uri)>,
     /// Where to listen: unix:PATH or tcp:HOST:PORT for NBD, vhost:PATH,volume=NAME for one guest's vhost-user-blk disk.
@@ -73,7 +76,7 @@ pub(crate) struct Args {
     /// Volumes are only read
     #[arg(long)]
     read_only: bool,
-    /// Take stores that cannot tell whether they changed (NBD, block devices) as unchanged since a clean stop
+    /// Take stores that cannot tell whether they changed (NBD, block devices) as unchanged since the last run
     #[arg(long)]
     trust_unchanged: bool,
     /// Where it is noted that a cache failed and must not be used again [default: /var/lib/larder for root, else
@@ -87,6 +90,8 @@ pub(crate) struct Args {
     /// Bytes at which recording ends
     #[arg(long, value_name = "SIZE", default_value = "8g", requires = "record")]
     record_limit: ByteSize,
+    #[command(flatten)]
+    stores: StoreArgs,
 }
 
 fn volume(text: &str) -> Result<(String, Uri), String> {
@@ -146,9 +151,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         .map_err(|e| runtime(&format!("signal handlers: {e}")))?;
     let layout = open::layout_of(&args.cache).map_err(failed)?;
     let volumes = Arc::new(Volumes::default());
+    let state_dir = state_dir(args.state_dir.as_ref());
+    let options = args.stores.options(args.read_only, &state_dir);
     for (name, uri) in &args.volumes {
-        let store = backing::open(uri, args.read_only, true, Patience::default())
-            .map_err(|e| runtime(&e))?;
+        let store = backing::open_with(uri, &options).map_err(|e| runtime(&e))?;
         volumes.add(Volume::new(name, store, layout.line, true)).map_err(|e| usage(&e))?;
     }
     let workers = usize::from(args.threads);
@@ -161,7 +167,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         workers: workers + vhost.len(),
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
-        state_dir: state_dir(args.state_dir.as_ref()),
+        state_dir,
         record: args.record.clone().map(|file| RecordConfig { file, limit: args.record_limit.0 }),
     };
     let handle = open::open(&args.cache, config, &volumes.all()).map_err(failed)?;

@@ -1,0 +1,240 @@
+//! By what a store is known again, and what proves that it is as it was left.
+//!
+//! The cache keeps 64 bytes for each volume: written when it is attached, and again when it is let go in good order.
+//! [`Identity::proves`] compares them with what is found the next time. It errs on one side: what is not proved is said not
+//! to be, and the lines of that volume go.
+//!
+//! | store | let go in good order | killed, or a power cut |
+//! | --- | --- | --- |
+//! | file | device, inode, size and time of change are the same | nothing has changed it since the last write of the run that was cut short, as far as its notes go (`notes`), and no other daemon wrote after that one |
+//! | object store | no other writer's generation, and every chunk has the ETag that it had | no other writer's generation |
+//! | block device, NBD | never | never |
+//!
+//! `--trust-unchanged` stands in for the proof where there is none to be had at all: block devices and NBD.
+
+use larder_base::{HashKey, KeyHasher};
+
+/// Bytes of an identity on the cache device.
+pub const IDENTITY_BYTES: usize = 64;
+
+/// By what a store is known again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// A regular file: another file has another inode, and a changed one another time of change.
+    File {
+        /// Number of the file system's device.
+        device: u64,
+        /// What the file system calls itself (`f_fsid`), the same after a reboot that renumbers devices; 0 if it has none.
+        file_system: u64,
+        /// Number within it.
+        inode: u64,
+        /// Bytes.
+        size: u64,
+        /// When its contents or its attributes last changed, nanoseconds since 1970.
+        changed_ns: i128,
+        /// The number of this attachment, under which its notes are kept.
+        run: u64,
+        /// The attachment that is known to have made the last change: notes of a run that was cut short say so.
+        last_by: u64,
+    },
+    /// Chunks in an object store.
+    Objects {
+        /// The volume's own number.
+        volume: [u8; 16],
+        /// Bytes.
+        size: u64,
+        /// Of this attachment: no two are the same.
+        generation: u64,
+        /// The generation of the last attachment that changed anything.
+        changed: u64,
+        /// Over the ETags of all chunks; 0 where they are not known.
+        digest: u64,
+    },
+    /// A store that cannot tell whether it has changed.
+    Blind {
+        /// What it is called.
+        name: String,
+        /// Bytes.
+        size: u64,
+    },
+}
+
+fn word(bytes: &[u8; IDENTITY_BYTES], at: usize) -> u64 {
+    let mut word = [0u8; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+impl Identity {
+    /// As it is kept. The first byte says what kind it is; zeros are no store's.
+    pub fn encode(&self) -> [u8; IDENTITY_BYTES] {
+        let mut out = [0u8; IDENTITY_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
+        match self {
+            Identity::File { device, file_system, inode, size, changed_ns, run, .. } => {
+                put(0, &[1]);
+                put(8, &device.to_le_bytes());
+                put(16, &inode.to_le_bytes());
+                put(24, &size.to_le_bytes());
+                put(32, &changed_ns.to_le_bytes());
+                put(48, &run.to_le_bytes());
+                put(56, &file_system.to_le_bytes());
+            }
+            Identity::Blind { name, size } => {
+                put(0, &[2]);
+                put(24, &size.to_le_bytes());
+                let name = KeyHasher::new(HashKey([0; 16])).hash(name.as_bytes());
+                put(32, &name.0.to_le_bytes());
+            }
+            Identity::Objects { volume, size, generation, changed, digest } => {
+                put(0, &[3]);
+                put(8, volume);
+                put(24, &size.to_le_bytes());
+                put(32, &generation.to_le_bytes());
+                put(40, &changed.to_le_bytes());
+                put(48, &digest.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Whether the store, found so, holds what it held when `then` was kept: `let_go` in good order, or when it was attached
+    /// by a run that was cut short. `trust` vouches for stores that cannot tell.
+    ///
+    /// # Errors
+    /// Why that is not proved, for people.
+    pub fn proves(
+        &self,
+        then: &[u8; IDENTITY_BYTES],
+        let_go: bool,
+        trust: bool,
+    ) -> Result<(), &'static str> {
+        let now = self.encode();
+        if then[0] != now[0] {
+            return Err(
+                "its store is of another kind, or could not be looked at when it was let go",
+            );
+        }
+        if then[24..32] != now[24..32] {
+            return Err("its store has another size");
+        }
+        match self {
+            Identity::File { device, file_system, inode, changed_ns, last_by, .. } => {
+                let same_place = word(then, 8) == *device
+                    || (*file_system != 0 && word(then, 56) == *file_system);
+                if !same_place || word(then, 16) != *inode {
+                    return Err("its file is another one");
+                }
+                let unchanged = then[32..48] == changed_ns.to_le_bytes();
+                let run = word(then, 48);
+                match let_go {
+                    _ if unchanged => Ok(()),
+                    true => Err("its file was changed"),
+                    false if run != 0 && run == *last_by => Ok(()),
+                    false => Err(
+                        "its file was changed, and nothing shows that the run that was cut short did it last",
+                    ),
+                }
+            }
+            Identity::Objects { volume, changed, digest, .. } => {
+                if then[8..24] != volume[..] {
+                    return Err("its store holds another volume");
+                }
+                let ours = !let_go && word(then, 32) == *changed;
+                if !ours && word(then, 40) != *changed {
+                    return Err("another writer had it meanwhile");
+                }
+                if !ours && word(then, 48) != *digest {
+                    return Err("its chunks were changed by something that is not Larder");
+                }
+                Ok(())
+            }
+            Identity::Blind { .. } if then != &now => Err("its store has another name"),
+            Identity::Blind { .. } if trust => Ok(()),
+            Identity::Blind { .. } => {
+                Err("its store cannot tell whether it changed (--trust-unchanged vouches for it)")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(changed_ns: i128, run: u64, last_by: u64) -> Identity {
+        Identity::File { device: 1, file_system: 9, inode: 2, size: 3, changed_ns, run, last_by }
+    }
+
+    #[test]
+    fn files() {
+        let then = file(50, 7, 0).encode();
+        for let_go in [true, false] {
+            assert!(file(50, 8, 0).proves(&then, let_go, false).is_ok(), "untouched");
+            assert!(
+                file(51, 8, 0).proves(&then, let_go, true).is_err(),
+                "touched by nobody knows whom"
+            );
+            let other = Identity::File {
+                device: 5,
+                file_system: 9,
+                inode: 2,
+                size: 3,
+                changed_ns: 50,
+                run: 8,
+                last_by: 0,
+            };
+            assert!(other.proves(&then, let_go, false).is_ok(), "the device has another number");
+            let other = Identity::File {
+                device: 1,
+                file_system: 9,
+                inode: 4,
+                size: 3,
+                changed_ns: 50,
+                run: 8,
+                last_by: 7,
+            };
+            assert!(other.proves(&then, let_go, false).is_err(), "another inode");
+        }
+        assert!(file(51, 8, 7).proves(&then, false, false).is_ok(), "we did it");
+        assert!(file(51, 8, 7).proves(&then, true, false).is_err(), "it was let go");
+        assert!(file(51, 8, 6).proves(&then, false, false).is_err(), "another run did it");
+        let nameless = file(50, 0, 0).encode();
+        assert!(file(51, 8, 0).proves(&nameless, false, false).is_err());
+    }
+
+    fn objects(generation: u64, changed: u64, digest: u64) -> Identity {
+        Identity::Objects { volume: [4; 16], size: 3, generation, changed, digest }
+    }
+
+    #[test]
+    fn object_stores() {
+        // Attached as generation 10, when 8 had made the last change.
+        let attached = objects(10, 8, 111).encode();
+        assert!(objects(11, 8, 111).proves(&attached, false, false).is_ok(), "nobody wrote");
+        assert!(objects(11, 10, 222).proves(&attached, false, false).is_ok(), "we wrote");
+        assert!(
+            objects(12, 11, 222).proves(&attached, false, false).is_err(),
+            "somebody else wrote"
+        );
+        assert!(objects(11, 8, 222).proves(&attached, false, false).is_err(), "not by Larder");
+        let let_go = objects(10, 10, 333).encode();
+        assert!(objects(14, 10, 333).proves(&let_go, true, false).is_ok());
+        assert!(objects(14, 10, 334).proves(&let_go, true, true).is_err());
+        assert!(objects(14, 12, 333).proves(&let_go, true, true).is_err());
+    }
+
+    #[test]
+    fn the_blind() {
+        let blind = Identity::Blind { name: "a".into(), size: 1 };
+        let then = blind.encode();
+        for let_go in [true, false] {
+            assert!(blind.proves(&then, let_go, false).is_err());
+            assert!(blind.proves(&then, let_go, true).is_ok());
+            let other = Identity::Blind { name: "b".into(), size: 1 };
+            assert!(other.proves(&then, let_go, true).is_err());
+            assert!(file(1, 1, 1).proves(&then, let_go, true).is_err());
+            assert!(blind.proves(&[0; 64], let_go, true).is_err());
+        }
+    }
+}

@@ -1,0 +1,382 @@
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::BoxStream;
+use larder_runtime::{AlignedBuf, Payload};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+use super::manifest::Manifest;
+use super::*;
+use crate::backing::file::tests::{against_a_model, one};
+use crate::backing::{OpenOptions, Patience};
+use crate::nbd::wire::Errno;
+use crate::op::{Done, Op};
+
+const MIB: u64 = 1 << 20;
+
+/// What goes wrong.
+#[derive(Debug, Default)]
+struct Faults {
+    /// Every n-th request fails before it is carried out; 0: none.
+    before: AtomicU32,
+    /// Every n-th write is carried out and its answer lost.
+    after: AtomicU32,
+    /// No request is answered.
+    hang: AtomicBool,
+    requests: AtomicU64,
+}
+
+/// A store in memory, with faults.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    store: Arc<InMemory>,
+    faults: Arc<Faults>,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("memory")
+    }
+}
+
+fn broken() -> Error {
+    Error::Generic { store: "memory", source: "503 Slow Down".into() }
+}
+
+impl Memory {
+    async fn ask(&self) -> Result<u64> {
+        let number = self.faults.requests.fetch_add(1, Ordering::SeqCst) + 1;
+        while self.faults.hang.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let every = u64::from(self.faults.before.load(Ordering::SeqCst));
+        if every > 0 && number.is_multiple_of(every) { Err(broken()) } else { Ok(number) }
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Memory {
+    async fn put_opts(
+        &self,
+        at: &Path,
+        bytes: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let number = self.ask().await?;
+        let result = self.store.put_opts(at, bytes, options).await?;
+        let every = u64::from(self.faults.after.load(Ordering::SeqCst));
+        if every > 0 && number.is_multiple_of(every) { Err(broken()) } else { Ok(result) }
+    }
+    async fn put_multipart_opts(
+        &self,
+        _: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        unreachable!("not used")
+    }
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        self.ask().await?;
+        self.store.get_opts(at, options).await
+    }
+    fn delete_stream(
+        &self,
+        at: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.store.delete_stream(at)
+    }
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.store.list(prefix)
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.store.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        unreachable!("not used")
+    }
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    session::runtime().unwrap().block_on(work)
+}
+
+fn patience() -> Patience {
+    Patience {
+        connect: Duration::from_secs(5),
+        silence: Duration::from_secs(5),
+        give_up: Some(Duration::from_secs(20)),
+    }
+}
+
+fn volume(size: u64, chunk: u32) -> Memory {
+    let store = Memory::default();
+    let manifest = Manifest::new([7; 16], size, Some(chunk)).unwrap();
+    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), patience());
+    run(make(&requests, &Path::from("a"), &manifest)).unwrap();
+    store
+}
+
+fn setup() -> Setup {
+    let options = OpenOptions { patience: patience(), ..OpenOptions::default() };
+    Setup { options, nonce: 1, lease_lasts: Duration::from_secs(2) }
+}
+
+fn attach_with(store: &Memory, setup: Setup) -> std::result::Result<ObjectBacking, String> {
+    let name = "s3://test/a".to_owned();
+    ObjectBacking::with_store(name, Box::new(store.clone()), Path::from("a"), setup)
+        .map_err(|e| e.to_string())
+}
+
+fn attached(store: &Memory) -> ObjectBacking {
+    attach_with(store, setup()).unwrap()
+}
+
+fn write(session: &mut dyn Session, offset: u64, len: usize, fill: u8) -> Done {
+    let mut buf = AlignedBuf::zeroed(len);
+    buf.fill(fill);
+    one(session, Op::Write { offset, data: Payload::new(buf), fua: false })
+}
+
+fn read(session: &mut dyn Session, offset: u64, len: usize) -> Vec<u8> {
+    let done = one(session, Op::Read { offset, buf: AlignedBuf::zeroed(len) });
+    done.outcome.unwrap();
+    let Op::Read { buf, .. } = done.op else { panic!() };
+    buf.to_vec()
+}
+
+#[test]
+fn against_the_model() {
+    let size = 3 * MIB as usize + 12_800;
+    let store = volume(size as u64, 128 << 10);
+    let backing = attached(&store);
+    let mut session = backing.session().unwrap();
+    let model = against_a_model(&mut *session, size, 1, 12);
+    assert_eq!(read(&mut *session, 0, size), model);
+    drop(session);
+    drop(backing);
+    // Another attachment finds the same.
+    let backing = attached(&store);
+    let mut session = backing.session().unwrap();
+    assert_eq!(read(&mut *session, 0, size), model);
+}
+
+/// Requests that fail, and writes whose answers are lost, are made up for: no byte differs, and nobody is taken for
+/// another writer.
+#[test]
+fn failing_requests_are_repeated() {
+    for (before, after) in [(5, 0), (0, 3), (7, 4)] {
+        let size = MIB as usize;
+        let store = volume(size as u64, 64 << 10);
+        let backing = attached(&store);
+        store.faults.before.store(before, Ordering::SeqCst);
+        store.faults.after.store(after, Ordering::SeqCst);
+        let mut session = backing.session().unwrap();
+        let model = against_a_model(&mut *session, size, 2, 4);
+        assert_eq!(read(&mut *session, 0, size), model);
+    }
+}
+
+#[test]
+fn small_writes_share_requests_and_whole_chunks_are_not_read() {
+    let store = volume(8 * MIB, 1 << 20);
+    let backing = attached(&store);
+    let mut session = backing.session().unwrap();
+    write(&mut *session, 0, 4096, 1).outcome.unwrap();
+    let before = store.faults.requests.load(Ordering::SeqCst);
+    for i in 1..=64u64 {
+        let mut buf = AlignedBuf::zeroed(4096);
+        buf.fill(i as u8);
+        session.submit(i, Op::Write { offset: i * 4096, data: Payload::new(buf), fua: false });
+    }
+    for done in crate::backing::file::tests::run(&mut *session, 64) {
+        done.outcome.unwrap();
+    }
+    let spent = store.faults.requests.load(Ordering::SeqCst) - before;
+    assert!(spent <= 8, "{spent} requests for 64 writes to one chunk");
+    for i in 1..=64u64 {
+        assert!(read(&mut *session, i * 4096, 4096).iter().all(|&b| b == i as u8));
+    }
+    let before = store.faults.requests.load(Ordering::SeqCst);
+    write(&mut *session, 4 * MIB, 2 << 20, 9).outcome.unwrap();
+    assert_eq!(store.faults.requests.load(Ordering::SeqCst) - before, 2);
+}
+
+#[test]
+fn zeroes_and_trims() {
+    let store = volume(4 * MIB + 512, 1 << 20);
+    let backing = attached(&store);
+    let mut session = backing.session().unwrap();
+    write(&mut *session, 0, 4 * MIB as usize + 512, 5).outcome.unwrap();
+    let zero =
+        |offset, len, fast| Op::WriteZeroes { offset, len, fua: true, may_punch: true, fast };
+    let refused = one(&mut *session, zero(10, 100, true)).outcome.unwrap_err();
+    assert_eq!(refused.errno, Errno::NotSup);
+    one(&mut *session, zero(10, 100, false)).outcome.unwrap();
+    one(&mut *session, zero(MIB, MIB as u32, true)).outcome.unwrap();
+    one(&mut *session, Op::Trim { offset: 2 * MIB - 1, len: 2 * MIB as u32 + 513, fua: false })
+        .outcome
+        .unwrap();
+    let bytes = read(&mut *session, 0, 4 * MIB as usize + 512);
+    let mib = MIB as usize;
+    assert!(bytes[..10].iter().chain(&bytes[110..mib]).all(|&b| b == 5));
+    assert!(bytes[10..110].iter().chain(&bytes[mib..2 * mib]).all(|&b| b == 0));
+    assert!(bytes[2 * mib..].iter().all(|&b| b == 0), "trimmed chunks, the last one too");
+    let status = one(&mut *session, Op::Status { offset: 0, len: 4 << 20, one: false });
+    let extents = status.outcome.unwrap();
+    assert_eq!(
+        extents.iter().map(|e| (e.len, e.hole)).collect::<Vec<_>>(),
+        [(1 << 20, false), (3 << 20, true)]
+    );
+    // What is zero takes no room, and is not asked for.
+    let before = store.faults.requests.load(Ordering::SeqCst);
+    read(&mut *session, MIB, 3 << 20);
+    assert_eq!(store.faults.requests.load(Ordering::SeqCst), before);
+    assert_eq!(run(store.head(&Path::from("a/chunks/01/000000000001"))).unwrap().size, 32);
+}
+
+#[test]
+fn a_second_writer_is_refused_and_a_dead_one_is_not_waited_for_for_ever() {
+    let store = volume(MIB, 1 << 20);
+    let first = attached(&store);
+    let started = Instant::now();
+    let error = attach_with(&store, Setup { nonce: 2, ..setup() }).unwrap_err();
+    assert!(error.contains("has it for writing: stop that daemon first"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(5));
+    // Whoever only reads is not kept away, and notices a writer.
+    let mut reading = setup();
+    reading.options.read_only = true;
+    let reader = attach_with(&store, reading.clone()).unwrap();
+    let mut session = reader.session().unwrap();
+    assert!(write(&mut *session, 0, 512, 1).outcome.is_err());
+    drop(session);
+    drop(first);
+    let second = attach_with(&store, Setup { nonce: 3, ..setup() }).unwrap();
+    // A holder that has vanished: its lease is as it was, of another system.
+    let at = Path::from("a/lease.json");
+    let lease = run(async { store.get(&at).await.unwrap().bytes().await.unwrap() });
+    let mut lease = manifest::Lease::decode(&lease).unwrap();
+    assert!(!lease.free);
+    drop(second);
+    lease.system = "elsewhere".into();
+    run(store.put(&at, lease.encode().into())).unwrap();
+    let started = Instant::now();
+    drop(attached(&store));
+    assert!((2..8).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+}
+
+#[test]
+fn another_writer_ends_the_use_of_the_volume() {
+    // Without a lease only versions tell.
+    let mut careless = setup();
+    careless.options.lease = false;
+    let store = volume(2 * MIB, 1 << 20);
+    let first = attach_with(&store, careless.clone()).unwrap();
+    let mut a = first.session().unwrap();
+    write(&mut *a, 0, 4096, 1).outcome.unwrap();
+    let let_go = first.identity().unwrap().encode();
+    let second = attach_with(&store, careless.clone()).unwrap();
+    let found = second.identity().unwrap();
+    assert!(found.proves(&let_go, true, false).is_ok(), "attached, and nothing written");
+    let mut b = second.session().unwrap();
+    write(&mut *b, 8192, 4096, 2).outcome.unwrap();
+    let failure = write(&mut *a, 4096, 4096, 3).outcome.unwrap_err();
+    assert!(
+        failure.message.contains("by somebody else") || failure.message.contains("another writer"),
+        "{failure}"
+    );
+    let failure = one(&mut *a, Op::Read { offset: MIB, buf: AlignedBuf::zeroed(512) }).outcome;
+    assert!(failure.is_err(), "nothing is served any more");
+    assert!(first.is_lost(), "not from the cache either");
+    assert!(first.identity().is_err(), "and nothing cached of it is used again");
+    assert_eq!(read(&mut *b, 4096, 1), [0]);
+    drop((a, first, b));
+    assert!(second.identity().unwrap().proves(&let_go, true, false).is_err());
+    drop(second);
+    // Something that is not Larder removes a chunk.
+    let third = attach_with(&store, careless).unwrap();
+    let let_go = third.identity().unwrap().encode();
+    let mut session = third.session().unwrap();
+    run(store.delete(&Path::from("a/chunks/00/000000000000"))).unwrap();
+    let failure = one(&mut *session, Op::Read { offset: 0, buf: AlignedBuf::zeroed(512) }).outcome;
+    assert!(failure.unwrap_err().message.contains("was removed by somebody else"));
+    drop((session, third));
+    assert!(attached(&store).identity().unwrap().proves(&let_go, true, false).is_err());
+}
+
+/// While the store is silent nothing is lost, and after patience has ended the client hears of it.
+#[test]
+fn a_silent_store() {
+    let store = volume(MIB, 1 << 20);
+    let mut short = setup();
+    short.options.patience = Patience {
+        silence: Duration::from_millis(200),
+        give_up: Some(Duration::from_secs(1)),
+        ..patience()
+    };
+    let backing = attach_with(&store, short).unwrap();
+    let mut session = backing.session().unwrap();
+    write(&mut *session, 0, 512, 1).outcome.unwrap();
+    store.faults.hang.store(true, Ordering::SeqCst);
+    let failure = write(&mut *session, 0, 512, 2).outcome.unwrap_err();
+    assert!(failure.message.contains("no answer within 0.2 s"), "{failure}");
+    let mut buf = AlignedBuf::zeroed(512);
+    buf.fill(3);
+    session.submit(9, Op::Write { offset: 0, data: Payload::new(buf), fua: false });
+    session.flush(Instant::now());
+    std::thread::sleep(Duration::from_millis(400));
+    store.faults.hang.store(false, Ordering::SeqCst);
+    let done = crate::backing::file::tests::run(&mut *session, 1).pop().unwrap();
+    done.outcome.unwrap();
+    assert_eq!(read(&mut *session, 0, 1), [3]);
+}
+
+#[test]
+fn what_is_refused() {
+    let store = Memory::default();
+    let error = attach_with(&store, setup()).unwrap_err();
+    assert!(error.contains("larder block create"), "{error}");
+    let at = Path::from("a/volume.json");
+    for (bytes, what) in
+        [(b"nonsense".to_vec(), "is not a volume's"), (vec![b' '; 100_000], "is not Larder's")]
+    {
+        run(store.put(&at, bytes.into())).unwrap();
+        let error = attach_with(&store, setup()).unwrap_err();
+        assert!(error.contains(what), "{error}");
+    }
+    let store = volume(MIB, 1 << 20);
+    run(store.put(&Path::from("a/lease.json"), b"{}".to_vec().into())).unwrap();
+    let error = attach_with(&store, setup()).unwrap_err();
+    assert!(error.contains("lease.json is malformed"), "{error}");
+    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), patience());
+    let again = Manifest::new([8; 16], MIB, None).unwrap();
+    let error = run(make(&requests, &Path::from("a"), &again)).unwrap_err();
+    assert!(error.contains("there is a volume already"), "{error}");
+}
+
+/// A chunk whose bytes rotted is not merged into a new one that looks sound.
+#[test]
+fn damaged_chunks_are_not_carried_on() {
+    let store = volume(MIB, 1 << 20);
+    drop({
+        let backing = attached(&store);
+        let mut session = backing.session().unwrap();
+        write(&mut *session, 0, 4096, 1).outcome.unwrap();
+        backing
+    });
+    let at = Path::from("a/chunks/00/000000000000");
+    let mut bytes = run(async { store.get(&at).await.unwrap().bytes().await.unwrap() }).to_vec();
+    bytes[77] ^= 1;
+    run(store.put(&at, bytes.into())).unwrap();
+    let backing = attached(&store);
+    let mut session = backing.session().unwrap();
+    let failure = write(&mut *session, 8192, 4096, 1).outcome.unwrap_err();
+    assert!(failure.message.contains("its checksum does not fit"), "{failure}");
+    write(&mut *session, 0, 1 << 20, 2).outcome.unwrap();
+    write(&mut *session, 0, 512, 3).outcome.unwrap();
+}

@@ -1,0 +1,179 @@
+//! An NBD server whose store fails, hangs and loses connections as it is told.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use larder_block::backing::{self, About, Backing, BackingError, Identity, OpenOptions, Session};
+use larder_block::nbd::wire::Errno;
+use larder_block::op::{Done, Failure, Op};
+use larder_block::server::service::pass_through;
+use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
+
+/// What goes wrong.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Every n-th operation fails, every other one of these after it was carried out; 0: none.
+    pub(crate) fail_every: AtomicU64,
+    /// With this.
+    pub(crate) errno: Errno,
+    /// Nothing is carried out.
+    pub(crate) hang: AtomicBool,
+    count: AtomicU64,
+    pub(crate) reads: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Faulty {
+    inner: Box<dyn Backing>,
+    plan: Arc<Plan>,
+}
+
+impl Backing for Faulty {
+    fn uri(&self) -> &str {
+        self.inner.uri()
+    }
+    fn about(&self) -> About {
+        self.inner.about()
+    }
+    fn identity(&self) -> Result<Identity, BackingError> {
+        self.inner.identity()
+    }
+    fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+        let inner = self.inner.session()?;
+        let plan = self.plan.clone();
+        Ok(Box::new(FaultySession {
+            inner,
+            plan,
+            held: VecDeque::new(),
+            ended: VecDeque::new(),
+            lost: Vec::new(),
+        }))
+    }
+}
+
+struct FaultySession {
+    inner: Box<dyn Session>,
+    plan: Arc<Plan>,
+    held: VecDeque<(u64, Op)>,
+    ended: VecDeque<Done>,
+    /// Carried out, and said to have failed.
+    lost: Vec<u64>,
+}
+
+impl FaultySession {
+    fn failure(&self) -> Failure {
+        Failure::new(self.plan.errno, "as it was told")
+    }
+
+    fn let_go(&mut self) {
+        if self.plan.hang.load(Ordering::SeqCst) {
+            return;
+        }
+        while let Some((token, op)) = self.held.pop_front() {
+            self.plan.reads.fetch_add(u64::from(matches!(op, Op::Read { .. })), Ordering::SeqCst);
+            let number = self.plan.count.fetch_add(1, Ordering::SeqCst) + 1;
+            let every = self.plan.fail_every.load(Ordering::SeqCst);
+            let fails = every > 0 && number.is_multiple_of(every);
+            if fails && (number / every).is_multiple_of(2) {
+                self.ended.push_back(Done { token, op, outcome: Err(self.failure()) });
+                continue;
+            }
+            if fails {
+                self.lost.push(token);
+            }
+            self.inner.submit(token, op);
+        }
+    }
+}
+
+impl Session for FaultySession {
+    fn fd(&self) -> RawFd {
+        self.inner.fd()
+    }
+    fn submit(&mut self, token: u64, op: Op) {
+        self.held.push_back((token, op));
+        self.let_go();
+    }
+    fn flush(&mut self, now: Instant) {
+        self.let_go();
+        self.inner.flush(now);
+    }
+    fn turn(&mut self, now: Instant) {
+        self.let_go();
+        self.inner.flush(now);
+        self.inner.turn(now);
+    }
+    fn pop(&mut self) -> Option<Done> {
+        if let Some(done) = self.ended.pop_front() {
+            return Some(done);
+        }
+        let done = self.inner.pop()?;
+        match self.lost.iter().position(|&t| t == done.token) {
+            Some(at) => {
+                self.lost.swap_remove(at);
+                Some(Done { outcome: Err(self.failure()), ..done })
+            }
+            None => Some(done),
+        }
+    }
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight() + self.held.len() + self.ended.len()
+    }
+    fn wake_at(&self) -> Option<Instant> {
+        let mine = (!self.held.is_empty()).then(|| Instant::now() + Duration::from_millis(10));
+        mine.into_iter().chain(self.inner.wake_at()).min()
+    }
+}
+
+/// The server.
+pub(crate) struct Store {
+    pub(crate) plan: Arc<Plan>,
+    disk: PathBuf,
+    socket: PathBuf,
+    server: Option<Server>,
+}
+
+impl Store {
+    pub(crate) fn start(dir: &Path, bytes: u64, errno: Errno) -> Store {
+        let disk = dir.join("disk");
+        std::fs::File::create(&disk).unwrap().set_len(bytes).unwrap();
+        let plan = Plan {
+            fail_every: 0.into(),
+            errno,
+            hang: false.into(),
+            count: 0.into(),
+            reads: 0.into(),
+        };
+        let socket = dir.join("store");
+        let mut store = Store { plan: Arc::new(plan), disk, socket, server: None };
+        store.serve();
+        store
+    }
+
+    fn serve(&mut self) {
+        let uri = format!("file:{}", self.disk.display());
+        let options = OpenOptions { lease: false, ..OpenOptions::default() };
+        let inner = backing::open_with(&uri.parse().unwrap(), &options).unwrap();
+        let backing = Box::new(Faulty { inner, plan: self.plan.clone() });
+        let volumes = Arc::new(Volumes::default());
+        volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
+        let listen = vec![Listen::Unix(self.socket.clone())];
+        let config = ServerConfig { listen, ..ServerConfig::default() };
+        self.server = Some(Server::start(config, volumes, pass_through).unwrap());
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        format!("nbd+unix:///disk?socket={}", self.socket.display())
+    }
+
+    /// All connections go; the store comes back after a while.
+    pub(crate) fn cut(&mut self, away: Duration) {
+        self.server.take().unwrap().stop();
+        std::thread::sleep(away);
+        self.serve();
+    }
+}
