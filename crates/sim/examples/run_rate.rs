@@ -49,7 +49,7 @@ fn main() {
             c.name,
             c.hit_ratio,
             c.dram_objects.unwrap_or(0),
-            c.simulator_bytes.unwrap_or(0) as f64 / objects.max(1) as f64
+            c.simulator_bytes_per_object.unwrap_or(0.0)
         );
     }
 }

@@ -138,10 +138,15 @@ const ROWS: &[Row] = &[
     ("  per second", |c| ByteSize(c.flash_bytes_per_second as u64).to_string()),
     ("drive life, years", |c| some(c.life_years, c.life_years.map_or(0, digits))),
     ("flash reads per hit", |c| some(c.flash_reads_per_hit, 3)),
+    ("flash reads per miss", |c| some(c.flash_reads_per_miss, 4)),
+    ("records, of bytes written", |c| some(c.flash_fill, 3)),
     ("left flash unread", |c| some(c.unread_share, 3)),
     ("objects on flash", |c| c.flash_objects.map_or("-".to_owned(), |n| n.to_string())),
     ("other DRAM per object", |c| {
         c.metadata_per_flash_object.map_or("-".to_owned(), |b| format!("{b:.1} B"))
+    }),
+    ("simulator's memory per object", |c| {
+        c.simulator_bytes_per_object.map_or("-".to_owned(), |b| format!("{b:.1} B"))
     }),
     ("read latency, mean", |c| micros(c.latency.read.mean_us)),
     ("  median", |c| micros(c.latency.read.p50_us)),

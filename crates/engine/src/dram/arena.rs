@@ -20,12 +20,12 @@ pub const UNIT: usize = 16;
 /// Bytes in front of a block's payload.
 pub(super) const BLOCK_HEADER: usize = 8;
 /// Smallest block, units: an object header alone is as large.
-const MIN_UNITS: u32 = 4;
+pub(super) const MIN_UNITS: u32 = 4;
 
 const USED: u32 = 1 << 31;
 const SL_BITS: u32 = 4;
-const SL: usize = 1 << SL_BITS;
-const FL: usize = 28;
+pub(super) const SL: usize = 1 << SL_BITS;
+pub(super) const FL: usize = 28;
 
 /// A block's place: its offset in units. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,7 +41,7 @@ pub struct Arena {
     free_units: u32,
 }
 
-fn class_of(units: u32) -> (usize, usize) {
+pub(super) fn class_of(units: u32) -> (usize, usize) {
     if units < SL as u32 {
         return (0, units as usize);
     }
@@ -51,7 +51,7 @@ fn class_of(units: u32) -> (usize, usize) {
 }
 
 /// The first class all of whose blocks hold `units`.
-fn class_for(units: u32) -> (usize, usize) {
+pub(super) fn class_for(units: u32) -> (usize, usize) {
     if units < SL as u32 {
         return (0, units as usize);
     }
@@ -60,12 +60,17 @@ fn class_for(units: u32) -> (usize, usize) {
 }
 
 /// Units of an arena of `bytes`.
-fn arena_units(bytes: usize) -> u32 {
+pub(super) fn arena_units(bytes: usize) -> u32 {
     (bytes / UNIT).clamp(4096 / UNIT, (1 << 30) - 1) as u32
 }
 
-fn units_of(payload: usize) -> u32 {
+pub(super) fn units_of(payload: usize) -> u32 {
     (((payload + BLOCK_HEADER).div_ceil(UNIT)) as u32).max(MIN_UNITS)
+}
+
+/// What a block of this payload takes of the memory for objects.
+pub fn footprint(payload: usize) -> usize {
+    units_of(payload) as usize * UNIT
 }
 
 impl Arena {
@@ -284,11 +289,6 @@ impl Arena {
     /// Bytes that blocks can take in all.
     pub fn capacity(&self) -> usize {
         (self.end as usize - 1) * UNIT
-    }
-
-    /// What a block of this payload takes from the arena.
-    pub fn footprint(payload: usize) -> usize {
-        units_of(payload) as usize * UNIT
     }
 
     /// Walks everything: neighbours agree on their sizes, no two free blocks touch, the lists hold exactly the free

@@ -1,9 +1,13 @@
 //! The DRAM tier: an arena of variable-sized objects, and the table that finds them.
 
 mod arena;
+mod compact;
+mod memory;
 mod object;
 mod table;
 
-pub use arena::{Arena, Block, Tail, UNIT};
+pub use arena::{Arena, Block, Tail, UNIT, footprint};
+pub use compact::{CompactArena, Contents};
+pub use memory::ObjectMemory;
 pub use object::{HEADER_BYTES, ObjectHeader, State, object_bytes};
 pub use table::Table;

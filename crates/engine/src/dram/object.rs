@@ -12,7 +12,8 @@
 use larder_base::{AppId, Expiry};
 use larder_policy::admission::Features;
 
-use super::arena::{Arena, BLOCK_HEADER, Block};
+use super::arena::{BLOCK_HEADER, Block};
+use super::memory::ObjectMemory;
 
 /// Bytes of header before the key.
 pub const HEADER_BYTES: usize = 56;
@@ -105,9 +106,21 @@ fn u32_at(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
 impl ObjectHeader {
     /// Reads the header of the object in `block`.
     #[inline]
-    pub fn load(arena: &Arena, block: Block) -> ObjectHeader {
+    pub fn load(memory: &impl ObjectMemory, block: Block) -> ObjectHeader {
+        memory.header(block)
+    }
+
+    /// Writes the header.
+    #[inline]
+    pub fn save(&self, memory: &mut impl ObjectMemory, block: Block) {
+        memory.set_header(block, self);
+    }
+
+    /// The header at the start of `payload`.
+    #[inline]
+    pub(super) fn decode(payload: &[u8]) -> ObjectHeader {
         let b: &[u8; HEADER_BYTES] =
-            arena.payload(block)[..HEADER_BYTES].try_into().expect("an object has a header");
+            payload[..HEADER_BYTES].try_into().expect("an object has a header");
         ObjectHeader {
             next: u32_at(b, 0),
             hash: u32_at(b, 4),
@@ -127,12 +140,11 @@ impl ObjectHeader {
         }
     }
 
-    /// Writes the header.
+    /// Writes the header to the start of `payload`.
     #[inline]
-    pub fn save(&self, arena: &mut Arena, block: Block) {
-        let b: &mut [u8; HEADER_BYTES] = (&mut arena.payload_mut(block)[..HEADER_BYTES])
-            .try_into()
-            .expect("an object has a header");
+    pub(super) fn encode(&self, payload: &mut [u8]) {
+        let b: &mut [u8; HEADER_BYTES] =
+            (&mut payload[..HEADER_BYTES]).try_into().expect("an object has a header");
         b[0..4].copy_from_slice(&self.next.to_le_bytes());
         b[4..8].copy_from_slice(&self.hash.to_le_bytes());
         b[8..16].copy_from_slice(&self.cas.to_le_bytes());
@@ -152,34 +164,32 @@ impl ObjectHeader {
 
     /// The chain link alone.
     #[inline]
-    pub fn next_of(arena: &Arena, block: Block) -> u32 {
-        let p = arena.payload(block);
-        u32::from_le_bytes([p[0], p[1], p[2], p[3]])
+    pub fn next_of(memory: &impl ObjectMemory, block: Block) -> u32 {
+        memory.next_of(block)
     }
 
     /// Changes the chain link alone.
     #[inline]
-    pub fn set_next(arena: &mut Arena, block: Block, next: u32) {
-        arena.payload_mut(block)[..4].copy_from_slice(&next.to_le_bytes());
+    pub fn set_next(memory: &mut impl ObjectMemory, block: Block, next: u32) {
+        memory.set_next(block, next);
     }
 
     /// Changes the state bits alone.
     #[inline]
-    pub fn set_state(arena: &mut Arena, block: Block, state: State) {
-        arena.payload_mut(block)[29] = state.0;
+    pub fn set_state(memory: &mut impl ObjectMemory, block: Block, state: State) {
+        memory.set_state(block, state);
     }
 
     /// The key of the object in `block`.
     #[inline]
-    pub fn key<'a>(&self, arena: &'a Arena, block: Block) -> &'a [u8] {
-        &arena.payload(block)[HEADER_BYTES..HEADER_BYTES + usize::from(self.key_len)]
+    pub fn key<'a, M: ObjectMemory>(&self, memory: &'a M, block: Block) -> M::Key<'a> {
+        memory.key(block, self)
     }
 
     /// The value of the object in `block`.
     #[inline]
-    pub fn value<'a>(&self, arena: &'a Arena, block: Block) -> &'a [u8] {
-        let start = HEADER_BYTES + usize::from(self.key_len);
-        &arena.payload(block)[start..start + self.value_len as usize]
+    pub fn value<'a>(&self, memory: &'a impl ObjectMemory, block: Block) -> &'a [u8] {
+        memory.value(block, self)
     }
 
     /// Counts a read at `now` (milliseconds): the five features of Flashield §3.1.
@@ -220,6 +230,7 @@ impl ObjectHeader {
 
 #[cfg(test)]
 mod tests {
+    use super::super::arena::Arena;
     use super::*;
 
     #[test]

@@ -5,7 +5,8 @@
 //! When the arena changes its size the table is built anew. Four bytes per bucket are
 //! 1.6 % of the arena, counted within `-m`.
 
-use super::arena::{Arena, Block};
+use super::arena::Block;
+use super::memory::ObjectMemory;
 use super::object::ObjectHeader;
 
 /// The buckets of one shard.
@@ -30,7 +31,7 @@ impl Table {
     }
 
     /// Rebuilds the table for an arena that has become `bytes` long, if that asks for another number of buckets.
-    pub fn fit(&mut self, arena: &mut Arena, bytes: usize) {
+    pub fn fit(&mut self, arena: &mut super::Arena, bytes: usize) {
         if Self::buckets(bytes) == self.heads.len() {
             return;
         }
@@ -43,7 +44,7 @@ impl Table {
                 self.link(arena, hash, block);
             }
             let next = arena.next(block);
-            if next <= block {
+            if next == arena.first() {
                 break;
             }
             block = next;
@@ -58,14 +59,16 @@ impl Table {
 
     /// The object with this key.
     #[inline]
-    pub fn find(&self, arena: &Arena, hash: u32, key: &[u8]) -> Option<(Block, ObjectHeader)> {
+    pub fn find(
+        &self,
+        arena: &impl ObjectMemory,
+        hash: u32,
+        key: &[u8],
+    ) -> Option<(Block, ObjectHeader)> {
         let mut at = self.heads[(hash & self.mask) as usize];
         while at != 0 {
             let h = ObjectHeader::load(arena, Block(at));
-            if h.hash == hash
-                && usize::from(h.key_len) == key.len()
-                && h.key(arena, Block(at)) == key
-            {
+            if arena.has_key(Block(at), &h, hash, key) {
                 return Some((Block(at), h));
             }
             at = h.next;
@@ -81,12 +84,17 @@ impl Table {
 
     /// Asks for the header of the first object that looking for `hash` meets.
     #[inline]
-    pub fn warm_object(&self, arena: &Arena, hash: u32) {
+    pub fn warm_object(&self, arena: &impl ObjectMemory, hash: u32) {
         arena.warm(Block(self.heads[(hash & self.mask) as usize]));
     }
 
     /// The object in `block`, if one is linked there under `hash`: safe to ask of a block that may be gone.
-    pub fn holds(&self, arena: &Arena, hash: u32, block: Block) -> Option<ObjectHeader> {
+    pub fn holds(
+        &self,
+        arena: &impl ObjectMemory,
+        hash: u32,
+        block: Block,
+    ) -> Option<ObjectHeader> {
         let mut at = self.heads[(hash & self.mask) as usize];
         while at != 0 {
             let h = ObjectHeader::load(arena, Block(at));
@@ -104,11 +112,11 @@ impl Table {
     }
 
     /// The objects of one bucket.
-    pub fn chain<'a>(
+    pub fn chain<'a, M: ObjectMemory>(
         &self,
-        arena: &'a Arena,
+        arena: &'a M,
         bucket: u32,
-    ) -> impl Iterator<Item = (Block, ObjectHeader)> + use<'a> {
+    ) -> impl Iterator<Item = (Block, ObjectHeader)> + use<'a, M> {
         let mut at = self.heads.get(bucket as usize).copied().unwrap_or(0);
         std::iter::from_fn(move || {
             let block = (at != 0).then_some(Block(at))?;
@@ -120,7 +128,7 @@ impl Table {
 
     /// Links an object whose header (but for `next`) is in place.
     #[inline]
-    pub fn link(&mut self, arena: &mut Arena, hash: u32, block: Block) {
+    pub fn link(&mut self, arena: &mut impl ObjectMemory, hash: u32, block: Block) {
         let slot = (hash & self.mask) as usize;
         ObjectHeader::set_next(arena, block, self.heads[slot]);
         self.heads[slot] = block.0;
@@ -131,7 +139,7 @@ impl Table {
     ///
     /// # Panics
     /// If it is not linked: the table would be corrupt.
-    pub fn unlink(&mut self, arena: &mut Arena, hash: u32, block: Block) {
+    pub fn unlink(&mut self, arena: &mut impl ObjectMemory, hash: u32, block: Block) {
         let slot = (hash & self.mask) as usize;
         let next = ObjectHeader::next_of(arena, block);
         let mut at = self.heads[slot];

@@ -13,7 +13,7 @@ use super::api::Location;
 use super::flash::MAX_TWINS;
 use super::planted::Planted;
 use super::shard::KvShard;
-use crate::dram::{Block, ObjectHeader, State};
+use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, Family, Place};
 use crate::segment::{NoRoom, Placed, place_of};
 
@@ -101,7 +101,7 @@ pub struct Heat {
     pub entries: u64,
 }
 
-impl KvShard {
+impl<M: ObjectMemory> KvShard<M> {
     /// Makes free room until the shard has as much as it wants, or a segment is full, or the window has been looked
     /// through: stages what admission wants on flash, evicts by CLOCK what it does not.
     pub fn stage(&mut self, now: Now, sink: &mut impl StageSink) -> StageReport {
@@ -232,7 +232,8 @@ impl KvShard {
                 wanted.push((score, block, h));
             }
         }
-        wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let place = |block| self.arena.address(block);
+        wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| place(a.1).cmp(&place(b.1))));
         for (_, block, h) in wanted {
             if !self.wants_room() || !self.may_stage() {
                 break;
@@ -306,8 +307,10 @@ impl KvShard {
             stale: h.state.has(State::STALE),
             won: h.state.has(State::WON),
         };
-        let (key, value) = (h.key(&self.arena, block), h.value(&self.arena, block));
-        match sink.offer(hash, &meta, key, value, block) {
+        let key = h.key(&self.arena, block);
+        let offered = sink.offer(hash, &meta, &key, h.value(&self.arena, block), block);
+        drop(key);
+        match offered {
             Ok(()) => {}
             // Large records go one behind the other: one that does not fit is at the end, and while memory is short nobody
             // waits for a smaller one.
@@ -336,7 +339,7 @@ impl KvShard {
         staged: &[Staged],
     ) {
         self.generations[usize::from(segment)] = generation;
-        let alive = |shard: &KvShard, s: &Staged| {
+        let alive = |shard: &KvShard<M>, s: &Staged| {
             shard
                 .table
                 .holds(&shard.arena, s.hash.dram(), s.block)

@@ -19,7 +19,7 @@ use larder_policy::admission::{AdmissionPolicy, Departure};
 use super::api::{Effects, Fetched, FlashRead, Location, Request};
 use super::planted::Planted;
 use super::shard::{KvShard, MAX_SUSPECTS, NewObject, Suspect};
-use crate::dram::{Block, ObjectHeader, State};
+use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 use crate::index::{Entry, FlashIndex, Place};
 use crate::segment::span;
 
@@ -39,7 +39,7 @@ pub(super) enum Located<'f> {
     Absent,
 }
 
-impl KvShard {
+impl<M: ObjectMemory> KvShard<M> {
     /// Where the object of `hash` would lie if `entry` were its.
     pub(super) fn location(&self, hash: ObjectHash, entry: &Entry) -> Location {
         let (segment, generation) = (entry.segment, self.generations[usize::from(entry.segment)]);

@@ -22,7 +22,7 @@ use larder_policy::budget::WriteBudget;
 use super::clean::{StageSink, Staged, place_of_placed};
 use super::config::FlashGeometry;
 use super::shard::KvShard;
-use crate::dram::Block;
+use crate::dram::{Arena, Block, ObjectMemory};
 use crate::segment::{Fill, NoRoom, SegmentBuilder};
 
 /// The device failed; the runtime has logged how.
@@ -46,13 +46,13 @@ pub trait SegmentIo {
 }
 
 /// The shards, each behind whatever lock the runtime has.
-pub trait Shards {
+pub trait Shards<M = Arena> {
     /// How many.
     fn count(&self) -> usize;
     /// Which one a hash belongs to.
     fn shard_of(&self, hash: ObjectHash) -> usize;
     /// Runs `f` on one of them.
-    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R;
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R;
 }
 
 /// What a segment is to the log.
@@ -357,7 +357,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
 
     /// Does at most one thing. Call again until [`Step::Idle`], then again when a shard is short of room or after a
     /// second.
-    pub fn step(&mut self, now: Now, shards: &mut impl Shards, io: &mut impl SegmentIo) -> Step {
+    pub fn step<M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        shards: &mut impl Shards<M>,
+        io: &mut impl SegmentIo,
+    ) -> Step {
         if self.cleaning.len() != shards.count() {
             self.cleaning = vec![false; shards.count()];
         }
@@ -395,7 +400,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     }
 
     /// Writes out what is staged, however little: at a clean stop.
-    pub fn drain(&mut self, now: Now, shards: &mut impl Shards, io: &mut impl SegmentIo) {
+    pub fn drain<M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        shards: &mut impl Shards<M>,
+        io: &mut impl SegmentIo,
+    ) {
         for open in self.open.iter_mut().flatten() {
             open.full = !open.builder.is_empty();
         }
@@ -424,7 +434,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     }
 
     /// The next shard that needs room.
-    fn next_short(&mut self, shards: &mut impl Shards) -> Option<usize> {
+    fn next_short<M: ObjectMemory>(&mut self, shards: &mut impl Shards<M>) -> Option<usize> {
         let n = shards.count();
         for _ in 0..n {
             let shard = self.next_shard;
@@ -484,7 +494,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
     }
 
     /// Returns false when nothing could be done: then the shard is looked at again later.
-    fn stage(&mut self, now: Now, shard: usize, shards: &mut impl Shards) -> bool {
+    fn stage<M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        shard: usize,
+        shards: &mut impl Shards<M>,
+    ) -> bool {
         let usable = self.failed_at.is_none() && self.config.flash.segments > 0;
         // What both open segments may take, and one object that then finds no room: less would look like a spent budget.
         let wanted = 3 * u64::from(self.config.flash.segment_bytes);
@@ -555,7 +570,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         self.budget.grant(now.mono, fill.capacity.saturating_sub(fill.record_bytes));
     }
 
-    fn publish(&mut self, now: Now, shards: &mut impl Shards, written: Written, next_shard: usize) {
+    fn publish<M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        shards: &mut impl Shards<M>,
+        written: Written,
+        next_shard: usize,
+    ) {
         let staged = &written.staged[next_shard];
         shards.with(next_shard, |s| {
             if written.ok {
@@ -596,7 +617,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         Reclaim { segment, kind, readable, next_shard: 0, budget, lifetime }
     }
 
-    fn reclaim(&mut self, now: Now, shards: &mut impl Shards, mut reclaim: Reclaim) {
+    fn reclaim<M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        shards: &mut impl Shards<M>,
+        mut reclaim: Reclaim,
+    ) {
         let shard = reclaim.next_shard;
         let count = shards.count();
         let bytes = self.buffers.last().filter(|_| reclaim.readable).map(AsRef::as_ref);
@@ -647,7 +673,7 @@ impl OwnerOf {
 
 /// How many entries of a shard may be hot: its part of the hot data threshold (Flashield §4.3: HDT = usable DRAM + 70 %
 /// of the flash) less what is in DRAM, in objects of the mean size that came to flash.
-fn hot_limit(shard: &KvShard, config: &LogConfig) -> u64 {
+fn hot_limit<M: ObjectMemory>(shard: &KvShard<M>, config: &LogConfig) -> u64 {
     let part = config.flash.capacity() / u64::from(shard.config().shards.max(1));
     let dram_free = shard.dram_free_bytes() as u64;
     let limit = part * u64::from(config.hot_percent) / 100 + dram_free;

@@ -14,7 +14,7 @@ use super::api::{
 use super::flash::{Found, Located};
 use super::planted::Planted;
 use super::shard::{KvShard, NewObject};
-use crate::dram::{Block, ObjectHeader, State};
+use crate::dram::{Block, ObjectHeader, ObjectMemory, State};
 
 /// Longest decimal number plus sign and padding that incr and decr accept, as memcached does.
 const MAX_NUMBER: usize = 24;
@@ -26,7 +26,7 @@ enum Present<'f> {
     Absent,
 }
 
-impl KvShard {
+impl<M: ObjectMemory> KvShard<M> {
     /// Executes one request. [`Outcome::Read`] asks for bytes on flash: call again with the same request and
     /// [`Fetched`]; nothing has changed yet (but an expired object may be gone).
     pub fn execute(
@@ -500,9 +500,8 @@ impl KvShard {
         let new_cas = self.take_cas(arith.new_cas);
         if len == old_len {
             // Shorter numbers are padded with spaces to the old width, as memcached does.
-            let start = crate::dram::HEADER_BYTES + usize::from(h.key_len);
             self.changed_in_place(req, block, &mut h);
-            self.arena.payload_mut(block)[start..start + len].copy_from_slice(&digits[..len]);
+            self.arena.write_value(block, &h, &digits[..len]);
         } else {
             let (reads, last, written) = (h.reads, h.last, h.written);
             let longer = NewObject::fresh(req, &digits[..len], h.expiry, new_cas);

@@ -36,7 +36,7 @@ pub enum Planted {
     ReclaimLeavesEntries,
 }
 
-impl super::KvShard {
+impl<M> super::KvShard<M> {
     /// Plants a fault.
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Planted) {

@@ -7,11 +7,13 @@ use larder_format::{Filling, RecordMeta, record_len};
 use larder_policy::admission::{Access, Admission, AdmissionPolicy, Departure};
 
 use super::access_times::AccessTimes;
-use super::api::{Effects, Item, Request, Tier};
+use super::api::{Effects, Item, Location, Request, Tier};
 use super::config::{ClockMode, ShardConfig};
 use super::planted::Planted;
 use super::stats::{AppTable, ShardStats};
-use crate::dram::{Arena, Block, ObjectHeader, State, Table, object_bytes};
+use crate::dram::{
+    Arena, Block, ObjectHeader, ObjectMemory, State, Table, footprint, object_bytes,
+};
 use crate::index::{self, Attached, ClockBits, Entry, Family, FlashIndex, IndexError};
 
 /// Owner word of the index that holds a flush announced for later (Unix seconds; 0 for none).
@@ -73,10 +75,11 @@ impl<'a> NewObject<'a> {
     }
 }
 
-/// One shard. See [`super::api`] for how it is used.
-pub struct KvShard {
+/// One shard. See [`super::api`] for how it is used. A server's objects lie in an [`Arena`]; over another memory the
+/// shard decides the same ([`KvShard::with_memory`]).
+pub struct KvShard<M = Arena> {
     pub(super) config: ShardConfig,
-    pub(super) arena: Arena,
+    pub(super) arena: M,
     pub(super) table: Table,
     /// The CLOCK hand over DRAM: always the start of a block.
     pub(super) hand: Block,
@@ -126,8 +129,8 @@ impl KvShard {
         admission: Admission,
         words: Words,
     ) -> Result<KvShard, IndexError> {
-        let index = FlashIndex::create(words, clock_bits(config.clock_max))?;
-        Ok(Self::with_index(config, admission, index))
+        let arena = Arena::new(config.arena_bytes);
+        KvShard::with_memory(config, admission, words, arena)
     }
 
     /// A shard whose index outlived another process. `generations[s]` is the generation of segment `s` as the segment
@@ -150,7 +153,8 @@ impl KvShard {
             }
             keep
         })?;
-        let mut shard = Self::with_index(config, admission, index);
+        let arena = Arena::new(config.arena_bytes);
+        let mut shard = Self::with_index(config, admission, index, arena);
         let n = shard.generations.len().min(generations.len());
         shard.generations[..n].copy_from_slice(&generations[..n]);
         shard.live[..n].copy_from_slice(&live[..n]);
@@ -158,8 +162,33 @@ impl KvShard {
         Ok((shard, report))
     }
 
-    fn with_index(config: ShardConfig, admission: Admission, index: FlashIndex) -> KvShard {
-        let arena = Arena::new(config.arena_bytes);
+    /// The memory of objects, for the runtime to advise the kernel on before it is used.
+    pub fn object_memory_mut(&mut self) -> &mut [u8] {
+        self.arena.memory_mut()
+    }
+}
+
+impl<M: ObjectMemory> KvShard<M> {
+    /// An empty shard over `memory`, which is as large as [`ShardConfig::arena_bytes`] says.
+    ///
+    /// # Errors
+    /// When `words` are too few for an index.
+    pub fn with_memory(
+        config: ShardConfig,
+        admission: Admission,
+        words: Words,
+        memory: M,
+    ) -> Result<KvShard<M>, IndexError> {
+        let index = FlashIndex::create(words, clock_bits(config.clock_max))?;
+        Ok(Self::with_index(config, admission, index, memory))
+    }
+
+    fn with_index(
+        config: ShardConfig,
+        admission: Admission,
+        index: FlashIndex,
+        arena: M,
+    ) -> KvShard<M> {
         let segments = usize::from(config.flash.segments) + 1;
         KvShard {
             table: Table::for_arena(config.arena_bytes),
@@ -197,12 +226,20 @@ impl KvShard {
     pub fn warm(&self, hash: ObjectHash) {
         self.table.warm(hash.dram());
         self.index.warm(hash);
+        self.admission.warm(hash);
     }
 
     /// The second step, some requests after [`KvShard::warm`]: the object that the table names.
     #[inline]
     pub fn warm_object(&self, hash: ObjectHash) {
         self.table.warm_object(&self.arena, hash.dram());
+    }
+
+    /// Where a look-up would read flash first, if the object is on flash: for who can have it at hand sooner.
+    #[inline]
+    pub fn first_on_flash(&self, hash: ObjectHash) -> Option<Location> {
+        let entry = self.index.probe(hash).iter().next()?;
+        Some(self.location(hash, &entry))
     }
 
     /// The shard's counters.
@@ -267,9 +304,9 @@ impl KvShard {
         self.table.len()
     }
 
-    /// The memory of objects, for the runtime to advise the kernel on before it is used.
-    pub fn object_memory_mut(&mut self) -> &mut [u8] {
-        self.arena.memory_mut()
+    /// Bytes that the process holds for objects in DRAM; what [`KvShard::memory`] calls `objects` is what they count.
+    pub fn object_memory_held(&self) -> usize {
+        self.arena.held_bytes()
     }
 
     /// Bytes of the arena that are free.
@@ -361,7 +398,7 @@ impl KvShard {
             for (block, h) in self.table.chain(&self.arena, bucket) {
                 if !h.expiry.is_past(now.wall) {
                     let item = Self::item(&self.arena, now, block, &h);
-                    show(h.key(&self.arena, block), &item, self.arena.block_bytes(block));
+                    show(&h.key(&self.arena, block), &item, self.arena.block_bytes(block));
                 }
             }
         }
@@ -410,7 +447,7 @@ impl KvShard {
         loop {
             let block = self.scan;
             self.scan = self.arena.next(block);
-            let last = self.scan <= block;
+            let last = self.scan == self.arena.first();
             if self.arena.is_used(block) {
                 let h = ObjectHeader::load(&self.arena, block);
                 let hash = self.hash_of(block, &h);
@@ -429,7 +466,7 @@ impl KvShard {
 
     /// The full hash of an object in DRAM: not kept in its header, since only its departure needs it.
     pub(super) fn hash_of(&self, block: Block, h: &ObjectHeader) -> ObjectHash {
-        self.config.hasher.hash(h.key(&self.arena, block))
+        self.config.hasher.hash(&h.key(&self.arena, block))
     }
 
     /// The object of `hash` and `key` in DRAM; one that has expired is removed on the way (`Err`).
@@ -469,7 +506,7 @@ impl KvShard {
         h: &ObjectHeader,
         departure: Option<(Now, Departure)>,
     ) {
-        self.table.unlink(&mut self.arena, h.hash, block);
+        self.table.unlink(&mut self.arena, hash.dram(), block);
         let bytes = self.arena.block_bytes(block);
         if h.state.has(State::STAGED) {
             self.staged_bytes -= bytes;
@@ -496,13 +533,7 @@ impl KvShard {
     }
 
     fn free_block(&mut self, block: Block) {
-        let (start, bytes) = self.arena.free(block);
-        let end = start.0 + (bytes / crate::dram::UNIT) as u32;
-        for hand in [&mut self.hand, &mut self.scan] {
-            if hand.0 > start.0 && hand.0 < end {
-                *hand = start;
-            }
-        }
+        self.arena.free(block, [&mut self.hand, &mut self.scan]);
     }
 
     /// Puts an object into DRAM; the caller has made sure that no other of this key exists. `None` when no room can be
@@ -533,13 +564,7 @@ impl KvShard {
             first_read: 0,
             last_gap: 0,
         };
-        h.save(&mut self.arena, block);
-        let body = &mut self.arena.payload_mut(block)[crate::dram::HEADER_BYTES..];
-        let (key, rest) = body.split_at_mut(new.key.len());
-        key.copy_from_slice(new.key);
-        let (first, rest) = rest.split_at_mut(new.value[0].len());
-        first.copy_from_slice(new.value[0]);
-        rest[..new.value[1].len()].copy_from_slice(new.value[1]);
+        self.arena.fill(block, &h, new.key, new.value);
         self.table.link(&mut self.arena, new.hash.dram(), block);
         // Callers change the header and save it whole.
         h.next = ObjectHeader::next_of(&self.arena, block);
@@ -554,7 +579,7 @@ impl KvShard {
         if let Some(block) = self.arena.alloc(bytes) {
             return Some(block);
         }
-        if self.config.no_eviction || Arena::footprint(bytes) > self.arena.capacity() {
+        if self.config.no_eviction || footprint(bytes) > self.arena.capacity() {
             return None;
         }
         // Mixed sizes leave free bytes in pieces: more of them must be kept free, ahead of writes.
@@ -562,7 +587,7 @@ impl KvShard {
         self.extra_room = (self.extra_room + capacity / 256).min(capacity / 8);
         // First by rank. Small objects find room soon; a large one may not, since what CLOCK spares lies in between.
         let mut budget =
-            self.arena.capacity().min(Arena::footprint(bytes).saturating_mul(8).max(64 << 10));
+            self.arena.capacity().min(footprint(bytes).saturating_mul(8).max(64 << 10));
         let mut spared = 0usize;
         while budget > 0 {
             let size = self.arena.block_bytes(self.hand);
@@ -687,7 +712,7 @@ impl KvShard {
 
     /// An object in DRAM as an answer shows it.
     #[inline]
-    pub(super) fn item<'a>(arena: &'a Arena, now: Now, block: Block, h: &ObjectHeader) -> Item<'a> {
+    pub(super) fn item<'a>(arena: &'a M, now: Now, block: Block, h: &ObjectHeader) -> Item<'a> {
         Item {
             value: h.value(arena, block),
             flags: h.flags,
@@ -716,15 +741,15 @@ impl KvShard {
             scan |= at == self.scan;
             if self.arena.is_used(at) {
                 let h = ObjectHeader::load(&self.arena, at);
-                let key = h.key(&self.arena, at);
-                if self.table.find(&self.arena, h.hash, key).map(|f| f.0) != Some(at) {
+                let (key, hash) = (h.key(&self.arena, at), self.hash_of(at, &h).dram());
+                if self.table.find(&self.arena, hash, &key).map(|f| f.0) != Some(at) {
                     return Err(format!("object at {at:?} is not found by its key"));
                 }
                 objects += 1;
                 staged += if h.state.has(State::STAGED) { self.arena.block_bytes(at) } else { 0 };
             }
             let next = self.arena.next(at);
-            if next <= at {
+            if next == self.arena.first() {
                 break;
             }
             at = next;

@@ -384,6 +384,13 @@ impl AdmissionPolicy for Flashiness {
         self.sampler.follows(hash.fingerprint())
     }
 
+    #[inline]
+    fn warm(&self, hash: ObjectHash) {
+        if let Some(history) = &self.history {
+            history.warm(hash.fingerprint());
+        }
+    }
+
     fn memory_bytes(&self) -> usize {
         let models = self.apps.iter().filter(|a| a.model.is_some()).count();
         self.history.as_ref().map_or(0, KeyMemory::memory_bytes)

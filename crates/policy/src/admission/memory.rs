@@ -75,6 +75,12 @@ impl KeyMemory {
         self.entries[start..start + WAYS].iter().position(|e| e >> 44 == tag).map(|i| start + i)
     }
 
+    /// Asks for the cache line of the key's set.
+    #[inline]
+    pub(crate) fn warm(&self, fingerprint: u64) {
+        larder_base::prefetch(&self.entries, self.place(fingerprint).0);
+    }
+
     /// What is known of a key.
     pub(crate) fn recall(&self, fingerprint: u64) -> History {
         let Some(at) = self.find(fingerprint) else {

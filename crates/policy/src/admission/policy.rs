@@ -53,6 +53,11 @@ pub trait AdmissionPolicy: Send {
         false
     }
 
+    /// Asks for the cache line at which what is known of the key begins: for who knows what will be asked.
+    fn warm(&self, hash: ObjectHash) {
+        let _ = hash;
+    }
+
     /// DRAM its tables take, bytes.
     fn memory_bytes(&self) -> usize;
 
@@ -353,6 +358,11 @@ impl AdmissionPolicy for Admission {
     #[inline]
     fn wants_read(&self, hash: ObjectHash) -> bool {
         dispatch!(&self.policy, p => p.wants_read(hash))
+    }
+
+    #[inline]
+    fn warm(&self, hash: ObjectHash) {
+        dispatch!(&self.policy, p => p.warm(hash));
     }
 
     fn memory_bytes(&self) -> usize {

@@ -38,12 +38,12 @@ pub(super) struct Found {
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) counts: Counts,
-    recording: bool,
-    ops: Vec<DeviceOp>,
+    pub(super) recording: bool,
+    pub(super) ops: Vec<DeviceOp>,
 }
 
 impl Account {
-    fn record(&mut self, op: DeviceOp) {
+    pub(super) fn record(&mut self, op: DeviceOp) {
         if self.recording {
             self.ops.push(op);
         }
@@ -80,6 +80,10 @@ pub(super) trait Flash {
     /// Removes an object that may be there.
     fn remove(&mut self, tag: u32, account: &mut Account);
     fn index_size(&self) -> IndexSize;
+    /// Bytes of records that were written.
+    fn record_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 struct Item {
@@ -279,13 +283,16 @@ impl<F: Flash> Baseline for Hybrid<F> {
         self.account.recording = true;
     }
 
-    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) -> bool {
+    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) {
         out.append(&mut self.account.ops);
-        self.account.recording
     }
 
     fn index_size(&self) -> Option<IndexSize> {
         Some(self.flash.index_size())
+    }
+
+    fn record_bytes(&self) -> Option<u64> {
+        self.flash.record_bytes()
     }
 }
 
@@ -308,11 +315,14 @@ macro_rules! baseline_by_field {
             fn record_device_ops(&mut self) {
                 self.0.record_device_ops();
             }
-            fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) -> bool {
-                self.0.take_device_ops(out)
+            fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) {
+                self.0.take_device_ops(out);
             }
             fn index_size(&self) -> Option<IndexSize> {
                 self.0.index_size()
+            }
+            fn record_bytes(&self) -> Option<u64> {
+                self.0.record_bytes()
             }
         }
     };

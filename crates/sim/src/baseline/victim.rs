@@ -1,8 +1,17 @@
 //! Flash as a victim cache of DRAM: whatever DRAM evicts is written to flash.
+//!
+//! What it holds follows the bytes alone, as in lsm-sim. For the drive under it every object has a place, at random as its
+//! tag falls: an object is written by itself when DRAM evicts it, from the start of a page, and pages are not checked for
+//! whom they held before. So an object of 300 bytes programs a page of 4 KiB.
 
 use larder_base::slab::{List, Slab};
 
+use super::hybrid::Account;
 use super::{Baseline, Counts, Index, NONE};
+use crate::kv::DeviceOp;
+
+/// Objects begin at multiples of so many bytes.
+const PAGE: u64 = 4096;
 
 #[derive(Debug)]
 struct Item {
@@ -22,7 +31,7 @@ pub struct VictimCache {
     dram: List,
     flash: List,
     index: Index,
-    counts: Counts,
+    account: Account,
 }
 
 impl VictimCache {
@@ -37,8 +46,14 @@ impl VictimCache {
             dram: List::new(),
             flash: List::new(),
             index: Index::default(),
-            counts: Counts::default(),
+            account: Account::default(),
         }
+    }
+
+    /// Where on flash the object lies, when it does.
+    fn place(&self, tag: u32, bytes: u64) -> u64 {
+        let pages = (self.flash_capacity.saturating_sub(bytes) / PAGE).max(1);
+        larder_trace::mix(u64::from(tag)) % pages * PAGE
     }
 
     fn unlink(&mut self, at: u32) {
@@ -75,8 +90,8 @@ impl VictimCache {
             self.slab.get_mut(victim).in_dram = false;
             self.flash.push_front(&mut self.slab, victim);
             self.flash_bytes += bytes;
-            self.counts.flash_writes += 1;
-            self.counts.flash_bytes += bytes;
+            let offset = self.place(self.slab.get(victim).tag, bytes);
+            self.account.write(offset, bytes as u32);
         }
         self.slab.get_mut(at).in_dram = true;
         self.dram.push_front(&mut self.slab, at);
@@ -86,22 +101,26 @@ impl VictimCache {
 
 impl Baseline for VictimCache {
     fn request(&mut self, tag: u32, size: u32) -> bool {
-        self.counts.requests += 1;
+        self.account.counts.requests += 1;
         let at = self.index.get(tag);
         if at != NONE {
             let was_in_dram = self.slab.get(at).in_dram;
             self.unlink(at);
             if self.slab.get(at).size == size {
-                self.counts.hits += 1;
-                self.counts.dram_hits += u64::from(was_in_dram);
+                self.account.counts.hits += 1;
+                self.account.counts.dram_hits += u64::from(was_in_dram);
+                if !was_in_dram {
+                    let offset = self.place(tag, u64::from(size));
+                    self.account.record(DeviceOp::Read { offset, len: size });
+                }
                 self.insert(at);
                 return true;
             }
             self.forget(at);
         }
-        self.counts.miss_bytes += u64::from(size);
+        self.account.counts.miss_bytes += u64::from(size);
         if u64::from(size) > self.dram_capacity {
-            self.counts.refused += 1;
+            self.account.counts.refused += 1;
             return false;
         }
         let at = self.slab.take(Item { tag, size, in_dram: true });
@@ -119,10 +138,18 @@ impl Baseline for VictimCache {
     }
 
     fn counts(&self) -> Counts {
-        self.counts
+        self.account.counts
     }
 
     fn reset_counts(&mut self) {
-        self.counts = Counts::default();
+        self.account.counts = Counts::default();
+    }
+
+    fn record_device_ops(&mut self) {
+        self.account.recording = true;
+    }
+
+    fn take_device_ops(&mut self, out: &mut Vec<DeviceOp>) {
+        out.append(&mut self.account.ops);
     }
 }

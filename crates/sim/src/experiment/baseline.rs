@@ -1,10 +1,10 @@
-//! The models of CacheLib's caches as an experiment states them.
+//! The models of CacheLib's caches and of Flashield's flash as an experiment states them.
 
 use larder_base::ByteSize;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ExperimentError, value};
-use crate::baseline::{self, BaselineError, HybridConfig, LogParams, SetParams};
+use crate::baseline::{self, BaselineError, HybridConfig, LogParams, PaperParams, SetParams};
 
 /// CacheLib's BigHash behind LRU in DRAM ([`baseline::SetAssociative`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +56,43 @@ pub struct FifoLog {
     pub mean_object: u64,
 }
 
+/// Flashield's flash in the paper's form behind LRU in DRAM ([`baseline::FlashieldPaper`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlashieldPaper {
+    /// Its name in reports. Default: the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// DRAM. What waits for a segment comes on top.
+    pub dram: ByteSize,
+    /// Flash.
+    pub flash: ByteSize,
+    /// Bytes of a segment. Default 1 MiB.
+    #[serde(default = "region")]
+    pub segment: ByteSize,
+    /// Functions that name an object's place in its segment. Default 16.
+    #[serde(default = "sixteen")]
+    pub functions: u32,
+    /// Functions that name an object's slot in the table. Default 16.
+    #[serde(default = "sixteen")]
+    pub choices: u32,
+    /// Objects over slots that the table is sized for. Default 0.95.
+    #[serde(default = "load")]
+    pub load: f64,
+    /// Which of DRAM's victims go to flash: all, probability:P, reject_first or ghost. Default all.
+    #[serde(default = "all")]
+    pub admission: String,
+    /// Mean bytes of an object, by which table and filter are sized. Default 300.
+    #[serde(default = "mean_object")]
+    pub mean_object: u64,
+}
+
+fn sixteen() -> u32 {
+    16
+}
+fn load() -> f64 {
+    0.95
+}
 fn bucket() -> ByteSize {
     ByteSize::kib(4)
 }
@@ -92,6 +129,19 @@ impl SetAssociative {
         let config = config(self.dram, self.flash, &self.admission, self.mean_object, seed)?;
         let bucket = u32::try_from(self.bucket.0).unwrap_or(u32::MAX);
         baseline::SetAssociative::new(&config, SetParams { bucket })
+    }
+}
+
+impl FlashieldPaper {
+    pub(super) fn build(&self, seed: u64) -> Result<baseline::FlashieldPaper, BaselineError> {
+        let config = config(self.dram, self.flash, &self.admission, self.mean_object, seed)?;
+        let params = PaperParams {
+            segment: self.segment.0,
+            functions: self.functions,
+            choices: self.choices,
+            load: self.load,
+        };
+        baseline::FlashieldPaper::new(&config, params)
     }
 }
 
@@ -163,6 +213,53 @@ admission = "ghost"
         for c in &outcome.caches {
             assert!(c.hits_flash > 1000 && c.latency.hit_flash.p50_us >= 88.0, "{c:?}");
         }
+    }
+
+    /// The paper's index and segments beside Larder's, on the same requests and with the same filter.
+    #[test]
+    fn the_papers_index_beside_ours() {
+        let text = r#"
+[workload]
+trace = "gen:memcachier?objects=20000&requests=150000&rate=2000"
+warmup = 60000
+[[cache]]
+kind = "hybrid"
+dram = "512k"
+flash = "4m"
+segment = "64k"
+mean_record = 300
+admission.policy = "reject_first"
+[[cache]]
+kind = "flashield-paper"
+dram = "512k"
+flash = "4m"
+segment = "64k"
+admission = "reject_first"
+[[cache]]
+kind = "flashield-paper"
+name = "two"
+dram = "512k"
+flash = "4m"
+segment = "64k"
+choices = 2
+functions = 2
+"#;
+        let outcome = run(&Experiment::parse(text, "x.toml").unwrap(), 1, |_, _| {}).unwrap();
+        let [ours, paper, two] = &outcome.caches[..] else { panic!("three caches") };
+        for c in [ours, paper, two] {
+            assert!(c.hits_flash > 2000, "{c:?}");
+            assert!((1.0..1.1).contains(&c.flash_reads_per_hit.unwrap()), "{c:?}");
+            assert!((0.9..1.3).contains(&c.dlwa.unwrap()), "{}: {:?}", c.name, c.dlwa);
+        }
+        let fill = |c: &super::super::CacheOutcome| c.flash_fill.unwrap();
+        assert!(fill(ours) > 0.8 && fill(paper) > 0.8 && fill(two) < fill(paper) - 0.1);
+        let bytes = |c: &super::super::CacheOutcome| c.metadata_per_flash_object.unwrap();
+        assert!((3.0..8.0).contains(&bytes(paper)), "{}", bytes(paper));
+        let misses = |c: &super::super::CacheOutcome| c.flash_reads_per_miss.unwrap();
+        assert!(misses(ours) < 0.05 && misses(paper) > 0.0 && misses(paper) < 0.3);
+        let bad = text.replace("choices = 2", "choices = 65");
+        let e = Experiment::parse(&bad, "x.toml").and_then(|e| run(&e, 1, |_, _| {})).unwrap_err();
+        assert!(e.to_string().contains("choices is 65") && e.is_usage(), "{e}");
     }
 
     #[test]

@@ -285,7 +285,8 @@ impl Lane for BlockLane {
         let seconds = self.sim.now().saturating_sub(self.started).as_secs_f64();
         let flash_bytes = written(&sums) - written(&self.before);
         let drive = self.sim.drive();
-        let dlwa = drive.traffic().filter(|t| t.host_pages > 0).map(|t| t.write_amplification());
+        let traffic = drive.traffic();
+        let dlwa = (traffic.written > 0).then(|| traffic.amplification());
         let rate = if seconds > 0.0 { flash_bytes as f64 / seconds } else { 0.0 };
         let miss_bytes = c.read_bytes - c.hit_bytes;
         let set_bytes = c.written_bytes + miss_bytes;
@@ -362,7 +363,7 @@ impl Lane for BlockLane {
             write_amplification: dlwa.map(|d| d * clwa_of_sets),
             flash_bytes_per_second: rate,
             life_years: super::run::life(e, drive.capacity, dlwa, rate),
-            wear: drive.wear(),
+            wear: dlwa.map(|_| drive.wear()),
             flash_objects: Some(lines),
             metadata_bytes: Some(map + admission),
             metadata_per_flash_object: (lines > 0).then(|| share(map + admission, lines)),

@@ -2,7 +2,7 @@
 
 use larder_engine::kv::ClockMode as EngineClockMode;
 use larder_engine::kv::api::Tier;
-use larder_trace::{Request, mix};
+use larder_trace::Request;
 
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
@@ -27,8 +27,6 @@ pub(super) fn bytes_of(request: &Request) -> u64 {
 pub(super) struct Effects {
     /// In the order they happened.
     pub(super) ops: Vec<DeviceOp>,
-    /// Bytes written to no known place.
-    pub(super) written_anywhere: u64,
 }
 
 /// States and counts since the start.
@@ -36,6 +34,8 @@ pub(super) struct Effects {
 pub(super) struct Totals {
     /// Objects that left flash, and of these never read there.
     pub(super) dropped: Option<(u64, u64)>,
+    /// Bytes of records that were written to flash.
+    pub(super) record_bytes: Option<u64>,
     /// Objects in DRAM.
     pub(super) dram_objects: Option<u64>,
     /// Objects on flash.
@@ -68,22 +68,16 @@ pub(super) fn build(spec: &CacheSpec, seed: u64) -> Result<Box<dyn Cache>, Exper
             cache.record_device_ops();
             Box::new(cache)
         }
-        CacheSpec::Victim(c) => {
-            Modelled::boxed(VictimCache::new(c.dram.0, c.flash.0), spec.flash())
-        }
+        CacheSpec::Victim(c) => Modelled::boxed(VictimCache::new(c.dram.0, c.flash.0)),
         CacheSpec::Ripq(c) => {
-            let ripq = Ripq::new(c.flash.0, c.block.0, usize::from(c.sections));
-            Modelled::boxed(ripq, spec.flash())
+            Modelled::boxed(Ripq::placed(c.flash.0, c.block.0, usize::from(c.sections)))
         }
         CacheSpec::SetAssociative(c) => {
-            let mut cache = c.build(seed).map_err(|e| modelled(spec, e))?;
-            cache.record_device_ops();
-            Modelled::boxed(cache, spec.flash())
+            Modelled::boxed(c.build(seed).map_err(|e| modelled(spec, e))?)
         }
-        CacheSpec::FifoLog(c) => {
-            let mut cache = c.build(seed).map_err(|e| modelled(spec, e))?;
-            cache.record_device_ops();
-            Modelled::boxed(cache, spec.flash())
+        CacheSpec::FifoLog(c) => Modelled::boxed(c.build(seed).map_err(|e| modelled(spec, e))?),
+        CacheSpec::FlashieldPaper(c) => {
+            Modelled::boxed(c.build(seed).map_err(|e| modelled(spec, e))?)
         }
         CacheSpec::Block(_) => unreachable!("a block cache has a lane of its own"),
     })
@@ -134,67 +128,55 @@ impl Cache for HybridCache {
         let metadata = self.metadata_memory();
         Totals {
             dropped: Some((counters.flash_dropped, counters.flash_dropped_unread)),
+            record_bytes: Some(counters.flash_record_bytes),
             dram_objects: Some(self.dram_objects()),
             flash_objects: Some(self.flash_objects()),
             metadata_bytes: Some(metadata),
-            simulator_bytes: Some(self.dram_capacity() + metadata + self.stand_in_memory()),
+            simulator_bytes: Some(self.simulator_memory()),
         }
     }
 }
 
-/// A baseline. Some know sizes and order but no places.
-struct Modelled<B> {
-    cache: B,
-    flash: u64,
-}
+/// A baseline.
+struct Modelled<B>(B);
 
 impl<B: Baseline + Send + 'static> Modelled<B> {
-    fn boxed(cache: B, flash: u64) -> Box<dyn Cache> {
-        Box::new(Modelled { cache, flash })
+    fn boxed(mut cache: B) -> Box<dyn Cache> {
+        cache.record_device_ops();
+        Box::new(Modelled(cache))
     }
 }
 
 impl<B: Baseline + Send> Cache for Modelled<B> {
     fn request(&mut self, asked: &Asked<'_>, effects: &mut Effects) -> Option<Tier> {
-        let op = asked.request.op;
+        let (op, cache) = (asked.request.op, &mut self.0);
         if op.is_removal() {
-            self.cache.remove(asked.tag);
-            self.cache.take_device_ops(&mut effects.ops);
+            cache.remove(asked.tag);
+            cache.take_device_ops(&mut effects.ops);
             return None;
         }
         if !op.is_read() && !op.is_write() {
             return None;
         }
-        let before = self.cache.counts();
+        let before = cache.counts().dram_hits;
         let size = bytes_of(asked.request) as u32;
         if op.is_write() {
             // A new version, whatever its size.
-            self.cache.remove(asked.tag);
+            cache.remove(asked.tag);
         }
-        let hit = self.cache.request(asked.tag, size);
-        let after = self.cache.counts();
-        let placed = self.cache.take_device_ops(&mut effects.ops);
-        if !placed {
-            effects.written_anywhere += after.flash_bytes - before.flash_bytes;
-        }
+        let hit = cache.request(asked.tag, size);
+        let in_dram = cache.counts().dram_hits > before;
+        cache.take_device_ops(&mut effects.ops);
         if op.is_write() || !hit {
             return None;
         }
-        if after.dram_hits > before.dram_hits {
-            return Some(Tier::Dram);
-        }
-        if !placed {
-            // Where it lies is not modelled: any place, but always the same.
-            let pages = (self.flash / 4096).max(1);
-            let offset = mix(u64::from(asked.tag)) % pages * 4096;
-            effects.ops.push(DeviceOp::Read { offset, len: size });
-        }
-        Some(Tier::Flash)
+        Some(if in_dram { Tier::Dram } else { Tier::Flash })
     }
 
     fn totals(&self) -> Totals {
-        let index = self.cache.index_size();
+        let index = self.0.index_size();
         Totals {
+            record_bytes: self.0.record_bytes(),
             flash_objects: index.map(|i| i.objects),
             metadata_bytes: index.map(|i| i.bytes),
             ..Totals::default()

@@ -5,7 +5,7 @@ use larder_base::Nanos;
 use super::error::ExperimentError;
 use super::spec::{Drive as Spec, Timing};
 use crate::kv::DeviceOp;
-use crate::ssd::{Geometry, NoEviction, Ssd, Traffic, Wear, Work};
+use crate::ssd::{Geometry, NoEviction, Ssd, Wear, Work};
 
 /// Channels are occupied by units of so many bytes; the times of [`Timing`] are for one of them.
 const UNIT: u64 = 4096;
@@ -116,15 +116,31 @@ impl Channels {
     }
 }
 
-/// A drive of one cache. The translation layer only sees caches that know where on flash they write.
+/// What was written since counting began, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// By the cache.
+    pub(crate) written: u64,
+    /// By the drive: whole pages, and what cleaning copied.
+    pub(crate) programmed: u64,
+}
+
+impl Traffic {
+    /// Bytes programmed over bytes written: device-level write amplification. 1 before any write.
+    pub(crate) fn amplification(&self) -> f64 {
+        if self.written == 0 { 1.0 } else { self.programmed as f64 / self.written as f64 }
+    }
+}
+
+/// The drive of one cache.
 #[derive(Debug)]
 pub(crate) struct Drive {
     ssd: Ssd,
     page: u64,
     trim: bool,
     channels: Channels,
-    /// Whether anything was written to a place.
-    placed: bool,
+    /// Bytes that the cache wrote since counting began.
+    written: u64,
     /// Bytes of the host's view.
     pub(crate) capacity: u64,
     /// Busy seconds when counting began.
@@ -173,7 +189,7 @@ impl Drive {
             page,
             trim: spec.trim,
             channels: Channels::new(timing),
-            placed: false,
+            written: 0,
             capacity,
             busy_before: 0.0,
         })
@@ -192,7 +208,7 @@ impl Drive {
 
     /// A write that somebody waits for: when its last unit is programmed, if no read comes first.
     pub(crate) fn write(&mut self, now: Nanos, offset: u64, len: u32) -> Nanos {
-        self.placed = true;
+        self.written += u64::from(len);
         let units = self.page.div_ceil(UNIT);
         let mut done = now;
         for page in self.pages(offset, len) {
@@ -233,25 +249,23 @@ impl Drive {
         (offset / self.page).min(last) as u32..end as u32
     }
 
-    /// Bytes written to no known place: they take time, and the translation layer does not see them.
-    pub(super) fn write_anywhere(&mut self, now: Nanos, bytes: u64) {
-        self.channels.write(now, bytes.div_ceil(UNIT), Work::default(), 1);
-    }
-
     /// Counting begins.
     pub(crate) fn reset(&mut self) {
         self.ssd.reset_traffic();
+        self.written = 0;
         self.busy_before = self.channels.busy_seconds();
     }
 
-    /// What the translation layer did since counting began; none for a cache without places.
-    pub(crate) fn traffic(&self) -> Option<Traffic> {
-        self.placed.then(|| self.ssd.traffic())
+    /// What was written since counting began.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let pages = self.ssd.traffic();
+        let programmed = (pages.host_pages + pages.copied_pages) * self.page;
+        Traffic { written: self.written, programmed }
     }
 
     /// Erase counts since the start.
-    pub(crate) fn wear(&self) -> Option<Wear> {
-        self.placed.then(|| self.ssd.wear())
+    pub(crate) fn wear(&self) -> Wear {
+        self.ssd.wear()
     }
 
     /// The share of the channels' time spent working, of `seconds` since counting began.
@@ -317,7 +331,7 @@ mod tests {
                 let page = if random { rng.below(4096) } else { i % 4096 };
                 drive.apply(Nanos(i), DeviceOp::Write { offset: page << 12, len: 4096 });
             }
-            drive.traffic().unwrap().write_amplification()
+            drive.traffic().amplification()
         };
         assert!(amplification(false) < 1.02);
         assert!(amplification(true) > 3.0);

@@ -135,6 +135,7 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
         }
         CacheSpec::SetAssociative(c) => baseline::validate(&key, c.dram, &c.admission),
         CacheSpec::FifoLog(c) => baseline::validate(&key, c.dram, &c.admission),
+        CacheSpec::FlashieldPaper(c) => baseline::validate(&key, c.dram, &c.admission),
         CacheSpec::Ripq(c) => {
             let sections = u64::from(c.sections);
             if sections == 0 || c.block.0 == 0 || c.flash.0 / sections < c.block.0 {

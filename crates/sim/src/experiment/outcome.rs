@@ -92,8 +92,8 @@ pub struct CacheOutcome {
     pub clwa_of_sets: f64,
     /// The same over bytes brought in after misses only, as Flashield's and lsm-sim's figures have it.
     pub clwa_of_misses: f64,
-    /// Device-level write amplification: bytes that the drive programmed over bytes written to it. None where nothing
-    /// was written, or the cache is modelled without places on flash.
+    /// Device-level write amplification: bytes that the drive programmed, whole pages, over bytes that the cache wrote.
+    /// None where nothing was written.
     pub dlwa: Option<f64>,
     /// `clwa_of_sets` × `dlwa`.
     pub write_amplification: Option<f64>,
@@ -106,8 +106,12 @@ pub struct CacheOutcome {
 
     /// Reads of flash that requests waited for.
     pub flash_reads: u64,
-    /// Flash reads over hits on flash. None without hits on flash.
+    /// Flash reads of the requests that hit on flash, over their number. None without hits on flash.
     pub flash_reads_per_hit: Option<f64>,
+    /// Flash reads of the reads that missed, over their number. None without misses.
+    pub flash_reads_per_miss: Option<f64>,
+    /// Bytes of records over all bytes written to flash with them. None where unknown, or nothing was written.
+    pub flash_fill: Option<f64>,
     /// Objects that left flash never having been read there, of all that left. None where unknown or none left.
     pub unread_share: Option<f64>,
     /// Objects in DRAM at the end, where known.
@@ -121,6 +125,8 @@ pub struct CacheOutcome {
 
     /// Memory that simulating the cache takes, bytes, where known.
     pub simulator_bytes: Option<u64>,
+    /// The same over the objects in DRAM and on flash.
+    pub simulator_bytes_per_object: Option<f64>,
 
     /// How long requests took.
     pub latency: Latencies,
@@ -227,7 +233,10 @@ pub const METRICS: &[Metric] = &[
     ("flash_bytes_per_second", |c| Some(c.flash_bytes_per_second)),
     ("life_years", |c| c.life_years),
     ("flash_reads_per_hit", |c| c.flash_reads_per_hit),
+    ("flash_reads_per_miss", |c| c.flash_reads_per_miss),
+    ("flash_fill", |c| c.flash_fill),
     ("unread_share", |c| c.unread_share),
+    ("simulator_bytes_per_object", |c| c.simulator_bytes_per_object),
     ("metadata_per_flash_object", |c| c.metadata_per_flash_object),
     ("read_mean_us", |c| Some(c.latency.read.mean_us)),
     ("read_p50_us", |c| Some(c.latency.read.p50_us)),

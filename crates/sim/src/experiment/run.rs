@@ -131,6 +131,9 @@ struct Counts {
     miss_bytes: u64,
     flash_bytes: u64,
     flash_reads: u64,
+    /// Of these, by reads that hit on flash, and by reads that missed.
+    hit_flash_reads: u64,
+    miss_flash_reads: u64,
 }
 
 /// One cache of an experiment, with all that is around it.
@@ -216,21 +219,16 @@ impl KvLane {
         let bytes = bytes_of(r);
         let tier = self.cache.request(asked, &mut self.effects);
         let mut done = now + self.dram;
-        let mut written = std::mem::take(&mut self.effects.written_anywhere);
-        if written > 0 {
-            self.drive.write_anywhere(now, written);
-        }
-        let mut placed = false;
+        let (mut written, mut flash_reads) = (0, 0);
         for op in self.effects.ops.drain(..) {
             match op {
                 DeviceOp::Read { offset, len } => {
-                    self.counts.flash_reads += 1;
+                    flash_reads += 1;
                     done = self.drive.read(done, offset, len);
                 }
                 other => {
                     if let DeviceOp::Write { len, .. } = other {
                         written += u64::from(len);
-                        placed = true;
                     }
                     self.drive.apply(now, other);
                 }
@@ -239,6 +237,7 @@ impl KvLane {
         let c = &mut self.counts;
         c.requests += 1;
         c.flash_bytes += written;
+        c.flash_reads += flash_reads;
         let mut set_bytes = 0;
         let met = if r.op.is_read() {
             c.reads += 1;
@@ -251,11 +250,13 @@ impl KvLane {
                         Met::Dram
                     } else {
                         c.hits_flash += 1;
+                        c.hit_flash_reads += flash_reads;
                         Met::Flash
                     }
                 }
                 None => {
                     c.miss_bytes += bytes;
+                    c.miss_flash_reads += flash_reads;
                     set_bytes = bytes;
                     done = self.backend.fetch(done, number, bytes);
                     Met::Miss
@@ -271,8 +272,8 @@ impl KvLane {
         let latency = done.saturating_sub(now);
         self.recorder.record(met, latency);
         self.series.add(&Event { at: now, met, latency, set_bytes, flash_bytes: written });
-        if placed && let Some(traffic) = self.drive.traffic() {
-            self.series.traffic(now, traffic);
+        if written > 0 {
+            self.series.traffic(now, self.drive.traffic());
         }
     }
 }
@@ -308,8 +309,8 @@ impl Lane for KvLane {
             if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
         };
         let clwa_of_sets = share(c.flash_bytes, c.set_bytes);
-        let traffic = self.drive.traffic().filter(|t| t.host_pages > 0);
-        let dlwa = traffic.map(|t| t.write_amplification());
+        let traffic = self.drive.traffic();
+        let dlwa = (traffic.written > 0).then(|| traffic.amplification());
         let rate = if seconds > 0.0 { c.flash_bytes as f64 / seconds } else { 0.0 };
         let totals = self.cache.totals();
         let (left, unread) = match (totals.dropped, self.before.dropped) {
@@ -345,9 +346,14 @@ impl Lane for KvLane {
             write_amplification: dlwa.map(|d| d * clwa_of_sets),
             flash_bytes_per_second: rate,
             life_years: life(e, self.drive.capacity, dlwa, rate),
-            wear: self.drive.wear(),
+            wear: dlwa.map(|_| self.drive.wear()),
             flash_reads: c.flash_reads,
-            flash_reads_per_hit: (c.hits_flash > 0).then(|| share(c.flash_reads, c.hits_flash)),
+            flash_reads_per_hit: (c.hits_flash > 0).then(|| share(c.hit_flash_reads, c.hits_flash)),
+            flash_reads_per_miss: (c.reads > hits)
+                .then(|| share(c.miss_flash_reads, c.reads - hits)),
+            flash_fill: totals.record_bytes.filter(|_| c.flash_bytes > 0).map(|bytes| {
+                share(bytes - self.before.record_bytes.unwrap_or_default(), c.flash_bytes)
+            }),
             unread_share: (left > 0).then(|| share(unread, left)),
             dram_objects: totals.dram_objects,
             flash_objects: totals.flash_objects,
@@ -357,6 +363,10 @@ impl Lane for KvLane {
                 _ => None,
             },
             simulator_bytes: totals.simulator_bytes,
+            simulator_bytes_per_object: totals.simulator_bytes.and_then(|bytes| {
+                let objects = totals.dram_objects? + totals.flash_objects?;
+                (objects > 0).then(|| share(bytes, objects))
+            }),
             latency: self.recorder.latencies(),
             flash_utilisation: self.drive.utilisation(seconds),
             backend_utilisation: self.backend.utilisation(seconds),

@@ -2,10 +2,10 @@
 
 use larder_base::Nanos;
 
+use super::drive::Traffic;
 use super::latency::{Coarse, Met};
 use super::outcome::Point;
 use super::spec::Report;
-use crate::ssd::Traffic;
 
 /// What happened in one interval.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +16,7 @@ struct Interval {
     misses: u64,
     set_bytes: u64,
     flash_bytes: u64,
-    host_pages: u64,
-    copied_pages: u64,
+    traffic: Traffic,
     latency: u128,
     reads: Coarse,
 }
@@ -30,8 +29,8 @@ impl Interval {
         self.misses += other.misses;
         self.set_bytes += other.set_bytes;
         self.flash_bytes += other.flash_bytes;
-        self.host_pages += other.host_pages;
-        self.copied_pages += other.copied_pages;
+        self.traffic.written += other.traffic.written;
+        self.traffic.programmed += other.traffic.programmed;
         self.latency += other.latency;
         self.reads.merge(&other.reads);
     }
@@ -114,19 +113,14 @@ impl Series {
     pub(super) fn traffic(&mut self, at: Nanos, now: Traffic) {
         let before = std::mem::replace(&mut self.traffic, now);
         let Some(i) = self.of(at) else { return };
-        i.host_pages += now.host_pages - before.host_pages;
-        i.copied_pages += now.copied_pages - before.copied_pages;
+        i.traffic.written += now.written - before.written;
+        i.traffic.programmed += now.programmed - before.programmed;
     }
 
     pub(super) fn points(&self) -> Vec<Point> {
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let point = |(number, i): (usize, &Interval)| {
             let reads = i.hits_dram + i.hits_flash + i.misses;
-            let traffic = Traffic {
-                host_pages: i.host_pages,
-                copied_pages: i.copied_pages,
-                ..Traffic::default()
-            };
             let end = self.start.0 as f64 + (number + 1) as f64 * self.interval as f64;
             Point {
                 time: end / 1e9,
@@ -136,7 +130,7 @@ impl Series {
                 flash_hit_ratio: share(i.hits_flash, reads),
                 flash_bytes: i.flash_bytes,
                 clwa_of_sets: share(i.flash_bytes, i.set_bytes),
-                dlwa: traffic.write_amplification(),
+                dlwa: i.traffic.amplification(),
                 read_mean_us: i.latency as f64 / reads.max(1) as f64 / 1000.0,
                 read_p99_us: i.reads.quantile_us(0.99),
             }
@@ -164,9 +158,8 @@ mod tests {
         for i in 0..3000 {
             series.add(&event(i));
         }
-        let host_pages = 300;
         let now = start + Nanos::from_secs(30);
-        series.traffic(now, Traffic { host_pages, copied_pages: 150, ..Traffic::default() });
+        series.traffic(now, Traffic { written: 300, programmed: 450 });
         let points = series.points();
         // 30 s in at most ten intervals: of 4 s.
         assert_eq!(points.len(), 8);

@@ -7,7 +7,7 @@ use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
-use super::baseline::{FifoLog, SetAssociative};
+use super::baseline::{FifoLog, FlashieldPaper, SetAssociative};
 use crate::block::{Block, Store};
 use crate::ssd::VictimPolicy;
 
@@ -97,6 +97,8 @@ pub enum CacheSpec {
     FifoLog(FifoLog),
     /// The engine of `larder block`, on block reads and writes.
     Block(Block),
+    /// Flashield's flash in the paper's form: Bloom filters, a table without chains, objects at any byte of a segment.
+    FlashieldPaper(FlashieldPaper),
 }
 
 impl CacheSpec {
@@ -109,6 +111,7 @@ impl CacheSpec {
             CacheSpec::SetAssociative(c) => &c.name,
             CacheSpec::FifoLog(c) => &c.name,
             CacheSpec::Block(c) => &c.name,
+            CacheSpec::FlashieldPaper(c) => &c.name,
         };
         name.as_deref().unwrap_or(self.kind())
     }
@@ -122,6 +125,7 @@ impl CacheSpec {
             CacheSpec::SetAssociative(_) => "set-associative",
             CacheSpec::FifoLog(_) => "fifo-log",
             CacheSpec::Block(_) => "block",
+            CacheSpec::FlashieldPaper(_) => "flashield-paper",
         }
     }
 
@@ -133,6 +137,7 @@ impl CacheSpec {
             CacheSpec::Ripq(_) | CacheSpec::Block(_) => 0,
             CacheSpec::SetAssociative(c) => c.dram.0,
             CacheSpec::FifoLog(c) => c.dram.0,
+            CacheSpec::FlashieldPaper(c) => c.dram.0,
         }
     }
 
@@ -145,6 +150,7 @@ impl CacheSpec {
             CacheSpec::SetAssociative(c) => c.flash.0,
             CacheSpec::FifoLog(c) => c.flash.0,
             CacheSpec::Block(c) => c.flash.0,
+            CacheSpec::FlashieldPaper(c) => c.flash.0,
         }
     }
 }

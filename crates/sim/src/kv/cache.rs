@@ -6,6 +6,7 @@ use std::sync::Arc;
 use larder_base::{
     AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
 };
+use larder_engine::dram::{Arena, CompactArena, Contents, ObjectMemory};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as EngineRequest, Store,
@@ -24,7 +25,7 @@ use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
 
 use super::counters::Counters;
-use super::flash::{Contents, DeviceOp, Flash, ID_LEN};
+use super::flash::{DeviceOp, Flash, ID_LEN};
 
 /// What a [`HybridCache`] is built from. Sizes are bytes.
 #[derive(Clone, Debug)]
@@ -99,16 +100,16 @@ pub enum CacheError {
     Index(#[from] larder_engine::index::IndexError),
 }
 
-struct All(Vec<KvShard>);
+struct All<M>(Vec<KvShard<M>>);
 
-impl Shards for All {
+impl<M: ObjectMemory> Shards<M> for All<M> {
     fn count(&self) -> usize {
         self.0.len()
     }
     fn shard_of(&self, hash: ObjectHash) -> usize {
         OwnerOf::shard_of(hash, self.0.len())
     }
-    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
+    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R {
         f(&mut self.0[shard])
     }
 }
@@ -175,8 +176,11 @@ const TRAINING_EVERY: u64 = 1024;
 /// Shards, log and an in-memory device, driven by a trace: a read that misses is followed by a set of the recorded size,
 /// writes and deletions are done as recorded, flash reads complete at once, and the log runs whenever a shard is short of
 /// room. Values are a fixed pattern.
-pub struct HybridCache {
-    shards: All,
+///
+/// Bytes of keys and values are left out, on flash and in DRAM: an object is 64 bytes there. Over [`Arena`]
+/// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
+pub struct HybridCache<M = CompactArena> {
+    shards: All<M>,
     log: FlashLog<Vec<u8>>,
     device: Flash,
     values: Contents,
@@ -196,6 +200,33 @@ impl HybridCache {
     /// # Errors
     /// Sizes that cannot work, parameters out of range.
     pub fn new(config: &CacheConfig) -> Result<HybridCache, CacheError> {
+        HybridCache::over(config, CompactArena::new)
+    }
+}
+
+impl HybridCache<Arena> {
+    /// An empty cache whose DRAM holds all bytes of its objects, as a server's does.
+    ///
+    /// # Errors
+    /// As [`HybridCache::new`].
+    pub fn with_bytes(config: &CacheConfig) -> Result<HybridCache<Arena>, CacheError> {
+        HybridCache::over(config, |bytes, _| Arena::new(bytes))
+    }
+}
+
+/// The smallest segments with which `flash` has no more than [`MAX_SEGMENTS`]: a power of two, if `arena` has room for
+/// five of those.
+fn least_segment(flash: u64, arena: u64) -> u64 {
+    let least = flash.div_ceil(MAX_SEGMENTS);
+    let (power, pages) = (least.next_power_of_two(), least.next_multiple_of(4096));
+    if 5 * power <= arena { power } else { pages }
+}
+
+impl<M: ObjectMemory> HybridCache<M> {
+    fn over(
+        config: &CacheConfig,
+        memory: impl Fn(usize, Contents) -> M,
+    ) -> Result<HybridCache<M>, CacheError> {
         let shards = config.shards;
         if !matches!(shards, 1 | 2 | 4) {
             let must = "1, 2 or 4".to_owned();
@@ -206,7 +237,7 @@ impl HybridCache {
             0 => {
                 let wanted = (config.flash / 256).min(config.dram / 48).clamp(16 << 10, 4 << 20);
                 // Small segments are for small memories; the flash has no more than MAX_SEGMENTS of them.
-                let least = config.flash.div_ceil(MAX_SEGMENTS).next_power_of_two();
+                let least = least_segment(config.flash, config.dram / u64::from(shards));
                 (1u64 << wanted.ilog2()).max(least)
             }
             given => u64::from(given),
@@ -224,10 +255,11 @@ impl HybridCache {
         }
         let (segments, segment_bytes) = (segments as u16, segment_bytes as u32);
         let arena = config.dram / u64::from(shards);
-        let room = (arena / 32).max(5 * u64::from(segment_bytes) / 2);
-        if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 2 * room {
+        // What is staged counts as free: leave room for what two open segments hold.
+        let room = (arena / 32).max(5 * u64::from(segment_bytes) / 2).min(arena / 2);
+        if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 3 * u64::from(segment_bytes) {
             let must = format!(
-                "enough for 64 KiB and five segments of {segment_bytes} bytes a shard, and at most 16 GiB a shard"
+                "enough for 64 KiB and three segments of {segment_bytes} bytes a shard, and at most 16 GiB a shard"
             );
             return size("dram", config.dram, must);
         }
@@ -238,6 +270,7 @@ impl HybridCache {
         let hasher = KeyHasher::new(HashKey(key));
         let budget =
             WriteBudget::new(&config.budget, ByteSize(flash.capacity()), None, Nanos::ZERO)?;
+        let values = Contents::zeros();
         let mut all = Vec::new();
         for shard in 0..shards {
             let per_shard = objects / u64::from(shards);
@@ -256,7 +289,6 @@ impl HybridCache {
                 no_eviction: false,
                 clock_mode: config.clock_mode,
                 clock_max: config.clock_max,
-                // What is staged counts as free: leave room for what two open segments hold.
                 free_low: room as usize,
                 free_high: room as usize + arena as usize / 16,
                 flash,
@@ -270,7 +302,8 @@ impl HybridCache {
             // Twice the slots: the mean record is an estimate, and forced evictions are not what is studied here.
             let buckets = FlashIndex::buckets_for(per_shard * 2);
             let words = Words::heap(FlashIndex::words_for(buckets));
-            all.push(KvShard::new(shard_config, admission, words)?);
+            let memory = memory(arena as usize, values.clone());
+            all.push(KvShard::with_memory(shard_config, admission, words, memory)?);
         }
         let table = SegmentTable::create(Words::heap(SegmentTable::words_for(segments)));
         let log_config = LogConfig {
@@ -280,11 +313,10 @@ impl HybridCache {
             retry_after: Nanos::from_secs(1),
         };
         let buffers = vec![vec![0; segment_bytes as usize]; 3];
-        let values = Contents::new(MAX_VALUE as usize);
         Ok(HybridCache {
             shards: All(all),
             log: FlashLog::new(log_config, table, budget, buffers),
-            device: Flash::new(segments, segment_bytes, values.clone()),
+            device: Flash::new(config.seed as u32, segments, segment_bytes, values.clone()),
             values,
             hasher,
             sink: Sink::default(),
@@ -318,7 +350,11 @@ impl HybridCache {
         self.shards.0[self.shards.shard_of(hash)].warm(hash);
         if let Some(near) = self.ahead.len().checked_sub(WARM_AFTER) {
             let near = self.ahead[near].hash;
-            self.shards.0[self.shards.shard_of(near)].warm_object(near);
+            let shard = &self.shards.0[self.shards.shard_of(near)];
+            shard.warm_object(near);
+            if let Some(at) = shard.first_on_flash(near) {
+                self.device.warm(&at);
+            }
         }
         self.ahead.push_back(Ahead { id: r.id, key_size: r.key_size, hash });
     }
@@ -402,8 +438,9 @@ impl HybridCache {
         let mut read: Option<FlashRead> = None;
         sink.hit = None;
         loop {
-            let fetched =
-                read.as_ref().map(|read| Fetched { read, bytes: device.span(read, Some(id)) });
+            let fetched = read
+                .as_ref()
+                .map(|read| Fetched { read, bytes: device.span(read, (id, key.len())) });
             match shards.0[shard].execute(*now, &request, fetched, sink) {
                 Outcome::Done => break,
                 Outcome::Read(next) => read = Some(next),
@@ -500,10 +537,16 @@ impl HybridCache {
 
     /// Bytes of DRAM for everything but the objects: tables, index, policy, segment buffers.
     pub fn metadata_memory(&self) -> u64 {
-        let shard = |s: &KvShard| -> usize {
+        let shard = |s: &KvShard<M>| -> usize {
             s.memory().iter().filter(|(what, _)| *what != "objects").map(|(_, bytes)| bytes).sum()
         };
         (self.shards.0.iter().map(shard).sum::<usize>() + self.log.memory_bytes()) as u64
+    }
+
+    /// Bytes of memory that simulating it takes, everything counted.
+    pub fn simulator_memory(&self) -> u64 {
+        let objects: usize = self.shards.0.iter().map(KvShard::object_memory_held).sum();
+        objects as u64 + self.metadata_memory() + self.stand_in_memory()
     }
 
     /// Bytes of memory that the simulated flash takes.
@@ -581,6 +624,115 @@ mod tests {
         let mut other = config("all");
         other.seed = 2;
         assert_ne!(c, run(&other, &requests).counters());
+    }
+
+    /// Every answer, every place on flash that is read or written and every counter, request by request, with values left
+    /// out and with all bytes there.
+    fn compare_with_bytes(config: &CacheConfig, requests: &[Request]) -> HybridCache {
+        let mut lean = HybridCache::new(config).unwrap();
+        let mut whole = HybridCache::with_bytes(config).unwrap();
+        lean.record_device_ops();
+        whole.record_device_ops();
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for (i, r) in requests.iter().enumerate() {
+            assert_eq!(lean.request(r), whole.request(r), "request {i}: {r:?}");
+            lean.take_device_ops(&mut ours);
+            whole.take_device_ops(&mut theirs);
+            assert_eq!(ours, theirs, "request {i}: {r:?}");
+            ours.clear();
+            theirs.clear();
+            assert_eq!(
+                (lean.dram_objects(), lean.flash_objects(), lean.metadata_memory()),
+                (whole.dram_objects(), whole.flash_objects(), whole.metadata_memory()),
+            );
+            for (a, b) in lean.shards.0.iter().zip(&whole.shards.0) {
+                assert_eq!(a.stats(), b.stats(), "request {i}: {r:?}");
+                assert_eq!(a.dram_free_bytes(), b.dram_free_bytes());
+                assert_eq!(a.dram_capacity(), b.dram_capacity());
+            }
+        }
+        assert_eq!(lean.counters(), whole.counters());
+        assert_eq!(lean.models(), whole.models());
+        for i in 0..AppId::COUNT {
+            for (a, b) in lean.shards.0.iter().zip(&whole.shards.0) {
+                assert_eq!(a.apps().of(AppId(i as u16)), b.apps().of(AppId(i as u16)));
+            }
+        }
+        lean.validate().unwrap();
+        whole.validate().unwrap();
+        let s = lean.shard_stats();
+        assert_eq!((s.flash_corrupt, s.flash_read_errors), (0, 0));
+        assert!(s.hits_dram > 500 && s.hits_flash > 500 && s.flash_written_objects > 500, "{s:?}");
+        lean
+    }
+
+    #[test]
+    fn leaving_bytes_out_changes_no_decision() {
+        let specs = [
+            "memcachier?objects=9000&requests=45000&rate=50",
+            "zipf?objects=20000&requests=45000&writes=0.1&deletes=0.02&rate=1000",
+        ];
+        for (spec, policy, bits) in
+            [(specs[0], "flashiness", 3), (specs[0], "all", 1), (specs[1], "ghost", 3)]
+        {
+            let requests: Vec<Request> =
+                generate::parse(spec).unwrap().map(|r| r.unwrap()).collect();
+            let config = CacheConfig { clock_max: bits, ..config(policy) };
+            compare_with_bytes(&config, &requests);
+        }
+        // Ids of eight bytes, times to live, objects of many sizes and some that flash or DRAM cannot take.
+        let mut rng = larder_base::Rng::new(5);
+        let requests: Vec<Request> = zipf(40_000)
+            .into_iter()
+            .map(|mut r| {
+                r.id = larder_trace::mix(r.id);
+                r.app = (r.id % 300) as u32;
+                r.key_size = 4 + (r.id % 60) as u32;
+                r.size = match r.id % 97 {
+                    0 => 200_000,
+                    1..8 => 3000 + r.id % 9000,
+                    _ => r.id % 900,
+                };
+                r.ttl = if rng.chance(0.2) { 1 + rng.below(40) as u32 } else { 0 };
+                r
+            })
+            .collect();
+        let config = CacheConfig { segment: 32 << 10, ..config("all") };
+        let cache = compare_with_bytes(&config, &requests);
+        assert!(cache.shard_stats().expired > 100 && cache.shard_stats().evictions_direct > 0);
+    }
+
+    #[test]
+    fn an_object_takes_at_most_64_bytes_of_memory() {
+        // Flashiness keeps samples, which are a fixed amount.
+        for (dram, flash, policy) in
+            [(14, 98, "flashiness"), (12, 36, "reject_first"), (3, 45, "all")]
+        {
+            let config = CacheConfig {
+                dram: dram << 20,
+                flash: flash << 20,
+                mean_record: 300,
+                admission: AdmissionConfig::from_name(policy).unwrap(),
+                ..CacheConfig::default()
+            };
+            let n = (dram + flash) * 13_000;
+            let spec = format!("memcachier?objects={n}&requests={n}&rate=20000");
+            let mut cache = HybridCache::new(&config).unwrap();
+            for r in generate::parse(&spec).unwrap() {
+                cache.request(&r.unwrap());
+            }
+            let objects = cache.dram_objects() + cache.flash_objects();
+            let each = cache.simulator_memory() as f64 / objects as f64;
+            assert!(objects > 100_000, "{objects}");
+            let parts = cache.shards.0[0].memory();
+            assert!(
+                each < 64.0,
+                "{dram} MiB, {policy}: {each} bytes for each of {objects}, {} in DRAM; {} on flash, {} for DRAM; {parts:?}",
+                cache.dram_objects(),
+                cache.stand_in_memory(),
+                cache.shards.0[0].object_memory_held(),
+            );
+        }
     }
 
     #[test]

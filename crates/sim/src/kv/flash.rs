@@ -1,90 +1,268 @@
 //! The simulated cache's flash: what segments hold, with the bytes of values left out.
 //!
 //! Every key is an id of eight bytes and a filler, every value the start of one pattern ([`Contents`]). So a record is
-//! its header and its id; the rest is put back when it is read, byte for byte. 29 to 39 bytes an object, whatever
-//! its size.
+//! its header and its id; the rest is put back when it is read, byte for byte. Numbers are kept as short as they are: some
+//! twenty bytes an object, whatever its size.
+//!
+//! ```text
+//! entry: | bits u8 | key length u8 | bytes of id, of cas: 4 bits each | value length, varint | id - |
+//!        | cas above the segment's least - | last access before the segment's latest, varint |
+//!        | expiry u32, flags u32, application, varint: where the bits say so | checksum u32: where it does not follow |
+//! ```
+//!
+//! A record's checksum follows from its bytes and the generation of its segment, which is found by trial when the segment
+//! is written: the next few are tried on the first record.
 
-use std::sync::Arc;
-
-use larder_engine::kv::api::FlashRead;
+use larder_engine::dram::Contents;
+use larder_engine::kv::api::{FlashRead, Location};
 use larder_engine::kv::{IoFailed, SegmentIo};
-use larder_format::PAGE_SIZE;
 use larder_format::page::{EXTENT_ALIGN, SMALL_MAX};
-use larder_format::record::FIXED_LEN;
+use larder_format::record::{FIXED_LEN, OPTIONAL_LEN};
+use larder_format::{Filling, PAGE_SIZE};
 
 /// Bytes of an object's id, the start of its key.
 pub(super) const ID_LEN: usize = 8;
-const FILLER: u8 = b'k';
 /// A dead record, in the header's bits (the layout is in `larder_format::record`).
 const DEAD: u8 = 1 << 6;
+const HAS_EXPIRY: u8 = 1 << 3;
+const HAS_FLAGS: u8 = 1 << 4;
+const HAS_APP: u8 = 1 << 5;
+/// The checksum is kept, in an entry's bits: zero in every record's.
+const HAS_CRC: u8 = 1 << 7;
+/// Generations that are tried on either side of the highest that was found.
+const GENERATIONS: u64 = 16;
+/// Places in a record's header.
+const AT_VALUE: usize = 4;
+const AT_KEY: usize = 7;
+const AT_BITS: usize = 8;
+const AT_LAST: usize = 9;
+const AT_CAS: usize = 13;
 
-/// What all keys and values are made of.
-#[derive(Clone)]
-pub(super) struct Contents {
-    pattern: Arc<[u8]>,
-}
-
-impl Contents {
-    /// For values of up to `longest` bytes.
-    pub(super) fn new(longest: usize) -> Contents {
-        Contents { pattern: (0..longest).map(|i| ((i * 31) >> 3) as u8).collect() }
-    }
-
-    /// The value of this length.
-    #[inline]
-    pub(super) fn value(&self, len: usize) -> &[u8] {
-        &self.pattern[..len]
-    }
-
-    /// The key of this id, `key.len()` bytes and at least [`ID_LEN`].
-    #[inline]
-    pub(super) fn key(id: u64, key: &mut [u8]) {
-        key[..ID_LEN].copy_from_slice(&id.to_le_bytes());
-        key[ID_LEN..].fill(FILLER);
-    }
-}
-
-/// The lengths in a record's header.
-#[derive(Clone, Copy)]
+/// A record without the bytes that follow from its lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
-    header: usize,
+    /// None: what the record's bytes have in the segment's filling.
+    crc: Option<[u8; 4]>,
+    bits: u8,
     key: usize,
     value: usize,
+    last: u32,
+    cas: u64,
+    id: u64,
+    optional: [u8; OPTIONAL_LEN],
+}
+
+fn optional_len(bits: u8) -> usize {
+    let field = |bit: u8, len| if bits & bit != 0 { len } else { 0 };
+    field(HAS_EXPIRY, 4) + field(HAS_FLAGS, 4) + field(HAS_APP, 2)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
 }
 
 impl Head {
     /// `None` where no record starts.
-    #[inline]
-    fn read(bytes: &[u8]) -> Option<Head> {
-        let fixed: &[u8; FIXED_LEN] = bytes.first_chunk()?;
-        let (key, bits) = (usize::from(fixed[7]), fixed[8]);
-        let optional = [(3, 4), (4, 4), (5, 2)];
-        let optional: usize =
-            optional.iter().map(|&(bit, len)| usize::from(bits >> bit & 1) * len).sum();
-        let value =
-            usize::from(fixed[4]) | usize::from(fixed[5]) << 8 | usize::from(fixed[6]) << 16;
-        (key >= ID_LEN).then_some(Head { header: FIXED_LEN + optional, key, value })
+    fn read(record: &[u8]) -> Option<Head> {
+        let fixed: &[u8; FIXED_LEN] = record.first_chunk()?;
+        let (key, bits) = (usize::from(fixed[AT_KEY]), fixed[AT_BITS]);
+        if key < ID_LEN {
+            return None;
+        }
+        let header = FIXED_LEN + optional_len(bits);
+        let mut optional = [0; OPTIONAL_LEN];
+        optional[..header - FIXED_LEN].copy_from_slice(record.get(FIXED_LEN..header)?);
+        Some(Head {
+            crc: Some([fixed[0], fixed[1], fixed[2], fixed[3]]),
+            bits,
+            key,
+            value: number(&fixed[AT_VALUE..AT_KEY]) as usize,
+            last: number(&fixed[AT_LAST..AT_CAS]) as u32,
+            cas: number(&fixed[AT_CAS..]),
+            id: number(record.get(header..header + ID_LEN)?),
+            optional,
+        })
     }
 
-    /// Bytes that are kept.
-    fn kept(self) -> usize {
-        self.header + ID_LEN
+    fn header(&self) -> usize {
+        FIXED_LEN + optional_len(self.bits)
     }
 
     /// Bytes of the record.
-    fn len(self) -> usize {
-        self.header + self.key + self.value
+    fn len(&self) -> usize {
+        self.header() + self.key + self.value
+    }
+
+    /// Puts the record back to the start of `out` and returns its length; `None` where it does not fit.
+    fn restore(&self, seed: u32, contents: &Contents, out: &mut [u8]) -> Option<usize> {
+        let (header, len) = (self.header(), self.len());
+        let out = out.get_mut(..len)?;
+        self.lengths(out);
+        out[AT_LAST..AT_CAS].copy_from_slice(&self.last.to_le_bytes());
+        out[AT_CAS..FIXED_LEN].copy_from_slice(&self.cas.to_le_bytes());
+        out[FIXED_LEN..header].copy_from_slice(&self.optional[..header - FIXED_LEN]);
+        Contents::key(self.id, &mut out[header..header + self.key]);
+        out[header + self.key..].copy_from_slice(contents.value(self.value));
+        let crc = self.crc.unwrap_or_else(|| checksum(seed, out));
+        out[..AT_VALUE].copy_from_slice(&crc);
+        Some(len)
+    }
+
+    /// Writes what says how long the record is.
+    fn lengths(&self, out: &mut [u8]) {
+        out[AT_VALUE..AT_KEY].copy_from_slice(&(self.value as u32).to_le_bytes()[..3]);
+        out[AT_KEY] = self.key as u8;
+        out[AT_BITS] = self.bits;
+    }
+}
+
+fn checksum(seed: u32, record: &[u8]) -> [u8; 4] {
+    crc32c::crc32c_append(seed, &record[AT_VALUE..]).to_le_bytes()
+}
+
+fn put_varint(out: &mut Vec<u8>, mut n: u32) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+#[inline]
+fn take_varint(bytes: &[u8], at: &mut usize) -> u32 {
+    let (mut n, mut shift) = (0, 0);
+    loop {
+        let b = bytes[*at];
+        *at += 1;
+        n |= u32::from(b & 0x7F) << shift;
+        shift += 7;
+        if b < 0x80 || shift > 28 {
+            return n;
+        }
+    }
+}
+
+fn bytes_of(n: u64) -> usize {
+    (64 - n.leading_zeros() as usize).div_ceil(8)
+}
+
+/// The number in the first `len` bytes, of which there are at least eight or else only they.
+#[inline]
+fn short(bytes: &[u8], len: usize) -> u64 {
+    match bytes.first_chunk::<8>() {
+        Some(eight) if len < 8 => u64::from_le_bytes(*eight) & ((1 << (8 * len)) - 1),
+        Some(eight) => u64::from_le_bytes(*eight),
+        None => number(&bytes[..len]),
     }
 }
 
 #[derive(Default)]
 struct Stored {
-    /// Headers and ids, in the order of their places.
-    heads: Vec<u8>,
-    /// Small records: where in `heads` each page's begin; a segment of large ones has none.
+    /// The records, in the order of their places.
+    entries: Vec<u8>,
+    /// Small records: where in `entries` each page's begin; a segment of large ones has none.
     pages: Vec<u32>,
-    /// Large records: where each is, and where in `heads`.
+    /// Large records: where each is, and where in `entries`.
     extents: Vec<(u32, u32)>,
+    /// The least CAS unique, and the latest time of access.
+    cas: u64,
+    last: u32,
+    /// Where checksums of this filling start from.
+    seed: u32,
+}
+
+impl Stored {
+    fn push(&mut self, head: &Head) {
+        let cas = head.cas - self.cas;
+        let (id_len, cas_len) = (bytes_of(head.id), bytes_of(cas));
+        let out = &mut self.entries;
+        let bits = head.bits | if head.crc.is_some() { HAS_CRC } else { 0 };
+        out.extend([bits, head.key as u8, (id_len | cas_len << 4) as u8]);
+        put_varint(out, head.value as u32);
+        out.extend(&head.id.to_le_bytes()[..id_len]);
+        out.extend(&cas.to_le_bytes()[..cas_len]);
+        put_varint(out, self.last - head.last);
+        let fixed = optional_len(head.bits & !HAS_APP);
+        out.extend(&head.optional[..fixed]);
+        if head.bits & HAS_APP != 0 {
+            put_varint(out, number(&head.optional[fixed..fixed + 2]) as u32);
+        }
+        out.extend(head.crc.into_iter().flatten());
+    }
+
+    /// The entry at `at`, and where the next one begins.
+    #[inline]
+    fn entry(&self, start: usize) -> (Head, usize) {
+        let e = &self.entries[start..];
+        let (bits, lens) = (e[0] & !HAS_CRC, usize::from(e[2]));
+        let mut at = 3;
+        let value = take_varint(e, &mut at) as usize;
+        let id = short(&e[at..], lens & 15);
+        at += lens & 15;
+        let cas = self.cas + short(&e[at..], lens >> 4);
+        at += lens >> 4;
+        let last = self.last - take_varint(e, &mut at);
+        let fixed = optional_len(bits & !HAS_APP);
+        let mut optional = [0; OPTIONAL_LEN];
+        optional[..fixed].copy_from_slice(&e[at..at + fixed]);
+        at += fixed;
+        if bits & HAS_APP != 0 {
+            let app = take_varint(e, &mut at) as u16;
+            optional[fixed..fixed + 2].copy_from_slice(&app.to_le_bytes());
+        }
+        let crc = (e[0] & HAS_CRC != 0).then(|| [e[at], e[at + 1], e[at + 2], e[at + 3]]);
+        at += crc.map_or(0, |crc| crc.len());
+        let head = Head { crc, bits, key: usize::from(e[1]), value, last, cas, id, optional };
+        (head, start + at)
+    }
+
+    /// Where the entries of a page lie.
+    fn page(&self, page: usize) -> Option<std::ops::Range<usize>> {
+        let start = *self.pages.get(page)? as usize;
+        let end = self.pages.get(page + 1).map_or(self.entries.len(), |&e| e as usize);
+        Some(start..end)
+    }
+
+    /// Puts a page back, whole.
+    fn restore_page(&self, page: usize, contents: &Contents, out: &mut [u8]) -> Option<()> {
+        let range = self.page(page)?;
+        let (mut from, mut to) = (range.start, 0);
+        while from < range.end {
+            let (head, next) = self.entry(from);
+            to += head.restore(self.seed, contents, &mut out[to..])?;
+            from = next;
+        }
+        out[to..].fill(0);
+        Some(())
+    }
+
+    /// Puts a page back for a search for the key of `id` and `key` bytes, which looks at lengths and keys up to it:
+    /// what else is in `out` may be anything. `false` if it is not there; then nothing is said of `out`.
+    fn restore_for(
+        &self,
+        page: usize,
+        contents: &Contents,
+        out: &mut [u8],
+        (id, key): (u64, usize),
+    ) -> Option<bool> {
+        let range = self.page(page)?;
+        let (mut from, mut to) = (range.start, 0);
+        while from < range.end {
+            let (head, next) = self.entry(from);
+            let rest = &mut out[to..];
+            if head.id == id && head.key == key && head.bits & DEAD == 0 {
+                head.restore(self.seed, contents, rest)?;
+                return Some(true);
+            }
+            let (start, len) = (head.header(), head.len());
+            let rest = rest.get_mut(..len)?;
+            head.lengths(rest);
+            rest[start..start + ID_LEN].copy_from_slice(&head.id.to_le_bytes());
+            to += len;
+            from = next;
+        }
+        Some(false)
+    }
 }
 
 /// What the drive below is told, in the order it happens.
@@ -124,16 +302,30 @@ pub enum DeviceOp {
 pub(super) struct Flash {
     segments: Vec<Stored>,
     segment_bytes: u32,
+    salt: u32,
+    /// The highest generation that was met.
+    generation: u64,
     contents: Contents,
     scratch: Vec<u8>,
+    /// The records of the segment that is being written.
+    heads: Vec<(u32, Head)>,
     /// What happened since it was last emptied, when anyone asks.
     pub(super) ops: Option<Vec<DeviceOp>>,
 }
 
 impl Flash {
-    pub(super) fn new(segments: u16, segment_bytes: u32, contents: Contents) -> Flash {
+    pub(super) fn new(salt: u32, segments: u16, segment_bytes: u32, contents: Contents) -> Flash {
         let segments = (0..=segments).map(|_| Stored::default()).collect();
-        Flash { segments, segment_bytes, contents, scratch: Vec::new(), ops: None }
+        Flash {
+            segments,
+            segment_bytes,
+            salt,
+            generation: 0,
+            contents,
+            scratch: Vec::new(),
+            heads: Vec::new(),
+            ops: None,
+        }
     }
 
     fn offset_of(&self, segment: u16) -> u64 {
@@ -149,29 +341,39 @@ impl Flash {
     /// Bytes of memory.
     pub(super) fn memory_bytes(&self) -> usize {
         let stored =
-            |s: &Stored| s.heads.capacity() + s.pages.capacity() * 4 + s.extents.capacity() * 8;
+            |s: &Stored| s.entries.capacity() + s.pages.capacity() * 4 + s.extents.capacity() * 8;
         self.segments.iter().map(|s| stored(s) + size_of::<Stored>()).sum::<usize>()
-            + self.contents.pattern.len()
+            + self.contents.memory_bytes()
             + self.scratch.capacity()
+            + self.heads.capacity() * size_of::<(u32, Head)>()
     }
 
-    /// The bytes that a request waits for, of the present filling. Where a living record of `wanted` is among them,
-    /// the other records' values may be anything: nobody looks at them.
-    pub(super) fn span(&mut self, read: &FlashRead, wanted: Option<u64>) -> Option<&[u8]> {
+    /// Asks for the cache lines from which the bytes at `at` would be put back.
+    pub(super) fn warm(&self, at: &Location) {
+        let Some(stored) = self.segments.get(usize::from(at.segment)) else { return };
+        if let Some(range) = stored.page(at.offset as usize / PAGE_SIZE) {
+            for line in 0..range.len().div_ceil(64).min(6) {
+                larder_base::prefetch(&stored.entries, range.start + line * 64);
+            }
+        }
+    }
+
+    /// The bytes that a request waits for, of the present filling. Where a living record with the `wanted` id and length of
+    /// key is among them, nothing but what leads to it and itself need be there: nobody looks at the rest.
+    pub(super) fn span(&mut self, read: &FlashRead, wanted: (u64, usize)) -> Option<&[u8]> {
         let offset = self.offset_of(read.at.segment) + u64::from(read.at.offset);
         self.note(DeviceOp::Read { offset, len: read.at.len });
-        self.bytes(read, wanted)
+        self.bytes(read.at, Some(wanted))
     }
 
     /// The bytes of a verification, for which no request waits.
     pub(super) fn verify(&mut self, read: &FlashRead) -> Option<&[u8]> {
         let offset = self.offset_of(read.at.segment) + u64::from(read.at.offset);
         self.note(DeviceOp::BackgroundRead { offset, len: read.at.len });
-        self.bytes(read, None)
+        self.bytes(read.at, None)
     }
 
-    fn bytes(&mut self, read: &FlashRead, wanted: Option<u64>) -> Option<&[u8]> {
-        let at = read.at;
+    fn bytes(&mut self, at: Location, wanted: Option<(u64, usize)>) -> Option<&[u8]> {
         let stored = self.segments.get(usize::from(at.segment))?;
         let len = at.len as usize;
         if at.offset as usize + len > self.segment_bytes as usize {
@@ -183,79 +385,21 @@ impl Flash {
         let out = &mut self.scratch[..len];
         if stored.pages.is_empty() {
             let found = stored.extents.binary_search_by_key(&at.offset, |e| e.0).ok()?;
-            let head = &stored.heads[stored.extents[found].1 as usize..];
-            let end = restore(head, &self.contents, out, true)?.1;
+            let (head, _) = stored.entry(stored.extents[found].1 as usize);
+            let end = head.restore(stored.seed, &self.contents, out)?;
             out[end..].fill(0);
         } else {
             let page = at.offset as usize / PAGE_SIZE;
-            let range = page_range(stored, page)?;
-            let heads = &stored.heads[range];
-            let whole = !wanted.is_some_and(|id| holds(heads, id));
-            restore_page(heads, &self.contents, out, whole, wanted)?;
+            let found = match wanted {
+                Some(wanted) => stored.restore_for(page, &self.contents, out, wanted)?,
+                None => false,
+            };
+            if !found {
+                stored.restore_page(page, &self.contents, out)?;
+            }
         }
         Some(&self.scratch[..len])
     }
-}
-
-fn page_range(stored: &Stored, page: usize) -> Option<std::ops::Range<usize>> {
-    let start = *stored.pages.get(page)? as usize;
-    let end = stored.pages.get(page + 1).map_or(stored.heads.len(), |&e| e as usize);
-    Some(start..end)
-}
-
-fn id_in(head: &[u8], lengths: Head) -> u64 {
-    let bytes: [u8; ID_LEN] =
-        head[lengths.header..lengths.kept()].try_into().unwrap_or([0; ID_LEN]);
-    u64::from_le_bytes(bytes)
-}
-
-/// Whether a living record of `id` is among the heads.
-fn holds(mut heads: &[u8], id: u64) -> bool {
-    while let Some(lengths) = Head::read(heads) {
-        if heads[8] & DEAD == 0 && id_in(heads, lengths) == id {
-            return true;
-        }
-        heads = &heads[lengths.kept()..];
-    }
-    false
-}
-
-/// Puts the record of the first head back to the start of `out`. Returns the bytes of head and record; `None` where
-/// there is none or it does not fit.
-fn restore(
-    head: &[u8],
-    contents: &Contents,
-    out: &mut [u8],
-    value: bool,
-) -> Option<(usize, usize)> {
-    let lengths = Head::read(head)?;
-    let (kept, len) = (lengths.kept(), lengths.len());
-    let out = out.get_mut(..len)?;
-    out[..kept].copy_from_slice(&head[..kept]);
-    let value_at = lengths.header + lengths.key;
-    out[kept..value_at].fill(FILLER);
-    if value {
-        out[value_at..].copy_from_slice(contents.value(lengths.value));
-    }
-    Some((kept, len))
-}
-
-fn restore_page(
-    mut heads: &[u8],
-    contents: &Contents,
-    out: &mut [u8],
-    whole: bool,
-    wanted: Option<u64>,
-) -> Option<()> {
-    let mut at = 0;
-    while let Some(lengths) = Head::read(heads) {
-        let value = whole || wanted == Some(id_in(heads, lengths));
-        let (kept, len) = restore(heads, contents, &mut out[at..], value)?;
-        heads = &heads[kept..];
-        at += len;
-    }
-    out[at..].fill(0);
-    Some(())
 }
 
 impl SegmentIo for Flash {
@@ -264,30 +408,62 @@ impl SegmentIo for Flash {
     fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
         let offset = self.offset_of(segment);
         self.note(DeviceOp::Write { offset, len: bytes.len() as u32 });
-        let Stored { heads, pages, extents } =
-            self.segments.get_mut(usize::from(segment)).ok_or(IoFailed)?;
-        heads.clear();
-        pages.clear();
-        extents.clear();
+        let stored = self.segments.get_mut(usize::from(segment)).ok_or(IoFailed)?;
+        stored.entries.clear();
+        stored.pages.clear();
+        stored.extents.clear();
+        self.heads.clear();
         if Head::read(bytes).is_some_and(|head| head.len() > SMALL_MAX) {
             let mut at = 0;
             while let Some(head) = bytes.get(at..).and_then(Head::read) {
-                extents.push((at as u32, heads.len() as u32));
-                heads.extend_from_slice(&bytes[at..at + head.kept()]);
+                self.heads.push((at as u32, head));
                 at += head.len().next_multiple_of(EXTENT_ALIGN);
             }
         } else {
-            for page in bytes.chunks_exact(PAGE_SIZE) {
-                pages.push(heads.len() as u32);
-                let mut rest = page;
-                while let Some(head) = Head::read(rest) {
-                    heads.extend_from_slice(&rest[..head.kept()]);
-                    rest = &rest[head.len()..];
+            for (number, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+                let mut at = 0;
+                while let Some(head) = page.get(at..).and_then(Head::read) {
+                    self.heads.push(((number * PAGE_SIZE + at) as u32, head));
+                    at += head.len();
                 }
             }
+            stored.pages.resize(bytes.len() / PAGE_SIZE, 0);
         }
+        // Which filling this is: the first record's checksum tells.
+        if let Some((at, head)) = self.heads.first() {
+            let record = &bytes[*at as usize..*at as usize + head.len()];
+            let first = self.generation.saturating_sub(GENERATIONS);
+            let found = (first..=self.generation + GENERATIONS).find_map(|generation| {
+                let seed = Filling { salt: self.salt, segment, generation }.seed();
+                (Some(checksum(seed, record)) == head.crc).then_some((generation, seed))
+            });
+            if let Some((generation, seed)) = found {
+                stored.seed = seed;
+                self.generation = self.generation.max(generation);
+            }
+        }
+        for (at, head) in &mut self.heads {
+            let record = &bytes[*at as usize..*at as usize + head.len()];
+            head.crc = head.crc.filter(|&crc| crc != checksum(stored.seed, record));
+        }
+        stored.cas = self.heads.iter().map(|(_, head)| head.cas).min().unwrap_or(0);
+        stored.last = self.heads.iter().map(|(_, head)| head.last).max().unwrap_or(0);
+        let mut page = 0;
+        for (at, head) in &self.heads {
+            let from = stored.entries.len() as u32;
+            if stored.pages.is_empty() {
+                stored.extents.push((*at, from));
+            }
+            while page < stored.pages.len() && page * PAGE_SIZE <= *at as usize {
+                stored.pages[page] = from;
+                page += 1;
+            }
+            stored.push(head);
+        }
+        let end = stored.entries.len() as u32;
+        stored.pages[page..].fill(end);
         // Segments differ in how many objects they hold: growth by doubling would cost half as much again.
-        heads.shrink_to(heads.len() + heads.len() / 16);
+        stored.entries.shrink_to_fit();
         Ok(())
     }
 
@@ -299,18 +475,17 @@ impl SegmentIo for Flash {
         let stored = self.segments.get(usize::from(segment)).ok_or(IoFailed)?;
         if stored.pages.is_empty() {
             let mut end = 0;
-            for &(at, head) in &stored.extents {
+            for &(at, from) in &stored.extents {
                 bytes[end..at as usize].fill(0);
-                let head = &stored.heads[head as usize..];
                 let out = bytes.get_mut(at as usize..).ok_or(IoFailed)?;
-                end = at as usize + restore(head, &self.contents, out, true).ok_or(IoFailed)?.1;
+                let (head, _) = stored.entry(from as usize);
+                end =
+                    at as usize + head.restore(stored.seed, &self.contents, out).ok_or(IoFailed)?;
             }
             bytes[end..].fill(0);
         } else {
             for (number, page) in bytes.chunks_exact_mut(PAGE_SIZE).enumerate() {
-                let range = page_range(stored, number).ok_or(IoFailed)?;
-                let heads = &stored.heads[range];
-                restore_page(heads, &self.contents, page, true, None).ok_or(IoFailed)?;
+                stored.restore_page(number, &self.contents, page).ok_or(IoFailed)?;
             }
         }
         Ok(())
@@ -321,13 +496,12 @@ impl SegmentIo for Flash {
 mod tests {
     use larder_base::{AppId, Expiry, HashKey, KeyHasher, Rng};
     use larder_engine::segment::SegmentBuilder;
-    use larder_format::record::OPTIONAL_LEN;
-    use larder_format::{Filling, Kind, RecordMeta};
+    use larder_format::{Kind, RecordMeta};
 
     use super::*;
 
-    /// Header and id at most.
-    const MAX_HEAD: usize = FIXED_LEN + OPTIONAL_LEN + ID_LEN;
+    /// An entry at most.
+    const MAX_ENTRY: usize = 3 + 4 + 8 + 8 + 5 + OPTIONAL_LEN;
 
     /// What is written comes back byte for byte, dead records, gaps and all.
     #[test]
@@ -335,11 +509,13 @@ mod tests {
         let hasher = KeyHasher::new(HashKey([4; 16]));
         let mut rng = Rng::new(9);
         let contents = Contents::new(100_000);
-        let mut flash = Flash::new(4, 64 << 12, Contents::new(100_000));
+        let mut flash = Flash::new(7, 4, 64 << 12, Contents::new(100_000));
         for round in 0..12u64 {
             let kind = if round % 3 == 2 { Kind::Large } else { Kind::Small };
             let segment = (round % 4) as u16 + 1;
-            let filling = Filling { salt: 7, segment, generation: round + 1 };
+            // A leap in the generations is met with checksums that are kept.
+            let generation = if round < 8 { round + 1 } else { round + 1000 };
+            let filling = Filling { salt: 7, segment, generation };
             let buffer = vec![0xAAu8; 64 << 12];
             let mut builder = SegmentBuilder::new(kind, filling, buffer);
             // Some segments are written hardly filled.
@@ -367,14 +543,60 @@ mod tests {
             let mut back = vec![0x55u8; bytes.len()];
             flash.read(segment, &mut back).unwrap();
             assert!(back == bytes, "round {round}, {fill:?}");
+            search(&mut flash, &bytes, kind, filling);
             let stored = &flash.segments[usize::from(segment)];
-            assert!(stored.heads.len() as u64 <= fill.records * MAX_HEAD as u64);
+            let most = MAX_ENTRY + if round < 8 { 0 } else { 4 };
+            assert!(stored.entries.len() as u64 <= fill.records * most as u64);
         }
+    }
+
+    /// What is given to a search for one key leads to the same as the whole page, or extent, does.
+    fn search(flash: &mut Flash, bytes: &[u8], kind: Kind, filling: Filling) {
+        let mut found = 0;
+        for walked in larder_format::walk(bytes, kind, filling) {
+            let record = walked.record;
+            let offset = record.value().as_ptr() as usize - bytes.as_ptr() as usize;
+            let start = offset + record.value().len() - record.len();
+            let extent = kind == Kind::Large;
+            let (offset, len) = if extent {
+                (start as u32, record.len() as u32)
+            } else {
+                ((start / PAGE_SIZE * PAGE_SIZE) as u32, PAGE_SIZE as u32)
+            };
+            let Filling { segment, generation, .. } = filling;
+            let at = Location { segment, generation, offset, len, extent };
+            for absent in [false, true] {
+                let mut key = record.key().to_vec();
+                // Another key of the same length, or one of the same id and another length.
+                if absent && found % 2 == 0 {
+                    key.push(Contents::FILLER);
+                } else if absent {
+                    key[7] ^= 1;
+                }
+                let id = number(&key[..ID_LEN]);
+                let given = flash.bytes(at, Some((id, key.len()))).unwrap();
+                let find = if extent { larder_format::find_extent } else { larder_format::find };
+                match find(given, &key, filling) {
+                    larder_format::Find::Found(r) => {
+                        assert!(!absent || r.len() != record.len() || r.key() != record.key());
+                        assert!(r.key() == key && r.value() == flash_value(r.value().len()));
+                        found += 1;
+                    }
+                    larder_format::Find::Absent => assert!(absent, "{record:?}"),
+                    larder_format::Find::Corrupt => panic!("{record:?}, absent: {absent}"),
+                }
+            }
+        }
+        assert!(found > 0);
+    }
+
+    fn flash_value(len: usize) -> Vec<u8> {
+        Contents::new(len).value(len).to_vec()
     }
 
     #[test]
     fn operations_are_told_to_who_asks() {
-        let mut flash = Flash::new(2, 4096, Contents::new(10));
+        let mut flash = Flash::new(0, 2, 4096, Contents::new(10));
         flash.write(1, &[0; 4096]).unwrap();
         flash.ops = Some(Vec::new());
         flash.write(2, &[0; 4096]).unwrap();

@@ -107,9 +107,14 @@ pub struct PlacementRow {
 }
 
 /// One bit for each byte of the segment.
-struct Bitmap(Vec<u64>);
+pub(in crate::baseline) struct Bitmap(Vec<u64>);
 
 impl Bitmap {
+    /// Of a free segment of so many bytes.
+    pub(in crate::baseline) fn new(bytes: u64) -> Bitmap {
+        Bitmap(vec![0; bytes.div_ceil(64) as usize])
+    }
+
     fn mask(from: u64, to: u64, word: u64) -> u64 {
         let low = from.max(word * 64) - word * 64;
         let high = to.min(word * 64 + 64) - word * 64;
@@ -117,11 +122,11 @@ impl Bitmap {
         up_to(high) & !up_to(low)
     }
 
-    fn is_free(&self, from: u64, to: u64) -> bool {
+    pub(in crate::baseline) fn is_free(&self, from: u64, to: u64) -> bool {
         (from / 64..=(to - 1) / 64).all(|w| self.0[w as usize] & Self::mask(from, to, w) == 0)
     }
 
-    fn take(&mut self, from: u64, to: u64) {
+    pub(in crate::baseline) fn take(&mut self, from: u64, to: u64) {
         for w in from / 64..=(to - 1) / 64 {
             self.0[w as usize] |= Self::mask(from, to, w);
         }
@@ -175,7 +180,7 @@ fn fill(config: &PlacementConfig, functions: u32, offered: f64) -> PlacementRow 
     if config.order == Order::LargestFirst {
         candidates.sort_by_key(|&(size, key)| (std::cmp::Reverse(size), key));
     }
-    let mut map = Bitmap(vec![0; config.segment.div_ceil(64) as usize]);
+    let mut map = Bitmap::new(config.segment);
     let (mut placed, mut placed_bytes, mut tries, mut good_tries) = (0u64, 0u64, 0u64, 0u64);
     for &(size, key) in &candidates {
         let size = u64::from(size);

@@ -74,13 +74,14 @@ pub struct TableReport {
 
 const NONE: u32 = u32::MAX;
 
-struct Bloom {
+/// A segment's filter.
+pub(in crate::baseline) struct Bloom {
     bits: Vec<u64>,
     len: u64,
 }
 
 impl Bloom {
-    fn new(objects: u64) -> Bloom {
+    pub(in crate::baseline) fn new(objects: u64) -> Bloom {
         let len = (objects.max(1)) * u64::from(BLOOM_BITS);
         Bloom { bits: vec![0; len.div_ceil(64) as usize], len }
     }
@@ -94,13 +95,18 @@ impl Bloom {
         })
     }
 
-    fn add(&mut self, hash: u64) {
+    pub(in crate::baseline) fn add(&mut self, hash: u64) {
         for at in self.places(hash) {
             self.bits[at as usize / 64] |= 1 << (at % 64);
         }
     }
 
-    fn may_hold(&self, hash: u64) -> bool {
+    /// Bytes of memory.
+    pub(in crate::baseline) fn memory_bytes(&self) -> u64 {
+        self.bits.len() as u64 * 8
+    }
+
+    pub(in crate::baseline) fn may_hold(&self, hash: u64) -> bool {
         self.places(hash).all(|at| self.bits[at as usize / 64] & 1 << (at % 64) != 0)
     }
 

@@ -1,0 +1,662 @@
+//! Memory for objects without their bytes, for simulation: where every key is an id of eight bytes and a filler and
+//! every value the start of one pattern, an object is 64 bytes, whatever its size.
+//!
+//! Addresses, sizes and lists are those of [`Arena`](super::Arena), block by block, so that a shard decides the same over
+//! either; only that the blocks' memory is not there. A block is known by the number of its slot, not by its address.
+//!
+//! ```text
+//! slot: 0 chain's next u32   4 address u32 (units)   8 block before u32   12 block after u32 (slots; 0: none)
+//!      16 bits 31 used, 29-30 units more than asked for, 21-28 key length, 0-20 value length
+//!      20 application (9 bits) and state (7 bits)    22 cas u40
+//!      28 expiry u32  32 written u32  36 last u32  40 reads u32  44 max gap u32  48 first read u32  52 last gap u32
+//!      56 id u64
+//! free:  0 list's next u32                           20 units u32   28 list's previous u32
+//! ```
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use larder_base::{AppId, Expiry};
+
+use super::arena::{Block, FL, MIN_UNITS, SL, UNIT, arena_units, class_for, class_of, units_of};
+use super::memory::ObjectMemory;
+use super::object::{ObjectHeader, State, object_bytes};
+
+/// Bytes of an object's id, the start of its key.
+const ID_LEN: usize = 8;
+/// Slots that are added at a time.
+const CHUNK: usize = 256;
+
+const USED: u32 = 1 << 31;
+const VALUE_BITS: u32 = 21;
+const KEY_SHIFT: u32 = VALUE_BITS;
+const SLACK_SHIFT: u32 = 29;
+const STATE_BITS: u32 = 7;
+
+/// Zeros take no memory: the system maps one page of them everywhere.
+static ZEROS: [u8; 1 << VALUE_BITS] = [0; 1 << VALUE_BITS];
+
+/// What all keys and values are made of.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// None: zeros.
+    pattern: Option<Arc<[u8]>>,
+}
+
+impl Contents {
+    /// What keys are filled up with.
+    pub const FILLER: u8 = b'k';
+    /// The longest value that [`CompactArena`] can describe.
+    pub const LONGEST: usize = (1 << VALUE_BITS) - 1;
+
+    /// Values of zeros.
+    pub fn zeros() -> Contents {
+        Contents { pattern: None }
+    }
+
+    /// Values of up to `longest` bytes, which must not exceed [`Contents::LONGEST`], that are not all alike.
+    pub fn new(longest: usize) -> Contents {
+        assert!(longest <= Self::LONGEST, "values of {longest} bytes");
+        Contents { pattern: Some((0..longest).map(|i| ((i * 31) >> 3) as u8).collect()) }
+    }
+
+    /// The value of this length.
+    #[inline]
+    pub fn value(&self, len: usize) -> &[u8] {
+        match &self.pattern {
+            Some(pattern) => &pattern[..len],
+            None => &ZEROS[..len],
+        }
+    }
+
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.pattern.as_ref().map_or(0, |p| p.len())
+    }
+
+    /// Writes the key of this id, `key.len()` bytes and at least eight.
+    #[inline]
+    pub fn key(id: u64, key: &mut [u8]) {
+        key[..ID_LEN].copy_from_slice(&id.to_le_bytes());
+        key[ID_LEN..].fill(Self::FILLER);
+    }
+}
+
+/// A key as [`CompactArena`] hands it out.
+#[derive(Clone, Copy)]
+pub struct Key {
+    bytes: [u8; 255],
+    len: u8,
+}
+
+impl Deref for Key {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+/// One cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Slot([u8; 64]);
+
+impl Slot {
+    #[inline]
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
+    }
+    #[inline]
+    fn set_u32(&mut self, at: usize, value: u32) {
+        self.0[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    #[inline]
+    fn is_used(&self) -> bool {
+        self.0[LENGTHS + 3] & 0x80 != 0
+    }
+}
+
+const NEXT: usize = 0;
+const ADDRESS: usize = 4;
+const BEFORE: usize = 8;
+const AFTER: usize = 12;
+const LENGTHS: usize = 16;
+const APP_STATE: usize = 20;
+const CAS: usize = 22;
+const EXPIRY: usize = 28;
+const ID: usize = 56;
+const FREE_UNITS: usize = 20;
+const FREE_PREV: usize = 28;
+
+/// See the module.
+pub struct CompactArena {
+    chunks: Vec<Box<[Slot; CHUNK]>>,
+    /// First of the slots that no block has, chained by their `next`; 0 ends.
+    spare: u32,
+    /// Units, the first and the last of which are no block's.
+    end: u32,
+    lists: [[u32; SL]; FL],
+    fl_map: u32,
+    sl_map: [u16; FL],
+    free_units: u32,
+    contents: Contents,
+}
+
+impl CompactArena {
+    /// As [`Arena::new`](super::Arena::new), for objects that consist of `contents`.
+    pub fn new(bytes: usize, contents: Contents) -> CompactArena {
+        let mut arena = CompactArena {
+            chunks: Vec::new(),
+            spare: 0,
+            end: arena_units(bytes) - 1,
+            lists: [[0; SL]; FL],
+            fl_map: 0,
+            sl_map: [0; FL],
+            free_units: 0,
+            contents,
+        };
+        let (first, whole) = (arena.take_slot(), arena.end - 1);
+        debug_assert_eq!(first, 1, "slot 0 means none");
+        arena.slot_mut(first).set_u32(ADDRESS, 1);
+        arena.insert_free(first, whole);
+        arena
+    }
+
+    #[inline]
+    fn slot(&self, slot: u32) -> &Slot {
+        &self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+
+    fn take_slot(&mut self) -> u32 {
+        if self.spare == 0 {
+            let start = (self.chunks.len() * CHUNK) as u32;
+            self.chunks.push(Box::new([Slot([0; 64]); CHUNK]));
+            // Slot 0 stays unused.
+            for slot in (start.max(1)..start + CHUNK as u32).rev() {
+                self.drop_slot(slot);
+            }
+        }
+        let slot = self.spare;
+        self.spare = self.slot(slot).u32(NEXT);
+        *self.slot_mut(slot) = Slot([0; 64]);
+        slot
+    }
+
+    fn drop_slot(&mut self, slot: u32) {
+        let next = self.spare;
+        self.slot_mut(slot).set_u32(NEXT, next);
+        self.spare = slot;
+    }
+
+    #[inline]
+    fn units(&self, slot: u32) -> u32 {
+        let s = self.slot(slot);
+        if !s.is_used() {
+            return s.u32(FREE_UNITS);
+        }
+        let lengths = s.u32(LENGTHS);
+        let (key, value) = (lengths >> KEY_SHIFT & 0xFF, lengths & ((1 << VALUE_BITS) - 1));
+        units_of(object_bytes(key as usize, value as usize)) + (lengths >> SLACK_SHIFT & 3)
+    }
+
+    fn insert_free(&mut self, slot: u32, units: u32) {
+        let (fl, sl) = class_of(units);
+        let head = self.lists[fl][sl];
+        let s = self.slot_mut(slot);
+        s.set_u32(LENGTHS, 0);
+        s.set_u32(FREE_UNITS, units);
+        s.set_u32(NEXT, head);
+        s.set_u32(FREE_PREV, 0);
+        if head != 0 {
+            self.slot_mut(head).set_u32(FREE_PREV, slot);
+        }
+        self.lists[fl][sl] = slot;
+        self.fl_map |= 1 << fl;
+        self.sl_map[fl] |= 1 << sl;
+        self.free_units += units;
+    }
+
+    fn remove_free(&mut self, slot: u32, units: u32) {
+        let (fl, sl) = class_of(units);
+        let (next, prev) = (self.slot(slot).u32(NEXT), self.slot(slot).u32(FREE_PREV));
+        if next != 0 {
+            self.slot_mut(next).set_u32(FREE_PREV, prev);
+        }
+        if prev != 0 {
+            self.slot_mut(prev).set_u32(NEXT, next);
+        } else {
+            self.lists[fl][sl] = next;
+            if next == 0 {
+                self.sl_map[fl] &= !(1 << sl);
+                if self.sl_map[fl] == 0 {
+                    self.fl_map &= !(1 << fl);
+                }
+            }
+        }
+        self.free_units -= units;
+    }
+
+    /// As the arena finds: the two must agree, allocation by allocation.
+    fn find(&self, units: u32) -> Option<u32> {
+        let (fl, sl) = class_for(units);
+        if fl >= FL {
+            return None;
+        }
+        let here = self.sl_map[fl] & (u16::MAX << sl);
+        if here != 0 {
+            return Some(self.lists[fl][here.trailing_zeros() as usize]);
+        }
+        let above = if fl + 1 < FL { self.fl_map & (u32::MAX << (fl + 1)) } else { 0 };
+        if above != 0 {
+            let fl = above.trailing_zeros() as usize;
+            return Some(self.lists[fl][self.sl_map[fl].trailing_zeros() as usize]);
+        }
+        let (fl, sl) = class_of(units);
+        let mut at = self.lists[fl][sl];
+        for _ in 0..8 {
+            if at == 0 {
+                break;
+            }
+            if self.units(at) >= units {
+                return Some(at);
+            }
+            at = self.slot(at).u32(NEXT);
+        }
+        None
+    }
+
+    /// Takes `gone`, which follows `slot`, out of the order of addresses.
+    fn absorb_after(&mut self, slot: u32, gone: u32) {
+        let after = self.slot(gone).u32(AFTER);
+        self.slot_mut(slot).set_u32(AFTER, after);
+        if after != 0 {
+            self.slot_mut(after).set_u32(BEFORE, slot);
+        }
+        self.drop_slot(gone);
+    }
+
+    fn too_large(&self, payload: usize) -> bool {
+        payload > (self.end as usize + 1) * UNIT
+    }
+}
+
+impl ObjectMemory for CompactArena {
+    type Key<'a> = Key;
+
+    fn alloc(&mut self, payload: usize) -> Option<Block> {
+        if self.too_large(payload) {
+            return None;
+        }
+        let want = units_of(payload);
+        let slot = self.find(want)?;
+        let have = self.units(slot);
+        self.remove_free(slot, have);
+        let mut slack = have - want;
+        if slack >= MIN_UNITS {
+            let rest = self.take_slot();
+            let (address, after) = (self.slot(slot).u32(ADDRESS), self.slot(slot).u32(AFTER));
+            let r = self.slot_mut(rest);
+            r.set_u32(ADDRESS, address + want);
+            r.set_u32(BEFORE, slot);
+            r.set_u32(AFTER, after);
+            if after != 0 {
+                self.slot_mut(after).set_u32(BEFORE, rest);
+            }
+            self.slot_mut(slot).set_u32(AFTER, rest);
+            self.insert_free(rest, slack);
+            slack = 0;
+        }
+        // The lengths follow when it is filled.
+        self.slot_mut(slot).set_u32(LENGTHS, USED | slack << SLACK_SHIFT);
+        Some(Block(slot))
+    }
+
+    fn free(&mut self, block: Block, hands: [&mut Block; 2]) {
+        debug_assert!(self.is_used(block), "free of a free block");
+        let mut slot = block.0;
+        let mut units = self.units(slot);
+        let (before, after) = (self.slot(slot).u32(BEFORE), self.slot(slot).u32(AFTER));
+        let mut gone = [0; 2];
+        if after != 0 && !self.slot(after).is_used() {
+            let more = self.units(after);
+            self.remove_free(after, more);
+            self.absorb_after(slot, after);
+            units += more;
+            gone[0] = after;
+        }
+        if before != 0 && !self.slot(before).is_used() {
+            let more = self.units(before);
+            self.remove_free(before, more);
+            self.absorb_after(before, slot);
+            units += more;
+            gone[1] = slot;
+            slot = before;
+        }
+        self.insert_free(slot, units);
+        for hand in hands {
+            if gone.contains(&hand.0) {
+                *hand = Block(slot);
+            }
+        }
+    }
+
+    fn has_room(&self, payload: usize) -> bool {
+        !self.too_large(payload) && self.find(units_of(payload)).is_some()
+    }
+
+    #[inline]
+    fn is_used(&self, block: Block) -> bool {
+        self.slot(block.0).is_used()
+    }
+
+    #[inline]
+    fn first(&self) -> Block {
+        // What is split or joined keeps the slot of its start.
+        Block(1)
+    }
+
+    #[inline]
+    fn next(&self, block: Block) -> Block {
+        Block(self.slot(block.0).u32(AFTER).max(1))
+    }
+
+    #[inline]
+    fn address(&self, block: Block) -> u32 {
+        self.slot(block.0).u32(ADDRESS)
+    }
+
+    #[inline]
+    fn block_bytes(&self, block: Block) -> usize {
+        self.units(block.0) as usize * UNIT
+    }
+
+    #[inline]
+    fn free_bytes(&self) -> usize {
+        self.free_units as usize * UNIT
+    }
+
+    #[inline]
+    fn capacity(&self) -> usize {
+        (self.end as usize - 1) * UNIT
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.chunks.len() * CHUNK * size_of::<Slot>()
+            + self.chunks.capacity() * size_of::<Box<[Slot; CHUNK]>>()
+    }
+
+    #[inline]
+    fn warm(&self, block: Block) {
+        if let Some(chunk) = self.chunks.get(block.0 as usize / CHUNK) {
+            larder_base::prefetch(&chunk[..], block.0 as usize % CHUNK);
+        }
+    }
+
+    fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]) {
+        debug_assert!(key.len() >= ID_LEN && key[ID_LEN..].iter().all(|&b| b == Contents::FILLER));
+        debug_assert!(
+            value[1].is_empty() && value[0] == self.contents.value(header.value_len as usize),
+            "values are the start of the pattern"
+        );
+        let mut id = [0; ID_LEN];
+        id.copy_from_slice(&key[..ID_LEN]);
+        let slot = self.slot_mut(block.0);
+        slot.0[ID..].copy_from_slice(&id);
+        let slack = slot.u32(LENGTHS) & (3 << SLACK_SHIFT);
+        let lengths = u32::from(header.key_len) << KEY_SHIFT | header.value_len;
+        slot.set_u32(LENGTHS, USED | slack | lengths);
+        self.set_header(block, header);
+    }
+
+    #[inline]
+    fn header(&self, block: Block) -> ObjectHeader {
+        let s = self.slot(block.0);
+        let lengths = s.u32(LENGTHS);
+        let app_state = u16::from_le_bytes([s.0[APP_STATE], s.0[APP_STATE + 1]]);
+        let mut cas = [0; 8];
+        cas[..5].copy_from_slice(&s.0[CAS..CAS + 5]);
+        ObjectHeader {
+            next: s.u32(NEXT),
+            hash: 0,
+            cas: u64::from_le_bytes(cas),
+            expiry: Expiry(s.u32(EXPIRY)),
+            flags: 0,
+            value_len: lengths & ((1 << VALUE_BITS) - 1),
+            key_len: (lengths >> KEY_SHIFT) as u8,
+            state: State(app_state as u8 & ((1 << STATE_BITS) - 1)),
+            app: AppId(app_state >> STATE_BITS),
+            written: s.u32(32),
+            last: s.u32(36),
+            reads: s.u32(40),
+            max_gap: s.u32(44),
+            first_read: s.u32(48),
+            last_gap: s.u32(52),
+        }
+    }
+
+    #[inline]
+    fn set_header(&mut self, block: Block, header: &ObjectHeader) {
+        debug_assert!(header.flags == 0 && header.cas >> 40 == 0, "no flags, short CAS uniques");
+        let s = self.slot_mut(block.0);
+        s.set_u32(NEXT, header.next);
+        let app_state = header.app.0 << STATE_BITS | u16::from(header.state.0);
+        s.0[APP_STATE..APP_STATE + 2].copy_from_slice(&app_state.to_le_bytes());
+        s.0[CAS..CAS + 5].copy_from_slice(&header.cas.to_le_bytes()[..5]);
+        s.set_u32(EXPIRY, header.expiry.0);
+        s.set_u32(32, header.written);
+        s.set_u32(36, header.last);
+        s.set_u32(40, header.reads);
+        s.set_u32(44, header.max_gap);
+        s.set_u32(48, header.first_read);
+        s.set_u32(52, header.last_gap);
+    }
+
+    #[inline]
+    fn next_of(&self, block: Block) -> u32 {
+        self.slot(block.0).u32(NEXT)
+    }
+
+    #[inline]
+    fn set_next(&mut self, block: Block, next: u32) {
+        self.slot_mut(block.0).set_u32(NEXT, next);
+    }
+
+    #[inline]
+    fn set_state(&mut self, block: Block, state: State) {
+        let s = self.slot_mut(block.0);
+        let old = u16::from_le_bytes([s.0[APP_STATE], s.0[APP_STATE + 1]]);
+        let new = old >> STATE_BITS << STATE_BITS | u16::from(state.0);
+        s.0[APP_STATE..APP_STATE + 2].copy_from_slice(&new.to_le_bytes());
+    }
+
+    #[inline]
+    fn has_key(&self, block: Block, header: &ObjectHeader, _hash: u32, key: &[u8]) -> bool {
+        usize::from(header.key_len) == key.len()
+            && key.get(..ID_LEN) == Some(&self.slot(block.0).0[ID..])
+    }
+
+    #[inline]
+    fn key(&self, block: Block, header: &ObjectHeader) -> Key {
+        let mut key = Key { bytes: [Contents::FILLER; 255], len: header.key_len };
+        key.bytes[..ID_LEN].copy_from_slice(&self.slot(block.0).0[ID..]);
+        key
+    }
+
+    #[inline]
+    fn value(&self, _block: Block, header: &ObjectHeader) -> &[u8] {
+        self.contents.value(header.value_len as usize)
+    }
+
+    fn write_value(&mut self, _block: Block, _header: &ObjectHeader, bytes: &[u8]) {
+        debug_assert_eq!(bytes, self.contents.value(bytes.len()), "values are the pattern's start");
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        let (mut at, mut before, mut address, mut free) = (1u32, 0u32, 1u32, 0u32);
+        let mut was_free = false;
+        loop {
+            let (slot, units) = (self.slot(at), self.units(at));
+            if slot.u32(ADDRESS) != address || slot.u32(BEFORE) != before || units < MIN_UNITS {
+                return Err(format!(
+                    "block {at} of {units} units at {}, not {address}, behind block {}, not {before}",
+                    slot.u32(ADDRESS),
+                    slot.u32(BEFORE)
+                ));
+            }
+            if !slot.is_used() && was_free {
+                return Err(format!("two free blocks touch at {address}"));
+            }
+            was_free = !slot.is_used();
+            free += if was_free { units } else { 0 };
+            address += units;
+            (before, at) = (at, slot.u32(AFTER));
+            if at == 0 {
+                break;
+            }
+        }
+        let mut listed = 0;
+        for (fl, row) in self.lists.iter().enumerate() {
+            for (sl, &head) in row.iter().enumerate() {
+                let mut at = head;
+                while at != 0 {
+                    if class_of(self.units(at)) != (fl, sl) || self.slot(at).is_used() {
+                        return Err(format!("block {at} is in the wrong list"));
+                    }
+                    listed += self.units(at);
+                    at = self.slot(at).u32(NEXT);
+                }
+            }
+        }
+        if address != self.end || listed != free || free != self.free_units {
+            return Err(format!(
+                "blocks end at {address} of {}; free units: walked {free}, listed {listed}, counted {}",
+                self.end, self.free_units
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_base::Rng;
+
+    use super::super::arena::Arena;
+    use super::*;
+
+    fn header(rng: &mut Rng, key_len: usize, value_len: usize) -> ObjectHeader {
+        let mut small = |n| rng.below(n) as u32;
+        ObjectHeader {
+            next: 0,
+            hash: 0,
+            cas: u64::from(small(1 << 32)) << 8,
+            expiry: Expiry(small(1 << 32)),
+            flags: 0,
+            value_len: value_len as u32,
+            key_len: key_len as u8,
+            state: State(small(128) as u8),
+            app: AppId(small(257) as u16),
+            written: small(1 << 32),
+            last: small(1 << 32),
+            reads: small(1 << 32),
+            max_gap: small(1 << 32),
+            first_read: small(1 << 32),
+            last_gap: small(1 << 32),
+        }
+    }
+
+    /// Both forms are asked the same, at random, and give the same block (by its address) each time, with hands that
+    /// wander over them.
+    #[test]
+    fn every_block_lies_where_the_arena_puts_it() {
+        let contents = Contents::new(40_000);
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let bytes = (8 + rng.below(120) as usize) << 10;
+            let (mut a, mut c) = (Arena::new(bytes), CompactArena::new(bytes, contents.clone()));
+            let mut live: Vec<(Block, Block, ObjectHeader, u64)> = Vec::new();
+            let (mut hands, mut others) = ([a.first(); 2], [c.first(); 2]);
+            for step in 0..3000u64 {
+                let (key, value) = (
+                    8 + rng.below(40) as usize,
+                    if rng.chance(0.03) { rng.below(30_000) } else { rng.below(700) } as usize,
+                );
+                if rng.chance(0.55) {
+                    let payload = object_bytes(key, value);
+                    let (to_a, to_c) = (ObjectMemory::alloc(&mut a, payload), c.alloc(payload));
+                    assert_eq!(to_a.is_some(), to_c.is_some(), "seed {seed} step {step}");
+                    if let (Some(to_a), Some(to_c)) = (to_a, to_c) {
+                        let mut h = header(&mut rng, key, value);
+                        h.next = step as u32;
+                        let mut k = vec![0; key];
+                        Contents::key(step, &mut k);
+                        a.fill(to_a, &h, &k, [contents.value(value), b""]);
+                        c.fill(to_c, &h, &k, [contents.value(value), b""]);
+                        live.push((to_a, to_c, h, step));
+                    }
+                } else if !live.is_empty() {
+                    let at = rng.below(live.len() as u64) as usize;
+                    let (in_a, in_c, ..) = live.swap_remove(at);
+                    let [x, y] = &mut hands;
+                    ObjectMemory::free(&mut a, in_a, [x, y]);
+                    let [x, y] = &mut others;
+                    c.free(in_c, [x, y]);
+                }
+                for _ in 0..rng.below(4) {
+                    let i = rng.below(2) as usize;
+                    hands[i] = ObjectMemory::next(&a, hands[i]);
+                    others[i] = c.next(others[i]);
+                }
+                for i in 0..2 {
+                    assert_eq!(hands[i].0, c.address(others[i]), "seed {seed} step {step}");
+                    assert_eq!(a.is_used(hands[i]), c.is_used(others[i]));
+                    assert_eq!(a.block_bytes(hands[i]), c.block_bytes(others[i]));
+                }
+                assert_eq!((a.free_bytes(), a.capacity()), (c.free_bytes(), c.capacity()));
+                let payload = rng.below(3000) as usize;
+                assert_eq!(ObjectMemory::has_room(&a, payload), c.has_room(payload));
+                if step % 250 == 0 {
+                    c.validate().unwrap_or_else(|e| panic!("seed {seed} step {step}: {e}"));
+                    for (in_a, in_c, h, id) in &live {
+                        assert_eq!(in_a.0, c.address(*in_c));
+                        assert_eq!((a.header(*in_a), c.header(*in_c)), (*h, *h));
+                        assert_eq!(a.key(*in_a, h), &*c.key(*in_c, h));
+                        assert_eq!(a.value(*in_a, h), c.value(*in_c, h));
+                        let mut k = vec![0; usize::from(h.key_len)];
+                        Contents::key(*id, &mut k);
+                        assert!(c.has_key(*in_c, h, 0, &k));
+                        k[3] ^= 1;
+                        assert!(!c.has_key(*in_c, h, 0, &k));
+                    }
+                }
+            }
+            // 64 bytes for each block there ever was at once, and what is left of a chunk.
+            assert!(c.held_bytes() < (bytes / 64) * 64 + CHUNK * 64 + 4096);
+        }
+    }
+
+    #[test]
+    fn states_and_links_change_alone() {
+        let mut c = CompactArena::new(4096, Contents::new(100));
+        let b = c.alloc(object_bytes(9, 100)).unwrap();
+        let mut h = header(&mut Rng::new(3), 9, 100);
+        let mut key = [0; 9];
+        Contents::key(77, &mut key);
+        c.fill(b, &h, &key, [&Contents::new(100).value(100).to_vec(), b""]);
+        c.set_state(b, State(0x55));
+        c.set_next(b, 99);
+        (h.state, h.next) = (State(0x55), 99);
+        assert_eq!(c.header(b), h);
+        h.cas = (1 << 40) - 1;
+        h.app = AppId(AppId::COUNT as u16 - 1);
+        c.set_header(b, &h);
+        assert_eq!((c.header(b), c.next_of(b)), (h, 99));
+        assert_eq!(c.block_bytes(b), super::super::footprint(object_bytes(9, 100)));
+    }
+}

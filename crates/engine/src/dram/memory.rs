@@ -1,0 +1,182 @@
+//! What a shard asks of the memory for its objects, so that the same shard runs over the bytes themselves ([`Arena`])
+//! and over a record of each object from which the bytes follow ([`CompactArena`](super::CompactArena)).
+
+use std::ops::Deref;
+
+use super::arena::{Arena, Block};
+use super::object::{HEADER_BYTES, ObjectHeader, State};
+
+/// Memory for objects: blocks back to back in one range of addresses, each in use or free. Which block an allocation
+/// gets, what is joined when one is freed and what follows on what are the same for every implementation, call by call.
+pub trait ObjectMemory {
+    /// A key as it is handed out.
+    type Key<'a>: Deref<Target = [u8]>
+    where
+        Self: 'a;
+
+    /// A block whose payload holds `payload` bytes; `None` when no free range is long enough.
+    fn alloc(&mut self, payload: usize) -> Option<Block>;
+    /// Frees a block and joins it with free neighbours. A hand that stood on what is no block's start any more stands on
+    /// the free range's start afterwards.
+    fn free(&mut self, block: Block, hands: [&mut Block; 2]);
+    /// Whether a block of `payload` bytes can be had without freeing anything.
+    fn has_room(&self, payload: usize) -> bool;
+    /// Whether the block is in use.
+    fn is_used(&self, block: Block) -> bool;
+    /// The first block in address order: always the same.
+    fn first(&self) -> Block;
+    /// The block after this one in address order, [`ObjectMemory::first`] after the last.
+    fn next(&self, block: Block) -> Block;
+    /// Where the block lies among the others: blocks compare by this as they lie.
+    fn address(&self, block: Block) -> u32;
+    /// Bytes that a block takes, its header included.
+    fn block_bytes(&self, block: Block) -> usize;
+    /// Free bytes, block headers included, in however many pieces.
+    fn free_bytes(&self) -> usize;
+    /// Bytes that blocks can take in all.
+    fn capacity(&self) -> usize;
+    /// Bytes that the process holds for it.
+    fn held_bytes(&self) -> usize;
+    /// Asks for the cache line of a block's header.
+    fn warm(&self, block: Block);
+
+    /// Writes a new object to a block that was allocated for it: all of its header but the chain's link, which
+    /// [`ObjectMemory::set_next`] sets.
+    fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]);
+    /// The object's header. `hash` is 0 where the memory does not keep it.
+    fn header(&self, block: Block) -> ObjectHeader;
+    /// Writes the header of an object whose key and value stay as they are.
+    fn set_header(&mut self, block: Block, header: &ObjectHeader);
+    /// The chain's link alone.
+    fn next_of(&self, block: Block) -> u32;
+    /// Changes the chain's link alone.
+    fn set_next(&mut self, block: Block, next: u32);
+    /// Changes the state bits alone.
+    fn set_state(&mut self, block: Block, state: State);
+    /// Whether the object has this key, whose [`larder_base::ObjectHash::dram`] is `hash`.
+    fn has_key(&self, block: Block, header: &ObjectHeader, hash: u32, key: &[u8]) -> bool;
+    /// The object's key.
+    fn key(&self, block: Block, header: &ObjectHeader) -> Self::Key<'_>;
+    /// The object's value.
+    fn value(&self, block: Block, header: &ObjectHeader) -> &[u8];
+    /// Overwrites the start of the object's value.
+    fn write_value(&mut self, block: Block, header: &ObjectHeader, bytes: &[u8]);
+
+    /// Walks everything and checks that it holds together. For tests.
+    ///
+    /// # Errors
+    /// What does not hold.
+    fn validate(&self) -> Result<(), String>;
+}
+
+impl ObjectMemory for Arena {
+    type Key<'a> = &'a [u8];
+
+    #[inline]
+    fn alloc(&mut self, payload: usize) -> Option<Block> {
+        Arena::alloc(self, payload)
+    }
+    #[inline]
+    fn free(&mut self, block: Block, hands: [&mut Block; 2]) {
+        let (start, bytes) = Arena::free(self, block);
+        let end = start.0 + (bytes / super::UNIT) as u32;
+        for hand in hands {
+            if hand.0 > start.0 && hand.0 < end {
+                *hand = start;
+            }
+        }
+    }
+    fn has_room(&self, payload: usize) -> bool {
+        Arena::has_room(self, payload)
+    }
+    #[inline]
+    fn is_used(&self, block: Block) -> bool {
+        Arena::is_used(self, block)
+    }
+    #[inline]
+    fn first(&self) -> Block {
+        Arena::first(self)
+    }
+    #[inline]
+    fn next(&self, block: Block) -> Block {
+        Arena::next(self, block)
+    }
+    #[inline]
+    fn address(&self, block: Block) -> u32 {
+        block.0
+    }
+    #[inline]
+    fn block_bytes(&self, block: Block) -> usize {
+        Arena::block_bytes(self, block)
+    }
+    #[inline]
+    fn free_bytes(&self) -> usize {
+        Arena::free_bytes(self)
+    }
+    #[inline]
+    fn capacity(&self) -> usize {
+        Arena::capacity(self)
+    }
+    fn held_bytes(&self) -> usize {
+        self.bytes()
+    }
+    #[inline]
+    fn warm(&self, block: Block) {
+        Arena::warm(self, block);
+    }
+
+    #[inline]
+    fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]) {
+        self.set_header(block, header);
+        let body = &mut self.payload_mut(block)[HEADER_BYTES..];
+        let (to, rest) = body.split_at_mut(key.len());
+        to.copy_from_slice(key);
+        let (first, rest) = rest.split_at_mut(value[0].len());
+        first.copy_from_slice(value[0]);
+        rest[..value[1].len()].copy_from_slice(value[1]);
+    }
+    #[inline]
+    fn header(&self, block: Block) -> ObjectHeader {
+        ObjectHeader::decode(self.payload(block))
+    }
+    #[inline]
+    fn set_header(&mut self, block: Block, header: &ObjectHeader) {
+        header.encode(self.payload_mut(block));
+    }
+    #[inline]
+    fn next_of(&self, block: Block) -> u32 {
+        let p = self.payload(block);
+        u32::from_le_bytes([p[0], p[1], p[2], p[3]])
+    }
+    #[inline]
+    fn set_next(&mut self, block: Block, next: u32) {
+        self.payload_mut(block)[..4].copy_from_slice(&next.to_le_bytes());
+    }
+    #[inline]
+    fn set_state(&mut self, block: Block, state: State) {
+        self.payload_mut(block)[29] = state.0;
+    }
+    #[inline]
+    fn has_key(&self, block: Block, header: &ObjectHeader, hash: u32, key: &[u8]) -> bool {
+        header.hash == hash
+            && usize::from(header.key_len) == key.len()
+            && self.key(block, header) == key
+    }
+    #[inline]
+    fn key(&self, block: Block, header: &ObjectHeader) -> &[u8] {
+        &self.payload(block)[HEADER_BYTES..HEADER_BYTES + usize::from(header.key_len)]
+    }
+    #[inline]
+    fn value(&self, block: Block, header: &ObjectHeader) -> &[u8] {
+        let start = HEADER_BYTES + usize::from(header.key_len);
+        &self.payload(block)[start..start + header.value_len as usize]
+    }
+    fn write_value(&mut self, block: Block, header: &ObjectHeader, bytes: &[u8]) {
+        let start = HEADER_BYTES + usize::from(header.key_len);
+        self.payload_mut(block)[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        Arena::validate(self)
+    }
+}
