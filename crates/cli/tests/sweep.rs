@@ -285,6 +285,59 @@ fn curves_of_mrc_as_a_report() {
     }
 }
 
+/// Names and titles come from the experiment: what they hold stays text on the page.
+#[test]
+fn one_run_as_a_report() {
+    const TITLE: &str = r#"</script><script>document.title='x'</script> & \"<b>\""#;
+    let dir = tempfile::tempdir().unwrap();
+    let (file, html) = (dir.path().join("e.toml"), dir.path().join("run.html"));
+    let experiment = format!(
+        "title = \"{TITLE}\"\n[workload]\ntrace = \"gen:zipf?objects=8000&requests=30000&writes=0.05&rate=1000\"\n\
+         warmup = 10000\n[[cache]]\nkind = \"hybrid\"\nname = \"<i>one</i>\"\ndram = \"256k\"\nflash = \"1m\"\n\
+         admission.policy = \"all\"\n[[cache]]\nkind = \"ripq\"\nflash = \"1m\"\nblock = \"32k\"\n"
+    );
+    std::fs::write(&file, experiment).unwrap();
+    let run = |html: &Path| {
+        Command::new(env!("CARGO_BIN_EXE_larder"))
+            .args(["sim", "run", "--json", "--html"])
+            .args([html, &file])
+            .output()
+            .unwrap()
+    };
+    let outcome: serde_json::Value = serde_json::from_str(&done(&run(&html))).unwrap();
+    let page = std::fs::read_to_string(&html).unwrap();
+    assert!(!page.contains("<i>one") && !page.contains("<script>document"), "markup from a name");
+    for wanted in ["src=", "href=\"http", "@import", "url(http"] {
+        assert!(!page.contains(wanted), "the page needs something else: {wanted}");
+    }
+    // Where it cannot be written, nothing is claimed.
+    let failed = run(&dir.path().join("none").join("run.html"));
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("run.html"));
+
+    let Some(program) = chromium() else { return };
+    let dom = browse(&program, &format!("file://{}", html.display()), &["--dump-dom"]);
+    let body = dom.split("<script").next().unwrap();
+    assert!(body.contains("&lt;i&gt;one&lt;/i&gt;"), "the name as it is");
+    for wrong in ["NaN", "undefined", "Infinity"] {
+        assert!(!body.contains(wrong), "'{wrong}' on the page");
+    }
+    for cache in outcome["caches"].as_array().unwrap() {
+        for name in ["miss_ratio", "flash_bytes", "dlwa", "life_years"] {
+            let cell = format!("<td class=\"n\">{}</td>", cache[name]);
+            assert!(body.contains(&cell), "no {name} {cell}");
+        }
+    }
+    let points: usize = outcome["caches"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["series"].as_array().unwrap().len())
+        .sum();
+    let hits = marks(figure(body, "Hit ratio over time"), "path", "mark");
+    assert_eq!(hits.len(), points);
+}
+
 fn pictures(program: &str, page: &str) {
     let Some(dir) = std::env::var_os("LARDER_SCREENSHOTS") else { return };
     for (scheme, more) in [("light", "--enable-features=none"), ("dark", "--force-dark-mode")] {

@@ -133,13 +133,17 @@ fn with_places(what: &str, figure: &Figure, requests: &[(u32, u32)]) -> (f64, f6
         }
     }
     let counts = cache.counts();
-    assert_eq!((written, most), (counts.flash_bytes, blocks), "{what}");
+    assert!(written == counts.flash_bytes && most <= blocks, "{what}: {most} of {blocks} blocks");
+    // Sections of seven blocks feel it most that deleted bytes and the ends of blocks take room.
+    let (hits, clwa) =
+        (counts.hit_ratio() / figure.hit_ratio - 1.0, counts.clwa() / figure.clwa - 1.0);
+    assert!(hits.abs() < 0.03 && clwa.abs() < 0.04, "{what}: {hits} {clwa}");
     eprintln!(
         "{what}, with places: hit ratio {:.6} ({:+.2} %), CLWA {:.4} ({:+.2} %)",
         counts.hit_ratio(),
-        (counts.hit_ratio() / figure.hit_ratio - 1.0) * 100.0,
+        hits * 100.0,
         counts.clwa(),
-        (counts.clwa() / figure.clwa - 1.0) * 100.0
+        clwa * 100.0
     );
     (figure.hit_ratio, counts.hit_ratio())
 }

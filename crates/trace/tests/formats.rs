@@ -4,7 +4,7 @@ use std::io::{Cursor, Write};
 
 use larder_base::{Nanos, Rng};
 use larder_trace::{
-    Class, Format, NativeWriter, Op, Options, Request, TraceError, Writer, open, read,
+    Class, CsvColumns, Format, NativeWriter, Op, Options, Request, TraceError, Writer, open, read,
 };
 
 fn decode(
@@ -404,13 +404,57 @@ fn written_traces_read_back() {
         );
     }
     let (_, back) = write("b.csv.zst", Format::Csv);
-    assert_eq!(back, made.iter().map(|r| Request { key_size: 0, ..*r }).collect::<Vec<_>>());
+    assert_eq!(back, made);
     let (_, back) = write("c.csv.gz", Format::Memcachier);
     assert_eq!(back, made.iter().map(|r| Request { ttl: 0, ..*r }).collect::<Vec<_>>());
     let (_, back) = write("d.bin", Format::OracleGeneral);
     assert!(back.iter().zip(&made).all(|(b, m)| b.id == m.id && b.size == m.size));
     let cannot = Writer::create("x", Format::Msr).err().unwrap().to_string();
     assert!(cannot.contains("can be read but not written"));
+}
+
+/// A csv keeps everything, block I/O with its classes and hosts, requests without times, and names what is no class or host.
+#[test]
+fn a_csv_reads_back_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("io.csv").to_string_lossy().into_owned();
+    let mut rng = Rng::new(8);
+    for timed in [true, false] {
+        let made: Vec<Request> = (0..5000u64)
+            .map(|i| Request {
+                time: timed.then_some(Nanos(i * 1_000_003)),
+                offset: rng.below(1 << 50),
+                op: Op::ALL[rng.below(Op::ALL.len() as u64) as usize],
+                app: rng.below(1 << 32) as u32,
+                ttl: rng.below(100) as u32,
+                key_size: rng.below(250) as u32,
+                class: Class::ALL[rng.below(3) as usize],
+                host: rng.below(1 << 16) as u16,
+                ..Request::get(rng.next_u64(), rng.below(1 << 30))
+            })
+            .collect();
+        let mut writer = Writer::create(&file, Format::Csv).unwrap();
+        made.iter().for_each(|r| writer.push(r).unwrap());
+        writer.finish().unwrap();
+        let back: Vec<Request> =
+            open(&file, &Options::default()).unwrap().reader.map(|r| r.unwrap()).collect();
+        assert_eq!(back, made);
+    }
+    let columns = CsvColumns::parse("obj-id-col=1,offset-col=2,class-col=3,host-col=4").unwrap();
+    let options = Options { columns: Some(columns), ..Options::default() };
+    for (line, words) in [
+        ("5,0,inode,1", "a class (data, metadata, or nothing)"),
+        ("5,0,data,70000", "a host (at most 65535)"),
+        ("5,x,data,7", "offset"),
+        ("5,0,data", "at least 4 columns"),
+    ] {
+        std::fs::write(&file, format!("1,4096,metadata,3\n{line}\n")).unwrap();
+        let mut reader = open(&file, &options).unwrap().reader;
+        let first = reader.next().unwrap().unwrap();
+        assert_eq!((first.offset, first.class.name(), first.host), (4096, "metadata", 3));
+        let e = reader.next().unwrap().unwrap_err().to_string();
+        assert!(e.contains(words) && e.contains("io.csv"), "{e}");
+    }
 }
 
 /// A native file that was cut short says so, wherever it was cut.

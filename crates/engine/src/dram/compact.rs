@@ -363,7 +363,10 @@ impl ObjectMemory for CompactArena {
 
     #[inline]
     fn next(&self, block: Block) -> Block {
-        Block(self.slot(block.0).u32(AFTER).max(1))
+        // A hand that walks comes there next, and neighbours by address are not neighbours in memory.
+        let next = Block(self.slot(block.0).u32(AFTER).max(1));
+        self.warm(next);
+        next
     }
 
     #[inline]
@@ -648,7 +651,7 @@ mod tests {
         let mut h = header(&mut Rng::new(3), 9, 100);
         let mut key = [0; 9];
         Contents::key(77, &mut key);
-        c.fill(b, &h, &key, [&Contents::new(100).value(100).to_vec(), b""]);
+        c.fill(b, &h, &key, [Contents::new(100).value(100), b""]);
         c.set_state(b, State(0x55));
         c.set_next(b, 99);
         (h.state, h.next) = (State(0x55), 99);

@@ -26,6 +26,12 @@ impl AccessTimes {
         (set * WAYS, (fingerprint as u32).max(1))
     }
 
+    /// Asks for the cache line of the key's set.
+    #[inline]
+    pub(super) fn warm(&self, fingerprint: u64) {
+        larder_base::prefetch(&self.slots, self.set_of(fingerprint).0);
+    }
+
     /// When the object was last read from flash, if that is known.
     pub(super) fn get(&self, fingerprint: u64) -> Option<u32> {
         let (at, tag) = self.set_of(fingerprint);

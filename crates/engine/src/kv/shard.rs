@@ -239,6 +239,7 @@ impl<M: ObjectMemory> KvShard<M> {
     #[inline]
     pub fn first_on_flash(&self, hash: ObjectHash) -> Option<Location> {
         let entry = self.index.probe(hash).iter().next()?;
+        self.access_times.warm(hash.fingerprint());
         Some(self.location(hash, &entry))
     }
 

@@ -78,7 +78,10 @@ impl KeyMemory {
     /// Asks for the cache line of the key's set.
     #[inline]
     pub(crate) fn warm(&self, fingerprint: u64) {
-        larder_base::prefetch(&self.entries, self.place(fingerprint).0);
+        // A set may lie across two lines.
+        let start = self.place(fingerprint).0;
+        larder_base::prefetch(&self.entries, start);
+        larder_base::prefetch(&self.entries, start + WAYS - 1);
     }
 
     /// What is known of a key.

@@ -56,6 +56,11 @@ impl RecentKeys {
     /// Notes a key and says whether it was noted before, within the window.
     pub(super) fn note(&mut self, fingerprint: u64) -> bool {
         let (young, old) = (self.half(self.second), self.half(!self.second));
+        // Fetched while the young one is looked at.
+        larder_base::prefetch(
+            &self.words,
+            old.start + Self::block(&old, fingerprint) * BLOCK_WORDS,
+        );
         if self.touch(young.clone(), fingerprint, true) {
             return true;
         }
@@ -70,11 +75,15 @@ impl RecentKeys {
         seen
     }
 
+    fn block(filter: &Range<usize>, fingerprint: u64) -> usize {
+        let blocks = (filter.len() / BLOCK_WORDS) as u64;
+        ((u128::from(fingerprint) * u128::from(blocks)) >> 64) as usize
+    }
+
     /// Whether all bits of the key are set in one filter; sets them if asked.
     fn touch(&mut self, filter: Range<usize>, fingerprint: u64, set: bool) -> bool {
+        let block = Self::block(&filter, fingerprint);
         let filter = &mut self.words[filter];
-        let blocks = (filter.len() / BLOCK_WORDS) as u64;
-        let block = ((u128::from(fingerprint) * u128::from(blocks)) >> 64) as usize;
         let line = &mut filter[block * BLOCK_WORDS..(block + 1) * BLOCK_WORDS];
         // The block comes from the upper bits; six 9-bit positions from a remix of all.
         let mut bits = (fingerprint ^ fingerprint >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -238,7 +238,8 @@ impl Lane for BlockLane {
                 Err(stop) => self.stopped = Some(stop),
             }
             self.take_answers();
-            if let Some(traffic) = self.sim.drive().traffic().filter(|_| self.counting) {
+            let traffic = self.sim.drive().traffic();
+            if self.counting && traffic.written > 0 {
                 self.series.traffic(self.sim.now(), traffic);
             }
         }

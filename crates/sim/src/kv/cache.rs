@@ -9,8 +9,8 @@ use larder_base::{
 use larder_engine::dram::{Arena, CompactArena, Contents, ObjectMemory};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
-    Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as EngineRequest, Store,
-    StoreMode, Tier,
+    Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
+    Request as EngineRequest, Store, StoreMode, Tier,
 };
 use larder_engine::kv::{
     ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, LogStats, OwnerOf, SegmentTable,
@@ -143,10 +143,14 @@ struct Ahead {
     id: u64,
     key_size: u32,
     hash: ObjectHash,
+    /// Where on flash it may be.
+    on_flash: Option<Location>,
 }
 
-/// How many announced requests after its announcement an object's header is asked for.
-const WARM_AFTER: usize = 6;
+/// How many announced requests after its announcement an object's header is asked for, and what says where it is on flash.
+const WARM_AFTER: usize = 5;
+/// And after how many what flash holds of it.
+const WARM_FLASH_AFTER: usize = 9;
 
 /// An object that a request is about.
 struct Object<'a> {
@@ -348,15 +352,22 @@ impl<M: ObjectMemory> HybridCache<M> {
         Contents::key(r.id, key);
         let hash = self.hasher.hash(key);
         self.shards.0[self.shards.shard_of(hash)].warm(hash);
-        if let Some(near) = self.ahead.len().checked_sub(WARM_AFTER) {
-            let near = self.ahead[near].hash;
-            let shard = &self.shards.0[self.shards.shard_of(near)];
-            shard.warm_object(near);
-            if let Some(at) = shard.first_on_flash(near) {
-                self.device.warm(&at);
+        let announced = self.ahead.len();
+        if let Some(near) = announced.checked_sub(WARM_AFTER) {
+            let near = &mut self.ahead[near];
+            let shard = &self.shards.0[OwnerOf::shard_of(near.hash, self.shards.0.len())];
+            shard.warm_object(near.hash);
+            near.on_flash = shard.first_on_flash(near.hash);
+            if let Some(at) = &near.on_flash {
+                self.device.warm_place(at);
             }
         }
-        self.ahead.push_back(Ahead { id: r.id, key_size: r.key_size, hash });
+        if let Some(near) = announced.checked_sub(WARM_FLASH_AFTER)
+            && let Some(at) = &self.ahead[near].on_flash
+        {
+            self.device.warm(at);
+        }
+        self.ahead.push_back(Ahead { id: r.id, key_size: r.key_size, hash, on_flash: None });
     }
 
     /// Carries out one request of a trace; one without a time happens a microsecond after the one before it. Block

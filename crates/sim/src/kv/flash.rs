@@ -216,6 +216,27 @@ impl Stored {
         (head, start + at)
     }
 
+    /// About where among the extents the one at `offset` is.
+    #[inline]
+    fn guess(&self, offset: u32, segment_bytes: u32) -> usize {
+        let last = self.extents.len().saturating_sub(1) as u64;
+        (last * u64::from(offset) / u64::from(segment_bytes.max(1))) as usize
+    }
+
+    /// Where the entry of the extent at `offset` begins. Extents are of like sizes, so that few are looked at.
+    #[inline]
+    fn extent(&self, offset: u32, segment_bytes: u32) -> Option<usize> {
+        let mut at = self.guess(offset, segment_bytes);
+        while self.extents.get(at)?.0 > offset {
+            at = at.checked_sub(1)?;
+        }
+        while self.extents.get(at)?.0 < offset {
+            at += 1;
+        }
+        let (found, from) = *self.extents.get(at)?;
+        (found == offset).then_some(from as usize)
+    }
+
     /// Where the entries of a page lie.
     fn page(&self, page: usize) -> Option<std::ops::Range<usize>> {
         let start = *self.pages.get(page)? as usize;
@@ -348,10 +369,26 @@ impl Flash {
             + self.heads.capacity() * size_of::<(u32, Head)>()
     }
 
-    /// Asks for the cache lines from which the bytes at `at` would be put back.
+    /// Asks for the cache line that says where the bytes at `at` are kept.
+    #[inline]
+    pub(super) fn warm_place(&self, at: &Location) {
+        let Some(stored) = self.segments.get(usize::from(at.segment)) else { return };
+        if stored.pages.is_empty() {
+            larder_base::prefetch(&stored.extents, stored.guess(at.offset, self.segment_bytes));
+        } else {
+            larder_base::prefetch(&stored.pages, at.offset as usize / PAGE_SIZE);
+        }
+    }
+
+    /// Asks for the cache lines from which the bytes at `at` would be put back: the second step.
+    #[inline]
     pub(super) fn warm(&self, at: &Location) {
         let Some(stored) = self.segments.get(usize::from(at.segment)) else { return };
-        if let Some(range) = stored.page(at.offset as usize / PAGE_SIZE) {
+        if stored.pages.is_empty() {
+            if let Some(from) = stored.extent(at.offset, self.segment_bytes) {
+                larder_base::prefetch(&stored.entries, from);
+            }
+        } else if let Some(range) = stored.page(at.offset as usize / PAGE_SIZE) {
             for line in 0..range.len().div_ceil(64).min(6) {
                 larder_base::prefetch(&stored.entries, range.start + line * 64);
             }
@@ -384,8 +421,7 @@ impl Flash {
         }
         let out = &mut self.scratch[..len];
         if stored.pages.is_empty() {
-            let found = stored.extents.binary_search_by_key(&at.offset, |e| e.0).ok()?;
-            let (head, _) = stored.entry(stored.extents[found].1 as usize);
+            let (head, _) = stored.entry(stored.extent(at.offset, self.segment_bytes)?);
             let end = head.restore(stored.seed, &self.contents, out)?;
             out[end..].fill(0);
         } else {

@@ -122,3 +122,31 @@ fn any_text_is_refused_or_read() {
         }
     }
 }
+
+/// Every sweep that is checked in has cells, and each cell builds: caches of sizes that work, traces that open.
+#[test]
+fn checked_in_sweeps_can_be_run() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder.join("sweeps")).unwrap() {
+        let path = entry.unwrap().path();
+        let (name, text) = (path.display().to_string(), std::fs::read_to_string(&path).unwrap());
+        let beside = |file: &str| {
+            let path = folder.join("sweeps").join(file);
+            let text = std::fs::read_to_string(&path).map_err(|e| e.to_string())?;
+            Ok((path.display().to_string(), text))
+        };
+        let sweep = Sweep::parse(&text, &name, beside).unwrap_or_else(|e| panic!("{e}"));
+        let cells = sweep.cells("0", |_| String::new()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(cells.len() >= 10, "{name}");
+        for cell in cells {
+            let mut e = cell.experiment;
+            // As much of the trace as shows that it and the caches can be had.
+            (e.workload.limit, e.workload.warmup) = (Some(50), 0);
+            crate::experiment::run(&e, 1, |_, _| {})
+                .unwrap_or_else(|e| panic!("{name}, {}: {e}", sweep.describe(&cell.values)));
+        }
+        seen += 1;
+    }
+    assert!(seen >= 2);
+}

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::text::{MILLISECOND, SECOND, columns, decimal, number, number32, size, time, words};
 use super::{Decode, Lines, Out};
 use crate::error::Bad;
-use crate::request::{Op, Request, hash_key, key_id};
+use crate::request::{Class, Op, Request, hash_key, key_id};
 
 /// Memcachier's layout as the Flashield authors' lsm-sim reads it: time (s), application, type, key size, value size,
 /// key id, hit. Types: 1 get, 2 set, 3 delete, 4 add, 5 increment; 6 (stats) and 7 (other) touch no object.
@@ -328,6 +328,10 @@ pub struct CsvColumns {
     op: Option<usize>,
     app: Option<usize>,
     ttl: Option<usize>,
+    offset: Option<usize>,
+    key_size: Option<usize>,
+    class: Option<usize>,
+    host: Option<usize>,
     delimiter: u8,
     header: bool,
     time_unit: u64,
@@ -346,6 +350,10 @@ impl CsvColumns {
             op: None,
             app: None,
             ttl: None,
+            offset: None,
+            key_size: None,
+            class: None,
+            host: None,
             delimiter: b',',
             header: false,
             time_unit: SECOND,
@@ -375,6 +383,10 @@ impl CsvColumns {
                 "op-col" => c.op = column()?,
                 "tenant-col" => c.app = column()?,
                 "ttl-col" => c.ttl = column()?,
+                "offset-col" => c.offset = column()?,
+                "key-size-col" => c.key_size = column()?,
+                "class-col" => c.class = column()?,
+                "host-col" => c.host = column()?,
                 "has-header" => c.header = flag()?,
                 // Numbers and texts are told apart value by value; the flag is accepted for scripts that give it.
                 "obj-id-is-num" => drop(flag()?),
@@ -405,7 +417,7 @@ impl CsvColumns {
                 _ => {
                     return Err(format!(
                         "unknown column option '{name}'; known are time-col, obj-id-col, obj-size-col, op-col, tenant-col, \
-                         ttl-col, delimiter, has-header, time-unit, obj-id-is-num"
+                         ttl-col, offset-col, key-size-col, class-col, host-col, delimiter, has-header, time-unit, obj-id-is-num"
                     ));
                 }
             }
@@ -449,6 +461,10 @@ impl CsvColumns {
             op: find(&[b"op", b"operation", b"type", b"cmd"]),
             app: find(&[b"tenant", b"app", b"application", b"volume"]),
             ttl: find(&[b"ttl"]),
+            offset: find(&[b"offset"]),
+            key_size: find(&[b"key_size"]),
+            class: find(&[b"class"]),
+            host: find(&[b"host"]),
             delimiter,
             header: true,
             time_unit: SECOND,
@@ -476,15 +492,13 @@ fn csv_op(text: &[u8]) -> Option<Op> {
     Some(op)
 }
 
-/// A csv file whose columns an option names. Block operations (R, W, read, write, SCSI codes 28 and 2a) are read as gets
-/// and sets of the object in the id column, as libCacheSim does: a csv of this kind has no offsets.
+/// A csv file whose columns an option names. Where no column holds offsets, block operations (R, W, read, write, SCSI codes
+/// 28 and 2a) are read as gets and sets of the object in the id column, as libCacheSim does; with offsets they stay what
+/// they are.
 pub(crate) fn csv(c: CsvColumns) -> Box<dyn Decode> {
     let mut header = c.header;
-    let last = [Some(c.id), c.time, c.size, c.op, c.app, c.ttl]
-        .into_iter()
-        .flatten()
-        .max()
-        .unwrap_or(c.id);
+    let optional = [c.time, c.size, c.op, c.app, c.ttl, c.offset, c.key_size, c.class, c.host];
+    let last = optional.into_iter().flatten().max().unwrap_or(0).max(c.id);
     Box::new(Lines(move |line: &[u8], out: &mut Out| {
         if std::mem::take(&mut header) {
             return Ok(());
@@ -498,7 +512,8 @@ pub(crate) fn csv(c: CsvColumns) -> Box<dyn Decode> {
             if n == c.id {
                 request.id = key_id(field);
             }
-            if at == c.time {
+            // A request without a time has nothing there.
+            if at == c.time && !field.is_empty() {
                 request.time = decimal(field, c.time_unit).map(Nanos);
                 if request.time.is_none() {
                     return Err(Bad::new(format!("a time in column {n}"), field));
@@ -511,11 +526,29 @@ pub(crate) fn csv(c: CsvColumns) -> Box<dyn Decode> {
                 request.op = match csv_op(field)
                     .ok_or_else(|| Bad::new("an operation (get, set, R, W, …)", field))?
                 {
+                    op if c.offset.is_some() => op,
                     Op::Read => Op::Get,
                     Op::Write => Op::Set,
                     Op::Trim => Op::Delete,
                     op => op,
                 };
+            }
+            if at == c.offset {
+                request.offset = number(field, "offset")?;
+            }
+            if at == c.key_size {
+                request.key_size = number32(field, "key size")?;
+            }
+            if at == c.class {
+                request.class =
+                    *Class::ALL
+                        .iter()
+                        .find(|class| class.name().as_bytes() == field)
+                        .ok_or_else(|| Bad::new("a class (data, metadata, or nothing)", field))?;
+            }
+            if at == c.host {
+                request.host = u16::try_from(number32(field, "host")?)
+                    .map_err(|_| Bad::new("a host (at most 65535)", field))?;
             }
             if at == c.app {
                 request.app = number32(field, "tenant")?;
