@@ -13,6 +13,8 @@ use crate::nbd::wire::{
 pub(super) const ALLOCATION_ID: u32 = 1;
 /// The longest data of one option, bytes: two strings and room for lists.
 pub(super) const MAX_OPTION: usize = 4 * MAX_STRING;
+/// Of a longer one the data are read and thrown away up to this length, so that the client can go on without it.
+const MAX_SKIP: usize = 1 << 20;
 /// A client that sends more options than this is not about to choose an export.
 const MAX_OPTIONS: u32 = 1000;
 
@@ -64,6 +66,8 @@ pub(super) struct Handshake {
     /// The export that metadata contexts were chosen for.
     allocation_for: Option<String>,
     options: u32,
+    /// Bytes still to come of an option that is too long, and its code.
+    skip: (usize, u32),
 }
 
 impl Handshake {
@@ -81,6 +85,7 @@ impl Handshake {
             structured: false,
             allocation_for: None,
             options: 0,
+            skip: (0, 0),
         }
     }
 
@@ -111,6 +116,18 @@ impl Handshake {
             self.greeted = true;
             return Step::Consumed(4);
         }
+        if self.skip.0 > 0 {
+            if input.is_empty() {
+                return Step::NeedInput;
+            }
+            let n = self.skip.0.min(input.len());
+            self.skip.0 -= n;
+            if self.skip.0 == 0 {
+                let message = format!("an option has up to {MAX_OPTION} bytes here");
+                error(out, self.skip.1, reply::ERR_TOO_BIG, &message);
+            }
+            return Step::Consumed(n);
+        }
         if input.len() < 16 {
             return Step::NeedInput;
         }
@@ -119,14 +136,22 @@ impl Handshake {
             return Step::Close(format!("an option begins with {magic:#018x}"));
         }
         let (code, len) = (be32(input, 8), be32(input, 12) as usize);
-        if len > MAX_OPTION {
+        // An export's name is followed by transmission: there is no way to say that it is too long.
+        if len > MAX_SKIP || (len > MAX_OPTION && (!self.fixed || code == option::EXPORT_NAME)) {
             return Step::Close(format!("option {code} of {len} bytes (most: {MAX_OPTION})"));
         }
-        let Some(data) = input.get(16..16 + len) else { return Step::NeedInput };
+        if len <= MAX_OPTION && input.len() < 16 + len {
+            return Step::NeedInput;
+        }
         self.options += 1;
         if self.options > MAX_OPTIONS {
             return Step::Close(format!("more than {MAX_OPTIONS} options"));
         }
+        if len > MAX_OPTION {
+            self.skip = (len, code);
+            return Step::Consumed(16);
+        }
+        let Some(data) = input.get(16..16 + len) else { return Step::NeedInput };
         self.option(code, data, 16 + len, input.len() > 16 + len, exports, out)
     }
 

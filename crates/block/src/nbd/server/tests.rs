@@ -299,6 +299,82 @@ fn options_and_their_answers() {
     assert_eq!(bench.closed, Some(None));
 }
 
+/// Many exports, many queries, and options that are too long: each has an answer, and the client goes on.
+#[test]
+fn clients_that_want_much() {
+    struct Many(Vec<Arc<Memory>>);
+    impl Exports for Many {
+        type Export = Memory;
+        fn find(&self, name: &str) -> Option<Arc<Memory>> {
+            self.0.iter().find(|e| e.info.name == name).cloned()
+        }
+        fn list(&self) -> Vec<(String, String)> {
+            self.0.iter().map(|e| (e.info.name.clone(), String::new())).collect()
+        }
+    }
+    let template = one(4096).0.info();
+    let export =
+        |i| Arc::new(Memory { info: ExportInfo { name: format!("disk{i}"), ..template.clone() } });
+    let exports = Many((0..1000).map(export).collect());
+    let mut conn: Connection<Memory> = Connection::new(TlsPolicy::Off, Limits::default());
+    let mut pool = BufferPool::new(1 << 20);
+    let mut ask = |bytes: &[u8]| {
+        let mut left = bytes;
+        let mut out = Vec::new();
+        let mut closed = None;
+        loop {
+            match conn.poll(&exports, &mut pool) {
+                Event::Close(reason) => closed = Some(reason),
+                event => assert!(matches!(event, Event::NeedInput), "{event:?}"),
+            }
+            while !conn.output().is_empty() {
+                let first = conn.output().first().to_vec();
+                out.extend_from_slice(&first);
+                conn.output().sent(first.len());
+            }
+            if left.is_empty() || closed.is_some() {
+                return (out, closed);
+            }
+            let space = conn.space();
+            let n = space.len().min(left.len()).min(50_000);
+            space[..n].copy_from_slice(&left[..n]);
+            conn.received(n);
+            left = &left[n..];
+        }
+    };
+    ask(&HELLO);
+    let list = option_replies(&ask(&opt(option::LIST, &[])).0);
+    assert_eq!(list.len(), 1001);
+    assert_eq!(list[999], (option::LIST, reply::SERVER, b"\0\0\0\x07disk999".to_vec()));
+    assert_eq!(option_replies(&ask(&opt(option::STRUCTURED_REPLY, &[])).0)[0].1, reply::ACK);
+    // Three hundred contexts that nobody has, and one that is known.
+    let mut query = string("disk7");
+    query.extend_from_slice(&301u32.to_be_bytes());
+    (0..300).for_each(|i| query.extend(string(&format!("x-other:context{i}"))));
+    query.extend(string("base:allocation"));
+    let set = option_replies(&ask(&opt(option::SET_META_CONTEXT, &query)).0);
+    assert_eq!(set.iter().map(|r| r.1).collect::<Vec<_>>(), [reply::META_CONTEXT, reply::ACK]);
+    // More of them than there is room for.
+    for len in [16 * 1024 + 1, 100_000, 1 << 20] {
+        let (out, closed) = ask(&opt(option::SET_META_CONTEXT, &vec![0; len]));
+        let answer = option_replies(&out);
+        assert_eq!((answer.len(), answer[0].1, closed), (1, reply::ERR_TOO_BIG, None));
+    }
+    // The last that was set holds.
+    assert_eq!(option_replies(&ask(&go("disk7")).0).last().unwrap().1, reply::ACK);
+    let (out, _) = ask(&request(command::BLOCK_STATUS, 0, 1, 4096, 1));
+    assert_eq!(out[..4], 0x668e_33efu32.to_be_bytes(), "a structured reply");
+    assert_eq!((&out[6..8], &out[20..24]), (&[0x80, 1][..], &[0, 0, 0, 22][..]), "past the end");
+
+    // A length that no client means, and a name that is too long: there is nothing to be said.
+    for (code, len) in [(option::LIST, 2 << 20), (option::EXPORT_NAME, 20_000)] {
+        let mut bench = Bench::new(4096, TlsPolicy::Off);
+        bench.feed(&HELLO, 4);
+        bench.feed(&opt(code, &vec![b'x'; len]), 4096);
+        assert!(matches!(&bench.closed, Some(Some(why)) if why.contains("bytes")));
+    }
+}
+
 #[test]
 fn tls_first_where_it_is_required() {
     let mut bench = Bench::new(4096, TlsPolicy::Required);

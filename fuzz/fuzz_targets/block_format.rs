@@ -1,0 +1,42 @@
+//! The block cache's on-flash pages of any bytes, with checksums that hold: superblock, log, snapshot, intents.
+#![no_main]
+
+use larder_format::PAGE_SIZE;
+use larder_format::block::{intents, log, superblock};
+use libfuzzer_sys::fuzz_target;
+
+/// A page with that beginning and the fuzzer's bytes behind it, sealed.
+fn page(magic: &[u8], generation: u64, number: u64, data: &[u8]) -> Vec<u8> {
+    let mut page = vec![0; PAGE_SIZE];
+    let n = data.len().min(PAGE_SIZE - 24);
+    page[24..24 + n].copy_from_slice(&data[..n]);
+    page[..4].copy_from_slice(magic);
+    page[8..16].copy_from_slice(&generation.to_le_bytes());
+    page[16..24].copy_from_slice(&number.to_le_bytes());
+    let crc = crc32c::crc32c(&page[8..]);
+    page[4..8].copy_from_slice(&crc.to_le_bytes());
+    page
+}
+
+fuzz_target!(|data: &[u8]| {
+    let (a, b) = data.split_at(data.len() / 2);
+    if let Ok(chosen) = superblock::choose(a, b) {
+        let again = superblock::BlockSuperblock::decode(&chosen.encode());
+        assert_eq!(again.as_ref(), Ok(&chosen));
+    }
+    if let Ok(found) = superblock::BlockSuperblock::decode(data) {
+        let again = superblock::BlockSuperblock::decode(&found.encode());
+        assert_eq!(again.as_ref(), Ok(&found));
+    }
+    if let Some(found) = log::decode_log(&page(b"LMLG", 7, 3, data), 7, 3) {
+        assert!(found.records.len() <= log::RECORDS_PER_PAGE);
+        let mut out = vec![0; PAGE_SIZE];
+        log::encode_log(&mut out, 7, 3, found.epoch, &found.records);
+        assert_eq!(log::decode_log(&out, 7, 3), Some(found));
+    }
+    if let Some(slots) = log::decode_snapshot(&page(b"LMSN", 7, 3, data), 7, 3) {
+        assert!(slots.count() <= log::SLOTS_PER_PAGE);
+    }
+    assert!(intents::decode(&page(b"LWIM", 0, 3, data), 3).is_some());
+    assert!(log::decode_log(data, 7, 3).is_none() || data.len() == PAGE_SIZE);
+});
