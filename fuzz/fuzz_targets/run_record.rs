@@ -1,12 +1,36 @@
-//! Records of runs (`larder kv --record`): the records of a chunk, and whole files.
+//! Records of runs (`larder kv --record`, `larder block serve --record`): the records of a chunk, and whole files.
 #![no_main]
 
 use std::io::Cursor as Bytes;
+use std::sync::OnceLock;
 
-use larder_base::{HashKey, KeyHasher};
+use larder_base::{HashKey, KeyHasher, Nanos, UnixSecs};
+use larder_engine::block::map::Replacement;
+use larder_engine::block::record::{BlockRunSetup, StreamReader, VolumeSetup};
+use larder_engine::block::{BlockConfig, BlockLimits, Regions, WriteMode};
 use larder_engine::kv::record::{Clocks, Cursor, decode};
-use larder_sim::replay::{RecordFile, replay};
+use larder_format::Uuid;
+use larder_format::block::{BlockSuperblock, Layout};
+use larder_sim::replay::{RecordFile, replay, replay_block};
 use libfuzzer_sys::fuzz_target;
+
+fn block_setup() -> &'static BlockRunSetup {
+    static SETUP: OnceLock<BlockRunSetup> = OnceLock::new();
+    SETUP.get_or_init(|| {
+        let layout = Layout::new(4 << 20, 4096, 2, 1).expect("a layout");
+        let superblock = BlockSuperblock::format(Uuid([1; 16]), 7, 9, layout, UnixSecs(0));
+        let config = BlockConfig {
+            line_bytes: 4096,
+            write: WriteMode::HddSsd,
+            limits: BlockLimits::default(),
+            regions: Regions { groups: layout.region_groups, count: layout.regions },
+        };
+        let admission = "sseqr+tc+two_lbs".parse().expect("a chain");
+        let volumes = vec![VolumeSetup { name: "v".into(), bytes: 1 << 30, seed: 3 }];
+        let quiet = Nanos::from_secs(5);
+        BlockRunSetup::new(&superblock, &config, Replacement::Lru, quiet, &admission, volumes)
+    })
+}
 
 fuzz_target!(|data: &[u8]| {
     let (hasher, filler) = (KeyHasher::new(HashKey([1; 16])), [0; 256]);
@@ -18,5 +42,24 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(mut file) = RecordFile::open(Bytes::new(data)) {
         let _ = replay(&mut file, 64 << 20, &mut |_| {});
+    }
+    if let Ok(mut file) = RecordFile::open(Bytes::new(data)) {
+        let _ = replay_block(&mut file, 64 << 20, &mut |_| {});
+    }
+    let Some((&which, records)) = data.split_first() else { return };
+    let (setup, mut reader) = (block_setup(), StreamReader::new(records));
+    match which % 3 {
+        0 => {
+            let mut shard = setup.build_shard(0).expect("a shard");
+            while reader.position() < records.len() && shard.replay(&mut reader).is_ok() {}
+        }
+        1 => {
+            let mut log = setup.build_log().expect("a log");
+            while reader.position() < records.len() && log.replay(&mut reader).is_ok() {}
+        }
+        _ => {
+            let mut admission = setup.build_admission(0).expect("admission");
+            while reader.position() < records.len() && admission.replay(&mut reader).is_ok() {}
+        }
     }
 });

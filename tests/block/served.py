@@ -30,7 +30,7 @@ class Unable(Exception):
 class Served:
     """A cached volume that can be stopped, killed and started again on the same cache."""
 
-    def __init__(self, options, folder, size=VOLUME):
+    def __init__(self, options, folder, size=VOLUME, record=False):
         words = {"larder": options.larder, "cache": folder / "cache", "disk": folder / "disk.img", "size": CACHE,
                  "socket": folder / "socket", "state": folder / "state", "vhost": folder / "vhost"}
         self.vhost, self.options = words["vhost"], options
@@ -40,6 +40,9 @@ class Served:
         if options.format:
             run(shlex.split(options.format.format(**words)))
         self.command = shlex.split(options.serve.format(**words))
+        self.record = folder / "run.rec" if record else None
+        if record:
+            self.command += ["--record", str(self.record)]
         self.uri = f"nbd+unix:///disk?socket={self.socket}"
         self.process = None
 

@@ -208,3 +208,29 @@ fn block_refuses_what_cannot_be_meant() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("no block reads"), "{said}");
 }
+
+#[test]
+fn stack_has_hosts_and_restarts() {
+    let trace = "gen:fileserver?size=64m&set=8m&hosts=3&requests=30000&writes=0.3";
+    let base = ["stack", trace, "--ram", "256k", "--flash", "16m", "--architecture", "naive"];
+    let more = ["--restart", "15000", "--persistence", "warm,cold", "--json"];
+    let report = json(&[&base[..], &more].concat());
+    let rows = report["rows"].as_array().unwrap();
+    let kept: Vec<&str> = rows.iter().map(|r| r["persistence"].as_str().unwrap()).collect();
+    assert_eq!(kept, ["warm", "cold"]);
+    for row in rows {
+        let of = |name: &str| row[name].as_u64().unwrap_or_else(|| panic!("{name} of {row}"));
+        assert_eq!((of("hosts"), of("reads") + of("writes")), (3, 15_000));
+        assert!(
+            of("invalidations") >= of("invalidating_writes") && of("invalidating_writes") > 100
+        );
+        assert!(row["filer_load"].as_f64().unwrap() > 0.1);
+    }
+    assert!(rows[0]["read_us"].as_f64() < rows[1]["read_us"].as_f64(), "{report}");
+    let table = larder(&[&base[..], &["--threads", "2"]].concat());
+    let shown = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(shown.contains("invalidating") && shown.contains("filer load"), "{shown}");
+    let wrong = larder(&[&base[..], &["--persistence", "cold"]].concat());
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(wrong.status.code() == Some(2) && said.contains("--restart"), "{said}");
+}

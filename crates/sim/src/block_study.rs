@@ -11,11 +11,13 @@ use std::str::FromStr;
 
 use larder_policy::block::{
     BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
-    BlockKind, BlockOp, BlockSetup, LineId, MOST_WAYS, Reason, Replacement, SlotPolicy, Verdict,
-    Victim, VolumeId,
+    BlockKind, BlockOp, BlockSetup, EvictionBy, LineId, MOST_WAYS, Reason, Replacement, SlotPolicy,
+    Verdict, Victim, VolumeId,
 };
 use larder_trace::{Class, Op, Request};
 use serde::Serialize;
+
+use crate::ssd::{Geometry, Keep, Ssd, VictimPolicy};
 
 /// Of a read or write at most this much counts; no device takes more at once.
 const MOST_REQUEST: u64 = 1 << 30;
@@ -103,10 +105,24 @@ pub struct BlockCacheSpec {
     pub admission: BlockAdmissionConfig,
     /// What writes do.
     pub writes: Writes,
+    /// A drive under it, on which the cleaner has its say (Fusion-io's study).
+    pub drive: Option<StudyDrive>,
     /// Bytes of the volumes, by which tables are sized where that matters; 0 if unknown.
     pub backing_bytes: u64,
     /// Seed of hashes.
     pub seed: u64,
+}
+
+/// A drive under a cache of a study: one page for each slot, mapped by a translation layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StudyDrive {
+    /// Physical space beyond the cache's, as a share of it.
+    pub over_provisioning: f64,
+    /// Which super-block is cleaned.
+    pub victim: VictimPolicy,
+    /// Who evicts. With [`EvictionBy::Gc`] the cleaner copies lines that are among the hottest share of their group, and
+    /// drops the others from the cache.
+    pub eviction: EvictionBy,
 }
 
 /// What a cache did. Reads and hits are counted after the warm-up, bytes over the whole trace.
@@ -128,6 +144,12 @@ pub struct BlockOutcome {
     pub written_bytes: u64,
     /// Bytes written to flash.
     pub flash_bytes: u64,
+    /// Pages that the drive was told to write, where there is one.
+    pub drive_pages: u64,
+    /// Pages that its cleaner copied.
+    pub copied_pages: u64,
+    /// Lines that its cleaner dropped.
+    pub gc_dropped: u64,
     /// Lines admitted.
     pub admitted: u64,
     /// Lines rejected as part of a stream.
@@ -149,6 +171,13 @@ impl BlockOutcome {
     /// The same of metadata.
     pub fn metadata_hit_ratio(&self) -> f64 {
         self.metadata_hits as f64 / self.metadata_lines.max(1) as f64
+    }
+
+    /// Pages programmed for each that the drive was told to write: Fusion-io's flash-level write amplification. `None`
+    /// without a drive.
+    pub fn flwa(&self) -> Option<f64> {
+        let all = (self.drive_pages + self.copied_pages) as f64;
+        (self.drive_pages > 0).then(|| all / self.drive_pages as f64)
     }
 
     /// Bytes written to flash for each byte that clients wrote: Fusion-io's cache-layer write amplification. Infinite for a
@@ -191,6 +220,27 @@ fn hash_of(line: LineId) -> u64 {
     h.finish()
 }
 
+/// The cleaner's question.
+struct Cleaner<'a> {
+    eviction: EvictionBy,
+    policy: &'a SlotPolicy,
+    bits: &'a [u8],
+    hottest: u8,
+    dropped: &'a mut Vec<u32>,
+}
+
+impl Keep for Cleaner<'_> {
+    fn keep(&mut self, page: u32) -> bool {
+        let EvictionBy::Gc { keep } = self.eviction else { return true };
+        let hotness = f64::from(self.policy.hotness(self.bits, u64::from(page)));
+        let kept = hotness > 0.0 && hotness > (1.0 - keep) * f64::from(self.hottest);
+        if !kept {
+            self.dropped.push(page);
+        }
+        kept
+    }
+}
+
 /// A cache of lines without data. See the [module](self).
 pub struct BlockCache {
     spec: BlockCacheSpec,
@@ -204,6 +254,10 @@ pub struct BlockCache {
     /// With full placement: slots that are free.
     free: Vec<u32>,
     admission: BlockAdmission,
+    ssd: Option<Ssd>,
+    /// What [`SlotPolicy::hotness`] says at most.
+    hottest: u8,
+    dropped: Vec<u32>,
     outcome: BlockOutcome,
     counting: bool,
 }
@@ -244,6 +298,18 @@ impl BlockCache {
         };
         let admission = BlockAdmission::new(&spec.admission, &setup);
         let admission = admission.map_err(|e: BlockAdmissionError| e.to_string())?;
+        let ssd = spec.drive.map(|drive| {
+            let geometry = Geometry {
+                logical_pages: slots as u32,
+                pages_per_block: 1 << (slots / 64).clamp(16, 16_384).ilog2(),
+                over_provisioning: drive.over_provisioning,
+                streams: 1,
+                separate_cleaning: false,
+                victim: drive.victim,
+            };
+            Ssd::new(geometry, spec.seed).map_err(|e| e.to_string())
+        });
+        let ssd = ssd.transpose()?;
         let outcome = BlockOutcome {
             admission_memory: admission.memory_bytes() as u64,
             ..BlockOutcome::default()
@@ -262,6 +328,9 @@ impl BlockCache {
                 Vec::new()
             },
             admission,
+            ssd,
+            hottest: 0,
+            dropped: Vec::new(),
             outcome,
             counting: false,
             spec,
@@ -281,7 +350,11 @@ impl BlockCache {
     /// What it did.
     pub fn outcome(&self) -> BlockOutcome {
         let verdicts = self.admission.verdicts();
+        let traffic = self.ssd.as_ref().map(Ssd::traffic).unwrap_or_default();
         BlockOutcome {
+            drive_pages: traffic.host_pages,
+            copied_pages: traffic.copied_pages,
+            gc_dropped: traffic.dropped_pages,
             admitted: verdicts.admitted,
             sequential: verdicts.rejected(Reason::Sequential),
             few_touches: verdicts.rejected(Reason::FewTouches),
@@ -330,7 +403,6 @@ impl BlockCache {
             kind,
             now: request.time.unwrap_or_default(),
         });
-        let line_bytes = 1u64 << self.line_shift;
         let mut hits = 0;
         for n in first..=last {
             let line = line(n);
@@ -340,7 +412,7 @@ impl BlockCache {
                 (BlockOp::Read, _, Some(slot)) => self.policy.hit(&mut self.bits, u64::from(slot)),
                 (BlockOp::Write, Writes::Allocate | Writes::Update, Some(slot)) => {
                     self.policy.hit(&mut self.bits, u64::from(slot));
-                    self.outcome.flash_bytes += line_bytes;
+                    self.write_slot(slot);
                 }
                 (BlockOp::Write, Writes::Invalidate, _) => self.drop_line(line),
                 (BlockOp::Write, Writes::Update, None) => {}
@@ -410,13 +482,40 @@ impl BlockCache {
         self.policy.insert(&mut self.bits, u64::from(slot), hash_of(candidate.line));
         self.held[slot as usize] = Some((candidate.line, candidate.kind));
         self.map.insert(candidate.line, slot);
+        self.write_slot(slot);
+    }
+
+    /// A line is written to its slot, and the drive cleans if it must.
+    fn write_slot(&mut self, slot: u32) {
         self.outcome.flash_bytes += 1 << self.line_shift;
+        let (Some(ssd), Some(drive)) = (&mut self.ssd, self.spec.drive) else { return };
+        self.hottest = self.hottest.max(self.policy.hotness(&self.bits, u64::from(slot)));
+        let mut cleaner = Cleaner {
+            eviction: drive.eviction,
+            policy: &self.policy,
+            bits: &self.bits,
+            hottest: self.hottest,
+            dropped: &mut self.dropped,
+        };
+        ssd.write(slot, 0, &mut cleaner);
+        let mut dropped = std::mem::take(&mut self.dropped);
+        for slot in dropped.drain(..) {
+            if let Some((line, _)) = self.held[slot as usize] {
+                self.drop_line(line);
+            }
+        }
+        self.dropped = dropped;
     }
 
     fn drop_line(&mut self, line: LineId) {
         if let Some(slot) = self.map.remove(&line) {
             self.policy.remove(&mut self.bits, u64::from(slot));
             self.held[slot as usize] = None;
+            if let Some(ssd) = &mut self.ssd
+                && ssd.is_mapped(slot)
+            {
+                ssd.trim(slot);
+            }
             if self.spec.placement == Placement::Full {
                 self.free.push(slot);
             }
@@ -438,6 +537,7 @@ mod tests {
             replacement: Replacement::Lru,
             admission: admission.parse().unwrap(),
             writes: Writes::Allocate,
+            drive: None,
             backing_bytes: 0,
             seed: 1,
         }
@@ -459,7 +559,13 @@ mod tests {
         for placement in [Placement::Full, Placement::Set(1), Placement::Set(8)] {
             for writes in Writes::ALL {
                 for replacement in Replacement::ALL {
+                    let drive = StudyDrive {
+                        over_provisioning: 0.1,
+                        victim: VictimPolicy::Greedy,
+                        eviction: EvictionBy::Gc { keep: 0.3 },
+                    };
                     let mut cache = BlockCache::new(BlockCacheSpec {
+                        drive: (replacement == Replacement::Lru).then_some(drive),
                         placement,
                         writes,
                         replacement,
@@ -472,6 +578,12 @@ mod tests {
                         let offset = rng.below(600) * 4096 + rng.below(2) * 512;
                         let (app, size) = (rng.below(2) as u32, rng.below(32_768));
                         cache.request(&Request { op, app, offset, size, ..Request::get(0, 0) });
+                    }
+                    if let Some(ssd) = &cache.ssd {
+                        ssd.validate();
+                        let agree =
+                            |slot: usize| ssd.is_mapped(slot as u32) == cache.held[slot].is_some();
+                        assert!((0..cache.held.len()).all(agree));
                     }
                     let held = cache.held.iter().flatten().count();
                     assert_eq!(held, cache.map.len());
@@ -511,6 +623,40 @@ mod tests {
         let found = run(vec![spec("all", 8 << 20), spec("two_lbs", 8 << 20)], trace);
         assert!(found[1].metadata_hit_ratio() > found[0].metadata_hit_ratio(), "{found:?}");
         assert!(found[1].flash_bytes < found[0].flash_bytes, "{found:?}");
+    }
+
+    /// Fusion-io's table in small: admit-all with a tail-dropping cleaner that copies whatever is valid writes many times
+    /// what clients do; sequence rejection and a cleaner that drops cold lines a fraction of that, at more hits.
+    #[test]
+    fn the_cleaner_may_evict() {
+        let trace = "gen:oltp-backup?scale=0.0005";
+        let drive =
+            |victim, eviction| Some(StudyDrive { over_provisioning: 0.1, victim, eviction });
+        let cache = 50 << 20;
+        let with = |admission, drive| BlockCacheSpec { drive, ..spec(admission, cache) };
+        let gc = EvictionBy::Gc { keep: 0.5 };
+        let found = run(
+            vec![
+                with("all", drive(VictimPolicy::Fifo, EvictionBy::Cache)),
+                with("all", drive(VictimPolicy::CostBenefit, gc)),
+                with("seqr", drive(VictimPolicy::CostBenefit, gc)),
+                spec("all", cache),
+            ],
+            trace,
+        );
+        let flwa = |o: &BlockOutcome| o.flwa().unwrap();
+        let (all, dropping, both, none) = (found[0], found[1], found[2], found[3]);
+        assert_eq!(none.flwa(), None);
+        assert_eq!((all.hit_lines, all.flash_bytes), (none.hit_lines, none.flash_bytes));
+        assert_eq!(all.drive_pages * 4096, all.flash_bytes);
+        assert_eq!(all.gc_dropped, 0);
+        assert!(flwa(&all) > 2.0, "{all:?}");
+        assert!(flwa(&dropping) < 0.6 * flwa(&all) && dropping.gc_dropped > 1000, "{dropping:?}");
+        let total = |o: &BlockOutcome| o.clwa() * flwa(o);
+        assert!(
+            total(&both) < 0.3 * total(&all) && both.hit_ratio() > all.hit_ratio(),
+            "{found:?}"
+        );
     }
 
     #[test]

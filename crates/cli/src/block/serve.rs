@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
-use larder_block::cache::{CacheConfig, CacheStats, Cached, Warmth, open};
+use larder_block::cache::{Cache, CacheConfig, CacheStats, Cached, Warmth, open};
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
 use larder_block::vhost::{VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
@@ -213,6 +213,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             break;
         }
         tell(&cache.stats());
+        tell_record(&cache);
     }
     // Whoever asks twice does not want to wait: what is on flash is found again all the same.
     std::thread::Builder::new()
@@ -244,6 +245,14 @@ fn start_log() {
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .try_init();
+}
+
+/// How recording goes, where it was asked for.
+fn tell_record(cache: &Cache) {
+    if let Some(record) = cache.record_stats() {
+        let ended = record.ended.unwrap_or("it goes on");
+        info!("record: {} records, {}: {ended}", record.records, ByteSize(record.bytes));
+    }
 }
 
 fn tell(stats: &CacheStats) {

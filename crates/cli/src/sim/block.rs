@@ -3,8 +3,10 @@
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
-use larder_policy::block::{BlockAdmissionConfig, Replacement};
-use larder_sim::block_study::{BlockCache, BlockCacheSpec, BlockOutcome, Placement, Writes};
+use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy};
+use larder_sim::block_study::{
+    BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive, Writes,
+};
 use serde::Serialize;
 
 use super::print_json;
@@ -36,6 +38,23 @@ pub(super) struct BlockArgs {
     /// Bytes of a line.
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     line: ByteSize,
+    /// A drive under each cache whose cleaner chooses by fifo (tail drop), greedy, cost-benefit or random; separated by
+    /// commas. Shows flash-level write amplification.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    reclaim: Vec<VictimPolicy>,
+    /// Who evicts: cache (the cleaner copies every valid line), or gc:SHARE (the cleaner drops lines that are not among
+    /// that hottest share); separated by commas.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "cache",
+        requires = "reclaim"
+    )]
+    evict: Vec<EvictionBy>,
+    /// The drive's physical space beyond the cache's, as a share of it.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.07, requires = "reclaim")]
+    over_provisioning: f64,
     /// Requests that only fill the caches, before reads are counted. Bytes are counted from the start.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
@@ -56,8 +75,16 @@ struct Row {
     placement: String,
     replacement: &'static str,
     size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reclaim: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evict: Option<String>,
     hit_ratio: f64,
     clwa: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flwa: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_write_amplification: Option<f64>,
     #[serde(flatten)]
     outcome: BlockOutcome,
 }
@@ -65,22 +92,40 @@ struct Row {
 fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
     let line_bytes = u32::try_from(args.line.0)
         .map_err(|_| CliError::Usage(format!("--line: {} is too large: at most 1m", args.line)))?;
+    if !(1e-3..=100.0).contains(&args.over_provisioning) {
+        let given = args.over_provisioning;
+        let must = "give a share from 0.001 to 100, such as 0.07";
+        return Err(CliError::Usage(format!("--over-provisioning: '{given}': {must}")));
+    }
+    let mut drives: Vec<Option<StudyDrive>> = Vec::new();
+    for &victim in &args.reclaim {
+        for &eviction in &args.evict {
+            let over_provisioning = args.over_provisioning;
+            drives.push(Some(StudyDrive { over_provisioning, victim, eviction }));
+        }
+    }
+    if drives.is_empty() {
+        drives.push(None);
+    }
     let mut caches = Vec::new();
     for &size in &args.sizes {
         for &placement in &args.placement {
             for &replacement in &args.replacement {
                 for admission in &args.admission {
-                    let cache = BlockCache::new(BlockCacheSpec {
-                        bytes: size.0,
-                        line_bytes,
-                        placement,
-                        replacement,
-                        admission: admission.clone(),
-                        writes: args.write,
-                        backing_bytes: args.backing.map_or(0, |b| b.0),
-                        seed: args.seed,
-                    });
-                    caches.push(cache.map_err(CliError::Usage)?);
+                    for &drive in &drives {
+                        let cache = BlockCache::new(BlockCacheSpec {
+                            bytes: size.0,
+                            line_bytes,
+                            placement,
+                            replacement,
+                            admission: admission.clone(),
+                            writes: args.write,
+                            drive,
+                            backing_bytes: args.backing.map_or(0, |b| b.0),
+                            seed: args.seed,
+                        });
+                        caches.push(cache.map_err(CliError::Usage)?);
+                    }
                 }
             }
         }
@@ -128,13 +173,18 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
 
 fn row(cache: &BlockCache) -> Row {
     let (spec, outcome) = (cache.spec(), cache.outcome());
+    let clwa = (outcome.written_bytes > 0).then(|| outcome.clwa());
     Row {
         admission: spec.admission.to_string(),
         placement: spec.placement.to_string(),
         replacement: spec.replacement.as_str(),
         size: spec.bytes,
+        reclaim: spec.drive.map(|d| d.victim.name()),
+        evict: spec.drive.map(|d| d.eviction.to_string()),
         hit_ratio: outcome.hit_ratio(),
-        clwa: (outcome.written_bytes > 0).then(|| outcome.clwa()),
+        clwa,
+        flwa: outcome.flwa(),
+        total_write_amplification: clwa.zip(outcome.flwa()).map(|(c, f)| c * f),
         outcome,
     }
 }
@@ -147,13 +197,22 @@ fn print_table(rows: &[Row]) {
     if metadata {
         header.insert(4, "metadata");
     }
+    let drives = rows.iter().any(|r| r.reclaim.is_some());
+    if drives {
+        header.extend(["FLWA", "CLWA × FLWA"]);
+    }
     table.set_header(header);
     for row in rows {
         let o = &row.outcome;
         let mut cells = vec![
             row.admission.clone(),
             ByteSize(row.size).to_string(),
-            format!("{} {}", row.placement, row.replacement),
+            match (row.reclaim, &row.evict) {
+                (Some(reclaim), Some(evict)) => {
+                    format!("{} {} {reclaim} {evict}", row.placement, row.replacement)
+                }
+                _ => format!("{} {}", row.placement, row.replacement),
+            },
             format!("{:.2} %", 100.0 * row.hit_ratio),
             ByteSize(o.flash_bytes).to_string(),
             row.clwa.map_or_else(|| "-".to_owned(), |c| format!("{c:.2}")),
@@ -161,6 +220,10 @@ fn print_table(rows: &[Row]) {
         ];
         if metadata {
             cells.insert(4, format!("{:.2} %", 100.0 * o.metadata_hit_ratio()));
+        }
+        if drives {
+            let shown = |v: Option<f64>| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
+            cells.extend([shown(row.flwa), shown(row.total_write_amplification)]);
         }
         table.add_row(cells);
     }

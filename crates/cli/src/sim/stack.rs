@@ -3,7 +3,7 @@
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
-use larder_sim::stack::{Architecture, Config, Figures, Policy, Timing, run as simulate};
+use larder_sim::stack::{Architecture, Config, Figures, Policy, Restart, Timing, run as simulate};
 use larder_trace::{Options, Reader};
 use serde::Serialize;
 
@@ -37,12 +37,25 @@ pub(super) struct StackArgs {
     /// When flash is written back, likewise.
     #[arg(long, value_delimiter = ',', default_value = "a", value_name = "LIST")]
     flash_policy: Vec<Policy>,
-    /// Threads of the application, each waiting for its answer.
+    /// Threads of the application on each host, each waiting for its answer. Hosts are those of the trace
+    /// (gen:fileserver?hosts=4&shared=1).
     #[arg(long, default_value_t = 8, value_name = "N")]
     threads: u16,
     /// Blocks that only fill, before counting starts.
     #[arg(long, default_value_t = 0, value_name = "N")]
     warmup: u64,
+    /// After so many blocks all clients stop in good order and start again with empty RAM; what comes after is counted.
+    #[arg(long, value_name = "N")]
+    restart: Option<u64>,
+    /// Whether flash outlives that restart: warm or cold; separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "warm",
+        value_name = "LIST",
+        requires = "restart"
+    )]
+    persistence: Vec<Persistence>,
     /// Reading a block of flash, microseconds.
     #[arg(long, default_value_t = 88.0, value_name = "US")]
     flash_read: f64,
@@ -63,6 +76,15 @@ pub(super) struct StackArgs {
     json: bool,
 }
 
+/// What a restart leaves of flash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Persistence {
+    /// All of it.
+    Warm,
+    /// Nothing.
+    Cold,
+}
+
 #[derive(Debug, Serialize)]
 struct Row {
     architecture: Architecture,
@@ -70,6 +92,9 @@ struct Row {
     flash: u64,
     ram_policy: String,
     flash_policy: String,
+    /// Of flash, over the restart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    persistence: Option<&'static str>,
     #[serde(flatten)]
     figures: Figures,
 }
@@ -133,17 +158,24 @@ fn plan(args: &StackArgs) -> Result<Vec<Config>, CliError> {
                         _ => flash_policy,
                     };
                     let seed = args.seed;
-                    let config = Config {
-                        architecture,
-                        ram_blocks,
-                        flash_blocks,
-                        ram_policy,
-                        flash_policy,
-                        timing,
-                        seed,
-                    };
-                    if !all.contains(&config) {
-                        all.push(config);
+                    for &persistence in &args.persistence {
+                        let restart = args.restart.map(|after| Restart {
+                            after,
+                            warm: persistence == Persistence::Warm && flash_blocks > 0,
+                        });
+                        let config = Config {
+                            architecture,
+                            ram_blocks,
+                            flash_blocks,
+                            ram_policy,
+                            flash_policy,
+                            timing,
+                            restart,
+                            seed,
+                        };
+                        if !all.contains(&config) {
+                            all.push(config);
+                        }
                     }
                 }
             }
@@ -162,19 +194,21 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(problem.to_owned()));
     }
     let options = Options { pages: Some(4096), ..args.input.options() };
+    // What came before the restart is not what is asked.
+    let warmup = args.warmup.max(args.restart.unwrap_or(0));
     let mut watch = Watch::new(configs.len() as u64);
     let mut rows = Vec::new();
     for config in configs {
         let mut reader =
             larder_trace::open(&args.input.trace, &options).map_err(trace_error)?.reader;
         let tick = |reader: &dyn Reader, requests: u64| watch.tick(reader, requests);
-        let figures = simulate(&config, args.threads, args.warmup, &mut *reader, tick);
+        let figures = simulate(&config, args.threads, warmup, &mut *reader, tick);
         let figures = figures.map_err(trace_error)?;
         if figures.counts.reads + figures.counts.writes == 0 {
             watch.finish();
             return Err(CliError::Runtime(format!(
-                "trace '{}' has no block reads or writes after --warmup {}: nothing to simulate",
-                args.input.trace, args.warmup
+                "trace '{}' has no block reads or writes after the first {warmup} (--warmup, --restart): nothing to simulate",
+                args.input.trace
             )));
         }
         let none = config.architecture == Architecture::Lookaside || config.flash_blocks == 0;
@@ -184,12 +218,13 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
             flash: u64::from(config.flash_blocks) * 4096,
             ram_policy: config.ram_policy.to_string(),
             flash_policy: if none { "-".to_owned() } else { config.flash_policy.to_string() },
+            persistence: config.restart.map(|r| if r.warm { "warm" } else { "cold" }),
             figures,
         });
     }
     watch.finish();
     if args.json {
-        let (threads, warmup) = (args.threads, args.warmup);
+        let threads = args.threads;
         let version = env!("CARGO_PKG_VERSION");
         let trace = &args.input.trace;
         return print_json(&Report { version, seed: args.seed, trace, threads, warmup, rows });
@@ -218,6 +253,8 @@ fn print_table(rows: &[Row]) {
         "filer reads",
         "filer writes",
         "flash writes",
+        "filer load",
+        "invalidating",
     ]);
     for row in rows {
         let c = &row.figures.counts;
@@ -225,7 +262,10 @@ fn print_table(rows: &[Row]) {
         table.add_row(vec![
             row.architecture.name().to_owned(),
             ByteSize(row.flash).to_string(),
-            format!("{}/{}", row.ram_policy, row.flash_policy),
+            match row.persistence {
+                Some(kept) => format!("{}/{}, {kept}", row.ram_policy, row.flash_policy),
+                None => format!("{}/{}", row.ram_policy, row.flash_policy),
+            },
             format!("{:.1}", row.figures.read_us),
             format!("{:.1}", row.figures.write_us),
             share(c.ram_hits),
@@ -233,10 +273,20 @@ fn print_table(rows: &[Row]) {
             c.filer_reads.to_string(),
             c.filer_writes.to_string(),
             c.flash_writes.to_string(),
+            format!("{:.3}", row.figures.filer_load),
+            if row.figures.hosts > 1 {
+                let all = c.writes.max(1) as f64;
+                format!("{:.4}", row.figures.shared.invalidating_writes as f64 / all)
+            } else {
+                "-".to_owned()
+            },
         ]);
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     println!("{table}");
+    if rows.iter().any(|r| r.figures.hosts > 1) {
+        println!("invalidating: writes that another host's copy was taken away for, of all");
+    }
 }

@@ -39,6 +39,17 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Adds another host's.
+    pub fn add(&mut self, other: &Counts) {
+        self.reads += other.reads;
+        self.ram_hits += other.ram_hits;
+        self.flash_hits += other.flash_hits;
+        self.writes += other.writes;
+        self.filer_reads += other.filer_reads;
+        self.filer_writes += other.filer_writes;
+        self.flash_writes += other.flash_writes;
+    }
+
     /// What was counted between `earlier` and these.
     pub fn since(&self, earlier: &Counts) -> Counts {
         Counts {
@@ -64,6 +75,8 @@ struct Machines {
     counts: Counts,
     /// When the request under way was issued.
     issued: Nanos,
+    /// How long the filer has worked.
+    filer: u128,
 }
 
 impl Machines {
@@ -81,13 +94,16 @@ impl Machines {
         let t = self.timing;
         let there = now + t.packet;
         let fast = self.rng.chance(t.fast_share);
-        let read = there + if fast { t.filer_fast } else { t.filer_slow };
+        let span = if fast { t.filer_fast } else { t.filer_slow };
+        self.filer += u128::from(span.0);
+        let read = there + span;
         self.back.serve(self.issued, read, t.data) + t.packet
     }
 
     fn filer_write(&mut self, now: Nanos) -> Nanos {
         self.counts.filer_writes += 1;
         let t = self.timing;
+        self.filer += u128::from(t.filer_write.0);
         self.out.serve(self.issued, now, t.data) + t.packet + t.filer_write + t.packet
     }
 }
@@ -133,6 +149,7 @@ impl Stack {
                 rng: Rng::new(config.seed),
                 counts: Counts::default(),
                 issued: Nanos::ZERO,
+                filer: 0,
             },
             blocks: Interner::new(),
             next_sync: [first_sync(config.ram_policy), first_sync(config.flash_policy)],
@@ -142,6 +159,11 @@ impl Stack {
     /// Counts so far.
     pub fn counts(&self) -> Counts {
         self.machines.counts
+    }
+
+    /// Seconds that the filer has worked for this client.
+    pub fn filer_seconds(&self) -> f64 {
+        self.machines.filer as f64 / 1e9
     }
 
     fn number(&mut self, block: u64) -> u32 {
@@ -155,8 +177,13 @@ impl Stack {
 
     /// Reads a block: when it is there, and where it was.
     pub fn read(&mut self, now: Nanos, block: u64) -> (Nanos, Source) {
-        self.sync(now);
         let block = self.number(block);
+        self.read_block(now, block)
+    }
+
+    /// [`read`](Self::read) of a block by its dense number.
+    pub(super) fn read_block(&mut self, now: Nanos, block: u32) -> (Nanos, Source) {
+        self.sync(now);
         self.machines.counts.reads += 1;
         let ram = self.config.timing.ram;
         match self.ram.touch(block) {
@@ -193,8 +220,13 @@ impl Stack {
 
     /// Writes a block: when the writer may go on.
     pub fn write(&mut self, now: Nanos, block: u64) -> Nanos {
-        self.sync(now);
         let block = self.number(block);
+        self.write_block(now, block)
+    }
+
+    /// [`write`](Self::write) of a block by its dense number.
+    pub(super) fn write_block(&mut self, now: Nanos, block: u32) -> Nanos {
+        self.sync(now);
         self.machines.counts.writes += 1;
         let mut done = now;
         if self.ram.touch(block).is_none() {
@@ -220,6 +252,72 @@ impl Stack {
         done
     }
 
+    /// Whether the block is in RAM or on flash.
+    #[cfg(test)]
+    pub(super) fn holds(&self, block: u32) -> bool {
+        self.ram.holds(block) || self.flash.holds(block)
+    }
+
+    /// Whether the filer has an older one.
+    pub(super) fn is_dirty(&self, block: u32) -> bool {
+        self.ram.is_dirty(block) || self.flash.is_dirty(block)
+    }
+
+    /// Takes the block out of RAM and flash, for another host has written it. Returns whether it was there.
+    pub(super) fn forget(&mut self, block: u32) -> bool {
+        let marked = self.ram.mark(block);
+        let in_ram = self.ram.remove(block).is_some();
+        if in_ram && !marked {
+            self.ram_used = self.ram_used.saturating_sub(1);
+        }
+        let on_flash = self.flash.remove(block).is_some();
+        in_ram || on_flash
+    }
+
+    /// Another host wants the block: if it is dirty, it is written to the filer. Returns when that is done.
+    pub(super) fn recall(&mut self, now: Nanos, block: u32) -> Option<Nanos> {
+        if !self.is_dirty(block) {
+            return None;
+        }
+        let now = Nanos(now.0.max(self.machines.issued.0));
+        self.machines.issued = now;
+        let on_flash = self.ram.mark(block) || !self.ram.is_dirty(block);
+        let read = if on_flash { self.machines.flash_read(now) } else { now };
+        self.ram.set_dirty(block, false);
+        self.flash.set_dirty(block, false);
+        Some(self.machines.filer_write(read))
+    }
+
+    /// A clean stop, and a start with empty RAM. What is on flash is there again if it is `warm`.
+    pub(super) fn restart(&mut self, now: Nanos, warm: bool) {
+        let now = Nanos(now.0.max(self.machines.issued.0));
+        self.machines.issued = now;
+        for block in self.ram.blocks() {
+            let (marked, dirty) = (self.ram.mark(block), self.ram.is_dirty(block));
+            if dirty {
+                // Nobody waits for it.
+                let read = if marked { self.machines.flash_read(now) } else { now };
+                if !(marked && warm) {
+                    self.ram.set_dirty(block, false);
+                    self.flash.set_dirty(block, false);
+                    self.machines.filer_write(read);
+                }
+            }
+            if !marked || !warm {
+                self.ram.remove(block);
+            }
+        }
+        self.ram_used = 0;
+        if !warm {
+            for block in self.flash.blocks() {
+                if self.flash.remove(block) == Some(true) {
+                    let read = self.machines.flash_read(now);
+                    self.machines.filer_write(read);
+                }
+            }
+        }
+    }
+
     /// A frame in RAM (or of either kind) for a block that has none. Returns when it is free.
     fn enter_ram(&mut self, now: Nanos, block: u32) -> Nanos {
         if self.ram.holds(block) {
@@ -231,6 +329,7 @@ impl Stack {
             mark = self.ram_used >= self.config.ram_blocks.max(1);
         }
         if let Some(victim) = self.ram.make_room() {
+            // The frame stays of the kind that it is.
             mark = victim.mark;
             if victim.dirty {
                 free = self.put_down(now, victim);
@@ -336,12 +435,13 @@ impl Stack {
         }
     }
 
-    /// Checks that what is in RAM is on flash, and that no clean block is thought dirty. For tests.
+    /// Checks that what is in RAM is on flash, and that no clean block is thought dirty, of the blocks numbered below
+    /// `blocks`. For tests.
     ///
     /// # Errors
     /// What does not hold.
-    pub fn validate(&self) -> Result<(), String> {
-        for block in 0..self.blocks.len() as u32 {
+    pub fn validate(&self, blocks: u32) -> Result<(), String> {
+        for block in 0..blocks {
             if self.naive() && self.ram.holds(block) && !self.flash.holds(block) {
                 return Err(format!("block {block} is in RAM and not on flash"));
             }

@@ -90,6 +90,12 @@ impl Level {
         self.index[block as usize] = at;
     }
 
+    /// Every block that is here, in order of their numbers.
+    pub(super) fn blocks(&self) -> Vec<u32> {
+        let here = |&(_, &at): &(usize, &u32)| at != NONE;
+        self.index.iter().enumerate().filter(here).map(|(block, _)| block as u32).collect()
+    }
+
     /// Takes a block out; whether it was dirty, if it was here.
     pub(super) fn remove(&mut self, block: u32) -> Option<bool> {
         let at = self.at(block);

@@ -1,7 +1,7 @@
 //! RAM and flash on a client of a file server, as Holland, Angelino, Wald and Seltzer studied them ("Flash caching on the
 //! storage client", USENIX ATC '13): three architectures, four policies of writing back, their timings.
 //!
-//! - [`Stack`]: the caches of one client, block by block.
+//! - [`Stack`]: the caches of one client, block by block; `hosts`: several of them, kept alike.
 //! - [`run`]: a workload on so many threads, each of which waits for its answer before it asks again.
 //!
 //! Where the slides are silent, this model has: each level is LRU; what a read brings is written to flash behind the
@@ -10,18 +10,20 @@
 //! on any number.
 
 mod client;
+mod hosts;
 mod level;
 mod queue;
 
 pub use client::{Counts, Source, Stack};
+pub use hosts::Shared;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::str::FromStr;
 
 use larder_base::Nanos;
 use larder_trace::{Reader, TraceError};
 use serde::Serialize;
+
+use hosts::Hosts;
 
 /// How RAM and flash stand to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -115,8 +117,19 @@ pub struct Config {
     pub flash_policy: Policy,
     /// How long everything takes.
     pub timing: Timing,
+    /// A stop and a start of all hosts in the middle.
+    pub restart: Option<Restart>,
     /// Seed of which reads of the filer are slow.
     pub seed: u64,
+}
+
+/// A clean stop of all hosts, and a start with empty RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// After so many blocks.
+    pub after: u64,
+    /// Flash is as it was; otherwise empty.
+    pub warm: bool,
 }
 
 /// Times for one block of 4 KiB.
@@ -168,6 +181,13 @@ pub struct Figures {
     /// Blocks read and written, by where from and to.
     #[serde(flatten)]
     pub counts: Counts,
+    /// What keeping hosts alike cost.
+    #[serde(flatten)]
+    pub shared: Shared,
+    /// Hosts.
+    pub hosts: usize,
+    /// Requests that the filer worked on at a time, in the mean, network apart.
+    pub filer_load: f64,
     /// Mean latency of reading a block, microseconds.
     pub read_us: f64,
     /// Mean latency of writing a block, microseconds.
@@ -176,8 +196,8 @@ pub struct Figures {
     pub seconds: f64,
 }
 
-/// Runs the block requests of `reader` (4 KiB each: open it with pages of that size) on `threads` threads; the first
-/// `warmup` of them are not counted. `tick` is called now and then.
+/// Runs the block requests of `reader` (4 KiB each: open it with pages of that size) on `threads` threads of each host that
+/// the trace names; the first `warmup` of them are not counted. `tick` is called now and then.
 ///
 /// # Errors
 /// Whatever the reader reports.
@@ -188,43 +208,47 @@ pub fn run(
     reader: &mut dyn Reader,
     mut tick: impl FnMut(&dyn Reader, u64),
 ) -> Result<Figures, TraceError> {
-    let mut stack = Stack::new(config);
-    let mut ready: BinaryHeap<Reverse<Nanos>> =
-        (0..threads.max(1)).map(|_| Reverse(Nanos::ZERO)).collect();
+    let mut hosts = Hosts::new(config, threads);
     let (mut read, mut written, mut requests) = (0u128, 0u128, 0u64);
-    let (mut before, mut started, mut last) = (Counts::default(), Nanos::ZERO, Nanos::ZERO);
+    let (mut before, mut shared, mut filer) = (Counts::default(), Shared::default(), 0.0);
+    let (mut started, mut last) = (Nanos::ZERO, Nanos::ZERO);
     while let Some(request) = reader.next() {
         let request = request?;
         if !request.op.is_block() || request.op.is_removal() {
             continue;
         }
-        let now = ready.pop().map_or(Nanos::ZERO, |Reverse(at)| at);
-        if requests == warmup {
-            (before, started, read, written) = (stack.counts(), now, 0, 0);
+        if let Some(restart) = config.restart.filter(|r| r.after == requests) {
+            hosts.restart(restart);
         }
-        let done = if request.op.is_read() {
-            let done = stack.read(now, request.id).0;
-            read += u128::from(done.saturating_sub(now).0);
-            done
+        if requests == warmup {
+            (before, shared, filer) = (hosts.counts(), hosts.shared(), hosts.filer_seconds());
+            (started, read, written) = (hosts.now(), 0, 0);
+        }
+        let served = hosts.ask(request.host, request.id, request.op.is_read());
+        let took = u128::from(served.done.saturating_sub(served.issued).0);
+        if request.op.is_read() {
+            read += took;
         } else {
-            let done = stack.write(now, request.id);
-            written += u128::from(done.saturating_sub(now).0);
-            done
-        };
-        last = Nanos(last.0.max(done.0));
-        ready.push(Reverse(done));
+            written += took;
+        }
+        last = Nanos(last.0.max(served.done.0));
         requests += 1;
         if requests.is_multiple_of(1 << 16) {
             tick(reader, requests);
         }
     }
-    let counts = stack.counts().since(&before);
+    let counts = hosts.counts().since(&before);
     let mean = |sum: u128, n: u64| if n == 0 { 0.0 } else { sum as f64 / n as f64 / 1000.0 };
+    let seconds = last.saturating_sub(started).as_secs_f64();
+    let work = hosts.filer_seconds() - filer;
     Ok(Figures {
         counts,
+        shared: hosts.shared().since(&shared),
+        hosts: hosts.count(),
+        filer_load: if seconds > 0.0 { work / seconds } else { 0.0 },
         read_us: mean(read, counts.reads),
         write_us: mean(written, counts.writes),
-        seconds: last.saturating_sub(started).as_secs_f64(),
+        seconds,
     })
 }
 

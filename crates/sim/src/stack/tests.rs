@@ -10,6 +10,7 @@ fn config(architecture: Architecture, ram: &str, flash: &str) -> Config {
         ram_policy: ram.parse().unwrap(),
         flash_policy: flash.parse().unwrap(),
         timing: Timing::default(),
+        restart: None,
         seed: 1,
     }
 }
@@ -103,7 +104,7 @@ fn architectures_keep_their_promises_under_every_policy() {
                     };
                     assert!(done > now);
                 }
-                stack.validate().unwrap();
+                stack.validate(1500).unwrap();
                 let c = stack.counts();
                 assert_eq!(c.reads + c.writes, 20_000);
                 assert_eq!(c.filer_reads, c.reads - c.ram_hits - c.flash_hits);
@@ -131,4 +132,107 @@ fn runs_repeat_and_names_are_read() {
         assert!(text.parse::<Policy>().unwrap_err().contains("p30"));
     }
     assert!("direct".parse::<Architecture>().unwrap_err().contains("lookaside"));
+}
+
+/// Clients of one filer that share a working set of 8 MiB or have one each, both of which their flash holds.
+fn shared(hosts: u32, shared: u32, writes: f64, set: &str) -> Figures {
+    let trace = format!(
+        "gen:fileserver?size=64m&set={set}&hosts={hosts}&shared={shared}&requests=60000&outside=0.2&writes={writes}"
+    );
+    let mut config = config(Architecture::Naive, "a", "a");
+    config.flash_blocks = 4096;
+    figures(&config, 4, &trace)
+}
+
+/// Holland's figures in shape: more writes, and larger caches of what is shared, take more copies away, and reads wait
+/// longer for it.
+#[test]
+fn consistency_matters_when_hosts_share_data() {
+    let share = |f: &Figures| f.shared.invalidating_writes as f64 / f.counts.writes as f64;
+    let one = shared(1, 1, 0.3, "8m");
+    assert_eq!((one.hosts, one.shared), (1, Shared::default()));
+    let (some, more) = (shared(4, 1, 0.1, "8m"), shared(4, 1, 0.5, "8m"));
+    let own = shared(4, 0, 0.3, "4m");
+    assert_eq!((some.hosts, more.hosts), (4, 4));
+    assert!(more.shared.invalidations > 2 * some.shared.invalidations, "{some:?} {more:?}");
+    assert!(more.read_us > 1.1 * some.read_us, "{some:?} {more:?}");
+    assert!(share(&some) > 0.3, "most of what is written is cached elsewhere: {some:?}");
+    assert!(share(&own) < 0.5 * share(&more), "{own:?} {more:?}");
+    // What no longer fits is not there to be taken away.
+    let large = shared(4, 1, 0.1, "48m");
+    assert!(share(&large) < share(&some), "{large:?} {some:?}");
+    // Asynchronous write-through leaves nothing dirty; a syncer does.
+    assert_eq!(more.shared.recalls, 0);
+    let mut late = config(Architecture::Naive, "p5", "p5");
+    late.flash_blocks = 4096;
+    let trace = "gen:fileserver?size=64m&set=8m&hosts=4&shared=1&requests=60000&writes=0.3";
+    let late = figures(&late, 4, trace);
+    assert!(late.shared.recalls > 100, "{late:?}");
+}
+
+#[test]
+fn hosts_never_disagree() {
+    for architecture in Architecture::ALL {
+        for (ram, flash) in [("a", "a"), ("n", "n"), ("p1", "n"), ("s", "p1")] {
+            let config = config(architecture, ram, flash);
+            let mut hosts = hosts::Hosts::new(&config, 2);
+            let mut rng = larder_base::Rng::new(8);
+            for i in 0..12_000 {
+                let block = rng.below(rng.clone().range(1, 900));
+                hosts.ask(rng.below(3) as u16, block, rng.chance(0.6));
+                if i == 6000 {
+                    hosts.restart(Restart {
+                        after: 6000,
+                        warm: architecture != Architecture::Naive,
+                    });
+                }
+                if i % 1000 == 0 {
+                    hosts.validate().unwrap();
+                }
+            }
+            hosts.validate().unwrap();
+            let (counts, shared) = (hosts.counts(), hosts.shared());
+            assert_eq!(counts.reads + counts.writes, 12_000);
+            assert!(shared.invalidations >= shared.invalidating_writes);
+            assert!(shared.invalidating_writes > 100 && hosts.filer_seconds() > 0.0);
+        }
+    }
+}
+
+/// Persistence: nice, and not critical. A warm start reads from flash at once, a cold one comes to the same in the end.
+#[test]
+fn a_warm_start_is_better_than_a_cold_one_for_a_while() {
+    let trace = "gen:fileserver?size=64m&set=8m&requests=80000&outside=0.2&writes=0.3";
+    for architecture in Architecture::ALL {
+        let run = |restart, requests: u64| {
+            let config = Config { restart, flash_blocks: 4096, ..config(architecture, "a", "a") };
+            let options =
+                Options { pages: Some(4096), limit: Some(requests), ..Options::default() };
+            let mut reader = open(trace, &options).unwrap().reader;
+            run(&config, 8, 20_000, &mut *reader, |_, _| ()).unwrap()
+        };
+        let restart = |warm| Some(Restart { after: 20_000, warm });
+        let soon = |warm| run(restart(warm), 21_000);
+        let (warm, cold) = (soon(true), soon(false));
+        assert!(
+            warm.counts.flash_hits > 2 * cold.counts.flash_hits,
+            "{architecture:?} {warm:?} {cold:?}"
+        );
+        assert!(warm.read_us < 0.8 * cold.read_us, "{architecture:?} {warm:?} {cold:?}");
+        let (never, cold) = (run(None, 80_000), run(restart(false), 80_000));
+        assert!(cold.read_us < 1.15 * never.read_us, "{architecture:?} {never:?} {cold:?}");
+    }
+}
+
+/// Flash takes load off the filer.
+#[test]
+fn the_filer_works_less_behind_flash() {
+    let none = Config { flash_blocks: 0, ..config(Architecture::Naive, "a", "a") };
+    let (none, with) =
+        (figures(&none, 8, SMALL), figures(&config(Architecture::Naive, "a", "a"), 8, SMALL));
+    let reads = |f: &Figures| f.counts.filer_reads as f64 / f.counts.reads as f64;
+    assert!(reads(&with) < 0.7 * reads(&none), "{none:?} {with:?}");
+    // The mean number at work is work over time: 8 threads cannot keep more than so many reads, and writes nobody waits for.
+    let work = none.counts.filer_reads as f64 * 878e-6 + none.counts.filer_writes as f64 * 92e-6;
+    assert!((none.filer_load * none.seconds / work - 1.0).abs() < 0.1, "{none:?}");
 }
