@@ -36,7 +36,7 @@ def able(kind):
 class Loop:
     """The export as a loop device."""
 
-    def __init__(self, served, read_only=False):
+    def __init__(self, served, read_only=False, direct=False):
         self.point = served.folder / "fuse"
         self.point.mkdir(exist_ok=True)
         self.process = subprocess.Popen(["nbdfuse", self.point / "disk", served.uri], stdin=subprocess.DEVNULL,
@@ -48,6 +48,8 @@ class Loop:
                     raise Failed("nbdfuse does not come up")
                 time.sleep(0.02)
             more = ["--read-only"] if read_only else []
+            # Without the page cache of the loop device itself.
+            more += ["--direct-io=on"] if direct else []
             self.device = run(["losetup", "--find", "--show", *more, self.point / "disk"]).strip()
         except Exception:
             self.unmount_fuse()
@@ -69,8 +71,8 @@ class Loop:
 class Mounted:
     """A file system on the export. A server that was killed takes the mount with it; then it is given up."""
 
-    def __init__(self, served):
-        self.loop = Loop(served)
+    def __init__(self, served, direct=False):
+        self.loop = Loop(served, direct=direct)
         self.at = served.folder / "mnt"
         self.at.mkdir(exist_ok=True)
         try:
