@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 path: path.to_owned(),
                 size: Some(size),
                 line: 4096,
-                ways: 8,
+                placement: larder_format::block::Placement::Sets(8),
                 shards: 8,
                 yes: false,
             };
@@ -57,6 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let cache_config = CacheConfig {
             write: WriteMode::HddSsd,
             replacement: Replacement::Lru,
+            reclaim: larder_policy::block::VictimPolicy::Fifo,
+            evict: larder_policy::block::EvictionBy::default(),
             admission: "all".parse()?,
             fill_memory: ByteSize(64 << 20),
             workers: config.threads,

@@ -141,10 +141,11 @@ fn larder(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-fn prepare() -> TempDir {
+fn prepare(placement: &str) -> TempDir {
     let dir = TempDir::new().unwrap();
     let cache = dir.path().join("cache");
-    let (code, message) = larder(&["format", cache.to_str().unwrap(), "--size", "64m"]);
+    let format = ["format", cache.to_str().unwrap(), "--size", "64m", "--placement", placement];
+    let (code, message) = larder(&format);
     assert_eq!(code, Some(0), "{message}");
     File::create(dir.path().join("disk")).unwrap().set_len(32 << 20).unwrap();
     dir
@@ -152,7 +153,13 @@ fn prepare() -> TempDir {
 
 #[test]
 fn warm_after_kill_and_after_a_clean_stop() {
-    let dir = prepare();
+    for placement in ["set:8", "full"] {
+        warm(placement);
+    }
+}
+
+fn warm(placement: &str) {
+    let dir = prepare(placement);
     let mut daemon = Daemon::start(dir.path(), &[]);
     let mut s = session(dir.path());
     write(&mut *s, 0, 1 << 20, 5);
@@ -208,12 +215,20 @@ fn warm_after_kill_and_after_a_clean_stop() {
 /// A thousand writes, each a version of its place; kill -9 in between; no place is ever older than what was answered.
 #[test]
 fn kills_lose_no_answered_write() {
-    let dir = prepare();
+    for placement in ["set:8", "full"] {
+        kills(placement);
+    }
+}
+
+fn kills(placement: &str) {
+    let dir = prepare(placement);
     let mut versions = [0u8; 64];
     for round in 0..4u8 {
+        let mode = ["hdd-ssd", "hdd-upd", "hdd-inv"][usize::from(round) % 3];
+        let evict = ["cache", "gc", "gc:0"][usize::from(round) % 3];
         let daemon = Daemon::start(
             dir.path(),
-            &["--write", ["hdd-ssd", "hdd-upd", "hdd-inv"][usize::from(round) % 3]],
+            &["--write", mode, "--evict", evict, "--replacement", "s3fifo"],
         );
         let mut s = session(dir.path());
         for (place, version) in versions.iter().enumerate() {
@@ -235,7 +250,7 @@ fn kills_lose_no_answered_write() {
 
 #[test]
 fn wrong_use() {
-    let dir = prepare();
+    let dir = prepare("set:8");
     let cache = dir.path().join("cache");
     let cache = cache.to_str().unwrap();
     let disk = format!("disk=file:{}", dir.path().join("disk").display());
@@ -284,7 +299,7 @@ fn clients_that_hang_up_do_not_end_the_daemon() {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    let dir = prepare();
+    let dir = prepare("set:8");
     let daemon = Daemon::start(dir.path(), &[]);
     for _ in 0..30 {
         let mut client = UnixStream::connect(dir.path().join("socket")).unwrap();

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source};
+use larder_engine::block::{
+    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+};
 use larder_runtime::Payload;
 
 use super::Cache;
@@ -65,6 +67,8 @@ pub(super) enum Message {
     FlashRead { shard: u32, io: IoId, slot: SlotId, line: LineId, lines: u32 },
     /// Update lines on flash.
     FlashWrite { shard: u32, io: IoId, slot: SlotId, bytes: Payload },
+    /// Lay bytes over a part of a line on flash.
+    Merge { shard: u32, io: IoId, merge: Merge, bytes: Payload },
     /// Read from the backing store.
     BackingRead { shard: u32, io: IoId, at: u64, len: u32 },
     /// Change the backing store.
@@ -82,11 +86,22 @@ pub(super) struct Fill {
     pub bytes: Payload,
 }
 
+/// Lines to be moved on flash.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copying {
+    pub shard: u32,
+    pub io: IoId,
+    pub from: SlotId,
+    pub to: SlotId,
+    pub lines: u32,
+}
+
 /// What an engine's call has asked for.
 #[derive(Default)]
 pub(super) struct Out {
     pub messages: Vec<(OpId, Message)>,
     pub fills: Vec<Fill>,
+    pub copies: Vec<Copying>,
     /// Shard and region.
     pub asks: Vec<(u32, u32)>,
     pub commit: bool,
@@ -95,7 +110,7 @@ pub(super) struct Out {
 impl Out {
     /// Whether the log's thread has something to do.
     pub(super) fn wakes_log(&self) -> bool {
-        self.commit || !self.fills.is_empty() || !self.asks.is_empty()
+        self.commit || !self.fills.is_empty() || !self.copies.is_empty() || !self.asks.is_empty()
     }
 }
 
@@ -124,6 +139,15 @@ impl BlockEffects for Fx<'_> {
         let line_bytes = u64::from(self.cache.line_bytes());
         let bytes = self.tables.bytes(source, line.0 * line_bytes, u64::from(lines) * line_bytes);
         self.out.fills.push(Fill { shard: self.shard, io, slot, bytes });
+    }
+
+    fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {
+        let bytes = self.tables.bytes(Source::Op(op), merge.at, u64::from(merge.len));
+        self.out.messages.push((op, Message::Merge { shard: self.shard, io, merge, bytes }));
+    }
+
+    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
+        self.out.copies.push(Copying { shard: self.shard, io, from, to, lines });
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {

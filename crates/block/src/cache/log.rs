@@ -7,10 +7,10 @@ use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId};
 use larder_format::block::VolumeState;
 use larder_format::block::log::Held;
-use larder_runtime::{Device, FileOp, FileQueue};
+use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, Payload};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::cell::{Fill, Message, Out};
+use super::cell::{Copying, Fill, Message, Out};
 use super::service::{aligned, crcs};
 use super::{Cache, LogInbox, locked, open};
 use crate::backing::Session;
@@ -95,12 +95,20 @@ impl LogIo for CacheIo<'_> {
     }
 }
 
+/// An I/O of lines that no client waits for.
+enum Job {
+    /// The first half of a copy.
+    Read(Copying),
+    /// A fill, or the second half: whose, and the bytes.
+    Write(u32, IoId, Payload),
+}
+
 pub(super) struct LogThread {
     cache: Arc<Cache>,
     log: Option<TapedLog>,
     fills: FileQueue,
-    /// Fills under way, by token.
-    writing: Vec<Option<(u32, IoId, larder_runtime::Payload)>>,
+    /// Fills and copies under way, by token.
+    writing: Vec<Option<Job>>,
     free: Vec<usize>,
     out: Out,
     /// Ranges that wait for their bits: how many are missing.
@@ -160,7 +168,7 @@ impl LogThread {
                 .0
         };
         if self.busy() == 0 {
-            inbox = sleep(inbox, TICK, &|i| !i.commit && i.fills.is_empty());
+            inbox = sleep(inbox, TICK, &|i| !i.commit && i.fills.is_empty() && i.copies.is_empty());
         }
         inbox = sleep(inbox, PACE, &|i| i.fills.len() < BATCH);
         inbox.stop
@@ -171,17 +179,25 @@ impl LogThread {
     }
 
     fn take_work(&mut self) {
-        let (fills, asks, ranges) = {
+        let (fills, copies, asks, ranges) = {
             let mut inbox = locked(&self.cache.log_inbox);
             inbox.commit = false;
             (
                 std::mem::take(&mut inbox.fills),
+                std::mem::take(&mut inbox.copies),
                 std::mem::take(&mut inbox.asks),
                 std::mem::take(&mut inbox.ranges),
             )
         };
         for fill in fills {
-            self.begin_fill(fill);
+            self.write(fill);
+        }
+        for copying in copies {
+            let Copying { shard, from, lines, .. } = copying;
+            let buf = AlignedBuf::zeroed(lines as usize * self.cache.line_bytes() as usize);
+            let offset = self.cache.layout.slot_at(shard, from.0);
+            let token = self.begin(Job::Read(copying));
+            self.fills.submit(token, &self.cache.file, FileOp::Read { offset, buf });
         }
         self.fills.flush();
         for (op, first, last) in ranges {
@@ -217,35 +233,51 @@ impl LogThread {
 
     // ---- fills ----
 
-    fn begin_fill(&mut self, Fill { shard, io, slot, bytes }: Fill) {
-        let data = aligned(bytes);
+    fn begin(&mut self, job: Job) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {
             self.writing.push(None);
             self.writing.len() - 1
         });
-        self.writing[at] = Some((shard, io, data.clone()));
+        self.writing[at] = Some(job);
+        at as u64
+    }
+
+    fn write(&mut self, Fill { shard, io, slot, bytes }: Fill) {
+        let data = aligned(bytes);
         let offset = self.cache.layout.slot_at(shard, slot.0);
+        let token = self.begin(Job::Write(shard, io, data.clone()));
         let op = FileOp::Write { offset, data, durable: false };
-        self.fills.submit(at as u64, &self.cache.file, op);
+        self.fills.submit(token, &self.cache.file, op);
     }
 
     fn end_fills(&mut self) {
         let line = self.cache.line_bytes() as usize;
         while let Some(done) = self.fills.pop() {
             let at = done.token as usize;
-            let Some((shard, io, bytes)) = self.writing[at].take() else { continue };
+            let Some(job) = self.writing[at].take() else { continue };
             self.free.push(at);
-            match done.result {
-                Ok(()) => {
+            match (job, done.result, done.op) {
+                (
+                    Job::Read(Copying { shard, io, to: slot, .. }),
+                    Ok(()),
+                    FileOp::Read { buf, .. },
+                ) => {
+                    self.write(Fill { shard, io, slot, bytes: Payload::new(buf) });
+                }
+                (Job::Write(shard, io, bytes), Ok(()), _) => {
                     let crcs = crcs(&bytes, line);
                     self.with(shard, |s, now, fx| s.flash_written(now, io, Ok(&crcs), fx));
                 }
-                Err(e) => {
-                    self.cache.flash_failed("write", &e);
+                (Job::Read(Copying { shard, io, .. }) | Job::Write(shard, io, _), result, op) => {
+                    let what = if matches!(op, FileOp::Read { .. }) { "read" } else { "write" };
+                    if let Err(e) = result {
+                        self.cache.flash_failed(what, &e);
+                    }
                     self.with(shard, |s, now, fx| s.flash_written(now, io, Err(IoFailed), fx));
                 }
             }
         }
+        self.fills.flush();
     }
 
     // ---- the log ----

@@ -40,7 +40,7 @@ use larder_runtime::{FileHandle, FlashDevice};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::server::Volume;
-use cell::{Cell, Fill, Fx, Message, Out};
+use cell::{Cell, Copying, Fill, Fx, Message, Out};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use service::Cached;
 
@@ -92,6 +92,7 @@ impl Door {
 #[derive(Default)]
 struct LogInbox {
     fills: Vec<Fill>,
+    copies: Vec<Copying>,
     asks: Vec<(u32, u32)>,
     ranges: Vec<(OpId, u32, u32)>,
     commit: bool,
@@ -218,9 +219,11 @@ impl Cache {
 
     /// Counters now.
     pub fn stats(&self) -> CacheStats {
-        let mut sum = BlockStats::default();
+        let (mut sum, mut map_bytes) = (BlockStats::default(), 0);
         for cell in &self.shards {
-            sum.add(&locked(cell).shard.stats());
+            let cell = locked(cell);
+            sum.add(&cell.shard.stats());
+            map_bytes += cell.shard.map().memory_bytes();
         }
         let mut verdicts = VerdictCounts::default();
         for volume in self.volumes() {
@@ -232,7 +235,7 @@ impl Cache {
             log,
             verdicts,
             slots: self.layout.slots(),
-            map_bytes: self.region.map_bytes(),
+            map_bytes,
             enabled: self.is_enabled(),
             regions_set,
         }
@@ -279,11 +282,14 @@ impl Cache {
             let mut inbox = locked(&self.log_inbox);
             let before = inbox.fills.len();
             inbox.fills.append(&mut out.fills);
+            let copies = !out.copies.is_empty() && inbox.copies.is_empty();
+            inbox.copies.append(&mut out.copies);
             let after = inbox.fills.len();
             // It sleeps until there is something, and then until there is something urgent or a batch of fills.
             let wake = !out.asks.is_empty()
                 || (out.commit && !inbox.commit)
                 || (before == 0 && after > 0)
+                || copies
                 || (before < log::BATCH && after >= log::BATCH);
             inbox.asks.append(&mut out.asks);
             inbox.commit |= std::mem::take(&mut out.commit);

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
-use larder_engine::block::map::{Map, Replacement, Slot};
+use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::record::{TapedAdmission, TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, MapLog, Regions, SlotId, Sum,
@@ -26,11 +26,13 @@ use larder_engine::block::{
 };
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
-    BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Volume as VolumeRecord, VolumeState,
+    BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
+    VolumeState,
 };
 use larder_format::{PAGE_SIZE, Signature, Uuid};
 use larder_policy::block::{
-    BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup, VolumeId,
+    BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup, EvictionBy,
+    VictimPolicy, VolumeId,
 };
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{
@@ -64,8 +66,8 @@ pub struct FormatConfig {
     pub size: Option<ByteSize>,
     /// Bytes of a line.
     pub line: u32,
-    /// Ways: 1 is direct-mapped.
-    pub ways: u32,
+    /// Where a line may lie.
+    pub placement: Placement,
     /// Shards.
     pub shards: u32,
     /// Whatever is on it may go.
@@ -77,8 +79,12 @@ pub struct FormatConfig {
 pub struct CacheConfig {
     /// What writes do to it.
     pub write: WriteMode,
-    /// Which line of a set goes.
+    /// Which line goes.
     pub replacement: Replacement,
+    /// Which segment of a log is reclaimed ([`Placement::Full`]).
+    pub reclaim: VictimPolicy,
+    /// Who makes room in a log.
+    pub evict: EvictionBy,
     /// What is admitted.
     pub admission: BlockAdmissionConfig,
     /// Bytes that may be on their way to flash behind replies, over all shards; beyond, lines are not cached.
@@ -93,6 +99,14 @@ pub struct CacheConfig {
     pub state_dir: PathBuf,
     /// Writes down what is decided.
     pub record: Option<RecordConfig>,
+}
+
+impl CacheConfig {
+    /// Who goes when room is needed.
+    pub(super) fn making(&self) -> Making {
+        let CacheConfig { replacement, reclaim, evict, .. } = *self;
+        Making { replacement, reclaim, evict }
+    }
 }
 
 /// Why a cache cannot be had.
@@ -191,11 +205,11 @@ pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<La
     }
     // What cannot be laid out leaves no file behind.
     if let Some(size) = config.size {
-        Layout::new(size.0, config.line, config.ways, config.shards)
+        Layout::of(size.0, config.line, config.placement, config.shards)
             .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
     }
     let device = FlashDevice::open(&options)?;
-    let layout = Layout::new(device.geometry().size, config.line, config.ways, config.shards)
+    let layout = Layout::of(device.geometry().size, config.line, config.placement, config.shards)
         .map_err(|source| CacheError::Layout { path, source })?;
     if let Ok(former) = read_superblock(&device) {
         Region::forget(&former);
@@ -266,7 +280,6 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
 pub(super) struct Region {
     header: Mutex<Words>,
     shared: Option<SharedRegion>,
-    map_words: usize,
 }
 
 /// A region, the entries and checksums of each shard's map, and why it does not outlive the process, if so.
@@ -285,8 +298,7 @@ impl Region {
 
     /// The region, and the words of each shard's map.
     fn open(sb: &BlockSuperblock) -> Result<Opened, CacheError> {
-        let slots = sb.layout.shard_slots();
-        let (entries, sums) = Map::words(slots);
+        let (entries, sums) = Map::words(Shape::of(&sb.layout));
         let per = (entries + sums).next_multiple_of(8);
         let total = HEADER + per * sb.layout.shards as usize;
         let name = Self::name(sb);
@@ -296,7 +308,6 @@ impl Region {
             opened = SharedRegion::remove(dir, &name)
                 .and_then(|()| SharedRegion::open(dir, &name, total as u64 * 8));
         }
-        let map_words = per * sb.layout.shards as usize;
         match opened {
             Ok(shared) => {
                 let all = shared.words();
@@ -309,15 +320,14 @@ impl Region {
                     })
                     .collect();
                 let header = Mutex::new(Words::from_static(&all[..HEADER]));
-                Ok((Region { header, shared: Some(shared), map_words }, maps, None))
+                Ok((Region { header, shared: Some(shared) }, maps, None))
             }
             Err(e @ SharedError::InUse { .. }) => {
                 Err(CacheError::System { what: "shared memory", reason: e.to_string() })
             }
             Err(e) => {
                 let maps = (0..sb.layout.shards).map(|_| (Words::heap(entries), Words::heap(sums)));
-                let region =
-                    Region { header: Mutex::new(Words::heap(HEADER)), shared: None, map_words };
+                let region = Region { header: Mutex::new(Words::heap(HEADER)), shared: None };
                 Ok((region, maps.collect(), Some(e.to_string())))
             }
         }
@@ -380,11 +390,6 @@ impl Region {
         {
             tracing::debug!(%error, "the shared memory of the map stays");
         }
-    }
-
-    /// Bytes of DRAM of the map.
-    pub(super) fn map_bytes(&self) -> u64 {
-        self.map_words as u64 * 8
     }
 }
 
@@ -456,12 +461,12 @@ pub fn open(
         region.disown();
         words.iter_mut().for_each(|(e, s)| [e, s].into_iter().for_each(clear));
     }
+    let making = config.making();
     let mut maps: Vec<Map> = words
         .into_iter()
         .enumerate()
         .map(|(i, (entries, sums))| {
-            let (sets, ways) = (layout.group_sets, layout.ways);
-            Map::new(entries, sums, placing, i as u32, sets, ways, config.replacement)
+            Map::new(entries, sums, placing, i as u32, Shape::of(&layout), making)
         })
         .collect();
     if shared {

@@ -33,8 +33,8 @@ impl Recording {
             .values()
             .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes, seed: superblock.key })
             .collect();
-        let (replacement, admission) = (config.replacement, &config.admission);
-        let setup = BlockRunSetup::new(superblock, block, replacement, QUIET, admission, volumes);
+        let (making, admission) = (config.making(), &config.admission);
+        let setup = BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes);
         // A replay builds on what is read back: it must be the same.
         setup.validate().map_err(|e| refused(e.to_string()))?;
         let text = serde_json::to_vec(&setup).map_err(|e| refused(e.to_string()))?;

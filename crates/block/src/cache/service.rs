@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::block::{GROUP_LINES, IoFailed, IoId, LineId, OpId, Part, PartKind, Verdict};
+use larder_engine::block::{
+    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Verdict,
+};
 use larder_policy::block::BlockOp;
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::unix::SourceFd;
@@ -92,8 +94,28 @@ enum BackingJob {
 
 /// An operation of the cache device under way.
 enum FlashJob {
-    Read { shard: u32, io: IoId, line: LineId },
-    Write { shard: u32, io: IoId, bytes: Payload },
+    Read {
+        shard: u32,
+        io: IoId,
+        line: LineId,
+    },
+    Write {
+        shard: u32,
+        io: IoId,
+        bytes: Payload,
+    },
+    /// A line is read, so that bytes are laid over it; then it is written, with the checksums before and after.
+    MergeRead {
+        shard: u32,
+        io: IoId,
+        merge: Merge,
+        bytes: Payload,
+    },
+    MergeWrite {
+        shard: u32,
+        io: IoId,
+        sums: (u32, u32),
+    },
 }
 
 /// Things under numbers that are used again.
@@ -437,6 +459,12 @@ impl Cached {
                 let op = FileOp::Write { offset, data, durable: false };
                 self.flash.submit(job, &self.cache.file, op);
             }
+            Message::Merge { shard, io, merge, bytes } => {
+                let buf = AlignedBuf::zeroed(self.cache.line_bytes() as usize);
+                let offset = self.cache.layout.slot_at(shard, merge.from.0);
+                let job = self.flash_jobs.add(FlashJob::MergeRead { shard, io, merge, bytes });
+                self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
+            }
             Message::BackingRead { shard, io, at, len } => {
                 match self.store_op(id, Some(()), at, len) {
                     Some(op) => {
@@ -496,6 +524,34 @@ impl Cached {
                     self.call(shard, |s, fx| s.flash_read(now, io, Err(IoFailed), fx));
                 }
             },
+            (
+                Some(FlashJob::MergeRead { shard, io, merge, bytes }),
+                FileOp::Read { mut buf, .. },
+            ) if result.is_ok() => {
+                let before = crc32c::crc32c(&buf);
+                let first = (merge.at - merge.line.0 * line_bytes) as usize;
+                buf[first..first + bytes.len()].copy_from_slice(&bytes);
+                let sums = (before, crc32c::crc32c(&buf));
+                let offset = self.cache.layout.slot_at(shard, merge.to.0);
+                let job = self.flash_jobs.add(FlashJob::MergeWrite { shard, io, sums });
+                let op = FileOp::Write { offset, data: Payload::new(buf), durable: false };
+                self.flash.submit(job, &self.cache.file, op);
+            }
+            (
+                Some(
+                    FlashJob::MergeRead { shard, io, .. } | FlashJob::MergeWrite { shard, io, .. },
+                ),
+                op,
+            ) if result.is_err() => {
+                if let Err(e) = result {
+                    let what = if matches!(op, FileOp::Read { .. }) { "read" } else { "write" };
+                    self.cache.flash_failed(what, &e);
+                }
+                self.call(shard, |s, fx| s.merged(now, io, Err(IoFailed), fx));
+            }
+            (Some(FlashJob::MergeWrite { shard, io, sums }), _) => {
+                self.call(shard, |s, fx| s.merged(now, io, Ok(sums), fx));
+            }
             (Some(FlashJob::Write { shard, io, bytes }), _) => match result {
                 Ok(()) => {
                     let crcs = crcs(&bytes, line_bytes as usize);

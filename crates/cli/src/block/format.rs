@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_base::{ByteSize, UnixSecs};
 use larder_block::cache::{CacheError, FormatConfig, open};
+use larder_format::block::Placement;
 
 use crate::error::CliError;
 
@@ -14,7 +15,9 @@ Examples:
   # A cache of 100 GiB in a file, eight-way set-associative:
   larder block format /flash/cache --size 100g
   # A whole drive, direct-mapped, lines of 16 KiB:
-  larder block format /dev/nvme1n1 --placement direct --line 16k --yes";
+  larder block format /dev/nvme1n1 --placement direct --line 16k --yes
+  # Fully associative; flash is written segment by segment, in order:
+  larder block format /dev/nvme1n1 --placement full --yes";
 
 /// Prepare a file or device as a cache
 #[derive(Debug, clap::Args)]
@@ -25,9 +28,10 @@ pub(crate) struct Args {
     /// Its size; needed for a file that is not there yet
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
-    /// Where a line may lie: direct (one place) or set:W (W places, 2 to 16)
+    /// Where a line may lie: direct (one place), set:W (W places, 2 to 16) or full (anywhere: a log of segments, which
+    /// takes 16 instead of 7 bytes of DRAM a line)
     #[arg(long, value_name = "P", default_value = "set:8", value_parser = placement)]
-    placement: u32,
+    placement: Placement,
     /// Bytes of a line: 4k, 8k, 16k, 32k or 64k
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     line: ByteSize,
@@ -39,14 +43,17 @@ pub(crate) struct Args {
     yes: bool,
 }
 
-/// Ways of a placement.
-fn placement(text: &str) -> Result<u32, String> {
+fn placement(text: &str) -> Result<Placement, String> {
     let wrong =
-        || format!("'{text}' is not a placement: write direct, or set:W with W from 2 to 16");
+        || format!("'{text}' is not a placement: write direct, set:W with W from 2 to 16, or full");
     match text.strip_prefix("set:") {
-        None if text == "direct" => Ok(1),
+        None if text == "direct" => Ok(Placement::Sets(1)),
+        None if text == "full" => Ok(Placement::Full),
         None => Err(wrong()),
-        Some(ways) => ways.parse().ok().filter(|w| (2..=16).contains(w)).ok_or_else(wrong),
+        Some(ways) => {
+            let ways = ways.parse().ok().filter(|w| (2..=16).contains(w));
+            ways.map(Placement::Sets).ok_or_else(wrong)
+        }
     }
 }
 
@@ -57,20 +64,23 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         path: args.path.clone(),
         size: args.size,
         line,
-        ways: args.placement,
+        placement: args.placement,
         shards: args.shards,
         yes: args.yes,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
     let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
+    let a_line = match layout.placement() {
+        Placement::Sets(_) => 7,
+        Placement::Full => 16,
+    };
     println!(
-        "{}: {} lines of {}, {} for the map; it will take {} of DRAM ({:.1} bytes a line)",
+        "{}: {} lines of {}, {} for the map; it will take up to {} of DRAM ({a_line} bytes a line)",
         args.path.display(),
         layout.slots(),
         ByteSize(u64::from(layout.line)),
         ByteSize(layout.data),
-        ByteSize(layout.slots() * 7),
-        7.0,
+        ByteSize(layout.slots() * a_line),
     );
     Ok(())
 }

@@ -10,7 +10,7 @@ use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
 use larder_block::vhost::{VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
-use larder_policy::block::{BlockAdmissionConfig, Reason};
+use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Reason, VictimPolicy};
 use larder_runtime::RingChoice;
 use larder_runtime::record::RecordConfig;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -61,12 +61,19 @@ pub(crate) struct Args {
     /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses
     #[arg(long, value_name = "NAME", default_value = "all")]
     admission: String,
-    /// Which line of a set is evicted: lru, clock or fifo
-    #[arg(long, value_name = "NAME", default_value = "lru", value_parser = replacement)]
+    /// Which line is evicted: lru, clock, sieve, s3fifo or fifo. May differ from run to run
+    #[arg(long, value_name = "NAME", default_value = "lru")]
     replacement: Replacement,
     /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     fill_memory: ByteSize,
+    /// Which segment is reclaimed where the placement is full: fifo, greedy, cost-benefit or random
+    #[arg(long, value_name = "NAME", default_value = "fifo")]
+    reclaim: VictimPolicy,
+    /// Who makes room where the placement is full: cache (--replacement drops lines, the cleaner moves all others), gc (the
+    /// cleaner keeps a fifth of a segment, the hottest lines) or gc:SHARE
+    #[arg(long, value_name = "WHO", default_value = "gc")]
+    evict: EvictionBy,
     /// Worker threads
     #[arg(long, short = 't', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
@@ -107,15 +114,6 @@ fn write_mode(text: &str) -> Result<WriteMode, String> {
         "hdd-upd" => Ok(WriteMode::HddUpd),
         "hdd-inv" => Ok(WriteMode::HddInv),
         _ => Err(format!("'{text}' is not a write mode: choose hdd-ssd, hdd-upd or hdd-inv")),
-    }
-}
-
-fn replacement(text: &str) -> Result<Replacement, String> {
-    match text {
-        "lru" => Ok(Replacement::Lru),
-        "clock" => Ok(Replacement::Clock),
-        "fifo" => Ok(Replacement::Fifo),
-        _ => Err(format!("'{text}' is not a replacement policy: choose lru, clock or fifo")),
     }
 }
 
@@ -161,6 +159,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let config = CacheConfig {
         write: args.write,
         replacement: args.replacement,
+        reclaim: args.reclaim,
+        evict: args.evict,
         admission,
         fill_memory: args.fill_memory,
         // Each device of vhost-user is a worker too.

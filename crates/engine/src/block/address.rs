@@ -69,6 +69,11 @@ impl Placing {
         self.groups() * u64::from(GROUP_LINES)
     }
 
+    /// A hash of `line` that nobody can foresee who does not know the key.
+    pub fn hash(&self, line: LineId) -> u64 {
+        hash(self.key.rotate_left(32), line.0)
+    }
+
     /// Groups of a lap: the sets of all shards.
     fn lap(&self) -> u64 {
         self.shards * self.group_sets
@@ -83,6 +88,25 @@ impl Placing {
     fn lap_and_set(&self, group: GroupId) -> (u64, u64) {
         let lap = group.0 / self.lap();
         (lap, (group.0 % self.lap() + self.begin(lap)) % self.lap())
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> u64 {
+        self.shards
+    }
+
+    /// The first group from `group` on that `shard` serves.
+    pub fn next_of(&self, shard: u32, group: GroupId) -> GroupId {
+        // In a lap the shards follow each other, over its end too: it is a multiple of their number.
+        let mut group = group;
+        loop {
+            let (lap, set) = self.lap_and_set(group);
+            let ahead = (u64::from(shard) + self.shards - set % self.shards) % self.shards;
+            if group.0 % self.lap() + ahead < self.lap() {
+                return GroupId(group.0 + ahead);
+            }
+            group = GroupId((lap + 1) * self.lap());
+        }
     }
 
     /// The shard that serves `group`.
@@ -139,6 +163,15 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_next_group_of_a_shard(shards in 1u32..64, sets in 1u32..50, key: u64, from in 0u64..100_000) {
+            let placing = Placing::new(shards, sets, key);
+            for shard in 0..shards {
+                let wanted = (from..).find(|&g| placing.shard(GroupId(g)) == shard).unwrap();
+                prop_assert_eq!(placing.next_of(shard, GroupId(from)), GroupId(wanted));
+            }
+        }
+
         #[test]
         fn a_place_names_one_line(shards in 1u32..64, sets in 1u32..1_000_000, key: u64, line: u64) {
             let placing = Placing::new(shards, sets, key);

@@ -133,6 +133,21 @@ pub enum Source {
     Io(IoId),
 }
 
+/// A cached line of which a client overwrites a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merge {
+    /// The line.
+    pub line: LineId,
+    /// Where it lies.
+    pub from: SlotId,
+    /// Where it goes; may be the same slot.
+    pub to: SlotId,
+    /// First byte that is overwritten, as an address in the line space.
+    pub at: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
 /// Why a device did not do as it was asked. The engine only needs to know that it failed; the caller has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoFailed;
@@ -148,6 +163,12 @@ pub trait BlockEffects {
     fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId);
     /// The same from `source`, for nobody who waits; answer with `BlockShard::flash_written` too.
     fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source);
+    /// Read a line, lay the bytes over it that the client sent with `op` and that fall into the stretch, and write it; `op`
+    /// waits for it. Answer with `BlockShard::merged`, with the checksums of what was read and of what was written.
+    fn merge(&mut self, io: IoId, merge: Merge, op: OpId);
+    /// Copy `lines` whole lines from slot `from` and the next ones to slot `to` and the next ones, for nobody who waits;
+    /// answer with `BlockShard::flash_written`, with the checksums of what was read and written.
+    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32);
     /// Read from the backing store into a buffer, on behalf of `op` (others may join it); answer with
     /// `BlockShard::backing_read`.
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId);
@@ -233,7 +254,7 @@ pub struct BlockStats {
     pub fill_cancelled: u64,
     /// Lines evicted to make room.
     pub evicted: u64,
-    /// Lines updated in place by a write.
+    /// Cached lines that a write updated beside the backing store (with `full`, an update of a whole line is a fill).
     pub updated: u64,
     /// Lines dropped by a write, a trim or an error.
     pub dropped: u64,
@@ -245,6 +266,12 @@ pub struct BlockStats {
     pub backing_errors: u64,
     /// Lines written to flash.
     pub flash_lines_written: u64,
+    /// Of them, lines that the cleaner of a log moved.
+    pub copied: u64,
+    /// Segments that it cleaned.
+    pub cleaned: u64,
+    /// Slots and groups that were looked at to drop ranges.
+    pub range_steps: u64,
     /// Parts that waited for another.
     pub waited: u64,
     /// The longest time that a part waited.
@@ -270,6 +297,9 @@ impl BlockStats {
         self.flash_errors += other.flash_errors;
         self.backing_errors += other.backing_errors;
         self.flash_lines_written += other.flash_lines_written;
+        self.copied += other.copied;
+        self.cleaned += other.cleaned;
+        self.range_steps += other.range_steps;
         self.waited += other.waited;
         self.longest_wait = self.longest_wait.max(other.longest_wait);
     }

@@ -1,13 +1,16 @@
 //! Fills: lines on their way to flash, behind the reply.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_base::Nanos;
 
 use super::api::{BlockEffects, GroupId, IoFailed, IoId, LineId, SlotId, Source, Sum};
-use super::map::Slot;
+use super::map::{Choice, Slot, Want};
 use super::planted::Planted;
-use super::shard::{BlockShard, FillSource, Io, WaitingFill};
+use super::shard::{BlockShard, FillSource, Group, Io, WaitingFill};
+
+/// Lines that must stay, before no more are looked at.
+const PLACES: usize = 64;
 
 impl BlockShard {
     pub(super) fn outer_source(&self, source: FillSource) -> Source {
@@ -19,13 +22,14 @@ impl BlockShard {
         }
     }
 
-    /// Begins to fill the lines of `mask`, as far as there is room. Returns how many need `source` from now on.
+    /// Begins to fill the lines of `mask`, as far as there is room; those of `compete` only where admission ranks them
+    /// above whom they displace. Returns how many need `source` from now on.
     pub(super) fn start_fills(
         &mut self,
         group: GroupId,
         mask: u16,
         source: FillSource,
-        compete: bool,
+        compete: u16,
         fx: &mut impl BlockEffects,
     ) -> u32 {
         if !self.enabled {
@@ -38,58 +42,26 @@ impl BlockShard {
                 self.stats.fill_dropped += 1;
                 continue;
             }
-            let (groups, reserved) = (&self.groups, &self.reserved);
-            let lax = self.planted(Planted::BusyEvicted);
-            let busy = |slot: SlotId, now: Slot| {
-                reserved.contains(&slot)
-                    || match now {
-                        Slot::Line(_) if lax => false,
-                        Slot::Line(l) => groups.get(&l.group()).is_some_and(|g| {
-                            let bit = 1u16 << l.index();
-                            (g.fetching | g.filling | g.changing | g.reads()) & bit != 0
-                        }),
-                        Slot::Free | Slot::Held => false,
-                    }
-            };
-            // Places that may not be had: those of lines that must stay, and free ones where the volume may not grow.
-            let mut kept: Vec<SlotId> = Vec::new();
-            let choice = loop {
-                let choice =
-                    self.map.choose(line, |slot, now| kept.contains(&slot) || busy(slot, now));
-                let Some(found) = choice else { break None };
-                let refused = match found.now {
-                    Slot::Line(victim) => fx.keep(victim, Some(line)),
-                    Slot::Free | Slot::Held => !fx.may_grow(line),
-                };
-                if !refused {
-                    break choice;
-                }
-                kept.push(found.slot);
-            };
-            let Some(choice) = choice else {
-                if kept.is_empty() {
-                    self.stats.fill_dropped += 1;
-                } else {
-                    self.stats.fill_rejected += 1;
-                }
-                continue;
-            };
-            if let Slot::Line(victim) = choice.now {
-                if compete && !fx.prefer(line, victim) {
+            let contest = compete & 1 << line.index() != 0;
+            let Some(choice) = self.find_place(line, contest, fx) else { continue };
+            if let Some(rival) = choice.rival {
+                if contest && !fx.prefer(line, rival.line) {
                     self.stats.fill_rejected += 1;
                     continue;
                 }
-                self.map.hold(choice.slot);
-                self.record(choice.slot);
-                self.stats.evicted += 1;
+                if rival.goes {
+                    self.map.evict(rival.slot);
+                    self.record(rival.slot);
+                    self.stats.evicted += 1;
+                }
             }
-            self.reserved.insert(choice.slot);
+            self.reserve(choice.slot);
             self.fills += 1;
             refs += 1;
             let entry = self.group(group);
             entry.filling |= 1 << line.index();
             entry.fills.push((line.index(), source));
-            if choice.now == Slot::Free || self.planted(Planted::FillBeforeDurable) {
+            if choice.free || self.planted(Planted::FillBeforeDurable) {
                 push_run(&mut ready, choice.slot, line);
             } else {
                 self.waiting_fills.insert(choice.slot, WaitingFill { line, source });
@@ -99,7 +71,56 @@ impl BlockShard {
         for (slot, first, lines) in ready {
             self.write_fill(slot, first, lines, source, fx);
         }
+        self.clean(fx);
         refs
+    }
+
+    /// A place for `line` that may be had: not that of a line that must stay, and none where nothing lies if the volume may
+    /// not grow.
+    fn find_place(
+        &mut self,
+        line: LineId,
+        contest: bool,
+        fx: &mut impl BlockEffects,
+    ) -> Option<Choice> {
+        let lax = self.planted(Planted::BusyEvicted);
+        let (groups, reserved) = (&self.groups, &self.reserved);
+        let mut kept = Vec::new();
+        let mut want = if contest { Want::Contest } else { Want::Place };
+        while kept.len() < PLACES {
+            let busy = |slot: SlotId, now: Slot| {
+                kept.contains(&slot) || is_busy(groups, reserved, slot, now, lax)
+            };
+            let Some(choice) = self.map.choose(line, busy, want) else { break };
+            match choice.rival {
+                Some(rival) if rival.goes => {
+                    if !fx.keep(rival.line, Some(line)) {
+                        return Some(choice);
+                    }
+                    kept.push(rival.slot);
+                }
+                _ if fx.may_grow(line) => return Some(choice),
+                _ => want = Want::Displace,
+            }
+        }
+        if kept.is_empty() && want != Want::Displace {
+            self.stats.fill_dropped += 1;
+        } else {
+            self.stats.fill_rejected += 1;
+        }
+        None
+    }
+
+    /// `slot` is going to be written, or waits to be.
+    pub(super) fn reserve(&mut self, slot: SlotId) {
+        self.reserved.insert(slot);
+        self.map.reserve(slot);
+    }
+
+    /// It is not going to be written any more.
+    pub(super) fn unreserve(&mut self, slot: SlotId) {
+        self.reserved.remove(&slot);
+        self.map.unreserve(slot);
     }
 
     fn write_fill(
@@ -166,7 +187,7 @@ impl BlockShard {
         source: FillSource,
         fx: &mut impl BlockEffects,
     ) {
-        self.reserved.remove(&slot);
+        self.unreserve(slot);
         self.fills -= 1;
         let entry = self.group(line.group());
         entry.filling &= !(1 << line.index());
@@ -197,7 +218,8 @@ impl BlockShard {
         }
     }
 
-    /// A [`BlockEffects::flash_write`] is complete: the CRC-32C of each line that was written, or that it failed.
+    /// A [`BlockEffects::flash_write`], [`fill`](BlockEffects::fill) or [`copy`](BlockEffects::copy) is complete: the CRC-32C
+    /// of each line that was written, or that it failed.
     pub fn flash_written(
         &mut self,
         now: Nanos,
@@ -220,8 +242,7 @@ impl BlockShard {
                     let (slot, line) = (SlotId(slot.0 + i), LineId(first.0 + u64::from(i)));
                     match outcome.ok().and_then(|crcs| crcs.get(i as usize)) {
                         Some(&crc) if self.enabled => {
-                            self.map.publish(slot, line, Sum::of(line, crc));
-                            self.record(slot);
+                            self.publish(slot, line, Sum::of(line, crc));
                             self.stats.fills += 1;
                         }
                         _ => self.stats.fill_dropped += 1,
@@ -233,6 +254,7 @@ impl BlockShard {
                     self.wake(now, group, fx);
                 }
             }
+            Some(Io::Copy { from, to, lines }) => self.copied(now, (from, to, lines), outcome, fx),
             _ => {}
         }
     }
@@ -243,4 +265,23 @@ fn push_run(runs: &mut Vec<(SlotId, LineId, u32)>, slot: SlotId, line: LineId) {
         Some((s, l, n)) if slot.0 == s.0 + *n && line.0 == l.0 + u64::from(*n) => *n += 1,
         _ => runs.push((slot, line, 1)),
     }
+}
+
+/// Whether `slot` is written, or something is under way with the line in it. (`lax`: a planted fault.)
+pub(super) fn is_busy(
+    groups: &BTreeMap<GroupId, Group>,
+    reserved: &BTreeSet<SlotId>,
+    slot: SlotId,
+    now: Slot,
+    lax: bool,
+) -> bool {
+    reserved.contains(&slot)
+        || match now {
+            Slot::Line(_) if lax => false,
+            Slot::Line(l) => groups.get(&l.group()).is_some_and(|g| {
+                let bit = 1u16 << l.index();
+                (g.fetching | g.filling | g.moving | g.changing | g.reads()) & bit != 0
+            }),
+            Slot::Free | Slot::Held => false,
+        }
 }

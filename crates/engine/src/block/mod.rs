@@ -1,15 +1,17 @@
 //! The block cache: lines of slow volumes on fast flash, write-through, never wrong.
 //!
 //! [`BlockShard`] is the engine: a state machine that is told of parts of clients' operations and of completions, and
-//! asks for I/O through [`BlockEffects`]. It sees no bytes, no clock, no thread. [`map`] says which line lies where in
-//! 7 bytes of DRAM a slot; [`address`] computes a line's place.
+//! asks for I/O through [`BlockEffects`]. It sees no bytes, no clock, no thread. [`map`] says which line lies where, for
+//! each placement; [`address`] computes a line's place.
 
 pub mod address;
 pub mod api;
+mod clean;
 mod fill;
 pub mod log;
 pub mod map;
 mod planted;
+mod ranges;
 mod read;
 pub mod record;
 mod shard;
@@ -17,8 +19,8 @@ mod table;
 mod write;
 
 pub use api::{
-    BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, OpId,
-    Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,
+    BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
+    OpId, Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,
 };
 pub use log::{LogFailed, LogIo, LogShards, LogStats, LogStep, MapLog, Recovered};
 pub use planted::Planted;

@@ -30,6 +30,18 @@ pub enum Planted {
     ClearedBeforeLog,
     /// A range is granted while parts of it are under way.
     RangeNotAwaited,
+    /// A segment is used again before the durable map knows that it is empty.
+    SegmentReusedEarly,
+    /// A segment is used again while it is read.
+    SegmentReusedWhileRead,
+    /// A change does not wait for the copy of its line, which is published behind it.
+    CopyIgnoresChange,
+    /// What the cleaner copied is taken for right, whatever it read.
+    CopyNotVerified,
+    /// A line that is overwritten in part is taken for right as it was read.
+    MergeNotVerified,
+    /// The old copy of a line that moved stays in the durable map.
+    OldCopyNotRecorded,
 }
 
 impl super::BlockShard {
@@ -37,6 +49,7 @@ impl super::BlockShard {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Planted) {
         self.fault = Some(fault);
+        self.map.plant(fault);
     }
 
     #[cfg(feature = "planted")]

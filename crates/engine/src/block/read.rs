@@ -60,6 +60,7 @@ impl BlockShard {
             updated: Vec::new(),
             lost: Vec::new(),
             fill: 0,
+            renew: 0,
             refs: 0,
             answered: false,
         });
@@ -151,10 +152,13 @@ impl BlockShard {
                     return;
                 }
                 self.await_one(active);
+                let mut sums = [Sum::default(); 16];
                 for i in 0..lines {
                     self.group(group).reading[(first.index() + i) as usize] += 1;
+                    self.map.begin_read(SlotId(slot.0 + i));
+                    sums[i as usize] = self.map.sum(SlotId(slot.0 + i));
                 }
-                let io = IoId(self.ios.insert(Io::FlashRead { slot, first, lines, want }));
+                let io = IoId(self.ios.insert(Io::FlashRead { slot, first, lines, want, sums }));
                 fx.flash_read(io, slot, first, lines, part.op);
             }
             From::Backing => {
@@ -239,7 +243,8 @@ impl BlockShard {
         outcome: Result<&[u32], IoFailed>,
         fx: &mut impl BlockEffects,
     ) {
-        let Some(Io::FlashRead { slot, first, lines, want }) = self.ios.remove(io.0) else {
+        let Some(Io::FlashRead { slot: begin, first, lines, want, sums }) = self.ios.remove(io.0)
+        else {
             return;
         };
         let group = first.group();
@@ -254,14 +259,13 @@ impl BlockShard {
         let mut at = want.at;
         if let Some(part) = part {
             for i in 0..lines {
-                let (line, slot) = (LineId(first.0 + u64::from(i)), SlotId(slot.0 + i));
+                let (line, slot) = (LineId(first.0 + u64::from(i)), SlotId(begin.0 + i));
                 let (from, to) = self.within(&part, line);
                 let good = match outcome {
                     Ok(_) if self.planted(Planted::SumNotCompared) => true,
-                    Ok(_) if self.planted(Planted::SumNotCompared) => true,
                     Ok(crcs) => crcs
                         .get(i as usize)
-                        .is_some_and(|&crc| Sum::of(line, crc) == self.map.sum(slot)),
+                        .is_some_and(|&crc| Sum::of(line, crc) == sums[i as usize]),
                     Err(IoFailed) => false,
                 };
                 if !good {
@@ -272,7 +276,8 @@ impl BlockShard {
                         fx.deliver(Source::Io(io), part.op, good_from, (from - good_from) as u32);
                     }
                     // Another reader of the line may have dropped it already.
-                    if self.map.find(line) == Some(slot) && !self.is_read(line) {
+                    let free = self.map.outlives_reads() || !self.is_read(line);
+                    if self.map.find(line) == Some(slot) && free && !self.is_moving(line) {
                         self.drop_line(slot);
                     }
                     self.stats.read_hits -= 1;
@@ -290,9 +295,15 @@ impl BlockShard {
                 fx.deliver(Source::Io(io), part.op, good_from, (at - good_from) as u32);
             }
         }
+        (0..lines).for_each(|i| self.map.end_read(SlotId(begin.0 + i)));
         fx.release(io);
         self.step(now, want.active, false, fx);
         self.wake(now, group, fx);
+    }
+
+    /// Whether the cleaner has `line`: it will find out for itself.
+    fn is_moving(&self, line: LineId) -> bool {
+        self.groups.get(&line.group()).is_some_and(|g| g.moving & 1 << line.index() != 0)
     }
 
     /// Whether another flash read of `line` is under way: then its slot must stay as it is.
@@ -330,6 +341,7 @@ impl BlockShard {
         }
         let mut refs = 0;
         if !failed && whole != 0 {
+            let compete = if compete { u16::MAX } else { 0 };
             refs = self.start_fills(group, whole, FillSource::Fetch(io), compete, fx);
         }
         if refs == 0 {

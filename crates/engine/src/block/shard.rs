@@ -19,7 +19,12 @@
 //! of those, and rot; but nearly is not never.
 //!
 //! **A slot is written while it is read, or twice at a time.** A slot is written only while it is in `reserved`; a
-//! slot's line is not evicted while anything of that line is under way.
+//! slot's line is not evicted while anything of that line is under way. In a log of segments a line may leave a slot that
+//! is being read; no slot of the segment is written before that is over ([`Map::begin_read`]).
+//!
+//! **A line that the cleaner moves comes back older than it was.** While a line is *moving*, changes of it wait as they do
+//! for fills. The copy is published only if what was read has the line's checksum; the old slot is emptied first, and is
+//! held like any other.
 //!
 //! # Order
 //!
@@ -31,11 +36,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use larder_base::Nanos;
 
 use super::api::{
-    BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, OpId,
+    BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
     Part, PartKind, SlotId, Sum, WriteMode,
 };
 use super::map::{Map, Slot};
 use super::planted::Planted;
+use super::ranges::{Present, Range, Waiting};
 use super::table::Table;
 
 /// Bits of a region of the write-intent map, in groups: a region is this many groups.
@@ -89,6 +95,8 @@ pub(super) struct Active {
     pub lost: Vec<SlotId>,
     /// Lines of the group to fill from the client's bytes when the change is done.
     pub fill: u16,
+    /// Of them, lines that were cached before: admission is not asked again.
+    pub renew: u16,
     /// Fills that still need the client's bytes.
     pub refs: u32,
     /// The client was answered; only `refs` keeps it.
@@ -111,6 +119,14 @@ pub(super) enum Io {
         first: LineId,
         lines: u32,
         want: Want,
+        /// What the lines must have: by the time they are read the slots may be others'.
+        sums: [Sum; GROUP_LINES as usize],
+    },
+    /// The cleaner moves lines; those that lay in the slots, with their checksums.
+    Copy {
+        from: SlotId,
+        to: SlotId,
+        lines: Vec<(LineId, Sum)>,
     },
     /// `whole`: the lines of the group that it brings whole, which others may wait for and which are to be filled.
     Fetch {
@@ -124,6 +140,12 @@ pub(super) enum Io {
     },
     Change {
         active: u32,
+    },
+    /// A line that is overwritten in part, and the checksum that it must have had.
+    Merge {
+        active: u32,
+        merge: Merge,
+        sum: Sum,
     },
     Update {
         active: u32,
@@ -164,6 +186,8 @@ pub(super) struct Group {
     /// Lines that are being filled, with the keeper of their bytes.
     pub filling: u16,
     pub fills: Vec<(u32, FillSource)>,
+    /// Lines that the cleaner moves.
+    pub moving: u16,
     /// Lines that a change has.
     pub changing: u16,
     pub waiting: VecDeque<(Part, Nanos)>,
@@ -172,7 +196,7 @@ pub(super) struct Group {
 impl Group {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty()
-            && self.fetching | self.filling | self.changing == 0
+            && self.fetching | self.filling | self.moving | self.changing == 0
             && self.reading.iter().all(|&n| n == 0)
     }
 
@@ -196,7 +220,9 @@ pub struct BlockShard {
     pub(super) reserved: BTreeSet<SlotId>,
     pub(super) waiting_fills: BTreeMap<SlotId, WaitingFill>,
     pub(super) fills: u32,
-    waiting_parts: u32,
+    /// Lines that the cleaner is moving.
+    pub(super) copies: u32,
+    pub(super) waiting_parts: u32,
     /// Slots whose state must be written to the log, and how many times each was recorded so far.
     changed: BTreeSet<SlotId>,
     /// What was taken to be written and is not durable yet.
@@ -205,25 +231,29 @@ pub struct BlockShard {
     dirty: BTreeSet<u32>,
     asked: BTreeMap<u32, Vec<u32>>,
     /// Ranges of lines that are locked as a whole, first and last, with the operation that has or wants them.
-    ranges: Vec<Range>,
-    range_waiting: VecDeque<(Part, Nanos)>,
+    pub(super) ranges: Vec<Range>,
+    pub(super) range_waiting: Waiting,
+    /// Regions of which lines may be in the map.
+    pub(super) present: Present,
     #[cfg(feature = "planted")]
     pub(super) fault: Option<Planted>,
-}
-
-#[derive(Debug)]
-struct Range {
-    first: LineId,
-    last: LineId,
-    op: OpId,
-    held: bool,
 }
 
 impl BlockShard {
     /// A shard over `map`, in which lines may lie from an earlier run. Slots that are held are recorded as empty again:
     /// whether that was durable is not known.
-    pub fn new(config: BlockConfig, map: Map) -> BlockShard {
-        let changed = (0..map.len()).map(SlotId).filter(|&s| map.get(s) == Slot::Held).collect();
+    pub fn new(config: BlockConfig, mut map: Map) -> BlockShard {
+        map.begin();
+        let (mut changed, mut present) = (BTreeSet::new(), Present::default());
+        for slot in (0..map.len()).map(SlotId) {
+            match map.get(slot) {
+                Slot::Line(line) => present.set(config.regions.of(line)),
+                Slot::Held => {
+                    changed.insert(slot);
+                }
+                Slot::Free => {}
+            }
+        }
         BlockShard {
             config,
             map,
@@ -235,6 +265,7 @@ impl BlockShard {
             reserved: BTreeSet::new(),
             waiting_fills: BTreeMap::new(),
             fills: 0,
+            copies: 0,
             waiting_parts: 0,
             changed,
             taken: BTreeSet::new(),
@@ -242,6 +273,7 @@ impl BlockShard {
             asked: BTreeMap::new(),
             ranges: Vec::new(),
             range_waiting: VecDeque::new(),
+            present,
             #[cfg(feature = "planted")]
             fault: None,
         }
@@ -249,7 +281,7 @@ impl BlockShard {
 
     /// What has happened so far.
     pub fn stats(&self) -> BlockStats {
-        self.stats
+        BlockStats { cleaned: self.map.cleaning().0, ..self.stats }
     }
 
     /// The map, to look at.
@@ -348,6 +380,9 @@ impl BlockShard {
         }
         if !changes || self.planted(Planted::ChangeIgnoresFill) {
             return false;
+        }
+        if group.moving & mask != 0 && !self.planted(Planted::CopyIgnoresChange) {
+            return true;
         }
         // Fills that wait for the log have written nothing: they are given up, not waited for.
         let given_up = self
@@ -480,6 +515,7 @@ impl BlockShard {
             }
         }
         self.start_waiting_fills(fx);
+        self.clean(fx);
     }
 
     /// The batch could not be written: its slots wait again.
@@ -565,105 +601,17 @@ impl BlockShard {
         }
     }
 
-    // ---- whole ranges ----
-
-    fn in_range(&self, group: GroupId, mask: u16) -> bool {
-        !self.ranges.is_empty() && {
-            let first = group.line(mask.trailing_zeros());
-            let last = group.line(15 - mask.leading_zeros());
-            self.ranges.iter().any(|r| r.first <= last && first <= r.last)
-        }
-    }
-
-    /// Takes the lines `first..=last` for `op`, a change of a range too large to be split into parts. When nothing of it
-    /// is under way any more, `done(op)`; from then until [`BlockShard::unlock_range`] nothing of it begins.
-    pub fn lock_range(
-        &mut self,
-        now: Nanos,
-        op: OpId,
-        first: LineId,
-        last: LineId,
-        fx: &mut impl BlockEffects,
-    ) {
-        self.ranges.push(Range { first, last, op, held: false });
-        self.grant_ranges(now, fx);
-    }
-
-    fn grant_ranges(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
-        for at in 0..self.ranges.len() {
-            let (first, last) = (self.ranges[at].first, self.ranges[at].last);
-            if self.ranges[at].held
-                || self.ranges[..at].iter().any(|r| r.first <= last && first <= r.last)
-                || (self.groups.range(first.group()..=last.group()).next().is_some()
-                    && !self.planted(Planted::RangeNotAwaited))
-            {
-                continue;
-            }
-            self.ranges[at].held = true;
-            fx.done(self.ranges[at].op, Ok(()), false);
-        }
-    }
-
-    /// Drops the lines of a locked range, looking at up to `steps` slots or groups from `cursor` on. Returns where to go
-    /// on, or `None` when it is finished.
-    pub fn drop_range(
-        &mut self,
-        first: LineId,
-        last: LineId,
-        cursor: u64,
-        steps: u32,
-    ) -> Option<u64> {
-        let groups = last.group().0 - first.group().0 + 1;
-        let slots = u64::from(self.map.len());
-        let mut cursor = cursor;
-        // By groups where they are fewer than the slots of the shard, else by slots.
-        let by_group = groups < slots;
-        let end = if by_group { groups } else { slots };
-        for _ in 0..steps {
-            if cursor >= end {
-                return None;
-            }
-            if by_group {
-                let group = GroupId(first.group().0 + cursor);
-                cursor += 1;
-                // Another shard's group may have the place and tag of one of ours.
-                if self.map.placing().shard(group) != self.map.shard() {
-                    continue;
-                }
-                for line in
-                    (0..GROUP_LINES).map(|i| group.line(i)).filter(|l| (first..=last).contains(l))
-                {
-                    if let Some(slot) = self.map.find(line) {
-                        self.drop_line(slot);
-                    }
-                }
-            } else {
-                let slot = SlotId(cursor as u32);
-                cursor += 1;
-                if matches!(self.map.get(slot), Slot::Line(line) if (first..=last).contains(&line))
-                {
-                    self.drop_line(slot);
-                }
-            }
-        }
-        (cursor < end).then_some(cursor)
+    /// The bytes of `line` are in `slot`.
+    pub(super) fn publish(&mut self, slot: SlotId, line: LineId, sum: Sum) {
+        self.map.publish(slot, line, sum);
+        self.present.set(self.config.regions.of(line));
+        self.record(slot);
     }
 
     /// Takes the line in `slot` out of the map.
     pub(super) fn drop_line(&mut self, slot: SlotId) {
-        self.map.hold(slot);
+        self.map.drop_line(slot);
         self.record(slot);
         self.stats.dropped += 1;
-    }
-
-    /// Gives a range back, and begins what waited for it.
-    pub fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
-        self.ranges.retain(|r| r.op != op);
-        self.grant_ranges(now, fx);
-        for (part, since) in std::mem::take(&mut self.range_waiting) {
-            self.waiting_parts -= 1;
-            self.stats.longest_wait = self.stats.longest_wait.max(now.saturating_sub(since));
-            self.submit(now, part, fx);
-        }
     }
 }

@@ -3,8 +3,11 @@
 use larder_base::Nanos;
 
 use super::api::{
-    BlockEffects, GroupId, IoFailed, IoId, LineId, Part, PartKind, SlotId, Sum, Verdict, WriteMode,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, Part, PartKind, SlotId, Sum, Verdict,
+    WriteMode,
 };
+use super::fill::is_busy;
+use super::map::{Slot, Want};
 use super::planted::Planted;
 use super::shard::{Active, BlockShard, FillSource, Io};
 
@@ -34,6 +37,7 @@ impl BlockShard {
             updated: Vec::new(),
             lost: Vec::new(),
             fill: 0,
+            renew: 0,
             refs: 0,
             answered: false,
         });
@@ -50,7 +54,8 @@ impl BlockShard {
         let line_bytes = u64::from(self.config.line_bytes);
         let end = part.at + u64::from(part.len);
         let mut updates: Vec<(SlotId, LineId, u32)> = Vec::new();
-        let mut fill = 0u16;
+        let (mut fill, mut renew) = (0u16, 0u16);
+        let mut merges: Vec<(Merge, Sum)> = Vec::new();
         for index in (0..16).filter(|i| mask & 1 << i != 0) {
             let line = group.line(index);
             let start = self.line_start(line);
@@ -60,7 +65,13 @@ impl BlockShard {
             match self.map.find(line) {
                 Some(slot) => {
                     self.stats.write_hits += 1;
-                    if whole && self.enabled && self.config.write != WriteMode::HddInv {
+                    let update = whole && self.enabled && self.config.write != WriteMode::HddInv;
+                    if update && !self.map.updates_in_place() {
+                        // A new copy, in another slot, behind the reply.
+                        self.map.hold(slot);
+                        self.record(slot);
+                        (fill, renew) = (fill | 1 << index, renew | 1 << index);
+                    } else if update {
                         self.map.hit(slot);
                         self.begin_update(slot);
                         match updates.last_mut() {
@@ -71,7 +82,14 @@ impl BlockShard {
                             }
                             _ => updates.push((slot, line, 1)),
                         }
-                    } else if !self.planted(Planted::PartialWriteKeepsLine) {
+                    } else if self.planted(Planted::PartialWriteKeepsLine) {
+                    } else if part.kind == PartKind::Write
+                        && self.enabled
+                        && self.config.write != WriteMode::HddInv
+                    {
+                        let (from, to) = (part.at.max(start), end.min(start + line_bytes));
+                        merges.extend(self.begin_merge(slot, line, from, (to - from) as u32));
+                    } else {
                         self.drop_line(slot);
                     }
                 }
@@ -87,8 +105,8 @@ impl BlockShard {
             }
         }
         if let Some(a) = self.actives.get_mut(active) {
-            a.fill = fill;
-            a.pending = 1 + updates.len() as u32;
+            (a.fill, a.renew) = (fill, renew);
+            a.pending = 1 + (updates.len() + merges.len()) as u32;
         }
         let io = IoId(self.ios.insert(Io::Change { active }));
         fx.backing_change(io, part.op, part.kind, part.at, part.len);
@@ -96,6 +114,80 @@ impl BlockShard {
             let io = IoId(self.ios.insert(Io::Update { active, slot, first, lines }));
             fx.flash_write(io, slot, first, lines, part.op);
         }
+        for (merge, sum) in merges {
+            let io = IoId(self.ios.insert(Io::Merge { active, merge, sum }));
+            fx.merge(io, merge, part.op);
+        }
+    }
+
+    /// The line in `slot` leaves the map, to come back with `len` bytes from `at` on overwritten: in its slot, or in another
+    /// if there is one. Else it stays away.
+    fn begin_merge(
+        &mut self,
+        slot: SlotId,
+        line: LineId,
+        at: u64,
+        len: u32,
+    ) -> Option<(Merge, Sum)> {
+        let sum = self.map.sum(slot);
+        if self.map.updates_in_place() {
+            self.map.hit(slot);
+            self.begin_update(slot);
+            return Some((Merge { line, from: slot, to: slot, at, len }, sum));
+        }
+        self.map.drop_line(slot);
+        self.record(slot);
+        let (groups, reserved) = (&self.groups, &self.reserved);
+        let busy = |slot: SlotId, now: Slot| is_busy(groups, reserved, slot, now, false);
+        let choice = self.map.choose(line, busy, Want::Place);
+        let Some(choice) = choice.filter(|c| c.rival.is_none()) else {
+            self.stats.dropped += 1;
+            return None;
+        };
+        self.reserve(choice.slot);
+        self.map.begin_read(slot);
+        Some((Merge { line, from: slot, to: choice.slot, at, len }, sum))
+    }
+
+    /// A [`BlockEffects::merge`] is complete: the CRC-32C of the line as it was read, and as it was written.
+    pub fn merged(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        outcome: Result<(u32, u32), IoFailed>,
+        fx: &mut impl BlockEffects,
+    ) {
+        let Some(Io::Merge { active, merge: Merge { line, from, to, .. }, sum }) =
+            self.ios.remove(io.0)
+        else {
+            return;
+        };
+        if from != to {
+            self.map.end_read(from);
+        }
+        let after = match outcome {
+            Ok((before, after))
+                if Sum::of(line, before) == sum || self.planted(Planted::MergeNotVerified) =>
+            {
+                self.stats.flash_lines_written += 1;
+                Some(after)
+            }
+            Ok(_) => {
+                self.stats.corrupt += 1;
+                None
+            }
+            Err(IoFailed) => {
+                self.stats.flash_errors += 1;
+                None
+            }
+        };
+        if let Some(a) = self.actives.get_mut(active) {
+            match after {
+                Some(crc) => a.updated.push((to, line, Sum::of(line, crc))),
+                None => a.lost.push(to),
+            }
+        }
+        self.step(now, active, false, fx);
     }
 
     /// A [`BlockEffects::backing_change`] is complete.
@@ -141,22 +233,22 @@ impl BlockShard {
     /// Both copies are written, or as far as they will be.
     pub(super) fn finish_change(&mut self, now: Nanos, active: u32, fx: &mut impl BlockEffects) {
         let Some(a) = self.actives.get_mut(active) else { return };
-        let (part, failed, fill) = (a.part, a.failed, a.fill);
+        let (part, failed, fill, renew) = (a.part, a.failed, a.fill, a.renew);
         let (updated, lost) = (std::mem::take(&mut a.updated), std::mem::take(&mut a.lost));
         let (group, mask) = self.span(part.at, part.len);
         for (slot, line, sum) in updated {
-            self.reserved.remove(&slot);
             if (failed && !self.planted(Planted::FailedChangePublished)) || !self.enabled {
                 // What the backing store has now is not known: neither is in the map.
                 self.stats.dropped += 1;
+                self.record(slot);
             } else {
-                self.map.publish(slot, line, sum);
+                self.publish(slot, line, sum);
                 self.stats.updated += 1;
             }
-            self.record(slot);
+            self.unreserve(slot);
         }
         for slot in lost {
-            self.reserved.remove(&slot);
+            self.unreserve(slot);
             self.stats.dropped += 1;
             self.record(slot);
         }
@@ -164,7 +256,7 @@ impl BlockShard {
         let refs = if failed || fill == 0 || !self.enabled {
             0
         } else {
-            let compete = part.verdict == Verdict::Compete;
+            let compete = if part.verdict == Verdict::Compete { !renew } else { 0 };
             self.start_fills(group, fill, FillSource::Active(active), compete, fx)
         };
         fx.done(part.op, if failed { Err(IoFailed) } else { Ok(()) }, refs > 0);
@@ -175,5 +267,6 @@ impl BlockShard {
             a.answered = true;
         }
         self.wake(now, group, fx);
+        self.clean(fx);
     }
 }

@@ -21,7 +21,7 @@ use world::{Options, World};
 
 /// Seeds of the ordinary run.
 const SEEDS: u64 = 2_000;
-const STEPS: u32 = 500;
+const STEPS: u32 = 400;
 
 fn run(seed: u64, options: Options) -> Result<Seen, String> {
     let mut world = World::new(seed, options);
@@ -87,6 +87,12 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         IntentsNotRead,
         ClearedBeforeLog,
         RangeNotAwaited,
+        SegmentReusedEarly,
+        SegmentReusedWhileRead,
+        CopyIgnoresChange,
+        CopyNotVerified,
+        MergeNotVerified,
+        OldCopyNotRecorded,
     ];
     // Panics of a faulty engine are expected here, and count as caught.
     let (here, usual) = (std::thread::current().id(), std::panic::take_hook());

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use larder_base::Rng;
-use larder_engine::block::{BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source};
+use larder_engine::block::{
+    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+};
 
 use crate::device::SECTOR;
 
@@ -34,13 +36,16 @@ pub(crate) struct Seen {
     pub(crate) cleared: u64,
     pub(crate) ranges: u64,
     pub(crate) waited: u64,
+    pub(crate) copied: u64,
+    pub(crate) cleaned: u64,
+    pub(crate) logs: u64,
 }
 
 impl Seen {
     pub(crate) fn add(&mut self, o: Seen) {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
-            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited);
+            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -66,6 +71,9 @@ impl Seen {
             self.cleared,
             self.ranges,
             self.waited,
+            self.copied,
+            self.cleaned,
+            self.logs,
         ];
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
     }
@@ -73,7 +81,9 @@ impl Seen {
 
 #[derive(Debug)]
 pub(crate) enum Event {
-    FlashRead(IoId, SlotId, u32),
+    FlashRead(IoId, SlotId, LineId, u32),
+    Copy(IoId, SlotId, SlotId, u32),
+    Merge(IoId, Merge, OpId),
     FlashWrite(IoId, SlotId, LineId, u32, Source),
     BackingRead(IoId, u64, u32),
     BackingChange(IoId, OpId, PartKind, u64, u32),
@@ -90,8 +100,14 @@ pub(crate) struct Fx {
 }
 
 impl BlockEffects for Fx {
-    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
-        self.events.push(Event::FlashRead(io, slot, lines));
+    fn flash_read(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, _op: OpId) {
+        self.events.push(Event::FlashRead(io, slot, line, lines));
+    }
+    fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {
+        self.events.push(Event::Merge(io, merge, op));
+    }
+    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
+        self.events.push(Event::Copy(io, from, to, lines));
     }
     fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId) {
         self.events.push(Event::FlashWrite(io, slot, line, lines, Source::Op(op)));
@@ -124,6 +140,12 @@ impl BlockEffects for Fx {
     fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {
         self.coin.chance(0.5)
     }
+    fn keep(&mut self, victim: LineId, _line: Option<LineId>) -> bool {
+        victim.0.is_multiple_of(7)
+    }
+    fn may_grow(&mut self, line: LineId) -> bool {
+        !line.0.is_multiple_of(11)
+    }
 }
 
 /// A client's operation.
@@ -152,6 +174,8 @@ pub(crate) struct RangeOp {
 pub(crate) struct Doing {
     pub(crate) shard: usize,
     pub(crate) event: Event,
+    /// Of a copy: what it has read.
+    pub(crate) read: Option<Vec<[u8; SECTOR]>>,
     /// What it brought, once it has happened at the device.
     pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
 }

@@ -1,5 +1,8 @@
 //! The world around the engine: clients, devices that take their time, and what clients may be told.
 
+mod checks;
+mod in_log;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,23 +12,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
-use larder_engine::block::map::{Map, Replacement, Slot};
+use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId, LogShards, MapLog,
-    MapRecord, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, Merge, OpId,
+    Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
 };
 use larder_format::Uuid;
 use larder_format::block::log::Held;
 use larder_format::block::{BlockSuperblock, Layout};
+use larder_policy::block::{EvictionBy, VictimPolicy};
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
     Buffer, Doing, Event, Fx, Op, PER_LINE, RangeOp, Seen, Truth, crcs, sector, value,
 };
+use in_log::InWorld;
 
 const LINE: u64 = 4096;
 const SHARDS: u32 = 2;
 const WAYS: u32 = 2;
+/// Lines of a segment and segments of a shard, where the slots are a log.
+const SEGMENT: u32 = 4;
+const SEGMENTS: u32 = 16;
 /// Stretches of groups in use: each in a region of its own.
 const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
@@ -63,14 +71,25 @@ pub(crate) struct World {
     error: Option<String>,
     options: Options,
     draining: bool,
+    /// The log is slow: much is not durable when the power fails.
+    lazy_log: bool,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, options: Options) -> World {
         let mut rng = Rng::new(seed);
-        let layout =
-            Layout::new((2 << 20) + (1 << 18), LINE as u32, WAYS, SHARDS).expect("a layout");
-        assert_eq!(layout.group_sets, 1, "a tiny cache");
+        let layout = if rng.chance(0.5) {
+            let layout = Layout::new((2 << 20) + (1 << 18), LINE as u32, WAYS, SHARDS);
+            let layout = layout.expect("a layout");
+            assert_eq!(layout.group_sets, 1, "a tiny cache");
+            layout
+        } else {
+            let slots = u64::from(SHARDS * SEGMENTS * SEGMENT) * LINE;
+            let layout = Layout::full_of((2 << 20) + slots, LINE as u32, SHARDS, SEGMENT);
+            let layout = layout.expect("a layout");
+            assert_eq!(layout.segments(), SEGMENTS, "a tiny cache");
+            layout
+        };
         let device = Rc::new(RefCell::new(Device::new(layout.device, rng.fork(1))));
         let mode = [WriteMode::HddSsd, WriteMode::HddSsd, WriteMode::HddUpd, WriteMode::HddInv]
             [rng.below(4) as usize];
@@ -98,7 +117,10 @@ impl World {
             error: None,
             options,
             draining: false,
+            lazy_log: false,
         };
+        world.lazy_log = world.rng.chance(0.25);
+        world.seen.logs += u64::from(layout.segment > 0);
         world.format();
         world.start(None);
         world
@@ -147,30 +169,29 @@ impl World {
         let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
             .expect("a superblock");
         let placing = Placing::new(SHARDS, self.layout.group_sets, KEY);
-        let slots = Map::slots(self.layout.group_sets, WAYS);
+        let shape = Shape::of(&self.layout);
+        let slots = shape.slots();
         let shared = survived.is_some();
         let mut words: Vec<(Words, Words)> = survived.unwrap_or_else(|| {
-            let (e, s) = Map::words(slots);
+            let (e, s) = Map::words(shape);
             (0..SHARDS).map(|_| (Words::heap(e), Words::heap(s))).collect()
         });
         self.fuse = Arc::new(AtomicU64::new(u64::MAX));
-        let replacement =
-            [Replacement::Lru, Replacement::Clock, Replacement::Fifo][self.rng.below(3) as usize];
+        let making = Making {
+            replacement: Replacement::ALL[self.rng.below(5) as usize],
+            reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
+            evict: match self.rng.below(3) {
+                0 => EvictionBy::Cache,
+                n => EvictionBy::Gc { keep: n as f64 * 0.4 },
+            },
+        };
         let mut maps: Vec<Map> = words
             .drain(..)
             .enumerate()
             .map(|(i, (mut entries, mut sums))| {
                 entries.share_fuse(self.fuse.clone());
                 sums.share_fuse(self.fuse.clone());
-                Map::new(
-                    entries,
-                    sums,
-                    placing,
-                    i as u32,
-                    self.layout.group_sets,
-                    WAYS,
-                    replacement,
-                )
+                Map::new(entries, sums, placing, i as u32, shape, making)
             })
             .collect();
         let idle = Nanos::from_millis(30);
@@ -420,7 +441,10 @@ impl World {
                 }
             }
             Event::Intent(region) => self.asked.push((shard as u32, region)),
-            event => self.doing.push(Doing { shard, event, landed: None }),
+            event => {
+                self.check_slots(shard, &event);
+                self.doing.push(Doing { shard, event, read: None, landed: None });
+            }
         }
     }
 
@@ -513,7 +537,7 @@ impl World {
         if self.doing[at].landed.is_none() {
             let shard = self.doing[at].shard;
             let outcome = match self.doing[at].event {
-                Event::FlashRead(_, slot, lines) => {
+                Event::FlashRead(_, slot, _, lines) => {
                     if self.device.borrow_mut().fails() {
                         Err(IoFailed)
                     } else {
@@ -523,24 +547,34 @@ impl World {
                             .read(self.flash_at(shard, slot), lines as usize * PER_LINE as usize))
                     }
                 }
+                Event::Copy(_, from, to, lines) => {
+                    let Some(bytes) = self.doing[at].read.take() else {
+                        // First it reads; what else happens may come in between.
+                        let (from, sectors) =
+                            (self.flash_at(shard, from), lines as usize * PER_LINE as usize);
+                        let bytes = self.device.borrow().read(from, sectors);
+                        self.doing[at].read = Some(bytes);
+                        return;
+                    };
+                    self.write_flash(shard, to, lines, bytes)
+                }
+                Event::Merge(_, merge, op) => {
+                    let Some(before) = self.doing[at].read.take() else {
+                        let from = self.flash_at(shard, merge.from);
+                        let bytes = self.device.borrow().read(from, PER_LINE as usize);
+                        self.doing[at].read = Some(bytes);
+                        return;
+                    };
+                    let Some(after) = self.overlay(shard, &before, merge, op) else { return };
+                    let written = self.write_flash(shard, merge.to, 1, after);
+                    written.map(|after| [before, after].concat())
+                }
                 Event::FlashWrite(_, slot, line, lines, source) => {
                     let at = line.0 * LINE;
                     let Some(bytes) = self.bytes_of(shard, source, at, lines * LINE as u32) else {
                         return;
                     };
-                    let to = self.flash_at(shard, slot);
-                    if self.device.borrow_mut().fails() {
-                        if !self.device.borrow().dead {
-                            self.device.borrow_mut().write_torn(to, &bytes);
-                        }
-                        Err(IoFailed)
-                    } else {
-                        self.device.borrow_mut().write(to, &bytes);
-                        for i in 0..lines {
-                            self.rotten.remove(&(shard, SlotId(slot.0 + i)));
-                        }
-                        Ok(bytes)
-                    }
+                    self.write_flash(shard, slot, lines, bytes)
                 }
                 Event::BackingRead(_, at, len) => {
                     if self.backing_fails() {
@@ -565,31 +599,31 @@ impl World {
                 return;
             }
         }
-        let Doing { shard, event, landed } = self.doing.swap_remove(at);
+        let Doing { shard, event, landed, .. } = self.doing.swap_remove(at);
         let outcome = landed.expect("it happened");
         if outcome.is_err() && matches!(event, Event::BackingRead(..) | Event::BackingChange(..)) {
             self.backing_failed_at = self.time;
         }
         let now = self.now();
         match event {
-            Event::FlashRead(io, slot, _) => {
+            Event::FlashRead(io, _, line, _) => {
                 let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
                 if let Ok(bytes) = outcome {
-                    // Where the bytes belong in the line space: the slot's line, which cannot change meanwhile.
-                    let Slot::Line(line) = self.shards[shard].map().get(slot) else {
-                        return self.fail(format!("{slot:?} changed under a read"));
-                    };
                     self.buffers.insert((shard, io), (line.0 * LINE, bytes));
                 }
                 self.call(shard, |s, fx| {
                     s.flash_read(now, io, sums.as_deref().map_err(|&e| e), fx)
                 });
             }
-            Event::FlashWrite(io, ..) => {
+            Event::FlashWrite(io, ..) | Event::Copy(io, ..) => {
                 let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
                 self.call(shard, |s, fx| {
                     s.flash_written(now, io, sums.as_deref().map_err(|&e| e), fx)
                 });
+            }
+            Event::Merge(io, ..) => {
+                let sums = outcome.map(|b| crcs(&b)).map(|s| (s[0], s[1]));
+                self.call(shard, |s, fx| s.merged(now, io, sums, fx));
             }
             Event::BackingRead(io, at, _) => {
                 let result = outcome.as_ref().map(|_| ()).map_err(|&e| e);
@@ -604,6 +638,42 @@ impl World {
             }
             _ => unreachable!("not an I/O"),
         }
+    }
+
+    /// A line with the bytes of `op` over it.
+    fn overlay(
+        &mut self,
+        shard: usize,
+        before: &[[u8; SECTOR]],
+        merge: Merge,
+        op: OpId,
+    ) -> Option<Vec<[u8; SECTOR]>> {
+        let bytes = self.bytes_of(shard, Source::Op(op), merge.at, merge.len)?;
+        let mut after = before.to_vec();
+        let first = ((merge.at - merge.line.0 * LINE) / SECTOR as u64) as usize;
+        after[first..first + bytes.len()].copy_from_slice(&bytes);
+        Some(after)
+    }
+
+    fn write_flash(
+        &mut self,
+        shard: usize,
+        slot: SlotId,
+        lines: u32,
+        bytes: Vec<[u8; SECTOR]>,
+    ) -> Result<Vec<[u8; SECTOR]>, IoFailed> {
+        let to = self.flash_at(shard, slot);
+        if self.device.borrow_mut().fails() {
+            if !self.device.borrow().dead {
+                self.device.borrow_mut().write_torn(to, &bytes);
+            }
+            return Err(IoFailed);
+        }
+        self.device.borrow_mut().write(to, &bytes);
+        for i in 0..lines {
+            self.rotten.remove(&(shard, SlotId(slot.0 + i)));
+        }
+        Ok(bytes)
     }
 
     fn backing_fails(&mut self) -> bool {
@@ -690,6 +760,21 @@ impl World {
                 Event::BackingChange(_, op, kind, at, len) => {
                     self.change_backing(op, kind, at, len, true)
                 }
+                Event::Merge(_, merge, op) => {
+                    if let Some(before) = doing.read {
+                        let Some(after) = self.overlay(doing.shard, &before, merge, op) else {
+                            return;
+                        };
+                        let to = self.flash_at(doing.shard, merge.to);
+                        self.device.borrow_mut().write_torn(to, &after);
+                    }
+                }
+                Event::Copy(_, _, to, _) => {
+                    if let Some(bytes) = doing.read {
+                        let to = self.flash_at(doing.shard, to);
+                        self.device.borrow_mut().write_torn(to, &bytes);
+                    }
+                }
                 _ => {}
             }
         }
@@ -774,7 +859,6 @@ impl World {
         self.seen.stops += 1;
         self.script.push(format!("{} stop", self.time));
         self.count();
-        let lines: u32 = self.shards.iter().map(|s| s.map().count()).sum();
         let enabled = !self.void;
         if let Some(mut log) = self.log.take() {
             let (now, mut io) = (self.now(), self.io());
@@ -784,6 +868,8 @@ impl World {
                 Ok(settled)
             });
             self.void |= settled.is_err();
+            // What the cleaner has dropped until the end is not missed.
+            let lines: u32 = self.shards.iter().map(|s| s.map().count()).sum();
             let settled = settled.unwrap_or(false);
             self.cut_off();
             self.device.borrow_mut().power_cut();
@@ -811,44 +897,9 @@ impl World {
             self.seen.flash_errors += s.flash_errors;
             self.seen.backing_errors += s.backing_errors;
             self.seen.waited += s.waited;
+            self.seen.copied += s.copied;
+            self.seen.cleaned += s.cleaned;
         }
-    }
-
-    // ---- checks ----
-
-    /// Every line in the map has the bytes of the backing store.
-    fn check_map(&self) -> Result<(), String> {
-        for (i, shard) in self.shards.iter().enumerate() {
-            shard.map().validate().map_err(|e| e.to_string())?;
-            if !shard.is_enabled() {
-                continue;
-            }
-            for slot in (0..shard.map().len()).map(SlotId) {
-                let Slot::Line(line) = shard.map().get(slot) else { continue };
-                if self.rotten.contains(&(i, slot)) {
-                    continue;
-                }
-                let flash = self.device.borrow().read(self.flash_at(i, slot), PER_LINE as usize);
-                for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
-                    let backing = self.backing.get(&s).copied().unwrap_or(0);
-                    if value(content) != backing {
-                        return Err(format!(
-                            "shard {i} {slot:?} {line:?}: sector {s} is {} on flash, {backing} on the backing store",
-                            value(content)
-                        ));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn rot(&mut self) {
-        let shard = self.rng.below(u64::from(SHARDS)) as usize;
-        let slot = SlotId(self.rng.below(u64::from(self.shards[shard].map().len())) as u32);
-        let at = self.flash_at(shard, slot) + self.rng.below(PER_LINE) * SECTOR as u64;
-        self.device.borrow_mut().rot(at);
-        self.rotten.insert((shard, slot));
     }
 
     fn act(&mut self) -> Result<(), String> {
@@ -872,7 +923,11 @@ impl World {
                 self.seen.lost_devices += 1;
                 self.device.borrow_mut().dead = true;
             }
-            328..440 => self.step_log(),
+            328..440 => {
+                if !self.lazy_log || self.rng.chance(0.05) {
+                    self.step_log();
+                }
+            }
             440 => {
                 // A quiet spell: regions become quiet too.
                 self.time += 100;
@@ -915,65 +970,5 @@ impl World {
         }
         self.count();
         Ok(())
-    }
-}
-
-/// The shards as the log sees them: the world goes on between its calls.
-struct InWorld<'a>(&'a mut World);
-
-impl InWorld<'_> {
-    fn meanwhile(&mut self) {
-        while self.0.rng.chance(0.3) {
-            self.0.advance();
-        }
-    }
-}
-
-impl LogShards for InWorld<'_> {
-    fn records_waiting(&mut self, shard: u32) -> usize {
-        self.0.shards[shard as usize].records_waiting()
-    }
-    fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
-        self.0.shards[shard as usize].take_records(most, out);
-        self.meanwhile();
-    }
-    fn records_durable(&mut self, shard: u32) {
-        self.meanwhile();
-        let now = self.0.now();
-        self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
-    }
-    fn records_lost(&mut self, shard: u32) {
-        self.0.shards[shard as usize].records_lost();
-    }
-    fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
-        self.0.shards[shard as usize].state(first, most, out);
-        self.meanwhile();
-    }
-    fn quiet(&mut self, shard: u32, region: u32) -> bool {
-        self.meanwhile();
-        self.0.shards[shard as usize].quiet(region)
-    }
-    fn intent_ready(&mut self, shard: u32, region: u32) {
-        let now = self.0.now();
-        self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
-        let waiting: Vec<OpId> = self
-            .0
-            .ops
-            .iter()
-            .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
-            .map(|(&op, _)| op)
-            .filter(|&op| {
-                (self.0.lines_of(op).0.group().0 / self.0.layout.region_groups) as u32 == region
-            })
-            .collect();
-        for op in waiting {
-            if let Some(Op { range: Some(range), .. }) = self.0.ops.get_mut(&op) {
-                range.intents = true;
-            }
-            self.0.finish_range(op);
-        }
-    }
-    fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
-        if self.0.rng.chance(0.1) { Err(IoFailed) } else { Ok(()) }
     }
 }

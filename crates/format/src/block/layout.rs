@@ -18,6 +18,12 @@ const SPACE: u64 = 16 << 40;
 /// Fewest log pages: room for a batch from every shard.
 const MIN_LOG_PAGES: u64 = 64;
 
+/// Fewest segments of a shard whose slots are a log.
+pub const LEAST_SEGMENTS: u64 = 8;
+/// A segment has at most so many bytes, and as many of them as there are segments enough.
+const SEGMENT: u64 = 8 << 20;
+const GOOD_SEGMENTS: u64 = 128;
+
 /// Why a device cannot be laid out as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
@@ -30,6 +36,9 @@ pub enum LayoutError {
     /// Not between 1 and 64.
     #[error("{0} shards: between 1 and 64 are possible")]
     Shards(u32),
+    /// No power of two, or one that a shard cannot have.
+    #[error("segments of {0} lines: a power of two up to 65536 is possible")]
+    Segment(u32),
     /// Too small for one set in each shard.
     #[error(
         "{device} bytes are too few for a cache device with these lines, ways and shards: at least {least} are needed"
@@ -54,18 +63,20 @@ pub enum LayoutError {
     },
 }
 
-/// The layout of a device; everything follows from size, line, ways and shards.
+/// The layout of a device; everything follows from size, line, ways (or lines of a segment) and shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes of the device in use.
     pub device: u64,
     /// Bytes of a line.
     pub line: u32,
-    /// Ways of a set of groups.
+    /// Ways of a set of groups; 1 for a log.
     pub ways: u32,
+    /// Lines of a segment, if the slots of each shard are a log of segments (fully associative placement); 0 for sets.
+    pub segment: u32,
     /// Shards.
     pub shards: u32,
-    /// Sets of groups in each shard.
+    /// Sets of groups in each shard; for a log, its slots by sixteen.
     pub group_sets: u32,
     /// Groups of a region of the write-intent map (a power of two).
     pub region_groups: u64,
@@ -79,7 +90,47 @@ pub struct Layout {
     pub data: u64,
 }
 
+/// Where a line may lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// In one slot of each of so many ways; with one way the cache is direct-mapped.
+    Sets(u32),
+    /// Anywhere in its shard: the slots are a log of segments.
+    Full,
+}
+
+impl std::fmt::Display for Placement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Placement::Sets(1) => f.write_str("direct"),
+            Placement::Sets(ways) => write!(f, "set:{ways}"),
+            Placement::Full => f.write_str("full"),
+        }
+    }
+}
+
 impl Layout {
+    /// The layout of a device with this placement.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub fn of(
+        device: u64,
+        line: u32,
+        placement: Placement,
+        shards: u32,
+    ) -> Result<Layout, LayoutError> {
+        match placement {
+            Placement::Sets(ways) => Self::new(device, line, ways, shards),
+            Placement::Full => Self::full(device, line, shards),
+        }
+    }
+
+    /// The placement of its lines.
+    pub fn placement(&self) -> Placement {
+        if self.segment > 0 { Placement::Full } else { Placement::Sets(self.ways) }
+    }
+
     /// The layout of a device of `device` bytes.
     ///
     /// # Errors
@@ -94,25 +145,82 @@ impl Layout {
         if !(1..=64).contains(&shards) {
             return Err(LayoutError::Shards(shards));
         }
+        Self::find(device, line, ways, 0, shards)
+    }
+
+    /// The layout of a device whose slots are a log of segments: a line may lie anywhere in its shard.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub fn full(device: u64, line: u32, shards: u32) -> Result<Layout, LayoutError> {
+        let share = device / u64::from(shards.max(1)) / GOOD_SEGMENTS;
+        let bytes = SEGMENT.min(share).max(u64::from(line) * GROUP_LINES);
+        let lines = (bytes / u64::from(line.max(512))).max(1);
+        let lines = if lines.is_power_of_two() { lines } else { lines.next_power_of_two() / 2 };
+        Self::full_of(device, line, shards, lines as u32)
+    }
+
+    /// The same with segments of `segment` lines.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub fn full_of(
+        device: u64,
+        line: u32,
+        shards: u32,
+        segment: u32,
+    ) -> Result<Layout, LayoutError> {
+        if !line.is_power_of_two() || !(4096..=65_536).contains(&line) {
+            return Err(LayoutError::Line(line));
+        }
+        if !segment.is_power_of_two() || segment > 65_536 {
+            return Err(LayoutError::Segment(segment));
+        }
+        if !(1..=64).contains(&shards) {
+            return Err(LayoutError::Shards(shards));
+        }
+        Self::find(device, line, 1, segment, shards)
+    }
+
+    fn find(
+        device: u64,
+        line: u32,
+        ways: u32,
+        segment: u32,
+        shards: u32,
+    ) -> Result<Layout, LayoutError> {
+        // What a shard is made of: sets, or segments.
+        let unit = if segment == 0 { 1 } else { u64::from(segment).div_ceil(GROUP_LINES) };
+        let least = if segment == 0 {
+            1
+        } else {
+            (LEAST_SEGMENTS * u64::from(segment)).div_ceil(GROUP_LINES).next_multiple_of(unit)
+        };
         let set_bytes = u64::from(line) * GROUP_LINES * u64::from(ways) * u64::from(shards);
         // Metadata grow with the slots: come down from what would fit without any.
-        let mut sets = device / set_bytes;
-        if sets * GROUP_LINES * u64::from(ways) > u64::from(u32::MAX) {
+        let mut sets = device / set_bytes / unit * unit;
+        if sets * GROUP_LINES * u64::from(ways) >= u64::from(u32::MAX) {
             return Err(LayoutError::TooLarge { device, shards, line });
         }
-        while sets > 0 {
-            let layout = Self::with_sets(device, line, ways, shards, sets as u32);
+        while sets >= least {
+            let layout = Self::with_sets(device, line, (ways, segment), shards, sets as u32);
             let need = layout.data + sets * set_bytes;
             if need <= device {
                 return Ok(layout);
             }
-            sets -= (need - device).div_ceil(set_bytes).min(sets);
+            sets -= (need - device).div_ceil(set_bytes).next_multiple_of(unit).min(sets);
         }
-        let one = Self::with_sets(device, line, ways, shards, 1);
-        Err(LayoutError::TooSmall { device, least: one.data + set_bytes })
+        let few = Self::with_sets(device, line, (ways, segment), shards, least as u32);
+        Err(LayoutError::TooSmall { device, least: few.data + least * set_bytes })
     }
 
-    fn with_sets(device: u64, line: u32, ways: u32, shards: u32, group_sets: u32) -> Layout {
+    fn with_sets(
+        device: u64,
+        line: u32,
+        (ways, segment): (u32, u32),
+        shards: u32,
+        group_sets: u32,
+    ) -> Layout {
         let divisor = u64::from(shards) * u64::from(group_sets);
         let space = space_groups(device, line, divisor);
         // Regions of 1 MiB or more, as small as their number allows.
@@ -126,6 +234,7 @@ impl Layout {
             device,
             line,
             ways,
+            segment,
             shards,
             group_sets,
             region_groups,
@@ -141,6 +250,11 @@ impl Layout {
     /// Slots of a shard.
     pub fn shard_slots(&self) -> u32 {
         self.group_sets * self.ways * GROUP_LINES as u32
+    }
+
+    /// Segments of a shard: 0 unless its slots are a log.
+    pub fn segments(&self) -> u32 {
+        self.shard_slots().checked_div(self.segment).unwrap_or(0)
     }
 
     /// Slots of the device.
@@ -212,12 +326,31 @@ mod tests {
         assert!(Layout::new(least, 4096, 8, 8).is_ok());
     }
 
+    #[test]
+    fn a_log_is_whole_segments() {
+        let layout = Layout::full(64 << 30, 4096, 8).unwrap();
+        assert_eq!((layout.segment, layout.ways), (2048, 1));
+        assert_eq!(layout.segments() * layout.segment, layout.shard_slots());
+        let small = Layout::full(256 << 20, 4096, 8).unwrap();
+        assert!(small.segments() >= 100 && small.segment >= 16, "{small:?}");
+        assert_eq!(Layout::full_of(1 << 30, 4096, 8, 48), Err(LayoutError::Segment(48)));
+        let Err(LayoutError::TooSmall { least, .. }) = Layout::full(1 << 20, 4096, 8) else {
+            panic!()
+        };
+        assert!(Layout::full(least, 4096, 8).unwrap().segments() >= 8);
+    }
+
     proptest! {
         #[test]
         fn parts_do_not_overlap(
-            device in 1u64 << 20..1 << 44, line in 12u32..=16, ways in 1u32..=16, shards in 1u32..=64,
+            device in 1u64 << 20..1 << 44, line in 12u32..=16, ways in 0u32..=16, shards in 1u32..=64,
         ) {
-            if let Ok(l) = Layout::new(device, 1 << line, ways, shards) {
+            let layout = match ways {
+                0 => Layout::full(device, 1 << line, shards),
+                _ => Layout::new(device, 1 << line, ways, shards),
+            };
+            if let Ok(l) = layout {
+                prop_assert_eq!(l.segments() * l.segment, if ways == 0 { l.shard_slots() } else { 0 });
                 prop_assert!(l.intents_at() + l.intent_pages() * 4096 <= l.snapshot_at(0));
                 prop_assert!(l.log_at(0) + l.log_pages * 4096 <= l.snapshot_at(1));
                 prop_assert!(l.log_at(1) + l.log_pages * 4096 <= l.data);

@@ -22,5 +22,5 @@ pub mod layout;
 pub mod log;
 pub mod superblock;
 
-pub use layout::{Layout, LayoutError};
+pub use layout::{Layout, LayoutError, Placement};
 pub use superblock::{BlockSuperblock, BlockSuperblockError, Volume, VolumeState};

@@ -23,7 +23,8 @@
 //!  124   4  when the device was formatted, Unix seconds
 //!  128   4  number of volumes
 //!  132   4  whether there is a snapshot: 0 before the first, when every slot is empty
-//!  136      zero
+//!  136   4  lines of a segment, if the slots are a log (incompatible feature bit 1); otherwise 0
+//!  140      zero
 //!  512      volumes, 192 bytes each
 //!
 //! volume   0   8  first group in the line space       24   4  state: 0 attached, 1 detached
@@ -50,8 +51,10 @@ pub const VERSION: u32 = 2;
 pub const COPY_BYTES: usize = 64 << 10;
 /// The device may hold dirty lines.
 pub const FEATURE_DIRTY: u64 = 1;
-/// Incompatible features that this code knows: none.
-pub const KNOWN_INCOMPATIBLE: u64 = 0;
+/// The slots of each shard are a log of segments.
+pub const FEATURE_LOG: u64 = 2;
+/// Incompatible features that this code knows.
+pub const KNOWN_INCOMPATIBLE: u64 = FEATURE_LOG;
 /// Most volumes of a device.
 pub const MAX_VOLUMES: usize = (COPY_BYTES - VOLUMES_AT) / VOLUME_BYTES;
 /// Longest name of a volume, bytes.
@@ -183,7 +186,7 @@ impl BlockSuperblock {
         formatted: UnixSecs,
     ) -> BlockSuperblock {
         BlockSuperblock {
-            incompatible: 0,
+            incompatible: if layout.segment > 0 { FEATURE_LOG } else { 0 },
             compatible: 0,
             sequence: 1,
             uuid,
@@ -257,6 +260,7 @@ impl BlockSuperblock {
         put(124, &self.formatted.0.to_le_bytes());
         put(128, &(self.volumes.len() as u32).to_le_bytes());
         put(132, &u32::from(self.snapshot).to_le_bytes());
+        put(136, &self.layout.segment.to_le_bytes());
         for (i, volume) in self.volumes.iter().enumerate() {
             let at = VOLUMES_AT + i * VOLUME_BYTES;
             assert!(volume.name.len() <= MAX_NAME, "name too long");
@@ -299,11 +303,18 @@ impl BlockSuperblock {
         if incompatible & !KNOWN_INCOMPATIBLE != 0 {
             return Err(E::Feature { unknown: incompatible & !KNOWN_INCOMPATIBLE });
         }
-        let layout =
-            Layout::new(u64_at(64), u32_at(72), u32_at(76), u32_at(80)).map_err(E::Layout)?;
         let field = |field, value: u64, right: bool| {
             if right { Ok(()) } else { Err(E::Field { field, value }) }
         };
+        let (device, line, ways, shards) = (u64_at(64), u32_at(72), u32_at(76), u32_at(80));
+        let layout = if incompatible & FEATURE_LOG != 0 {
+            field("ways", u64::from(ways), ways == 1)?;
+            Layout::full_of(device, line, shards, u32_at(136))
+        } else {
+            field("lines of a segment", u64::from(u32_at(136)), u32_at(136) == 0)?;
+            Layout::new(device, line, ways, shards)
+        }
+        .map_err(E::Layout)?;
         field("sets", u64::from(u32_at(84)), u32_at(84) == layout.group_sets)?;
         field("groups of a region", u64_at(88), u64_at(88) == layout.region_groups)?;
         field("area", u64::from(u32_at(120)), u32_at(120) < 2)?;
@@ -427,6 +438,10 @@ mod tests {
     fn it_comes_back() {
         let sb = sample();
         assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb));
+        let log = Layout::full(64 << 20, 4096, 2).unwrap();
+        let sb = BlockSuperblock::format(Uuid([7; 16]), 99, 5, log, UnixSecs(1));
+        assert_eq!(sb.incompatible, FEATURE_LOG);
+        assert_eq!(BlockSuperblock::decode(&sb.encode()), Ok(sb));
     }
 
     #[test]
@@ -464,8 +479,10 @@ mod tests {
     fn sealed_garbage_never_panics() {
         let mut rng = Rng::new(5);
         let whole = sample().encode();
+        let log = Layout::full(64 << 20, 4096, 2).unwrap();
+        let log = BlockSuperblock::format(Uuid([7; 16]), 99, 5, log, UnixSecs(1)).encode();
         for _ in 0..3_000 {
-            let mut bytes = whole.clone();
+            let mut bytes = if rng.chance(0.5) { whole.clone() } else { log.clone() };
             for _ in 0..rng.range(1, 4) {
                 let at = rng.below(1024) as usize;
                 bytes[at] = rng.next_u64() as u8;

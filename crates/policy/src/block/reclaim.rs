@@ -178,7 +178,7 @@ pub enum EvictionBy {
     /// The cache: its replacement policy drops lines, which leaves holes; the cleaner copies every valid line of its
     /// victim. Lines are dropped in the right order, and flash is written for each line that is moved.
     Cache,
-    /// The cleaner: it copies the hottest valid lines of its victim, at most this share of the segment's lines, and drops the rest. Fewer
+    /// The cleaner: it copies the hottest valid lines of its victim, at most this share of what it cleans, and drops the rest. Fewer
     /// bytes are moved, and what is dropped depends on where it lies.
     Gc {
         /// 0 to 1; with 0 nothing is ever moved.

@@ -17,7 +17,7 @@ mod world;
 
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
-use larder_engine::block::map::Map;
+use larder_engine::block::map::{Making, Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, LineId, OpId, Part, PartKind,
@@ -111,14 +111,15 @@ impl BlockSim {
             must,
         };
         let line = u32::try_from(spec.line.0).unwrap_or(u32::MAX);
-        let ways = spec.ways().map_err(wrong)?;
-        let layout = Layout::new(spec.flash.0, line, ways, spec.shards)
+        let placement = spec.placement().map_err(wrong)?;
+        let layout = Layout::of(spec.flash.0, line, placement, spec.shards)
             .map_err(|e| wrong(("flash", spec.flash.to_string(), e.to_string())))?;
         let key = mix(seed ^ 0x626c_6f63_6b00);
         let superblock =
             BlockSuperblock::format(Uuid([0; 16]), key, mix(key) >> 16, layout, UnixSecs(0));
         let placing = Placing::new(layout.shards, layout.group_sets, key);
-        let replacement = spec.replacement().map_err(wrong)?;
+        let making =
+            Making { replacement: spec.replacement().map_err(wrong)?, ..Making::default() };
         let config = BlockConfig {
             line_bytes: line,
             write: spec.write_mode().map_err(wrong)?,
@@ -127,12 +128,13 @@ impl BlockSim {
         };
         let mut map_memory = 0;
         let shards = (0..layout.shards).map(|i| {
-            let (entries, sums) = Map::words(Map::slots(layout.group_sets, layout.ways));
-            map_memory += 8 * (entries + sums) as u64;
+            let shape = Shape::of(&layout);
+            let (entries, sums) = Map::words(shape);
             let (entries, sums) = (Words::heap(entries), Words::heap(sums));
-            let (sets, ways) = (layout.group_sets, layout.ways);
-            let map = Map::new(entries, sums, placing, i, sets, ways, replacement);
-            TapedShard::new(BlockShard::new(config, map))
+            let map = Map::new(entries, sums, placing, i, shape, making);
+            let shard = BlockShard::new(config, map);
+            map_memory += shard.map().memory_bytes();
+            TapedShard::new(shard)
         });
         let shards: Vec<TapedShard> = shards.collect();
         let Ok(log) = log::new_log(superblock, QUIET) else {
@@ -276,6 +278,10 @@ impl BlockSim {
             }
             Event::FlashWritten { shard, io, lines } => {
                 self.call(shard, |s, now, fx| s.flash_written(now, io, Ok(sums(lines)), fx));
+            }
+            Event::Merged { shard, io } => {
+                let same = (CRCS[0], CRCS[0]);
+                self.call(shard, |s, now, fx| s.merged(now, io, Ok(same), fx));
             }
             Event::StoreRead { shard, io } => {
                 self.call(shard, |s, now, fx| s.backing_read(now, io, Ok(()), fx));

@@ -91,12 +91,14 @@ pub enum Load {
 pub(crate) type Wrong = (&'static str, String, String);
 
 impl Block {
-    /// Ways of a set.
-    pub(crate) fn ways(&self) -> Result<u32, Wrong> {
+    /// The engine's placement.
+    pub(crate) fn placement(&self) -> Result<larder_format::block::Placement, Wrong> {
+        use larder_format::block::Placement as Engine;
         match self.placement.parse() {
-            Ok(Placement::Set(ways)) if ways <= 16 => Ok(ways),
+            Ok(Placement::Set(ways)) if ways <= 16 => Ok(Engine::Sets(ways)),
+            Ok(Placement::Full) => Ok(Engine::Full),
             _ => {
-                let must = "write direct, or set:W with W from 1 to 16";
+                let must = "write direct, set:W with W from 1 to 16, or full";
                 Err(("placement", format!("'{}'", self.placement), must.to_owned()))
             }
         }
@@ -104,14 +106,11 @@ impl Block {
 
     /// The engine's replacement.
     pub(crate) fn replacement(&self) -> Result<Replacement, Wrong> {
-        match self.replacement.as_str() {
-            "lru" => Ok(Replacement::Lru),
-            "clock" => Ok(Replacement::Clock),
-            "fifo" => Ok(Replacement::Fifo),
-            other => {
-                Err(("replacement", format!("'{other}'"), "choose lru, clock or fifo".to_owned()))
-            }
-        }
+        self.replacement.parse().map_err(|_| {
+            let must =
+                format!("choose one of {}", Replacement::ALL.map(Replacement::as_str).join(", "));
+            ("replacement", format!("'{}'", self.replacement), must)
+        })
     }
 
     /// The engine's write mode.
@@ -136,7 +135,7 @@ impl Block {
 
     /// Checks every value that does not depend on others.
     pub(crate) fn validate(&self) -> Result<(), Wrong> {
-        self.ways()?;
+        self.placement()?;
         self.replacement()?;
         self.write_mode()?;
         self.admission()?;

@@ -274,7 +274,10 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let setup = BlockRunSetup::new(
         sim.log.superblock(),
         &config,
-        spec.replacement().unwrap(),
+        larder_engine::block::map::Making {
+            replacement: spec.replacement().unwrap(),
+            ..Default::default()
+        },
         QUIET,
         &spec.admission().unwrap(),
         volumes.collect(),

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use larder_base::Nanos;
 use larder_engine::block::record::TapedAdmission;
 use larder_engine::block::{
-    BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source, Verdict,
+    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source, Verdict,
 };
 use larder_format::block::Layout;
 use larder_policy::block::{
@@ -30,6 +30,10 @@ pub(super) enum Event {
         shard: u32,
         io: IoId,
         lines: u32,
+    },
+    Merged {
+        shard: u32,
+        io: IoId,
     },
     StoreRead {
         shard: u32,
@@ -374,6 +378,25 @@ impl BlockEffects for Fx<'_> {
 
     fn fill(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _source: Source) {
         self.write(io, slot, lines);
+    }
+
+    fn merge(&mut self, io: IoId, merge: Merge, _op: OpId) {
+        let world = &mut *self.world;
+        let len = world.layout.line;
+        let read = world.drive.read(self.now, world.layout.slot_at(self.shard, merge.from.0), len);
+        world.line_bytes_written += u64::from(len);
+        let done = world.drive.write(read, world.layout.slot_at(self.shard, merge.to.0), len);
+        world.at(done, Event::Merged { shard: self.shard, io });
+    }
+
+    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
+        let world = &mut *self.world;
+        let len = lines * world.layout.line;
+        let offset = world.layout.slot_at(self.shard, from.0);
+        let read = world.drive.read(self.now, offset, len);
+        world.line_bytes_written += u64::from(len);
+        let done = world.drive.write(read, world.layout.slot_at(self.shard, to.0), len);
+        world.at(done, Event::FlashWritten { shard: self.shard, io, lines });
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {

@@ -1,6 +1,8 @@
 //! What was decided, as one number; and the effects of a call as they pass by.
 
-use crate::block::api::{BlockEffects, IoFailed, IoId, LineId, OpId, PartKind, SlotId, Source};
+use crate::block::api::{
+    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+};
 
 /// A running hash of everything that a call asked for and returned.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,6 +79,18 @@ impl<E: BlockEffects> BlockEffects for Noting<'_, E> {
         self.digest.all(&[3, io.0.into(), slot.0.into(), line.0, lines.into()]);
         self.digest.all(&source_code(source));
         self.inner.fill(io, slot, line, lines, source);
+    }
+
+    fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {
+        let Merge { line, from, to, at, len } = merge;
+        self.digest.all(&[15, io.0.into(), line.0, from.0.into(), to.0.into()]);
+        self.digest.all(&[at, len.into(), op.0]);
+        self.inner.merge(io, merge, op);
+    }
+
+    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
+        self.digest.all(&[16, io.0.into(), from.0.into(), to.0.into(), lines.into()]);
+        self.inner.copy(io, from, to, lines);
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
@@ -167,6 +181,8 @@ impl BlockEffects for Recorded<'_> {
     fn flash_read(&mut self, _: IoId, _: SlotId, _: LineId, _: u32, _: OpId) {}
     fn flash_write(&mut self, _: IoId, _: SlotId, _: LineId, _: u32, _: OpId) {}
     fn fill(&mut self, _: IoId, _: SlotId, _: LineId, _: u32, _: Source) {}
+    fn merge(&mut self, _: IoId, _: Merge, _: OpId) {}
+    fn copy(&mut self, _: IoId, _: SlotId, _: SlotId, _: u32) {}
     fn backing_read(&mut self, _: IoId, _: u64, _: u32, _: OpId) {}
     fn backing_change(&mut self, _: IoId, _: OpId, _: PartKind, _: u64, _: u32) {}
     fn deliver(&mut self, _: Source, _: OpId, _: u64, _: u32) {}

@@ -1,15 +1,15 @@
 //! What a run was built from: by it a replay builds the same shards, log and admission.
 
 use larder_base::{Nanos, Words};
-use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::{BlockSuperblockError, COPY_BYTES};
+use larder_format::block::{BlockSuperblock, Placement};
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use serde::{Deserialize, Serialize};
 
 use super::{TapedAdmission, TapedLog, TapedShard};
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
-use crate::block::map::{Map, Replacement};
+use crate::block::map::{Making, Map, Replacement, Shape};
 use crate::block::shard::{BlockConfig, BlockShard, Regions};
 
 /// What a run was built from.
@@ -24,8 +24,12 @@ pub struct BlockRunSetup {
     pub superblock: String,
     /// What writes do: `hdd-ssd`, `hdd-upd`, `hdd-inv`.
     pub write: String,
-    /// Which line of a set leaves: `lru`, `clock`, `fifo`.
+    /// Which line leaves: `lru`, `clock`, `sieve`, `s3fifo`, `fifo`.
     pub replacement: String,
+    /// Which segment of a log is reclaimed, as `--reclaim` takes it.
+    pub reclaim: String,
+    /// Who makes room in a log, as `--evict` takes it.
+    pub evict: String,
     /// Fills under way at most.
     pub fills: u32,
     /// Parts that may wait in a shard.
@@ -86,9 +90,6 @@ const WRITES: [(&str, WriteMode); 3] = [
     ("hdd-upd", WriteMode::HddUpd),
     ("hdd-inv", WriteMode::HddInv),
 ];
-const REPLACEMENTS: [(&str, Replacement); 3] =
-    [("lru", Replacement::Lru), ("clock", Replacement::Clock), ("fifo", Replacement::Fifo)];
-
 fn named<T: Copy + PartialEq>(table: &[(&'static str, T)], of: T) -> String {
     table.iter().find(|(_, t)| *t == of).map_or(String::new(), |(name, _)| (*name).to_owned())
 }
@@ -108,7 +109,7 @@ impl BlockRunSetup {
     pub fn new(
         superblock: &BlockSuperblock,
         config: &BlockConfig,
-        replacement: Replacement,
+        making: Making,
         quiet: Nanos,
         admission: &BlockAdmissionConfig,
         volumes: Vec<VolumeSetup>,
@@ -120,7 +121,9 @@ impl BlockRunSetup {
             larder: env!("CARGO_PKG_VERSION").to_owned(),
             superblock: bytes[..used].iter().map(|b| format!("{b:02x}")).collect(),
             write: named(&WRITES, config.write),
-            replacement: named(&REPLACEMENTS, replacement),
+            replacement: making.replacement.to_string(),
+            reclaim: making.reclaim.to_string(),
+            evict: making.evict.to_string(),
             fills: config.limits.fills,
             waiting: config.limits.waiting,
             quiet_nanos: quiet.0,
@@ -165,6 +168,24 @@ impl BlockRunSetup {
         })
     }
 
+    fn making(&self) -> Result<Making, BlockSetupError> {
+        let field = |field, value: &str, must| BlockSetupError::Field {
+            field,
+            value: value.to_owned(),
+            must,
+        };
+        let must = "lru, clock, sieve, s3fifo or fifo";
+        let replacement: Result<Replacement, _> = self.replacement.parse();
+        Ok(Making {
+            replacement: replacement.map_err(|_| field("replacement", &self.replacement, must))?,
+            reclaim: (self.reclaim.parse()).map_err(|_| {
+                field("reclaim", &self.reclaim, "greedy, fifo, random or cost-benefit")
+            })?,
+            evict: (self.evict.parse())
+                .map_err(|_| field("evict", &self.evict, "cache, gc or gc:SHARE"))?,
+        })
+    }
+
     /// Checks every field.
     ///
     /// # Errors
@@ -175,7 +196,7 @@ impl BlockRunSetup {
         }
         let superblock = self.superblock()?;
         self.config(&superblock)?;
-        lookup(&REPLACEMENTS, "replacement", &self.replacement, "lru, clock or fifo")?;
+        self.making()?;
         let _: BlockAdmissionConfig = self.admission.parse()?;
         if self.volumes.len() > MOST_VOLUMES {
             let value = self.volumes.len().to_string();
@@ -218,7 +239,12 @@ impl BlockRunSetup {
     /// # Errors
     /// As [`superblock`](Self::superblock).
     pub fn memory_bytes(&self) -> Result<u64, BlockSetupError> {
-        Ok(self.superblock()?.layout.slots() * 7)
+        let layout = self.superblock()?.layout;
+        let a_slot = match layout.placement() {
+            Placement::Sets(_) => 8,
+            Placement::Full => 16,
+        };
+        Ok(layout.slots() * a_slot)
     }
 
     /// Shard number `shard` as it was when the run began: empty.
@@ -228,13 +254,11 @@ impl BlockRunSetup {
     pub fn build_shard(&self, shard: u32) -> Result<TapedShard, BlockSetupError> {
         let superblock = self.superblock()?;
         let layout = superblock.layout;
-        let must = "lru, clock or fifo";
-        let replacement = lookup(&REPLACEMENTS, "replacement", &self.replacement, must)?;
+        let (shape, making) = (Shape::of(&layout), self.making()?);
         let placing = Placing::new(layout.shards, layout.group_sets, superblock.key);
-        let (entries, sums) = Map::words(Map::slots(layout.group_sets, layout.ways));
+        let (entries, sums) = Map::words(shape);
         let (entries, sums) = (Words::heap(entries), Words::heap(sums));
-        let (sets, ways) = (layout.group_sets, layout.ways);
-        let map = Map::new(entries, sums, placing, shard, sets, ways, replacement);
+        let map = Map::new(entries, sums, placing, shard, shape, making);
         Ok(TapedShard::new(BlockShard::new(self.config(&superblock)?, map)))
     }
 

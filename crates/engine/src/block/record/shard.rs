@@ -31,6 +31,7 @@ enum Input {
     Quiet(u32),
     IntentReady(u32),
     Disable,
+    Merged(IoId, Option<(u32, u32)>),
 }
 
 /// Most checksums of one read or write.
@@ -71,6 +72,7 @@ impl Input {
             Input::Quiet(_) => 12,
             Input::IntentReady(_) => 13,
             Input::Disable => 14,
+            Input::Merged(..) => 15,
         }
     }
 
@@ -91,6 +93,10 @@ impl Input {
             Input::FlashRead(io, sums) | Input::FlashWritten(io, sums) => {
                 put(out, io.0.into());
                 put_sums(out, sums.as_deref());
+            }
+            Input::Merged(io, sums) => {
+                put(out, io.0.into());
+                put_sums(out, sums.map(|(before, after)| [before, after]).as_ref().map(|s| &s[..]));
             }
             Input::BackingRead(io, ok) | Input::BackingChanged(io, ok) => {
                 put(out, u64::from(io.0) << 1 | u64::from(*ok));
@@ -159,6 +165,18 @@ impl Input {
             12 => Input::Quiet(c.u32("region")?),
             13 => Input::IntentReady(c.u32("region")?),
             14 => Input::Disable,
+            15 => {
+                let io = IoId(c.u32("I/O")?);
+                let sums = match take_sums(c)?.as_deref() {
+                    None => None,
+                    Some(&[before, after]) => Some((before, after)),
+                    Some(sums) => {
+                        let (what, value) = ("checksums of a merged line", sums.len() as u64);
+                        return Err(BadRecord::Value { what, value, must: "two" });
+                    }
+                };
+                Input::Merged(io, sums)
+            }
             other => return Err(unknown(other)),
         })
     }
@@ -303,6 +321,17 @@ impl TapedShard {
     ) {
         let input = || Input::FlashWritten(io, sums.ok().map(<[u32]>::to_vec));
         told!(self, now, fx, input(), |s, f| s.flash_written(now, io, sums, f));
+    }
+
+    /// [`BlockShard::merged`].
+    pub fn merged(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        sums: Result<(u32, u32), IoFailed>,
+        fx: &mut impl BlockEffects,
+    ) {
+        told!(self, now, fx, Input::Merged(io, sums.ok()), |s, f| s.merged(now, io, sums, f));
     }
 
     /// [`BlockShard::backing_read`].
@@ -472,6 +501,7 @@ impl TapedShard {
             }
             Input::IntentReady(region) => s.intent_ready(now, *region, &mut f),
             Input::Disable => s.disable(now, &mut f),
+            Input::Merged(io, sums) => s.merged(now, *io, sums.ok_or(IoFailed), &mut f),
         }
         let replayed = f.digest.finish();
         let input = format!("{input:?}");

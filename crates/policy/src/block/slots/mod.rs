@@ -9,6 +9,7 @@
 //! ```text
 //!          bits of a slot     in a group of        32  16   8   1
 //! lru      rank                                      5   4   3   0
+//! fifo     rank                                      5   4   3   0
 //! clock    count:2                                   2   2   2   2
 //! sieve    rank, visited:1, hand:1                   7   6   5   2
 //! s3fifo   rank, main:1, count:2                     8   7   6   3
@@ -72,12 +73,19 @@ pub enum Replacement {
     Sieve,
     /// S3-FIFO (Yang et al., SOSP '23).
     S3fifo,
+    /// First in, first out: hits change nothing.
+    Fifo,
 }
 
 impl Replacement {
     /// Every policy.
-    pub const ALL: [Replacement; 4] =
-        [Replacement::Lru, Replacement::Clock, Replacement::Sieve, Replacement::S3fifo];
+    pub const ALL: [Replacement; 5] = [
+        Replacement::Lru,
+        Replacement::Clock,
+        Replacement::Sieve,
+        Replacement::S3fifo,
+        Replacement::Fifo,
+    ];
 
     /// The name as users write it.
     pub fn as_str(self) -> &'static str {
@@ -86,6 +94,7 @@ impl Replacement {
             Replacement::Clock => "clock",
             Replacement::Sieve => "sieve",
             Replacement::S3fifo => "s3fifo",
+            Replacement::Fifo => "fifo",
         }
     }
 
@@ -93,7 +102,7 @@ impl Replacement {
     pub fn bits(self, ways: u32) -> u32 {
         let rank = rank_bits(ways);
         match self {
-            Replacement::Lru => rank,
+            Replacement::Lru | Replacement::Fifo => rank,
             Replacement::Clock => 2,
             Replacement::Sieve => rank + 2,
             Replacement::S3fifo => rank + 3,
@@ -206,13 +215,14 @@ impl SlotPolicy {
                     bits.set(slot, old | self.flag(0));
                 }
             }
+            Replacement::Fifo => {}
         }
     }
 
     /// A line with this hash was put into `slot`, which was free.
     pub fn insert<B: SlotBits + ?Sized>(&mut self, bits: &mut B, slot: u64, hash: u64) {
         match self.kind {
-            Replacement::Lru => {}
+            Replacement::Lru | Replacement::Fifo => {}
             // CLOCK gives a new line one turn, as it does a line that was read once.
             Replacement::Clock => return bits.set(slot, 0),
             Replacement::Sieve => {
@@ -257,7 +267,7 @@ impl SlotPolicy {
     ) -> Option<u64> {
         let first = group * u64::from(self.ways);
         match self.kind {
-            Replacement::Lru => {
+            Replacement::Lru | Replacement::Fifo => {
                 let order = self.load(bits, first);
                 order.oldest_first().map(|way| first + u64::from(way)).find(|&slot| may(slot))
             }
@@ -278,7 +288,9 @@ impl SlotPolicy {
         let now = bits.get(slot);
         let mask = Order::mask(self.rank_bits);
         match self.kind {
-            Replacement::Lru => (self.ways - 1) as u8 - (now & mask).min((self.ways - 1) as u8),
+            Replacement::Lru | Replacement::Fifo => {
+                (self.ways - 1) as u8 - (now & mask).min((self.ways - 1) as u8)
+            }
             Replacement::Clock => self.count(now),
             Replacement::Sieve => u8::from(now & self.flag(0) != 0),
             Replacement::S3fifo => self.count(now) + 4 * u8::from(now & self.flag(0) != 0),

@@ -9,7 +9,7 @@ use super::*;
 use crate::block::VolumeId;
 use crate::block::access::mix;
 use crate::eviction::{
-    Access, Clock, Departures, Eviction, Lru, S3Fifo, S3FifoRelease, Sieve, Slot,
+    Access, Clock, Departures, Eviction, Fifo, Lru, S3Fifo, S3FifoRelease, Sieve, Slot,
 };
 
 /// One group as lists: keys, newest first.
@@ -39,6 +39,7 @@ impl Model {
                 let count = self.counts.entry(key).or_insert(0);
                 *count = (*count + 1).min(3);
             }
+            Replacement::Fifo => {}
             Replacement::Clock => unreachable!("has no model of its own"),
         }
     }
@@ -60,7 +61,7 @@ impl Model {
 
     fn victim(&mut self, kind: Replacement, ways: usize) -> u64 {
         match kind {
-            Replacement::Lru => *self.queue.last().unwrap(),
+            Replacement::Lru | Replacement::Fifo => *self.queue.last().unwrap(),
             Replacement::Sieve => {
                 let mut at = match self.hand {
                     Some(key) => self.queue.iter().position(|&k| k == key).unwrap(),
@@ -145,7 +146,7 @@ proptest! {
 
     #[test]
     fn lists_agree(ways in 1u32..=32, seed in any::<u64>()) {
-        for kind in [Replacement::Lru, Replacement::Sieve, Replacement::S3fifo] {
+        for kind in [Replacement::Lru, Replacement::Sieve, Replacement::S3fifo, Replacement::Fifo] {
             agrees(kind, ways, seed, 600);
         }
     }
@@ -205,7 +206,8 @@ fn clock_takes_the_unread_first_and_counts_down() {
 
 #[test]
 fn bits_are_as_documented() {
-    let table = [(32, [5, 2, 7, 8]), (16, [4, 2, 6, 7]), (8, [3, 2, 5, 6]), (1, [0, 2, 2, 3])];
+    let table =
+        [(32, [5, 2, 7, 8, 5]), (16, [4, 2, 6, 7, 4]), (8, [3, 2, 5, 6, 3]), (1, [0, 2, 2, 3, 0])];
     for (ways, wanted) in table {
         assert_eq!(Replacement::ALL.map(|kind| kind.bits(ways)), wanted, "{ways} ways");
     }
@@ -288,6 +290,7 @@ fn groups_do_nearly_as_well_as_one_queue() {
             Replacement::Clock => exact_hits(Clock::new(slots, 2), &keys),
             Replacement::Sieve => exact_hits(Sieve::new(slots), &keys),
             Replacement::S3fifo => exact_hits(S3Fifo::new(slots, S3FifoRelease::R2025), &keys),
+            Replacement::Fifo => exact_hits(Fifo::new(slots), &keys),
         };
         let grouped = grouped_hits(kind, slots, &keys);
         let (e, g) = (exact as f64 / keys.len() as f64, grouped as f64 / keys.len() as f64);

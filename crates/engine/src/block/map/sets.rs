@@ -1,4 +1,4 @@
-//! Which line lies in which slot: direct-mapped and set-associative placement, 7 bytes of DRAM a slot.
+//! Direct-mapped and set-associative placement, 7 bytes of DRAM a slot.
 //!
 //! ```text
 //! entry   32 bits   valid 1 | held 1 | rank 4 | tag 26       two to a word of `entries`
@@ -20,9 +20,11 @@
 //! checksum is written, and is made invalid before anything happens to its slot.
 
 use larder_base::Words;
+use larder_policy::block::{SlotBits, SlotPolicy};
 
-use super::address::{Place, Placing, TAG_BITS};
-use super::api::{GROUP_LINES, LineId, SlotId, Sum};
+use super::super::address::{Place, Placing, TAG_BITS};
+use super::super::api::{GROUP_LINES, LineId, SlotId, Sum};
+use super::{BadEntry, Choice, Replacement, Rival, Slot};
 
 const VALID: u32 = 1 << 31;
 const HELD: u32 = 1 << 30;
@@ -32,41 +34,9 @@ const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
 /// Most ways of a set: what a rank of four bits can order.
 pub const MAX_WAYS: u32 = 16;
 
-/// What a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slot {
-    /// Nothing, durably.
-    Free,
-    /// Nothing, but the durable map may say otherwise.
-    Held,
-    /// A line.
-    Line(LineId),
-}
-
-/// How the ways of a set are ranked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Replacement {
-    /// Least recently used (Azor's choice): exact, the rank is the place in the order.
-    #[default]
-    Lru,
-    /// A counter of two bits, set to its maximum by a hit, counted down when a victim is sought.
-    Clock,
-    /// First in, first out: hits change nothing.
-    Fifo,
-}
-
-/// A place for a line that is to be filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// Where.
-    pub slot: SlotId,
-    /// What lies there now.
-    pub now: Slot,
-}
-
-/// The map of one shard.
+/// The map of one shard with sets.
 #[derive(Debug)]
-pub struct Map {
+pub struct Sets {
     entries: Words,
     sums: Words,
     placing: Placing,
@@ -74,23 +44,76 @@ pub struct Map {
     group_sets: u32,
     ways: u32,
     replacement: Replacement,
+    /// SIEVE and S3-FIFO: the policy, and what of its bits does not fit in a rank.
+    policy: Option<(SlotPolicy, Extra)>,
 }
 
-/// An entry that attaching cannot accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "slot {slot} of shard {shard} has an entry that this version does not write ({entry:#010x})"
-)]
-pub struct BadEntry {
-    /// The shard.
-    pub shard: u32,
-    /// The slot.
-    pub slot: u32,
-    /// Its entry.
-    pub entry: u32,
+/// Four bits more of each slot, beside the rank.
+#[derive(Debug)]
+struct Extra(Vec<u8>);
+
+impl Extra {
+    fn get(&self, slot: SlotId) -> u8 {
+        self.0[slot.0 as usize / 2] >> (4 * (slot.0 % 2)) & 0xf
+    }
+
+    fn set(&mut self, slot: SlotId, bits: u8) {
+        let (byte, shift) = (slot.0 as usize / 2, 4 * (slot.0 % 2));
+        self.0[byte] = self.0[byte] & !(0xf << shift) | (bits & 0xf) << shift;
+    }
 }
 
-impl Map {
+/// The slots as [`SlotPolicy`] sees them: those of a set are neighbours.
+struct Bits<'a> {
+    entries: &'a mut Words,
+    extra: &'a mut Extra,
+    ways: u32,
+}
+
+impl Bits<'_> {
+    fn slot(&self, number: u64) -> SlotId {
+        let (set, way) = (number / u64::from(self.ways), (number % u64::from(self.ways)) as u32);
+        let (group_set, index) = (set as u32 / GROUP_LINES, (set % u64::from(GROUP_LINES)) as u32);
+        SlotId((group_set * self.ways + way) * GROUP_LINES + index)
+    }
+}
+
+/// The number of `slot` for [`SlotPolicy`].
+fn number(slot: SlotId, ways: u32) -> u64 {
+    let (row, index) = (slot.0 / GROUP_LINES, slot.0 % GROUP_LINES);
+    let set = u64::from(row / ways) * u64::from(GROUP_LINES) + u64::from(index);
+    set * u64::from(ways) + u64::from(row % ways)
+}
+
+impl SlotBits for Bits<'_> {
+    fn get(&self, number: u64) -> u8 {
+        let slot = self.slot(number);
+        let rank = (load_entry(self.entries, slot) & RANK_MASK) >> RANK_SHIFT;
+        rank as u8 | self.extra.get(slot) << 4
+    }
+
+    fn set(&mut self, number: u64, bits: u8) {
+        let slot = self.slot(number);
+        let entry = load_entry(self.entries, slot);
+        let new = entry & !RANK_MASK | u32::from(bits & 0xf) << RANK_SHIFT;
+        if new != entry {
+            store_entry(self.entries, slot, new);
+        }
+        self.extra.set(slot, bits >> 4);
+    }
+}
+
+fn load_entry(entries: &Words, slot: SlotId) -> u32 {
+    (entries.load(slot.0 as usize / 2) >> (32 * (slot.0 % 2))) as u32
+}
+
+fn store_entry(entries: &mut Words, slot: SlotId, entry: u32) {
+    let (word, shift) = (slot.0 as usize / 2, 32 * (slot.0 % 2));
+    let rest = entries.load(word) & !(u64::from(u32::MAX) << shift);
+    entries.store(word, rest | u64::from(entry) << shift);
+}
+
+impl Sets {
     /// Slots of a shard of `group_sets` sets of `ways` ways.
     pub fn slots(group_sets: u32, ways: u32) -> u32 {
         group_sets * ways * GROUP_LINES
@@ -101,23 +124,33 @@ impl Map {
         (slots.div_ceil(2) as usize, (slots as usize).div_ceil(8) * 3)
     }
 
-    /// A map in `entries` and `sums`, which are zero or were one of the same shape.
+    /// A map in `entries` and `sums`, which are zero or were one of the same shape: `group_sets` and ways.
     ///
     /// # Panics
-    /// If the words are too few for `group_sets × ways` groups, or `ways` is not 1 to [`MAX_WAYS`].
+    /// If the ways are not 1 to [`MAX_WAYS`].
     pub fn new(
         entries: Words,
         sums: Words,
         placing: Placing,
         shard: u32,
-        group_sets: u32,
-        ways: u32,
+        (group_sets, ways): (u32, u32),
         replacement: Replacement,
-    ) -> Map {
+    ) -> Sets {
         assert!((1..=MAX_WAYS).contains(&ways), "a set of {ways} ways");
-        let need = Self::words(Self::slots(group_sets, ways));
-        assert!(entries.len() >= need.0 && sums.len() >= need.1, "too few words for the map");
-        Map { entries, sums, placing, shard, group_sets, ways, replacement }
+        let slots = Self::slots(group_sets, ways);
+        let policy = matches!(replacement, Replacement::Sieve | Replacement::S3fifo).then(|| {
+            let policy = SlotPolicy::new(replacement, ways, u64::from(slots) / 8);
+            (policy, Extra(vec![0; slots.div_ceil(2) as usize]))
+        });
+        Sets { entries, sums, placing, shard, group_sets, ways, replacement, policy }
+    }
+
+    /// Bytes of memory: 7 a slot, and with SIEVE half a byte more, with S3-FIFO three quarters.
+    pub fn memory_bytes(&self) -> u64 {
+        let (entries, sums) = Self::words(self.len());
+        let policy =
+            self.policy.as_ref().map_or(0, |(p, extra)| p.memory_bytes() + extra.0.capacity());
+        ((entries + sums) * 8 + policy) as u64
     }
 
     /// A copy of the words as they are: entries and checksums.
@@ -126,13 +159,8 @@ impl Map {
     }
 
     /// Number of slots.
-    pub fn len(&self) -> u32 {
+    pub(super) fn len(&self) -> u32 {
         Self::slots(self.group_sets, self.ways)
-    }
-
-    /// Whether there are none (never).
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The number of the shard whose map it is.
@@ -146,13 +174,16 @@ impl Map {
     }
 
     fn entry(&self, slot: SlotId) -> u32 {
-        (self.entries.load(slot.0 as usize / 2) >> (32 * (slot.0 % 2))) as u32
+        load_entry(&self.entries, slot)
     }
 
     fn set_entry(&mut self, slot: SlotId, entry: u32) {
-        let (word, shift) = (slot.0 as usize / 2, 32 * (slot.0 % 2));
-        let rest = self.entries.load(word) & !(u64::from(u32::MAX) << shift);
-        self.entries.store(word, rest | u64::from(entry) << shift);
+        store_entry(&mut self.entries, slot, entry);
+    }
+
+    fn with_policy<R>(&mut self, f: impl FnOnce(&mut SlotPolicy, &mut Bits<'_>) -> R) -> Option<R> {
+        let (policy, extra) = self.policy.as_mut()?;
+        Some(f(policy, &mut Bits { entries: &mut self.entries, extra, ways: self.ways }))
     }
 
     /// The checksum of the line in `slot`.
@@ -232,6 +263,10 @@ impl Map {
             Replacement::Lru => self.bring_to_front(slot),
             Replacement::Clock => self.set_rank(slot, 3),
             Replacement::Fifo => {}
+            Replacement::Sieve | Replacement::S3fifo => {
+                let number = number(slot, self.ways);
+                self.with_policy(|policy, bits| policy.hit(bits, number));
+            }
         }
     }
 
@@ -255,6 +290,17 @@ impl Map {
     pub fn choose(&mut self, line: LineId, busy: impl Fn(SlotId, Slot) -> bool) -> Option<Choice> {
         let place = self.placing.place(line.group());
         let first = self.slot_at(place.group_set, 0, line.index());
+        let of = |slot, now| Choice {
+            slot,
+            free: now == Slot::Free,
+            rival: match now {
+                Slot::Line(line) => Some(Rival { slot, line, goes: true }),
+                Slot::Free | Slot::Held => None,
+            },
+        };
+        if self.policy.is_some() {
+            return self.choose_by_policy(first, busy).map(|slot| of(slot, self.get(slot)));
+        }
         loop {
             let best = self
                 .ways_of(first)
@@ -278,8 +324,42 @@ impl Map {
                 }
                 continue;
             }
-            return Some(Choice { slot: best.0, now: best.1 });
+            return Some(of(best.0, best.1));
         }
+    }
+
+    fn choose_by_policy(
+        &mut self,
+        first: SlotId,
+        busy: impl Fn(SlotId, Slot) -> bool,
+    ) -> Option<SlotId> {
+        let ways: Vec<(SlotId, Slot)> = self
+            .ways_of(first)
+            .map(|slot| (slot, self.get(slot)))
+            .filter(|&(slot, now)| !busy(slot, now))
+            .collect();
+        for empty in [Slot::Free, Slot::Held] {
+            if let Some((slot, _)) = ways.iter().find(|w| w.1 == empty) {
+                return Some(*slot);
+            }
+        }
+        let set = number(first, self.ways) / u64::from(self.ways);
+        let count = self.ways;
+        let victim = self.with_policy(|policy, bits| {
+            policy.victim(bits, set, |n| ways.iter().any(|w| number(w.0, count) == n))
+        })??;
+        ways.iter().map(|w| w.0).find(|&slot| number(slot, count) == victim)
+    }
+
+    /// The line in `slot` makes room: like [`Sets::hold`], and the policy remembers it.
+    pub fn evict(&mut self, slot: SlotId) {
+        if self.policy.is_some()
+            && let Slot::Line(line) = self.get(slot)
+        {
+            let (hash, number) = (self.placing.hash(line), number(slot, self.ways));
+            self.with_policy(|policy, bits| policy.evict(bits, number, hash));
+        }
+        self.hold(slot);
     }
 
     /// Empties `slot`: from now on it is held.
@@ -301,11 +381,18 @@ impl Map {
         self.set_sum(slot, sum);
         let place = self.placing.place(line.group());
         debug_assert!(self.ways_of(slot).any(|s| s == slot));
-        let rank = self.entry(slot) & RANK_MASK;
-        self.set_entry(slot, VALID | rank | place.tag);
+        let before = self.entry(slot);
+        // An update in place: the line was here all the time.
+        let same = before & (HELD | TAG_MASK) == HELD | place.tag;
+        self.set_entry(slot, VALID | before & RANK_MASK | place.tag);
         match self.replacement {
             Replacement::Lru | Replacement::Fifo => self.bring_to_front(slot),
             Replacement::Clock => self.set_rank(slot, 1),
+            Replacement::Sieve | Replacement::S3fifo if same => {}
+            Replacement::Sieve | Replacement::S3fifo => {
+                let (hash, number) = (self.placing.hash(line), number(slot, self.ways));
+                self.with_policy(|policy, bits| policy.insert(bits, number, hash));
+            }
         }
     }
 
@@ -345,15 +432,10 @@ impl Map {
                 line.0 >= self.placing.lines()
             };
             if bad || foreign {
-                return Err(BadEntry { shard: self.shard, slot, entry });
+                return Err(BadEntry { shard: self.shard, slot, entry: u64::from(entry) });
             }
         }
         Ok(())
-    }
-
-    /// Lines in the map, by a walk over all of it.
-    pub fn count(&self) -> u32 {
-        (0..self.len()).filter(|&s| self.entry(SlotId(s)) & VALID != 0).count() as u32
     }
 }
 
@@ -361,21 +443,28 @@ impl Map {
 mod tests {
     use super::*;
 
-    fn map(group_sets: u32, ways: u32, replacement: Replacement) -> Map {
-        let (entries, sums) = Map::words(Map::slots(group_sets, ways));
+    fn map(group_sets: u32, ways: u32, replacement: Replacement) -> Sets {
+        let (entries, sums) = Sets::words(Sets::slots(group_sets, ways));
         let placing = Placing::new(2, group_sets, 99);
-        Map::new(Words::heap(entries), Words::heap(sums), placing, 1, group_sets, ways, replacement)
+        Sets::new(
+            Words::heap(entries),
+            Words::heap(sums),
+            placing,
+            1,
+            (group_sets, ways),
+            replacement,
+        )
     }
 
     /// Lines that fall into the same set, in this shard.
-    fn rivals(map: &Map, count: usize) -> Vec<LineId> {
+    fn rivals(map: &Sets, count: usize) -> Vec<LineId> {
         let target = (0..)
-            .map(super::super::api::GroupId)
+            .map(super::super::super::api::GroupId)
             .find(|&g| map.placing.shard(g) == 1)
             .map(|g| map.placing.place(g).group_set)
             .unwrap();
         (0..map.placing.groups())
-            .map(super::super::api::GroupId)
+            .map(super::super::super::api::GroupId)
             .filter(|&g| map.placing.shard(g) == 1 && map.placing.place(g).group_set == target)
             .map(|g| g.line(5))
             .take(count)
@@ -388,7 +477,7 @@ mod tests {
         let lines = rivals(&map, 4);
         for (i, &line) in lines.iter().enumerate() {
             let choice = map.choose(line, |_, _| false).unwrap();
-            assert_eq!(choice.now, Slot::Free);
+            assert!(choice.free);
             map.publish(choice.slot, line, Sum(0xabc000 + i as u32));
         }
         for (i, &line) in lines.iter().enumerate() {
@@ -396,7 +485,6 @@ mod tests {
             assert_eq!(map.get(slot), Slot::Line(line));
             assert_eq!(map.sum(slot), Sum(0xabc000 + i as u32));
         }
-        assert_eq!(map.count(), 4);
         map.validate().unwrap();
     }
 
@@ -410,14 +498,15 @@ mod tests {
         }
         map.hit(map.find(lines[0]).unwrap());
         let choice = map.choose(lines[4], |_, _| false).unwrap();
-        assert_eq!(choice.now, Slot::Line(lines[1]));
+        assert_eq!(choice.rival.unwrap().line, lines[1]);
         let busy = choice.slot;
         let next = map.choose(lines[4], |slot, _| slot == busy).unwrap();
-        assert_eq!(next.now, Slot::Line(lines[2]));
+        assert_eq!(next.rival.unwrap().line, lines[2]);
         map.hold(busy);
-        assert_eq!(map.choose(lines[4], |_, _| false).unwrap().now, Slot::Held);
+        let held = map.choose(lines[4], |_, _| false).unwrap();
+        assert!(!held.free && held.rival.is_none());
         map.free(busy);
-        assert_eq!(map.choose(lines[4], |_, _| false).unwrap().now, Slot::Free);
+        assert!(map.choose(lines[4], |_, _| false).unwrap().free);
         assert_eq!(map.find(lines[1]), None);
     }
 
@@ -436,7 +525,7 @@ mod tests {
 
     #[test]
     fn a_slot_costs_seven_bytes() {
-        let (entries, sums) = Map::words(1 << 20);
+        let (entries, sums) = Sets::words(1 << 20);
         assert_eq!((entries + sums) * 8, 7 << 20);
     }
 }

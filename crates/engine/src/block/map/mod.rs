@@ -1,0 +1,414 @@
+//! Which line lies in which slot: the placements, behind one interface.
+//!
+//! | placement | a line may lie | DRAM of a slot |
+//! | --- | --- | --- |
+//! | [`sets`]: direct-mapped, set-associative | in one slot of each way of its set | 7 bytes |
+//! | [`full`]: fully associative, a log of segments | anywhere | 15 bytes |
+//!
+//! The shard finds lines, chooses and reserves slots, publishes and empties them through [`Map`]; what differs is asked
+//! of it too: whether lines are [updated in place](Map::updates_in_place), and what is to be [cleaned](Map::next_clean).
+//!
+//! A slot is *free*, *held* or has a line. Every change is one store of one word, or ordered so that a kill between any
+//! two stores leaves nothing that attaching would take for a line that is not there.
+
+pub mod full;
+mod index;
+mod segments;
+pub mod sets;
+#[cfg(test)]
+mod tests;
+
+use larder_base::Words;
+use larder_format::block::Layout;
+pub use larder_policy::block::Replacement;
+use larder_policy::block::{EvictionBy, VictimPolicy};
+
+use super::address::Placing;
+use super::api::{LineId, SlotId, Sum};
+pub use full::Full;
+pub use sets::{MAX_WAYS, Sets};
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// Nothing, durably.
+    Free,
+    /// Nothing, but the durable map may say otherwise.
+    Held,
+    /// A line.
+    Line(LineId),
+}
+
+/// The placement of a shard: part of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Direct-mapped (one way) or set-associative.
+    Sets {
+        /// Sets of groups.
+        group_sets: u32,
+        /// Ways of each, 1 to [`MAX_WAYS`].
+        ways: u32,
+    },
+    /// Fully associative.
+    Full {
+        /// Segments of the log, at least [`full::LEAST_SEGMENTS`].
+        segments: u32,
+        /// Lines of a segment: a power of two.
+        lines: u32,
+    },
+}
+
+impl Shape {
+    /// That of a device.
+    pub fn of(layout: &Layout) -> Shape {
+        match layout.segment {
+            0 => Shape::Sets { group_sets: layout.group_sets, ways: layout.ways },
+            lines => Shape::Full { segments: layout.segments(), lines },
+        }
+    }
+
+    /// Slots of the shard.
+    pub fn slots(&self) -> u32 {
+        match *self {
+            Shape::Sets { group_sets, ways } => Sets::slots(group_sets, ways),
+            Shape::Full { segments, lines } => segments * lines,
+        }
+    }
+}
+
+/// Who goes when room is needed: may differ from run to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Making {
+    /// The replacement policy.
+    pub replacement: Replacement,
+    /// [`Shape::Full`]: which segment is reclaimed.
+    pub reclaim: VictimPolicy,
+    /// [`Shape::Full`]: whether the policy drops lines or the cleaner does.
+    pub evict: EvictionBy,
+}
+
+impl Default for Making {
+    fn default() -> Making {
+        Making {
+            replacement: Replacement::Lru,
+            reclaim: VictimPolicy::Fifo,
+            evict: EvictionBy::default(),
+        }
+    }
+}
+
+/// A line that stands against one that is to be cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// Where it lies.
+    pub slot: SlotId,
+    /// The line.
+    pub line: LineId,
+    /// It must go if the other is to come; otherwise it is only one of those that the cleaner will drop.
+    pub goes: bool,
+}
+
+/// Which place is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Any.
+    Place,
+    /// Any; and if the cache is full, a line is to be named that the new one is to be better than.
+    Contest,
+    /// One for which a line goes, even if there is room.
+    Displace,
+}
+
+/// A place for a line that is to be filled. Nothing is changed before [`Map::reserve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Where.
+    pub slot: SlotId,
+    /// Whether the slot is free; else the log must first know that it is empty.
+    pub free: bool,
+    /// Whose place it takes.
+    pub rival: Option<Rival>,
+}
+
+/// What the cleaner of a log does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clean {
+    /// The line moves; its new slot is reserved.
+    Copy {
+        /// Which line.
+        line: LineId,
+        /// Where it lies.
+        from: SlotId,
+        /// Where it goes.
+        to: SlotId,
+    },
+    /// The line in the slot is dropped.
+    Drop(SlotId),
+}
+
+/// An entry that attaching cannot accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "slot {slot} of shard {shard} has an entry that this version does not write ({entry:#018x})"
+)]
+pub struct BadEntry {
+    /// The shard.
+    pub shard: u32,
+    /// The slot.
+    pub slot: u32,
+    /// Its entry.
+    pub entry: u64,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Sets(Box<Sets>),
+    Full(Box<Full>),
+}
+
+/// The map of one shard.
+#[derive(Debug)]
+pub struct Map(Kind);
+
+macro_rules! each {
+    ($map:expr, $m:ident => $e:expr) => {
+        match $map {
+            Kind::Sets($m) => $e,
+            Kind::Full($m) => $e,
+        }
+    };
+}
+
+impl Map {
+    /// Words that the two arrays of a map of this shape take.
+    pub fn words(shape: Shape) -> (usize, usize) {
+        match shape {
+            Shape::Sets { .. } => Sets::words(shape.slots()),
+            Shape::Full { segments, lines } => Full::words(segments, lines),
+        }
+    }
+
+    /// A map in `entries` and `rest`, which are zero or were one of the same shape.
+    ///
+    /// # Panics
+    /// If the words are too few or the shape is none.
+    pub fn new(
+        entries: Words,
+        rest: Words,
+        placing: Placing,
+        shard: u32,
+        shape: Shape,
+        making: Making,
+    ) -> Map {
+        let need = Self::words(shape);
+        assert!(entries.len() >= need.0 && rest.len() >= need.1, "too few words for the map");
+        Map(match shape {
+            Shape::Sets { group_sets, ways } => {
+                let replacement = making.replacement;
+                let shape = (group_sets, ways);
+                let sets = Sets::new(entries, rest, placing, shard, shape, replacement);
+                Kind::Sets(Box::new(sets))
+            }
+            Shape::Full { segments, lines } => {
+                let shape = (segments, lines);
+                Kind::Full(Box::new(Full::new(entries, rest, placing, shard, shape, making)))
+            }
+        })
+    }
+
+    /// A copy of the words as they are.
+    pub fn snapshot(&self) -> (Words, Words) {
+        each!(&self.0, m => m.snapshot())
+    }
+
+    /// Number of slots.
+    pub fn len(&self) -> u32 {
+        each!(&self.0, m => m.len())
+    }
+
+    /// Whether there are none (never).
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of the shard whose map it is.
+    pub fn shard(&self) -> u32 {
+        each!(&self.0, m => m.shard())
+    }
+
+    /// How the line space is placed.
+    pub fn placing(&self) -> &Placing {
+        each!(&self.0, m => m.placing())
+    }
+
+    /// Bytes of memory: words, index and all.
+    pub fn memory_bytes(&self) -> u64 {
+        each!(&self.0, m => m.memory_bytes())
+    }
+
+    /// Lines in the map, by a walk over all of it.
+    pub fn count(&self) -> u32 {
+        (0..self.len()).filter(|&s| matches!(self.get(SlotId(s)), Slot::Line(_))).count() as u32
+    }
+
+    /// What `slot` holds.
+    pub fn get(&self, slot: SlotId) -> Slot {
+        each!(&self.0, m => m.get(slot))
+    }
+
+    /// The checksum of the line in `slot`.
+    pub fn sum(&self, slot: SlotId) -> Sum {
+        each!(&self.0, m => m.sum(slot))
+    }
+
+    /// The slot where `line` lies.
+    pub fn find(&self, line: LineId) -> Option<SlotId> {
+        each!(&self.0, m => m.find(line))
+    }
+
+    /// The line in `slot` was used.
+    pub fn hit(&mut self, slot: SlotId) {
+        each!(&mut self.0, m => m.hit(slot))
+    }
+
+    /// Whether a line that is written again keeps its slot; else it goes to another.
+    pub fn updates_in_place(&self) -> bool {
+        matches!(self.0, Kind::Sets(_))
+    }
+
+    /// Whether a slot may be emptied while it is read: it is not used for another line before that is over.
+    pub fn outlives_reads(&self) -> bool {
+        matches!(self.0, Kind::Full(_))
+    }
+
+    /// A slot for `line`, which lies in none. `busy` tells slots that must not be touched. Nothing is changed but what
+    /// the replacement policy remembers.
+    pub fn choose(
+        &mut self,
+        line: LineId,
+        busy: impl Fn(SlotId, Slot) -> bool,
+        want: Want,
+    ) -> Option<Choice> {
+        match &mut self.0 {
+            Kind::Sets(m) => m.choose(line, |slot, now| {
+                busy(slot, now) || want == Want::Displace && !matches!(now, Slot::Line(_))
+            }),
+            Kind::Full(m) => m.choose(line, |slot, line| busy(slot, Slot::Line(line)), want),
+        }
+    }
+
+    /// `slot`, which was chosen, is going to be written.
+    pub fn reserve(&mut self, slot: SlotId) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.reserve(slot);
+        }
+    }
+
+    /// The writing of `slot` is over, one way or the other.
+    pub fn unreserve(&mut self, slot: SlotId) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.unreserve(slot);
+        }
+    }
+
+    /// A read of `slot` begins: until it ends, the slot is not used for another line.
+    pub fn begin_read(&mut self, slot: SlotId) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.begin_read(slot);
+        }
+    }
+
+    /// A read of `slot` has ended.
+    pub fn end_read(&mut self, slot: SlotId) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.end_read(slot);
+        }
+    }
+
+    /// Empties `slot`: from now on it is held.
+    pub fn hold(&mut self, slot: SlotId) {
+        each!(&mut self.0, m => m.hold(slot))
+    }
+
+    /// The line in `slot` leaves the cache: like [`Map::hold`], and what is cleaned may gain room by it.
+    pub fn drop_line(&mut self, slot: SlotId) {
+        match &mut self.0 {
+            Kind::Sets(m) => m.hold(slot),
+            Kind::Full(m) => m.drop_line(slot),
+        }
+    }
+
+    /// The line in `slot` makes room for another: like [`Map::hold`], and the replacement policy remembers it.
+    pub fn evict(&mut self, slot: SlotId) {
+        each!(&mut self.0, m => m.evict(slot))
+    }
+
+    /// The durable map knows that `slot`, which is held, is empty.
+    pub fn free(&mut self, slot: SlotId) {
+        each!(&mut self.0, m => m.free(slot))
+    }
+
+    /// The bytes of `line` are in `slot`, which is empty, and have checksum `sum`.
+    pub fn publish(&mut self, slot: SlotId, line: LineId, sum: Sum) {
+        each!(&mut self.0, m => m.publish(slot, line, sum))
+    }
+
+    /// Puts what was durable into `slot`: `line` with `sum`, or nothing; later states last. A line that cannot lie there
+    /// (a damaged record) leaves the slot held, and so does one that is found elsewhere later: the durable map has it,
+    /// this one does not.
+    pub fn restore(&mut self, slot: SlotId, holds: Option<(LineId, Sum)>) {
+        each!(&mut self.0, m => m.restore(slot, holds))
+    }
+
+    /// What was found is all that there is: the map is going to be used.
+    pub fn begin(&mut self) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.begin();
+        }
+    }
+
+    /// What the cleaner of a log is to do now: see [`Full::next_clean`]. Nothing for other placements.
+    pub fn next_clean(
+        &mut self,
+        keep: impl FnMut(LineId) -> bool,
+        locked: impl Fn(LineId) -> bool,
+        busy: impl Fn(SlotId, LineId) -> bool,
+    ) -> Option<Clean> {
+        match &mut self.0 {
+            Kind::Sets(_) => None,
+            Kind::Full(m) => m.next_clean(keep, locked, busy),
+        }
+    }
+
+    /// A line that [`Clean::Copy`] named is written, or will not be. The new slot is to be unreserved besides.
+    pub fn copied(&mut self) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.copied();
+        }
+    }
+
+    /// Segments reclaimed so far, and whether the cleaner waits until the log has freed slots.
+    pub fn cleaning(&self) -> (u64, bool) {
+        match &self.0 {
+            Kind::Sets(_) => (0, false),
+            Kind::Full(m) => m.cleaning(),
+        }
+    }
+
+    /// Whether every entry is one that this version writes.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn validate(&self) -> Result<(), BadEntry> {
+        each!(&self.0, m => m.validate())
+    }
+
+    /// Plants a fault in the log of segments: they are used again before the durable map knows that they are empty, or
+    /// while they are read.
+    #[cfg(feature = "planted")]
+    pub(super) fn plant(&mut self, fault: super::Planted) {
+        if let Kind::Full(m) = &mut self.0 {
+            m.plant(fault);
+        }
+    }
+}

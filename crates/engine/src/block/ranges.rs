@@ -1,0 +1,235 @@
+//! Changes of whole ranges: a trim of a volume is one thing, and what is not cached costs it nothing.
+
+use std::collections::VecDeque;
+
+use larder_base::Nanos;
+
+use super::api::{BlockEffects, GROUP_LINES, GroupId, LineId, OpId, Part, SlotId};
+use super::map::Slot;
+use super::planted::Planted;
+use super::shard::BlockShard;
+
+/// A cursor from here on counts slots.
+const BY_SLOTS: u64 = 1 << 63;
+
+/// Regions of which lines may be cached: a bit each, as far up as there ever were any.
+#[derive(Debug, Default)]
+pub(super) struct Present(Vec<u64>);
+
+impl Present {
+    pub(super) fn set(&mut self, region: u32) {
+        let word = region as usize / 64;
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (region % 64);
+    }
+
+    fn clear(&mut self, region: u32) {
+        if let Some(word) = self.0.get_mut(region as usize / 64) {
+            *word &= !(1 << (region % 64));
+        }
+    }
+
+    fn has(&self, region: u32) -> bool {
+        self.0.get(region as usize / 64).is_some_and(|word| word >> (region % 64) & 1 != 0)
+    }
+
+    /// The first of the regions from `from` to `last` that has its bit.
+    fn next(&self, from: u32, last: u32) -> Option<u32> {
+        let mut at = from;
+        while at <= last {
+            let left = self.0.get(at as usize / 64)? >> (at % 64);
+            if left != 0 {
+                return Some(at + left.trailing_zeros()).filter(|&region| region <= last);
+            }
+            at = (at / 64 + 1).checked_mul(64)?;
+        }
+        None
+    }
+
+    fn count(&self, from: u32, last: u32) -> u64 {
+        let mut sum = 0;
+        let words = from as usize / 64..(last as usize / 64 + 1).min(self.0.len());
+        for at in words {
+            let (begin, end) = ((at * 64) as u64, (at * 64 + 63) as u64);
+            let low = u64::MAX << u64::from(from).saturating_sub(begin).min(63);
+            let high = u64::MAX >> end.saturating_sub(u64::from(last)).min(63);
+            sum += u64::from((self.0[at] & low & high).count_ones());
+        }
+        sum
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Range {
+    pub first: LineId,
+    pub last: LineId,
+    op: OpId,
+    held: bool,
+}
+
+impl Range {
+    /// Whether `line` is locked with it, or is to be.
+    pub(super) fn has(&self, line: LineId) -> bool {
+        self.first <= line && line <= self.last
+    }
+}
+
+/// Parts that wait for a range, since when.
+pub(super) type Waiting = VecDeque<(Part, Nanos)>;
+
+impl BlockShard {
+    pub(super) fn in_range(&self, group: GroupId, mask: u16) -> bool {
+        !self.ranges.is_empty() && {
+            let first = group.line(mask.trailing_zeros());
+            let last = group.line(15 - mask.leading_zeros());
+            self.ranges.iter().any(|r| r.first <= last && first <= r.last)
+        }
+    }
+
+    /// Takes the lines `first..=last` for `op`, a change of a range too large to be split into parts. When nothing of it
+    /// is under way any more, `done(op)`; from then until [`BlockShard::unlock_range`] nothing of it begins.
+    pub fn lock_range(
+        &mut self,
+        now: Nanos,
+        op: OpId,
+        first: LineId,
+        last: LineId,
+        fx: &mut impl BlockEffects,
+    ) {
+        self.ranges.push(Range { first, last, op, held: false });
+        self.grant_ranges(now, fx);
+    }
+
+    pub(super) fn grant_ranges(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
+        for at in 0..self.ranges.len() {
+            let (first, last) = (self.ranges[at].first, self.ranges[at].last);
+            if self.ranges[at].held
+                || self.ranges[..at].iter().any(|r| r.first <= last && first <= r.last)
+                || (self.groups.range(first.group()..=last.group()).next().is_some()
+                    && !self.planted(Planted::RangeNotAwaited))
+            {
+                continue;
+            }
+            self.ranges[at].held = true;
+            fx.done(self.ranges[at].op, Ok(()), false);
+        }
+    }
+
+    /// Drops the lines of a locked range, looking at up to `steps` slots or groups from `cursor` on. Returns where to go
+    /// on, or `None` when it is finished. Begin at 0; what the cursor counts is the shard's affair.
+    pub fn drop_range(
+        &mut self,
+        first: LineId,
+        last: LineId,
+        cursor: u64,
+        steps: u32,
+    ) -> Option<u64> {
+        let regions = self.config.regions;
+        let (low, high) = (regions.of(first), regions.of(last));
+        let slots = u64::from(self.map.len());
+        if cursor == 0 {
+            // Lines to be looked for, group by group, where there may be any; or all slots, if those are fewer.
+            let lines = self.present.count(low, high)
+                * regions.groups.div_ceil(self.map.placing().shards())
+                * u64::from(GROUP_LINES);
+            if lines > slots {
+                return self.drop_by_slots(first, last, 0, steps);
+            }
+        }
+        match cursor.checked_sub(BY_SLOTS) {
+            Some(slot) => self.drop_by_slots(first, last, slot, steps),
+            None => self.drop_by_groups(first, last, cursor, steps),
+        }
+    }
+
+    fn drop_by_slots(&mut self, first: LineId, last: LineId, from: u64, steps: u32) -> Option<u64> {
+        let from = from.min(u64::from(self.map.len()));
+        let until = (from + u64::from(steps)).min(u64::from(self.map.len()));
+        self.stats.range_steps += until - from;
+        for slot in (from..until).map(|slot| SlotId(slot as u32)) {
+            if matches!(self.map.get(slot), Slot::Line(line) if (first..=last).contains(&line)) {
+                self.drop_line(slot);
+            }
+        }
+        if until < u64::from(self.map.len()) {
+            return Some(BY_SLOTS + until);
+        }
+        let regions = self.config.regions;
+        for region in regions.of(first)..=regions.of(last) {
+            self.forget_region(region, first, last);
+        }
+        None
+    }
+
+    fn drop_by_groups(
+        &mut self,
+        first: LineId,
+        last: LineId,
+        cursor: u64,
+        steps: u32,
+    ) -> Option<u64> {
+        let (regions, begin) = (self.config.regions, first.group().0);
+        let placing = *self.map.placing();
+        let mut next = begin + cursor;
+        for _ in 0..steps {
+            let group = placing.next_of(self.map.shard(), GroupId(next));
+            if group > last.group() {
+                break;
+            }
+            self.stats.range_steps += 1;
+            let region = regions.of(group.line(0));
+            if !self.present.has(region) {
+                let Some(region) = self.present.next(region, regions.of(last)) else {
+                    return self.end_groups(first, last);
+                };
+                next = u64::from(region) * regions.groups;
+                continue;
+            }
+            for line in (0..GROUP_LINES).map(|i| group.line(i)) {
+                if (first..=last).contains(&line)
+                    && let Some(slot) = self.map.find(line)
+                {
+                    self.drop_line(slot);
+                }
+            }
+            next = group.0 + 1;
+        }
+        if placing.next_of(self.map.shard(), GroupId(next)) > last.group() {
+            return self.end_groups(first, last);
+        }
+        Some(next - begin)
+    }
+
+    fn end_groups(&mut self, first: LineId, last: LineId) -> Option<u64> {
+        let regions = self.config.regions;
+        let mut region = regions.of(first);
+        while let Some(found) = self.present.next(region, regions.of(last)) {
+            self.forget_region(found, first, last);
+            region = found + 1;
+        }
+        None
+    }
+
+    /// If `region` lies in the range, none of its lines is there any more.
+    fn forget_region(&mut self, region: u32, first: LineId, last: LineId) {
+        let groups = self.config.regions.groups;
+        let begin = GroupId(u64::from(region) * groups).line(0);
+        let end = GroupId((u64::from(region) + 1) * groups).line(0);
+        if first <= begin && end.0 - 1 <= last.0 {
+            self.present.clear(region);
+        }
+    }
+
+    /// Gives a range back, and begins what waited for it.
+    pub fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
+        self.ranges.retain(|r| r.op != op);
+        self.grant_ranges(now, fx);
+        for (part, since) in std::mem::take(&mut self.range_waiting) {
+            self.waiting_parts -= 1;
+            self.stats.longest_wait = self.stats.longest_wait.max(now.saturating_sub(since));
+            self.submit(now, part, fx);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What must hold at any moment, and rot.
+
+use std::ops::Range;
+
+use larder_engine::block::SlotId;
+use larder_engine::block::map::Slot;
+
+use super::{PER_LINE, SECTOR, SHARDS, World};
+use crate::parts::{Event, value};
+
+impl World {
+    /// Every line in the map has the bytes of the backing store.
+    pub(super) fn check_map(&self) -> Result<(), String> {
+        for (i, shard) in self.shards.iter().enumerate() {
+            shard.map().validate().map_err(|e| e.to_string())?;
+            if !shard.is_enabled() {
+                continue;
+            }
+            for slot in (0..shard.map().len()).map(SlotId) {
+                let Slot::Line(line) = shard.map().get(slot) else { continue };
+                if self.rotten.contains(&(i, slot)) {
+                    continue;
+                }
+                let flash = self.device.borrow().read(self.flash_at(i, slot), PER_LINE as usize);
+                for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
+                    let backing = self.backing.get(&s).copied().unwrap_or(0);
+                    if value(content) != backing {
+                        return Err(format!(
+                            "shard {i} {slot:?} {line:?}: sector {s} is {} on flash, {backing} on the backing store",
+                            value(content)
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn rot(&mut self) {
+        let shard = self.rng.below(u64::from(SHARDS)) as usize;
+        let slot = SlotId(self.rng.below(u64::from(self.shards[shard].map().len())) as u32);
+        let at = self.flash_at(shard, slot) + self.rng.below(PER_LINE) * SECTOR as u64;
+        self.device.borrow_mut().rot(at);
+        self.rotten.insert((shard, slot));
+    }
+
+    /// No slot is written while it is read or written already.
+    pub(super) fn check_slots(&mut self, shard: usize, event: &Event) {
+        let (reads, writes) = slots_of(event);
+        for other in self.doing.iter().filter(|d| d.shard == shard) {
+            let (read, written) = slots_of(&other.event);
+            let meet = |a: &Range<u32>, b: &Range<u32>| a.start < b.end && b.start < a.end;
+            if meet(&writes, &written) || meet(&writes, &read) || meet(&reads, &written) {
+                let why = format!("{event:?} meets {:?}", other.event);
+                return self.fail(why);
+            }
+        }
+    }
+}
+
+/// The slots that an I/O reads and writes.
+fn slots_of(event: &Event) -> (Range<u32>, Range<u32>) {
+    let run = |slot: SlotId, lines: u32| slot.0..slot.0 + lines;
+    match *event {
+        Event::FlashRead(_, slot, _, lines) => (run(slot, lines), 0..0),
+        Event::FlashWrite(_, slot, _, lines, _) => (0..0, run(slot, lines)),
+        Event::Copy(_, from, to, lines) => (run(from, lines), run(to, lines)),
+        Event::Merge(_, merge, _) => (run(merge.from, 1), run(merge.to, 1)),
+        _ => (0..0, 0..0),
+    }
+}

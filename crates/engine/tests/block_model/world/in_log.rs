@@ -1,0 +1,66 @@
+//! The world as the log sees it.
+
+use larder_engine::block::{IoFailed, LogShards, MapRecord, OpId, SlotId};
+use larder_format::block::log::Held;
+
+use super::{Op, SHARDS, World};
+
+/// The shards as the log sees them: the world goes on between its calls.
+pub(super) struct InWorld<'a>(pub(super) &'a mut World);
+
+impl InWorld<'_> {
+    fn meanwhile(&mut self) {
+        while self.0.rng.chance(0.3) {
+            self.0.advance();
+        }
+    }
+}
+
+impl LogShards for InWorld<'_> {
+    fn records_waiting(&mut self, shard: u32) -> usize {
+        self.0.shards[shard as usize].records_waiting()
+    }
+    fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
+        self.0.shards[shard as usize].take_records(most, out);
+        self.meanwhile();
+    }
+    fn records_durable(&mut self, shard: u32) {
+        self.meanwhile();
+        let now = self.0.now();
+        self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
+    }
+    fn records_lost(&mut self, shard: u32) {
+        self.0.shards[shard as usize].records_lost();
+    }
+    fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
+        self.0.shards[shard as usize].state(first, most, out);
+        self.meanwhile();
+    }
+    fn quiet(&mut self, shard: u32, region: u32) -> bool {
+        self.meanwhile();
+        self.0.shards[shard as usize].quiet(region)
+    }
+    fn intent_ready(&mut self, shard: u32, region: u32) {
+        let now = self.0.now();
+        self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
+        let waiting: Vec<OpId> = self
+            .0
+            .ops
+            .iter()
+            .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
+            .map(|(&op, _)| op)
+            .filter(|&op| {
+                (self.0.lines_of(op).0.group().0 / self.0.layout.region_groups) as u32 == region
+            })
+            .collect();
+        for op in waiting {
+            if let Some(Op { range: Some(range), .. }) = self.0.ops.get_mut(&op) {
+                range.intents = true;
+            }
+            self.0.finish_range(op);
+        }
+    }
+    fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
+        if self.0.rng.chance(0.1) { Err(IoFailed) } else { Ok(()) }
+    }
+}
