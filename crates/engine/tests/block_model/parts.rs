@@ -75,6 +75,7 @@ impl Seen {
             self.cleaned,
             self.logs,
         ];
+        println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
     }
 }

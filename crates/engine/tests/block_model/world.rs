@@ -14,8 +14,8 @@ use larder_base::{Killed, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, Merge, OpId,
-    Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord,
+    Merge, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
 };
 use larder_format::Uuid;
 use larder_format::block::log::Held;
@@ -33,7 +33,7 @@ const SHARDS: u32 = 2;
 const WAYS: u32 = 2;
 /// Lines of a segment and segments of a shard, where the slots are a log.
 const SEGMENT: u32 = 4;
-const SEGMENTS: u32 = 16;
+const SEGMENTS: u32 = 8;
 /// Stretches of groups in use: each in a region of its own.
 const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
@@ -73,6 +73,12 @@ pub(crate) struct World {
     draining: bool,
     /// The log is slow: much is not durable when the power fails.
     lazy_log: bool,
+    /// Reads of the cache device are slow: much happens while they are under way.
+    slow_reads: bool,
+    /// Slots that the durable map may still think taken: by a line, or by one that is not known.
+    durable: BTreeMap<(usize, SlotId), Option<LineId>>,
+    /// Records that are being written, by shard.
+    writing: Vec<(usize, MapRecord)>,
 }
 
 impl World {
@@ -118,8 +124,12 @@ impl World {
             options,
             draining: false,
             lazy_log: false,
+            slow_reads: false,
+            durable: BTreeMap::new(),
+            writing: Vec::new(),
         };
         world.lazy_log = world.rng.chance(0.25);
+        world.slow_reads = world.rng.chance(0.25);
         world.seen.logs += u64::from(layout.segment > 0);
         world.format();
         world.start(None);
@@ -230,6 +240,7 @@ impl World {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
+        self.know_what_is_durable();
     }
 
     // ---- what clients do ----
@@ -534,6 +545,15 @@ impl World {
             return;
         }
         let at = self.rng.below(self.doing.len() as u64) as usize;
+        let share = match self.doing[at].event {
+            // Of some lines only: the others go on.
+            Event::FlashRead(_, _, line, _) if line.0.is_multiple_of(5) => 0.005,
+            Event::Copy(..) => 0.2,
+            _ => 1.0,
+        };
+        if self.slow_reads && !self.draining && !self.rng.chance(share) {
+            return;
+        }
         if self.doing[at].landed.is_none() {
             let shard = self.doing[at].shard;
             let outcome = match self.doing[at].event {
@@ -606,11 +626,12 @@ impl World {
         }
         let now = self.now();
         match event {
-            Event::FlashRead(io, _, line, _) => {
+            Event::FlashRead(io, slot, line, _) => {
                 let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
                 if let Ok(bytes) = outcome {
                     self.buffers.insert((shard, io), (line.0 * LINE, bytes));
                 }
+                self.check_read(shard, slot, line);
                 self.call(shard, |s, fx| {
                     s.flash_read(now, io, sums.as_deref().map_err(|&e| e), fx)
                 });
@@ -906,7 +927,7 @@ impl World {
         match self.rng.below(1000) {
             0..300 if self.ops.len() < 24 => self.submit_random(),
             300..304 if self.ops.len() < 24 => self.begin_range(),
-            304..308 => self.rot(),
+            304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {
                 // A kill in the middle of what comes next.
                 let stores = self.rng.below(40);
@@ -924,7 +945,8 @@ impl World {
                 self.device.borrow_mut().dead = true;
             }
             328..440 => {
-                if !self.lazy_log || self.rng.chance(0.05) {
+                // A client that waits for a bit is served by a slow log too.
+                if !self.lazy_log || !self.asked.is_empty() || self.rng.chance(0.05) {
                     self.step_log();
                 }
             }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use larder_engine::block::SlotId;
 use larder_engine::block::map::Slot;
+use larder_engine::block::{LineId, MapRecord, SlotId};
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::{Event, value};
@@ -38,15 +38,74 @@ impl World {
 
     pub(super) fn rot(&mut self) {
         let shard = self.rng.below(u64::from(SHARDS)) as usize;
-        let slot = SlotId(self.rng.below(u64::from(self.shards[shard].map().len())) as u32);
+        let slots = u64::from(self.shards[shard].map().len());
+        let mut slot = SlotId(self.rng.below(slots) as u32);
+        // Where nothing lies rot does nothing.
+        for _ in 0..8 {
+            if matches!(self.shards[shard].map().get(slot), Slot::Line(_)) {
+                break;
+            }
+            slot = SlotId(self.rng.below(slots) as u32);
+        }
         let at = self.flash_at(shard, slot) + self.rng.below(PER_LINE) * SECTOR as u64;
         self.device.borrow_mut().rot(at);
         self.rotten.insert((shard, slot));
     }
 
-    /// No slot is written while it is read or written already.
+    /// After a start: what lies in a slot is durable, and of those that are held nobody knows.
+    pub(super) fn know_what_is_durable(&mut self) {
+        self.writing.clear();
+        self.durable.clear();
+        for (i, shard) in self.shards.iter().enumerate() {
+            for slot in (0..shard.map().len()).map(SlotId) {
+                match shard.map().get(slot) {
+                    Slot::Line(line) => self.durable.insert((i, slot), Some(line)),
+                    Slot::Held => self.durable.insert((i, slot), None),
+                    Slot::Free => None,
+                };
+            }
+        }
+    }
+
+    /// The records that a shard gave are durable now, or may be.
+    pub(super) fn recorded(&mut self, shard: usize, certain: bool) {
+        let (of, others) =
+            std::mem::take(&mut self.writing).into_iter().partition(|(s, _)| *s == shard);
+        self.writing = others;
+        for (shard, MapRecord { slot, holds }) in of {
+            match holds {
+                Some((line, _)) if certain => self.durable.insert((shard, slot), Some(line)),
+                None if certain => self.durable.remove(&(shard, slot)),
+                _ => self.durable.insert((shard, slot), None),
+            };
+        }
+    }
+
+    /// With sets, a line that is read stays where it is.
+    pub(super) fn check_read(&mut self, shard: usize, slot: SlotId, line: LineId) {
+        let now = self.shards[shard].map().get(slot);
+        if self.layout.segment == 0 && now != Slot::Line(line) {
+            self.fail(format!("{slot:?} changed under a read: {now:?}"));
+        }
+    }
+
+    /// No slot is written while it is read or written already, nor for another line while the durable map may still name
+    /// one there.
     pub(super) fn check_slots(&mut self, shard: usize, event: &Event) {
         let (reads, writes) = slots_of(event);
+        for (i, slot) in (0..).zip(writes.clone().map(SlotId)) {
+            let line = match *event {
+                Event::FlashWrite(_, _, line, ..) => Some(LineId(line.0 + i)),
+                Event::Merge(_, merge, _) => Some(merge.line),
+                _ => None,
+            };
+            if let Some(taken) = self.durable.get(&(shard, slot))
+                && (taken.is_none() || *taken != line)
+            {
+                let why = format!("{event:?}: the durable map may name {taken:?} in {slot:?}");
+                return self.fail(why);
+            }
+        }
         for other in self.doing.iter().filter(|d| d.shard == shard) {
             let (read, written) = slots_of(&other.event);
             let meet = |a: &Range<u32>, b: &Range<u32>| a.start < b.end && b.start < a.end;

@@ -21,15 +21,19 @@ impl LogShards for InWorld<'_> {
         self.0.shards[shard as usize].records_waiting()
     }
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
+        let from = out.len();
         self.0.shards[shard as usize].take_records(most, out);
+        self.0.writing.extend(out[from..].iter().map(|&r| (shard as usize, r)));
         self.meanwhile();
     }
     fn records_durable(&mut self, shard: u32) {
         self.meanwhile();
         let now = self.0.now();
+        self.0.recorded(shard as usize, true);
         self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
     }
     fn records_lost(&mut self, shard: u32) {
+        self.0.recorded(shard as usize, false);
         self.0.shards[shard as usize].records_lost();
     }
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
