@@ -66,6 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             trust_unchanged: false,
             state_dir: path.parent().unwrap_or(Path::new(".")).to_owned(),
             record: None,
+            rules: Default::default(),
         };
         let opened = open::open(path, cache_config, &volumes.all())?;
         let cache = opened.cache().clone();

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`cache`] | the block engine between workers and stores, its log, and what survives |
+//! | [`control`] | operating a daemon: the control socket, status, the live page |
 //! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
 //! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |
@@ -16,6 +17,7 @@
 
 pub mod backing;
 pub mod cache;
+pub mod control;
 pub mod nbd;
 pub mod op;
 pub mod server;

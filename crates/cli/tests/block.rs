@@ -6,150 +6,16 @@
     reason = "a test of a process waits for it"
 )]
 
+mod daemon;
+
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use larder_block::backing::{self, Patience, Session};
+use daemon::{Daemon, larder, one, prepare, read, session, write};
 use larder_block::op::Op;
-use larder_runtime::{AlignedBuf, Payload};
-use tempfile::TempDir;
-
-struct Daemon {
-    child: Child,
-    log: std::sync::mpsc::Receiver<String>,
-    seen: Vec<String>,
-}
-
-impl Daemon {
-    fn start(dir: &Path, more: &[&str]) -> Daemon {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
-            .args(["block", "serve", "--cache"])
-            .arg(dir.join("cache"))
-            .arg("--volume")
-            .arg(format!("disk=file:{}", dir.join("disk").display()))
-            .arg("--listen")
-            .arg(format!("unix:{}", dir.join("socket").display()))
-            .arg("--state-dir")
-            .arg(dir.join("state"))
-            .args(more)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stderr = child.stderr.take().unwrap();
-        let (tell, log) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if tell.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let mut daemon = Daemon { child, log, seen: Vec::new() };
-        daemon.wait_for("ready");
-        daemon
-    }
-
-    fn wait_for(&mut self, what: &str) -> String {
-        let end = Instant::now() + Duration::from_secs(60);
-        while Instant::now() < end {
-            match self.log.recv_timeout(Duration::from_millis(100)) {
-                Ok(line) => {
-                    self.seen.push(line.clone());
-                    if line.contains(what) {
-                        return line;
-                    }
-                }
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
-                Err(_) => break,
-            }
-        }
-        panic!("no '{what}' in the log: {:#?}", self.seen);
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn stop(mut self) {
-        self.signal(rustix::process::Signal::TERM);
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "{status}");
-    }
-
-    /// A line of the counters that says `what`, asked for until it does.
-    fn counters(&mut self, what: &str) -> String {
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            self.signal(rustix::process::Signal::USR1);
-            let line = self.wait_for("lines read");
-            if line.contains(what) || Instant::now() > end {
-                return line;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-fn session(dir: &Path) -> Box<dyn Session> {
-    let uri = format!("nbd+unix:///disk?socket={}", dir.join("socket").display());
-    let backing = backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap();
-    backing.session().unwrap()
-}
-
-fn one(session: &mut dyn Session, op: Op) -> Op {
-    session.submit(1, op);
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        session.flush(Instant::now());
-        session.turn(Instant::now());
-        if let Some(done) = session.pop() {
-            done.outcome.unwrap();
-            return done.op;
-        }
-        assert!(Instant::now() < end, "no answer");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn write(session: &mut dyn Session, offset: u64, len: usize, fill: u8) {
-    let mut buf = AlignedBuf::zeroed(len);
-    buf.fill(fill);
-    one(session, Op::Write { offset, data: Payload::new(buf), fua: false });
-}
-
-fn read(session: &mut dyn Session, offset: u64, len: usize) -> Vec<u8> {
-    let Op::Read { buf, .. } = one(session, Op::Read { offset, buf: AlignedBuf::zeroed(len) })
-    else {
-        panic!()
-    };
-    buf.to_vec()
-}
-
-fn larder(arguments: &[&str]) -> (Option<i32>, String) {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_larder")).arg("block").args(arguments).output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
-fn prepare(placement: &str) -> TempDir {
-    let dir = TempDir::new().unwrap();
-    let cache = dir.path().join("cache");
-    let format = ["format", cache.to_str().unwrap(), "--size", "64m", "--placement", placement];
-    let (code, message) = larder(&format);
-    assert_eq!(code, Some(0), "{message}");
-    File::create(dir.path().join("disk")).unwrap().set_len(32 << 20).unwrap();
-    dir
-}
 
 #[test]
 fn warm_after_kill_and_after_a_clean_stop() {

@@ -75,6 +75,8 @@ pub(super) enum Message {
     BackingChange { shard: u32, io: IoId, at: u64, len: u32 },
     /// The bits of a range are durable.
     IntentsReady,
+    /// A range may lock its lines now.
+    RangeTurn,
 }
 
 /// Lines to be written to flash behind the reply.
@@ -138,6 +140,7 @@ impl BlockEffects for Fx<'_> {
     fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
         let line_bytes = u64::from(self.cache.line_bytes());
         let bytes = self.tables.bytes(source, line.0 * line_bytes, u64::from(lines) * line_bytes);
+        self.cache.filling(line, lines, source);
         self.out.fills.push(Fill { shard: self.shard, io, slot, bytes });
     }
 
@@ -189,5 +192,13 @@ impl BlockEffects for Fx<'_> {
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
         self.cache.prefer(line, victim)
+    }
+
+    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
+        self.cache.keep(victim, line)
+    }
+
+    fn may_grow(&mut self, line: LineId) -> bool {
+        self.cache.may_grow(line)
     }
 }

@@ -1,20 +1,19 @@
 //! The thread of the map's log, which also writes fills: what no client waits for.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId};
-use larder_format::block::VolumeState;
 use larder_format::block::log::Held;
+use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, Payload};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::cell::{Copying, Fill, Message, Out};
 use super::service::{aligned, crcs};
 use super::{Cache, LogInbox, locked, open};
-use crate::backing::Session;
-use crate::op::Op;
 
 /// How long the thread sleeps at most: then it looks for regions that have become quiet.
 const TICK: Duration = Duration::from_millis(200);
@@ -27,47 +26,13 @@ pub(super) const BATCH: usize = 64;
 const FILL_WAIT: Duration = Duration::from_millis(100);
 /// Tapes are handed on so often.
 const HAND_ON: Duration = Duration::from_secs(1);
-/// For a backing store to become durable, before its regions keep their bits for now.
+/// For a backing store to become durable at the end, or when its volume is put aside.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
+/// A region that has changed within so many seconds keeps its bit.
+const QUIET_SECONDS: u32 = 5;
 
-/// A way to make a volume's store durable, from the log's thread.
-pub(super) struct Flusher {
-    session: Box<dyn Session>,
-    next: u64,
-}
-
-impl Flusher {
-    pub(super) fn new(session: Box<dyn Session>) -> Flusher {
-        Flusher { session, next: 0 }
-    }
-
-    /// Everything that ended on any session of the store is durable when this returns `Ok`.
-    fn flush(&mut self) -> Result<(), IoFailed> {
-        self.next += 1;
-        let token = self.next;
-        self.session.submit(token, Op::Flush);
-        let until = Instant::now() + FLUSH_WAIT;
-        loop {
-            self.session.flush(Instant::now());
-            self.session.turn(Instant::now());
-            while let Some(done) = self.session.pop() {
-                // Those that were given up earlier end late.
-                if done.token == token {
-                    return done.outcome.map(|_| ()).map_err(|_| IoFailed);
-                }
-            }
-            if Instant::now() >= until {
-                return Err(IoFailed);
-            }
-            // SAFETY: the session keeps its descriptor open as long as it lives, and it outlives this call.
-            let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(self.session.fd()) };
-            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-            let wait = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-            // Interrupted or not: it is looked at again.
-            let _ = poll(&mut fds, Some(&wait));
-        }
-    }
-}
+/// Something to be done on the log's thread.
+pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;
 
 /// The device, as the log uses it.
 pub(super) struct CacheIo<'a>(pub &'a dyn Device);
@@ -115,6 +80,13 @@ pub(super) struct LogThread {
     ranges: Vec<(OpId, u32, u32, u32)>,
     /// When the tapes were last handed on.
     handed_on: Instant,
+    /// Regions that were quiet when a flush of their store was wanted, with the volume's first byte and the flush's number.
+    /// One that is asked for again is taken out.
+    flushes: BTreeMap<u32, (u64, u64)>,
+    /// Regions whose bits are to go at once, first and last.
+    hurried: Option<(u32, u32)>,
+    /// Bytes that the log had written when the budget was last charged.
+    charged: u64,
 }
 
 impl LogThread {
@@ -128,6 +100,52 @@ impl LogThread {
             out: Out::default(),
             ranges: Vec::new(),
             handed_on: Instant::now(),
+            flushes: BTreeMap::new(),
+            hurried: None,
+            charged: 0,
+        }
+    }
+
+    /// The superblock in force; none when the cache was given up.
+    pub(super) fn superblock(&self) -> Option<&BlockSuperblock> {
+        self.log.as_ref().map(|log| log.superblock())
+    }
+
+    /// Changes the superblock; with `anew`, what the durable map says of lines is void too (see [`MapLog::begin_anew`](larder_engine::block::MapLog::begin_anew)).
+    /// Returns false if the cache is given up.
+    pub(super) fn change_superblock(
+        &mut self,
+        anew: bool,
+        change: impl FnOnce(&mut BlockSuperblock),
+    ) -> bool {
+        let Some(mut log) = self.log.take() else { return false };
+        let cache = self.cache.clone();
+        let io = &mut CacheIo(&cache.device);
+        let outcome = if anew { log.begin_anew(io, change) } else { log.update(io, change) };
+        match outcome {
+            Ok(()) => {
+                self.log = Some(log);
+                true
+            }
+            Err(error) => {
+                self.give_up(log, &error);
+                false
+            }
+        }
+    }
+
+    /// Makes regions `first..=last`, in which nothing is under way, durable and clears their bits at once, as far as the
+    /// store takes part. Returns how many bits are left.
+    pub(super) fn hurry(&mut self, first: u32, last: u32) -> u64 {
+        self.hurried = Some((first, last));
+        // In a moment from now they have been quiet for long enough.
+        self.step_log(Nanos::from_secs(u64::from(QUIET_SECONDS) + 1));
+        self.hurried = None;
+        match &self.log {
+            Some(log) if log.regions_set() > 0 => {
+                (first..=last).filter(|&r| log.is_set(r)).count() as u64
+            }
+            _ => 0,
         }
     }
 
@@ -159,7 +177,13 @@ impl LogThread {
     /// Waits for something to do. Returns whether it is the end.
     fn wait(&mut self) -> bool {
         let mut inbox = locked(&self.cache.log_inbox);
-        let urgent = |i: &LogInbox| i.stop || !i.asks.is_empty() || !i.ranges.is_empty();
+        let urgent = |i: &LogInbox| {
+            i.stop
+                || !i.asks.is_empty()
+                || !i.ranges.is_empty()
+                || !i.jobs.is_empty()
+                || i.give_up.is_some()
+        };
         let sleep = |inbox, time, idle: &dyn Fn(&LogInbox) -> bool| {
             self.cache
                 .log_wake
@@ -179,7 +203,7 @@ impl LogThread {
     }
 
     fn take_work(&mut self) {
-        let (fills, copies, asks, ranges) = {
+        let (fills, copies, asks, ranges, jobs, give_up) = {
             let mut inbox = locked(&self.cache.log_inbox);
             inbox.commit = false;
             (
@@ -187,8 +211,15 @@ impl LogThread {
                 std::mem::take(&mut inbox.copies),
                 std::mem::take(&mut inbox.asks),
                 std::mem::take(&mut inbox.ranges),
+                std::mem::take(&mut inbox.jobs),
+                inbox.give_up.take(),
             )
         };
+        if let Some(why) = give_up
+            && let Some(log) = self.log.take()
+        {
+            self.give_up(log, &why);
+        }
         for fill in fills {
             self.write(fill);
         }
@@ -218,7 +249,8 @@ impl LogThread {
                 self.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             }
         }
-        self.step_log();
+        self.step_log(Nanos::ZERO);
+        jobs.into_iter().for_each(|job| job(self));
         self.end_fills();
     }
 
@@ -246,6 +278,7 @@ impl LogThread {
         let data = aligned(bytes);
         let offset = self.cache.layout.slot_at(shard, slot.0);
         let token = self.begin(Job::Write(shard, io, data.clone()));
+        self.cache.governor.spend(self.cache.now(), data.len() as u64);
         let op = FileOp::Write { offset, data, durable: false };
         self.fills.submit(token, &self.cache.file, op);
     }
@@ -265,6 +298,7 @@ impl LogThread {
                     self.write(Fill { shard, io, slot, bytes: Payload::new(buf) });
                 }
                 (Job::Write(shard, io, bytes), Ok(()), _) => {
+                    self.cache.flash_works();
                     let crcs = crcs(&bytes, line);
                     self.with(shard, |s, now, fx| s.flash_written(now, io, Ok(&crcs), fx));
                 }
@@ -282,13 +316,17 @@ impl LogThread {
 
     // ---- the log ----
 
-    fn step_log(&mut self) {
+    /// `ahead` is added to the time.
+    fn step_log(&mut self, ahead: Nanos) {
         for _ in 0..16 {
             let Some(mut log) = self.log.take() else { return };
             let cache = self.cache.clone();
-            let now = cache.now();
+            let now = cache.now() + ahead;
             let outcome = log.step(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
             *locked(&cache.log_stats) = (log.stats(), log.regions_set() as u64);
+            let bytes = log.stats().bytes;
+            cache.governor.spend(cache.now(), bytes - self.charged);
+            self.charged = bytes;
             match outcome {
                 Ok(LogStep::Worked) => self.log = Some(log),
                 Ok(LogStep::Idle) => {
@@ -308,6 +346,7 @@ impl LogThread {
             "the cache is given up: {error}. Volumes go on without it (pass-through); replace the cache device, format \
              it and start again"
         );
+        *locked(&self.cache.governor.given_up) = Some(error.to_string());
         self.cache.void(&mut log);
         log.end_recording();
         self.cache.enabled.store(false, std::sync::atomic::Ordering::SeqCst);
@@ -329,6 +368,7 @@ impl LogThread {
         let Some(mut log) = self.log.take() else { return };
         let cache = self.cache.clone();
         let now = cache.now();
+        self.hurried = Some((0, u32::MAX));
         let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
         log.end_recording();
         if let Err(error) = settled {
@@ -362,11 +402,13 @@ struct Shards<'a> {
     thread: &'a mut LogThread,
     /// Volumes that were flushed during this step, by their first byte, and whether that worked.
     flushed: Vec<(u64, bool)>,
+    /// Flushes that were wanted during this step: the volume's first byte and the flush's number.
+    wanted: Vec<(u64, u64)>,
 }
 
 impl<'a> Shards<'a> {
     fn new(thread: &'a mut LogThread) -> Shards<'a> {
-        Shards { thread, flushed: Vec::new() }
+        Shards { thread, flushed: Vec::new(), wanted: Vec::new() }
     }
 }
 
@@ -392,10 +434,20 @@ impl LogShards for Shards<'_> {
     }
 
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
+        let hurried = self.thread.hurried.is_some_and(|(a, b)| (a..=b).contains(&region));
+        let changed = self.thread.cache.governor.changed.get(region as usize);
+        let changed = changed.map_or(0, |c| c.load(std::sync::atomic::Ordering::Relaxed));
+        let now = (self.thread.cache.now().0 / 1_000_000_000) as u32 + 1;
+        // Quiet at this moment is not enough: the next write would only have to ask for the bit again.
+        if !hurried && changed > 0 && now.saturating_sub(changed) < QUIET_SECONDS {
+            return false;
+        }
         locked(&self.thread.cache.shards[shard as usize]).shard.quiet(region)
     }
 
     fn intent_ready(&mut self, shard: u32, region: u32) {
+        // What was wanted to be durable before does not cover what is written from now on.
+        self.thread.flushes.remove(&region);
         if shard != RANGE {
             self.thread.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             return;
@@ -425,16 +477,40 @@ impl LogShards for Shards<'_> {
             // Nobody's any more: its lines are never used again before they are dropped.
             return Err(IoFailed);
         };
-        // The log asks for all its regions before the first flush: one is enough, and one that fails too.
-        if let Some((_, durable)) = self.flushed.iter().find(|f| f.0 == volume.base) {
-            return if *durable { Ok(()) } else { Err(IoFailed) };
+        let hurried = self.thread.hurried.is_some_and(|(a, b)| (a..=b).contains(&region));
+        let flusher = locked(&volume.backing);
+        let Some(flusher) = &*flusher else { return Err(IoFailed) };
+        let answer = |durable: bool| if durable { Ok(()) } else { Err(IoFailed) };
+        if hurried {
+            // The log asks for all its regions before the first flush: one is enough, and one that fails too.
+            if let Some((_, durable)) = self.flushed.iter().find(|f| f.0 == volume.base) {
+                return answer(*durable);
+            }
+            let durable = flusher.flush(FLUSH_WAIT);
+            self.flushed.push((volume.base, durable));
+            return answer(durable);
         }
-        let outcome = match &mut *locked(&volume.backing) {
-            Some(flusher) => flusher.flush(),
-            None => Err(IoFailed),
-        };
-        self.flushed.push((volume.base, outcome.is_ok()));
-        outcome
+        // This thread does not wait for a store: it asks again when the region is due again, and if the flush that was
+        // wanted now has ended well by then, and the region was quiet all the time, it is durable.
+        match self.thread.flushes.get(&region) {
+            Some((base, number)) if *base == volume.base => {
+                let durable = flusher.is_durable(*number);
+                if durable.is_some() {
+                    self.thread.flushes.remove(&region);
+                }
+                answer(durable == Some(true))
+            }
+            _ => {
+                let wanted = self.wanted.iter().find(|w| w.0 == volume.base).map(|w| w.1);
+                let number = wanted.unwrap_or_else(|| {
+                    let number = flusher.want();
+                    self.wanted.push((volume.base, number));
+                    number
+                });
+                self.thread.flushes.insert(region, (volume.base, number));
+                Err(IoFailed)
+            }
+        }
     }
 }
 

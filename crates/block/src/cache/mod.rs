@@ -7,21 +7,33 @@
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
 //! | `log` | the thread of the map's log, which also writes fills |
+//! | `governor` | what has the last word over admission: selection, shares, the write budget |
+//! | `desk` | what an operator asks: attach, detach, drop, explain |
+//! | `census` | a thread that counts lines and reads what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
 //! log's thread's affair: no client waits for it, but for the first write to a region that has been quiet.
 
+mod attached;
 mod cell;
+mod census;
+mod desk;
+mod flusher;
+mod governor;
 mod log;
 pub mod open;
+mod range;
 mod record;
+mod select;
 mod service;
+mod share;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -29,51 +41,35 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
-use larder_engine::block::record::{TapedAdmission, TapedShard};
-use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Verdict as EngineVerdict};
+use larder_engine::block::record::TapedShard;
+use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Source, Verdict as EngineVerdict};
 use larder_format::block::{BlockSuperblock, Layout};
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, VerdictCounts, Victim,
-    VolumeId,
+    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule,
+    Verdict as PolicyVerdict, VerdictCounts, Victim,
 };
 use larder_runtime::{FileHandle, FlashDevice};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::server::Volume;
+pub use attached::{Attached, VolumeCounters};
 use cell::{Cell, Copying, Fill, Fx, Message, Out};
+pub(crate) use desk::named;
+pub use desk::{Detaching, Explanation};
+use governor::Governor;
+pub use governor::{BudgetNow, Latencies, RulesConfig};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use service::Cached;
+pub use share::{Portion, Share};
 
 /// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
 fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Operations of the cache device that fail one after the other before it is given up.
+const FAILURES: u32 = 64;
 /// Bits of an operation's number that count; above them is the worker's number.
 const OP_BITS: u32 = 48;
-
-/// A volume as the cache knows it.
-pub struct Attached {
-    /// Its name.
-    pub name: String,
-    /// Its number, for policies.
-    pub id: VolumeId,
-    /// Its first byte in the line space.
-    pub base: u64,
-    /// Bytes of it that may be cached: whole lines.
-    pub cached_bytes: u64,
-    /// Bytes.
-    pub bytes: u64,
-    admission: Mutex<TapedAdmission>,
-    backing: Mutex<Option<log::Flusher>>,
-    volume: Arc<Volume>,
-}
-
-impl std::fmt::Debug for Attached {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attached").field("name", &self.name).field("base", &self.base).finish()
-    }
-}
 
 /// A worker's inbox.
 struct Door {
@@ -97,6 +93,12 @@ struct LogInbox {
     ranges: Vec<(OpId, u32, u32)>,
     commit: bool,
     stop: bool,
+    /// What was asked for by somebody who is no worker.
+    jobs: Vec<log::Errand>,
+    /// Why the cache device is not to be used any more.
+    give_up: Option<String>,
+    /// The thread has ended.
+    stopped: bool,
 }
 
 /// What has happened, over all shards.
@@ -116,6 +118,25 @@ pub struct CacheStats {
     pub enabled: bool,
     /// Regions whose bit is set.
     pub regions_set: u64,
+    /// Bytes written to the cache device: lines, the map's log and snapshots.
+    pub flash_bytes: u64,
+    /// Bytes that clients wrote.
+    pub client_bytes: u64,
+    /// Bytes that were filled because a read missed.
+    pub read_fill_bytes: u64,
+    /// The write budget.
+    pub budget: BudgetNow,
+    /// Years that the drive lasts at the rate since the start; `None` if its endurance is not known, or nothing was written.
+    pub life_years: Option<f64>,
+}
+
+impl CacheStats {
+    /// Cache-level write amplification: bytes written to flash for each byte written to the cache, by clients or because a
+    /// read missed. `None` before the first.
+    pub fn clwa(&self) -> Option<f64> {
+        let into = self.client_bytes + self.read_fill_bytes;
+        (into > 0).then(|| self.flash_bytes as f64 / into as f64)
+    }
 }
 
 /// A cache device with its volumes. Shared by all workers.
@@ -135,6 +156,7 @@ pub struct Cache {
     start: Instant,
     /// Writes down what is decided, if that was asked for.
     recorder: Option<record::Recording>,
+    governor: Governor,
     /// Outlives the process; kept for its lock.
     region: open::Region,
     config: CacheConfig,
@@ -150,6 +172,7 @@ impl std::fmt::Debug for Cache {
 pub struct CacheHandle {
     cache: Arc<Cache>,
     thread: Option<JoinHandle<()>>,
+    census: Option<JoinHandle<()>>,
     /// How the map was found.
     pub warmth: Warmth,
 }
@@ -170,6 +193,10 @@ impl CacheHandle {
         self.cache.log_wake.notify_all();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+        locked(&self.cache.log_inbox).stopped = true;
+        if let Some(thread) = self.census.take() {
             let _ = thread.join();
         }
     }
@@ -211,10 +238,50 @@ impl Cache {
         self.volumes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    fn volume_of(&self, line: LineId) -> Option<Arc<Attached>> {
-        let at = line.0 * u64::from(self.layout.line);
-        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
-        volumes.values().find(|v| v.base <= at && at < v.base + v.bytes).cloned()
+    /// The cache device.
+    pub fn path(&self) -> &Path {
+        &self.governor.path
+    }
+
+    /// Names the cache device.
+    pub fn uuid(&self) -> &str {
+        &self.governor.uuid
+    }
+
+    /// How it was configured.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Why the cache is out of use, if it is.
+    pub fn why_given_up(&self) -> Option<String> {
+        locked(&self.governor.given_up).clone()
+    }
+
+    /// How a volume is cached where no range says otherwise, and how many ranges do.
+    pub fn selected_of(&self, volume: &Attached) -> (Rule, u64) {
+        let selection = self.governor.selection.read().unwrap_or_else(PoisonError::into_inner);
+        (selection.whole(volume.id), selection.selected(volume.id).count() as u64)
+    }
+
+    /// Latencies of requests since the start.
+    pub fn latencies(&self) -> Latencies {
+        self.governor.latencies()
+    }
+
+    /// Time since it was opened.
+    pub fn uptime(&self) -> Nanos {
+        self.now()
+    }
+
+    /// What the drive under the cache reports of its wear, where it does.
+    pub fn wear(&self) -> Option<larder_runtime::Wear> {
+        larder_runtime::Wear::of(&self.device)
+    }
+
+    /// Whether what is decided is being written down.
+    fn is_recorded(&self) -> bool {
+        self.recorder.is_some()
     }
 
     /// Counters now.
@@ -225,11 +292,18 @@ impl Cache {
             sum.add(&cell.shard.stats());
             map_bytes += cell.shard.map().memory_bytes();
         }
-        let mut verdicts = VerdictCounts::default();
+        let mut verdicts = self.governor.verdicts();
+        let line = u64::from(self.layout.line);
+        let (mut client_bytes, mut read_fill_bytes) = (0, 0);
         for volume in self.volumes() {
             verdicts.add(locked(&volume.admission).verdicts());
+            client_bytes += volume.counters.write_bytes.load(Ordering::Relaxed);
+            read_fill_bytes += volume.counters.filled_by_reads.load(Ordering::Relaxed) * line;
         }
         let (log, regions_set) = *locked(&self.log_stats);
+        let now = self.now();
+        let flash_bytes = sum.flash_lines_written * line + log.bytes;
+        let rate = flash_bytes as f64 / now.as_secs_f64().max(1.0);
         CacheStats {
             engine: sum,
             log,
@@ -238,6 +312,11 @@ impl Cache {
             map_bytes,
             enabled: self.is_enabled(),
             regions_set,
+            flash_bytes,
+            client_bytes,
+            read_fill_bytes,
+            budget: self.governor.budget_now(now),
+            life_years: if flash_bytes > 0 { self.governor.life_years(rate) } else { None },
         }
     }
 
@@ -314,61 +393,104 @@ impl Cache {
         }
     }
 
-    fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let (Some(of), Some(victims)) = (self.volume_of(line), self.volume_of(victim)) else {
-            return true;
-        };
-        let at = |v: &Attached, l: LineId| PolicyLine {
-            volume: v.id,
-            offset: l.0 * u64::from(self.layout.line) - v.base,
-        };
-        let candidate = BlockCandidate {
-            line: at(&of, line),
-            op: BlockOp::Read,
-            kind: BlockKind::default(),
-            observed: Default::default(),
-            victim: Some(Victim { line: at(&victims, victim), kind: BlockKind::default() }),
-        };
-        locked(&of.admission).admit(&candidate).is_admit()
+    fn at(&self, line: LineId) -> u64 {
+        line.0 * u64::from(self.layout.line)
     }
 
-    /// What admission says of an access, part by part of `parts` (first byte in the volume).
+    fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
+        let bytes = u64::from(self.layout.line);
+        self.governor.keep(self.at(victim), line.map(|l| self.at(l)), bytes)
+    }
+
+    fn may_grow(&self, line: LineId) -> bool {
+        self.governor.may_grow(self.at(line))
+    }
+
+    fn filling(&self, line: LineId, lines: u32, source: Source) {
+        self.governor.filling(line, self.at(line), lines, source, self.now());
+    }
+
+    fn prefer(&self, line: LineId, victim: LineId) -> bool {
+        let volume_at = |line| self.governor.volume_at(self.at(line));
+        let (Some(of), Some(victims)) = (volume_at(line), volume_at(victim)) else {
+            return true;
+        };
+        let bytes = u64::from(self.layout.line);
+        let place =
+            |v: &Attached, l: LineId| PolicyLine { volume: v.id, offset: self.at(l) - v.base };
+        let (at, over) = (place(&of, line), place(&victims, victim));
+        let candidate = BlockCandidate {
+            line: at,
+            op: BlockOp::Read,
+            kind: of.classify(at.offset, bytes),
+            observed: Default::default(),
+            victim: Some(Victim { line: over, kind: victims.classify(over.offset, bytes) }),
+        };
+        let preferred = locked(&of.admission).admit(&candidate).is_admit();
+        if !preferred {
+            self.governor.not_taken(self.at(victim), self.at(line));
+        }
+        preferred
+    }
+
+    /// What admission says of an access, part by part of `parts` (first byte in the volume, and bytes). `tag` is what the
+    /// client says it holds, if it says so.
     fn judge(
         &self,
         volume: &Attached,
         op: BlockOp,
-        offset: u64,
-        bytes: u64,
-        parts: impl Iterator<Item = u64>,
+        (offset, bytes): (u64, u64),
+        tag: BlockKind,
+        parts: impl Iterator<Item = (u64, u32)>,
         out: &mut Vec<EngineVerdict>,
     ) {
+        let kind_of = |at, bytes| match tag {
+            BlockKind::Unknown => volume.classify(at, bytes),
+            tag => tag,
+        };
+        let kind = kind_of(offset, bytes);
+        let now = self.now();
         let mut admission = locked(&volume.admission);
-        let kind = BlockKind::default();
-        let observed = admission.observe(&BlockAccess {
-            volume: volume.id,
-            offset,
-            bytes,
-            op,
-            kind,
-            now: self.now(),
-        });
+        let access = BlockAccess { volume: volume.id, offset, bytes, op, kind, now };
+        let observed = admission.observe(&access);
         let compete = admission.wants_victim();
         let line = u64::from(self.layout.line);
-        for at in parts {
-            let line = PolicyLine { volume: volume.id, offset: at / line * line };
-            let candidate = BlockCandidate { line, op, kind, observed, victim: None };
-            // With a victim to be compared it is counted when that is known.
-            let verdict =
-                if compete { admission.judge(&candidate) } else { admission.admit(&candidate) };
-            out.push(match (verdict.is_admit(), compete) {
-                (true, false) => EngineVerdict::Admit,
-                (true, true) => EngineVerdict::Compete,
-                (false, _) => EngineVerdict::Reject,
+        for (at, len) in parts {
+            let verdict = match self.governor.rule(volume, at, u64::from(len)) {
+                Rule::Never => PolicyVerdict::Reject(Reason::Never),
+                Rule::Always => PolicyVerdict::Admit,
+                Rule::ByPolicy if !self.governor.affords(now, u64::from(len)) => {
+                    PolicyVerdict::Reject(Reason::Budget)
+                }
+                Rule::ByPolicy => {
+                    let place = PolicyLine { volume: volume.id, offset: at / line * line };
+                    let kind = kind_of(at, u64::from(len));
+                    let candidate =
+                        BlockCandidate { line: place, op, kind, observed, victim: None };
+                    // With a victim to be compared it is counted when that is known.
+                    let verdict = if compete {
+                        admission.judge(&candidate)
+                    } else {
+                        admission.admit(&candidate)
+                    };
+                    out.push(match (verdict.is_admit(), compete) {
+                        (true, false) => EngineVerdict::Admit,
+                        (true, true) => EngineVerdict::Compete,
+                        (false, _) => EngineVerdict::Reject,
+                    });
+                    continue;
+                }
+            };
+            admission.count(verdict);
+            out.push(match verdict {
+                PolicyVerdict::Admit => EngineVerdict::Admit,
+                PolicyVerdict::Reject(_) => EngineVerdict::Reject,
             });
         }
     }
 
-    /// A read or write of the cache device failed: it is counted, and said now and then.
+    /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
+    /// up: every hit would ask it first.
     fn flash_failed(&self, what: &str, error: &dyn std::fmt::Display) {
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
         if count <= 10 || count.is_power_of_two() {
@@ -376,6 +498,32 @@ impl Cache {
                 count,
                 "the cache device did not {what}: {error}; served by the backing store"
             );
+        }
+        if self.governor.failures.fetch_add(1, Ordering::Relaxed) + 1 == FAILURES {
+            let why = format!(
+                "{FAILURES} operations of the cache device failed one after the other, the last with: {error}"
+            );
+            locked(&self.log_inbox).give_up = Some(why);
+            self.log_wake.notify_one();
+        }
+    }
+
+    /// An operation of the cache device succeeded.
+    fn flash_works(&self) {
+        if self.governor.failures.load(Ordering::Relaxed) > 0 {
+            self.governor.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes `at..at + bytes` of the line space are about to change.
+    fn changing(&self, at: u64, bytes: u64) {
+        let line = u64::from(self.layout.line);
+        let seconds = (self.now().0 / 1_000_000_000) as u32 + 1;
+        let (first, last) = (LineId(at / line), LineId((at + bytes.max(1) - 1) / line));
+        for region in self.region(first)..=self.region(last) {
+            if let Some(changed) = self.governor.changed.get(region as usize) {
+                changed.store(seconds, Ordering::Relaxed);
+            }
         }
     }
 
@@ -387,4 +535,17 @@ impl Cache {
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
         open::read_superblock(device)
     }
+}
+
+/// Replaces a file as a whole: after a power cut it is the old one or the new one.
+fn store_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    let temporary = path.with_extension("tmp");
+    let mut file = std::fs::File::create(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, path)?;
+    std::fs::File::open(dir)?.sync_all()
 }

@@ -19,7 +19,7 @@ use std::time::Instant;
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
-use larder_engine::block::record::{TapedAdmission, TapedLog, TapedShard};
+use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, MapLog, Regions, SlotId, Sum,
     WriteMode,
@@ -30,10 +30,7 @@ use larder_format::block::{
     VolumeState,
 };
 use larder_format::{PAGE_SIZE, Signature, Uuid};
-use larder_policy::block::{
-    BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup, EvictionBy,
-    VictimPolicy, VolumeId,
-};
+use larder_policy::block::{BlockAdmissionConfig, BlockAdmissionError, EvictionBy, VictimPolicy};
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{
     Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice, SHARED_DIR,
@@ -41,9 +38,10 @@ use larder_runtime::{
 };
 
 use super::cell::{Cell, Tables};
-use super::log::{CacheIo, Flusher, LogThread};
+use super::governor::{Governor, RulesConfig};
+use super::log::{CacheIo, LogThread};
 use super::record::Recording;
-use super::{Attached, Cache, CacheHandle, LogInbox, locked};
+use super::{Attached, Cache, CacheHandle, LogInbox, census, locked};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
@@ -95,10 +93,12 @@ pub struct CacheConfig {
     pub ring: RingChoice,
     /// Volumes whose stores cannot tell whether they changed are taken as unchanged.
     pub trust_unchanged: bool,
-    /// Where it is noted that a cache was given up.
+    /// Where it is noted that a cache was given up, what is selected, and what the write budget must remember.
     pub state_dir: PathBuf,
     /// Writes down what is decided.
     pub record: Option<RecordConfig>,
+    /// What has the last word over admission.
+    pub rules: RulesConfig,
 }
 
 impl CacheConfig {
@@ -166,6 +166,9 @@ pub enum CacheError {
         /// The device.
         path: String,
     },
+    /// The write budget cannot be had.
+    #[error(transparent)]
+    Budget(#[from] larder_policy::budget::BudgetError),
     /// The system refuses something else.
     #[error("{what}: {reason}")]
     System {
@@ -453,6 +456,7 @@ pub fn open(
     let in_memory =
         if voided { Err("the cache was given up".to_owned()) } else { region.is_of(&sb) };
     let plan = plan_volumes(&mut sb, volumes, config.trust_unchanged)?;
+    let governor = Governor::new(&config, &sb, path.to_owned())?;
 
     let layout = sb.layout;
     let placing = Placing::new(layout.shards, layout.group_sets, sb.key);
@@ -536,35 +540,11 @@ pub fn open(
     }
 
     let mut attached = BTreeMap::new();
-    let line = u64::from(layout.line);
-    for (number, (spec, record)) in volumes.iter().zip(&plan.records).enumerate() {
-        let setup = BlockSetup {
-            line_bytes: layout.line,
-            lines: layout.slots(),
-            backing_bytes: record.bytes,
-            seed: log.superblock().key,
-        };
-        let session = spec.backing().session().map_err(|e| CacheError::Volume {
-            name: spec.name().to_owned(),
-            reason: e.to_string(),
-        })?;
-        attached.insert(
-            spec.name().to_owned(),
-            Arc::new(Attached {
-                name: spec.name().to_owned(),
-                id: VolumeId(number as u32),
-                base: record.first_group * larder_format::block::layout::GROUP_LINES * line,
-                cached_bytes: record.bytes / line * line,
-                bytes: record.bytes,
-                admission: Mutex::new(TapedAdmission::new(BlockAdmission::new(
-                    &config.admission,
-                    &setup,
-                )?)),
-                backing: Mutex::new(Some(Flusher::new(session))),
-                volume: spec.clone(),
-            }),
-        );
+    for (spec, record) in volumes.iter().zip(&plan.records) {
+        let volume = Attached::new(spec, governor.next_id(), record, log.superblock(), &config)?;
+        attached.insert(spec.name().to_owned(), volume);
     }
+    governor.set_volumes(attached.values().cloned().collect());
     let block_config = BlockConfig {
         line_bytes: layout.line,
         write: config.write,
@@ -591,7 +571,8 @@ pub fn open(
     })?;
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
-    let doors = (0..config.workers)
+    // One more, for who is no worker.
+    let doors = (0..=config.workers)
         .map(|_| Cache::new_door())
         .collect::<Result<_, _>>()
         .map_err(system("eventfd"))?;
@@ -612,6 +593,7 @@ pub fn open(
         flash_errors: 0.into(),
         start: Instant::now(),
         recorder,
+        governor,
         region,
         config,
     });
@@ -622,7 +604,13 @@ pub fn open(
         .name("block-log".into())
         .spawn(move || thread.run())
         .map_err(system("a thread"))?;
-    Ok(CacheHandle { cache, thread: Some(thread), warmth })
+    cache.restore_selection();
+    let counted = cache.clone();
+    let census = std::thread::Builder::new()
+        .name("block-census".into())
+        .spawn(move || census::run(&counted))
+        .map_err(system("a thread"))?;
+    Ok(CacheHandle { cache, thread: Some(thread), census: Some(census), warmth })
 }
 
 /// What a shard may have under way.
@@ -642,11 +630,14 @@ fn clear(words: &mut Words) {
 }
 
 /// The volumes of a run.
-struct VolumePlan {
+#[derive(Debug, Default)]
+pub(super) struct VolumePlan {
     /// One for each that is attached.
-    records: Vec<VolumeRecord>,
+    pub records: Vec<VolumeRecord>,
     /// Stretches of groups whose lines are used: first and number.
-    kept: Vec<(u64, u64)>,
+    pub kept: Vec<(u64, u64)>,
+    /// Why the last one's lines are not used, if it had any.
+    pub cold: Option<String>,
 }
 
 impl VolumePlan {
@@ -663,7 +654,7 @@ fn plan_volumes(
     specs: &[Arc<Volume>],
     trust: bool,
 ) -> Result<VolumePlan, CacheError> {
-    let mut plan = VolumePlan { records: Vec::new(), kept: Vec::new() };
+    let mut plan = VolumePlan::default();
     // What the last run had and this one has not is out of sight from now on.
     for volume in &mut sb.volumes {
         if volume.state == VolumeState::Attached && !specs.iter().any(|s| s.name() == volume.name) {
@@ -675,62 +666,74 @@ fn plan_volumes(
         }
     }
     for spec in specs {
-        let fail = |reason: String| CacheError::Volume { name: spec.name().to_owned(), reason };
-        if spec.name().len() > MAX_NAME {
-            return Err(fail(format!(
-                "the name is longer than {MAX_NAME} bytes: choose a shorter one"
-            )));
-        }
-        let bytes = spec.backing().about().size;
-        let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
-        let found = sb.volumes.iter().position(|v| v.name == spec.name());
-        if let Some(at) = found {
-            let volume = sb.volumes[at].clone();
-            if bytes < volume.bytes {
-                return Err(fail(format!(
-                    "it has {bytes} bytes but had {} when it was last attached: restore its size, or attach it under another name",
-                    volume.bytes
-                )));
-            }
-            plan.kept.retain(|k| k.0 != volume.first_group);
-            let let_go = volume.state == VolumeState::Detached;
-            let proof = identity.proves(&volume.identity, let_go, trust);
-            let warm = proof.is_ok();
-            if warm && bytes == volume.bytes {
-                plan.kept.push((volume.first_group, volume.groups));
-            } else {
-                let why = proof.err().unwrap_or("its store has grown");
-                tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
-            }
-            sb.volumes.remove(at);
-            if warm && bytes == volume.bytes {
-                sb.volumes.push(VolumeRecord {
-                    state: VolumeState::Attached,
-                    identity: identity.encode(),
-                    ..volume
-                });
-                plan.records.push(sb.volumes[sb.volumes.len() - 1].clone());
-                continue;
-            }
-        }
-        if sb.volumes.len() >= MAX_VOLUMES {
-            return Err(fail(format!("the cache knows {MAX_VOLUMES} volumes already: drop one")));
-        }
-        let (first_group, groups) = sb.allocate(bytes).ok_or_else(|| {
-            fail(format!("{bytes} bytes do not fit in the line space of this cache: drop volumes that are not used any more"))
-        })?;
-        let record = VolumeRecord {
-            name: spec.name().to_owned(),
-            first_group,
-            groups,
-            bytes,
-            state: VolumeState::Attached,
-            identity: identity.encode(),
-        };
-        sb.volumes.push(record.clone());
-        // Lines of whoever had the stretch before are not its own.
-        plan.kept.retain(|k| k.0 + k.1 <= first_group || first_group + groups <= k.0);
-        plan.records.push(record);
+        plan_one(sb, &mut plan, spec, trust)?;
     }
     Ok(plan)
+}
+
+/// The same for one volume.
+pub(super) fn plan_one(
+    sb: &mut BlockSuperblock,
+    plan: &mut VolumePlan,
+    spec: &Arc<Volume>,
+    trust: bool,
+) -> Result<(), CacheError> {
+    let fail = |reason: String| CacheError::Volume { name: spec.name().to_owned(), reason };
+    if spec.name().len() > MAX_NAME {
+        return Err(fail(format!(
+            "the name is longer than {MAX_NAME} bytes: choose a shorter one"
+        )));
+    }
+    let bytes = spec.backing().about().size;
+    let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
+    let found = sb.volumes.iter().position(|v| v.name == spec.name());
+    if let Some(at) = found {
+        let volume = sb.volumes[at].clone();
+        if bytes < volume.bytes {
+            return Err(fail(format!(
+                "it has {bytes} bytes but had {} when it was last attached: restore its size, or attach it under another name",
+                volume.bytes
+            )));
+        }
+        plan.kept.retain(|k| k.0 != volume.first_group);
+        let let_go = volume.state == VolumeState::Detached;
+        let proof = identity.proves(&volume.identity, let_go, trust);
+        let warm = proof.is_ok();
+        if warm && bytes == volume.bytes {
+            plan.kept.push((volume.first_group, volume.groups));
+        } else {
+            let why = proof.err().unwrap_or("its store has grown");
+            tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
+            plan.cold = Some(why.to_owned());
+        }
+        sb.volumes.remove(at);
+        if warm && bytes == volume.bytes {
+            sb.volumes.push(VolumeRecord {
+                state: VolumeState::Attached,
+                identity: identity.encode(),
+                ..volume
+            });
+            plan.records.push(sb.volumes[sb.volumes.len() - 1].clone());
+            return Ok(());
+        }
+    }
+    if sb.volumes.len() >= MAX_VOLUMES {
+        return Err(fail(format!("the cache knows {MAX_VOLUMES} volumes already: drop one")));
+    }
+    let (first_group, groups) = sb.allocate(bytes).ok_or_else(|| {
+        fail(format!("{bytes} bytes do not fit in the line space of this cache: drop volumes that are not used any more"))
+    })?;
+    let record = VolumeRecord {
+        name: spec.name().to_owned(),
+        first_group,
+        groups,
+        bytes,
+        state: VolumeState::Attached,
+        identity: identity.encode(),
+    };
+    sb.volumes.push(record.clone());
+    // Lines of whoever had the stretch before are not its own.
+    plan.kept.retain(|k| k.0 + k.1 <= first_group || first_group + groups <= k.0);
+    plan.records.push(record);
+    Ok(())
 }

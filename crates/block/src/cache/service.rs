@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_engine::block::{
     GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Verdict,
 };
-use larder_policy::block::BlockOp;
+use larder_policy::block::{BlockKind, BlockOp, Reason, Rule, Verdict as PolicyVerdict};
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
+use super::attached::count;
 use super::cell::{Message, Out};
 use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::Session;
@@ -37,7 +39,7 @@ const RANGE_STEP: u32 = 4096;
 /// A volume and this worker's way to its store.
 struct Known {
     /// Kept, so that its place in memory is nobody else's.
-    _volume: Arc<Volume>,
+    volume: Arc<Volume>,
     session: usize,
     attached: Option<Arc<Attached>>,
 }
@@ -60,6 +62,13 @@ struct ClientOp {
     pending: u32,
     failure: Option<Failure>,
     range: Option<RangeState>,
+    /// What the client says that it holds.
+    tag: BlockKind,
+    begun: Instant,
+    /// The store was asked on its behalf.
+    asked_store: bool,
+    /// Flash was.
+    asked_flash: bool,
 }
 
 /// A change that has its range as a whole.
@@ -154,8 +163,8 @@ pub struct Cached {
     registry: Registry,
     first_token: usize,
     flash: FileQueue,
-    sessions: Vec<Box<dyn Session>>,
-    known: Vec<Known>,
+    sessions: Vec<Option<Box<dyn Session>>>,
+    known: Vec<Option<Known>>,
     by_volume: BTreeMap<usize, usize>,
     ops: BTreeMap<OpId, ClientOp>,
     next_op: u64,
@@ -166,6 +175,8 @@ pub struct Cached {
     ended: VecDeque<Answer>,
     lingering: Lingering,
     verdicts: Vec<Verdict>,
+    /// Detached volumes that were let go of so far.
+    gone: u64,
 }
 
 impl Cached {
@@ -204,6 +215,7 @@ impl Cached {
             ended: VecDeque::new(),
             lingering: Lingering::default(),
             verdicts: Vec::new(),
+            gone: 0,
         })
     }
 
@@ -215,7 +227,7 @@ impl Cached {
         }
         let failure = |text: String| Failure::new(Errno::Io, text);
         let session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
-        let index = self.sessions.len();
+        let index = self.sessions.iter().position(Option::is_none).unwrap_or(self.sessions.len());
         self.registry
             .register(
                 &mut SourceFd(&session.fd()),
@@ -223,17 +235,67 @@ impl Cached {
                 Interest::READABLE,
             )
             .map_err(|e| failure(format!("a session's descriptor: {e}")))?;
-        self.sessions.push(session);
-        let attached = self.cache.volume(volume.name());
-        self.known.push(Known { _volume: volume.clone(), session: index, attached });
-        self.by_volume.insert(key, self.known.len() - 1);
-        Ok(self.known.len() - 1)
+        if index == self.sessions.len() {
+            self.sessions.push(None);
+        }
+        self.sessions[index] = Some(session);
+        // Another volume may have its name by now.
+        let attached = self.cache.volume(volume.name()).filter(|a| Arc::ptr_eq(a.volume(), volume));
+        let known = Known { volume: volume.clone(), session: index, attached };
+        let at = self.known.iter().position(Option::is_none).unwrap_or(self.known.len());
+        if at == self.known.len() {
+            self.known.push(None);
+        }
+        self.known[at] = Some(known);
+        self.by_volume.insert(key, at);
+        Ok(at)
+    }
+
+    /// Lets go of volumes that were put aside, so that their stores can be closed.
+    fn let_go(&mut self) {
+        let gone = self.cache.governor.gone.load(Ordering::SeqCst);
+        if gone == self.gone {
+            return;
+        }
+        let mut all = true;
+        for at in 0..self.known.len() {
+            let Some(known) = self.known[at].as_ref().filter(|k| k.volume.is_closed()) else {
+                continue;
+            };
+            let session = known.session;
+            if self.sessions[session].as_ref().is_some_and(|s| s.in_flight() > 0) {
+                all = false;
+                continue;
+            }
+            if let Some(open) = self.sessions[session].take() {
+                // It goes with the descriptor at the latest.
+                let _ = self.registry.deregister(&mut SourceFd(&open.fd()));
+            }
+            let key = Arc::as_ptr(&known.volume) as usize;
+            self.by_volume.remove(&key);
+            self.known[at] = None;
+        }
+        if all {
+            self.gone = gone;
+        }
+    }
+
+    fn attached(&self, known: usize) -> Option<&Arc<Attached>> {
+        self.known[known].as_ref()?.attached.as_ref()
+    }
+
+    /// Asks the store of a volume. It is known as long as anything is under way for it.
+    fn ask_store(&mut self, known: usize, job: BackingJob, op: Op) {
+        let job = self.backing_jobs.add(job);
+        if let Some(known) = &self.known[known]
+            && let Some(session) = &mut self.sessions[known.session]
+        {
+            session.submit(job, op);
+        }
     }
 
     fn through(&mut self, known: usize, ticket: u64, op: Op) {
-        let job = self.backing_jobs.add(BackingJob::Ticket(ticket));
-        let session = self.known[known].session;
-        self.sessions[session].submit(job, op);
+        self.ask_store(known, BackingJob::Ticket(ticket), op);
     }
 
     fn call(
@@ -249,7 +311,7 @@ impl Cached {
 
     /// Begins an operation on a volume that is cached.
     fn begin(&mut self, mut op: ClientOp) {
-        let Some(attached) = self.known[op.known].attached.clone() else { return };
+        let Some(attached) = self.attached(op.known).cloned() else { return };
         let id = OpId((self.me as u64) << OP_BITS | self.next_op);
         self.next_op = (self.next_op + 1) & ((1 << OP_BITS) - 1);
         let line_bytes = u64::from(self.cache.line_bytes());
@@ -258,7 +320,13 @@ impl Cached {
         let cached_end = end.min(attached.base + attached.cached_bytes);
         // The part that stands for its beginning: it is not over before all parts are begun.
         op.pending = 1;
-        let (at, kind, payload) = (op.at, op.kind, op.payload.clone());
+        let (at, kind, payload, tag) = (op.at, op.kind, op.payload.clone(), op.tag);
+        if kind.changes() {
+            self.cache.changing(at, op.len);
+        }
+        if let Some(payload) = &payload {
+            attached.pass(at - attached.base, payload);
+        }
         let groups = cached_end.saturating_sub(at).div_ceil(group_bytes);
         let whole_range = kind.changes() && kind != PartKind::Write && groups > RANGE_GROUPS;
         if whole_range {
@@ -274,14 +342,16 @@ impl Cached {
             self.piece(id, from, (end - from) as u32);
         }
         if whole_range {
-            self.lock_next(id);
+            if locked(&self.cache.governor.ranges).enter(id) {
+                self.lock_next(id);
+            }
             return;
         }
         let mut parts: Vec<(u64, u32)> = Vec::with_capacity(1);
         let mut from = at;
         while from < cached_end {
             let to = ((from / group_bytes + 1) * group_bytes).min(cached_end);
-            parts.push((from, (to - from) as u32));
+            self.cut(&attached, from, to, &mut parts);
             from = to;
         }
         let mut verdicts = std::mem::take(&mut self.verdicts);
@@ -292,11 +362,23 @@ impl Cached {
                 self.cache.judge(
                     &attached,
                     what,
-                    at - attached.base,
-                    end - at,
-                    parts.iter().map(|p| p.0 - attached.base),
+                    (at - attached.base, end - at),
+                    tag,
+                    parts.iter().map(|p| (p.0 - attached.base, p.1)),
                     &mut verdicts,
                 );
+            }
+            PartKind::Prefetch => {
+                let governor = &self.cache.governor;
+                let before = parts.len();
+                parts.retain(|&(from, len)| {
+                    governor.rule(&attached, from - attached.base, u64::from(len)) != Rule::Never
+                });
+                if parts.len() < before {
+                    let never = PolicyVerdict::Reject(Reason::Never);
+                    governor.count(never, (before - parts.len()) as u64);
+                }
+                verdicts.resize(parts.len(), Verdict::Admit);
             }
             _ => verdicts.resize(parts.len(), Verdict::Admit),
         }
@@ -319,21 +401,39 @@ impl Cached {
         self.step(id, None);
     }
 
+    /// Adds `from..to`, which lies in one group, to `parts`: in pieces where what is selected changes.
+    fn cut(&self, attached: &Attached, from: u64, to: u64, parts: &mut Vec<(u64, u32)>) {
+        let line = u64::from(self.cache.line_bytes());
+        let governor = &self.cache.governor;
+        if !attached.selected.load(Ordering::Relaxed) {
+            return parts.push((from, (to - from) as u32));
+        }
+        let rule = |at: u64| governor.rule(attached, at / line * line - attached.base, line);
+        let (mut start, mut at) = (from, from);
+        while at < to {
+            let next = ((at / line + 1) * line).min(to);
+            if next == to || rule(next) != rule(at) {
+                parts.push((start, (next - start) as u32));
+                start = next;
+            }
+            at = next;
+        }
+    }
+
     /// Bytes of an operation that are not the engine's go straight to the store.
     fn piece(&mut self, id: OpId, at: u64, len: u32) {
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.pending += 1;
+        op.asked_store = true;
         let known = op.known;
         let Some(store_op) = self.store_op(id, None, at, len) else { return };
-        let job = self.backing_jobs.add(BackingJob::Piece { op: id, at });
-        let session = self.known[known].session;
-        self.sessions[session].submit(job, store_op);
+        self.ask_store(known, BackingJob::Piece { op: id, at }, store_op);
     }
 
     /// What the store is asked on behalf of `id`.
     fn store_op(&self, id: OpId, read: Option<()>, at: u64, len: u32) -> Option<Op> {
         let op = self.ops.get(&id)?;
-        let base = self.known[op.known].attached.as_ref()?.base;
+        let base = self.attached(op.known)?.base;
         let offset = at - base;
         let (fua, may_punch, fast) = (op.fua, op.may_punch, op.fast);
         Some(match op.kind {
@@ -361,6 +461,10 @@ impl Cached {
             return;
         }
         let Some(op) = self.ops.remove(&id) else { return };
+        if op.range.is_some() {
+            self.next_range(id);
+        }
+        self.count(&op);
         let outcome = op.failure.map_or(Ok(Vec::new()), Err);
         // A write's bytes may still be the source of a fill: then the buffer comes back later, or not at all.
         let buf = match (op.buf, op.payload) {
@@ -371,7 +475,51 @@ impl Cached {
         self.ended.push_back(Answer { ticket: op.ticket, outcome, buf });
     }
 
+    fn count(&self, op: &ClientOp) {
+        let Some(attached) = self.attached(op.known) else { return };
+        let counters = &attached.counters;
+        let nanos = op.begun.elapsed().as_nanos() as u64;
+        let governor = &self.cache.governor;
+        count(&counters.failed, u64::from(op.failure.is_some()));
+        match op.kind {
+            PartKind::Read => {
+                // What waited for another's fetch was no hit either.
+                let hit = op.asked_flash && !op.asked_store;
+                count(&counters.reads, 1);
+                count(&counters.read_bytes, op.len);
+                count(&counters.read_hits, u64::from(hit));
+                let holds = match op.tag {
+                    BlockKind::Unknown => attached.classify(op.at - attached.base, op.len),
+                    tag => tag,
+                };
+                if holds == BlockKind::Metadata {
+                    count(&counters.metadata_reads, 1);
+                    count(&counters.metadata_hits, u64::from(hit));
+                }
+                governor.record(self.me, |l| {
+                    if hit { l.hit.record(nanos) } else { l.miss.record(nanos) }
+                });
+            }
+            PartKind::Write | PartKind::Zero | PartKind::Trim => {
+                count(&counters.writes, 1);
+                if op.kind == PartKind::Write {
+                    count(&counters.write_bytes, op.len);
+                }
+                governor.record(self.me, |l| l.write.record(nanos));
+            }
+            PartKind::Prefetch => {}
+        }
+    }
+
     // ---- ranges ----
+
+    /// A range is over: another may lock its lines.
+    fn next_range(&self, id: OpId) {
+        if let Some(next) = locked(&self.cache.governor.ranges).leave(id) {
+            let worker = (next.0 >> OP_BITS) as usize;
+            self.cache.send(worker, next, Message::RangeTurn);
+        }
+    }
 
     fn lock_next(&mut self, id: OpId) {
         let Some(RangeState { first, last, locked }) =
@@ -445,7 +593,14 @@ impl Cached {
                 self.step(id, failure);
             }
             Message::IntentsReady => self.range_ready(id),
+            Message::RangeTurn => match self.ops.contains_key(&id) {
+                true => self.lock_next(id),
+                false => self.next_range(id),
+            },
             Message::FlashRead { shard, io, slot, line, lines } => {
+                if let Some(op) = self.ops.get_mut(&id) {
+                    op.asked_flash = true;
+                }
                 let buf = AlignedBuf::zeroed(lines as usize * self.cache.line_bytes() as usize);
                 let offset = self.cache.layout.slot_at(shard, slot.0);
                 let job = self.flash_jobs.add(FlashJob::Read { shard, io, line });
@@ -453,6 +608,7 @@ impl Cached {
             }
             Message::FlashWrite { shard, io, slot, bytes } => {
                 let data = aligned(bytes);
+                self.cache.governor.spend(self.cache.now(), data.len() as u64);
                 let offset = self.cache.layout.slot_at(shard, slot.0);
                 let bytes = data.clone();
                 let job = self.flash_jobs.add(FlashJob::Write { shard, io, bytes });
@@ -466,12 +622,13 @@ impl Cached {
                 self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
             }
             Message::BackingRead { shard, io, at, len } => {
+                if let Some(op) = self.ops.get_mut(&id) {
+                    op.asked_store = true;
+                }
                 match self.store_op(id, Some(()), at, len) {
                     Some(op) => {
-                        let job =
-                            self.backing_jobs.add(BackingJob::Fetch { op: id, shard, io, at });
-                        let session = self.known[self.ops[&id].known].session;
-                        self.sessions[session].submit(job, op);
+                        let known = self.ops[&id].known;
+                        self.ask_store(known, BackingJob::Fetch { op: id, shard, io, at }, op);
                     }
                     None => {
                         let now = self.cache.now();
@@ -482,9 +639,8 @@ impl Cached {
             Message::BackingChange { shard, io, at, len } => {
                 match self.store_op(id, None, at, len) {
                     Some(op) => {
-                        let job = self.backing_jobs.add(BackingJob::Change { op: id, shard, io });
-                        let session = self.known[self.ops[&id].known].session;
-                        self.sessions[session].submit(job, op);
+                        let known = self.ops[&id].known;
+                        self.ask_store(known, BackingJob::Change { op: id, shard, io }, op);
                     }
                     None => {
                         let now = self.cache.now();
@@ -512,6 +668,7 @@ impl Cached {
         match (self.flash_jobs.take(token), op) {
             (Some(FlashJob::Read { shard, io, line }), FileOp::Read { buf, .. }) => match result {
                 Ok(()) => {
+                    self.cache.flash_works();
                     let crcs = crcs(&buf, line_bytes as usize);
                     let bytes = Payload::new(buf);
                     self.call(shard, |s, fx| {
@@ -554,6 +711,7 @@ impl Cached {
             }
             (Some(FlashJob::Write { shard, io, bytes }), _) => match result {
                 Ok(()) => {
+                    self.cache.flash_works();
                     let crcs = crcs(&bytes, line_bytes as usize);
                     self.call(shard, |s, fx| s.flash_written(now, io, Ok(&crcs), fx));
                 }
@@ -587,6 +745,12 @@ impl Cached {
             }
             Some(BackingJob::Fetch { op: id, shard, io, at }) => {
                 self.note(id, failure);
+                if let (Op::Read { buf, .. }, Ok(_)) = (&op, &outcome)
+                    && let Some(known) = self.ops.get(&id).map(|o| o.known)
+                    && let Some(attached) = self.attached(known)
+                {
+                    attached.pass(at - attached.base, buf);
+                }
                 match (op, outcome) {
                     (Op::Read { buf, .. }, Ok(_)) => self.call(shard, |s, fx| {
                         fx.tables.keep_buffer(io, at, Payload::new(buf));
@@ -623,7 +787,7 @@ impl Cached {
                 self.flash_done(done);
             }
             for at in 0..self.sessions.len() {
-                while let Some(done) = self.sessions[at].pop() {
+                while let Some(done) = self.sessions[at].as_mut().and_then(|s| s.pop()) {
                     any = true;
                     self.backing_done(done);
                 }
@@ -650,8 +814,27 @@ pub(super) fn aligned(bytes: Payload) -> Payload {
     Payload::new(copy)
 }
 
-impl Service for Cached {
-    fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
+impl Cached {
+    /// [`Service::submit`] of a program that knows what the range holds: admission need not find out.
+    pub fn submit_tagged(
+        &mut self,
+        volume: &Arc<Volume>,
+        ticket: u64,
+        command: Command,
+        tag: BlockKind,
+    ) {
+        let refuse = |command: Command, failure: Failure| {
+            let buf = match command {
+                Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
+                _ => None,
+            };
+            Answer { ticket, outcome: Err(failure), buf }
+        };
+        if volume.is_closed() {
+            let failure = Failure::new(Errno::Shutdown, "the volume was detached");
+            self.ended.push_back(refuse(command, failure));
+            return;
+        }
         let lost = || {
             Failure::new(
                 Errno::Io,
@@ -661,16 +844,9 @@ impl Service for Cached {
         let known = if volume.backing().is_lost() { Err(lost()) } else { self.known(volume) };
         let known = match known {
             Ok(known) => known,
-            Err(failure) => {
-                let buf = match command {
-                    Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
-                    _ => None,
-                };
-                self.ended.push_back(Answer { ticket, outcome: Err(failure), buf });
-                return;
-            }
+            Err(failure) => return self.ended.push_back(refuse(command, failure)),
         };
-        let base = self.known[known].attached.as_ref().map(|a| a.base);
+        let base = self.attached(known).map(|a| a.base);
         let op = |kind, offset: u64, len: u64| ClientOp {
             ticket,
             known,
@@ -685,6 +861,10 @@ impl Service for Cached {
             pending: 0,
             failure: None,
             range: None,
+            tag,
+            begun: Instant::now(),
+            asked_store: false,
+            asked_flash: false,
         };
         match command {
             Command::Read { offset, buf } if base.is_some() => {
@@ -730,6 +910,12 @@ impl Service for Cached {
             }
         }
     }
+}
+
+impl Service for Cached {
+    fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
+        self.submit_tagged(volume, ticket, command, BlockKind::Unknown);
+    }
 
     fn ready(&mut self, token: usize, now: Instant) {
         match token - self.first_token {
@@ -741,7 +927,7 @@ impl Service for Cached {
                 self.take_inbox();
             }
             session => {
-                if let Some(session) = self.sessions.get_mut(session - 2) {
+                if let Some(Some(session)) = self.sessions.get_mut(session - 2) {
                     session.turn(now);
                 }
             }
@@ -750,13 +936,14 @@ impl Service for Cached {
     }
 
     fn flush(&mut self, now: Instant) {
-        for at in 0..self.sessions.len() {
-            if self.sessions[at].wake_at().is_some_and(|when| when <= now) {
-                self.sessions[at].turn(now);
+        self.let_go();
+        for session in self.sessions.iter_mut().flatten() {
+            if session.wake_at().is_some_and(|when| when <= now) {
+                session.turn(now);
             }
         }
         self.turn();
-        for session in &mut self.sessions {
+        for session in self.sessions.iter_mut().flatten() {
             session.flush(now);
         }
         self.flash.flush();
@@ -774,6 +961,6 @@ impl Service for Cached {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        self.sessions.iter().filter_map(|s| s.wake_at()).min()
+        self.sessions.iter().flatten().filter_map(|s| s.wake_at()).min()
     }
 }

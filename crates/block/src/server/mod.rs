@@ -13,7 +13,7 @@
 //!
 //! A request stays on the thread that its connection was dealt to, from the socket to the reply.
 
-mod listen;
+pub(crate) mod listen;
 pub mod service;
 mod stream;
 #[cfg(test)]
@@ -39,7 +39,7 @@ pub(crate) use listen::{UnixPath, bind_unix};
 use service::Service;
 use stream::Stream;
 pub use tls::TlsFiles;
-pub use volume::{Volume, Volumes};
+pub use volume::{Client, Volume, VolumeError, Volumes};
 use worker::Worker;
 
 /// How a server is to be.

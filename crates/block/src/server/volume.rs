@@ -1,6 +1,7 @@
 //! What is exported, and under which name.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::backing::{About, Backing};
@@ -16,6 +17,29 @@ pub struct Volume {
     preferred: u32,
     /// Prefetching does something.
     cached: bool,
+    clients: AtomicU64,
+    /// Connections to it are closed.
+    closing: AtomicBool,
+    /// Nothing is done for it any more.
+    closed: AtomicBool,
+}
+
+/// A client of a volume, as long as it lives.
+#[derive(Debug)]
+pub struct Client(Arc<Volume>);
+
+impl Client {
+    /// One more client of `volume`.
+    pub fn new(volume: &Arc<Volume>) -> Client {
+        volume.clients.fetch_add(1, Ordering::SeqCst);
+        Client(volume.clone())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Volume {
@@ -23,7 +47,52 @@ impl Volume {
     /// that a prefetch is of use.
     pub fn new(name: &str, backing: Box<dyn Backing>, preferred: u32, cached: bool) -> Volume {
         let about = backing.about();
-        Volume { name: name.to_owned(), backing, about, preferred, cached }
+        Volume {
+            name: name.to_owned(),
+            backing,
+            about,
+            preferred,
+            cached,
+            clients: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Clients that have asked something of it and are still there.
+    pub fn clients(&self) -> u64 {
+        self.clients.load(Ordering::SeqCst)
+    }
+
+    /// Its clients' connections are to be closed.
+    pub fn close_clients(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+
+    /// They stay after all.
+    pub fn keep_clients(&self) {
+        self.closing.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether connections are to be closed.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst) || self.is_closed()
+    }
+
+    /// It is put aside: whoever asks something of it from now on is refused.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// It is not put aside after all.
+    pub fn reopen(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+        self.keep_clients();
+    }
+
+    /// Whether it is put aside.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Its name, by which it is exported.
@@ -87,15 +156,24 @@ pub struct Volumes {
 }
 
 impl Volumes {
+    /// Whether a volume may be called that.
+    ///
+    /// # Errors
+    /// [`VolumeError::Name`].
+    pub fn check_name(name: &str) -> Result<(), VolumeError> {
+        if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
+            return Err(VolumeError::Name(name.escape_debug().to_string()));
+        }
+        Ok(())
+    }
+
     /// Adds a volume.
     ///
     /// # Errors
     /// [`VolumeError`].
     pub fn add(&self, volume: Volume) -> Result<Arc<Volume>, VolumeError> {
         let name = volume.name.clone();
-        if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
-            return Err(VolumeError::Name(name.escape_debug().to_string()));
-        }
+        Volumes::check_name(&name)?;
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         if map.contains_key(&name) {
             return Err(VolumeError::Exists(name));
@@ -103,6 +181,19 @@ impl Volumes {
         let volume = Arc::new(volume);
         map.insert(name, volume.clone());
         Ok(volume)
+    }
+
+    /// Puts a volume back that was taken away.
+    ///
+    /// # Errors
+    /// When another has its name by now.
+    pub fn restore(&self, volume: Arc<Volume>) -> Result<(), VolumeError> {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        if map.contains_key(&volume.name) {
+            return Err(VolumeError::Exists(volume.name.clone()));
+        }
+        map.insert(volume.name.clone(), volume);
+        Ok(())
     }
 
     /// Takes a volume away: no further connection can choose it. Those that have it keep it.

@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use super::service::{Answer, Service};
 use super::stream::{Read1, Stream};
-use super::volume::Volume;
+use super::volume::{Client, Volume};
 use super::{Shared, locked};
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
@@ -54,6 +54,8 @@ struct Conn {
     starved: bool,
     /// When a byte last went in or out.
     moved: Instant,
+    /// Counts it among its volume's clients, from its first request on.
+    client: Option<Client>,
 }
 
 struct Slot {
@@ -226,6 +228,7 @@ impl<S: Service> Worker<S> {
                 again: false,
                 starved: false,
                 moved: self.now,
+                client: None,
             }));
             // The server speaks first.
             self.dirty.push(slot);
@@ -298,6 +301,7 @@ impl<S: Service> Worker<S> {
         let life = self.slots[slot].life;
         let Some(conn) = self.slots[slot].conn.as_mut() else { return };
         let Some(volume) = conn.proto.export() else { return };
+        conn.client.get_or_insert_with(|| Client::new(volume));
         let (kind, held) = match &command {
             Command::Read { offset, buf } => (Kind::Read { offset: *offset }, buf.capacity()),
             Command::Write { buf, .. } => (Kind::Write, buf.capacity()),
@@ -453,7 +457,9 @@ impl<S: Service> Worker<S> {
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
             let idle = self.now.saturating_duration_since(conn.moved);
-            let why = if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
+            let why = if conn.proto.export().is_some_and(|v| v.is_closing()) {
+                "its volume is put aside"
+            } else if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
                 "it does not read its last replies"
             } else if idle < patience {
                 continue;

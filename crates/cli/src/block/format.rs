@@ -91,7 +91,8 @@ pub(super) fn failed(error: CacheError) -> CliError {
         CacheError::Layout { .. }
         | CacheError::Occupied { .. }
         | CacheError::NotEmpty { .. }
-        | CacheError::Admission(_) => CliError::Usage(error.to_string()),
+        | CacheError::Admission(_)
+        | CacheError::Budget(_) => CliError::Usage(error.to_string()),
         error => CliError::Runtime(error.to_string()),
     }
 }

@@ -1,5 +1,6 @@
 //! `larder block`: a cache device in front of volumes.
 
+mod control;
 mod create;
 mod format;
 mod serve;
@@ -19,19 +20,26 @@ enum Command {
     Create(create::Args),
     Format(format::Args),
     Serve(Box<serve::Args>),
+    Status(control::StatusArgs),
+    Attach(control::AttachArgs),
+    Detach(control::DetachArgs),
+    Drop(control::DropArgs),
+    Explain(control::ExplainArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
+    if !matches!(args.command, Command::Serve(_)) {
+        larder_runtime::machine::end_on_broken_pipe();
+    }
     match args.command {
-        Command::Create(args) => {
-            larder_runtime::machine::end_on_broken_pipe();
-            create::run(&args)
-        }
-        Command::Format(args) => {
-            larder_runtime::machine::end_on_broken_pipe();
-            format::run(&args)
-        }
+        Command::Create(args) => create::run(&args),
+        Command::Format(args) => format::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Status(args) => control::status(&args),
+        Command::Attach(args) => control::attach(&args),
+        Command::Detach(args) => control::detach(&args),
+        Command::Drop(args) => control::drop_lines(&args),
+        Command::Explain(args) => control::explain(&args),
     }
 }
 

@@ -1,20 +1,22 @@
 //! `larder block serve`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
-use larder_block::cache::{Cache, CacheConfig, CacheStats, Cached, Warmth, open};
+use larder_block::cache::{Cache, CacheConfig, Cached, RulesConfig, Share, Warmth, open};
+use larder_block::control::{Control, ControlServer, http};
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
 use larder_block::vhost::{VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
-use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Reason, VictimPolicy};
+use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
+use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::RingChoice;
 use larder_runtime::record::RecordConfig;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use super::format::failed;
@@ -33,7 +35,11 @@ Examples:
   larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen vhost:/run/larder.disk,volume=disk
   # An object store (first: larder block create s3://bucket/vm1 --size 100g):
   larder block serve --cache /flash/cache --volume vm1=s3://bucket/vm1 --listen unix:/run/larder.sock
+  # Two volumes with their shares, a drive that is to last five years, and the live page:
+  larder block serve --cache /flash/cache --volume db=file:/nfs/db.img --volume www=file:/nfs/www.img \\
+    --share db=30%.. --share www=..50% --endurance-tbw 600 --http 127.0.0.1:11281 --listen unix:/run/larder.sock
 
+`larder block status` and the commands beside it ask the daemon that runs.
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
 SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters.";
 
@@ -48,8 +54,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     cache: PathBuf,
     /// A volume and its store: file:PATH, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX; NAME
-    /// is the export's. May be given several times
-    #[arg(long = "volume", value_name = "NAME=URI", required = true, value_parser = volume)]
+    /// is the export's. May be given several times; `larder block attach` adds more
+    #[arg(long = "volume", value_name = "NAME=URI", value_parser = volume)]
     volumes: Vec<(String, Uri)>,
     /// Where to listen: unix:PATH or tcp:HOST:PORT for NBD, vhost:PATH,volume=NAME for one guest's vhost-user-blk disk.
     /// May be given several times
@@ -86,8 +92,8 @@ pub(crate) struct Args {
     /// Take stores that cannot tell whether they changed (NBD, block devices) as unchanged since the last run
     #[arg(long)]
     trust_unchanged: bool,
-    /// Where it is noted that a cache failed and must not be used again [default: /var/lib/larder for root, else
-    /// ~/.local/state/larder]
+    /// Where it is noted that a cache failed and must not be used again, what is selected, and what the write budget must
+    /// remember [default: /var/lib/larder for root, else ~/.local/state/larder]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Write down what every shard, the log and admission are told and decide, for `larder sim replay`. The file must not
@@ -99,6 +105,85 @@ pub(crate) struct Args {
     record_limit: ByteSize,
     #[command(flatten)]
     stores: StoreArgs,
+    /// The socket that `larder block status` and the commands beside it ask [default: block.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Address of the live page and /metrics [default: none]
+    #[arg(long, value_name = "ADDR")]
+    http: Option<String>,
+    /// A volume's share of the cache, FLOOR..CEILING in per cent or bytes, of which one may be missing: others leave it its
+    /// floor, it takes no more than its ceiling. May be given several times
+    #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share)]
+    shares: Vec<(String, Share)>,
+    #[command(flatten)]
+    budget: BudgetArgs,
+}
+
+/// The drive's life, as `larder kv` takes it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Drive life")]
+struct BudgetArgs {
+    /// Rated endurance of the cache device in terabytes written: sets the write budget [default: none, writes are not limited]
+    #[arg(long, value_name = "TB", allow_negative_numbers = true)]
+    endurance_tbw: Option<f64>,
+    /// Rated endurance in drive writes per day over the warranty, instead of terabytes written
+    #[arg(long, value_name = "N", visible_alias = "dwpd", allow_negative_numbers = true)]
+    endurance_dwpd: Option<f64>,
+    /// Years of warranty that --endurance-dwpd is stated for
+    #[arg(long, value_name = "N", default_value_t = 5.0, allow_negative_numbers = true)]
+    endurance_warranty_years: f64,
+    /// Capacity of the whole drive, to which --endurance-dwpd refers [default: the lines of the cache]
+    #[arg(long, value_name = "SIZE")]
+    drive_capacity: Option<ByteSize>,
+    /// Years that the drive should last
+    #[arg(
+        long,
+        value_name = "N",
+        visible_alias = "years",
+        default_value_t = 5.0,
+        allow_negative_numbers = true
+    )]
+    endurance_years: f64,
+    /// Bytes that the drive is expected to program for each byte written to it
+    #[arg(long, value_name = "RATIO", default_value_t = 1.1, allow_negative_numbers = true)]
+    device_write_amplification: f64,
+    /// Hours of write budget that may be saved up for a burst
+    #[arg(long, value_name = "HOURS", default_value_t = 6.0, allow_negative_numbers = true)]
+    burst_hours: f64,
+    /// Hold an empty cache to the write budget too, instead of letting it fill once ahead of it
+    #[arg(long)]
+    no_first_fill: bool,
+}
+
+impl BudgetArgs {
+    fn config(&self) -> Result<WriteBudgetConfig, CliError> {
+        let tbw = match self.endurance_tbw {
+            Some(t) if t > 0.0 && t <= 1e7 => Some(ByteSize((t * 1e12) as u64)),
+            Some(t) => {
+                return Err(CliError::Usage(format!(
+                    "--endurance-tbw {t}: it must be a positive number of terabytes"
+                )));
+            }
+            None => None,
+        };
+        Ok(WriteBudgetConfig {
+            tbw,
+            dwpd: self.endurance_dwpd,
+            warranty_years: self.endurance_warranty_years,
+            drive_capacity: self.drive_capacity.unwrap_or(ByteSize(0)),
+            years: self.endurance_years,
+            device_write_amplification: self.device_write_amplification,
+            burst_hours: self.burst_hours,
+            first_fill: !self.no_first_fill,
+        })
+    }
+}
+
+fn share(text: &str) -> Result<(String, Share), String> {
+    let (name, share) = text
+        .split_once('=')
+        .ok_or_else(|| format!("'{text}' is no volume's share: write NAME=FLOOR..CEILING"))?;
+    Ok((name.to_owned(), share.parse()?))
 }
 
 fn volume(text: &str) -> Result<(String, Uri), String> {
@@ -117,7 +202,7 @@ fn write_mode(text: &str) -> Result<WriteMode, String> {
     }
 }
 
-fn state_dir(given: Option<&PathBuf>) -> PathBuf {
+pub(super) fn state_dir(given: Option<&PathBuf>) -> PathBuf {
     if let Some(dir) = given {
         return dir.clone();
     }
@@ -147,6 +232,21 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     // Before anything is opened: from here on a signal ends it in good order.
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
         .map_err(|e| runtime(&format!("signal handlers: {e}")))?;
+    let budget = args.budget.config()?;
+    for (name, _) in &args.shares {
+        // A volume that is attached later has its share too; a name that is mistyped is worth a word.
+        if !args.volumes.iter().any(|v| v.0 == *name) {
+            warn!("--share {name}: no --volume has that name; it holds when one is attached");
+        }
+    }
+    if !args.cache.exists() {
+        return Err(runtime(&format!(
+            "cache '{}': there is no such file or device: `larder block format {} --size SIZE` makes one",
+            args.cache.display(),
+            args.cache.display()
+        )));
+    }
+    let page = args.http.as_ref().map(|address| bind_page(address)).transpose()?;
     let layout = open::layout_of(&args.cache).map_err(failed)?;
     let volumes = Arc::new(Volumes::default());
     let state_dir = state_dir(args.state_dir.as_ref());
@@ -167,8 +267,9 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         workers: workers + vhost.len(),
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
-        state_dir,
+        state_dir: state_dir.clone(),
         record: args.record.clone().map(|file| RecordConfig { file, limit: args.record_limit.0 }),
+        rules: RulesConfig { shares: args.shares.clone(), budget },
     };
     let handle = open::open(&args.cache, config, &volumes.all()).map_err(failed)?;
     let cache = handle.cache().clone();
@@ -194,7 +295,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         ..ServerConfig::default()
     };
     let served = cache.clone();
-    let server = Server::start(server_config, volumes, |worker, registry, token| {
+    let server = Server::start(server_config, volumes.clone(), |worker, registry, token| {
         Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
     })
     .map_err(|e| runtime(&e))?;
@@ -204,6 +305,23 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             Cached::new(served.clone(), workers + n, registry, token, RingChoice::Auto)
         })
         .map_err(|e| runtime(&e))?;
+    let control = Control::new(
+        cache.clone(),
+        volumes,
+        server.counters().clone(),
+        Box::new(move |uri| backing::open_with(uri, &options)),
+        how,
+        env!("CARGO_PKG_VERSION"),
+    );
+    let socket = listen_for_control(&control, args.control.as_ref(), &state_dir)?;
+    let page = page
+        .map(|socket| http::start(socket, control.clone()))
+        .transpose()
+        .map_err(|e| runtime(&format!("the live page: {e}")))?;
+    if let Some(page) = &page {
+        let address = page.address();
+        info!("live page http://{address}/ and metrics http://{address}/metrics");
+    }
     let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     info!("ready: {} {}", args.listen.join(", "), addresses.join(", "));
     // A supervisor that is not there is no error.
@@ -212,9 +330,11 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         if signal != SIGUSR1 {
             break;
         }
-        tell(&cache.stats());
+        tell(&control);
         tell_record(&cache);
     }
+    // A supervisor that is not there is no error.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     // Whoever asks twice does not want to wait: what is on flash is found again all the same.
     std::thread::Builder::new()
         .name("larder-signals".into())
@@ -226,9 +346,13 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         })
         .map_err(|e| runtime(&format!("a thread: {e}")))?;
     info!("stopping");
+    // Nothing is attached or detached any more.
+    drop(socket);
     devices.stop();
     server.stop();
-    tell(&cache.stats());
+    tell(&control);
+    drop(page);
+    drop(control);
     drop(cache);
     handle.stop();
     Ok(())
@@ -255,36 +379,75 @@ fn tell_record(cache: &Cache) {
     }
 }
 
-fn tell(stats: &CacheStats) {
-    let e = &stats.engine;
+fn bind_page(address: &str) -> Result<std::net::TcpListener, CliError> {
+    if address.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+        return Err(CliError::Usage(format!(
+            "--http '{address}' is not an address: write HOST:PORT, as in 127.0.0.1:11281"
+        )));
+    }
+    std::net::TcpListener::bind(address)
+        .map_err(|e| CliError::Runtime(format!("--http '{address}': {e}: choose another address")))
+}
+
+/// The control socket. One that another daemon has by default costs the socket, not the start.
+fn listen_for_control(
+    control: &Arc<Control>,
+    given: Option<&PathBuf>,
+    state_dir: &Path,
+) -> Result<Option<ControlServer>, CliError> {
+    let path = match given {
+        Some(path) => path.clone(),
+        None => {
+            // It is said below what is wrong with it.
+            let _ = std::fs::create_dir_all(state_dir);
+            super::control::default_socket(state_dir)
+        }
+    };
+    match ControlServer::start(control.clone(), &path) {
+        Ok(server) => {
+            info!("control socket {}", path.display());
+            Ok(Some(server))
+        }
+        Err(e) if given.is_some() => Err(CliError::Runtime(e.to_string())),
+        Err(e) => {
+            warn!("no control socket: {e}; --control chooses another path");
+            Ok(None)
+        }
+    }
+}
+
+/// The counters, for the log.
+fn tell(control: &Control) {
+    let status = control.status();
+    let count = |name: &str| status.counters.iter().find(|c| c.0 == name).map_or(0, |c| c.1);
     let share = |part: u64, of: u64| if of == 0 { 0.0 } else { 100.0 * part as f64 / of as f64 };
+    let read = count("read_lines");
     info!(
-        "lines read {}, of them {:.1} % from flash and {:.1} % shared with others; written {}; filled {}, evicted {}, \
+        "lines read {read}, of them {:.1} % from flash and {:.1} % shared with others; written {}; filled {}, evicted {}, \
          updated {}, dropped {}; corrupt {}, errors of the cache {}, of volumes {}",
-        e.read_lines,
-        share(e.read_hits, e.read_lines),
-        share(e.read_shared, e.read_lines),
-        e.write_lines,
-        e.fills,
-        e.evicted,
-        e.updated,
-        e.dropped,
-        e.corrupt,
-        e.flash_errors,
-        e.backing_errors,
+        share(count("read_hits"), read),
+        share(count("read_shared"), read),
+        count("write_lines"),
+        count("fills"),
+        count("evicted"),
+        count("updated"),
+        count("dropped"),
+        count("corrupt"),
+        count("flash_errors"),
+        count("backing_errors"),
     );
-    let rejected: Vec<String> = Reason::ALL
-        .iter()
-        .filter(|&&r| stats.verdicts.rejected(r) > 0)
-        .map(|&r| format!("{} {}", r.as_str(), stats.verdicts.rejected(r)))
-        .collect();
+    let verdicts: Vec<String> =
+        status.verdicts.iter().map(|(name, count)| format!("{name} {count}")).collect();
     info!(
-        "admitted {}, rejected: {}; map: {} records, {} snapshots, {} regions with a bit{}",
-        stats.verdicts.admitted,
-        if rejected.is_empty() { "none".to_owned() } else { rejected.join(", ") },
-        stats.log.records,
-        stats.log.snapshots,
-        stats.regions_set,
-        if stats.enabled { "" } else { "; the cache was given up, volumes are in pass-through" },
+        "verdicts: {}; map: {} records, {} snapshots, {} regions with a bit{}",
+        verdicts.join(", "),
+        count("log_records"),
+        count("log_snapshots"),
+        status.cache.regions_marked,
+        if status.cache.given_up.is_none() {
+            ""
+        } else {
+            "; the cache was given up, volumes are in pass-through"
+        },
     );
 }

@@ -282,6 +282,16 @@ impl Selection {
         if always { Rule::Always } else { Rule::ByPolicy }
     }
 
+    /// Whether anything is selected of a volume.
+    pub fn selects(&self, volume: VolumeId) -> bool {
+        self.volumes.get(&volume).is_some_and(|r| r.whole != Rule::ByPolicy || !r.ranges.is_empty())
+    }
+
+    /// How a whole volume is cached where no range says otherwise.
+    pub fn whole(&self, volume: VolumeId) -> Rule {
+        self.volumes.get(&volume).map_or(Rule::ByPolicy, |r| r.whole)
+    }
+
     /// Ranges that are selected, over all volumes.
     pub fn ranges(&self) -> usize {
         self.ranges

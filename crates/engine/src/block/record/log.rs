@@ -171,6 +171,19 @@ impl TapedLog {
         }
     }
 
+    /// [`MapLog::begin_anew`], which no replay can follow: recording ends.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_anew(
+        &mut self,
+        io: &mut impl LogIo,
+        change: impl FnOnce(&mut BlockSuperblock),
+    ) -> Result<(), LogFailed> {
+        self.end_recording();
+        self.log.begin_anew(io, change)
+    }
+
     /// Ends recording: hands on what is on the tape.
     pub fn end_recording(&mut self) {
         self.hand_on();

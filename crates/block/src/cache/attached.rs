@@ -1,0 +1,162 @@
+//! A volume as the cache knows it.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use larder_engine::block::record::TapedAdmission;
+use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
+use larder_policy::block::detect::Detector;
+use larder_policy::block::{BlockAdmission, BlockKind, BlockSetup, VerdictCounts, VolumeId};
+
+use super::flusher::Flusher;
+use super::governor::ShareLines;
+use super::locked;
+use super::open::{CacheConfig, CacheError};
+use crate::server::Volume;
+
+/// Of one request no more bytes than this are looked at for metadata.
+const MOST_OBSERVED: usize = 1 << 20;
+
+/// What clients did with a volume. All only grow.
+#[derive(Debug, Default)]
+pub struct VolumeCounters {
+    /// Reads that ended.
+    pub reads: AtomicU64,
+    /// Of them, answered without asking the store.
+    pub read_hits: AtomicU64,
+    /// Bytes read.
+    pub read_bytes: AtomicU64,
+    /// Writes, zeroes and trims that ended.
+    pub writes: AtomicU64,
+    /// Bytes written (trims and zeroes have none).
+    pub write_bytes: AtomicU64,
+    /// Requests that failed.
+    pub failed: AtomicU64,
+    /// Reads of a file system's metadata, as far as recognised.
+    pub metadata_reads: AtomicU64,
+    /// Of them, answered without asking the store.
+    pub metadata_hits: AtomicU64,
+    /// Lines that began to be filled.
+    pub filled: AtomicU64,
+    /// Of them, by reads that missed.
+    pub filled_by_reads: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// A volume as the cache knows it.
+pub struct Attached {
+    /// Its name.
+    pub name: String,
+    /// Its number, for policies.
+    pub id: VolumeId,
+    /// Its first byte in the line space.
+    pub base: u64,
+    /// Bytes of it that may be cached: whole lines.
+    pub cached_bytes: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// What clients did.
+    pub counters: VolumeCounters,
+    /// Its lines in the cache: counted now and then, and kept up by what is filled and evicted.
+    pub(super) lines: AtomicI64,
+    pub(super) share: ShareLines,
+    /// Something is selected of it.
+    pub(super) selected: AtomicBool,
+    pub(super) admission: Mutex<TapedAdmission>,
+    /// Only where admission makes a difference between metadata and data.
+    pub(super) detector: Option<Mutex<Detector>>,
+    pub(super) backing: Mutex<Option<Flusher>>,
+    pub(super) volume: Arc<Volume>,
+}
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attached").field("name", &self.name).field("base", &self.base).finish()
+    }
+}
+
+impl Attached {
+    /// The volume `volume`, whose stretch of the line space is that of `record`.
+    ///
+    /// # Errors
+    /// When its store gives no session, or admission's tables would be too large.
+    pub(super) fn new(
+        volume: &Arc<Volume>,
+        id: VolumeId,
+        record: &VolumeRecord,
+        superblock: &BlockSuperblock,
+        config: &CacheConfig,
+    ) -> Result<Arc<Attached>, CacheError> {
+        let layout = superblock.layout;
+        let line = u64::from(layout.line);
+        let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
+        let setup = BlockSetup {
+            line_bytes: layout.line,
+            lines: layout.slots(),
+            backing_bytes: record.bytes,
+            seed: superblock.key,
+        };
+        let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
+        let admission = BlockAdmission::new(&config.admission, &setup)?;
+        let detector = admission
+            .prefers_metadata()
+            .then(|| Mutex::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
+        let share = config.rules.share(volume.name());
+        let share = ShareLines::new(share, layout.slots(), layout.line).map_err(fail)?;
+        Ok(Arc::new(Attached {
+            name: volume.name().to_owned(),
+            id,
+            base: record.first_group * larder_format::block::layout::GROUP_LINES * line,
+            cached_bytes: record.bytes / line * line,
+            bytes: record.bytes,
+            counters: VolumeCounters::default(),
+            lines: AtomicI64::new(0),
+            share,
+            selected: AtomicBool::new(false),
+            admission: Mutex::new(TapedAdmission::new(admission)),
+            detector,
+            backing: Mutex::new(Some(Flusher::new(session))),
+            volume: volume.clone(),
+        }))
+    }
+
+    /// The volume as it is exported.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// Its floor and ceiling, in lines.
+    pub fn share(&self) -> (u64, Option<u64>) {
+        (self.share.floor, self.share.ceiling)
+    }
+
+    /// Admission's verdicts on its requests.
+    pub fn verdicts(&self) -> VerdictCounts {
+        *locked(&self.admission).verdicts()
+    }
+
+    /// Its lines in the cache, about.
+    pub fn lines(&self) -> u64 {
+        self.lines.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// What bytes of the volume hold, as far as known.
+    pub(super) fn classify(&self, offset: u64, bytes: u64) -> BlockKind {
+        self.detector.as_ref().map_or(BlockKind::Unknown, |d| locked(d).classify(offset, bytes))
+    }
+
+    /// Bytes of the volume pass by.
+    pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
+        if let Some(detector) = &self.detector {
+            locked(detector).observe(offset, &bytes[..bytes.len().min(MOST_OBSERVED)]);
+        }
+    }
+
+    /// File systems that were recognised on it: kind and first byte.
+    pub fn file_systems(&self) -> Vec<(&'static str, u64)> {
+        self.detector.as_ref().map_or_else(Vec::new, |d| locked(d).file_systems().collect())
+    }
+}

@@ -1,0 +1,136 @@
+//! A thread that has time: it counts each volume's lines, reads what would tell where a file system's metadata is, and keeps
+//! what the write budget must remember.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use larder_engine::block::{BlockShard, SlotId};
+use larder_policy::block::VolumeId;
+use larder_runtime::AlignedBuf;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::attached::Attached;
+use super::{Cache, locked};
+use crate::backing::Session;
+use crate::op::Op;
+
+/// Slots that are looked at under one lock.
+const STEP: u32 = 4096;
+/// The least time between two counts; a count that takes long is made less often, so that it is no load.
+const EVERY: Duration = Duration::from_secs(1);
+const SHARE_OF_TIME: u32 = 100;
+/// Between two savings of the write budget.
+const SAVE: Duration = Duration::from_secs(10);
+/// For one read that a detector wishes.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Wishes of one volume that are met in one round.
+const WISHES: u32 = 16;
+
+/// Runs until the cache is stopped.
+pub(super) fn run(cache: &Cache) {
+    let mut next_count = Instant::now();
+    let mut next_save = Instant::now() + SAVE;
+    let mut sessions: BTreeMap<VolumeId, Option<Box<dyn Session>>> = BTreeMap::new();
+    while !locked(&cache.log_inbox).stopped {
+        let now = Instant::now();
+        if now >= next_count {
+            count(cache);
+            next_count = Instant::now() + EVERY.max(now.elapsed() * SHARE_OF_TIME);
+        }
+        if now >= next_save {
+            cache.governor.save_budget(cache.now());
+            next_save = now + SAVE;
+        }
+        let volumes = cache.volumes();
+        sessions.retain(|id, _| volumes.iter().any(|v| v.id == *id));
+        for volume in &volumes {
+            meet_wishes(cache, volume, &mut sessions);
+        }
+        drop(volumes);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    cache.governor.save_budget(cache.now());
+}
+
+/// Counts the lines of each volume. Those that are being filled meanwhile are counted as far as they have come.
+fn count(cache: &Cache) {
+    let line = u64::from(cache.layout.line);
+    let mut counts: BTreeMap<VolumeId, (Arc<Attached>, i64)> =
+        cache.volumes().into_iter().map(|v| (v.id, (v, 0))).collect();
+    let mut slots = Vec::new();
+    for shard in 0..cache.layout.shards {
+        let mut first = 0;
+        while first < cache.layout.shard_slots() {
+            slots.clear();
+            // Looked at, and no part of a record.
+            let cell = locked(&cache.shards[shard as usize]);
+            BlockShard::state(&cell.shard, SlotId(first), STEP, &mut slots);
+            drop(cell);
+            if slots.is_empty() {
+                break;
+            }
+            for (held, _) in slots.iter().flatten() {
+                if let Some(volume) = cache.governor.volume_at(held * line)
+                    && let Some((_, lines)) = counts.get_mut(&volume.id)
+                {
+                    *lines += 1;
+                }
+            }
+            first += slots.len() as u32;
+        }
+    }
+    for (volume, lines) in counts.into_values() {
+        volume.lines.store(lines, Ordering::Relaxed);
+    }
+}
+
+/// Reads what the volume's detector wishes to see.
+fn meet_wishes(
+    cache: &Cache,
+    volume: &Attached,
+    sessions: &mut BTreeMap<VolumeId, Option<Box<dyn Session>>>,
+) {
+    let Some(detector) = &volume.detector else { return };
+    for _ in 0..WISHES {
+        let Some((offset, bytes)) = locked(detector).next_wanted() else { return };
+        let session =
+            sessions.entry(volume.id).or_insert_with(|| volume.volume.backing().session().ok());
+        let Some(open) = session else { return };
+        match read(&mut **open, offset, bytes as usize, cache) {
+            Some(buf) => {
+                locked(detector).observe(offset, &buf);
+            }
+            // What is late would be taken for the answer to the next: another session, another time.
+            None => {
+                sessions.remove(&volume.id);
+                return;
+            }
+        }
+    }
+}
+
+fn read(session: &mut dyn Session, offset: u64, len: usize, cache: &Cache) -> Option<AlignedBuf> {
+    session.submit(0, Op::Read { offset, buf: AlignedBuf::zeroed(len) });
+    let until = Instant::now() + PATIENCE;
+    loop {
+        session.flush(Instant::now());
+        session.turn(Instant::now());
+        if let Some(done) = session.pop() {
+            return match (done.op, done.outcome) {
+                (Op::Read { buf, .. }, Ok(_)) => Some(buf),
+                _ => None,
+            };
+        }
+        if Instant::now() >= until || locked(&cache.log_inbox).stopped {
+            return None;
+        }
+        // SAFETY: the session keeps its descriptor open as long as it lives, and it outlives this call.
+        let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(session.fd()) };
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        let wait = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        // Interrupted or not: it is looked at again.
+        let _ = poll(&mut fds, Some(&wait));
+    }
+}

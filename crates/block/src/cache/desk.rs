@@ -1,0 +1,460 @@
+//! What an operator asks of a cache that runs: volumes come and go, lines are dropped, and why a block is not cached.
+//!
+//! Each of these is rare and may take its time; one is done at a time, on the thread of who asks. What concerns the durable
+//! map goes to the log's thread as a job. A range of lines is locked as a large trim locks it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use larder_engine::block::{LineId, OpId};
+use larder_format::block::VolumeState;
+use larder_policy::block::{
+    BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use super::attached::Attached;
+use super::cell::{Message, Out};
+use super::log::LogThread;
+use super::open::{self, CacheError, VolumePlan};
+use super::{Cache, OP_BITS, locked};
+use crate::server::Volume;
+
+/// Slots or groups that are looked at under one lock.
+const STEP: u32 = 4096;
+/// How long a detached volume's store may take to become durable before its last regions are given up.
+const DURABLE: Duration = Duration::from_secs(20);
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// See [`Cache::desk_worker`].
+#[derive(Debug, Default)]
+pub(super) struct DeskState {
+    next: u64,
+}
+
+/// How far a detach is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detaching {
+    /// So many clients still use the volume.
+    Clients(u64),
+    /// Operations end.
+    Draining,
+    /// So many regions wait to be made durable.
+    Durable(u64),
+}
+
+/// Where a line is, or why it is not there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Explanation {
+    /// The volume.
+    pub volume: String,
+    /// The byte that was asked for.
+    pub offset: u64,
+    /// First byte and length of its line.
+    pub line: (u64, u64),
+    /// Whether the line is cached.
+    pub cached: bool,
+    /// Shard and slot.
+    pub slot: Option<(u32, u32)>,
+    /// Where its bytes lie on the cache device.
+    pub device_offset: Option<u64>,
+    /// Seconds since it was filled, if that is remembered (the last 16,384 fills are).
+    pub cached_for_seconds: Option<f64>,
+    /// What it holds: data, metadata, journal or unknown.
+    pub kind: String,
+    /// What is selected there.
+    pub selection: String,
+    /// What admission says of a read that misses, now.
+    pub admission: String,
+    /// The volume's share, and what it has.
+    pub share: String,
+    /// The write budget, if there is one.
+    pub budget: String,
+    /// Verdicts on the volume's requests so far: admitted, and rejected by reason.
+    pub verdicts: Vec<(String, u64)>,
+}
+
+/// Named counts of verdicts, without those that are zero.
+pub(crate) fn named(counts: &VerdictCounts) -> Vec<(String, u64)> {
+    use larder_policy::block::Reason;
+    let mut all = vec![("admitted".to_owned(), counts.admitted)];
+    let rejected = Reason::ALL.iter().map(|&r| (r.as_str().to_owned(), counts.rejected(r)));
+    all.extend(rejected.filter(|r| r.1 > 0));
+    all
+}
+
+fn kind_name(kind: BlockKind) -> &'static str {
+    match kind {
+        BlockKind::Data => "data",
+        BlockKind::Metadata => "metadata",
+        BlockKind::Journal => "journal",
+        BlockKind::Unknown => "unknown",
+    }
+}
+
+impl Cache {
+    /// The party that is no worker: its door is behind the workers'.
+    pub(super) fn desk_worker(&self) -> usize {
+        self.doors.len() - 1
+    }
+
+    fn no_volume(&self, name: &str) -> CacheError {
+        let names: Vec<String> = self.volumes().iter().map(|v| v.name.clone()).collect();
+        let reason = match names.len() {
+            0 => "it is not attached; no volume is".to_owned(),
+            _ => format!("it is not attached; these are: {}", names.join(", ")),
+        };
+        CacheError::Volume { name: name.to_owned(), reason }
+    }
+
+    /// A record is of the volumes that were there when it began.
+    fn not_recorded(&self, name: &str) -> Result<(), CacheError> {
+        if !self.is_recorded() {
+            return Ok(());
+        }
+        let reason = "volumes cannot come or go while --record writes: start the daemon without it";
+        Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() })
+    }
+
+    /// The volume of that name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn attached(&self, name: &str) -> Result<Arc<Attached>, CacheError> {
+        self.volume(name).ok_or_else(|| self.no_volume(name))
+    }
+
+    /// Has `job` done on the log's thread.
+    fn on_log<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut LogThread) -> R + Send + 'static,
+    ) -> Result<R, CacheError> {
+        let (tell, told) = mpsc::channel();
+        locked(&self.log_inbox).jobs.push(Box::new(move |log| {
+            // Whoever asked may have gone.
+            let _ = tell.send(job(log));
+        }));
+        self.log_wake.notify_one();
+        let reason = match told.recv_timeout(Duration::from_secs(60)) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => "the cache device does not answer".to_owned(),
+            Err(RecvTimeoutError::Disconnected) => "the cache is stopping".to_owned(),
+        };
+        Err(CacheError::System { what: "the map's log", reason })
+    }
+
+    /// Does `act` while nothing is under way in lines `first..=last`, and nothing begins. `None` if `go_on`, which is
+    /// asked while operations end, has said no.
+    fn with_range<R>(
+        &self,
+        first: LineId,
+        last: LineId,
+        go_on: &mut dyn FnMut() -> bool,
+        act: impl FnOnce(&mut Out) -> R,
+    ) -> Option<R> {
+        let me = self.desk_worker();
+        let mut desk = locked(&self.governor.desk);
+        desk.next += 1;
+        let id = OpId((me as u64) << OP_BITS | desk.next);
+        let mut out = Out::default();
+        let mut locks = true;
+        'shards: for shard in 0..self.layout.shards {
+            let now = self.now();
+            self.with(shard, Some(me), &mut out, |s, fx| s.lock_range(now, id, first, last, fx));
+            loop {
+                let messages = std::mem::take(&mut *locked(&self.doors[me].inbox));
+                if messages.iter().any(|(op, m)| *op == id && matches!(m, Message::Done { .. })) {
+                    break;
+                }
+                if !go_on() {
+                    locks = false;
+                    break 'shards;
+                }
+                let fd = self.doors[me].event.as_fd();
+                let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+                let wait = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+                // Interrupted or not: it is looked at again.
+                let _ = poll(&mut fds, Some(&wait));
+                let _ = rustix::io::read(fd, &mut [0u8; 8]);
+            }
+        }
+        let result = locks.then(|| act(&mut out));
+        for shard in 0..self.layout.shards {
+            let now = self.now();
+            self.with(shard, Some(me), &mut out, |s, fx| s.unlock_range(now, id, fx));
+        }
+        result
+    }
+
+    /// Takes lines `first..=last`, which are locked, out of the map. Returns how many there were.
+    fn drop_locked(&self, first: LineId, last: LineId, out: &mut Out) -> u64 {
+        let mut dropped = 0;
+        for shard in 0..self.layout.shards {
+            let mut cursor = Some(0);
+            while let Some(from) = cursor {
+                self.with(shard, Some(self.desk_worker()), out, |s, _| {
+                    let before = s.stats().dropped;
+                    cursor = s.drop_range(first, last, from, STEP);
+                    dropped += s.stats().dropped - before;
+                });
+            }
+        }
+        dropped
+    }
+
+    fn lines_of(&self, base: u64, bytes: u64) -> (LineId, LineId) {
+        let line = u64::from(self.layout.line);
+        (LineId(base / line), LineId((base + bytes.max(1) - 1) / line))
+    }
+
+    /// Drops the lines that hold bytes `start..start + bytes` of a volume. Returns how many there were; `None` if `go_on`
+    /// has said no.
+    ///
+    /// # Errors
+    /// When the volume is not attached, or the range is not in it.
+    pub fn drop_lines(
+        &self,
+        name: &str,
+        range: Option<(u64, u64)>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<u64>, CacheError> {
+        let volume = self.attached(name)?;
+        let (start, bytes) = range.unwrap_or((0, volume.bytes));
+        check_range(&volume, start, bytes)?;
+        let (first, last) = self.lines_of(volume.base + start, bytes);
+        let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
+        if let Some(dropped) = dropped {
+            volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
+        }
+        Ok(dropped)
+    }
+
+    /// Takes up a volume. Returns whether what was cached of it is used, and if not, why not.
+    ///
+    /// # Errors
+    /// When there is one of that name, it shrank, its identity cannot be found out, or the cache device fails.
+    pub fn attach(&self, volume: &Arc<Volume>) -> Result<Result<(), String>, CacheError> {
+        let name = volume.name().to_owned();
+        if self.volume(&name).is_some() {
+            let reason = "it is attached already: choose another name".to_owned();
+            return Err(CacheError::Volume { name, reason });
+        }
+        self.not_recorded(&name)?;
+        let spec = volume.clone();
+        let trust = self.config.trust_unchanged;
+        let planned = self.on_log(move |log| {
+            let Some(mut superblock) = log.superblock().cloned() else { return Ok(None) };
+            let mut plan = VolumePlan::default();
+            open::plan_one(&mut superblock, &mut plan, &spec, trust)?;
+            Ok::<_, CacheError>(Some((superblock, plan)))
+        })??;
+        let Some((superblock, plan)) = planned else {
+            return Ok(Err("the cache was given up: it is served without".into()));
+        };
+        let record = plan.records.last().cloned().ok_or_else(|| self.no_volume(&name))?;
+        let attached =
+            Attached::new(volume, self.governor.next_id(), &record, &superblock, &self.config)?;
+        let warm = plan.kept.contains(&(record.first_group, record.groups));
+        let mut dropped = 0;
+        if !warm {
+            let stretch = record.groups * self.group_bytes();
+            let (first, last) = self.lines_of(attached.base, stretch);
+            let done = self
+                .with_range(first, last, &mut || true, |out| self.drop_locked(first, last, out));
+            dropped = done.unwrap_or(0);
+        }
+        let volumes = superblock.volumes;
+        let changed = self.on_log(move |log| {
+            // Lines that were dropped must not come back, not even after a power cut in the next moment.
+            log.change_superblock(dropped > 0, |sb| sb.volumes = volumes)
+        })?;
+        if !changed {
+            return Ok(Err("the cache device failed: it is served without a cache".into()));
+        }
+        self.admit_volume(attached);
+        Ok(if warm {
+            Ok(())
+        } else {
+            Err(plan.cold.unwrap_or_else(|| "it is new to this cache".into()))
+        })
+    }
+
+    fn group_bytes(&self) -> u64 {
+        u64::from(self.layout.line) * larder_format::block::layout::GROUP_LINES
+    }
+
+    fn admit_volume(&self, attached: Arc<Attached>) {
+        let mut volumes = self.volumes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        volumes.insert(attached.name.clone(), attached);
+        let all = volumes.values().cloned().collect();
+        drop(volumes);
+        self.governor.set_volumes(all);
+        self.restore_selection();
+    }
+
+    /// Puts a volume aside in good order: waits for its clients to leave, ends what is under way, makes it durable, and
+    /// remembers by what it is known again. The caller has taken it out of what is exported. `disconnect` closes its
+    /// clients' connections. `go_on` hears how far it is, and may say no as long as there are clients. Returns whether it
+    /// was put aside, and whether all of it was made durable.
+    ///
+    /// # Errors
+    /// When there is no such volume, or the log's thread has ended.
+    pub fn detach(
+        &self,
+        name: &str,
+        disconnect: bool,
+        go_on: &mut dyn FnMut(Detaching) -> bool,
+    ) -> Result<Option<bool>, CacheError> {
+        let attached = self.attached(name)?;
+        self.not_recorded(name)?;
+        let volume = attached.volume().clone();
+        if disconnect {
+            volume.close_clients();
+        }
+        while volume.clients() > 0 {
+            if !go_on(Detaching::Clients(volume.clients())) {
+                volume.keep_clients();
+                return Ok(None);
+            }
+            std::thread::sleep(LOOK);
+        }
+        // From here on a client that comes all the same is refused.
+        volume.close();
+        let (first, last) = self.lines_of(attached.base, attached.bytes);
+        let quiet = self.with_range(first, last, &mut || go_on(Detaching::Draining), |_| ());
+        if quiet.is_none() {
+            volume.reopen();
+            return Ok(None);
+        }
+        let regions = (self.region(first), self.region(last));
+        let until = Instant::now() + DURABLE;
+        let mut left;
+        loop {
+            left = self.on_log(move |log| log.hurry(regions.0, regions.1))?;
+            if left == 0 || Instant::now() > until || !self.is_enabled() {
+                break;
+            }
+            // It is closed already: asked to stop, it only waits no longer for what is not durable yet.
+            if !go_on(Detaching::Durable(left)) {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        let identity = attached.identity();
+        let of = name.to_owned();
+        self.on_log(move |log| {
+            log.change_superblock(false, |sb| {
+                for v in sb.volumes.iter_mut().filter(|v| v.name == of) {
+                    v.state = VolumeState::Detached;
+                    v.identity = identity;
+                }
+            })
+        })?;
+        let mut volumes = self.volumes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        volumes.remove(name);
+        let all = volumes.values().cloned().collect();
+        drop(volumes);
+        self.governor.set_volumes(all);
+        // Its sessions go, with the workers' and this one.
+        *locked(&attached.backing) = None;
+        self.governor.gone.fetch_add(1, Ordering::SeqCst);
+        self.doors.iter().for_each(super::Door::wake);
+        Ok(Some(left == 0))
+    }
+
+    pub(super) fn region(&self, line: LineId) -> u32 {
+        (line.group().0 / self.layout.region_groups) as u32
+    }
+
+    /// Whether the line at byte `offset` of a volume is cached and where, or what keeps it from being.
+    ///
+    /// # Errors
+    /// When the volume is not attached, or has no such byte.
+    pub fn explain(&self, name: &str, offset: u64) -> Result<Explanation, CacheError> {
+        let volume = self.attached(name)?;
+        check_range(&volume, offset, 1)?;
+        let bytes = u64::from(self.layout.line);
+        let start = offset / bytes * bytes;
+        let line = LineId((volume.base + start) / bytes);
+        let shard = self.placing.shard(line.group());
+        let slot = {
+            let cell = locked(&self.shards[shard as usize]);
+            cell.shard.map().find(line)
+        };
+        let kind = volume.classify(start, bytes);
+        let governor = &self.governor;
+        let rule = governor.rule(&volume, start, bytes);
+        let selection = {
+            let selection =
+                governor.selection.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            selection.explain(volume.id, offset)
+        };
+        let mut verdicts = *locked(&volume.admission).verdicts();
+        let admission = if offset >= volume.cached_bytes {
+            "the last bytes of a volume that do not fill a line are not cached".to_owned()
+        } else if !self.is_enabled() {
+            "the cache is out of use: the volume is in pass-through".to_owned()
+        } else {
+            let line = PolicyLine { volume: volume.id, offset: start };
+            let op = BlockOp::Read;
+            let observed = Default::default();
+            let candidate = BlockCandidate { line, op, kind, observed, victim: None };
+            let said = locked(&volume.admission).explain(&candidate);
+            match rule {
+                Rule::Always => format!("selected to be cached always; otherwise it {said}"),
+                Rule::Never => format!("selected never to be cached; otherwise it {said}"),
+                Rule::ByPolicy => format!("it {said}"),
+            }
+        };
+        verdicts.add(&governor.verdicts());
+        let has = volume.lines();
+        let share = match (volume.share.floor, volume.share.ceiling) {
+            (0, None) => format!("{has} lines, no floor or ceiling"),
+            (floor, None) => format!("{has} lines, floor {floor}"),
+            (floor, Some(ceiling)) => format!("{has} lines, floor {floor}, ceiling {ceiling}"),
+        };
+        let now = governor.budget_now(self.now());
+        let budget = match (now.rate, now.available) {
+            (Some(rate), Some(left)) => {
+                format!("{rate:.0} bytes a second, {left} bytes may be written now")
+            }
+            _ => "none".to_owned(),
+        };
+        let filled = governor.filled_at(line).filter(|_| slot.is_some());
+        Ok(Explanation {
+            volume: name.to_owned(),
+            offset,
+            line: (start, bytes),
+            cached: slot.is_some(),
+            slot: slot.map(|s| (shard, s.0)),
+            device_offset: slot.map(|s| self.layout.slot_at(shard, s.0)),
+            cached_for_seconds: filled.map(|at| self.now().saturating_sub(at).as_secs_f64()),
+            kind: kind_name(kind).to_owned(),
+            selection,
+            admission,
+            share,
+            budget,
+            verdicts: named(&verdicts),
+        })
+    }
+}
+
+/// Whether the range lies in the volume.
+pub(super) fn check_range(volume: &Attached, start: u64, bytes: u64) -> Result<(), CacheError> {
+    if start.checked_add(bytes).is_some_and(|end| end <= volume.bytes) && bytes > 0 {
+        return Ok(());
+    }
+    let reason = format!(
+        "bytes {start} to {} are not in it: it has {} bytes",
+        start.saturating_add(bytes),
+        volume.bytes
+    );
+    Err(CacheError::Volume { name: volume.name.clone(), reason })
+}

@@ -1,0 +1,143 @@
+//! Making a volume's store durable, on a thread of its own: a store that hangs holds up nobody else.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::locked;
+use crate::backing::Session;
+use crate::op::Op;
+
+/// How long a flush may take before it counts as failed. (It may be answered later; nobody believes it then.)
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct State {
+    /// Flushes that were wanted, that have begun, and that have ended well: numbers that only grow. A flush that begins
+    /// when it has number N covers what had ended before N was wanted.
+    wanted: u64,
+    begun: u64,
+    durable: u64,
+    /// Flushes that ended badly, by the last number that they would have covered.
+    failed: u64,
+    stop: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A way to make a volume's store durable. The thread ends when this is dropped.
+pub(super) struct Flusher {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Flusher {
+    pub(super) fn new(session: Box<dyn Session>) -> Flusher {
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+        let theirs = shared.clone();
+        let spawned = std::thread::Builder::new()
+            .name("block-flush".into())
+            .spawn(move || run(session, &theirs));
+        // Without it no bit is ever cleared: the next start after a power cut knows less.
+        let thread = spawned
+            .inspect_err(|error| tracing::warn!(%error, "no thread to make a volume durable"))
+            .ok();
+        Flusher { shared, thread }
+    }
+
+    /// Wants a flush that covers everything that has ended by now. Returns its number, for [`Flusher::is_durable`].
+    pub(super) fn want(&self) -> u64 {
+        let mut state = locked(&self.shared.state);
+        state.wanted += 1;
+        let number = state.wanted;
+        drop(state);
+        self.shared.changed.notify_all();
+        number
+    }
+
+    /// Whether the flush of that number has ended well, or `None` while it is under way.
+    pub(super) fn is_durable(&self, number: u64) -> Option<bool> {
+        let state = locked(&self.shared.state);
+        if state.durable >= number { Some(true) } else { (state.failed >= number).then_some(false) }
+    }
+
+    /// Everything that has ended on any session of the store is durable when this returns true. Waits no longer than
+    /// `patience`.
+    pub(super) fn flush(&self, patience: Duration) -> bool {
+        let number = self.want();
+        let state = locked(&self.shared.state);
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, patience, |s| s.durable < number && s.failed < number)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.durable >= number
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        locked(&self.shared.state).stop = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // With it goes its session, and with the last of them the store: another may want it then. A thread that
+            // panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(mut session: Box<dyn Session>, shared: &Shared) {
+    loop {
+        let number = {
+            let state = locked(&shared.state);
+            let mut state = shared
+                .changed
+                .wait_while(state, |s| !s.stop && s.begun >= s.wanted)
+                .unwrap_or_else(PoisonError::into_inner);
+            if state.stop {
+                return;
+            }
+            state.begun = state.wanted;
+            state.begun
+        };
+        let durable = flush_once(&mut *session, number, shared);
+        let mut state = locked(&shared.state);
+        if durable {
+            state.durable = number;
+        } else {
+            state.failed = number;
+        }
+        drop(state);
+        shared.changed.notify_all();
+    }
+}
+
+fn flush_once(session: &mut dyn Session, token: u64, shared: &Shared) -> bool {
+    session.submit(token, Op::Flush);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        session.flush(Instant::now());
+        session.turn(Instant::now());
+        while let Some(done) = session.pop() {
+            // Those that were given up earlier end late.
+            if done.token == token {
+                return done.outcome.is_ok();
+            }
+        }
+        if Instant::now() >= until || locked(&shared.state).stop {
+            return false;
+        }
+        // SAFETY: the session keeps its descriptor open as long as it lives, and it outlives this call.
+        let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(session.fd()) };
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        let wait = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        // Interrupted or not: it is looked at again.
+        let _ = poll(&mut fds, Some(&wait));
+    }
+}

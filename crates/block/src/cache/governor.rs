@@ -1,0 +1,395 @@
+//! What has the last word over admission: what is selected, each volume's share, and the drive's write budget.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use larder_base::{ByteSize, Nanos};
+use larder_engine::block::{LineId, Source};
+use larder_policy::block::{Reason, Rule, Selection, Verdict, VerdictCounts, VolumeId};
+use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
+use larder_runtime::latency::LatencyHistogram;
+
+use super::attached::{Attached, count};
+use super::locked;
+use super::share::Share;
+
+/// Fills whose time is remembered, to say since when a line is cached.
+const RECENT: usize = 16_384;
+
+/// What has the last word over admission, as it is configured.
+#[derive(Clone, Debug, Default)]
+pub struct RulesConfig {
+    /// Floor and ceiling of volumes, by name.
+    pub shares: Vec<(String, Share)>,
+    /// The drive's endurance and the wanted life.
+    pub budget: WriteBudgetConfig,
+}
+
+impl RulesConfig {
+    pub(super) fn share(&self, volume: &str) -> Share {
+        // The last one counts.
+        self.shares.iter().rev().find(|s| s.0 == volume).map(|s| s.1).unwrap_or_default()
+    }
+}
+
+/// A volume's share in lines.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ShareLines {
+    pub floor: u64,
+    pub ceiling: Option<u64>,
+}
+
+impl ShareLines {
+    pub(super) fn new(share: Share, slots: u64, line: u32) -> Result<ShareLines, String> {
+        let floor = share.floor.map_or(0, |f| f.lines(slots, line));
+        let ceiling = share.ceiling.map(|c| c.lines(slots, line));
+        if ceiling.is_some_and(|c| c < floor) {
+            return Err(format!(
+                "its share {share}: the floor is above the ceiling in a cache of this size"
+            ));
+        }
+        Ok(ShareLines { floor, ceiling })
+    }
+
+    pub(super) fn is_any(&self) -> bool {
+        self.floor > 0 || self.ceiling.is_some()
+    }
+}
+
+/// The write budget, with what was written beyond it.
+#[derive(Debug)]
+struct Budget {
+    budget: WriteBudget,
+    /// Written and not granted yet: updates of cached lines and the map's log are not held back, only counted.
+    owed: u64,
+}
+
+impl Budget {
+    fn settle(&mut self, now: Nanos) {
+        if self.owed > 0 {
+            self.owed -= self.budget.grant(now, self.owed);
+        }
+    }
+}
+
+/// The write budget at this moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BudgetNow {
+    /// Bytes per second, if there is a limit.
+    pub rate: Option<f64>,
+    /// Bytes that may be written now.
+    pub available: Option<u64>,
+}
+
+/// Latencies of requests, from the moment that they are taken from the connection to their answer.
+#[derive(Clone, Debug, Default)]
+pub struct Latencies {
+    /// Reads that did not ask the store.
+    pub hit: LatencyHistogram,
+    /// Reads that did.
+    pub miss: LatencyHistogram,
+    /// Writes, zeroes and trims.
+    pub write: LatencyHistogram,
+}
+
+impl Latencies {
+    /// Adds another's.
+    pub fn add(&mut self, other: &Latencies) {
+        self.hit.add(&other.hit);
+        self.miss.add(&other.miss);
+        self.write.add(&other.write);
+    }
+
+    /// What was recorded since `earlier`, a copy of this one.
+    pub fn since(&self, earlier: &Latencies) -> Latencies {
+        Latencies {
+            hit: self.hit.since(&earlier.hit),
+            miss: self.miss.since(&earlier.miss),
+            write: self.write.since(&earlier.write),
+        }
+    }
+}
+
+/// See the [module](self).
+pub(super) struct Governor {
+    /// By first byte in the line space.
+    by_base: RwLock<Vec<Arc<Attached>>>,
+    next_id: AtomicU32,
+    /// Something is pinned or some volume has a share: victims are looked at.
+    governed: AtomicBool,
+    pub(super) selection: RwLock<Selection>,
+    budget: Option<Mutex<Budget>>,
+    verdicts: Mutex<VerdictCounts>,
+    latencies: Vec<Mutex<Latencies>>,
+    recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
+    /// Flash reads that failed one after the other.
+    pub(super) failures: AtomicU32,
+    /// Counts detached volumes: workers let go of theirs when it changes.
+    pub(super) gone: AtomicU64,
+    pub(super) ranges: Mutex<super::range::RangeQueue>,
+    /// When each region of the write-intent map was last changed, in seconds since the start and one.
+    pub(super) changed: Vec<AtomicU32>,
+    /// One party at a time that is no worker.
+    pub(super) desk: Mutex<super::desk::DeskState>,
+    pub(super) path: PathBuf,
+    pub(super) uuid: String,
+    /// Why the cache is out of use.
+    pub(super) given_up: Mutex<Option<String>>,
+    budget_file: PathBuf,
+}
+
+impl Governor {
+    pub(super) fn new(
+        config: &super::CacheConfig,
+        superblock: &larder_format::block::BlockSuperblock,
+        path: PathBuf,
+    ) -> Result<Governor, BudgetError> {
+        let layout = superblock.layout;
+        let uuid = superblock.uuid.to_string();
+        let budget_file = config.state_dir.join(format!("block-budget-{uuid}.json"));
+        let wants = &config.rules.budget;
+        let size = ByteSize(layout.slots() * u64::from(layout.line));
+        let budget = if wants.endurance(size).is_some() {
+            let state: Option<BudgetState> = std::fs::read(&budget_file)
+                .ok()
+                .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let budget = WriteBudget::new(wants, size, state, Nanos::ZERO)?;
+            Some(Mutex::new(Budget { budget, owed: 0 }))
+        } else {
+            // What is wrong with the rest of it is said all the same.
+            WriteBudget::new(wants, size, None, Nanos::ZERO)?;
+            None
+        };
+        Ok(Governor {
+            by_base: RwLock::default(),
+            next_id: AtomicU32::new(0),
+            governed: AtomicBool::new(false),
+            selection: RwLock::default(),
+            budget,
+            verdicts: Mutex::default(),
+            latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
+            recent: Mutex::default(),
+            failures: AtomicU32::new(0),
+            gone: AtomicU64::new(0),
+            ranges: Mutex::default(),
+            changed: (0..layout.regions).map(|_| AtomicU32::new(0)).collect(),
+            desk: Mutex::default(),
+            path,
+            uuid,
+            given_up: Mutex::default(),
+            budget_file,
+        })
+    }
+
+    // ---- volumes ----
+
+    /// A number that no volume of this run had.
+    pub(super) fn next_id(&self) -> VolumeId {
+        VolumeId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The volumes are these from now on.
+    pub(super) fn set_volumes(&self, mut volumes: Vec<Arc<Attached>>) {
+        volumes.sort_by_key(|v| v.base);
+        *self.by_base.write().unwrap_or_else(PoisonError::into_inner) = volumes;
+        self.govern();
+    }
+
+    fn govern(&self) {
+        let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
+        let selection = self.selection.read().unwrap_or_else(PoisonError::into_inner);
+        let mut governed = false;
+        for volume in volumes.iter() {
+            let selected = selection.selects(volume.id);
+            volume.selected.store(selected, Ordering::Relaxed);
+            governed |= selected || volume.share.is_any();
+        }
+        self.governed.store(governed, Ordering::Relaxed);
+    }
+
+    /// Changes what is selected.
+    pub(super) fn select<R>(&self, change: impl FnOnce(&mut Selection) -> R) -> R {
+        let result = change(&mut self.selection.write().unwrap_or_else(PoisonError::into_inner));
+        self.govern();
+        result
+    }
+
+    /// The volume at a byte of the line space.
+    pub(super) fn volume_at(&self, at: u64) -> Option<Arc<Attached>> {
+        let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
+        let after = volumes.partition_point(|v| v.base <= at);
+        let volume = volumes.get(after.checked_sub(1)?)?;
+        (at < volume.base + volume.bytes).then(|| volume.clone())
+    }
+
+    // ---- what stays and what may come ----
+
+    /// The rule for bytes of a volume.
+    pub(super) fn rule(&self, volume: &Attached, offset: u64, bytes: u64) -> Rule {
+        if !volume.selected.load(Ordering::Relaxed) {
+            return Rule::ByPolicy;
+        }
+        let selection = self.selection.read().unwrap_or_else(PoisonError::into_inner);
+        selection.rule(volume.id, offset, bytes)
+    }
+
+    /// Whether the line at `victim` stays, though the one at `line` would take its place. If not, it counts as evicted.
+    pub(super) fn keep(&self, victim: u64, line: Option<u64>, line_bytes: u64) -> bool {
+        let Some(owner) = self.volume_at(victim) else { return false };
+        if !self.governed.load(Ordering::Relaxed) {
+            self.taken(&owner, line);
+            return false;
+        }
+        let of = line.and_then(|at| self.volume_at(at).map(|v| (v, at)));
+        let own = of.as_ref().is_some_and(|(v, _)| v.id == owner.id);
+        let always = |v: &Attached, at: u64| self.rule(v, at - v.base, line_bytes) == Rule::Always;
+        let keep = if always(&owner, victim) {
+            // Among what is pinned the newer may have the place.
+            !of.as_ref().is_some_and(|(v, at)| always(v, *at))
+        } else if own {
+            false
+        } else {
+            owner.lines() <= owner.share.floor
+                || of.as_ref().is_some_and(|(v, _)| Self::at_ceiling(v))
+        };
+        if keep {
+            let reason = if of.as_ref().is_some_and(|(v, _)| Self::at_ceiling(v)) {
+                Reason::Ceiling
+            } else {
+                Reason::NoSlot
+            };
+            self.count(Verdict::Reject(reason), 1);
+        } else {
+            self.taken(&owner, line);
+        }
+        keep
+    }
+
+    fn taken(&self, owner: &Attached, line: Option<u64>) {
+        owner.lines.fetch_sub(1, Ordering::Relaxed);
+        if let Some(of) = line.and_then(|at| self.volume_at(at)) {
+            of.lines.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What [`Governor::keep`] let go stays after all.
+    pub(super) fn not_taken(&self, victim: u64, line: u64) {
+        if let (Some(owner), Some(of)) = (self.volume_at(victim), self.volume_at(line)) {
+            owner.lines.fetch_add(1, Ordering::Relaxed);
+            of.lines.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn at_ceiling(volume: &Attached) -> bool {
+        volume.share.ceiling.is_some_and(|ceiling| volume.lines() >= ceiling)
+    }
+
+    /// Whether the volume of the line at `at` may have one more. If so, it counts as there.
+    pub(super) fn may_grow(&self, at: u64) -> bool {
+        let Some(volume) = self.volume_at(at) else { return true };
+        if Self::at_ceiling(&volume) {
+            self.count(Verdict::Reject(Reason::Ceiling), 1);
+            return false;
+        }
+        volume.lines.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Lines begin to be filled.
+    pub(super) fn filling(&self, line: LineId, at: u64, lines: u32, source: Source, now: Nanos) {
+        if let Some(volume) = self.volume_at(at) {
+            count(&volume.counters.filled, u64::from(lines));
+            if matches!(source, Source::Io(_)) {
+                count(&volume.counters.filled_by_reads, u64::from(lines));
+            }
+        }
+        let mut recent = locked(&self.recent);
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back((line, lines, now));
+    }
+
+    /// When a line was last filled, if that is remembered.
+    pub(super) fn filled_at(&self, line: LineId) -> Option<Nanos> {
+        let recent = locked(&self.recent);
+        let found = recent
+            .iter()
+            .rev()
+            .find(|(first, lines, _)| *first <= line && line.0 < first.0 + u64::from(*lines));
+        found.map(|(_, _, at)| *at)
+    }
+
+    // ---- the write budget ----
+
+    /// Whether so many bytes may go to flash now.
+    pub(super) fn affords(&self, now: Nanos, bytes: u64) -> bool {
+        let Some(budget) = &self.budget else { return true };
+        let mut budget = locked(budget);
+        budget.settle(now);
+        budget.owed == 0 && budget.budget.available(now) >= bytes
+    }
+
+    /// So many bytes go to flash.
+    pub(super) fn spend(&self, now: Nanos, bytes: u64) {
+        if let Some(budget) = &self.budget {
+            let mut budget = locked(budget);
+            budget.owed += bytes;
+            budget.settle(now);
+        }
+    }
+
+    pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
+        self.budget.as_ref().map_or_else(BudgetNow::default, |budget| {
+            let mut budget = locked(budget);
+            budget.settle(now);
+            let (rate, owed) = (budget.budget.rate(), budget.owed);
+            let available = budget.budget.available(now).saturating_sub(owed);
+            BudgetNow { rate, available: Some(available) }
+        })
+    }
+
+    /// Years that the drive lasts if so many bytes a second go to it.
+    pub(super) fn life_years(&self, bytes_per_second: f64) -> Option<f64> {
+        self.budget.as_ref().and_then(|b| locked(b).budget.expected_life_years(bytes_per_second))
+    }
+
+    /// Keeps what the budget must remember over a restart.
+    pub(super) fn save_budget(&self, now: Nanos) {
+        let Some(budget) = &self.budget else { return };
+        let state = locked(budget).budget.state(now);
+        let saved = serde_json::to_vec(&state)
+            .map_err(std::io::Error::other)
+            .and_then(|bytes| super::store_file(&self.budget_file, &bytes));
+        if let Err(error) = saved {
+            tracing::warn!(%error, "'{}' cannot be written: the write budget will begin anew", self.budget_file.display());
+        }
+    }
+
+    // ---- counters ----
+
+    /// A verdict that no policy gave.
+    pub(super) fn count(&self, verdict: Verdict, times: u64) {
+        let mut verdicts = locked(&self.verdicts);
+        match verdict {
+            Verdict::Admit => verdicts.admitted += times,
+            Verdict::Reject(reason) => verdicts.rejected[reason as usize] += times,
+        }
+    }
+
+    pub(super) fn verdicts(&self) -> VerdictCounts {
+        *locked(&self.verdicts)
+    }
+
+    pub(super) fn record(&self, worker: usize, record: impl FnOnce(&mut Latencies)) {
+        record(&mut locked(&self.latencies[worker.min(self.latencies.len() - 1)]));
+    }
+
+    pub(super) fn latencies(&self) -> Latencies {
+        let mut sum = Latencies::default();
+        self.latencies.iter().for_each(|l| sum.add(&locked(l)));
+        sum
+    }
+}

@@ -1,0 +1,81 @@
+graph("g-hit", [{ name: "hits", colour: "var(--a)", value: p => p.hits, area: 1 }], pct, 1);
+graph("g-ops", [
+  { name: "reads", colour: "var(--a)", value: p => p.reads, area: 1 },
+  { name: "writes", colour: "var(--b)", value: p => p.writes }], x => num(x) + "/s");
+graph("g-lat", [
+  { name: "p99 hit", colour: "var(--a)", value: p => p.p99_hit },
+  { name: "p99 miss", colour: "var(--b)", value: p => p.p99_miss },
+  { name: "p99 write", colour: "var(--soft)", value: p => p.p99_write }], us);
+graph("g-wr", [{ name: "written", colour: "var(--b)", value: p => p.flash_writes, area: 1 }], x => bytes(x) + "/s");
+
+function show(d) {
+  const s = d.status, c = s.cache, f = s.flash;
+  $("head").textContent = s.version + " · up " + span(s.uptime_seconds) + " · " + c.path + " · " + s.volumes.length +
+    (s.volumes.length == 1 ? " volume · " : " volumes · ") + s.connections.open + " connections · " + d.cpu_cores.toFixed(2) + " cores";
+  const alarms = $("alarms");
+  alarms.style.display = s.alarms.length ? "block" : "none";
+  const list = s.alarms.map(a => "<li>" + esc(a) + "</li>").join("");
+  // Written only when it changes: a screen reader would say it again.
+  if (alarms.dataset.shown !== list) { alarms.dataset.shown = list; alarms.querySelector("ul").innerHTML = list; }
+
+  $("hit").textContent = d.hit_ratio == null ? "no reads" : pct(d.hit_ratio);
+  $("hitbar").innerHTML = fill(d.hit_ratio || 0, "var(--a)");
+  $("hitsub").textContent = "since start " + (s.hit_ratio == null ? "–" : pct(s.hit_ratio)) + " of reads answered without the store";
+  const ops = d.operations_per_second;
+  $("ops").innerHTML = num(ops[0] + ops[1]) + " <small>requests/s</small>";
+  $("opssub").textContent = num(ops[0]) + " reads/s · " + num(ops[1]) + " writes/s";
+  $("netsub").textContent = bytes(d.bytes_per_second[0]) + "/s read · " + bytes(d.bytes_per_second[1]) + "/s written";
+  const row = (name, p) => [name, us(p.p50), us(p.p90), us(p.p99), us(p.p999), us(p.max)];
+  table("lat", ["", "p50", "p90", "p99", "p99.9", "max"],
+    [row("hit", d.latency.hit), row("miss", d.latency.miss), row("write", d.latency.write)]);
+
+  $("wr").innerHTML = bytes(d.flash_write_bytes_per_second) + "<small>/s</small>";
+  $("wrsub").textContent = bytes(f.bytes_written) + " since start, for " + bytes(f.client_bytes) + " written by clients and " +
+    bytes(f.read_fill_bytes) + " brought by reads";
+  $("budget").textContent = f.budget_bytes_per_second == null ? "no write budget"
+    : "write budget " + bytes(f.budget_bytes_per_second) + "/s · " + bytes(f.budget_available_bytes) + " may be written now";
+  const used = f.drive_used_percent, years = f.expected_life_years;
+  $("life").innerHTML = years != null ? (years > 99 ? "> 99" : years < .1 ? "< 0.1" : years.toFixed(1)) + " <small>years at the rate since start</small>"
+    : used != null ? Math.max(0, 100 - used) + " % <small>left</small>" : "–";
+  $("lifesub").textContent = used != null ? Math.max(0, 100 - used) + " % of the rated life left, as the drive reports"
+    : years != null && s.uptime_seconds < 3600 ? "early yet: filling an empty cache is no measure of what follows"
+    : years != null ? "the drive itself reports nothing"
+    : f.budget_bytes_per_second != null ? "nothing written yet"
+    : "unknown: --endurance-tbw or --endurance-dwpd tells what the drive endures, and sets a write budget";
+  const ratio = x => x == null ? "–" : x.toFixed(3);
+  const dlwa = f.drive_host_bytes && f.drive_nand_bytes ? f.drive_nand_bytes / f.drive_host_bytes : null;
+  table("amp", null, [
+    ["CLWA: written to flash per byte written to the cache", ratio(f.clwa)],
+    ["DLWA: NAND bytes per byte written", dlwa == null ? "not reported" : ratio(dlwa)],
+    ["errors of the cache device", num(f.errors)],
+    ["lines that did not match their checksum", num(f.corrupt)]]);
+
+  $("full").innerHTML = c.given_up ? "out of use" : pct(c.slots ? c.lines / c.slots : 0) + " <small>full</small>";
+  $("fullbar").innerHTML = fill(c.slots ? c.lines / c.slots : 0, "var(--a)");
+  table("cache", null, [
+    ["lines", num(c.lines) + " of " + num(c.slots)],
+    ["capacity", bytes(c.slots * c.line_bytes) + " in lines of " + bytes(c.line_bytes)],
+    ["placement", c.placement],
+    ["replacement", c.replacement],
+    ["writes", c.write],
+    ["at the start", c.warmth],
+    ["regions marked as written to", num(c.regions_marked)],
+    ["map in DRAM", bytes(c.map_bytes)]]);
+  $("policy").textContent = "admission: " + c.admission;
+  table("rej", null, s.verdicts.filter(r => r[1]).map(r => [words(r[0]), num(r[1])]), "no requests yet");
+
+  table("vols", ["volume", "size", "cached", "floor", "ceiling", "hit ratio", "reads", "writes", "read", "written", "metadata hits", "clients", "rule"],
+    s.volumes.map(v => [v.name + (v.pass_through ? " (pass-through)" : ""), bytes(v.bytes), bytes(v.lines * c.line_bytes),
+      v.floor ? bytes(v.floor * c.line_bytes) : "–", v.ceiling == null ? "–" : bytes(v.ceiling * c.line_bytes),
+      v.reads ? pct(v.read_hits / v.reads) : "–", num(v.reads), num(v.writes), bytes(v.read_bytes), bytes(v.write_bytes),
+      v.metadata_reads ? pct(v.metadata_hits / v.metadata_reads) : "–", v.clients,
+      v.rule + (v.selected ? " + " + v.selected + " selected" : "")]), "no volumes");
+
+  const P = d.history;
+  for (const g of Object.values(graphs)) { g.points = P; draw(g); }
+  table("past", ["second", "reads/s", "writes/s", "hits", "p99 hit", "p99 miss", "p99 write", "flash writes"],
+    P.slice().reverse().map(p => [p.at, num(p.reads), num(p.writes), pct(p.hits), us(p.p99_hit), us(p.p99_miss), us(p.p99_write),
+      bytes(p.flash_writes) + "/s"]), "nothing yet");
+  table("counters", ["counter", "value"], s.counters.map(r => [r[0], r[1]]));
+}
+poll();

@@ -1,0 +1,385 @@
+//! Operating a daemon that runs: the control socket, what is asked over it, and what is counted.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`protocol`] | requests and answers, one JSON value a line |
+//! | `socket` | the socket, of mode 0600, and a thread for each of its few connections |
+//! | [`client`] | its other end |
+//! | [`status`] | everything that is counted, as it is shown |
+//! | [`http`] | the live page and `/metrics` |
+
+pub mod client;
+pub mod http;
+pub mod protocol;
+mod socket;
+pub mod status;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use larder_engine::block::BlockStats;
+use larder_engine::block::WriteMode;
+use larder_policy::block::Rule;
+use larder_runtime::{Wear, machine};
+use serde_json::{Value, json};
+
+use crate::backing::{Backing, BackingError, Uri};
+use crate::cache::{Cache, CacheError, Detaching, named};
+use crate::nbd::server::Exports;
+use crate::server::{Counters, Volume, Volumes};
+use protocol::{Progress, Refusal, Request};
+pub use socket::ControlServer;
+use status::{CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, VolumeStatus};
+
+/// Opens a store for a volume that is attached: with what the daemon was started with.
+pub type OpenStore = dyn Fn(&Uri) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
+
+/// Between two questions to the drive about its wear.
+const WEAR: Duration = Duration::from_secs(60);
+
+/// For everybody to let go of a detached volume's store.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Hears how far something is, and says whether whoever asked is still there.
+pub(crate) type GoOn<'a> = &'a mut dyn FnMut(Progress) -> bool;
+
+/// A daemon as its operator sees it.
+pub struct Control {
+    cache: Arc<Cache>,
+    volumes: Arc<Volumes>,
+    counters: Arc<Counters>,
+    open: Box<OpenStore>,
+    warmth: String,
+    version: &'static str,
+    wear: Mutex<Option<(Instant, Option<Wear>)>>,
+    /// One attach or detach at a time.
+    changing: Mutex<()>,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("cache", &self.cache).finish_non_exhaustive()
+    }
+}
+
+fn refused(message: impl Into<String>) -> Refusal {
+    Refusal { message: message.into(), usage: false }
+}
+
+impl From<CacheError> for Refusal {
+    fn from(error: CacheError) -> Refusal {
+        refused(error.to_string())
+    }
+}
+
+/// The name of a write mode.
+pub fn write_name(mode: WriteMode) -> &'static str {
+    match mode {
+        WriteMode::HddSsd => "hdd-ssd",
+        WriteMode::HddUpd => "hdd-upd",
+        WriteMode::HddInv => "hdd-inv",
+    }
+}
+
+/// The engine's counters by name.
+fn counters(e: &BlockStats) -> Vec<(&'static str, u64)> {
+    vec![
+        ("read_lines", e.read_lines),
+        ("read_hits", e.read_hits),
+        ("read_shared", e.read_shared),
+        ("write_lines", e.write_lines),
+        ("write_hits", e.write_hits),
+        ("fills", e.fills),
+        ("fill_rejected", e.fill_rejected),
+        ("fill_dropped", e.fill_dropped),
+        ("fill_cancelled", e.fill_cancelled),
+        ("evicted", e.evicted),
+        ("updated", e.updated),
+        ("dropped", e.dropped),
+        ("corrupt", e.corrupt),
+        ("flash_errors", e.flash_errors),
+        ("backing_errors", e.backing_errors),
+        ("flash_lines_written", e.flash_lines_written),
+        ("copied", e.copied),
+        ("cleaned", e.cleaned),
+        ("waited", e.waited),
+        ("longest_wait_microseconds", e.longest_wait.0 / 1000),
+    ]
+}
+
+impl Control {
+    /// Of a daemon with these. `warmth` says how the map was found.
+    pub fn new(
+        cache: Arc<Cache>,
+        volumes: Arc<Volumes>,
+        counters: Arc<Counters>,
+        open: Box<OpenStore>,
+        warmth: String,
+        version: &'static str,
+    ) -> Arc<Control> {
+        Arc::new(Control {
+            cache,
+            volumes,
+            counters,
+            open,
+            warmth,
+            version,
+            wear: Mutex::default(),
+            changing: Mutex::default(),
+        })
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// Does what is asked.
+    ///
+    /// # Errors
+    /// What there is to say about it.
+    pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        match request {
+            Request::Status {} => Ok(json!(self.status())),
+            Request::Attach { volume, uri } => self.attach(&volume, &uri),
+            Request::Detach { volume, disconnect } => self.detach(&volume, disconnect, go_on),
+            Request::Drop { volume } => {
+                let mut go_on = || go_on(Progress::default());
+                let dropped = self.cache.drop_lines(&volume, None, &mut go_on)?;
+                let dropped = dropped.ok_or_else(|| refused("interrupted: nothing was dropped"))?;
+                Ok(json!({ "volume": volume, "dropped_lines": dropped }))
+            }
+            Request::Explain { volume, offset } => Ok(json!(self.cache.explain(&volume, offset)?)),
+        }
+    }
+
+    fn attach(&self, name: &str, uri: &str) -> Result<Value, Refusal> {
+        let usage = |e: String| Refusal { message: e, usage: true };
+        let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.volumes.find(name).is_some() && !name.is_empty() {
+            return Err(refused(format!(
+                "volume '{name}' is attached already: choose another name"
+            )));
+        }
+        let store = (self.open)(&uri).map_err(|e| refused(e.to_string()))?;
+        Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
+        let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
+        let warm = self.cache.attach(&volume)?;
+        self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
+        let how = match &warm {
+            Ok(()) => "warm".to_owned(),
+            Err(why) => format!("cold: {why}"),
+        };
+        tracing::info!("volume '{name}' is attached: {uri}, {how}");
+        Ok(json!({
+            "volume": name,
+            "uri": uri.to_string(),
+            "bytes": volume.about().size,
+            "warm": warm.is_ok(),
+            "why_cold": warm.err(),
+        }))
+    }
+
+    fn detach(&self, name: &str, disconnect: bool, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(volume) = self.volumes.remove(name) else {
+            return Err(self.cache.attached(name).map_or_else(Refusal::from, |_| {
+                refused(format!("volume '{name}' is being detached already"))
+            }));
+        };
+        let mut regions = 0;
+        let mut hear = |how: Detaching| {
+            go_on(match how {
+                Detaching::Clients(1) => Progress {
+                    what: "1 client is still there (--disconnect closes its connection)".into(),
+                    ..Progress::default()
+                },
+                Detaching::Clients(n) => Progress {
+                    what: format!(
+                        "{n} clients are still there (--disconnect closes their connections)"
+                    ),
+                    ..Progress::default()
+                },
+                Detaching::Draining => {
+                    Progress { what: "operations end".into(), ..Progress::default() }
+                }
+                Detaching::Durable(left) => {
+                    regions = regions.max(left);
+                    Progress {
+                        what: "regions durable".into(),
+                        done: regions - left,
+                        total: regions,
+                    }
+                }
+            })
+        };
+        if self.cache.volume(name).is_none() {
+            // It is served without the cache: there is nothing to put aside.
+            volume.close();
+            return Ok(json!({ "volume": name, "durable": true }));
+        }
+        match self.cache.detach(name, disconnect, &mut hear) {
+            Ok(Some(durable)) => {
+                // Workers let go of its store, and with the last of them its lock goes: whoever wants it next can have it.
+                let until = Instant::now() + RELEASE;
+                while Arc::strong_count(&volume) > 1 && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                tracing::info!("volume '{name}' is detached");
+                Ok(json!({ "volume": name, "durable": durable }))
+            }
+            Ok(None) => {
+                self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
+                Err(refused(format!("interrupted: volume '{name}' stays attached")))
+            }
+            Err(error) => {
+                volume.reopen();
+                self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn wear(&self) -> Option<Wear> {
+        let mut wear = self.wear.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, wear)) = &*wear
+            && at.elapsed() < WEAR
+        {
+            return wear.clone();
+        }
+        let now = self.cache.wear();
+        *wear = Some((Instant::now(), now.clone()));
+        now
+    }
+
+    /// Everything that is counted, now.
+    pub fn status(&self) -> Status {
+        let cache = &self.cache;
+        let stats = cache.stats();
+        let layout = cache.layout();
+        let config = cache.config();
+        let e = &stats.engine;
+        let load = |a: &std::sync::atomic::AtomicU64| a.load(Ordering::Relaxed);
+        let c = &self.counters;
+        let connections = ConnectionStatus {
+            open: load(&c.connections),
+            accepted: load(&c.accepted),
+            refused: load(&c.refused),
+            broken: load(&c.broken),
+            requests: load(&c.requests),
+        };
+        let volumes: Vec<VolumeStatus> =
+            self.volumes.all().iter().map(|v| self.volume_status(v)).collect();
+        let reads: u64 = volumes.iter().map(|v| v.reads).sum();
+        let hits: u64 = volumes.iter().map(|v| v.read_hits).sum();
+        let latencies = cache.latencies();
+        let wear = self.wear();
+        let given_up = cache.why_given_up();
+        let mut alarms = Vec::new();
+        if let Some(why) = &given_up {
+            alarms.push(format!("the cache is out of use, volumes are in pass-through: {why}"));
+        }
+        if e.corrupt > 0 {
+            alarms.push(format!(
+                "{} lines did not match their checksum and were read from the store: watch the cache device",
+                e.corrupt
+            ));
+        }
+        if e.backing_errors > 0 {
+            alarms.push(format!("backing stores have failed {} times", e.backing_errors));
+        }
+        let mut counted: Vec<(String, u64)> =
+            counters(e).into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
+        counted.extend([
+            ("log_records".to_owned(), stats.log.records),
+            ("log_batches".to_owned(), stats.log.batches),
+            ("log_snapshots".to_owned(), stats.log.snapshots),
+            ("log_bytes".to_owned(), stats.log.bytes),
+            ("regions_marked".to_owned(), stats.log.intents_set),
+            ("regions_cleared".to_owned(), stats.log.intents_cleared),
+        ]);
+        let (user, system) = machine::processor_time();
+        Status {
+            version: self.version.to_owned(),
+            uptime_seconds: cache.uptime().0 / 1_000_000_000,
+            alarms,
+            cache: CacheStatus {
+                path: cache.path().display().to_string(),
+                uuid: cache.uuid().to_owned(),
+                given_up,
+                warmth: self.warmth.clone(),
+                line_bytes: layout.line,
+                placement: layout.placement().to_string(),
+                slots: stats.slots,
+                lines: volumes.iter().map(|v| v.lines).sum(),
+                map_bytes: stats.map_bytes,
+                write: write_name(config.write).to_owned(),
+                admission: config.admission.to_string(),
+                replacement: config.replacement.to_string(),
+                regions_marked: stats.regions_set,
+            },
+            flash: FlashStatus {
+                bytes_written: stats.flash_bytes,
+                client_bytes: stats.client_bytes,
+                read_fill_bytes: stats.read_fill_bytes,
+                clwa: stats.clwa(),
+                errors: e.flash_errors,
+                corrupt: e.corrupt,
+                budget_bytes_per_second: stats.budget.rate,
+                budget_available_bytes: stats.budget.available,
+                expected_life_years: stats.life_years,
+                drive_used_percent: wear.as_ref().map(|w| u64::from(w.percentage_used)),
+                drive_host_bytes: wear.as_ref().map(|w| w.host_written),
+                drive_nand_bytes: wear.as_ref().and_then(|w| w.nand_written),
+            },
+            hit_ratio: (reads > 0).then(|| hits as f64 / reads as f64),
+            latency: LatencyStatus {
+                hit: latencies.hit.percentiles(),
+                miss: latencies.miss.percentiles(),
+                write: latencies.write.percentiles(),
+            },
+            verdicts: named(&stats.verdicts),
+            volumes,
+            connections,
+            counters: counted,
+            resident_bytes: machine::resident_memory().unwrap_or(0),
+            cpu_seconds: (user.as_secs_f64(), system.as_secs_f64()),
+        }
+    }
+
+    fn volume_status(&self, volume: &Arc<Volume>) -> VolumeStatus {
+        let about = volume.about();
+        let mut status = VolumeStatus {
+            name: volume.name().to_owned(),
+            uri: volume.backing().uri().to_owned(),
+            bytes: about.size,
+            read_only: about.read_only,
+            clients: volume.clients(),
+            rule: Rule::ByPolicy.as_str().to_owned(),
+            pass_through: true,
+            ..VolumeStatus::default()
+        };
+        let Some(attached) = self.cache.volume(volume.name()) else { return status };
+        let c = &attached.counters;
+        let load = |a: &std::sync::atomic::AtomicU64| a.load(Ordering::Relaxed);
+        let (floor, ceiling) = attached.share();
+        let (rule, selected) = self.cache.selected_of(&attached);
+        status.pass_through = !self.cache.is_enabled();
+        status.lines = attached.lines();
+        (status.floor, status.ceiling) = (floor, ceiling);
+        (status.reads, status.read_hits) = (load(&c.reads), load(&c.read_hits));
+        (status.read_bytes, status.writes) = (load(&c.read_bytes), load(&c.writes));
+        (status.write_bytes, status.failed) = (load(&c.write_bytes), load(&c.failed));
+        status.filled = load(&c.filled);
+        (status.metadata_reads, status.metadata_hits) =
+            (load(&c.metadata_reads), load(&c.metadata_hits));
+        status.file_systems =
+            attached.file_systems().into_iter().map(|(kind, at)| (kind.to_owned(), at)).collect();
+        status.rule = rule.as_str().to_owned();
+        status.selected = selected;
+        status.verdicts = named(&attached.verdicts());
+        status
+    }
+}

@@ -1,0 +1,177 @@
+//! What is said over the control socket: one JSON value a line, a request and then its answers.
+//!
+//! ```text
+//! → {"do":"detach","volume":"disk","disconnect":false}
+//! ← {"progress":{"what":"1 client","done":0,"total":0}}        any number of these
+//! ← {"ok":{…}}   or   {"error":{"message":"…"}}                one of these, and the connection is closed
+//! ```
+
+use std::io::{self, BufRead, Read};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Longest request, bytes: room for the extents of a file in 65,536 pieces.
+pub const MOST_REQUEST: usize = 4 << 20;
+/// Longest answer, bytes.
+pub const MOST_ANSWER: usize = 64 << 20;
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Everything that is counted.
+    Status {},
+    /// A volume is to be served.
+    Attach {
+        /// Its name.
+        volume: String,
+        /// Its store.
+        uri: String,
+    },
+    /// A volume is to be put aside.
+    Detach {
+        /// Its name.
+        volume: String,
+        /// Its clients' connections are closed, instead of waiting for them to go.
+        #[serde(default)]
+        disconnect: bool,
+    },
+    /// All lines of a volume are to go.
+    Drop {
+        /// Its name.
+        volume: String,
+    },
+    /// Why a block is cached or not.
+    Explain {
+        /// Its name.
+        volume: String,
+        /// Byte of the volume.
+        offset: u64,
+    },
+}
+
+/// How far something is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// In words.
+    pub what: String,
+    /// Of `total`; zero of zero where that is not known.
+    pub done: u64,
+    /// How much there is to do.
+    pub total: u64,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// For people: the thing, its value, the remedy.
+    pub message: String,
+    /// It cannot be meant, as opposed to: it did not work.
+    #[serde(default)]
+    pub usage: bool,
+}
+
+/// A line of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// There will be more.
+    Progress(Progress),
+    /// It is done.
+    Ok(Value),
+    /// It is not.
+    Error(Refusal),
+}
+
+/// A line of at most `most` bytes, without its end; `None` at the end of the stream.
+///
+/// # Errors
+/// Of the stream; `InvalidData` for a longer line or one that is cut off.
+pub fn read_line(from: &mut impl BufRead, most: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    from.take(most as u64 + 1).read_until(b'\n', &mut line)?;
+    match line.pop() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(line)),
+        Some(_) => {
+            let why = if line.len() >= most {
+                "a line that is too long"
+            } else {
+                "a line that is cut off"
+            };
+            Err(io::Error::new(io::ErrorKind::InvalidData, why))
+        }
+    }
+}
+
+/// A request from its line.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
+    serde_json::from_slice(line).map_err(|e| Refusal {
+        message: format!("the request is not understood: {e}"),
+        usage: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_base::Rng;
+
+    use super::*;
+
+    fn examples() -> Vec<Request> {
+        vec![
+            Request::Status {},
+            Request::Attach { volume: "a".into(), uri: "file:/x".into() },
+            Request::Detach { volume: "ä".into(), disconnect: true },
+            Request::Explain { volume: "a".into(), offset: u64::MAX },
+        ]
+    }
+
+    #[test]
+    fn requests_read_back_and_unknown_ones_are_refused() {
+        for request in examples() {
+            let text = serde_json::to_vec(&request).unwrap();
+            assert_eq!(parse(&text), Ok(request));
+        }
+        for wrong in
+            ["", "{}", "[]", r#"{"do":"dance"}"#, r#"{"do":"drop"}"#, r#"{"do":"status","x":1}"#]
+        {
+            assert!(parse(wrong.as_bytes()).unwrap_err().usage, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lines_are_bounded() {
+        let mut from = io::Cursor::new(b"one\n\ntwo".to_vec());
+        assert_eq!(read_line(&mut from, 10).unwrap().unwrap(), b"one");
+        assert_eq!(read_line(&mut from, 10).unwrap().unwrap(), b"");
+        assert!(read_line(&mut from, 10).is_err());
+        assert_eq!(read_line(&mut from, 10).unwrap(), None);
+        let long = vec![b'x'; 100];
+        assert!(read_line(&mut io::Cursor::new(long), 10).is_err());
+    }
+
+    #[test]
+    fn mangled_requests_are_refused_or_read() {
+        let mut rng = Rng::new(5);
+        let texts: Vec<Vec<u8>> =
+            examples().iter().map(|r| serde_json::to_vec(r).unwrap()).collect();
+        for _ in 0..5000 {
+            let mut text = texts[rng.below(texts.len() as u64) as usize].clone();
+            for _ in 0..=rng.below(4) {
+                let at = rng.below(text.len() as u64) as usize;
+                match rng.below(3) {
+                    0 => text[at] = rng.below(256) as u8,
+                    1 => text.truncate(at.max(1)),
+                    _ => text.insert(at, b"{}[],:\"0-"[rng.below(9) as usize]),
+                }
+            }
+            // It must end, one way or the other.
+            let _ = parse(&text);
+        }
+    }
+}

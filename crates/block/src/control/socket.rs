@@ -1,0 +1,139 @@
+//! The control socket: a thread that accepts, and one for each of a few connections.
+
+use std::io::{BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::Control;
+use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
+use crate::server::ServerError;
+use crate::server::listen::{UnixPath, bind_unix};
+
+/// Connections at a time.
+const MOST: usize = 16;
+/// For a request to come, and for an answer to be taken.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two lines of progress.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// The control socket, until it is dropped.
+pub struct ControlServer {
+    stop: Arc<AtomicBool>,
+    listener: Arc<UnixListener>,
+    thread: Option<JoinHandle<()>>,
+    _path: UnixPath,
+}
+
+impl ControlServer {
+    /// Listens at `path`, which only the owner may connect to.
+    ///
+    /// # Errors
+    /// When somebody listens there, or the socket or a thread cannot be had.
+    pub fn start(control: Arc<Control>, path: &Path) -> Result<ControlServer, ServerError> {
+        let name = format!("control socket '{}'", path.display());
+        let (listener, guard) = bind_unix(&name, path)?;
+        let (listener, stop) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
+        let (theirs, stopped) = (listener.clone(), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name("block-control".into())
+            .spawn(move || accept(&control, &theirs, &stopped))
+            .map_err(|source| ServerError::System { what: "a thread", source })?;
+        Ok(ControlServer { stop, listener, thread: Some(thread), _path: guard })
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // Ends a thread that waits in accept; one that does not is told by the flag.
+        let _ = rustix::net::shutdown(self.listener.as_fd(), rustix::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    let mut threads: Vec<JoinHandle<()>> = Vec::new();
+    while !stop.load(Ordering::SeqCst) {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(_) if stop.load(Ordering::SeqCst) => break,
+            Err(error) => {
+                tracing::warn!(%error, "the control socket cannot accept");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        threads.retain(|t| !t.is_finished());
+        if open.load(Ordering::SeqCst) >= MOST {
+            let message = format!("{MOST} others ask something already: try again");
+            say(&mut &stream, &Answer::Error(Refusal { message, usage: false }));
+            continue;
+        }
+        open.fetch_add(1, Ordering::SeqCst);
+        let (control, stop, count) = (control.clone(), stop.clone(), open.clone());
+        let spawned = std::thread::Builder::new().name("block-control".into()).spawn(move || {
+            serve(&control, &stream, &stop);
+            count.fetch_sub(1, Ordering::SeqCst);
+        });
+        match spawned {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                open.fetch_sub(1, Ordering::SeqCst);
+                tracing::warn!(%error, "no thread for a control connection");
+            }
+        }
+    }
+    for thread in threads {
+        let _ = thread.join();
+    }
+}
+
+/// Writes a line. Returns whether it was taken.
+fn say(stream: &mut &UnixStream, answer: &Answer) -> bool {
+    let Ok(mut text) = serde_json::to_vec(answer) else { return false };
+    text.push(b'\n');
+    stream.write_all(&text).is_ok()
+}
+
+/// One request and its answer.
+fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool) {
+    let limits = stream
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+    if limits.is_err() {
+        return;
+    }
+    let mut out = stream;
+    let line = match read_line(&mut BufReader::new(stream), MOST_REQUEST) {
+        Ok(Some(line)) => line,
+        Ok(None) => return,
+        Err(error) => {
+            let message = format!("the request cannot be read: {error}");
+            say(&mut out, &Answer::Error(Refusal { message, usage: true }));
+            return;
+        }
+    };
+    let mut said = Instant::now();
+    let mut go_on = |progress: Progress| {
+        if stop.load(Ordering::SeqCst) {
+            return false;
+        }
+        if said.elapsed() < EVERY {
+            return true;
+        }
+        said = Instant::now();
+        say(&mut out, &Answer::Progress(progress))
+    };
+    let outcome = parse(&line).and_then(|request| control.perform(request, &mut go_on));
+    let answer = outcome.map_or_else(Answer::Error, Answer::Ok);
+    say(&mut &*stream, &answer);
+}

@@ -1,0 +1,191 @@
+//! Everything that is counted, as it is shown: by `status`, by the live page and by `/metrics`.
+
+use larder_runtime::latency::Percentiles;
+use serde::{Deserialize, Serialize};
+
+/// A daemon at one moment. Counters run from its start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Version of Larder.
+    pub version: String,
+    /// Seconds since the start.
+    pub uptime_seconds: u64,
+    /// Conditions that an operator should look at.
+    pub alarms: Vec<String>,
+    /// The cache.
+    pub cache: CacheStatus,
+    /// What went to flash.
+    pub flash: FlashStatus,
+    /// Share of reads that did not ask the store; `None` before the first.
+    pub hit_ratio: Option<f64>,
+    /// Latencies of requests by how they were answered.
+    pub latency: LatencyStatus,
+    /// Verdicts on requests, part by part: admitted, and rejected by reason.
+    pub verdicts: Vec<(String, u64)>,
+    /// The volumes.
+    pub volumes: Vec<VolumeStatus>,
+    /// Clients' connections.
+    pub connections: ConnectionStatus,
+    /// Every counter of the engine and of the map's log.
+    pub counters: Vec<(String, u64)>,
+    /// Resident memory of the process, bytes.
+    pub resident_bytes: u64,
+    /// Processor time used, seconds: user and system.
+    pub cpu_seconds: (f64, f64),
+}
+
+/// The cache device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheStatus {
+    /// Its path.
+    pub path: String,
+    /// Its name in every start.
+    pub uuid: String,
+    /// Why it is out of use; `None` when it is in use.
+    pub given_up: Option<String>,
+    /// How the map was found at the start.
+    pub warmth: String,
+    /// Bytes of a line.
+    pub line_bytes: u32,
+    /// Where a line may lie: direct, set:W or full.
+    pub placement: String,
+    /// Lines that fit.
+    pub slots: u64,
+    /// Lines that are there (counted now and then).
+    pub lines: u64,
+    /// DRAM of the map, bytes.
+    pub map_bytes: u64,
+    /// Write mode.
+    pub write: String,
+    /// Admission policy.
+    pub admission: String,
+    /// Replacement policy.
+    pub replacement: String,
+    /// Regions that are marked as being written to.
+    pub regions_marked: u64,
+}
+
+/// Writes to the cache device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FlashStatus {
+    /// Bytes written: lines, the map's log and snapshots.
+    pub bytes_written: u64,
+    /// Bytes that clients wrote.
+    pub client_bytes: u64,
+    /// Bytes filled because a read missed.
+    pub read_fill_bytes: u64,
+    /// Cache-level write amplification: bytes written to flash for each byte written to the cache by clients or misses.
+    pub clwa: Option<f64>,
+    /// Operations of the device that failed.
+    pub errors: u64,
+    /// Lines whose checksum did not match.
+    pub corrupt: u64,
+    /// The write budget, bytes a second.
+    pub budget_bytes_per_second: Option<f64>,
+    /// Bytes that it grants now.
+    pub budget_available_bytes: Option<u64>,
+    /// Years that the drive lasts at the rate since the start.
+    pub expected_life_years: Option<f64>,
+    /// Share of its rated life that is used, per cent, as the drive reports.
+    pub drive_used_percent: Option<u64>,
+    /// Bytes that hosts wrote to the drive in its life, as it reports.
+    pub drive_host_bytes: Option<u64>,
+    /// Bytes that it wrote to NAND in its life, as it reports.
+    pub drive_nand_bytes: Option<u64>,
+}
+
+/// Latencies, from the moment that a request is taken from its connection to its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LatencyStatus {
+    /// Reads from flash alone.
+    pub hit: Percentiles,
+    /// Reads that asked the store, or waited for a request that did.
+    pub miss: Percentiles,
+    /// Writes, zeroes and trims.
+    pub write: Percentiles,
+}
+
+/// A volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VolumeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its store.
+    pub uri: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// It is only read.
+    pub read_only: bool,
+    /// It is served without the cache.
+    pub pass_through: bool,
+    /// Clients that have asked something and are still there.
+    pub clients: u64,
+    /// Lines in the cache.
+    pub lines: u64,
+    /// Lines that others leave it.
+    pub floor: u64,
+    /// Lines that it may have at most.
+    pub ceiling: Option<u64>,
+    /// Reads.
+    pub reads: u64,
+    /// Of them, from flash alone.
+    pub read_hits: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes, zeroes and trims.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Lines that began to be filled.
+    pub filled: u64,
+    /// Reads of metadata, as far as recognised.
+    pub metadata_reads: u64,
+    /// Of them, from flash alone.
+    pub metadata_hits: u64,
+    /// File systems recognised on it: kind and first byte.
+    pub file_systems: Vec<(String, u64)>,
+    /// How it is cached where nothing else is selected.
+    pub rule: String,
+    /// Stretches of it that are selected.
+    pub selected: u64,
+    /// Verdicts on its requests.
+    pub verdicts: Vec<(String, u64)>,
+}
+
+/// Connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConnectionStatus {
+    /// Now.
+    pub open: u64,
+    /// Ever.
+    pub accepted: u64,
+    /// Refused because there were too many.
+    pub refused: u64,
+    /// Closed because the client broke the protocol.
+    pub broken: u64,
+    /// Requests taken.
+    pub requests: u64,
+}
+
+impl VolumeStatus {
+    /// Share of its reads that did not ask the store.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        (self.reads > 0).then(|| self.read_hits as f64 / self.reads as f64)
+    }
+}
+
+impl FlashStatus {
+    /// Device-level write amplification over the drive's life, where the drive tells.
+    pub fn dlwa(&self) -> Option<f64> {
+        let (host, nand) = (self.drive_host_bytes?, self.drive_nand_bytes?);
+        (host > 0).then(|| nand as f64 / host as f64)
+    }
+}

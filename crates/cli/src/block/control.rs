@@ -1,0 +1,371 @@
+//! The commands that ask a running `larder block serve`, over its control socket.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use larder_base::ByteSize;
+use larder_block::cache::Explanation;
+use larder_block::control::client::{self, ClientError};
+use larder_block::control::protocol::{Progress, Request};
+use larder_block::control::status::{Status, VolumeStatus};
+use larder_runtime::latency::Percentiles;
+use serde_json::Value;
+
+use crate::error::CliError;
+use crate::progress;
+
+/// Where the daemon listens, and how to answer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Daemon {
+    /// The daemon's control socket [default: block.sock in the state directory]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// The daemon's state directory [default: /var/lib/larder for root, else ~/.local/state/larder]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The control socket of a daemon with this state directory.
+pub(super) fn default_socket(state_dir: &std::path::Path) -> PathBuf {
+    state_dir.join("block.sock")
+}
+
+impl Daemon {
+    /// Asks, shows how far it is, and returns the answer.
+    pub(super) fn ask(&self, request: &Request) -> Result<Value, CliError> {
+        let path = match &self.control {
+            Some(path) => path.clone(),
+            None => default_socket(&super::serve::state_dir(self.state_dir.as_ref())),
+        };
+        let mut bar = None;
+        let mut show = |p: &Progress| {
+            let bar = bar.get_or_insert_with(|| progress::bar(p.total.max(1)));
+            bar.set_length(p.total.max(1));
+            bar.set_position(p.done);
+            bar.set_message(p.what.clone());
+        };
+        let outcome = client::ask(&path, request, &mut show);
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        outcome.map_err(|e| match e {
+            ClientError::Refused { usage: true, .. } => CliError::Usage(e.to_string()),
+            e => CliError::Runtime(e.to_string()),
+        })
+    }
+
+    /// Asks, and prints the answer: as JSON if that is wanted, else by `people`.
+    pub(super) fn print(
+        &self,
+        request: &Request,
+        people: impl FnOnce(&Value) -> Result<String, CliError>,
+    ) -> Result<(), CliError> {
+        let answer = self.ask(request)?;
+        let text = if self.json {
+            serde_json::to_string_pretty(&answer)
+                .map_err(|e| CliError::Runtime(format!("the answer cannot be printed: {e}")))?
+        } else {
+            people(&answer)?
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", text.trim_end())
+            .map_err(|e| CliError::Runtime(format!("standard output: {e}")))
+    }
+}
+
+/// An answer in the form that this version gives it.
+pub(super) fn read<T: serde::de::DeserializeOwned>(answer: &Value) -> Result<T, CliError> {
+    serde_json::from_value(answer.clone()).map_err(|e| {
+        CliError::Runtime(format!(
+            "the daemon's answer is not understood ({e}): is it of another version?"
+        ))
+    })
+}
+
+/// Shows what a running daemon has done: hit ratios, latencies, bytes to flash, volumes
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Serves another volume, from a cold cache unless its store is known to be unchanged
+#[derive(Debug, clap::Args)]
+pub(crate) struct AttachArgs {
+    /// The volume and its store, as for `larder block serve --volume`
+    #[arg(value_name = "NAME=URI")]
+    volume: String,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Puts a volume aside in good order: waits for its clients to go, makes it durable, remembers what is cached of it
+#[derive(Debug, clap::Args)]
+pub(crate) struct DetachArgs {
+    /// The volume
+    volume: String,
+    /// Close its clients' connections instead of waiting for them to go
+    #[arg(long)]
+    disconnect: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Drops every cached line of a volume
+#[derive(Debug, clap::Args)]
+pub(crate) struct DropArgs {
+    /// The volume
+    volume: String,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Says whether a block is cached and where, or what keeps it from being
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    /// The volume
+    volume: String,
+    /// Logical block address: sectors of 512 bytes; with --byte, bytes
+    lba: u64,
+    /// The address is in bytes
+    #[arg(long)]
+    byte: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+pub(crate) fn status(args: &StatusArgs) -> Result<(), CliError> {
+    args.daemon.print(&Request::Status {}, |answer| Ok(status_text(&read(answer)?)))
+}
+
+pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
+    let (volume, uri) = args.volume.split_once('=').ok_or_else(|| {
+        CliError::Usage(format!(
+            "'{}' is not a volume: write NAME=URI, as in disk=file:/srv/disk.img",
+            args.volume
+        ))
+    })?;
+    let request = Request::Attach { volume: volume.into(), uri: uri.into() };
+    args.daemon.print(&request, |answer| {
+        let bytes = ByteSize(answer["bytes"].as_u64().unwrap_or(0));
+        Ok(match answer["why_cold"].as_str() {
+            None => format!("{volume}: {bytes}, warm: what was cached of it is used"),
+            Some(why) => format!("{volume}: {bytes}, cold: {why}"),
+        })
+    })
+}
+
+pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
+    let request = Request::Detach { volume: args.volume.clone(), disconnect: args.disconnect };
+    args.daemon.print(&request, |answer| {
+        let name = &args.volume;
+        Ok(if answer["durable"] == true {
+            format!("{name}: detached, and durable in its store")
+        } else {
+            format!(
+                "{name}: detached; its store could not be made durable in time: what was written to it last will be read \
+                 from it, not from the cache"
+            )
+        })
+    })
+}
+
+pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
+    args.daemon.print(&Request::Drop { volume: args.volume.clone() }, |answer| {
+        Ok(format!("{}: {} lines dropped", args.volume, answer["dropped_lines"]))
+    })
+}
+
+pub(crate) fn explain(args: &ExplainArgs) -> Result<(), CliError> {
+    let offset = match args.byte {
+        true => Some(args.lba),
+        false => args.lba.checked_mul(512),
+    };
+    let offset = offset
+        .ok_or_else(|| CliError::Usage(format!("{} is no address: it is too large", args.lba)))?;
+    let request = Request::Explain { volume: args.volume.clone(), offset };
+    args.daemon.print(&request, |answer| Ok(explanation_text(&read(answer)?)))
+}
+
+fn explanation_text(e: &Explanation) -> String {
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    rows.push(("line", format!("bytes {} to {} of {}", e.line.0, e.line.0 + e.line.1, e.volume)));
+    rows.push(match (e.slot, e.device_offset) {
+        (Some((shard, slot)), Some(at)) => {
+            let since = match e.cached_for_seconds {
+                Some(s) => format!("for {}", duration(s)),
+                None => "since before the fills that are remembered".to_owned(),
+            };
+            (
+                "cached",
+                format!(
+                    "yes, {since}: slot {slot} of shard {shard}, at byte {at} of the cache device"
+                ),
+            )
+        }
+        _ => ("cached", "no".to_owned()),
+    });
+    rows.push(("holds", e.kind.clone()));
+    rows.push(("selected", e.selection.clone()));
+    rows.push(("a read that misses", e.admission.clone()));
+    rows.push(("share", e.share.clone()));
+    rows.push(("write budget", e.budget.clone()));
+    rows.push(("verdicts so far", verdicts(&e.verdicts)));
+    two_columns(rows)
+}
+
+fn verdicts(all: &[(String, u64)]) -> String {
+    all.iter().map(|(n, c)| format!("{} {c}", n.replace('_', " "))).collect::<Vec<_>>().join(", ")
+}
+
+fn two_columns(rows: Vec<(&str, String)>) -> String {
+    let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0);
+    rows.iter().map(|(name, text)| format!("{name:width$}  {text}\n")).collect()
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86400.0),
+    }
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".into(), |s| format!("{:.1} %", 100.0 * s))
+}
+
+/// The status as people read it.
+pub(super) fn status_text(s: &Status) -> String {
+    let c = &s.cache;
+    let f = &s.flash;
+    let bytes = |lines: u64| ByteSize(lines * u64::from(c.line_bytes));
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    let state = match &c.given_up {
+        None => format!("in use, at the start {}", c.warmth),
+        Some(why) => format!("OUT OF USE, volumes are in pass-through: {why}"),
+    };
+    rows.push(("cache", format!("{}: {state}", c.path)));
+    rows.push((
+        "",
+        format!(
+            "{} of {} lines of {} ({}), {}, {}, {}, admission {}",
+            c.lines,
+            c.slots,
+            ByteSize(u64::from(c.line_bytes)),
+            percent((c.slots > 0).then(|| c.lines as f64 / c.slots as f64)),
+            c.placement,
+            c.replacement,
+            c.write,
+            c.admission,
+        ),
+    ));
+    rows.push(("up", duration(s.uptime_seconds as f64)));
+    rows.push((
+        "hit ratio",
+        format!("{} of reads answered without the store", percent(s.hit_ratio)),
+    ));
+    let latency = |p: &Percentiles| match p.samples {
+        0 => "–".to_owned(),
+        n => format!("p50 {:.0} µs, p99 {:.0} µs, max {:.0} µs, of {n}", p.p50, p.p99, p.max),
+    };
+    rows.push(("hits", latency(&s.latency.hit)));
+    rows.push(("misses", latency(&s.latency.miss)));
+    rows.push(("writes", latency(&s.latency.write)));
+    let clwa = f.clwa.map_or_else(|| "–".into(), |c| format!("{c:.3}"));
+    rows.push((
+        "flash",
+        format!(
+            "{} written, for {} written by clients and {} brought by reads: CLWA {clwa}",
+            ByteSize(f.bytes_written),
+            ByteSize(f.client_bytes),
+            ByteSize(f.read_fill_bytes),
+        ),
+    ));
+    let budget = match (f.budget_bytes_per_second, f.budget_available_bytes) {
+        (Some(rate), Some(left)) => {
+            let life = f.expected_life_years.map_or_else(String::new, |y| {
+                format!("; at the rate since the start the drive lasts {y:.1} years")
+            });
+            format!("{}/s, {} may be written now{life}", ByteSize(rate as u64), ByteSize(left))
+        }
+        _ => "none: --endurance-tbw or --endurance-dwpd sets one".to_owned(),
+    };
+    rows.push(("write budget", budget));
+    if let Some(used) = f.drive_used_percent {
+        rows.push(("drive", format!("{used} % of its rated life used, as it reports")));
+    }
+    rows.push(("verdicts", verdicts(&s.verdicts)));
+    rows.push((
+        "connections",
+        format!(
+            "{} open, {} accepted, {} requests",
+            s.connections.open, s.connections.accepted, s.connections.requests
+        ),
+    ));
+    for alarm in &s.alarms {
+        rows.push(("ALARM", alarm.clone()));
+    }
+    let mut out = two_columns(rows);
+    out.push('\n');
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    let head = [
+        "volume",
+        "size",
+        "cached",
+        "share",
+        "hit ratio",
+        "reads",
+        "writes",
+        "clients",
+        "rule",
+        "store",
+    ];
+    table.set_header(head);
+    for column in 1..8 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for v in &s.volumes {
+        table.add_row(volume_row(v, &bytes));
+    }
+    out.push_str(&table.to_string());
+    out
+}
+
+fn volume_row(v: &VolumeStatus, bytes: &dyn Fn(u64) -> ByteSize) -> Vec<String> {
+    let share = match (v.floor, v.ceiling) {
+        (0, None) => "–".to_owned(),
+        (floor, ceiling) => {
+            format!(
+                "{}..{}",
+                bytes(floor),
+                ceiling.map_or_else(String::new, |c| bytes(c).to_string())
+            )
+        }
+    };
+    let mut rule = v.rule.clone();
+    if v.selected > 0 {
+        rule.push_str(&format!(" + {}", v.selected));
+    }
+    vec![
+        v.name.clone(),
+        ByteSize(v.bytes).to_string(),
+        if v.pass_through { "pass-through".into() } else { bytes(v.lines).to_string() },
+        share,
+        percent(v.hit_ratio()),
+        v.reads.to_string(),
+        v.writes.to_string(),
+        v.clients.to_string(),
+        rule,
+        v.uri.clone(),
+    ]
+}

@@ -1,0 +1,217 @@
+//! Operating `larder block serve`: what the commands beside it say and do.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test of a process waits for it"
+)]
+
+mod daemon;
+
+use std::io::{BufReader, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use daemon::{Daemon, larder, prepare, read, session, session_of, write};
+use serde_json::Value;
+
+/// What a command prints, and its exit code.
+fn ask(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .arg("block")
+        .args(arguments)
+        .arg("--state-dir")
+        .arg(dir.join("state"))
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn json(dir: &Path, arguments: &[&str]) -> Value {
+    let mut all = arguments.to_vec();
+    all.push("--json");
+    let (code, out, err) = ask(dir, &all);
+    assert_eq!(code, 0, "{arguments:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// The status, as soon as it is as wanted.
+fn status_when(dir: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let status = json(dir, &["status"]);
+        if wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < end, "not {what}: {status:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn counter(status: &Value, name: &str) -> u64 {
+    let all = status["counters"].as_array().unwrap();
+    all.iter().find(|c| c[0] == name).unwrap()[1].as_u64().unwrap()
+}
+
+#[test]
+fn status_explain_and_drop() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let daemon = Daemon::start(dir, &[]);
+    let socket = dir.join("state").join("block.sock");
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut s = session(dir);
+    write(&mut *s, 0, 1 << 20, 5);
+    read(&mut *s, 4 << 20, 1 << 20);
+    status_when(dir, "filled", |s| counter(s, "fills") == 512);
+    read(&mut *s, 0, 1 << 20);
+    let status = status_when(dir, "counted", |s| s["cache"]["lines"] == 512);
+    let volume = &status["volumes"][0];
+    assert_eq!((&volume["name"], &volume["lines"]), (&"disk".into(), &512.into()));
+    assert_eq!((&volume["reads"], &volume["read_hits"]), (&2.into(), &1.into()));
+    assert_eq!((&volume["writes"], &volume["write_bytes"]), (&1.into(), &(1 << 20).into()));
+    assert_eq!(volume["clients"], 1);
+    assert_eq!(status["hit_ratio"], 0.5);
+    for kind in ["hit", "miss", "write"] {
+        assert_eq!(status["latency"][kind]["samples"], 1, "{kind}");
+    }
+    // Two MiB of lines for a MiB of writes and one of misses, and some log.
+    let clwa = status["flash"]["clwa"].as_f64().unwrap();
+    assert!((1.0..1.5).contains(&clwa), "{clwa}");
+    let (code, text, _) = ask(dir, &["status"]);
+    assert!(code == 0 && text.contains("50.0 % of reads") && text.contains("file:"), "{text}");
+
+    let cached = json(dir, &["explain", "disk", "8"]);
+    assert_eq!((&cached["cached"], &cached["offset"]), (&true.into(), &4096.into()));
+    assert!(cached["cached_for_seconds"].as_f64().unwrap() < 60.0);
+    // The place that it names has the line.
+    let at = cached["device_offset"].as_u64().unwrap();
+    let mut bytes = [0u8; 4096];
+    std::fs::File::open(dir.join("cache")).unwrap().read_exact_at(&mut bytes, at).unwrap();
+    assert!(bytes.iter().all(|&b| b == 5));
+    let missing = json(dir, &["explain", "disk", "20000000", "--byte"]);
+    assert_eq!(missing["cached"], false);
+    assert!(missing["admission"].as_str().unwrap().contains("would be admitted"), "{missing}");
+
+    assert_eq!(json(dir, &["drop", "disk"])["dropped_lines"], 512);
+    assert_eq!(json(dir, &["explain", "disk", "8"])["cached"], false);
+    assert!(read(&mut *s, 0, 1 << 20).iter().all(|&b| b == 5));
+    drop(s);
+    daemon.stop();
+    assert!(!socket.exists(), "the socket goes with the daemon");
+}
+
+#[test]
+fn a_volume_comes_and_goes_and_comes_back() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let other = dir.join("other");
+    std::fs::write(&other, vec![3u8; 8 << 20]).unwrap();
+    let uri = format!("more=file:{}", other.display());
+    let daemon = Daemon::start(dir, &[]);
+    let attached = json(dir, &["attach", &uri]);
+    assert_eq!((&attached["warm"], &attached["bytes"]), (&false.into(), &(8 << 20).into()));
+    let (code, _, error) = ask(dir, &["attach", &uri]);
+    assert!(code == 1 && error.contains("attached already"), "{error}");
+    let mut s = session_of(dir, "more");
+    assert!(read(&mut *s, 0, 1 << 20).iter().all(|&b| b == 3));
+    write(&mut *s, 0, 65536, 7);
+    status_when(dir, "filled", |s| counter(s, "fills") >= 256);
+
+    // A client is there: the detach waits for it, and can be interrupted.
+    let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["block", "detach", "more", "--state-dir"])
+        .arg(dir.join("state"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(waiting.try_wait().unwrap().is_none(), "it did not wait");
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    status_when(dir, "back", |s| s["volumes"].as_array().unwrap().len() == 2);
+    assert!(read(&mut *s, 0, 4096).iter().all(|&b| b == 7));
+
+    let gone = json(dir, &["detach", "more", "--disconnect"]);
+    assert_eq!(gone["durable"], true);
+    drop(s);
+    assert_eq!(json(dir, &["status"])["volumes"].as_array().unwrap().len(), 1);
+    let (code, _, error) = ask(dir, &["detach", "more"]);
+    assert!(code == 1 && error.contains("these are: disk"), "{error}");
+
+    // Unchanged, it is warm; changed, it is not, and nothing old is read.
+    assert_eq!(json(dir, &["attach", &uri])["warm"], true);
+    let mut s = session_of(dir, "more");
+    assert!(read(&mut *s, 0, 65536).iter().all(|&b| b == 7));
+    let status = json(dir, &["status"]);
+    assert_eq!(status["volumes"][1]["read_hits"], 1, "{status:#}");
+    drop(s);
+    json(dir, &["detach", "more", "--disconnect"]);
+    std::fs::File::options().write(true).open(&other).unwrap().write_all_at(&[9; 8192], 0).unwrap();
+    let cold = json(dir, &["attach", &uri]);
+    assert!(cold["why_cold"].as_str().unwrap().contains("change"), "{cold}");
+    let mut s = session_of(dir, "more");
+    assert!(read(&mut *s, 0, 8192).iter().all(|&b| b == 9));
+    drop(s);
+    // The first volume was not disturbed, and a kill does not bring anything back.
+    daemon.kill();
+    let daemon = Daemon::start(dir, &["--volume", &uri]);
+    let mut s = session_of(dir, "more");
+    assert!(read(&mut *s, 0, 8192).iter().all(|&b| b == 9));
+    assert!(read(&mut *s, 8192, 4096).iter().all(|&b| b == 7));
+    drop(s);
+    daemon.stop();
+}
+
+#[test]
+fn wrong_use_of_the_commands() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let (code, _, error) = ask(dir, &["status"]);
+    assert!(
+        code == 1 && error.contains("no daemon answers at") && error.contains("--control"),
+        "{error}"
+    );
+    let daemon = Daemon::start(dir, &[]);
+    let table: [(&[&str], i32, &str); 7] = [
+        (&["attach", "x"], 2, "NAME=URI"),
+        (&["attach", "x=ftp:y"], 2, "does not name a backing store"),
+        (&["attach", "x=file:/nowhere/x"], 1, "/nowhere/x"),
+        (&["detach", "none"], 1, "'none'"),
+        (&["drop", "none"], 1, "these are: disk"),
+        (&["explain", "disk", "99999999999"], 1, "it has 33554432 bytes"),
+        (&["explain", "disk", "99999999999999999999"], 2, "99999999999999999999"),
+    ];
+    for (arguments, want, text) in table {
+        let (code, _, error) = ask(dir, arguments);
+        assert_eq!(code, want, "{arguments:?}: {error}");
+        assert!(error.contains(text), "'{text}' is not in: {error}");
+    }
+    // What is no request is refused, and the daemon goes on.
+    let socket = dir.join("state").join("block.sock");
+    for wrong in [&b"\n"[..], b"{}\n", b"\xff\xfe\n", b"{\"do\":\"status\"", &[b'['; 100_000]] {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(wrong).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut BufReader::new(stream), &mut answer).unwrap();
+        assert!(answer.contains("\"error\""), "{answer}");
+    }
+    assert_eq!(json(dir, &["status"])["volumes"][0]["name"], "disk");
+    daemon.stop();
+    // A default socket that is in use costs the socket, one that was asked for the start.
+    let (code, message) = larder(&[
+        "serve",
+        "--cache",
+        "/nowhere",
+        "--listen",
+        "unix:/nowhere/s",
+        "--volume",
+        "a=file:/nowhere",
+    ]);
+    assert!(code == Some(1) && message.contains("larder block format /nowhere"), "{message}");
+}
