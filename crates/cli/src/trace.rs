@@ -130,7 +130,7 @@ struct HeadArgs {
 struct ConvertArgs {
     #[command(flatten)]
     input: Input,
-    /// The file to write; its ending (gz, xz, zst) says how it is compressed.
+    /// The file to write, or - for standard output; its ending (gz, xz, zst) says how it is compressed.
     #[arg(value_name = "OUTPUT")]
     output: String,
     /// The format to write.
@@ -143,7 +143,7 @@ struct GenerateArgs {
     /// KIND?option=value&… (see larder trace formats).
     #[arg(value_name = "SPEC")]
     spec: String,
-    /// The file to write; its ending (gz, xz, zst) says how it is compressed.
+    /// The file to write, or - for standard output; its ending (gz, xz, zst) says how it is compressed.
     #[arg(value_name = "OUTPUT")]
     output: String,
     /// The format to write.

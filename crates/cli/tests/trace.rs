@@ -106,3 +106,15 @@ fn generators_that_cannot_be_meant_are_refused() {
         assert!(said.contains(words), "{spec}: {said}");
     }
 }
+
+/// What is converted to `-` is what a file would hold.
+#[test]
+fn standard_output_is_a_file_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t.csv").display().to_string();
+    let spec = "gen:zipf?objects=100&requests=1000";
+    assert!(larder(&["convert", spec, &file, "--to", "csv"]).status.success());
+    let output = larder(&["convert", spec, "-", "--to", "csv"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.stdout == std::fs::read(&file).unwrap() && output.stdout.len() > 10_000);
+}

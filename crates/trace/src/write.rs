@@ -12,8 +12,9 @@ use crate::native::NativeWriter;
 use crate::request::{Op, Request};
 use crate::stats::IdHasher;
 
-/// A compressed or plain file.
+/// A compressed or plain file, or standard output.
 enum Packed {
+    Out(BufWriter<io::Stdout>),
     Plain(BufWriter<File>),
     Gzip(flate2::write::GzEncoder<BufWriter<File>>),
     Xz(liblzma::write::XzEncoder<BufWriter<File>>),
@@ -23,6 +24,7 @@ enum Packed {
 impl Write for Packed {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match self {
+            Packed::Out(w) => w.write(buf),
             Packed::Plain(w) => w.write(buf),
             Packed::Gzip(w) => w.write(buf),
             Packed::Xz(w) => w.write(buf),
@@ -32,6 +34,7 @@ impl Write for Packed {
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
+            Packed::Out(w) => w.flush(),
             Packed::Plain(w) => w.flush(),
             Packed::Gzip(w) => w.flush(),
             Packed::Xz(w) => w.flush(),
@@ -42,6 +45,9 @@ impl Write for Packed {
 
 impl Packed {
     fn create(name: &str) -> io::Result<Packed> {
+        if name == "-" {
+            return Ok(Packed::Out(BufWriter::with_capacity(256 << 10, io::stdout())));
+        }
         let file = BufWriter::with_capacity(256 << 10, File::create(name)?);
         Ok(match Compression::of_name(name) {
             Compression::None => Packed::Plain(file),
@@ -55,6 +61,7 @@ impl Packed {
 
     fn finish(self) -> io::Result<()> {
         let mut file = match self {
+            Packed::Out(mut w) => return w.flush(),
             Packed::Plain(w) => w,
             Packed::Gzip(w) => w.finish()?,
             Packed::Xz(w) => w.finish()?,
@@ -71,7 +78,7 @@ enum Body {
     Oracle(Packed, Vec<(u32, u64, u32)>),
 }
 
-/// Writes a trace to a file; the ending of its name (gz, xz, zst) says how it is compressed.
+/// Writes a trace to a file, or to standard output by the name `-`; the ending of its name (gz, xz, zst) says how it is compressed.
 pub struct Writer {
     name: String,
     body: Body,
