@@ -53,7 +53,7 @@ const HEADER: usize = 64;
 const FILL_DEPTH: u32 = 256;
 const FILL_THREADS: u32 = 4;
 /// A region without a write for so long loses its bit.
-pub(super) const QUIET: Nanos = Nanos::from_secs(5);
+pub(super) const QUIET: Nanos = Nanos::from_secs(60);
 
 /// How a device is to be formatted.
 #[derive(Clone, Debug)]
