@@ -6,6 +6,7 @@
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
+//! | `pieces` | requests for the store that become one |
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `governor` | what has the last word over admission: selection, shares, the write budget |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
@@ -23,6 +24,7 @@ mod flusher;
 mod governor;
 mod log;
 pub mod open;
+mod pieces;
 mod range;
 mod record;
 mod select;

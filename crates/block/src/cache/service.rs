@@ -17,6 +17,7 @@ use mio::{Interest, Registry, Token};
 
 use super::attached::count;
 use super::cell::{Message, Out};
+use super::pieces::{Piece, Pieces};
 use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::Session;
 use crate::nbd::server::Command;
@@ -90,14 +91,11 @@ enum BackingJob {
     },
     Fetch {
         op: OpId,
-        shard: u32,
-        io: IoId,
-        at: u64,
+        pieces: Pieces,
     },
     Change {
         op: OpId,
-        shard: u32,
-        io: IoId,
+        pieces: Pieces,
     },
 }
 
@@ -625,29 +623,61 @@ impl Cached {
                 if let Some(op) = self.ops.get_mut(&id) {
                     op.asked_store = true;
                 }
-                match self.store_op(id, Some(()), at, len) {
+                let first = Piece { shard, io, at, len };
+                let pieces = Pieces::gather(id, first, true, &mut self.inbox);
+                match self.store_op(id, Some(()), pieces.at(), pieces.len()) {
                     Some(op) => {
                         let known = self.ops[&id].known;
-                        self.ask_store(known, BackingJob::Fetch { op: id, shard, io, at }, op);
+                        self.ask_store(known, BackingJob::Fetch { op: id, pieces }, op);
                     }
-                    None => {
-                        let now = self.cache.now();
-                        self.call(shard, |s, fx| s.backing_read(now, io, Err(IoFailed), fx));
-                    }
+                    None => self.fetched(&pieces, None),
                 }
             }
             Message::BackingChange { shard, io, at, len } => {
-                match self.store_op(id, None, at, len) {
+                let first = Piece { shard, io, at, len };
+                let pieces = Pieces::gather(id, first, false, &mut self.inbox);
+                match self.store_op(id, None, pieces.at(), pieces.len()) {
                     Some(op) => {
                         let known = self.ops[&id].known;
-                        self.ask_store(known, BackingJob::Change { op: id, shard, io }, op);
+                        self.ask_store(known, BackingJob::Change { op: id, pieces }, op);
                     }
-                    None => {
-                        let now = self.cache.now();
-                        self.call(shard, |s, fx| s.backing_changed(now, io, Err(IoFailed), fx));
-                    }
+                    None => self.changed(&pieces, Err(IoFailed)),
                 }
             }
+        }
+    }
+
+    /// What the store was asked to read has come, or not.
+    fn fetched(&mut self, pieces: &Pieces, buf: Option<AlignedBuf>) {
+        let now = self.cache.now();
+        let mut whole = buf;
+        for Piece { shard, io, at, len } in pieces.iter() {
+            // Each has bytes of its own: a line that waits to be filled must not hold a megabyte.
+            let bytes = match &whole {
+                Some(_) if pieces.more.is_empty() => whole.take(),
+                Some(buf) => {
+                    let from = (at - pieces.at()) as usize;
+                    let mut own = AlignedBuf::zeroed(len as usize);
+                    own.copy_from_slice(&buf[from..from + len as usize]);
+                    Some(own)
+                }
+                None => None,
+            };
+            self.call(shard, |s, fx| match bytes {
+                Some(bytes) => {
+                    fx.tables.keep_buffer(io, at, Payload::new(bytes));
+                    s.backing_read(now, io, Ok(()), fx);
+                }
+                None => s.backing_read(now, io, Err(IoFailed), fx),
+            });
+        }
+    }
+
+    /// What the store was asked to change is changed, or not.
+    fn changed(&mut self, pieces: &Pieces, result: Result<(), IoFailed>) {
+        let now = self.cache.now();
+        for Piece { shard, io, .. } in pieces.iter() {
+            self.call(shard, |s, fx| s.backing_changed(now, io, result, fx));
         }
     }
 
@@ -743,27 +773,25 @@ impl Cached {
                 self.range_over(id);
                 self.step(id, failure);
             }
-            Some(BackingJob::Fetch { op: id, shard, io, at }) => {
+            Some(BackingJob::Fetch { op: id, pieces }) => {
                 self.note(id, failure);
+                let at = pieces.at();
                 if let (Op::Read { buf, .. }, Ok(_)) = (&op, &outcome)
                     && let Some(known) = self.ops.get(&id).map(|o| o.known)
                     && let Some(attached) = self.attached(known)
                 {
                     attached.pass(at - attached.base, buf);
                 }
-                match (op, outcome) {
-                    (Op::Read { buf, .. }, Ok(_)) => self.call(shard, |s, fx| {
-                        fx.tables.keep_buffer(io, at, Payload::new(buf));
-                        s.backing_read(now, io, Ok(()), fx);
-                    }),
-                    _ => self.call(shard, |s, fx| s.backing_read(now, io, Err(IoFailed), fx)),
-                }
+                let buf = match (op, outcome) {
+                    (Op::Read { buf, .. }, Ok(_)) => Some(buf),
+                    _ => None,
+                };
+                self.fetched(&pieces, buf);
             }
-            Some(BackingJob::Change { op: id, shard, io }) => {
+            Some(BackingJob::Change { op: id, pieces }) => {
                 drop(op);
                 self.note(id, failure);
-                let result = outcome.map(|_| ()).map_err(|_| IoFailed);
-                self.call(shard, |s, fx| s.backing_changed(now, io, result, fx));
+                self.changed(&pieces, outcome.map(|_| ()).map_err(|_| IoFailed));
             }
             None => {}
         }
