@@ -755,7 +755,6 @@ impl Cached {
     }
 
     fn backing_done(&mut self, Done { token, op, outcome }: Done) {
-        let now = self.cache.now();
         let failure = outcome.as_ref().err().cloned();
         match self.backing_jobs.take(token) {
             Some(BackingJob::Ticket(ticket)) => {

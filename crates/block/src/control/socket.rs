@@ -37,6 +37,10 @@ impl ControlServer {
     pub fn start(control: Arc<Control>, path: &Path) -> Result<ControlServer, ServerError> {
         let name = format!("control socket '{}'", path.display());
         let (listener, guard) = bind_unix(&name, path)?;
+        // Its thread has nothing else to wait for; dropping the server ends that.
+        listener
+            .set_nonblocking(false)
+            .map_err(|source| ServerError::System { what: "the control socket", source })?;
         let (listener, stop) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
         let (theirs, stopped) = (listener.clone(), stop.clone());
         let thread = std::thread::Builder::new()

@@ -146,7 +146,7 @@ fn open_tcp(listen: &Listen, address: &str, out: &mut Vec<Listener>) -> Result<(
     Ok(())
 }
 
-/// Listens on a path, which only the owner may connect to. What a server that is gone has left there goes away.
+/// Listens on a path, which only the owner may connect to, without waiting in accept. What a server that is gone has left there goes away.
 ///
 /// # Errors
 /// [`ServerError::Listen`], under `name`.
@@ -174,6 +174,8 @@ pub(crate) fn bind_unix(
     }
     let make = || -> io::Result<std::os::unix::net::UnixListener> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // Or else whoever accepts waits in accept, where nothing tells it to stop.
+        socket.set_nonblocking(true)?;
         socket.set_cloexec(true)?;
         // The permissions must hold from the first moment, so they go through the umask, not a chmod after the bind.
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
@@ -193,10 +195,6 @@ pub(crate) fn bind_unix(
 fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
     let name = listen.to_string();
     let (listener, guard) = bind_unix(&name, path)?;
-    // Or else the accepting thread waits in accept, where nothing tells it to stop.
-    listener
-        .set_nonblocking(true)
-        .map_err(|e| ServerError::Listen { address: name.clone(), reason: e.to_string() })?;
     Ok(Listener {
         socket: Socket1::Unix(UnixListener::from_std(listener)),
         name,

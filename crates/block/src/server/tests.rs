@@ -128,7 +128,9 @@ fn buffers_that_hardly_suffice() {
 
 #[test]
 fn a_read_only_export() {
-    let bench = Bench::start(1 << 20, |_| {});
+    let mut bench = Bench::start(1 << 20, |_| {});
+    // While one server writes to the file, another does not open it, to read it only either.
+    bench.server.take().unwrap().stop();
     let uri = format!("file:{}", bench.dir.path().join("disk").display());
     let _server = bench.serve(&uri, true, "ro", |_| {});
     let uri: Uri = format!("nbd+unix:///disk?socket={}", bench.socket("ro")).parse().unwrap();
