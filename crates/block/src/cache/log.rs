@@ -28,8 +28,8 @@ const FILL_WAIT: Duration = Duration::from_millis(100);
 const HAND_ON: Duration = Duration::from_secs(1);
 /// For a backing store to become durable at the end, or when its volume is put aside.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
-/// A region that has changed within so many seconds keeps its bit.
-const QUIET_SECONDS: u32 = 5;
+/// A region that has changed within so many seconds keeps its bit: the first write after it is gone waits for a sync.
+pub(super) const QUIET_SECONDS: u32 = 30;
 
 /// Something to be done on the log's thread.
 pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;

@@ -39,7 +39,7 @@ use larder_runtime::{
 
 use super::cell::{Cell, Tables};
 use super::governor::{Governor, RulesConfig};
-use super::log::{CacheIo, LogThread};
+use super::log::{CacheIo, LogThread, QUIET_SECONDS};
 use super::record::Recording;
 use super::{Attached, Cache, CacheHandle, LogInbox, census, locked};
 use crate::backing::identity::IDENTITY_BYTES;
@@ -53,7 +53,7 @@ const HEADER: usize = 64;
 const FILL_DEPTH: u32 = 256;
 const FILL_THREADS: u32 = 4;
 /// A region without a write for so long loses its bit.
-pub(super) const QUIET: Nanos = Nanos::from_secs(60);
+pub(super) const QUIET: Nanos = Nanos::from_secs(QUIET_SECONDS as u64);
 
 /// How a device is to be formatted.
 #[derive(Clone, Debug)]
