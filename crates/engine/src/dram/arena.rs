@@ -13,6 +13,7 @@
 
 mod resize;
 
+use super::free::{FreeBlocks, FreeLists};
 pub use resize::Tail;
 
 /// Granularity of blocks, bytes.
@@ -23,9 +24,6 @@ pub(super) const BLOCK_HEADER: usize = 8;
 pub(super) const MIN_UNITS: u32 = 4;
 
 const USED: u32 = 1 << 31;
-const SL_BITS: u32 = 4;
-pub(super) const SL: usize = 1 << SL_BITS;
-pub(super) const FL: usize = 28;
 
 /// A block's place: its offset in units. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,28 +33,7 @@ pub struct Block(pub u32);
 pub struct Arena {
     mem: Box<[u8]>,
     end: u32,
-    lists: [[u32; SL]; FL],
-    fl_map: u32,
-    sl_map: [u16; FL],
-    free_units: u32,
-}
-
-pub(super) fn class_of(units: u32) -> (usize, usize) {
-    if units < SL as u32 {
-        return (0, units as usize);
-    }
-    let fl = 31 - units.leading_zeros();
-    let sl = (units >> (fl - SL_BITS)) as usize & (SL - 1);
-    ((fl - SL_BITS + 1) as usize, sl)
-}
-
-/// The first class all of whose blocks hold `units`.
-pub(super) fn class_for(units: u32) -> (usize, usize) {
-    if units < SL as u32 {
-        return (0, units as usize);
-    }
-    let fl = 31 - units.leading_zeros();
-    class_of(units + (1 << (fl - SL_BITS)) - 1)
+    lists: FreeLists,
 }
 
 /// Units of an arena of `bytes`.
@@ -73,6 +50,34 @@ pub fn footprint(payload: usize) -> usize {
     units_of(payload) as usize * UNIT
 }
 
+impl FreeBlocks for Arena {
+    fn lists(&self) -> &FreeLists {
+        &self.lists
+    }
+    fn lists_mut(&mut self) -> &mut FreeLists {
+        &mut self.lists
+    }
+    #[inline]
+    fn units(&self, unit: u32) -> u32 {
+        self.get(unit, 0) & !USED
+    }
+    fn is_free(&self, unit: u32) -> bool {
+        self.get(unit, 0) & USED == 0
+    }
+    fn next_free(&self, unit: u32) -> u32 {
+        self.get(unit, 8)
+    }
+    fn prev_free(&self, unit: u32) -> u32 {
+        self.get(unit, 12)
+    }
+    fn set_next_free(&mut self, unit: u32, next: u32) {
+        self.put(unit, 8, next);
+    }
+    fn set_prev_free(&mut self, unit: u32, prev: u32) {
+        self.put(unit, 12, prev);
+    }
+}
+
 impl Arena {
     /// An arena of `bytes` (at least 4 KiB, at most 16 GiB), wholly free. The system zeroes the memory lazily.
     pub fn new(bytes: usize) -> Arena {
@@ -80,10 +85,7 @@ impl Arena {
         let mut arena = Arena {
             mem: vec![0u8; units as usize * UNIT].into_boxed_slice(),
             end: units - 1,
-            lists: [[0; SL]; FL],
-            fl_map: 0,
-            sl_map: [0; FL],
-            free_units: 0,
+            lists: FreeLists::new(),
         };
         // Unit 0 is never a block (0 means none); the last unit is a used block of no size that stops every walk.
         let whole = arena.end - 1;
@@ -107,77 +109,9 @@ impl Arena {
         self.mem[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
-    #[inline]
-    fn units(&self, unit: u32) -> u32 {
-        self.get(unit, 0) & !USED
-    }
-
     fn set_units(&mut self, unit: u32, units: u32, used: bool) {
         self.put(unit, 0, units | if used { USED } else { 0 });
         self.put(unit + units, 4, units);
-    }
-
-    fn insert_free(&mut self, unit: u32, units: u32) {
-        let (fl, sl) = class_of(units);
-        let head = self.lists[fl][sl];
-        self.put(unit, 8, head);
-        self.put(unit, 12, 0);
-        if head != 0 {
-            self.put(head, 12, unit);
-        }
-        self.lists[fl][sl] = unit;
-        self.fl_map |= 1 << fl;
-        self.sl_map[fl] |= 1 << sl;
-        self.free_units += units;
-    }
-
-    fn remove_free(&mut self, unit: u32, units: u32) {
-        let (fl, sl) = class_of(units);
-        let (next, prev) = (self.get(unit, 8), self.get(unit, 12));
-        if next != 0 {
-            self.put(next, 12, prev);
-        }
-        if prev != 0 {
-            self.put(prev, 8, next);
-        } else {
-            self.lists[fl][sl] = next;
-            if next == 0 {
-                self.sl_map[fl] &= !(1 << sl);
-                if self.sl_map[fl] == 0 {
-                    self.fl_map &= !(1 << fl);
-                }
-            }
-        }
-        self.free_units -= units;
-    }
-
-    fn find(&self, units: u32) -> Option<u32> {
-        let (fl, sl) = class_for(units);
-        if fl >= FL {
-            return None;
-        }
-        let here = self.sl_map[fl] & (u16::MAX << sl);
-        if here != 0 {
-            return Some(self.lists[fl][here.trailing_zeros() as usize]);
-        }
-        let above = if fl + 1 < FL { self.fl_map & (u32::MAX << (fl + 1)) } else { 0 };
-        if above != 0 {
-            let fl = above.trailing_zeros() as usize;
-            return Some(self.lists[fl][self.sl_map[fl].trailing_zeros() as usize]);
-        }
-        // The rounding up of `class_for` passes over blocks of the exact class that may fit: look at its first few.
-        let (fl, sl) = class_of(units);
-        let mut at = self.lists[fl][sl];
-        for _ in 0..8 {
-            if at == 0 {
-                break;
-            }
-            if self.units(at) >= units {
-                return Some(at);
-            }
-            at = self.get(at, 8);
-        }
-        None
     }
 
     /// Asks for the cache line of a block's header.
@@ -283,7 +217,7 @@ impl Arena {
 
     /// Free bytes, block headers included, in however many pieces.
     pub fn free_bytes(&self) -> usize {
-        self.free_units as usize * UNIT
+        self.lists.units as usize * UNIT
     }
 
     /// Bytes that blocks can take in all.
@@ -314,26 +248,11 @@ impl Arena {
             (before, was_free) = (units, is_free);
             at += units;
         }
-        let mut listed = 0;
-        for (fl, row) in self.lists.iter().enumerate() {
-            for (sl, &head) in row.iter().enumerate() {
-                if (head != 0) != (self.sl_map[fl] & (1 << sl) != 0) {
-                    return Err(format!("list {fl}/{sl} and its bit disagree"));
-                }
-                let mut at = head;
-                while at != 0 {
-                    if class_of(self.units(at)) != (fl, sl) || self.is_used(Block(at)) {
-                        return Err(format!("block at {at} is in the wrong list"));
-                    }
-                    listed += self.units(at);
-                    at = self.get(at, 8);
-                }
-            }
-        }
-        if listed != free || free != self.free_units {
+        let listed = self.check_lists()?;
+        if listed != free || free != self.lists.units {
             return Err(format!(
                 "free units: walked {free}, listed {listed}, counted {}",
-                self.free_units
+                self.lists.units
             ));
         }
         Ok(())

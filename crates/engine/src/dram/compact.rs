@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 use larder_base::{AppId, Expiry};
 
-use super::arena::{Block, FL, MIN_UNITS, SL, UNIT, arena_units, class_for, class_of, units_of};
+use super::arena::{Block, MIN_UNITS, UNIT, arena_units, units_of};
+use super::free::{FreeBlocks, FreeLists};
 use super::memory::ObjectMemory;
 use super::object::{ObjectHeader, State, object_bytes};
 
@@ -136,10 +137,7 @@ pub struct CompactArena {
     spare: u32,
     /// Units, the first and the last of which are no block's.
     end: u32,
-    lists: [[u32; SL]; FL],
-    fl_map: u32,
-    sl_map: [u16; FL],
-    free_units: u32,
+    lists: FreeLists,
     contents: Contents,
 }
 
@@ -150,16 +148,13 @@ impl CompactArena {
             chunks: Vec::new(),
             spare: 0,
             end: arena_units(bytes) - 1,
-            lists: [[0; SL]; FL],
-            fl_map: 0,
-            sl_map: [0; FL],
-            free_units: 0,
+            lists: FreeLists::new(),
             contents,
         };
         let (first, whole) = (arena.take_slot(), arena.end - 1);
         debug_assert_eq!(first, 1, "slot 0 means none");
         arena.slot_mut(first).set_u32(ADDRESS, 1);
-        arena.insert_free(first, whole);
+        arena.set_free(first, whole);
         arena
     }
 
@@ -194,81 +189,12 @@ impl CompactArena {
         self.spare = slot;
     }
 
-    #[inline]
-    fn units(&self, slot: u32) -> u32 {
-        let s = self.slot(slot);
-        if !s.is_used() {
-            return s.u32(FREE_UNITS);
-        }
-        let lengths = s.u32(LENGTHS);
-        let (key, value) = (lengths >> KEY_SHIFT & 0xFF, lengths & ((1 << VALUE_BITS) - 1));
-        units_of(object_bytes(key as usize, value as usize)) + (lengths >> SLACK_SHIFT & 3)
-    }
-
-    fn insert_free(&mut self, slot: u32, units: u32) {
-        let (fl, sl) = class_of(units);
-        let head = self.lists[fl][sl];
+    /// Makes a block one of `units` that is free, and lists it.
+    fn set_free(&mut self, slot: u32, units: u32) {
         let s = self.slot_mut(slot);
         s.set_u32(LENGTHS, 0);
         s.set_u32(FREE_UNITS, units);
-        s.set_u32(NEXT, head);
-        s.set_u32(FREE_PREV, 0);
-        if head != 0 {
-            self.slot_mut(head).set_u32(FREE_PREV, slot);
-        }
-        self.lists[fl][sl] = slot;
-        self.fl_map |= 1 << fl;
-        self.sl_map[fl] |= 1 << sl;
-        self.free_units += units;
-    }
-
-    fn remove_free(&mut self, slot: u32, units: u32) {
-        let (fl, sl) = class_of(units);
-        let (next, prev) = (self.slot(slot).u32(NEXT), self.slot(slot).u32(FREE_PREV));
-        if next != 0 {
-            self.slot_mut(next).set_u32(FREE_PREV, prev);
-        }
-        if prev != 0 {
-            self.slot_mut(prev).set_u32(NEXT, next);
-        } else {
-            self.lists[fl][sl] = next;
-            if next == 0 {
-                self.sl_map[fl] &= !(1 << sl);
-                if self.sl_map[fl] == 0 {
-                    self.fl_map &= !(1 << fl);
-                }
-            }
-        }
-        self.free_units -= units;
-    }
-
-    /// As the arena finds: the two must agree, allocation by allocation.
-    fn find(&self, units: u32) -> Option<u32> {
-        let (fl, sl) = class_for(units);
-        if fl >= FL {
-            return None;
-        }
-        let here = self.sl_map[fl] & (u16::MAX << sl);
-        if here != 0 {
-            return Some(self.lists[fl][here.trailing_zeros() as usize]);
-        }
-        let above = if fl + 1 < FL { self.fl_map & (u32::MAX << (fl + 1)) } else { 0 };
-        if above != 0 {
-            let fl = above.trailing_zeros() as usize;
-            return Some(self.lists[fl][self.sl_map[fl].trailing_zeros() as usize]);
-        }
-        let (fl, sl) = class_of(units);
-        let mut at = self.lists[fl][sl];
-        for _ in 0..8 {
-            if at == 0 {
-                break;
-            }
-            if self.units(at) >= units {
-                return Some(at);
-            }
-            at = self.slot(at).u32(NEXT);
-        }
-        None
+        self.insert_free(slot, units);
     }
 
     /// Takes `gone`, which follows `slot`, out of the order of addresses.
@@ -283,6 +209,40 @@ impl CompactArena {
 
     fn too_large(&self, payload: usize) -> bool {
         payload > (self.end as usize + 1) * UNIT
+    }
+}
+
+impl FreeBlocks for CompactArena {
+    fn lists(&self) -> &FreeLists {
+        &self.lists
+    }
+    fn lists_mut(&mut self) -> &mut FreeLists {
+        &mut self.lists
+    }
+    #[inline]
+    fn units(&self, slot: u32) -> u32 {
+        let s = self.slot(slot);
+        if !s.is_used() {
+            return s.u32(FREE_UNITS);
+        }
+        let lengths = s.u32(LENGTHS);
+        let (key, value) = (lengths >> KEY_SHIFT & 0xFF, lengths & ((1 << VALUE_BITS) - 1));
+        units_of(object_bytes(key as usize, value as usize)) + (lengths >> SLACK_SHIFT & 3)
+    }
+    fn is_free(&self, slot: u32) -> bool {
+        !self.slot(slot).is_used()
+    }
+    fn next_free(&self, slot: u32) -> u32 {
+        self.slot(slot).u32(NEXT)
+    }
+    fn prev_free(&self, slot: u32) -> u32 {
+        self.slot(slot).u32(FREE_PREV)
+    }
+    fn set_next_free(&mut self, slot: u32, next: u32) {
+        self.slot_mut(slot).set_u32(NEXT, next);
+    }
+    fn set_prev_free(&mut self, slot: u32, prev: u32) {
+        self.slot_mut(slot).set_u32(FREE_PREV, prev);
     }
 }
 
@@ -309,7 +269,7 @@ impl ObjectMemory for CompactArena {
                 self.slot_mut(after).set_u32(BEFORE, rest);
             }
             self.slot_mut(slot).set_u32(AFTER, rest);
-            self.insert_free(rest, slack);
+            self.set_free(rest, slack);
             slack = 0;
         }
         // The lengths follow when it is filled.
@@ -338,7 +298,7 @@ impl ObjectMemory for CompactArena {
             gone[1] = slot;
             slot = before;
         }
-        self.insert_free(slot, units);
+        self.set_free(slot, units);
         for hand in hands {
             if gone.contains(&hand.0) {
                 *hand = Block(slot);
@@ -381,7 +341,7 @@ impl ObjectMemory for CompactArena {
 
     #[inline]
     fn free_bytes(&self) -> usize {
-        self.free_units as usize * UNIT
+        self.lists.units as usize * UNIT
     }
 
     #[inline]
@@ -523,23 +483,11 @@ impl ObjectMemory for CompactArena {
                 break;
             }
         }
-        let mut listed = 0;
-        for (fl, row) in self.lists.iter().enumerate() {
-            for (sl, &head) in row.iter().enumerate() {
-                let mut at = head;
-                while at != 0 {
-                    if class_of(self.units(at)) != (fl, sl) || self.slot(at).is_used() {
-                        return Err(format!("block {at} is in the wrong list"));
-                    }
-                    listed += self.units(at);
-                    at = self.slot(at).u32(NEXT);
-                }
-            }
-        }
-        if address != self.end || listed != free || free != self.free_units {
+        let listed = self.check_lists()?;
+        if address != self.end || listed != free || free != self.lists.units {
             return Err(format!(
                 "blocks end at {address} of {}; free units: walked {free}, listed {listed}, counted {}",
-                self.end, self.free_units
+                self.end, self.lists.units
             ));
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 mod arena;
 mod compact;
+mod free;
 mod memory;
 mod object;
 mod table;

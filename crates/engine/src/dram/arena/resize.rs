@@ -11,6 +11,7 @@
 
 use std::collections::TryReserveError;
 
+use super::super::free::FreeBlocks;
 use super::{Arena, BLOCK_HEADER, Block, MIN_UNITS, UNIT, USED, arena_units};
 
 /// The end of an arena that is about to go: [`Arena::withhold`] makes one, [`Arena::cut_off`] takes it.
