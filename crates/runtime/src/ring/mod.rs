@@ -24,23 +24,26 @@
 //! Two implementations pass the same tests: io_uring, and a pool of threads for hosts that forbid it (many containers
 //! do). Devices that have no descriptor of their own (those for tests) use the threads.
 
+mod backend;
+mod event;
 mod files;
-mod threads;
-mod uring;
 
 pub use files::{FileDone, FileHandle, FileOp, FileQueue, Payload};
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
+use io_uring::{opcode, squeue, types};
 
 use crate::buffer::{AlignedBuf, BufferPool, PAGE};
-use crate::device::Device;
-use crate::error::DeviceError;
+use crate::device::{Device, read_shortfall};
+use crate::error::{DeviceError, IoOp};
+use backend::{Backend, Moved, Opened, Setup, Uring, Work, go_on_from};
+use event::Event;
 
 /// Which implementation a ring is to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,6 +127,10 @@ struct Job {
     /// The wanted bytes within the buffer.
     skip: usize,
     len: usize,
+    /// Bytes of the buffer filled so far.
+    filled: usize,
+    /// What a read that ended short goes on at a multiple of.
+    unit: usize,
     buf: AlignedBuf,
 }
 
@@ -133,9 +140,61 @@ impl Job {
     }
 }
 
-enum Backend {
-    Uring(Box<uring::Uring>),
-    Threads(threads::Threads),
+// SAFETY: the entry points into the buffer, which is the job's own and whose memory does not move with it. The file is
+// registered with the ring (`open_uring`) and kept open by the device.
+unsafe impl Work for Job {
+    type Context = Arc<dyn Device>;
+    type Error = DeviceError;
+
+    fn entry(&mut self, _: &Arc<dyn Device>) -> squeue::Entry {
+        let rest = &mut self.buf[self.filled..];
+        opcode::Read::new(types::Fixed(0), rest.as_mut_ptr(), rest.len() as u32)
+            .offset(self.start + self.filled as u64)
+            .build()
+    }
+
+    fn advance(&mut self, n: usize) -> Moved {
+        if self.filled + n >= self.buf.len() {
+            return Moved::Over(Ok(()));
+        }
+        match go_on_from(self.filled, n, self.unit) {
+            Some(filled) => {
+                self.filled = filled;
+                Moved::GoOn
+            }
+            None => Moved::Over(Err(read_shortfall())),
+        }
+    }
+
+    fn failed(&self, device: &Arc<dyn Device>, source: io::Error) -> DeviceError {
+        DeviceError::Io {
+            device: device.name().clone(),
+            op: IoOp::Read,
+            offset: self.start + self.skip as u64,
+            len: self.len as u64,
+            source,
+        }
+    }
+
+    fn perform(&mut self, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
+        device.read_at(self.start, &mut self.buf)
+    }
+}
+
+/// A ring that reads the device's file; with deferred completions if `defer` says so.
+fn open_uring(
+    device: Arc<dyn Device>,
+    depth: u32,
+    event: &Event,
+    defer: bool,
+) -> Result<Uring<Job>, String> {
+    let Some(file) = device.raw().map(|fd| fd.as_raw_fd()) else {
+        return Err("the device has no descriptor of its own".to_owned());
+    };
+    let mut ring =
+        Uring::open(device, &Setup { depth, defer, codes: &[opcode::Read::CODE] }, event.clone())?;
+    ring.register(file)?;
+    Ok(ring)
 }
 
 /// Asynchronous reads of one device for one worker. It may be made on any thread, but must be used on one: after the
@@ -144,10 +203,10 @@ enum Backend {
 /// Dropping it waits for the reads in flight: the kernel (or a thread) writes into its memory until they end.
 pub struct ReadRing {
     // Declared first so that it goes first: it waits for whatever still writes into memory.
-    backend: Backend,
+    backend: Backend<Job>,
     device: Arc<dyn Device>,
     /// Signalled whenever there is something to complete.
-    event: Arc<OwnedFd>,
+    event: Event,
     pool: BufferPool,
     /// Reads refused at once: they complete like others.
     refused: VecDeque<(u64, DeviceError)>,
@@ -165,30 +224,15 @@ impl ReadRing {
         let refused =
             |ring, reason| DeviceError::Ring { device: device.name().clone(), ring, reason };
         let depth = options.depth.clamp(1, 4096);
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| refused("a ring", format!("eventfd: {e}")))?;
-        let event = Arc::new(event);
-        let mut fallback = None;
-        let mut backend = None;
-        if options.choice != RingChoice::Threads {
-            match uring::Uring::open(device.clone(), depth, event.clone(), true) {
-                Ok(ring) => backend = Some(Backend::Uring(Box::new(ring))),
-                Err(reason) if options.choice == RingChoice::Uring => {
-                    return Err(refused("io_uring", reason));
-                }
-                Err(reason) => fallback = Some(reason),
-            }
-        }
-        let backend = match backend {
-            Some(b) => b,
-            None => threads::Threads::start(
-                device.clone(),
-                options.threads.clamp(1, 256),
-                event.clone(),
-            )
-            .map(Backend::Threads)
-            .map_err(|e| refused("reader threads", e.to_string()))?,
-        };
+        let event = Event::new().map_err(|e| refused("a ring", format!("eventfd: {e}")))?;
+        let Opened { backend, fallback } = Backend::open(
+            options.choice,
+            || device.clone(),
+            |device| open_uring(device, depth, &event, true),
+            (options.threads, "read"),
+            &event,
+        )
+        .map_err(|(ring, reason)| refused(ring, reason))?;
         Ok(ReadRing {
             backend,
             device,
@@ -203,10 +247,7 @@ impl ReadRing {
 
     /// Which implementation it is: `io_uring` or `threads`.
     pub fn kind(&self) -> &'static str {
-        match self.backend {
-            Backend::Uring(_) => "io_uring",
-            Backend::Threads(_) => "threads",
-        }
+        self.backend.kind()
     }
 
     /// Why [`RingChoice::Auto`] took the threads.
@@ -234,14 +275,11 @@ impl ReadRing {
             return Err(Full);
         }
         match self.prepare(token, offset, len) {
-            Ok(Some(job)) => match &mut self.backend {
-                Backend::Uring(ring) => ring.submit(job),
-                Backend::Threads(pool) => pool.submit(job),
-            },
+            Ok(Some(job)) => self.backend.submit(job),
             Ok(None) => return Err(Full),
             Err(e) => {
                 self.refused.push_back((token, e));
-                signal(&self.event);
+                self.event.signal();
             }
         }
         self.in_flight += 1;
@@ -264,16 +302,13 @@ impl ReadRing {
                 limit,
             });
         }
-        let skip = (offset - start) as usize;
-        Ok(self.pool.take(span).map(|buf| Job { token, start, skip, len: len as usize, buf }))
+        let (skip, len, unit) = ((offset - start) as usize, len as usize, unit as usize);
+        Ok(self.pool.take(span).map(|buf| Job { token, start, skip, len, filled: 0, unit, buf }))
     }
 
     /// Starts what was submitted: at most one system call. To be called once per turn of the event loop.
     pub fn flush(&mut self) {
-        match &mut self.backend {
-            Backend::Uring(ring) => ring.flush(),
-            Backend::Threads(pool) => pool.flush(),
-        }
+        self.backend.flush();
     }
 
     /// The next read that has ended. Submitting between two calls is fine. Take until `None` before waiting on the
@@ -282,10 +317,7 @@ impl ReadRing {
         let done = if let Some((token, error)) = self.refused.pop_front() {
             Completion { token, state: Err(error), spent: None }
         } else {
-            let (job, result) = match &mut self.backend {
-                Backend::Uring(ring) => ring.pop()?,
-                Backend::Threads(pool) => pool.pop()?,
-            };
+            let (job, result) = self.backend.pop()?;
             match result {
                 Ok(()) => Completion { token: job.token, state: Ok(job), spent: None },
                 Err(source) => {
@@ -317,24 +349,14 @@ impl ReadRing {
 
     /// Clears the descriptor's readiness. Only for level-triggered event loops: call it before taking completions.
     pub fn acknowledge(&self) {
-        let mut count = [0u8; 8];
-        // EAGAIN means that nothing was signalled.
-        let _ = rustix::io::read(&*self.event, &mut count);
+        self.event.acknowledge();
     }
 
     /// Waits until something has ended or the time is over. For callers without an event loop, such as start-up and
     /// tests. Returns whether there is something to take.
     pub fn wait(&mut self, timeout: std::time::Duration) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         self.flush();
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        let mut fds = [PollFd::new(&*self.event, PollFlags::IN)];
-        let ready = poll(&mut fds, Some(&timeout)).is_ok_and(|n| n > 0);
-        self.acknowledge();
-        ready
+        self.event.wait(timeout)
     }
 }
 
@@ -360,12 +382,6 @@ impl fmt::Debug for ReadRing {
             .field("in_flight", &self.in_flight)
             .finish()
     }
-}
-
-/// Makes an eventfd readable.
-fn signal(event: &OwnedFd) {
-    // EAGAIN (the counter is at its end) means that it is readable anyway.
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! One suite over io_uring, threads on a file, threads on a device in memory.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -50,7 +51,7 @@ fn each_kind(options: RingOptions, test: impl Fn(&mut ReadRing)) {
     {
         // As on a kernel before 6.1, which defers no completions.
         let (event, depth) = (ring.event.clone(), options.depth);
-        let plain = uring::Uring::open(direct.clone(), depth, event, false).unwrap();
+        let plain = open_uring(direct.clone(), depth, &event, false).unwrap();
         ring.backend = Backend::Uring(Box::new(plain));
         test(&mut ring);
     }

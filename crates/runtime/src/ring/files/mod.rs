@@ -9,8 +9,7 @@
 
 #[cfg(test)]
 mod tests;
-mod threads;
-mod uring;
+mod work;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,9 +18,9 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
-
 use super::RingChoice;
+use super::backend::{Backend, Opened, Setup, Uring};
+use super::event::Event;
 use crate::buffer::AlignedBuf;
 
 /// A part of a buffer that several may read at once: a client's write goes to the backing store and to flash from the
@@ -157,12 +156,6 @@ struct Job {
     op: FileOp,
     /// Bytes moved so far.
     moved: usize,
-    retries: u32,
-}
-
-enum Backend {
-    Uring(Box<uring::Uring>),
-    Threads(threads::Threads),
 }
 
 /// See the [module](self). It may be made on any thread, but must be used on one.
@@ -170,8 +163,8 @@ enum Backend {
 /// Dropping it waits for what the kernel (or a thread) is doing.
 pub struct FileQueue {
     // Declared first so that it goes first: it waits for whatever still moves memory.
-    backend: Backend,
-    event: Arc<OwnedFd>,
+    backend: Backend<Job>,
+    event: Event,
     waiting: VecDeque<Job>,
     depth: usize,
     /// Of them, in the back end.
@@ -186,34 +179,25 @@ impl FileQueue {
     /// When the implementation asked for cannot be had (with [`RingChoice::Auto`]: neither), in words.
     pub fn open(choice: RingChoice, depth: u32, threads: u32) -> Result<FileQueue, String> {
         let depth = depth.clamp(1, 4096);
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| format!("eventfd: {e}"))?;
-        let event = Arc::new(event);
-        let mut fallback = None;
-        let mut backend = None;
-        if choice != RingChoice::Threads {
-            match uring::Uring::open(depth, event.clone()) {
-                Ok(ring) => backend = Some(Backend::Uring(Box::new(ring))),
-                Err(reason) if choice == RingChoice::Uring => return Err(reason),
-                Err(reason) => fallback = Some(reason),
-            }
-        }
-        let backend = match backend {
-            Some(backend) => backend,
-            None => threads::Threads::start(threads.clamp(1, 256), event.clone())
-                .map(Backend::Threads)
-                .map_err(|e| format!("threads: {e}"))?,
-        };
+        let event = Event::new().map_err(|e| format!("eventfd: {e}"))?;
+        let Opened { backend, fallback } = Backend::open(
+            choice,
+            || (),
+            |()| Uring::open((), &Setup { depth, defer: true, codes: work::CODES }, event.clone()),
+            (threads, "io"),
+            &event,
+        )
+        .map_err(|(what, reason)| match what {
+            "threads" => format!("threads: {reason}"),
+            _ => reason,
+        })?;
         let depth = depth as usize;
         Ok(FileQueue { backend, event, waiting: VecDeque::new(), depth, started: 0, fallback })
     }
 
     /// Which implementation it is: `io_uring` or `threads`.
     pub fn kind(&self) -> &'static str {
-        match self.backend {
-            Backend::Uring(_) => "io_uring",
-            Backend::Threads(_) => "threads",
-        }
+        self.backend.kind()
     }
 
     /// Why [`RingChoice::Auto`] took the threads.
@@ -228,36 +212,26 @@ impl FileQueue {
 
     /// Adds an operation; it starts with the next [`FileQueue::flush`].
     pub fn submit(&mut self, token: u64, file: &FileHandle, op: FileOp) {
-        self.waiting.push_back(Job { token, file: file.clone(), op, moved: 0, retries: 0 });
+        self.waiting.push_back(Job { token, file: file.clone(), op, moved: 0 });
     }
 
     fn start_waiting(&mut self) {
         while self.started < self.depth {
             let Some(job) = self.waiting.pop_front() else { return };
             self.started += 1;
-            match &mut self.backend {
-                Backend::Uring(ring) => ring.submit(job),
-                Backend::Threads(pool) => pool.submit(job),
-            }
+            self.backend.submit(job);
         }
     }
 
     /// Starts what was submitted: at most one system call. To be called once per turn of the event loop.
     pub fn flush(&mut self) {
         self.start_waiting();
-        match &mut self.backend {
-            Backend::Uring(ring) => ring.flush(),
-            Backend::Threads(pool) => pool.flush(),
-        }
+        self.backend.flush();
     }
 
     /// The next operation that has ended. Take until `None` before waiting on the descriptor again.
     pub fn pop(&mut self) -> Option<FileDone> {
-        let done = match &mut self.backend {
-            Backend::Uring(ring) => ring.pop(),
-            Backend::Threads(pool) => pool.pop(),
-        };
-        let Some((job, result)) = done else {
+        let Some((job, result)) = self.backend.pop() else {
             // What waited for room starts now, since the owner may sleep after this.
             if !self.waiting.is_empty() && self.started < self.depth {
                 self.flush();
@@ -270,24 +244,14 @@ impl FileQueue {
 
     /// Clears the descriptor's readiness. Only for level-triggered event loops: call it before taking completions.
     pub fn acknowledge(&self) {
-        let mut count = [0u8; 8];
-        // EAGAIN means that nothing was signalled.
-        let _ = rustix::io::read(&*self.event, &mut count);
+        self.event.acknowledge();
     }
 
     /// Waits until something has ended or the time is over. For callers without an event loop, such as start-up and
     /// tests. Returns whether there is something to take.
     pub fn wait(&mut self, timeout: std::time::Duration) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         self.flush();
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        let mut fds = [PollFd::new(&*self.event, PollFlags::IN)];
-        let ready = poll(&mut fds, Some(&timeout)).is_ok_and(|n| n > 0);
-        self.acknowledge();
-        ready
+        self.event.wait(timeout)
     }
 }
 
@@ -305,45 +269,5 @@ impl fmt::Debug for FileQueue {
             .field("depth", &self.depth)
             .field("in_flight", &self.in_flight())
             .finish()
-    }
-}
-
-/// What a transfer's result means.
-enum Moved {
-    Over(io::Result<()>),
-    /// There is more to move.
-    GoOn,
-}
-
-impl Job {
-    /// Bytes to move in all; nothing for the operations that move none.
-    fn length(&self) -> usize {
-        match &self.op {
-            FileOp::Read { buf, .. } => buf.len(),
-            FileOp::Write { data, .. } => data.len(),
-            _ => 0,
-        }
-    }
-
-    /// `n` more bytes were moved (or the operation that moves none succeeded).
-    fn advance(&mut self, n: usize) -> Moved {
-        let whole = self.length();
-        let unit = self.file.unit as usize;
-        let moved = self.moved + n;
-        if moved >= whole {
-            return Moved::Over(Ok(()));
-        }
-        // Direct transfers go on at whole blocks.
-        let aligned = moved / unit * unit;
-        if aligned > self.moved {
-            self.moved = aligned;
-            return Moved::GoOn;
-        }
-        Moved::Over(Err(match self.op {
-            FileOp::Read { .. } => {
-                io::Error::new(io::ErrorKind::UnexpectedEof, "the file ended early")
-            }
-            _ => io::Error::new(io::ErrorKind::WriteZero, "the file took no bytes"),
-        }))
     }
 }

@@ -1,4 +1,4 @@
-//! Reads by io_uring.
+//! Operations by io_uring.
 //!
 //! The ring is made for one submitting thread with its completions run when that thread asks for them
 //! (`SINGLE_ISSUER`, `DEFER_TASKRUN`, Linux 6.1): no interrupt of the worker between two instructions of its own, and
@@ -8,62 +8,61 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 
-use io_uring::{IoUring, Probe, opcode, types};
+use io_uring::{IoUring, Probe};
 
-use super::{Job, signal};
-use crate::device::{Device, read_shortfall};
-use crate::error::{DeviceError, IoOp};
+use super::super::event::Event;
+use super::{Done, Moved, Work};
 
 /// `IORING_ENTER_GETEVENTS`: run deferred completions.
-pub(super) const GETEVENTS: u32 = 1;
+const GETEVENTS: u32 = 1;
 
-/// Tries of one read that the kernel says is to be tried again, before that becomes its error.
-pub(super) const MOST_RETRIES: u32 = 64;
+/// Tries of one operation that the kernel says is to be tried again, before that becomes its error.
+const MOST_RETRIES: u32 = 64;
 
-/// A read that the kernel may be writing into the memory of.
-struct Flight {
-    job: Job,
-    /// Bytes of the buffer filled so far.
-    filled: usize,
+/// An operation whose memory the kernel may be using.
+struct Flight<W> {
+    work: W,
     retries: u32,
 }
 
-pub(super) struct Uring {
+/// What a ring is to be.
+pub(in crate::ring) struct Setup {
+    /// Operations under way at most.
+    pub depth: u32,
+    /// Deferred completions, if the kernel has them.
+    pub defer: bool,
+    /// Codes of the operations that it will be asked for, all of Linux 5.6.
+    pub codes: &'static [u8],
+}
+
+pub(in crate::ring) struct Uring<W: Work> {
     ring: IoUring,
-    /// Keeps the registered file open.
-    device: Arc<dyn Device>,
-    /// Direct reads must go on at a multiple of this.
-    unit: usize,
+    context: W::Context,
     /// By `user_data`.
-    flights: Vec<Option<Flight>>,
+    flights: Vec<Option<Flight<W>>>,
     free: Vec<u32>,
     /// Slots in the submission queue that the kernel has not taken, oldest first.
     queued: VecDeque<u32>,
-    /// Reads that the kernel has.
+    /// Operations that the kernel has.
     outstanding: usize,
     deferred: bool,
     enabled: bool,
     /// The error number after which the kernel is asked no more.
     broken: Option<i32>,
-    event: Arc<OwnedFd>,
+    event: Event,
 }
 
-impl Uring {
-    /// A ring of `depth` entries on the device's file, signalling `event`; with deferred completions if the kernel has
-    /// them and `defer` says so. The error is the reason in words.
-    pub(super) fn open(
-        device: Arc<dyn Device>,
-        depth: u32,
-        event: Arc<OwnedFd>,
-        defer: bool,
-    ) -> Result<Uring, String> {
-        let Some(file) = device.raw().map(|fd| fd.as_raw_fd()) else {
-            return Err("the device has no descriptor of its own".to_owned());
-        };
+impl<W: Work> Uring<W> {
+    /// A ring that signals `event`. The error is the reason in words.
+    pub(in crate::ring) fn open(
+        context: W::Context,
+        setup: &Setup,
+        event: Event,
+    ) -> Result<Uring<W>, String> {
+        let depth = setup.depth;
         let plain = || IoUring::builder().setup_clamp().build(depth).map(|ring| (ring, false));
         // Disabled until the first flush: the thread that enables it becomes the one that may submit.
         let deferring = || {
@@ -76,7 +75,7 @@ impl Uring {
                 .build(depth)
                 .map(|ring| (ring, true))
         };
-        let opened = if defer { deferring() } else { plain() };
+        let opened = if setup.defer { deferring() } else { plain() };
         let (ring, deferred) = opened
             .or_else(|e| if e.raw_os_error() == Some(libc::EINVAL) { plain() } else { Err(e) })
             .map_err(|e| why(&e))?;
@@ -88,19 +87,17 @@ impl Uring {
         }
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(|e| format!("kernel too old ({e})"))?;
-        if !probe.is_supported(opcode::Read::CODE) {
-            return Err("kernel too old (no IORING_OP_READ before Linux 5.6)".to_owned());
+        if let Some(code) = setup.codes.iter().find(|code| !probe.is_supported(**code)) {
+            return Err(format!(
+                "kernel too old (io_uring has no operation {code} before Linux 5.6)"
+            ));
         }
-        ring.submitter()
-            .register_files(&[file])
-            .map_err(|e| format!("registering the file: {e}"))?;
         ring.submitter()
             .register_eventfd(event.as_raw_fd())
             .map_err(|e| format!("registering the eventfd: {e}"))?;
         Ok(Uring {
             ring,
-            unit: device.read_unit() as usize,
-            device,
+            context,
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             queued: VecDeque::new(),
@@ -112,31 +109,32 @@ impl Uring {
         })
     }
 
-    /// Takes a job. The caller keeps within the depth, so there is always a place.
-    pub(super) fn submit(&mut self, job: Job) {
+    /// Registers a file, which entries may name as `Fixed(0)`. The context keeps it open.
+    pub(in crate::ring) fn register(&mut self, file: RawFd) -> Result<(), String> {
+        let registered = self.ring.submitter().register_files(&[file]);
+        registered.map_err(|e| format!("registering the file: {e}"))
+    }
+
+    /// Takes an operation. The caller keeps within the depth, so there is always a place.
+    pub(super) fn submit(&mut self, work: W) {
         let slot = self.free.pop().expect("the owner keeps within the ring's depth");
-        self.flights[slot as usize] = Some(Flight { job, filled: 0, retries: 0 });
+        self.flights[slot as usize] = Some(Flight { work, retries: 0 });
         self.queue(slot);
     }
 
-    /// Puts the (rest of the) read in `slot` into the submission queue.
+    /// Puts the (rest of the) operation in `slot` into the submission queue.
     fn queue(&mut self, slot: u32) {
         self.queued.push_back(slot);
         if self.broken.is_some() {
             return;
         }
         let flight = self.flights[slot as usize].as_mut().expect("queued slots are taken");
-        let offset = flight.job.start + flight.filled as u64;
-        let rest = &mut flight.job.buf[flight.filled..];
-        let entry = opcode::Read::new(types::Fixed(0), rest.as_mut_ptr(), rest.len() as u32)
-            .offset(offset)
-            .build()
-            .user_data(u64::from(slot));
-        // SAFETY: the entry points into a buffer that its flight owns. The buffer's memory does not move when the
-        // flight does, and the flight stays in `flights` until the kernel has posted the completion (`pop`), or is
-        // leaked when that cannot be awaited (`drop`). The registered file stays open as long as the ring.
+        let entry = flight.work.entry(&self.context).user_data(u64::from(slot));
+        // SAFETY: by `Work`'s contract the entry points into memory that its operation owns or shares and that does not
+        // move when the operation does, and names files that stay open. The operation stays in `flights` until the
+        // kernel has posted the completion (`pop`), or is leaked when that cannot be awaited (`drop`).
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        // At most `depth` reads exist and the queue has at least `depth` entries.
+        // At most `depth` operations exist and the queue has at least `depth` entries.
         pushed.expect("the submission queue holds the ring's depth");
     }
 
@@ -146,7 +144,7 @@ impl Uring {
         }
         if self.broken.is_some() {
             // They end in `pop`.
-            signal(&self.event);
+            self.event.signal();
         } else {
             // Deferred completions are not run here: they have signalled already, and running them would signal anew.
             self.enter(0);
@@ -183,12 +181,12 @@ impl Uring {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {}
             Err(e) => {
                 // Lasting: what the kernel has not taken will never be, and fails in `pop`.
-                tracing::error!(device = %self.device.name(), error = %e, "io_uring_enter failed; its reads fail");
+                tracing::error!(error = %e, "io_uring_enter failed; its operations fail");
                 self.broken = Some(e.raw_os_error().unwrap_or(libc::EIO));
             }
         }
         // Short of memory, or broken: the owner must not sleep, but come back and flush again.
-        signal(&self.event);
+        self.event.signal();
     }
 
     /// Runs completions that wait for it. The next thing must be to look at the completion queue until it is empty.
@@ -209,8 +207,8 @@ impl Uring {
         }
     }
 
-    /// The next read that has ended. The owner may sleep only after `None`.
-    pub(super) fn pop(&mut self) -> Option<(Job, Result<(), DeviceError>)> {
+    /// The next operation that has ended. The owner may sleep only after `None`.
+    pub(super) fn pop(&mut self) -> Option<Done<W>> {
         loop {
             let next = self.ring.completion().next();
             match next {
@@ -236,51 +234,34 @@ impl Uring {
         }
     }
 
-    /// What a completion means for its read: over, or to be continued (`None`).
-    fn finish(&mut self, slot: u32, result: i32) -> Option<(Job, Result<(), DeviceError>)> {
+    /// What a completion means for its operation: over, or to be continued (`None`).
+    fn finish(&mut self, slot: u32, result: i32) -> Option<Done<W>> {
         let flight = self.flights[slot as usize].as_mut().expect("completions are of taken slots");
-        let whole = flight.job.buf.len();
         let outcome = if result < 0 {
             let again = matches!(-result, libc::EAGAIN | libc::EINTR);
             if again && flight.retries < MOST_RETRIES && self.broken.is_none() {
                 flight.retries += 1;
-                None
+                Moved::GoOn
             } else {
-                Some(Err(io::Error::from_raw_os_error(-result)))
+                Moved::Over(Err(io::Error::from_raw_os_error(-result)))
             }
         } else {
-            let filled = flight.filled + result as usize;
-            if filled >= whole {
-                Some(Ok(()))
-            } else if filled / self.unit * self.unit > flight.filled {
-                // A short read: the rest, from a whole block on.
-                flight.filled = filled / self.unit * self.unit;
-                None
-            } else {
-                Some(Err(read_shortfall()))
-            }
+            flight.work.advance(result as usize)
         };
-        let Some(outcome) = outcome else {
+        let Moved::Over(outcome) = outcome else {
             self.queue(slot);
             // At once: the owner may not flush again before it sleeps.
             self.flush();
             return None;
         };
-        let flight = self.flights[slot as usize].take().expect("taken just above");
+        let Flight { work, .. } = self.flights[slot as usize].take().expect("taken just above");
         self.free.push(slot);
-        let Job { start, skip, len, .. } = flight.job;
-        let outcome = outcome.map_err(|source| DeviceError::Io {
-            device: self.device.name().clone(),
-            op: IoOp::Read,
-            offset: start + skip as u64,
-            len: len as u64,
-            source,
-        });
-        Some((flight.job, outcome))
+        let outcome = outcome.map_err(|e| work.failed(&self.context, e));
+        Some((work, outcome))
     }
 }
 
-impl Drop for Uring {
+impl<W: Work> Drop for Uring<W> {
     fn drop(&mut self) {
         while self.outstanding > 0 {
             // Not `enter`: what is still queued shall stay so.
@@ -294,8 +275,8 @@ impl Drop for Uring {
                         Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)
                     ) =>
                 {
-                    // Dropped on another thread than the one that submitted (EEXIST), or worse. The kernel may write
-                    // into the buffers at any time, so they must never be used for anything else.
+                    // Dropped on another thread than the one that submitted (EEXIST), or worse. The kernel may use
+                    // the buffers at any time, so they must never be used for anything else.
                     mem::forget(mem::take(&mut self.flights));
                     return;
                 }
@@ -309,7 +290,7 @@ impl Drop for Uring {
 }
 
 /// Why `io_uring_setup` failed, in words.
-pub(super) fn why(error: &io::Error) -> String {
+fn why(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => "io_uring is forbidden here (EPERM: kernel.io_uring_disabled or the container's seccomp profile)".to_owned(),
         Some(libc::ENOSYS) => "this kernel has no io_uring (ENOSYS)".to_owned(),

@@ -1,75 +1,71 @@
-//! Reads by a pool of threads: for hosts that forbid io_uring, and for devices without a descriptor.
+//! Operations by a pool of threads: for hosts that forbid io_uring, and for devices without a descriptor.
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::{Job, signal};
-use crate::device::Device;
-use crate::error::DeviceError;
+use super::super::event::Event;
+use super::{Done, Work};
 
-type Done = (Job, Result<(), DeviceError>);
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Job>,
+struct Queue<W> {
+    waiting: VecDeque<W>,
     stop: bool,
 }
 
-struct Shared {
-    device: Arc<dyn Device>,
-    event: Arc<OwnedFd>,
-    queue: Mutex<Queue>,
+struct Shared<W: Work> {
+    context: W::Context,
+    event: Event,
+    queue: Mutex<Queue<W>>,
     work: Condvar,
-    done: Mutex<Vec<Done>>,
+    done: Mutex<Vec<Done<W>>>,
 }
 
-/// A reader thread does not panic while it holds a lock, and a queue is whole after each operation.
+/// A thread of the pool does not panic while it holds a lock, and a queue is whole after each operation.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) struct Threads {
-    shared: Arc<Shared>,
-    readers: Vec<JoinHandle<()>>,
+pub(in crate::ring) struct Threads<W: Work> {
+    shared: Arc<Shared<W>>,
+    threads: Vec<JoinHandle<()>>,
     /// Submitted since the last flush: one lock and one wake-up for all of them.
-    batch: Vec<Job>,
-    ready: VecDeque<Done>,
+    batch: Vec<W>,
+    ready: VecDeque<Done<W>>,
 }
 
-impl Threads {
+impl<W: Work> Threads<W> {
     pub(super) fn start(
-        device: Arc<dyn Device>,
+        context: W::Context,
         threads: u32,
-        event: Arc<OwnedFd>,
-    ) -> io::Result<Threads> {
+        name: &str,
+        event: Event,
+    ) -> io::Result<Threads<W>> {
         let shared = Arc::new(Shared {
-            device,
+            context,
             event,
-            queue: Mutex::default(),
+            queue: Mutex::new(Queue { waiting: VecDeque::new(), stop: false }),
             work: Condvar::new(),
             done: Mutex::default(),
         });
         let mut pool =
-            Threads { shared, readers: Vec::new(), batch: Vec::new(), ready: VecDeque::new() };
+            Threads { shared, threads: Vec::new(), batch: Vec::new(), ready: VecDeque::new() };
         for i in 0..threads {
             let shared = pool.shared.clone();
-            let reader =
-                std::thread::Builder::new().name(format!("read-{i}")).stack_size(128 << 10);
-            match reader.spawn(move || shared.serve()) {
-                Ok(handle) => pool.readers.push(handle),
+            let thread =
+                std::thread::Builder::new().name(format!("{name}-{i}")).stack_size(128 << 10);
+            match thread.spawn(move || shared.serve()) {
+                Ok(handle) => pool.threads.push(handle),
                 // A limit on threads: go on with those there are.
-                Err(_) if !pool.readers.is_empty() => break,
+                Err(_) if !pool.threads.is_empty() => break,
                 Err(e) => return Err(e),
             }
         }
         Ok(pool)
     }
 
-    pub(super) fn submit(&mut self, job: Job) {
-        self.batch.push(job);
+    pub(super) fn submit(&mut self, work: W) {
+        self.batch.push(work);
     }
 
     pub(super) fn flush(&mut self) {
@@ -78,14 +74,14 @@ impl Threads {
         }
         let count = self.batch.len();
         locked(&self.shared.queue).waiting.extend(self.batch.drain(..));
-        if count >= self.readers.len() {
+        if count >= self.threads.len() {
             self.shared.work.notify_all();
         } else {
             (0..count).for_each(|_| self.shared.work.notify_one());
         }
     }
 
-    pub(super) fn pop(&mut self) -> Option<Done> {
+    pub(super) fn pop(&mut self) -> Option<Done<W>> {
         if self.ready.is_empty() {
             self.ready.extend(locked(&self.shared.done).drain(..));
         }
@@ -93,13 +89,13 @@ impl Threads {
     }
 }
 
-impl Shared {
+impl<W: Work> Shared<W> {
     fn serve(&self) {
         loop {
             let mut queue = locked(&self.queue);
-            let mut job = loop {
-                if let Some(job) = queue.waiting.pop_front() {
-                    break job;
+            let mut work = loop {
+                if let Some(work) = queue.waiting.pop_front() {
+                    break work;
                 }
                 if queue.stop {
                     return;
@@ -107,29 +103,29 @@ impl Shared {
                 queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
             };
             drop(queue);
-            let result = self.device.read_at(job.start, &mut job.buf);
+            let result = work.perform(&self.context);
             let mut done = locked(&self.done);
-            done.push((job, result));
+            done.push((work, result));
             // The owner takes all of them at once, so one signal per batch is enough.
             let first = done.len() == 1;
             drop(done);
             if first {
-                signal(&self.event);
+                self.event.signal();
             }
         }
     }
 }
 
-impl Drop for Threads {
+impl<W: Work> Drop for Threads<W> {
     fn drop(&mut self) {
         let mut queue = locked(&self.shared.queue);
         queue.waiting.clear();
         queue.stop = true;
         drop(queue);
         self.shared.work.notify_all();
-        for reader in self.readers.drain(..) {
-            // A reader that panicked has said so on stderr already.
-            let _ = reader.join();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
         }
     }
 }
