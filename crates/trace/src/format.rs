@@ -315,7 +315,7 @@ fn detect_text(s: &Sample<'_>) -> Option<(Format, String)> {
         (
             Format::FlashNet,
             commas(7..=7) && same_sizes(&s.lines),
-            "7 columns, the 3rd 0 or 1, the 4th equal to the 7th",
+            "7 columns, the 3rd 0 or 1, the 4th a size in whole sectors and equal to the 7th",
         ),
         (Format::Memcachier, commas(6..=7), "6 or 7 columns with a type from 1 to 7 in the 3rd"),
         (Format::Msr, commas(6..=7), "6 or 7 columns with Read or Write in the 4th"),
@@ -369,11 +369,12 @@ fn whole_kib(text: &[u8]) -> bool {
     crate::request::parse_u64(text).is_some_and(|n| n >= 1024 && n.is_multiple_of(1024))
 }
 
-/// FlashNet writes an I/O's size twice.
+/// FlashNet writes an I/O's size twice: whole sectors, and never none (as Memcachier's key sizes and misses may be).
 fn same_sizes(lines: &[&[u8]]) -> bool {
-    lines
-        .iter()
-        .all(|l| split::<7>(l, b',').is_some_and(|c| c[3] == c[6] && matches!(c[2], b"0" | b"1")))
+    let same = |c: [&[u8]; 7]| {
+        c[3] == c[6] && c[3] != b"0" && whole_sectors(c[3]) && matches!(c[2], b"0" | b"1")
+    };
+    lines.iter().all(|l| split::<7>(l, b',').is_some_and(same))
 }
 
 fn is_blkparse(line: &[u8]) -> bool {

@@ -1,9 +1,10 @@
-//! What a trace holds: one pass, exact, with memory for each distinct object (about 40 bytes) and, of block I/O, for each
+//! What a trace holds: one pass, exact (but percentiles, to a thousandth), with memory for each distinct object (about 40 bytes) and, of block I/O, for each
 //! disjoint range of bytes touched (twice 40 or so).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use hdrhistogram::Histogram;
 use larder_base::Nanos;
 use serde::Serialize;
 
@@ -36,6 +37,14 @@ struct Object {
     unread: bool,
 }
 
+struct Sizes(Histogram<u64>);
+
+impl Default for Sizes {
+    fn default() -> Sizes {
+        Sizes(Histogram::new(3).expect("three digits are within its limits"))
+    }
+}
+
 /// Collects [`Stats`].
 #[derive(Default)]
 pub struct Collector {
@@ -52,8 +61,8 @@ pub struct Collector {
     last: Option<Nanos>,
     untimed: u64,
     with_ttl: u64,
-    /// Requests by size: bucket = 4 per power of two.
-    sizes: Vec<u64>,
+    /// Requests by size, to three digits.
+    sizes: Sizes,
     min_size: u64,
     max_size: u64,
     under_1k: u64,
@@ -93,9 +102,9 @@ pub struct Stats {
     pub min_size: u64,
     /// Largest request.
     pub max_size: u64,
-    /// Median size, to a quarter of a power of two.
+    /// Median size, to a thousandth.
     pub median_size: u64,
-    /// 99th percentile of the size, to a quarter of a power of two.
+    /// 99th percentile of the size, to a thousandth.
     pub p99_size: u64,
     /// Share of requests for less than 1 KiB.
     pub under_1k: f64,
@@ -153,23 +162,6 @@ pub struct BlockStats {
     pub metadata_share: Option<f64>,
 }
 
-fn bucket(size: u64) -> usize {
-    if size < 4 {
-        return size as usize;
-    }
-    let log = 63 - size.leading_zeros() as usize;
-    log * 4 + (size >> (log - 2) & 3) as usize - 4
-}
-
-/// The least size that falls into a bucket.
-fn bucket_floor(index: usize) -> u64 {
-    if index < 4 {
-        return index as u64;
-    }
-    let (log, quarter) = ((index + 4) / 4, (index + 4) % 4);
-    (4 + quarter as u64) << (log - 2)
-}
-
 impl Collector {
     /// A collector that has seen nothing.
     pub fn new() -> Collector {
@@ -194,11 +186,8 @@ impl Collector {
             None => self.untimed += 1,
         }
         self.with_ttl += u64::from(r.ttl > 0);
-        let b = bucket(r.size);
-        if self.sizes.len() <= b {
-            self.sizes.resize(b + 1, 0);
-        }
-        self.sizes[b] += 1;
+        // It grows to any size.
+        self.sizes.0.record(r.size).ok();
         self.min_size = self.min_size.min(r.size);
         self.max_size = self.max_size.max(r.size);
         self.under_1k += u64::from(r.size < 1024);
@@ -245,15 +234,10 @@ impl Collector {
     }
 
     fn percentile(&self, share: f64) -> u64 {
-        let rank = (self.requests as f64 * share).ceil() as u64;
-        let mut seen = 0;
-        for (i, n) in self.sizes.iter().enumerate() {
-            seen += n;
-            if seen >= rank.max(1) {
-                return bucket_floor(i);
-            }
+        if self.requests == 0 {
+            return 0;
         }
-        0
+        self.sizes.0.value_at_quantile(share).clamp(self.min_size, self.max_size)
     }
 
     /// The figures over everything seen.
@@ -321,15 +305,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_and_floors_agree() {
-        let mut previous = 0;
-        for size in (0..5000u64).chain([1 << 20, (1 << 40) + 7, u64::MAX]) {
-            let b = bucket(size);
-            assert!(bucket_floor(b) <= size, "{size}");
-            assert!(bucket_floor(b + 1) > size || size == u64::MAX, "{size}");
-            assert!(b >= previous);
-            previous = b;
-        }
+    fn percentiles_are_sizes_that_occur_to_a_thousandth() {
+        let of = |sizes: &[u64]| {
+            let mut c = Collector::new();
+            sizes.iter().for_each(|&size| c.add(&Request::get(1, size)));
+            let s = c.finish();
+            (s.median_size, s.p99_size)
+        };
+        assert_eq!(of(&[257; 9]), (257, 257));
+        assert_eq!(of(&[]), (0, 0));
+        assert_eq!(of(&[0, 0, 9]), (0, 9));
+        let (median, p99) = of(&(1..=100_000).collect::<Vec<_>>());
+        assert!(median.abs_diff(50_000) <= 50 && p99.abs_diff(99_000) <= 99, "{median} {p99}");
+        // The largest of all are counted too.
+        assert!(of(&[u64::MAX, u64::MAX - 1]).1 >= u64::MAX - 1);
     }
 
     #[test]

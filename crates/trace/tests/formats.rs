@@ -566,3 +566,26 @@ fn untimed_traces_get_times_from_a_rate() {
         }
     }
 }
+
+/// What we write is found out again, also when it holds no keys' sizes and no hits (which once looked like FlashNet).
+#[test]
+fn what_is_written_is_detected_again() {
+    let dir = tempfile::tempdir().unwrap();
+    for format in Writer::FORMATS {
+        for seed in 0..20 {
+            let path = dir.path().join(format!("{format}-{seed}"));
+            let name = path.to_str().unwrap();
+            let mut rng = Rng::new(seed);
+            let mut writer = Writer::create(name, format).unwrap();
+            for i in 0..300 {
+                // Sectors too: sizes that a block trace could have.
+                let size = if seed % 2 == 0 { rng.below(100_000) } else { 512 * rng.below(64) };
+                let time = Some(Nanos::from_secs(i / 3));
+                writer.push(&Request { time, ..Request::get(rng.below(50), size) }).unwrap();
+            }
+            writer.finish().unwrap();
+            let trace = open(name, &Options::default()).unwrap();
+            assert_eq!(trace.format, Some(format), "seed {seed}: {}", trace.explanation);
+        }
+    }
+}
