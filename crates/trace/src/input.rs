@@ -98,6 +98,8 @@ pub(crate) struct Input {
     eof: bool,
     /// Lines handed out.
     lines: u64,
+    /// Whether the rest of a line that was too long comes next.
+    within: bool,
     compression: Compression,
     consumed: Consumed,
 }
@@ -137,6 +139,7 @@ impl Input {
             offset: 0,
             eof: false,
             lines: 0,
+            within: false,
             compression,
             consumed,
         })
@@ -205,9 +208,13 @@ impl Input {
         self.offset += len as u64;
     }
 
-    /// The next line without its end (`\n` or `\r\n`); `None` at the end. `Err(length)` inside `Ok(Some)` stands for a
-    /// line longer than [`MAX_LINE`], which is passed over in bounded memory.
+    /// The next line without its end (`\n` or `\r\n`); `None` at the end. `Err(MAX_LINE)` inside `Ok(Some)` stands for a
+    /// line that is longer than that: known as soon as so much was read, its rest passed over by the next call, in bounded
+    /// memory. (Where the first such line ends the run, one without an end does not keep it from ending.)
     pub(crate) fn line(&mut self) -> Result<Option<Result<&[u8], usize>>, TraceError> {
+        if self.within {
+            self.pass_long_line()?;
+        }
         let mut searched = 0;
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.start + searched..self.end]) {
@@ -230,22 +237,22 @@ impl Input {
                 return Ok(Some(Ok(trim_cr(&self.buffer[begin..self.end]))));
             }
             if searched > MAX_LINE {
-                return self.pass_long_line().map(|n| Some(Err(n)));
+                self.advance(searched);
+                self.lines += 1;
+                self.within = true;
+                return Ok(Some(Err(MAX_LINE)));
             }
             self.read_more()?;
         }
     }
 
-    fn pass_long_line(&mut self) -> Result<usize, TraceError> {
-        let mut length = 0;
+    fn pass_long_line(&mut self) -> Result<(), TraceError> {
         loop {
             let at = memchr::memchr(b'\n', &self.buffer[self.start..self.end]);
-            let n = at.unwrap_or(self.end - self.start);
-            length += n;
-            self.advance(n + usize::from(at.is_some()));
+            self.advance(at.map_or(self.end - self.start, |n| n + 1));
             if at.is_some() || self.eof {
-                self.lines += 1;
-                return Ok(length);
+                self.within = false;
+                return Ok(());
             }
             self.read_more()?;
         }
@@ -280,9 +287,14 @@ mod tests {
         let mut bytes = vec![b'x'; 3 * MAX_LINE];
         bytes.extend_from_slice(b"\nnext\n");
         let mut i = input(&bytes);
-        assert_eq!(i.line().unwrap(), Some(Err(3 * MAX_LINE)));
+        assert_eq!(i.line().unwrap(), Some(Err(MAX_LINE)));
+        assert!(i.offset() < 2 * MAX_LINE as u64, "{} bytes read to tell", i.offset());
         assert_eq!(i.line().unwrap(), Some(Ok(&b"next"[..])));
+        assert_eq!((i.line_number(), i.offset()), (2, bytes.len() as u64));
         assert!(i.buffer.len() <= 4 * MAX_LINE);
+        // Without any end, it is known all the same.
+        let mut endless = Input::new("test", Box::new(io::repeat(0))).unwrap();
+        assert_eq!(endless.line().unwrap(), Some(Err(MAX_LINE)));
     }
 
     #[test]

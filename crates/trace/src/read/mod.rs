@@ -131,9 +131,10 @@ impl<F: FnMut(&[u8], &mut Out) -> Result<(), Bad> + Send> Decode for Lines<F> {
             None => return Ok(false),
             Some(Ok(line)) if line.trim_ascii().is_empty() => return Ok(true),
             Some(Ok(line)) => (self.0)(line, out),
-            Some(Err(length)) => {
-                Err(Bad::text("a line of text", format!("{length} bytes without a line end")))
-            }
+            Some(Err(most)) => Err(Bad::text(
+                format!("a line of at most {most} bytes"),
+                "more without a line end".to_owned(),
+            )),
         };
         result.map_err(|bad| Fault::Record(Place::Line(input.line_number()), bad))?;
         Ok(true)
@@ -178,6 +179,8 @@ pub struct FileReader {
     format: Format,
     explanation: String,
     done: bool,
+    /// Whether a request was handed out.
+    any: bool,
     skip_bad: bool,
     skipped: u64,
     first_skipped: Option<BadRecord>,
@@ -203,6 +206,7 @@ impl FileReader {
             format,
             explanation,
             done: false,
+            any: false,
             skip_bad,
             skipped: 0,
             first_skipped: None,
@@ -221,6 +225,29 @@ impl FileReader {
     pub fn explanation(&self) -> &str {
         &self.explanation
     }
+
+    /// At the end of an input that held no request at all: the error that says so, once. Figures of nothing would be taken for
+    /// those of a trace; formats that pass over lines of other kinds would do so with any text. Larder's own format says
+    /// how many requests it holds, and may hold none.
+    fn nothing_found(&mut self) -> Option<TraceError> {
+        if self.any || self.skip_bad || self.format == Format::Larder {
+            return None;
+        }
+        self.any = true;
+        let (lines, bytes) = (self.input.line_number(), self.input.offset());
+        let (place, passed) = match (lines, bytes) {
+            (_, 0) => (Place::Byte(0), "an empty file".to_owned()),
+            (0, n) => (Place::Byte(n), format!("the end of the file, and none in its {n} bytes")),
+            (n, _) => (Place::Line(n), format!("the end of the file, and none in its {n} lines")),
+        };
+        Some(TraceError::Record(Box::new(BadRecord {
+            file: self.input.file().to_owned(),
+            place,
+            format: self.format.name(),
+            expected: "a request".to_owned(),
+            found: passed,
+        })))
+    }
 }
 
 impl Iterator for FileReader {
@@ -232,10 +259,11 @@ impl Iterator for FileReader {
                 if let Some(raw) = request.time {
                     request.time = Some(self.clock.rebase(raw));
                 }
+                self.any = true;
                 return Some(Ok(request));
             }
             if self.done {
-                return None;
+                return self.nothing_found().map(Err);
             }
             let before = self.input.offset();
             let step = self.decode.step(&mut self.input, &mut self.out);
@@ -244,7 +272,7 @@ impl Iterator for FileReader {
             match step {
                 Ok(more) => self.done = !more || stuck,
                 Err(Fault::Input(e)) => {
-                    self.done = true;
+                    (self.done, self.any) = (true, true);
                     return Some(Err(e));
                 }
                 Err(Fault::Record(place, bad)) => {
@@ -261,7 +289,7 @@ impl Iterator for FileReader {
                         continue;
                     }
                     if !self.skip_bad {
-                        self.done = true;
+                        (self.done, self.any) = (true, true);
                         return Some(Err(TraceError::Record(Box::new(record))));
                     }
                     self.skipped += 1;
