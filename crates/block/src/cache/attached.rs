@@ -8,7 +8,7 @@ use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockAdmission, BlockKind, BlockSetup, VerdictCounts, VolumeId};
 
-use super::flusher::Flusher;
+use super::flusher::{Flusher, PATIENCE};
 use super::governor::ShareLines;
 use super::locked;
 use super::open::{CacheConfig, CacheError};
@@ -121,6 +121,23 @@ impl Attached {
             backing: Mutex::new(Some(Flusher::new(session))),
             volume: volume.clone(),
         }))
+    }
+
+    /// Makes durable what was written before: by whomever, or by an earlier run that was cut short, ahead of the bit that
+    /// says so (the header of the engine's `shard.rs`). The cache must not remember what the store may still forget.
+    ///
+    /// # Errors
+    /// When its store cannot.
+    pub(super) fn make_durable(&self) -> Result<(), CacheError> {
+        let durable = self.volume.about().read_only
+            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(PATIENCE));
+        durable.then_some(()).ok_or_else(|| CacheError::Volume {
+            name: self.name.clone(),
+            reason: format!(
+                "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
+                PATIENCE.as_secs()
+            ),
+        })
     }
 
     /// The volume as it is exported.

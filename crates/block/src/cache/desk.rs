@@ -261,6 +261,7 @@ impl Cache {
         let record = plan.records.last().cloned().ok_or_else(|| self.no_volume(&name))?;
         let attached =
             Attached::new(volume, self.governor.next_id(), &record, &superblock, &self.config)?;
+        attached.make_durable()?;
         let warm = plan.kept.contains(&(record.first_group, record.groups));
         let mut dropped = 0;
         if !warm {

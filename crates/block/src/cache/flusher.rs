@@ -10,8 +10,9 @@ use super::locked;
 use crate::backing::Session;
 use crate::op::Op;
 
-/// How long a flush may take before it counts as failed. (It may be answered later; nobody believes it then.)
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a flush may take before it counts as failed. (It may be answered later; nobody believes it then.) A page cache may
+/// have much to write.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
 struct State {

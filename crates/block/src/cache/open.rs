@@ -542,6 +542,7 @@ pub fn open(
     let mut attached = BTreeMap::new();
     for (spec, record) in volumes.iter().zip(&plan.records) {
         let volume = Attached::new(spec, governor.next_id(), record, log.superblock(), &config)?;
+        volume.make_durable()?;
         attached.insert(spec.name().to_owned(), volume);
     }
     governor.set_volumes(attached.values().cloned().collect());

@@ -185,7 +185,7 @@ pub trait BlockEffects {
     fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool);
     /// A part of `op` that was done with `holds` needs its bytes no longer.
     fn release_op(&mut self, op: OpId);
-    /// A write to `region` waits until its bit is durable in the write-intent map; answer with
+    /// A change of `region` waits until its bit is durable in the write-intent map, or its fills do; answer with
     /// `BlockShard::intent_ready`. Asked once for a region until it is answered.
     fn intent(&mut self, region: u32);
     /// A fill waits for the map's log: write it soon.

@@ -41,6 +41,7 @@ impl BlockShard {
             match next {
                 None => break,
                 Some(Clean::Drop(slot)) => {
+                    self.leave(slot);
                     self.map.evict(slot);
                     self.record(slot);
                     self.stats.evicted += 1;
@@ -106,6 +107,7 @@ impl BlockShard {
                     // The old slot first: a kill in between costs a line, and leaves no line twice.
                     let sum = Sum::of(line, *crc);
                     if self.map.get(old) == Slot::Line(line) {
+                        self.leave(old);
                         self.map.hold(old);
                     }
                     if !self.planted(Planted::OldCopyNotRecorded) {
@@ -118,6 +120,7 @@ impl BlockShard {
                 }
                 found => {
                     self.stats.corrupt += u64::from(found.is_some());
+                    self.leave(old);
                     self.drop_line(old);
                 }
             }

@@ -35,6 +35,7 @@ impl BlockShard {
         if !self.enabled {
             return 0;
         }
+        let awaits_bit = self.awaits_bit(group);
         let mut refs = 0;
         let mut ready: Vec<(SlotId, LineId, u32)> = Vec::new();
         for line in (0..16).filter(|i| mask & 1 << i != 0).map(|i| group.line(i)) {
@@ -50,6 +51,7 @@ impl BlockShard {
                     continue;
                 }
                 if rival.goes {
+                    self.leave(rival.slot);
                     self.map.evict(rival.slot);
                     self.record(rival.slot);
                     self.stats.evicted += 1;
@@ -61,11 +63,14 @@ impl BlockShard {
             let entry = self.group(group);
             entry.filling |= 1 << line.index();
             entry.fills.push((line.index(), source));
-            if choice.free || self.planted(Planted::FillBeforeDurable) {
+            let free = choice.free || self.planted(Planted::FillBeforeDurable);
+            if free && !awaits_bit {
                 push_run(&mut ready, choice.slot, line);
             } else {
                 self.waiting_fills.insert(choice.slot, WaitingFill { line, source });
-                fx.commit_soon();
+                if !free {
+                    fx.commit_soon();
+                }
             }
         }
         for (slot, first, lines) in ready {
@@ -136,12 +141,14 @@ impl BlockShard {
         fx.fill(io, slot, first, lines, source);
     }
 
-    /// Begins the fills whose slots are durably empty by now.
+    /// Begins the fills whose slots are durably empty by now, and whose regions have their bits if they want them.
     pub(super) fn start_waiting_fills(&mut self, fx: &mut impl BlockEffects) {
         let ready: Vec<(SlotId, WaitingFill)> = self
             .waiting_fills
             .iter()
-            .filter(|(slot, _)| self.map.get(**slot) == Slot::Free)
+            .filter(|(slot, fill)| {
+                self.map.get(**slot) == Slot::Free && !self.awaits_bit(fill.line.group())
+            })
             .map(|(&slot, &fill)| (slot, fill))
             .collect();
         let mut runs: Vec<(SlotId, LineId, u32, FillSource)> = Vec::new();
@@ -162,7 +169,7 @@ impl BlockShard {
         for (slot, first, lines, source) in runs {
             self.write_fill(slot, first, lines, source, fx);
         }
-        if !self.waiting_fills.is_empty() {
+        if self.waiting_fills.keys().any(|&slot| self.map.get(slot) != Slot::Free) {
             fx.commit_soon();
         }
     }

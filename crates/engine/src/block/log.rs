@@ -1,7 +1,7 @@
 //! Making the map durable: the log of records, its snapshots, and the write-intent map.
 //!
 //! One [`MapLog`] serves all shards of a device, on a thread of its own: nothing here is on the way of a client's read,
-//! and of its writes only the first to a region that has been quiet. What it promises the shards is in the header of
+//! and of its writes only the first to a cached line of a region that has been quiet. What it promises the shards is in the header of
 //! `shard.rs`; what lies on the device in `larder_format::block`.
 //!
 //! A batch is: take the shards' records; flush (the lines that they name become durable); write them; flush; tell the

@@ -8,6 +8,7 @@ pub mod address;
 pub mod api;
 mod clean;
 mod fill;
+mod left;
 pub mod log;
 pub mod map;
 mod planted;

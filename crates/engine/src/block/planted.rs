@@ -12,6 +12,10 @@ pub enum Planted {
     FillBeforeDurable,
     /// A change does not wait for the region's bit.
     IntentNotAwaited,
+    /// A line is filled before the bit of its region is durable, ahead of which it was changed.
+    FillBeforeIntent,
+    /// A change goes ahead of the bit though the durable map may still name its line.
+    LeftIgnored,
     /// A region is called quiet though a change of it is under way.
     QuietTooEarly,
     /// Changes do not wait for fetches and fills of their lines.

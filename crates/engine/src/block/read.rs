@@ -278,6 +278,7 @@ impl BlockShard {
                     // Another reader of the line may have dropped it already.
                     let free = self.map.outlives_reads() || !self.is_read(line);
                     if self.map.find(line) == Some(slot) && free && !self.is_moving(line) {
+                        self.leave(slot);
                         self.drop_line(slot);
                     }
                     self.stats.read_hits -= 1;

@@ -9,9 +9,13 @@
 //! written. So a kill at any moment leaves no line in the map whose two copies may differ.
 //!
 //! **After a power cut the durable map offers a line that the backing store has changed since.** Before the first
-//! change of a region its bit in the write-intent map is durable; what recovery finds in regions with a bit is dropped.
+//! change of a line that the durable map may name, the bit of its region in the write-intent map is durable; what
+//! recovery finds in regions with a bit is dropped. A change of lines that it cannot name goes *ahead* of the bit, which is
+//! asked for all the same: until it is durable no line of the region is filled, so that neither map learns of bytes that
+//! the backing store may lose yet. A line that was evicted may be named until the record of that is durable ([`Left`]).
 //! A bit is cleared only when no change of the region is under way, the backing store was flushed after the last one,
-//! and the log of the map has everything that happened before ([`BlockShard::quiet`]).
+//! and the log of the map has everything that happened before ([`BlockShard::quiet`]). A run that is cut short may leave
+//! changes that went ahead and whose bit was not set: every run flushes the backing store before it uses it.
 //!
 //! **After a power cut the durable map offers a line whose slot was used for another since.** A slot that the durable
 //! map may still think taken is *held*: nothing but the line that lay there is written to it before the record that it
@@ -31,6 +35,7 @@
 //! Parts that conflict run in the order in which they came. Only groups with something under way are tracked; there is
 //! no lock per line.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use larder_base::Nanos;
@@ -39,6 +44,7 @@ use super::api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
     Part, PartKind, SlotId, Sum, WriteMode,
 };
+use super::left::Left;
 use super::map::{Map, Slot};
 use super::planted::Planted;
 use super::ranges::{Present, Range, Waiting};
@@ -168,7 +174,7 @@ pub(super) enum FillSource {
     Active(u32),
 }
 
-/// A fill that waits until the durable map knows that its slot is empty.
+/// A fill that waits until the durable map knows that its slot is empty, or for its region's bit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitingFill {
     pub line: LineId,
@@ -229,7 +235,9 @@ pub struct BlockShard {
     taken: BTreeSet<SlotId>,
     /// Regions whose bit is known to be durable.
     dirty: BTreeSet<u32>,
+    /// Regions whose bit was asked for, and the changes that wait for it.
     asked: BTreeMap<u32, Vec<u32>>,
+    pub(super) left: Left,
     /// Ranges of lines that are locked as a whole, first and last, with the operation that has or wants them.
     pub(super) ranges: Vec<Range>,
     pub(super) range_waiting: Waiting,
@@ -267,10 +275,11 @@ impl BlockShard {
             fills: 0,
             copies: 0,
             waiting_parts: 0,
-            changed,
             taken: BTreeSet::new(),
             dirty: BTreeSet::new(),
             asked: BTreeMap::new(),
+            left: Left::new(changed.clone()),
+            changed,
             ranges: Vec::new(),
             range_waiting: VecDeque::new(),
             present,
@@ -513,6 +522,9 @@ impl BlockShard {
             if !again && !update && self.map.get(slot) == Slot::Held {
                 self.map.free(slot);
             }
+            if !again {
+                self.left.settled(slot);
+            }
         }
         self.start_waiting_fills(fx);
         self.clean(fx);
@@ -538,12 +550,44 @@ impl BlockShard {
         if self.dirty.contains(&region) || self.planted(Planted::IntentNotAwaited) {
             return true;
         }
-        let waiting = self.asked.entry(region).or_default();
-        waiting.push(active);
-        if waiting.len() == 1 {
-            fx.intent(region);
+        let ahead = self.actives.get(active).is_some_and(|a| self.may_go_ahead(&a.part));
+        let waiting = match self.asked.entry(region) {
+            Entry::Vacant(entry) => {
+                fx.intent(region);
+                entry.insert(Vec::new())
+            }
+            Entry::Occupied(entry) => entry.into_mut(),
+        };
+        if !ahead {
+            waiting.push(active);
         }
-        false
+        ahead
+    }
+
+    /// Whether the durable map can name none of the lines of `part`.
+    fn may_go_ahead(&self, part: &Part) -> bool {
+        let (group, mask) = self.span(part.at, part.len);
+        let lax = self.planted(Planted::LeftIgnored);
+        self.left.knows_all()
+            && (0..16)
+                .filter(|i| mask & 1 << i != 0)
+                .map(|i| group.line(i))
+                .all(|line| self.map.find(line).is_none() && (lax || !self.left.has(line)))
+    }
+
+    /// Whether the bit of the region of `group` is asked for and not durable.
+    pub(super) fn awaits_bit(&self, group: GroupId) -> bool {
+        self.asked.contains_key(&self.config.regions.of(group.line(0)))
+            && !self.planted(Planted::FillBeforeIntent)
+    }
+
+    /// The line in `slot` is about to leave it. Where the region's bit is durable, it stands for that.
+    pub(super) fn leave(&mut self, slot: SlotId) {
+        if let Slot::Line(line) = self.map.get(slot)
+            && !self.dirty.contains(&self.config.regions.of(line))
+        {
+            self.left.add(slot, line);
+        }
     }
 
     /// The bit of `region` is durable (or the cache was [disabled](BlockShard::disable) because it cannot be).
@@ -552,6 +596,7 @@ impl BlockShard {
         for active in self.asked.remove(&region).unwrap_or_default() {
             self.run_change(now, active, fx);
         }
+        self.start_waiting_fills(fx);
     }
 
     /// Asks whether the bit of `region` may be cleared: no change of it is under way, and none begins from now on

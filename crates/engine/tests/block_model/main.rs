@@ -2,7 +2,8 @@
 //!
 //! Random operations over a tiny volume and a tiny cache device. The I/O that the engine asks for completes late and out of
 //! order, fails (EIO on both devices at any I/O), rots; the run is killed between any two stores to the map, loses power
-//! with lost, reordered and torn writes of the cache device, loses the cache device, and recovers.
+//! with lost, reordered and torn writes of the cache device and lost writes of the backing store that were not flushed,
+//! loses the cache device, and recovers.
 //!
 //! What is checked: a read returns the last acknowledged write of each sector, or one that was under way while it ran,
 //! never an older one, and never one value now and an earlier one later; a line in the map has the bytes of the backing
@@ -78,6 +79,8 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         FailedChangePublished,
         FillBeforeDurable,
         IntentNotAwaited,
+        FillBeforeIntent,
+        LeftIgnored,
         QuietTooEarly,
         ChangeIgnoresFill,
         BusyEvicted,

@@ -51,6 +51,8 @@ pub(crate) struct World {
     layout: Layout,
     device: Rc<RefCell<Device>>,
     backing: BTreeMap<u64, u64>,
+    /// Sectors of the backing store that were changed since it was last flushed, with what is durable there.
+    volatile: BTreeMap<u64, u64>,
     shards: Vec<BlockShard>,
     log: Option<MapLog>,
     asked: Vec<(u32, u32)>,
@@ -105,6 +107,7 @@ impl World {
             layout,
             device,
             backing: BTreeMap::new(),
+            volatile: BTreeMap::new(),
             shards: Vec::new(),
             log: None,
             asked: Vec::new(),
@@ -373,7 +376,7 @@ impl World {
             }
         }
         for s in at..at + len {
-            self.backing.insert(s, 0);
+            self.put_backing(s, 0);
         }
         let now = self.now();
         for shard in 0..self.shards.len() {
@@ -717,7 +720,7 @@ impl World {
         let first = at / SECTOR as u64;
         for s in first..first + u64::from(len) / SECTOR as u64 {
             if !torn || self.rng.chance(0.5) {
-                self.backing.insert(s, value);
+                self.put_backing(s, value);
             }
         }
     }
@@ -802,13 +805,7 @@ impl World {
         self.ops.clear();
         self.buffers.clear();
         self.asked.clear();
-        // The backing store is the truth.
-        for (s, truth) in &mut self.truth {
-            *truth = Truth {
-                settled: [self.backing.get(s).copied().unwrap_or(0)].into(),
-                ..Truth::default()
-            };
-        }
+        self.backing_is_true();
     }
 
     fn restart(&mut self, words: Option<Vec<(Words, Words)>>) {
@@ -816,6 +813,8 @@ impl World {
         device.blown = false;
         device.fuse = u64::MAX;
         drop(device);
+        // What was written before is made durable before anything of it is cached.
+        self.volatile.clear();
         if self.void || self.device.borrow().dead {
             self.format();
             self.start(None);
@@ -842,6 +841,7 @@ impl World {
         self.count();
         self.cut_off();
         self.device.borrow_mut().power_cut();
+        self.backing_loses();
         self.restart(None);
         self.seen.warm_lines += self.shards.iter().map(|s| u64::from(s.map().count())).sum::<u64>();
     }
@@ -883,6 +883,8 @@ impl World {
         let enabled = !self.void;
         if let Some(mut log) = self.log.take() {
             let (now, mut io) = (self.now(), self.io());
+            // Changes that went ahead of their bits are over; the bits are still to come.
+            std::mem::take(&mut self.asked).into_iter().for_each(|(s, region)| log.ask(s, region));
             // The backing store may refuse to flush: then its regions stay cold.
             let settled = log.settle(now, &mut InWorld(self), &mut io).and_then(|settled| {
                 log.update(&mut io, |sb| sb.clean_epoch = sb.epoch)?;

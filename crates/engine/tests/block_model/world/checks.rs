@@ -1,4 +1,4 @@
-//! What must hold at any moment, and rot.
+//! What must hold at any moment; rot; what the backing store forgets.
 
 use std::ops::Range;
 
@@ -6,9 +6,34 @@ use larder_engine::block::map::Slot;
 use larder_engine::block::{LineId, MapRecord, SlotId};
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
-use crate::parts::{Event, value};
+use crate::parts::{Event, Truth, value};
 
 impl World {
+    pub(super) fn put_backing(&mut self, sector: u64, value: u64) {
+        let before = self.backing.insert(sector, value).unwrap_or(0);
+        self.volatile.entry(sector).or_insert(before);
+    }
+
+    /// From now on the backing store's bytes are the only answer.
+    pub(super) fn backing_is_true(&mut self) {
+        for (s, truth) in &mut self.truth {
+            *truth = Truth {
+                settled: [self.backing.get(s).copied().unwrap_or(0)].into(),
+                ..Truth::default()
+            };
+        }
+    }
+
+    /// The backing store has lost its power too: each change that was not flushed is there or not.
+    pub(super) fn backing_loses(&mut self) {
+        for (sector, durable) in std::mem::take(&mut self.volatile) {
+            if self.rng.chance(0.5) {
+                self.backing.insert(sector, durable);
+            }
+        }
+        self.backing_is_true();
+    }
+
     /// Every line in the map has the bytes of the backing store.
     pub(super) fn check_map(&self) -> Result<(), String> {
         for (i, shard) in self.shards.iter().enumerate() {

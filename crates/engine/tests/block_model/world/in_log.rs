@@ -65,6 +65,10 @@ impl LogShards for InWorld<'_> {
         }
     }
     fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
-        if self.0.rng.chance(0.1) { Err(IoFailed) } else { Ok(()) }
+        if self.0.rng.chance(0.1) {
+            return Err(IoFailed);
+        }
+        self.0.volatile.clear();
+        Ok(())
     }
 }

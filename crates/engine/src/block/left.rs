@@ -1,0 +1,46 @@
+//! Lines that have left the map, and that the durable map may still name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::api::{LineId, SlotId};
+
+/// See the [module](self). Not all of them: what leaves while the bit of its region is durable is not noted.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Slots of which nobody knows what the durable map has there: from an earlier run.
+    unknown: BTreeSet<SlotId>,
+    slots: BTreeMap<SlotId, LineId>,
+    /// The same the other way round: a line may have left several.
+    lines: BTreeSet<(LineId, SlotId)>,
+}
+
+impl Left {
+    pub(super) fn new(unknown: BTreeSet<SlotId>) -> Left {
+        Left { unknown, ..Left::default() }
+    }
+
+    /// `line` leaves `slot`.
+    pub(super) fn add(&mut self, slot: SlotId, line: LineId) {
+        self.settled(slot);
+        self.slots.insert(slot, line);
+        self.lines.insert((line, slot));
+    }
+
+    /// The durable map has `slot` as it is.
+    pub(super) fn settled(&mut self, slot: SlotId) {
+        self.unknown.remove(&slot);
+        if let Some(line) = self.slots.remove(&slot) {
+            self.lines.remove(&(line, slot));
+        }
+    }
+
+    /// Whether there is no slot that any line may have left.
+    pub(super) fn knows_all(&self) -> bool {
+        self.unknown.is_empty()
+    }
+
+    /// Whether `line` is one of them.
+    pub(super) fn has(&self, line: LineId) -> bool {
+        self.lines.range((line, SlotId(0))..=(line, SlotId(u32::MAX))).next().is_some()
+    }
+}
