@@ -34,8 +34,13 @@ use link::{Link, News};
 
 /// Connections of one session, where the server takes several.
 const LINKS: usize = 2;
+/// Requests go by the first connection that has no more than this under way, bytes: on one, many small ones are sent and
+/// answered with a system call each way. Long ones are spread, so that they are copied side by side.
+const FILLED: usize = 128 << 10;
 /// The most connections of one session.
 const MAX_LINKS: usize = 64;
+/// Events taken at once.
+const EVENTS: usize = 16;
 /// First and longest pause between tries to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The engine asks for up to this at once; a server that takes less cannot be used.
@@ -284,7 +289,7 @@ impl NbdSession {
         Ok(NbdSession {
             store,
             poll: Poll::new()?,
-            events: Events::with_capacity(16),
+            events: Events::with_capacity(EVENTS),
             links: (0..links).map(|i| Link::new(Token(i))).collect(),
             waiting: VecDeque::new(),
             deadlines: BTreeMap::new(),
@@ -346,8 +351,8 @@ impl NbdSession {
             }
         }
         while !self.waiting.is_empty() {
-            let best =
-                self.links.iter_mut().filter(|l| l.is_up()).min_by_key(|link| link.in_flight());
+            let up = self.links.iter_mut().filter(|l| l.is_up());
+            let best = up.min_by_key(|link| link.load().saturating_sub(FILLED));
             let Some(link) = best else { break };
             if let Some(next) = self.waiting.pop_front() {
                 link.submit(next.token, next.op, now);
@@ -469,13 +474,16 @@ impl Session for NbdSession {
                 tracing::error!("backing store '{}': cannot poll: {e}", self.store.uri);
                 return;
             }
-            if self.events.is_empty() {
-                break;
-            }
+            let mut count = 0;
             for event in &self.events {
+                count += 1;
                 if let Some(link) = self.links.get_mut(event.token().0) {
                     link.ready(event);
                 }
+            }
+            // No more than fit at once: asking again would be one system call for nothing.
+            if count < EVENTS {
+                break;
             }
         }
         self.links_turn(now);

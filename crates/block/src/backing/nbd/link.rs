@@ -23,6 +23,16 @@ pub(super) enum News {
     Done(Done),
 }
 
+/// What an operation adds to the load of a connection.
+fn weight(op: &Op) -> usize {
+    let moved = match op {
+        Op::Read { buf, .. } => buf.len(),
+        Op::Write { data, .. } => data.len(),
+        _ => 0,
+    };
+    moved + 1024
+}
+
 enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -75,6 +85,8 @@ struct Wire {
     writable: bool,
     /// The handshake is over and was found good.
     up: bool,
+    /// Bytes to be moved for requests that were not answered, and something for each request.
+    load: usize,
     /// When the connection was begun, or something was last heard or began to be waited for.
     heard: Instant,
 }
@@ -98,8 +110,9 @@ impl Link {
         self.wire.as_ref().is_some_and(|w| w.up)
     }
 
-    pub(super) fn in_flight(&self) -> usize {
-        self.wire.as_ref().map_or(0, |w| w.client.in_flight())
+    /// How much it has to do: bytes to be moved, and something for each request.
+    pub(super) fn load(&self) -> usize {
+        self.wire.as_ref().map_or(0, |w| w.load)
     }
 
     pub(super) fn wants_connection(&self, now: Instant) -> bool {
@@ -143,6 +156,7 @@ impl Link {
             hung_up: false,
             writable: true,
             up: false,
+            load: 0,
             heard: now,
         }));
         Ok(())
@@ -186,6 +200,7 @@ impl Link {
             if wire.client.in_flight() == 0 {
                 wire.heard = now;
             }
+            wire.load += weight(&op);
             wire.client.submit(token, op);
         }
     }
@@ -274,7 +289,10 @@ impl Link {
                 match wire.client.poll() {
                     Event::NeedInput => break,
                     Event::Ready(negotiated) => news.push(News::Ready(negotiated)),
-                    Event::Done(done) => news.push(News::Done(done)),
+                    Event::Done(done) => {
+                        wire.load = wire.load.saturating_sub(weight(&done.op));
+                        news.push(News::Done(done));
+                    }
                     Event::Close(reason) => return Err(reason),
                 }
             }
