@@ -17,9 +17,16 @@ use super::{Cache, LogInbox, locked, open};
 
 /// How long the thread sleeps at most: then it looks for regions that have become quiet.
 const TICK: Duration = Duration::from_millis(200);
-/// Fills and the log are nobody's hurry: they are gathered for so long, unless there are [`BATCH`] fills. It saves waking
-/// this thread for every line, and flash: a page of the log is written for many records instead of a few.
+/// Fills are nobody's hurry: they are gathered for so long, unless there are [`BATCH`] of them. It saves waking this thread
+/// for every line.
 const PACE: Duration = Duration::from_millis(2);
+/// Nor are records: they are gathered for so long. A batch takes two flushes of the device, and a page of flash for a few
+/// records as for many; what it costs is what a power cut takes of the lines that came last.
+const RECORDS_PACE: Duration = Duration::from_millis(100);
+/// The same where fills wait for slots to be durably empty, or the cleaner for segments.
+const COMMIT_PACE: Duration = Duration::from_millis(10);
+/// Steps of the log before other things have their turn.
+const STEPS: usize = 16;
 /// Fills that are begun at once.
 pub(super) const BATCH: usize = 64;
 /// At the end, fills under way are waited for in turns of so long.
@@ -28,7 +35,7 @@ const FILL_WAIT: Duration = Duration::from_millis(100);
 const HAND_ON: Duration = Duration::from_secs(1);
 /// For a backing store to become durable at the end, or when its volume is put aside.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
-/// A region that has changed within so many seconds keeps its bit: the first write after it is gone waits for a sync.
+/// A region that has changed within so many seconds keeps its bit: the first write to a cached line after it is gone waits for a sync.
 pub(super) const QUIET_SECONDS: u32 = 30;
 
 /// Something to be done on the log's thread.
@@ -78,6 +85,9 @@ pub(super) struct LogThread {
     out: Out,
     /// Ranges that wait for their bits: how many are missing.
     ranges: Vec<(OpId, u32, u32, u32)>,
+    /// When records were last written, and whether somebody waits for them.
+    logged: Instant,
+    commit: bool,
     /// When the tapes were last handed on.
     handed_on: Instant,
     /// Regions that were quiet when a flush of their store was wanted, with the volume's first byte and the flush's number.
@@ -99,6 +109,8 @@ impl LogThread {
             free: Vec::new(),
             out: Out::default(),
             ranges: Vec::new(),
+            logged: Instant::now(),
+            commit: true,
             handed_on: Instant::now(),
             flushes: BTreeMap::new(),
             hurried: None,
@@ -139,7 +151,7 @@ impl LogThread {
     pub(super) fn hurry(&mut self, first: u32, last: u32) -> u64 {
         self.hurried = Some((first, last));
         // In a moment from now they have been quiet for long enough.
-        self.step_log(Nanos::from_secs(u64::from(QUIET_SECONDS) + 1));
+        self.commit |= self.step_log(Nanos::from_secs(u64::from(QUIET_SECONDS) + 1), STEPS);
         self.hurried = None;
         match &self.log {
             Some(log) if log.regions_set() > 0 => {
@@ -192,7 +204,9 @@ impl LogThread {
                 .0
         };
         if self.busy() == 0 {
-            inbox = sleep(inbox, TICK, &|i| !i.commit && i.fills.is_empty() && i.copies.is_empty());
+            let tick =
+                if self.commit { COMMIT_PACE.saturating_sub(self.logged.elapsed()) } else { TICK };
+            inbox = sleep(inbox, tick, &|i| !i.commit && i.fills.is_empty() && i.copies.is_empty());
         }
         inbox = sleep(inbox, PACE, &|i| i.fills.len() < BATCH);
         inbox.stop
@@ -205,7 +219,7 @@ impl LogThread {
     fn take_work(&mut self) {
         let (fills, copies, asks, ranges, jobs, give_up) = {
             let mut inbox = locked(&self.cache.log_inbox);
-            inbox.commit = false;
+            self.commit |= std::mem::take(&mut inbox.commit);
             (
                 std::mem::take(&mut inbox.fills),
                 std::mem::take(&mut inbox.copies),
@@ -231,6 +245,9 @@ impl LogThread {
             self.fills.submit(token, &self.cache.file, FileOp::Read { offset, buf });
         }
         self.fills.flush();
+        let pace = if self.commit { COMMIT_PACE } else { RECORDS_PACE };
+        let asked = !asks.is_empty() || !ranges.is_empty();
+        let due = !jobs.is_empty() || self.logged.elapsed() >= pace;
         for (op, first, last) in ranges {
             match &mut self.log {
                 Some(log) => {
@@ -249,7 +266,15 @@ impl LogThread {
                 self.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             }
         }
-        self.step_log(Nanos::ZERO);
+        if asked {
+            // Bits are what comes first, and clients wait for them.
+            self.step_log(Nanos::ZERO, 1);
+        }
+        if due {
+            // With more to do it is not the only thing to do.
+            self.commit = self.step_log(Nanos::ZERO, STEPS);
+            self.logged = Instant::now();
+        }
         jobs.into_iter().for_each(|job| job(self));
         self.end_fills();
     }
@@ -316,10 +341,10 @@ impl LogThread {
 
     // ---- the log ----
 
-    /// `ahead` is added to the time.
-    fn step_log(&mut self, ahead: Nanos) {
-        for _ in 0..16 {
-            let Some(mut log) = self.log.take() else { return };
+    /// Up to `steps` steps; `ahead` is added to the time. Returns whether there is more to do.
+    fn step_log(&mut self, ahead: Nanos, steps: usize) -> bool {
+        for _ in 0..steps {
+            let Some(mut log) = self.log.take() else { return false };
             let cache = self.cache.clone();
             let now = cache.now() + ahead;
             let outcome = log.step(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
@@ -331,13 +356,15 @@ impl LogThread {
                 Ok(LogStep::Worked) => self.log = Some(log),
                 Ok(LogStep::Idle) => {
                     self.log = Some(log);
-                    return;
+                    return false;
                 }
-                Err(error) => return self.give_up(log, &error),
+                Err(error) => {
+                    self.give_up(log, &error);
+                    return false;
+                }
             }
         }
-        // There is more: it is not the only thing to do.
-        locked(&self.cache.log_inbox).commit = true;
+        true
     }
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.
