@@ -61,6 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             evict: larder_policy::block::EvictionBy::default(),
             admission: "all".parse()?,
             fill_memory: ByteSize(64 << 20),
+            readahead: ByteSize(1 << 20),
             workers: config.threads,
             ring: RingChoice::Auto,
             trust_unchanged: false,

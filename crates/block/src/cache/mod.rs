@@ -6,7 +6,9 @@
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
+//! | `ahead` | reading ahead of clients that read in sequence |
 //! | `pieces` | requests for the store that become one |
+//! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `governor` | what has the last word over admission: selection, shares, the write budget |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
@@ -14,8 +16,9 @@
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
-//! log's thread's affair: no client waits for it, but for the first write to a region that has been quiet.
+//! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
 
+mod ahead;
 mod attached;
 mod cell;
 mod census;
@@ -30,6 +33,7 @@ mod record;
 mod select;
 mod service;
 mod share;
+mod spare;
 #[cfg(test)]
 mod tests;
 

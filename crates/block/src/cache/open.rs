@@ -87,6 +87,8 @@ pub struct CacheConfig {
     pub admission: BlockAdmissionConfig,
     /// Bytes that may be on their way to flash behind replies, over all shards; beyond, lines are not cached.
     pub fill_memory: ByteSize,
+    /// How far is read ahead of clients that read in sequence; 0: not at all.
+    pub readahead: ByteSize,
     /// Workers that will use it.
     pub workers: usize,
     /// Rings.

@@ -1,5 +1,7 @@
 //! A worker's requests, by way of the engine.
 
+mod ranged;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,9 +17,11 @@ use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoic
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
+use super::ahead::Streams;
 use super::attached::count;
 use super::cell::{Message, Out};
 use super::pieces::{Piece, Pieces};
+use super::spare::Spare;
 use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::Session;
 use crate::nbd::server::Command;
@@ -32,8 +36,14 @@ const DEPTH: u32 = 256;
 const THREADS: u32 = 8;
 /// A change of more groups than this locks its range as a whole.
 const RANGE_GROUPS: u64 = 256;
+/// What is read ahead is asked for in pieces of this length, bytes.
+const AHEAD: u64 = 256 << 10;
+/// The ticket of what no client waits for.
+const NOBODY: u64 = u64::MAX;
 /// Of a prefetch no more than this is taken, bytes.
 const PREFETCH: u64 = 64 << 20;
+/// Pieces of a read from the store share its buffer up to this length, bytes: beyond, each has its own.
+const SHARED: u32 = 256 << 10;
 /// Slots or groups that are looked at under one lock when a range is dropped.
 const RANGE_STEP: u32 = 4096;
 
@@ -70,6 +80,30 @@ struct ClientOp {
     asked_store: bool,
     /// Flash was.
     asked_flash: bool,
+}
+
+impl ClientOp {
+    fn new(ticket: u64, known: usize, kind: PartKind, at: u64, len: u64) -> ClientOp {
+        ClientOp {
+            ticket,
+            known,
+            kind,
+            at,
+            len,
+            buf: None,
+            payload: None,
+            fua: false,
+            may_punch: false,
+            fast: false,
+            pending: 0,
+            failure: None,
+            range: None,
+            tag: BlockKind::Unknown,
+            begun: Instant::now(),
+            asked_store: false,
+            asked_flash: false,
+        }
+    }
 }
 
 /// A change that has its range as a whole.
@@ -172,6 +206,8 @@ pub struct Cached {
     out: Out,
     ended: VecDeque<Answer>,
     lingering: Lingering,
+    spare: Spare,
+    streams: Streams,
     verdicts: Vec<Verdict>,
     /// Detached volumes that were let go of so far.
     gone: u64,
@@ -195,6 +231,8 @@ impl Cached {
         };
         watch(flash.as_raw_fd(), first_token)?;
         watch(cache.doors[me].event.as_raw_fd(), first_token + 1)?;
+        let streams =
+            Streams::new(cache.config.readahead.0, u64::from(cache.line_bytes() * GROUP_LINES));
         Ok(Cached {
             cache,
             me,
@@ -212,6 +250,8 @@ impl Cached {
             out: Out::default(),
             ended: VecDeque::new(),
             lingering: Lingering::default(),
+            spare: Spare::default(),
+            streams,
             verdicts: Vec::new(),
             gone: 0,
         })
@@ -383,6 +423,13 @@ impl Cached {
         if let Some(op) = self.ops.get_mut(&id) {
             op.pending += parts.len() as u32;
         }
+        let ahead = (kind == PartKind::Read)
+            .then(|| {
+                let admitted = verdicts.iter().all(|v| *v == Verdict::Admit);
+                let volume_end = attached.base + attached.cached_bytes;
+                self.streams.read(at, end - at, volume_end, admitted)
+            })
+            .flatten();
         let now = self.cache.now();
         for (&(from, len), &verdict) in parts.iter().zip(&verdicts) {
             let group = LineId(from / line_bytes).group();
@@ -396,7 +443,29 @@ impl Cached {
             });
         }
         self.verdicts = verdicts;
+        let known = self.ops.get(&id).map(|op| op.known);
         self.step(id, None);
+        if let (Some(known), Some(range)) = (known, ahead) {
+            self.read_ahead(known, range);
+        }
+    }
+
+    /// The store was asked for a read at `at`.
+    fn missed(&mut self, known: usize, at: u64) {
+        let Some(end) = self.attached(known).map(|a| a.base + a.cached_bytes) else { return };
+        if let Some(range) = self.streams.missed(at, end) {
+            self.read_ahead(known, range);
+        }
+    }
+
+    /// Reads `from..to` of the line space before anybody asks for it.
+    fn read_ahead(&mut self, known: usize, (from, to): (u64, u64)) {
+        let mut at = from;
+        while at < to && self.cache.governor.affords(self.cache.now(), to - at) {
+            let next = ((at / AHEAD + 1) * AHEAD).min(to);
+            self.begin(ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at));
+            at = next;
+        }
     }
 
     /// Adds `from..to`, which lies in one group, to `parts`: in pieces where what is selected changes.
@@ -429,15 +498,15 @@ impl Cached {
     }
 
     /// What the store is asked on behalf of `id`.
-    fn store_op(&self, id: OpId, read: Option<()>, at: u64, len: u32) -> Option<Op> {
+    fn store_op(&mut self, id: OpId, read: Option<()>, at: u64, len: u32) -> Option<Op> {
         let op = self.ops.get(&id)?;
         let base = self.attached(op.known)?.base;
         let offset = at - base;
         let (fua, may_punch, fast) = (op.fua, op.may_punch, op.fast);
         Some(match op.kind {
-            _ if read.is_some() => Op::Read { offset, buf: AlignedBuf::zeroed(len as usize) },
+            _ if read.is_some() => Op::Read { offset, buf: self.spare.take(len as usize) },
             PartKind::Read | PartKind::Prefetch => {
-                Op::Read { offset, buf: AlignedBuf::zeroed(len as usize) }
+                Op::Read { offset, buf: self.spare.take(len as usize) }
             }
             PartKind::Write => {
                 let data = op.payload.as_ref()?.part((at - op.at) as usize, len as usize);
@@ -461,6 +530,12 @@ impl Cached {
         let Some(op) = self.ops.remove(&id) else { return };
         if op.range.is_some() {
             self.next_range(id);
+        }
+        if op.ticket == NOBODY {
+            if !op.asked_store {
+                self.streams.was_there(op.at);
+            }
+            return;
         }
         self.count(&op);
         let outcome = op.failure.map_or(Ok(Vec::new()), Err);
@@ -509,68 +584,6 @@ impl Cached {
         }
     }
 
-    // ---- ranges ----
-
-    /// A range is over: another may lock its lines.
-    fn next_range(&self, id: OpId) {
-        if let Some(next) = locked(&self.cache.governor.ranges).leave(id) {
-            let worker = (next.0 >> OP_BITS) as usize;
-            self.cache.send(worker, next, Message::RangeTurn);
-        }
-    }
-
-    fn lock_next(&mut self, id: OpId) {
-        let Some(RangeState { first, last, locked }) =
-            self.ops.get(&id).and_then(|op| op.range.as_ref())
-        else {
-            return;
-        };
-        let (first, last, shard) = (*first, *last, *locked);
-        let now = self.cache.now();
-        // One shard after the other, in order: two ranges cannot wait for each other.
-        self.call(shard, |s, fx| s.lock_range(now, id, first, last, fx));
-    }
-
-    fn range_part_done(&mut self, id: OpId) {
-        let Some(range) = self.ops.get_mut(&id).and_then(|op| op.range.as_mut()) else { return };
-        range.locked += 1;
-        if range.locked < self.cache.layout.shards {
-            return self.lock_next(id);
-        }
-        let (first, last) = (range.first, range.last);
-        if !self.cache.is_enabled() {
-            return self.range_ready(id);
-        }
-        let region = |line: LineId| (line.group().0 / self.cache.layout.region_groups) as u32;
-        locked(&self.cache.log_inbox).ranges.push((id, region(first), region(last)));
-        self.cache.log_wake.notify_one();
-    }
-
-    /// The bits are durable and every shard has given the range: the lines go, then the store changes.
-    fn range_ready(&mut self, id: OpId) {
-        let Some(op) = self.ops.get(&id) else { return };
-        let Some(range) = &op.range else { return };
-        let (first, last, at, len) = (range.first, range.last, op.at, op.len);
-        for shard in 0..self.cache.layout.shards {
-            let mut cursor = Some(0);
-            while let Some(from) = cursor {
-                self.call(shard, |s, _| cursor = s.drop_range(first, last, from, RANGE_STEP));
-            }
-        }
-        self.piece(id, at, len as u32);
-        self.step(id, None);
-    }
-
-    fn range_over(&mut self, id: OpId) {
-        if self.ops.get(&id).is_none_or(|op| op.range.is_none()) {
-            return;
-        }
-        let now = self.cache.now();
-        for shard in 0..self.cache.layout.shards {
-            self.call(shard, |s, fx| s.unlock_range(now, id, fx));
-        }
-    }
-
     // ---- messages and completions ----
 
     fn handle(&mut self, id: OpId, message: Message) {
@@ -599,7 +612,7 @@ impl Cached {
                 if let Some(op) = self.ops.get_mut(&id) {
                     op.asked_flash = true;
                 }
-                let buf = AlignedBuf::zeroed(lines as usize * self.cache.line_bytes() as usize);
+                let buf = self.spare.take(lines as usize * self.cache.line_bytes() as usize);
                 let offset = self.cache.layout.slot_at(shard, slot.0);
                 let job = self.flash_jobs.add(FlashJob::Read { shard, io, line });
                 self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
@@ -627,8 +640,11 @@ impl Cached {
                 let pieces = Pieces::gather(id, first, true, &mut self.inbox);
                 match self.store_op(id, Some(()), pieces.at(), pieces.len()) {
                     Some(op) => {
-                        let known = self.ops[&id].known;
+                        let ClientOp { known, kind, at, .. } = self.ops[&id];
                         self.ask_store(known, BackingJob::Fetch { op: id, pieces }, op);
+                        if kind == PartKind::Read {
+                            self.missed(known, at);
+                        }
                     }
                     None => self.fetched(&pieces, None),
                 }
@@ -650,22 +666,16 @@ impl Cached {
     /// What the store was asked to read has come, or not.
     fn fetched(&mut self, pieces: &Pieces, buf: Option<AlignedBuf>) {
         let now = self.cache.now();
-        let mut whole = buf;
+        let whole = buf.map(|buf| self.spare.share(buf));
         for Piece { shard, io, at, len } in pieces.iter() {
-            // Each has bytes of its own: a line that waits to be filled must not hold a megabyte.
-            let bytes = match &whole {
-                Some(_) if pieces.more.is_empty() => whole.take(),
-                Some(buf) => {
-                    let from = (at - pieces.at()) as usize;
-                    let mut own = AlignedBuf::zeroed(len as usize);
-                    own.copy_from_slice(&buf[from..from + len as usize]);
-                    Some(own)
-                }
-                None => None,
-            };
+            let bytes = whole.as_ref().map(|whole| {
+                let part = whole.part((at - pieces.at()) as usize, len as usize);
+                // A line that waits to be filled must not hold a megabyte.
+                if pieces.len() <= SHARED { part } else { copy(&part) }
+            });
             self.call(shard, |s, fx| match bytes {
                 Some(bytes) => {
-                    fx.tables.keep_buffer(io, at, Payload::new(bytes));
+                    fx.tables.keep_buffer(io, at, bytes);
                     s.backing_read(now, io, Ok(()), fx);
                 }
                 None => s.backing_read(now, io, Err(IoFailed), fx),
@@ -700,7 +710,7 @@ impl Cached {
                 Ok(()) => {
                     self.cache.flash_works();
                     let crcs = crcs(&buf, line_bytes as usize);
-                    let bytes = Payload::new(buf);
+                    let bytes = self.spare.share(buf);
                     self.call(shard, |s, fx| {
                         fx.tables.keep_buffer(io, line.0 * line_bytes, bytes);
                         s.flash_read(now, io, Ok(&crcs), fx);
@@ -836,8 +846,12 @@ pub(super) fn aligned(bytes: Payload) -> Payload {
     if (bytes.as_ptr() as usize).is_multiple_of(4096) {
         return bytes;
     }
+    copy(&bytes)
+}
+
+fn copy(bytes: &[u8]) -> Payload {
     let mut copy = AlignedBuf::zeroed(bytes.len());
-    copy.copy_from_slice(&bytes);
+    copy.copy_from_slice(bytes);
     Payload::new(copy)
 }
 
@@ -875,23 +889,8 @@ impl Cached {
         };
         let base = self.attached(known).map(|a| a.base);
         let op = |kind, offset: u64, len: u64| ClientOp {
-            ticket,
-            known,
-            kind,
-            at: base.unwrap_or(0) + offset,
-            len,
-            buf: None,
-            payload: None,
-            fua: false,
-            may_punch: false,
-            fast: false,
-            pending: 0,
-            failure: None,
-            range: None,
             tag,
-            begun: Instant::now(),
-            asked_store: false,
-            asked_flash: false,
+            ..ClientOp::new(ticket, known, kind, base.unwrap_or(0) + offset, len)
         };
         match command {
             Command::Read { offset, buf } if base.is_some() => {

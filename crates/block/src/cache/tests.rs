@@ -104,6 +104,7 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
         evict: EvictionBy::default(),
         admission: shape.admission.parse().unwrap(),
         fill_memory: ByteSize(8 << 20),
+        readahead: ByteSize(0),
         workers: shape.workers,
         ring: RingChoice::Auto,
         trust_unchanged: false,

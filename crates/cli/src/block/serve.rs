@@ -73,6 +73,9 @@ pub(crate) struct Args {
     /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     fill_memory: ByteSize,
+    /// How far is read ahead of clients that read in sequence and miss, where admission takes what they read (0: not at all)
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    readahead: ByteSize,
     /// Which segment is reclaimed where the placement is full: fifo, greedy, cost-benefit or random
     #[arg(long, value_name = "NAME", default_value = "fifo")]
     reclaim: VictimPolicy,
@@ -263,6 +266,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         evict: args.evict,
         admission,
         fill_memory: args.fill_memory,
+        readahead: args.readahead,
         // Each device of vhost-user is a worker too.
         workers: workers + vhost.len(),
         ring: RingChoice::Auto,

@@ -88,6 +88,8 @@ impl BlockShard {
                     if match (source, from) {
                         (From::Backing, From::Backing) => true,
                         (From::Flash(s), From::Flash(t)) => t.0 == s.0 + n,
+                        (From::Fetch(a), From::Fetch(b)) => a == b,
+                        (From::Fill(a), From::Fill(b)) => a == b,
                         _ => false,
                     } =>
                 {

@@ -1,0 +1,188 @@
+//! Reading ahead: who reads one stretch after the other is going to want the next, and a store that is far away is best
+//! asked for it before.
+//!
+//! It begins when a read of such a stream misses, goes on while the store must be asked, and ends where everything is cached.
+//! How far it goes grows with the stream, up to a limit. Only streams whose lines are admitted are read ahead of: what
+//! admission keeps out (scans, if it is told so) is not brought in by this way.
+
+/// Streams that are known at a time, of one worker.
+const STREAMS: usize = 16;
+/// A stream is one from so many reads and bytes on.
+const READS: u32 = 3;
+const BYTES: u64 = 128 << 10;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    /// Where it began and where the next read is expected, as addresses in the line space.
+    start: u64,
+    next: u64,
+    reads: u32,
+    /// How far was read ahead.
+    asked: u64,
+    /// The store must be asked for what comes.
+    cold: bool,
+    admitted: bool,
+    /// When it was last read.
+    used: u64,
+}
+
+/// The streams of one worker.
+#[derive(Debug)]
+pub(super) struct Streams {
+    list: [Stream; STREAMS],
+    clock: u64,
+    /// The furthest, bytes; 0: never.
+    most: u64,
+    group: u64,
+}
+
+impl Streams {
+    /// Up to `most` bytes are read ahead, in groups of `group` bytes.
+    pub(super) fn new(most: u64, group: u64) -> Streams {
+        Streams { list: Default::default(), clock: 0, most, group }
+    }
+
+    /// Bytes `at..at + len` are read, of a volume whose cached part ends at `end`. Returns what is to be read ahead: from
+    /// where and to where.
+    pub(super) fn read(
+        &mut self,
+        at: u64,
+        len: u64,
+        end: u64,
+        admitted: bool,
+    ) -> Option<(u64, u64)> {
+        if self.most == 0 || len == 0 {
+            return None;
+        }
+        self.clock += 1;
+        let place = self.list.iter().position(|s| s.used > 0 && s.next == at);
+        let Some(place) = place else {
+            if let Some(oldest) = self.list.iter_mut().min_by_key(|s| s.used) {
+                *oldest = Stream {
+                    start: at,
+                    next: at + len,
+                    reads: 1,
+                    asked: at + len,
+                    cold: false,
+                    admitted,
+                    used: self.clock,
+                };
+            }
+            return None;
+        };
+        let stream = &mut self.list[place];
+        stream.next += len;
+        stream.reads = stream.reads.saturating_add(1);
+        stream.admitted = admitted;
+        stream.used = self.clock;
+        self.further(place, end)
+    }
+
+    /// The store was asked for a read at `at`.
+    pub(super) fn missed(&mut self, at: u64, end: u64) -> Option<(u64, u64)> {
+        let place = self.list.iter().position(|s| s.start <= at && at < s.next)?;
+        self.list[place].cold = true;
+        self.further(place, end)
+    }
+
+    /// All that was read ahead from `at` on was there already.
+    pub(super) fn was_there(&mut self, at: u64) {
+        if let Some(s) = self.list.iter_mut().find(|s| s.start <= at && at < s.asked) {
+            s.cold = false;
+        }
+    }
+
+    fn further(&mut self, place: usize, end: u64) -> Option<(u64, u64)> {
+        let stream = &mut self.list[place];
+        let run = stream.next - stream.start;
+        if !stream.cold || !stream.admitted || stream.reads < READS || run < BYTES {
+            return None;
+        }
+        let from = stream.asked.max(stream.next);
+        let to = (stream.next + run.min(self.most)) / self.group * self.group;
+        let to = to.min(end);
+        // A piece at a time, not a line for each read.
+        let worth = (run.min(self.most) / 4).max(self.group);
+        if to < from + worth && to < end || to <= from {
+            return None;
+        }
+        stream.asked = to;
+        Some((from, to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K: u64 = 1 << 10;
+    const GROUP: u64 = 64 * K;
+    const END: u64 = 1 << 30;
+
+    #[test]
+    fn a_stream_that_misses_is_read_ahead_of_further_and_further() {
+        let mut streams = Streams::new(1024 * K, GROUP);
+        let mut ahead = 0;
+        let mut most = 0;
+        for i in 0..64 {
+            let at = i * 64 * K;
+            let mut found = streams.read(at, 64 * K, END, true);
+            if at >= ahead {
+                found = found.or(streams.missed(at, END));
+            }
+            if let Some((from, to)) = found {
+                assert!(from >= ahead && from >= at + 64 * K, "nothing twice: {from} {ahead}");
+                assert!(to > from && to <= at + 64 * K + 1024 * K && to % GROUP == 0);
+                ahead = to;
+            }
+            most = most.max(ahead.saturating_sub(at + 64 * K));
+            if i >= 8 {
+                assert!(ahead > at + 64 * K, "read {i} finds nothing ahead of it");
+            }
+        }
+        assert_eq!(most, 1024 * K);
+    }
+
+    #[test]
+    fn what_is_no_stream_is_not() {
+        let mut streams = Streams::new(1024 * K, GROUP);
+        for i in 0..1000u64 {
+            let at = i * 7919 % 1000 * 1024 * K;
+            assert_eq!(streams.read(at, 64 * K, END, true).or(streams.missed(at, END)), None);
+        }
+        let mut none = Streams::new(0, GROUP);
+        for i in 0..100 {
+            assert_eq!(none.read(i * 64 * K, 64 * K, END, true), None);
+            assert_eq!(none.missed(i * 64 * K, END), None);
+        }
+    }
+
+    #[test]
+    fn it_ends_where_all_is_there_or_nothing_is_admitted_or_the_volume_ends() {
+        let begin = |admitted| {
+            let mut streams = Streams::new(1024 * K, GROUP);
+            let mut found = None;
+            for i in 0..8 {
+                found = streams.read(i * 64 * K, 64 * K, END, admitted);
+                found = found.or(streams.missed(i * 64 * K, END)).or(found);
+            }
+            (streams, found)
+        };
+        let (mut streams, found) = begin(true);
+        let (from, _) = found.expect("it is read ahead");
+        streams.was_there(from);
+        for i in 8..40 {
+            assert_eq!(streams.read(i * 64 * K, 64 * K, END, true), None);
+        }
+        assert!(streams.missed(39 * 64 * K, END).is_some(), "a miss begins it again");
+        assert_eq!(begin(false).1, None);
+        let mut streams = Streams::new(1024 * K, GROUP);
+        let end = 600 * K;
+        let mut furthest = 0;
+        for i in 0..9 {
+            let found = streams.read(i * 64 * K, 64 * K, end, true);
+            furthest = found.or(streams.missed(i * 64 * K, end)).map_or(furthest, |f| f.1);
+        }
+        assert_eq!(furthest, end);
+    }
+}
