@@ -68,6 +68,18 @@ pub enum TraceError {
         /// The reason.
         source: io::Error,
     },
+    /// A request that the format to be written cannot hold.
+    #[error(
+        "request {request} of the trace, {what}, does not fit: {limit}; write another format (--to)"
+    )]
+    DoesNotFit {
+        /// Its number, from 1.
+        request: u64,
+        /// What it has.
+        what: String,
+        /// What the format holds.
+        limit: &'static str,
+    },
     /// A record does not follow its format.
     #[error(transparent)]
     Record(Box<BadRecord>),

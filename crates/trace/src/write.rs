@@ -1,24 +1,25 @@
 //! Writing traces: the native format and those of other tools.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::hash::BuildHasherDefault;
 use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 use crate::error::TraceError;
 use crate::format::Format;
 use crate::input::Compression;
 use crate::native::NativeWriter;
+use crate::output::OutputFile;
 use crate::request::{Op, Request};
 use crate::stats::IdHasher;
 
 /// A compressed or plain file, or standard output.
 enum Packed {
     Out(BufWriter<io::Stdout>),
-    Plain(BufWriter<File>),
-    Gzip(flate2::write::GzEncoder<BufWriter<File>>),
-    Xz(liblzma::write::XzEncoder<BufWriter<File>>),
-    Zstd(zstd::stream::write::Encoder<'static, BufWriter<File>>),
+    Plain(BufWriter<OutputFile>),
+    Gzip(flate2::write::GzEncoder<BufWriter<OutputFile>>),
+    Xz(liblzma::write::XzEncoder<BufWriter<OutputFile>>),
+    Zstd(zstd::stream::write::Encoder<'static, BufWriter<OutputFile>>),
 }
 
 impl Write for Packed {
@@ -48,7 +49,7 @@ impl Packed {
         if name == "-" {
             return Ok(Packed::Out(BufWriter::with_capacity(256 << 10, io::stdout())));
         }
-        let file = BufWriter::with_capacity(256 << 10, File::create(name)?);
+        let file = BufWriter::with_capacity(256 << 10, OutputFile::create(Path::new(name))?);
         Ok(match Compression::of_name(name) {
             Compression::None => Packed::Plain(file),
             Compression::Gzip => {
@@ -60,14 +61,14 @@ impl Packed {
     }
 
     fn finish(self) -> io::Result<()> {
-        let mut file = match self {
+        let file = match self {
             Packed::Out(mut w) => return w.flush(),
             Packed::Plain(w) => w,
             Packed::Gzip(w) => w.finish()?,
             Packed::Xz(w) => w.finish()?,
             Packed::Zstd(w) => w.finish()?,
         };
-        file.flush()
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.commit()
     }
 }
 
@@ -79,6 +80,7 @@ enum Body {
 }
 
 /// Writes a trace to a file, or to standard output by the name `-`; the ending of its name (gz, xz, zst) says how it is compressed.
+/// The file is in its place when the writer has [finished](Writer::finish), and what was there until then.
 pub struct Writer {
     name: String,
     body: Body,
@@ -95,7 +97,7 @@ impl Writer {
         Format::OracleGeneral,
     ];
 
-    /// Creates the file.
+    /// Prepares to write the file.
     ///
     /// # Errors
     /// A format that is only read; a file that cannot be created.
@@ -107,7 +109,7 @@ impl Writer {
             return Err(TraceError::spec(name, problem));
         }
         let mut packed = Packed::create(name)
-            .map_err(|source| TraceError::Open { file: name.to_owned(), source })?;
+            .map_err(|source| TraceError::Write { file: name.to_owned(), source })?;
         let error = |source| TraceError::Write { file: name.to_owned(), source };
         let body = match format {
             Format::Larder => Body::Native(Box::new(NativeWriter::new(packed).map_err(error)?)),
@@ -138,11 +140,11 @@ impl Writer {
             Body::Oracle(_, records) => {
                 let (Ok(seconds), Ok(size)) = (u32::try_from(seconds), u32::try_from(r.size))
                 else {
-                    let problem = format!(
-                        "request {}: oracle-general holds times in seconds and sizes in 32 bits",
-                        self.count
-                    );
-                    return Err(TraceError::spec(name, problem));
+                    return Err(TraceError::DoesNotFit {
+                        request: self.count,
+                        what: format!("{seconds} s and {} bytes", r.size),
+                        limit: "oracle-general holds times in seconds and sizes in bytes up to 2^32-1",
+                    });
                 };
                 records.push((seconds, r.id, size));
                 Ok(())
