@@ -13,7 +13,7 @@ use larder_base::Nanos;
 use crate::error::{Bad, BadRecord, Place, TraceError};
 use crate::format::Format;
 use crate::input::{Consumed, Input};
-use crate::request::Request;
+use crate::request::{Op, Request};
 
 /// A stream of requests.
 pub trait Reader: Iterator<Item = Result<Request, TraceError>> + Send {
@@ -171,11 +171,39 @@ impl<F: FnMut(&[u8], &mut Out) -> Result<(), Bad> + Send> Decode for Records<F> 
     }
 }
 
+/// Bytes of one read or write at most: no device takes more at once, and a record that says so is damaged. What works on
+/// pages takes a request for each page.
+const IO_AT_MOST: u64 = 1 << 30;
+/// Bytes of one trim at most: what 32 bits of bytes hold.
+const TRIM_AT_MOST: u64 = 4 << 30;
+
+/// What is wrong with the range of a block operation.
+#[inline]
+fn wrong_range(r: &Request) -> Option<Bad> {
+    if !r.op.is_block() {
+        return None;
+    }
+    let (most, text) =
+        if r.op == Op::Trim { (TRIM_AT_MOST, "4 GiB") } else { (IO_AT_MOST, "1 GiB") };
+    if r.size > most {
+        return Some(Bad::text(
+            format!("a {} of at most {text}", r.op),
+            format!("{} bytes", r.size),
+        ));
+    }
+    r.offset.checked_add(r.size).is_none().then(|| {
+        let found = format!("{} bytes from byte {} on", r.size, r.offset);
+        Bad::text("a range that ends below 2^64", found)
+    })
+}
+
 /// A reader of a file in any format.
 pub struct FileReader {
     input: Input,
     decode: Box<dyn Decode>,
     out: Out,
+    /// Where the record begins that `out` is from.
+    place: Place,
     format: Format,
     explanation: String,
     done: bool,
@@ -203,6 +231,7 @@ impl FileReader {
             input,
             decode,
             out: Out::default(),
+            place: Place::Byte(0),
             format,
             explanation,
             done: false,
@@ -248,6 +277,24 @@ impl FileReader {
             found: passed,
         })))
     }
+
+    /// Counts a malformed record, or ends the reading with it.
+    fn pass_over(&mut self, place: Place, bad: Bad) -> Option<TraceError> {
+        let record = BadRecord {
+            file: self.input.file().to_owned(),
+            place,
+            format: self.format.name(),
+            expected: bad.expected,
+            found: bad.found,
+        };
+        if !self.skip_bad {
+            (self.done, self.any, self.out) = (true, true, Out::default());
+            return Some(TraceError::Record(Box::new(record)));
+        }
+        self.skipped += 1;
+        self.first_skipped.get_or_insert(record);
+        None
+    }
 }
 
 impl Iterator for FileReader {
@@ -256,6 +303,12 @@ impl Iterator for FileReader {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(mut request) = self.out.pop() {
+                if let Some(bad) = wrong_range(&request) {
+                    match self.pass_over(self.place, bad) {
+                        Some(e) => return Some(Err(e)),
+                        None => continue,
+                    }
+                }
                 if let Some(raw) = request.time {
                     request.time = Some(self.clock.rebase(raw));
                 }
@@ -270,30 +323,26 @@ impl Iterator for FileReader {
             // A step that consumed nothing would be repeated for ever: it is the last one.
             let stuck = self.input.offset() == before;
             match step {
-                Ok(more) => self.done = !more || stuck,
+                Ok(more) => {
+                    self.done = !more || stuck;
+                    self.place = match self.input.line_number() {
+                        0 => Place::Byte(before),
+                        line => Place::Line(line),
+                    };
+                }
                 Err(Fault::Input(e)) => {
                     (self.done, self.any) = (true, true);
                     return Some(Err(e));
                 }
                 Err(Fault::Record(place, bad)) => {
-                    let record = BadRecord {
-                        file: self.input.file().to_owned(),
-                        place,
-                        format: self.format.name(),
-                        expected: bad.expected,
-                        found: bad.found,
-                    };
                     self.done = stuck;
                     if stuck && before > 0 && self.first_skipped.is_some() {
                         // The end of an input that was passed over already.
                         continue;
                     }
-                    if !self.skip_bad {
-                        (self.done, self.any) = (true, true);
-                        return Some(Err(TraceError::Record(Box::new(record))));
+                    if let Some(e) = self.pass_over(place, bad) {
+                        return Some(Err(e));
                     }
-                    self.skipped += 1;
-                    self.first_skipped.get_or_insert(record);
                 }
             }
         }
