@@ -101,6 +101,14 @@ pub enum SweepError {
         /// How many are possible.
         limit: u64,
     },
+    /// The sample has no object.
+    #[error(
+        "none of the trace's objects is in a sample of {rate} of them: take a larger share (--sample), or all"
+    )]
+    NothingSampled {
+        /// The share.
+        rate: f64,
+    },
     /// A filter's table does not fit.
     #[error(transparent)]
     Admission(#[from] larder_policy::admission::AdmissionError),
@@ -250,7 +258,7 @@ fn look_ahead<I: Iterator<Item = Result<Item, TraceError>>>(
 /// and then with the reader and the number of requests counted so far in this reading.
 ///
 /// # Errors
-/// Whatever the trace's reader reports; limits of 2^32 objects (and requests, for Belady).
+/// Whatever the trace's reader reports; limits of 2^32 objects (and requests, for Belady); a sample without objects.
 pub fn sweep<I: Iterator<Item = Result<Item, TraceError>>>(
     mut open: impl FnMut() -> Result<I, TraceError>,
     sweep: &Sweep,
@@ -295,6 +303,9 @@ pub fn sweep<I: Iterator<Item = Result<Item, TraceError>>>(
         .into_iter()
         .map(|run| run.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
         .collect();
+    if let Some(sampler) = sweep.sample.filter(|_| feed.requests > 0 && feed.interner.is_empty()) {
+        return Err(SweepError::NothingSampled { rate: sampler.rate() });
+    }
     let memory = runs.iter().map(Run::memory_bytes).sum::<usize>() + feed.interner.memory_bytes();
     Ok(Found {
         rows: rows(sweep, &runs, feed.requests, feed.request_bytes),

@@ -77,7 +77,13 @@ fn setup_text<R: Read + Seek>(input: &mut R) -> Result<Vec<u8>, ReplayError> {
     }
     let (len, crc) = parse_file_header(&head).map_err(frame(0))?;
     let mut text = vec![0; len];
-    read_exact(input, FILE_HEADER as u64, &mut text)?;
+    let got = read_some(input, FILE_HEADER as u64, &mut text)?;
+    if got < len {
+        let what = format!(
+            "the file ends {got} bytes into its setup of {len} bytes: it was cut short, and nothing in it can be replayed"
+        );
+        return Err(ReplayError::Order { offset: (FILE_HEADER + got) as u64, what });
+    }
     if crc32c::crc32c(&text) != crc {
         return Err(frame(FILE_HEADER as u64)(FrameError::Checksum("setup")));
     }

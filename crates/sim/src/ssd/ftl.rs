@@ -1,6 +1,6 @@
 //! The flash translation layer.
 
-use larder_base::Rng;
+use larder_base::{ByteSize, Rng};
 use larder_policy::block::{SegmentPicker, VictimPolicy};
 use serde::Serialize;
 
@@ -26,6 +26,14 @@ pub struct Geometry {
     pub victim: VictimPolicy,
 }
 
+impl Geometry {
+    /// Bytes of memory that simulating such a drive takes, nearly: four for each logical and each physical page.
+    pub fn memory_bytes(&self) -> u64 {
+        let logical = f64::from(self.logical_pages);
+        (4.0 * logical * (2.0 + self.over_provisioning.max(0.0))) as u64
+    }
+}
+
 /// A shape that cannot work.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum GeometryError {
@@ -39,6 +47,9 @@ pub enum GeometryError {
         /// What would do.
         remedy: &'static str,
     },
+    /// The maps cannot be had.
+    #[error("its maps take {0} of memory, which cannot be had: give fewer or larger pages")]
+    Memory(ByteSize),
 }
 
 /// Decides what the cleaner does with a valid page: the cache above may prefer to drop it ("GC-based eviction", as in
@@ -153,10 +164,18 @@ impl Ssd {
             return bad("physical pages", pages as f64, "fewer than 2^32 - 1, with larger pages");
         }
         let blocks = blocks as usize;
+        // Refused rather than the end of the process: these are the largest by far.
+        let table = |entries: usize| {
+            let mut table = Vec::new();
+            let had = table.try_reserve_exact(entries);
+            had.map_err(|_| GeometryError::Memory(ByteSize(geometry.memory_bytes())))?;
+            table.resize(entries, NONE);
+            Ok(table)
+        };
         let mut ssd = Ssd {
             geometry,
-            map: vec![NONE; geometry.logical_pages as usize],
-            reverse: vec![NONE; pages as usize],
+            map: table(geometry.logical_pages as usize)?,
+            reverse: table(pages as usize)?,
             valid: vec![0; blocks],
             erased: vec![0; blocks],
             stream: vec![0; blocks],

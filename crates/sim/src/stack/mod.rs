@@ -197,7 +197,8 @@ pub struct Figures {
 }
 
 /// Runs the block requests of `reader` (4 KiB each: open it with pages of that size) on `threads` threads of each host that
-/// the trace names; the first `warmup` of them are not counted. `tick` is called now and then.
+/// the trace names; the first `warmup` of them are not counted: where there are no others, every figure is 0. `tick` is
+/// called now and then.
 ///
 /// # Errors
 /// Whatever the reader reports.
@@ -236,6 +237,9 @@ pub fn run(
         if requests.is_multiple_of(1 << 16) {
             tick(reader, requests);
         }
+    }
+    if requests <= warmup {
+        return Ok(Figures { hosts: hosts.count(), ..Figures::default() });
     }
     let counts = hosts.counts().since(&before);
     let mean = |sum: u128, n: u64| if n == 0 { 0.0 } else { sum as f64 / n as f64 / 1000.0 };

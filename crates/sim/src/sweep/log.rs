@@ -1,7 +1,8 @@
 //! The file of finished cells: one line of JSON each, in the order in which they finished.
 //!
 //! A line is written whole and synced before the next cell's, so a kill loses only what was running. What a kill leaves of a
-//! line is passed over when the file is read, and cut off before more is written.
+//! line is passed over when the file is read, and cut off before more is written. Each line ends with a checksum of what is
+//! before it: a cell whose line was damaged, or changed by hand, is not finished.
 
 use std::collections::BTreeMap;
 
@@ -33,10 +34,26 @@ impl Line {
         outcome: serde_json::Value,
     ) -> Result<Line, serde_json::Error> {
         let stated = Line { key, cell, outcome, text: String::new() };
-        let text = serde_json::to_string(&stated)? + "\n";
-        let line: Line = serde_json::from_str(&text)?;
+        let bare = serde_json::to_string(&stated)?;
+        let line: Line = serde_json::from_str(&bare)?;
+        let text = match bare.strip_suffix('}') {
+            Some(body) => format!("{body}{}\n", checksum(body)),
+            None => bare + "\n",
+        };
         Ok(Line { text, ..line })
     }
+}
+
+/// How a line of this `body` ends.
+fn checksum(body: &str) -> String {
+    format!(r#","crc32c":"{:08x}"}}"#, crc32c::crc32c(body.as_bytes()))
+}
+
+/// Whether a line is as it was written.
+fn is_sound(text: &str) -> bool {
+    let text = text.trim_end_matches('\n');
+    let body = text.len().checked_sub(checksum("").len()).and_then(|at| text.split_at_checked(at));
+    body.is_some_and(|(body, end)| checksum(body) == end)
 }
 
 /// What a file of finished cells holds.
@@ -48,6 +65,8 @@ pub struct Finished {
     pub whole: u64,
     /// Lines that are none of this program's, by number from 1.
     pub foreign: Vec<usize>,
+    /// Lines of cells whose checksum is not right, by number from 1: the cells are not finished.
+    pub damaged: Vec<usize>,
 }
 
 /// Reads the file's bytes. The last of several lines of a key counts.
@@ -67,6 +86,7 @@ pub fn read(bytes: &[u8]) -> Finished {
             .ok()
             .and_then(|text| Some((text, serde_json::from_str::<Line>(text).ok()?)));
         match line {
+            Some((text, _)) if !is_sound(text) => finished.damaged.push(number + 1),
             Some((text, line)) => {
                 finished.lines.insert(line.key.clone(), Line { text: text.to_owned(), ..line });
             }
@@ -105,6 +125,28 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_line_is_no_finished_cell() {
+        let sound = line(1).text;
+        for (old, new) in [
+            ("\"hit_ratio\":0.14", "\"hit_ratio\":7.14"),
+            ("\"cell\":\"seed=1\"", "\"cell\":\"seed=2\""),
+            ("\"crc32c\":\"", "\"crc32c\":\"x"),
+        ] {
+            let changed = sound.replacen(old, new, 1);
+            assert_ne!(changed, sound, "{old}");
+            let found = read(format!("{}{changed}{}", line(0).text, line(2).text).as_bytes());
+            assert_eq!(
+                (found.lines.len(), found.damaged, found.foreign),
+                (2, vec![2], vec![]),
+                "{new}"
+            );
+        }
+        let bare = r#"{"key":"00","cell":"seed=1","outcome":{}}"#.to_owned() + "\n";
+        let found = read(bare.as_bytes());
+        assert_eq!((found.lines.len(), found.damaged), (0, vec![1]));
+    }
+
+    #[test]
     fn anything_can_be_read() {
         let file: String = (0..4).map(|i| line(i).text).collect();
         let mut rng = Rng::new(5);
@@ -116,7 +158,13 @@ mod tests {
             }
             let found = read(&bytes);
             assert!(found.whole <= bytes.len() as u64);
-            assert!(found.lines.len() + found.foreign.len() <= 4 + 8);
+            assert!(found.lines.len() + found.foreign.len() + found.damaged.len() <= 4 + 8);
+            assert!(
+                found
+                    .lines
+                    .iter()
+                    .all(|(key, found)| (0..4).any(|i| line(i).key == *key && line(i) == *found))
+            );
         }
         let found = read(b"{}\n\n[1]\n");
         assert_eq!((found.foreign, found.whole), (vec![1, 3], 8));
