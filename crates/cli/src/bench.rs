@@ -15,9 +15,9 @@ use larder_policy::admission::{AdmissionConfig, POLICY_NAMES, PolicyName};
 use larder_policy::learn::ClassWeights;
 use larder_sim::kv::study::{Contender, Outcome, Plan, Spread};
 use larder_sim::kv::workload::{WORKLOADS, Workload};
-use serde::Serialize;
 
 use crate::error::CliError;
+use crate::out::print_json;
 
 /// Measure the flash index, the packing of segments, and admission policies.
 #[derive(Debug, Parser)]
@@ -51,12 +51,6 @@ fn progress(total: u64) -> ProgressBar {
     bar
 }
 
-fn print_json(value: &impl Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value);
-    println!("{}", text.map_err(|e| CliError::Runtime(e.to_string()))?);
-    Ok(())
-}
-
 fn table<T: ToString>(header: &[T]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
@@ -64,11 +58,11 @@ fn table<T: ToString>(header: &[T]) -> Table {
     table
 }
 
-fn show(mut table: Table, left: usize) {
+fn show(mut table: Table, left: usize) -> Result<(), CliError> {
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")
 }
 
 // ---- index ----
@@ -162,7 +156,7 @@ fn bench_index(args: &IndexArgs) -> Result<(), CliError> {
     row("CPU time per look-up, present", time(report.nanos_per_probe_hit));
     row("CPU time per look-up, absent", time(report.nanos_per_probe_miss));
     row("CPU time per write", time(report.nanos_per_write));
-    show(t, 1);
+    show(t, 1)?;
     Ok(())
 }
 
@@ -208,11 +202,11 @@ fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
     if args.json {
         return print_json(&report);
     }
-    println!(
+    outln!(
         "flash of {}, segments of {}",
         ByteSize(report.device_bytes),
         ByteSize(u64::from(report.segment_bytes))
-    );
+    )?;
     let mut t = table(&[
         "sizes",
         "mode",
@@ -245,7 +239,7 @@ fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
             format!("{:.3}", r.refused),
         ]);
     }
-    show(t, 3);
+    show(t, 3)?;
     Ok(())
 }
 
@@ -342,7 +336,7 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         for w in WORKLOADS {
             match w.needs(&args.traces) {
                 Some(path) if !path.exists() => {
-                    eprintln!(
+                    noteln!(
                         "larder: {} left out: {} is not there (--traces)",
                         w.name,
                         path.display()
@@ -402,7 +396,7 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
         for w in WORKLOADS {
             t.add_row([w.name, w.about]);
         }
-        show(t, 2);
+        show(t, 2)?;
         return Ok(());
     }
     let plan = plan(args)?;
@@ -449,11 +443,11 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
         return print_json(&outcomes);
     }
     for &dram in &plan.dram_shares {
-        println!("DRAM {:.3} % of the cache", dram * 100.0);
-        print_levels(&plan, &outcomes, dram, "Hit ratio", |o| o.hit_ratio);
-        print_levels(&plan, &outcomes, dram, "Byte hit ratio", |o| o.byte_hit_ratio);
+        outln!("DRAM {:.3} % of the cache", dram * 100.0)?;
+        print_levels(&plan, &outcomes, dram, "Hit ratio", |o| o.hit_ratio)?;
+        print_levels(&plan, &outcomes, dram, "Byte hit ratio", |o| o.byte_hit_ratio)?;
         if plan.free_runs {
-            print_free(&plan, &outcomes, dram);
+            print_free(&plan, &outcomes, dram)?;
         }
     }
     Ok(())
@@ -466,7 +460,7 @@ fn print_levels(
     dram: f64,
     name: &str,
     figure: fn(&Outcome) -> f64,
-) {
+) -> Result<(), CliError> {
     let all = Contender::Policy(PolicyName::All);
     let tuned: Vec<Contender> = plan.contenders().into_iter().filter(|&p| p != all).collect();
     let mut header = vec!["workload".to_owned(), "writes".to_owned()];
@@ -541,16 +535,17 @@ fn print_levels(
         }
     }));
     t.add_row(mean);
-    println!(
+    outln!(
         "{name} in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
          and half the range; * the most of those that write at most that; (n x) could not be brought to the level and writes n times that",
         plan.seeds
-    );
-    show(t, 1);
+    )?;
+    show(t, 1)?;
+    Ok(())
 }
 
 /// What each policy does by its defaults.
-fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) {
+fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) -> Result<(), CliError> {
     let mut t = table(&[
         "workload",
         "policy",
@@ -602,8 +597,9 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) {
             ]);
         }
     }
-    println!(
+    outln!(
         "By their defaults (write_rate has none without a budget: a quarter of what 'all' writes stands in)"
-    );
-    show(t, 2);
+    )?;
+    show(t, 2)?;
+    Ok(())
 }

@@ -1,12 +1,20 @@
 //! The `larder` command.
 //!
 //! Every subcommand lives in its own file with an `Args` struct and `run(Args) -> Result<(), CliError>`; to add one,
-//! declare the module, add a variant to [`Command`] and an arm to [`dispatch`].
+//! declare the module, add a variant to [`Command`] and an arm to [`dispatch`]. What it prints goes through `out`.
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "println! and eprintln! panic where nobody can read: outln! and noteln! of out.rs do not"
+)]
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
     reason = "the command stands above the runtime: it reads clocks and starts threads"
 )]
+
+#[macro_use]
+mod out;
 
 mod bench;
 mod block;

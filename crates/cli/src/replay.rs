@@ -127,9 +127,9 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         if args.json {
             let text = serde_json::to_string_pretty(report)
                 .map_err(|e| CliError::Runtime(e.to_string()))?;
-            println!("{text}");
+            outln!("{text}")?;
         } else if report.requests > 0 || failure.is_none() {
-            print_report(report);
+            print_report(report)?;
         }
     }
     if let Some(e) = failure {
@@ -229,8 +229,8 @@ fn counted(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-fn print_report(r: &Report) {
-    println!(
+fn print_report(r: &Report) -> Result<(), CliError> {
+    outln!(
         "{}: {}, pipeline {}, {}, {}",
         r.target,
         counted(r.connections, "connection"),
@@ -241,16 +241,22 @@ fn print_report(r: &Report) {
                 format!("recorded times / {speed}, at most {:.1} ms behind", r.behind_ms),
             None => "closed loop".to_owned(),
         }
-    );
-    println!(
+    )?;
+    outln!(
         "{} requests in {:.2} s: {:.0} a second ({:.0} with fills)",
-        r.requests, r.seconds, r.requests_per_second, r.operations_per_second
-    );
-    println!(
+        r.requests,
+        r.seconds,
+        r.requests_per_second,
+        r.operations_per_second
+    )?;
+    outln!(
         "hit ratio {:.4} ({} of {} gets), by bytes {:.4}",
-        r.hit_ratio, r.hits, r.gets, r.byte_hit_ratio
-    );
-    println!("sent {}, received {}", HumanBytes(r.bytes_sent), HumanBytes(r.bytes_received));
+        r.hit_ratio,
+        r.hits,
+        r.gets,
+        r.byte_hit_ratio
+    )?;
+    outln!("sent {}, received {}", HumanBytes(r.bytes_sent), HumanBytes(r.bytes_received))?;
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header(["operation", "count", "mean µs", "p50", "p90", "p99", "p99.9", "max"]);
@@ -263,7 +269,7 @@ fn print_report(r: &Report) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")?;
     for (n, what) in [
         (r.refused, "declined by the server (not stored, not found)"),
         (r.too_large, "too large for the server"),
@@ -278,7 +284,8 @@ fn print_report(r: &Report) {
         (r.damaged, "DAMAGED values"),
     ] {
         if n > 0 {
-            println!("{n} {what}");
+            outln!("{n} {what}")?;
         }
     }
+    Ok(())
 }

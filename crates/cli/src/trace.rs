@@ -1,6 +1,5 @@
 //! `larder trace`: looks into traces, converts and generates them.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
@@ -10,6 +9,7 @@ use larder_trace::{
 };
 
 use crate::error::CliError;
+use crate::out::print;
 
 /// Look into traces, convert and generate them.
 #[derive(Debug, Parser)]
@@ -152,10 +152,7 @@ struct GenerateArgs {
 }
 
 fn convert(input: &Input, output: &str, to: Format) -> Result<(), CliError> {
-    // Opening the output would empty the input.
-    if let (Ok(a), Ok(b)) = (std::fs::canonicalize(&input.trace), std::fs::canonicalize(output))
-        && a == b
-    {
+    if larder_trace::is_same_file(&input.trace, output) {
         return Err(CliError::Usage(format!(
             "'{output}' is the trace that is read; name another file to write"
         )));
@@ -170,7 +167,7 @@ fn convert(input: &Input, output: &str, to: Format) -> Result<(), CliError> {
     drop(watch);
     let count = writer.finish().map_err(trace_error)?;
     note_skipped(&*trace.reader);
-    eprintln!("{count} requests written to {output} as {to}");
+    noteln!("{count} requests written to {output} as {to}");
     Ok(())
 }
 
@@ -232,7 +229,7 @@ impl Drop for Watch {
 
 pub(crate) fn note_skipped(reader: &dyn Reader) {
     if let Some(first) = reader.first_skipped() {
-        eprintln!("larder: {} malformed records passed over; the first: {first}", reader.skipped());
+        noteln!("larder: {} malformed records passed over; the first: {first}", reader.skipped());
     }
 }
 
@@ -339,16 +336,6 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Prints to standard output; a reader that went away (`| head`) is no error.
-pub(crate) fn print(text: &str) -> Result<(), CliError> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(CliError::Runtime(format!("cannot write to standard output: {e}")))
-        }
-        _ => Ok(()),
-    }
-}
-
 fn head(args: &HeadArgs) -> Result<(), CliError> {
     let mut trace = args.input.open()?;
     let mut out = String::new();
@@ -375,7 +362,7 @@ fn head(args: &HeadArgs) -> Result<(), CliError> {
     }
     print(&out)?;
     if !args.json {
-        eprintln!(
+        noteln!(
             "format {} ({})",
             trace.format.map_or("generated", Format::name),
             trace.explanation

@@ -135,6 +135,35 @@ fn what_is_recorded_under_load_is_decided_again() {
     );
 }
 
+/// A record without a decision proves nothing, whoever cut it, and is told from one that agrees.
+#[test]
+fn a_record_without_a_decision_is_no_success() {
+    let site = Site::new();
+    let record = site.dir.path().join("run.rec");
+    let server = dram_alone(&site, &["-m", "16", "-t", "1", "--record", text(&record)]);
+    load(&server, Duration::ZERO, |_| true);
+    server.stop();
+    let bytes = std::fs::read(&record).unwrap();
+    let cut = site.dir.path().join("cut.rec");
+    let replay = |length: usize| {
+        std::fs::write(&cut, &bytes[..length]).unwrap();
+        let output = larder(&["sim", "replay", text(&cut)]);
+        let (said, why) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{said}{why}");
+        assert!(!said.contains("every decision is the same"), "{said}");
+        why.into_owned()
+    };
+    // Magic, version, length of the setup, its checksum, the setup.
+    let setup = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
+    let why = replay(20 + setup);
+    assert!(why.contains("it holds no decision that can be compared"), "{why}");
+    let why = replay(20 + setup - 1);
+    let expected =
+        format!("byte {}: the file ends {} bytes into its setup of {setup}", 19 + setup, setup - 1);
+    assert!(why.contains(&expected), "{why}");
+}
+
 /// Models are inputs: a policy that learns decides alike too, and DRAM alone.
 #[test]
 fn models_and_dram_alone_replay_too() {

@@ -47,11 +47,11 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             let options = OpenOptions::default();
             let made = object::create(&uri, args.size.0, chunk, volume, &options)
                 .map_err(|e| CliError::Runtime(e.to_string()))?;
-            println!(
+            outln!(
                 "{uri}: a volume of {} in objects of {}",
                 args.size,
                 ByteSize(u64::from(made.chunk))
-            );
+            )?;
         }
         Uri::File { .. } if args.chunk.is_some() => {
             return Err(usage("--chunk is for object stores".to_owned()));
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             let failed = |e: std::io::Error| CliError::Runtime(format!("{}: {e}", path.display()));
             let file = std::fs::File::create_new(path).map_err(failed)?;
             file.set_len(args.size.0).map_err(failed)?;
-            println!("{}: a file of {}", path.display(), args.size);
+            outln!("{}: a file of {}", path.display(), args.size)?;
         }
         Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
             return Err(usage(format!(

@@ -74,14 +74,14 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         Placement::Sets(_) => 7,
         Placement::Full => 16,
     };
-    println!(
+    outln!(
         "{}: {} lines of {}, {} for the map; it will take up to {} of DRAM ({a_line} bytes a line)",
         args.path.display(),
         layout.slots(),
         ByteSize(u64::from(layout.line)),
         ByteSize(layout.data),
         ByteSize(layout.slots() * a_line),
-    );
+    )?;
     Ok(())
 }
 

@@ -40,8 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         .map_err(|e| CliError::Usage(e.to_string()))?;
     if args.print_config {
         larder_runtime::machine::end_on_broken_pipe();
-        print!("{}", config.effective.print());
-        return Ok(());
+        return crate::out::print(&config.effective.print());
     }
     if args.daemon && !child {
         return start_daemon();
@@ -274,7 +273,7 @@ fn start_log(settings: &Settings, child: bool) -> SetLevel {
             (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
         };
     if let Err(e) = done {
-        eprintln!("larder: the log cannot be set up: {e}");
+        noteln!("larder: the log cannot be set up: {e}");
     }
     Box::new(move |verbosity| {
         let level = match verbosity {

@@ -49,9 +49,9 @@ pub(super) fn run(args: &Args) -> Result<(), CliError> {
     if args.json {
         let text =
             serde_json::to_string_pretty(&report).map_err(|e| CliError::Runtime(e.to_string()))?;
-        println!("{text}");
+        outln!("{text}")?;
     } else {
-        print_report(&report);
+        print_report(&report)?;
     }
     match (report.errors, report.first_error) {
         (0, _) => Ok(()),
@@ -71,8 +71,8 @@ fn show(bar: &ProgressBar, s: &Snapshot) {
     bar.set_message(format!("{} requests  {rate:.0}/s  reads {reads:.1} %", s.completed));
 }
 
-fn print_report(r: &VolumeReport) {
-    println!(
+fn print_report(r: &VolumeReport) -> Result<(), CliError> {
+    outln!(
         "{} ({}): {}, {} requests under way, {}",
         r.target,
         HumanBytes(r.size),
@@ -83,15 +83,15 @@ fn print_report(r: &VolumeReport) {
                 format!("recorded times / {speed}, at most {:.1} ms behind", r.behind_ms),
             None => "closed loop".to_owned(),
         }
-    );
-    println!(
+    )?;
+    outln!(
         "{} requests in {:.2} s after {} to warm up: {:.0} a second, {:.1} % reads",
         r.requests,
         r.seconds,
         r.warmup,
         r.requests_per_second,
         100.0 * r.read_share
-    );
+    )?;
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header([
@@ -115,7 +115,7 @@ fn print_report(r: &VolumeReport) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")?;
     for (n, what) in [
         (r.moved, "requests beyond the export's end, moved"),
         (r.empty, "records without a length passed over"),
@@ -123,7 +123,8 @@ fn print_report(r: &VolumeReport) {
         (r.errors, "requests that FAILED"),
     ] {
         if n > 0 {
-            println!("{n} {what}");
+            outln!("{n} {what}")?;
         }
     }
+    Ok(())
 }

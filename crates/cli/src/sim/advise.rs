@@ -12,9 +12,9 @@ use larder_sim::advise::{AdviseError, Measured, Model, Question, Sample, Search,
 use larder_trace::{CsvColumns, Format, Options, Trace};
 use serde::Serialize;
 
-use super::print_json;
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 use crate::trace::{note_skipped, parse_format, parse_page, parse_rate, trace_error};
 
 #[derive(Debug, Parser)]
@@ -284,7 +284,7 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
             measured: search.measured(),
         })?;
     } else {
-        print(args, &model, &question, &search);
+        print(args, &model, &question, &search)?;
     }
     match (search.answer(), search.nearest()) {
         (Some(_), _) => Ok(()),
@@ -301,9 +301,9 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
     }
 }
 
-fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) {
+fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) -> Result<(), CliError> {
     let sample = model.sample();
-    println!(
+    outln!(
         "trace {}: {} requests, about {} objects of {}; {} requests of {:.4} % of the objects simulated",
         args.input.trace,
         sample.seen(),
@@ -311,13 +311,13 @@ fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) {
         ByteSize(model.footprint()),
         sample.requests().len(),
         sample.rate() * 100.0
-    );
-    println!(
+    )?;
+    outln!(
         "wanted: hit ratio {:.4}; drive of {} written, {} years",
         q.target_hit_ratio,
         ByteSize(q.drive_tbw),
         q.years
-    );
+    )?;
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header([
@@ -365,8 +365,8 @@ fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
-    println!(
+    outln!("{table}")?;
+    outln!(
         "held: the write budget turns writes away so that the drive lasts; margin: hit ratio less the target"
-    );
+    )
 }

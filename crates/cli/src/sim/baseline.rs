@@ -10,9 +10,9 @@ use larder_sim::baseline::{
 use larder_sim::mrc::{Interner, Items};
 use serde::Serialize;
 
-use super::print_json;
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 use crate::trace::{Input, trace_error};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -265,7 +265,7 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
-    println!("CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)");
+    outln!("{table}")?;
+    outln!("CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)")?;
     Ok(())
 }

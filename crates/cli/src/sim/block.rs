@@ -9,9 +9,9 @@ use larder_sim::block_study::{
 };
 use serde::Serialize;
 
-use super::print_json;
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 use crate::trace::{Input, trace_error};
 
 #[derive(Debug, Parser)]
@@ -161,14 +161,13 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(problem));
     }
     if reader.skipped() > 0 {
-        eprintln!("larder: {} malformed records passed over", reader.skipped());
+        noteln!("larder: {} malformed records passed over", reader.skipped());
     }
     let rows: Vec<Row> = caches.iter().map(row).collect();
     if args.json {
         return print_json(&rows);
     }
-    print_table(&rows);
-    Ok(())
+    print_table(&rows)
 }
 
 fn row(cache: &BlockCache) -> Row {
@@ -189,7 +188,7 @@ fn row(cache: &BlockCache) -> Row {
     }
 }
 
-fn print_table(rows: &[Row]) {
+fn print_table(rows: &[Row]) -> Result<(), CliError> {
     let metadata = rows.iter().any(|r| r.outcome.metadata_lines > 0);
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
@@ -230,5 +229,5 @@ fn print_table(rows: &[Row]) {
     for column in table.column_iter_mut().skip(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")
 }

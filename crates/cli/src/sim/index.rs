@@ -13,8 +13,8 @@ use larder_sim::baseline::paper_index::placement::{self, Order, PlacementConfig}
 use larder_sim::baseline::paper_index::table::{self, TableConfig};
 use serde::Serialize;
 
-use super::print_json;
 use crate::error::CliError;
+use crate::out::print_json;
 
 /// Sizes of objects, for both packers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -191,8 +191,7 @@ pub(super) fn run(args: &IndexArgs) -> Result<(), CliError> {
     if args.json {
         return print_json(&report);
     }
-    show(&report);
-    Ok(())
+    show(&report)
 }
 
 fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<IndexRow>, CliError> {
@@ -328,14 +327,14 @@ fn grid(header: &[&str]) -> Table {
     table
 }
 
-fn print_grid(mut table: Table, left: usize) {
+fn print_grid(mut table: Table, left: usize) -> Result<(), CliError> {
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")
 }
 
-fn show(report: &Report) {
+fn show(report: &Report) -> Result<(), CliError> {
     let mut t = grid(&[
         "index",
         "choices",
@@ -360,15 +359,15 @@ fn show(report: &Report) {
             r.stale_answers.map_or("-".to_owned(), |n| n.to_string()),
         ]);
     }
-    print_grid(t, 1);
-    println!(
+    print_grid(t, 1)?;
+    outln!(
         "{} live objects, {} segments, flash written {} times over, {:.0} % overwrites. forced out: entries lost for\n\
          lack of room, over insertions; stale: look-ups answered with an overwritten version",
         report.objects,
         report.segments,
         report.turnovers,
         100.0 * report.overwrites
-    );
+    )?;
     let mut t = grid(&[
         "placement",
         "sizes",
@@ -391,9 +390,9 @@ fn show(report: &Report) {
             r.size_bias.map_or("-".to_owned(), |b| format!("{b:.2}")),
         ]);
     }
-    print_grid(t, 2);
-    println!(
+    print_grid(t, 2)?;
+    outln!(
         "offered: bytes of candidates, in segments; placed: candidates that found a place; size bias: mean size of the\n\
          placed over that of all. larder packs objects into 4 KiB pages that 16 functions name"
-    );
+    )
 }

@@ -63,10 +63,3 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Stack(args) => stack::run(&args),
     }
 }
-
-/// Prints `value` as indented JSON.
-fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value);
-    println!("{}", text.map_err(|e| CliError::Runtime(e.to_string()))?);
-    Ok(())
-}

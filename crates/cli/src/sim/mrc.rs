@@ -10,10 +10,10 @@ use larder_sim::mrc::{Filter, Found, Items, Job, Row, Sampler, Sweep, SweepError
 use larder_sim::report::miss_ratio_curves;
 use larder_trace::Reader;
 
-use super::print_json;
-use super::report::write_html;
+use super::report::Output;
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 use crate::trace::{Input, trace_error};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -50,9 +50,9 @@ pub(super) struct MrcArgs {
     /// Seed of the sample, and of admission by chance.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Print the exact LRU curve too (objects only), at this many sizes up to all objects, from one pass.
-    #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "64")]
-    lru_curve: Option<usize>,
+    /// Print the exact LRU curve too (objects only), at this many sizes (1 to 100,000) up to all objects, from one pass.
+    #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "64", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    lru_curve: Option<u32>,
     /// Threads; all cores when not given.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -64,6 +64,10 @@ pub(super) struct MrcArgs {
     json: bool,
 }
 
+/// A sample of fewer objects says little: SHARDS is within a few hundredths from some thousands on (Waldspurger et al.,
+/// FAST '15, figure 3).
+const FEW_OBJECTS: u64 = 1_000;
+
 fn policies(names: &[String]) -> Result<Vec<EvictionKind>, CliError> {
     let mut kinds = Vec::new();
     for name in names {
@@ -73,6 +77,16 @@ fn policies(names: &[String]) -> Result<Vec<EvictionKind>, CliError> {
             let kind = name.parse();
             kinds.push(kind.map_err(|e| CliError::Usage(format!("--policies: {e}")))?);
         }
+    }
+    let named = kinds.len();
+    let mut seen = Vec::new();
+    kinds.retain(|kind| {
+        let new = !seen.contains(kind);
+        seen.push(*kind);
+        new
+    });
+    if kinds.len() < named {
+        noteln!("larder: --policies names some more than once: each is simulated once");
     }
     Ok(kinds)
 }
@@ -147,6 +161,9 @@ fn failure(e: SweepError) -> CliError {
 
 pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     let plan = plan(args)?;
+    let html =
+        args.html.as_deref().map(|path| Output::create(path, "--html", &[&args.input.trace]));
+    let html = html.transpose()?;
     let options = args.input.options();
     let open = || Ok(Items::new(larder_trace::open(&args.input.trace, &options)?.reader));
     let passes = if plan.jobs.iter().any(|j| j.policy.needs_future()) { 2 } else { 1 };
@@ -160,18 +177,25 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     watch.finish();
     let found = found.map_err(failure)?;
     if let Some((count, first)) = skipped {
-        eprintln!("larder: {count} malformed records passed over; the first: {first}");
+        noteln!("larder: {count} malformed records passed over; the first: {first}");
+    }
+    if plan.sample.is_some() && found.objects < FEW_OBJECTS {
+        noteln!(
+            "larder: only {} objects were sampled (--sample): expect large errors under {FEW_OBJECTS}",
+            found.objects
+        );
     }
     let rows = with_curve(&found, args.lru_curve);
-    if let Some(path) = &args.html {
+    if let Some(html) = html {
         let title = format!("Miss ratios of {}", args.input.trace);
-        write_html(&miss_ratio_curves(&title, &rows, plan.unit, facts(args, &plan, &found)), path)?;
+        let facts = facts(args, &plan, &found);
+        html.write_report(&miss_ratio_curves(&title, &rows, plan.unit, facts))?;
     }
     if args.json {
         print_json(&rows)?;
     } else {
-        print_table(&rows, plan.unit);
-        println!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes));
+        print_table(&rows, plan.unit)?;
+        outln!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes))?;
     }
     Ok(())
 }
@@ -194,15 +218,15 @@ fn facts(args: &MrcArgs, plan: &Sweep, found: &Found) -> Vec<(String, String)> {
 }
 
 /// The rows, followed by the points of the exact LRU curve.
-fn with_curve(found: &Found, points: Option<usize>) -> Vec<Row> {
+fn with_curve(found: &Found, points: Option<u32>) -> Vec<Row> {
     let mut rows = found.rows.clone();
     if let (Some(curve), Some(points)) = (&found.curve, points) {
-        rows.extend(curve.sizes(points).into_iter().map(|size| curve.row(size)));
+        rows.extend(curve.sizes(points as usize).into_iter().map(|size| curve.row(size)));
     }
     rows
 }
 
-fn print_table(rows: &[Row], unit: Unit) {
+fn print_table(rows: &[Row], unit: Unit) -> Result<(), CliError> {
     let sampled = rows.iter().any(|r| r.sample_rate.is_some());
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
@@ -235,5 +259,5 @@ fn print_table(rows: &[Row], unit: Unit) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")
 }

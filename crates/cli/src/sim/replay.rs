@@ -24,7 +24,8 @@ Examples:
   larder sim replay run.rec
 
 The same engine runs through the recorded inputs under their recorded times. It ends with 0 when every decision is the
-same, and with 1 at the first that differs: which shard or log, which record, what was told, and both decisions.")]
+same, and with 1 at the first that differs: which shard or log, which record, what was told, and both decisions. A
+record without a decision ends with 1 too.")]
 pub(crate) struct ReplayArgs {
     /// A file of `larder kv --record` or `larder block serve --record`
     #[arg(value_name = "FILE")]
@@ -65,11 +66,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let report = report.map_err(failed)?;
     let seconds = begin.elapsed().as_secs_f64();
     if args.json {
-        super::print_json(&report)?;
+        crate::out::print_json(&report)?;
     } else {
-        print(&report, seconds);
+        print(&report, seconds)?;
     }
-    verdict(args, report.difference.as_ref())
+    verdict(args, report.difference.as_ref(), report.compared)
 }
 
 /// A bar, where somebody watches.
@@ -85,9 +86,17 @@ fn bar(records: u64) -> Option<ProgressBar> {
     })
 }
 
-/// Exit code 1 where a decision differs.
-fn verdict(args: &ReplayArgs, difference: Option<&Difference>) -> Result<(), CliError> {
+/// Exit code 1 where a decision differs, and where there was none.
+fn verdict(
+    args: &ReplayArgs,
+    difference: Option<&Difference>,
+    compared: u64,
+) -> Result<(), CliError> {
     match difference {
+        None if compared == 0 => Err(CliError::Runtime(format!(
+            "record '{}': it holds no decision that can be compared: the server had decided nothing yet, or the file was cut short",
+            args.file.display(),
+        ))),
         None => Ok(()),
         Some(d) => Err(CliError::Runtime(format!(
             "record '{}': {}, record {}: the replay decided otherwise",
@@ -113,26 +122,26 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     }
     let report = report.map_err(failed)?;
     if args.json {
-        super::print_json(&report)?;
-        return verdict(args, report.difference.as_ref());
+        crate::out::print_json(&report)?;
+        return verdict(args, report.difference.as_ref(), report.compared);
     }
     let seconds = begin.elapsed().as_secs_f64();
     let streams = report.streams.len();
-    println!(
+    outln!(
         "recorded by larder block {}: {} shards, {} volumes, {} records in {streams} streams, {}",
         report.larder,
         report.shards,
         report.volumes,
         report.records,
         ending(report.ended),
-    );
+    )?;
     let rate = report.compared as f64 / seconds.max(1e-9);
-    println!(
+    outln!(
         "replayed: {} decisions compared, {seconds:.1} s ({rate:.0} records/s)",
         report.compared
-    );
-    print_difference(report.difference.as_ref(), &report.larder);
-    verdict(args, report.difference.as_ref())
+    )?;
+    print_difference(report.difference.as_ref(), report.compared, &report.larder)?;
+    verdict(args, report.difference.as_ref(), report.compared)
 }
 
 fn ending(ended: Option<&str>) -> String {
@@ -142,46 +151,52 @@ fn ending(ended: Option<&str>) -> String {
     }
 }
 
-fn print(report: &Report, seconds: f64) {
-    println!(
+fn print(report: &Report, seconds: f64) -> Result<(), CliError> {
+    outln!(
         "recorded by larder {} on {}: {} shards, {} records, {}",
         report.larder,
         report.uuid,
         report.shards,
         report.records,
         ending(report.ended)
-    );
-    println!(
+    )?;
+    outln!(
         "replayed: {} decisions compared, {} of them requests, {} segments written, {seconds:.1} s ({:.0} records/s)",
         report.compared,
         report.requests,
         report.segments_written,
         report.compared as f64 / seconds.max(1e-9)
-    );
+    )?;
     if report.compared < report.records && report.difference.is_none() {
-        println!(
+        outln!(
             "not compared: {} records at the end, whose counterparts in other streams are not in the file",
             report.records - report.compared
-        );
+        )?;
     }
-    print_difference(report.difference.as_ref(), &report.larder);
+    print_difference(report.difference.as_ref(), report.compared, &report.larder)
 }
 
-fn print_difference(difference: Option<&Difference>, larder: &str) {
+fn print_difference(
+    difference: Option<&Difference>,
+    compared: u64,
+    larder: &str,
+) -> Result<(), CliError> {
     match difference {
-        None => println!("every decision is the same"),
+        None if compared == 0 => Ok(()),
+        None => outln!("every decision is the same"),
         Some(d) => {
-            println!("first difference: {}, record {}", d.stream, d.record);
-            println!("  time      {:.9} s", d.nanos as f64 / 1e9);
-            println!("  input     {}", d.input);
-            println!("  recorded  {}", d.recorded);
-            println!("  replayed  {}", d.replayed);
+            outln!("first difference: {}, record {}", d.stream, d.record)?;
+            outln!("  time      {:.9} s", d.nanos as f64 / 1e9)?;
+            outln!("  input     {}", d.input)?;
+            outln!("  recorded  {}", d.recorded)?;
+            outln!("  replayed  {}", d.replayed)?;
             let mine = env!("CARGO_PKG_VERSION");
             if larder != mine {
-                println!(
+                outln!(
                     "this is larder {mine}, and {larder} recorded: another version may decide otherwise"
-                );
+                )?;
             }
+            Ok(())
         }
     }
 }

@@ -11,10 +11,10 @@ use larder_sim::experiment::{
 use larder_sim::sweep::Results;
 use larder_trace::Reader;
 
-use super::print_json;
-use super::report::write_html;
+use super::report::{Output, read_text};
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 
 #[derive(Debug, Parser)]
 pub(super) struct RunArgs {
@@ -44,8 +44,7 @@ fn failure(e: ExperimentError) -> CliError {
 
 pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
     let file = args.experiment.display().to_string();
-    let text = std::fs::read_to_string(&args.experiment)
-        .map_err(|e| CliError::Usage(format!("cannot read experiment '{file}': {e}")))?;
+    let text = read_text(&args.experiment, "experiment").map_err(CliError::Usage)?;
     let mut experiment = Experiment::parse(&text, &file).map_err(failure)?;
     if let Some(seed) = args.seed {
         experiment.seed = seed;
@@ -55,6 +54,15 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
         Some(n) => n,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
+    if args.csv.is_some() && args.csv == args.html {
+        let both = "--csv and --html name one file: name two";
+        return Err(CliError::Usage(both.to_owned()));
+    }
+    let inputs = [file.as_str(), &experiment.workload.trace];
+    let output = |path: &Option<PathBuf>, flag| {
+        path.as_deref().map(|path| Output::create(path, flag, &inputs)).transpose()
+    };
+    let (csv, html) = (output(&args.csv, "--csv")?, output(&args.html, "--html")?);
     let mut watch = Watch::new(1);
     let mut skipped = None;
     let outcome = simulate(&experiment, threads, |reader: &dyn Reader, requests| {
@@ -64,14 +72,12 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
     watch.finish();
     let outcome = outcome.map_err(failure)?;
     if let Some((count, first)) = skipped {
-        eprintln!("larder: {count} malformed records passed over; the first: {first}");
+        noteln!("larder: {count} malformed records passed over; the first: {first}");
     }
-    if let Some(path) = &args.csv {
-        std::fs::write(path, series_csv(&outcome)).map_err(|e| {
-            CliError::Runtime(format!("--csv: cannot write '{}': {e}", path.display()))
-        })?;
+    if let Some(csv) = csv {
+        csv.write(series_csv(&outcome).as_bytes())?;
     }
-    if let Some(path) = &args.html {
+    if let Some(html) = html {
         let json = serde_json::to_value(&outcome).map_err(|e| CliError::Runtime(e.to_string()))?;
         let mut results = Results::new(Vec::new());
         results.add(&[], &json);
@@ -81,12 +87,12 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
             outcome.experiment.title.clone()
         };
         let facts = results.facts(&[("seed", outcome.seed.to_string()), ("experiment", text)]);
-        write_html(&results.report(&title, facts), path)?;
+        html.write_report(&results.report(&title, facts))?;
     }
     if args.json {
         print_json(&outcome)?;
     } else {
-        print(&outcome);
+        print(&outcome)?;
     }
     let missed: Vec<String> = outcome
         .expectations
@@ -171,13 +177,13 @@ const ROWS: &[Row] = &[
     ("backing store busy", |c| format!("{:.3}", c.backend_utilisation)),
 ];
 
-fn print(outcome: &Outcome) {
+fn print(outcome: &Outcome) -> Result<(), CliError> {
     let (w, e) = (&outcome.workload, &outcome.experiment);
     if !e.title.is_empty() {
-        println!("{}", e.title);
+        outln!("{}", e.title)?;
     }
-    println!("trace {}, hash {}", e.workload.trace, w.trace_hash);
-    println!(
+    outln!("trace {}, hash {}", e.workload.trace, w.trace_hash)?;
+    outln!(
         "{} requests ({} warm up), {} reads, {} writes, {} removals, {:.1} s{}",
         w.requests,
         e.workload.warmup,
@@ -186,8 +192,8 @@ fn print(outcome: &Outcome) {
         w.removals,
         w.seconds,
         if w.times_from_rate { " by workload.rate" } else { "" }
-    );
-    println!("larder {}, seed {}", outcome.version, outcome.seed);
+    )?;
+    outln!("larder {}, seed {}", outcome.version, outcome.seed)?;
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let names = outcome.caches.iter().map(|c| c.name.clone());
@@ -201,23 +207,24 @@ fn print(outcome: &Outcome) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
-    println!("bytes set: written by clients, or brought in after a miss; bytes missed: the latter");
+    outln!("{table}")?;
+    outln!("bytes set: written by clients, or brought in after a miss; bytes missed: the latter")?;
     if e.ssd.tbw.is_none() {
-        println!(
+        outln!(
             "drive life: at {} drive writes a day for {} years",
-            e.ssd.dwpd, e.ssd.warranty_years
-        );
+            e.ssd.dwpd,
+            e.ssd.warranty_years
+        )?;
     }
     for c in &outcome.expectations {
-        println!(
+        outln!(
             "{}  {} (found {})",
             if c.met { "met    " } else { "NOT MET" },
             c.expected,
             c.found
-        );
+        )?;
     }
-    println!("--json prints the whole configuration, all percentiles and the time series");
+    outln!("--json prints the whole configuration, all percentiles and the time series")
 }
 
 /// A column of the time series.

@@ -2,13 +2,14 @@
 
 use clap::Parser;
 use larder_base::{ByteSize, Rng};
+use larder_runtime::machine::usable_memory;
 use larder_sim::ssd::{Geometry, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
 use larder_trace::Reader;
 use serde::Serialize;
 
-use super::print_json;
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 use crate::trace::trace_error;
 
 #[derive(Debug, Parser)]
@@ -95,14 +96,25 @@ fn geometry(args: &SsdArgs) -> Result<Geometry, CliError> {
         );
         return usage(text);
     }
-    Ok(Geometry {
+    let geometry = Geometry {
         logical_pages: logical,
         pages_per_block: per_block,
         over_provisioning: args.over_provisioning,
         streams: 1,
         separate_cleaning: args.separate_cleaning,
         victim: args.victim,
-    })
+    };
+    let (need, limit) = (geometry.memory_bytes(), usable_memory().unwrap_or(u64::MAX) / 4 * 3);
+    if need > limit {
+        return usage(format!(
+            "--capacity: {} in pages of {} takes {} of memory, and {} may be used: choose a larger --page",
+            args.capacity,
+            args.page,
+            ByteSize(need),
+            ByteSize(limit)
+        ));
+    }
+    Ok(geometry)
 }
 
 pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
@@ -125,15 +137,18 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         return print_json(&report);
     }
     let bytes = |pages: u64| ByteSize(pages.saturating_mul(args.page.0));
-    println!("write amplification   {:.4}", report.write_amplification);
-    println!("written by the host   {}", bytes(traffic.host_pages));
-    println!("copied by the cleaner {}", bytes(traffic.copied_pages));
+    outln!("write amplification   {:.4}", report.write_amplification)?;
+    outln!("written by the host   {}", bytes(traffic.host_pages))?;
+    outln!("copied by the cleaner {}", bytes(traffic.copied_pages))?;
     let wear = report.wear;
-    println!(
+    outln!(
         "erases per super-block {:.1} on average, {} to {}, deviation {:.2}",
-        wear.mean, wear.least, wear.most, wear.deviation
-    );
-    println!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution);
+        wear.mean,
+        wear.least,
+        wear.most,
+        wear.deviation
+    )?;
+    outln!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution)?;
     Ok(())
 }
 

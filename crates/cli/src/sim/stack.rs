@@ -7,9 +7,9 @@ use larder_sim::stack::{Architecture, Config, Figures, Policy, Restart, Timing, 
 use larder_trace::{Options, Reader};
 use serde::Serialize;
 
-use super::print_json;
 use super::watch::Watch;
 use crate::error::CliError;
+use crate::out::print_json;
 use crate::trace::{Input, trace_error};
 
 #[derive(Debug, Parser)]
@@ -229,17 +229,12 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         let trace = &args.input.trace;
         return print_json(&Report { version, seed: args.seed, trace, threads, warmup, rows });
     }
-    print_table(&rows);
-    println!(
-        "larder {}, seed {}, trace {}",
-        env!("CARGO_PKG_VERSION"),
-        args.seed,
-        args.input.trace
-    );
+    print_table(&rows)?;
+    outln!("larder {}, seed {}, trace {}", env!("CARGO_PKG_VERSION"), args.seed, args.input.trace)?;
     Ok(())
 }
 
-fn print_table(rows: &[Row]) {
+fn print_table(rows: &[Row]) -> Result<(), CliError> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(vec![
@@ -285,8 +280,9 @@ fn print_table(rows: &[Row]) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")?;
     if rows.iter().any(|r| r.figures.hosts > 1) {
-        println!("invalidating: writes that another host's copy was taken away for, of all");
+        outln!("invalidating: writes that another host's copy was taken away for, of all")?;
     }
+    Ok(())
 }

@@ -14,9 +14,9 @@ use larder_sim::sweep::log::{self, Line};
 use larder_sim::sweep::{Cell, Grid, Results, Sweep, SweepError, write_parquet};
 use larder_trace::Reader;
 
-use super::print_json;
-use super::report::{failed_file, write_atomically};
+use super::report::{failed_file, read_text, write_whole};
 use crate::error::CliError;
+use crate::out::print_json;
 
 #[derive(Debug, Parser)]
 pub(super) struct SweepArgs {
@@ -40,11 +40,6 @@ pub(super) struct SweepArgs {
 
 fn sweep_error(e: &SweepError) -> CliError {
     CliError::Usage(e.to_string())
-}
-
-fn read_text(path: &Path, what: &str) -> Result<String, CliError> {
-    std::fs::read_to_string(path)
-        .map_err(|e| CliError::Usage(format!("cannot read {what} '{}': {e}", path.display())))
 }
 
 /// Length and time of change of a trace's file; a trace that changes makes other cells.
@@ -85,12 +80,18 @@ impl Log {
             let remedy = "is no finished cell: mend or remove the line, or give another --out";
             return Err(CliError::Usage(format!("'{}' line {line} {remedy}", path.display())));
         }
-        if !resume && !finished.lines.is_empty() {
+        let cells = finished.lines.len() + finished.damaged.len();
+        if !resume && cells > 0 {
             return Err(CliError::Usage(format!(
-                "'{}' has {} finished cells: give --resume to go on with them, or another --out",
+                "'{}' has {cells} finished cells: give --resume to go on with them, or another --out",
                 path.display(),
-                finished.lines.len()
             )));
+        }
+        for line in &finished.damaged {
+            noteln!(
+                "larder: '{}' line {line} is damaged or was changed: its cell is run again",
+                path.display()
+            );
         }
         // What a kill left of a line goes.
         file.set_len(finished.whole).map_err(failed)?;
@@ -118,7 +119,7 @@ fn run_cells(sweep: &Sweep, cells: &[Cell], log: &mut Log, threads: usize) -> Re
         cells.iter().filter(|c| !log.finished.lines.contains_key(&c.key)).collect();
     let already = cells.len() - open.len();
     if already > 0 {
-        eprintln!("larder: {already} of {} cells are finished already", cells.len());
+        noteln!("larder: {already} of {} cells are finished already", cells.len());
     }
     let bar = crate::progress::bar(open.len() as u64);
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -185,7 +186,32 @@ fn settle(log: &mut Log, cells: &[Cell]) -> Result<(), CliError> {
     for line in own.chain(others) {
         text += &line.text;
     }
-    write_atomically(&log.path, text.as_bytes())
+    write_whole(&log.path, text.as_bytes())
+}
+
+/// What a sweep leaves in its directory.
+const OUTPUTS: [&str; 6] = [
+    "cells.jsonl",
+    "results.csv",
+    "results.parquet",
+    "series.csv",
+    "series.parquet",
+    "report.html",
+];
+
+/// No output may be what the sweep reads.
+fn refuse_inputs(dir: &Path, sweep: &Path, cells: &[Cell]) -> Result<(), CliError> {
+    let sweep = sweep.display().to_string();
+    let mut inputs: std::collections::BTreeSet<&str> =
+        cells.iter().map(|c| c.experiment.workload.trace.as_str()).collect();
+    inputs.insert(&sweep);
+    for output in OUTPUTS.map(|name| dir.join(name).display().to_string()) {
+        if let Some(input) = inputs.iter().find(|i| larder_trace::is_same_file(i, &output)) {
+            let problem = "is read, and would be written over: give another --out";
+            return Err(CliError::Usage(format!("'{input}' is '{output}': it {problem}")));
+        }
+    }
+    Ok(())
 }
 
 fn write_grid(
@@ -194,20 +220,19 @@ fn write_grid(
     grid: &Grid,
     facts: &[(String, String)],
 ) -> Result<(), CliError> {
-    write_atomically(&dir.join(format!("{name}.csv")), grid.csv().as_bytes())?;
+    write_whole(&dir.join(format!("{name}.csv")), grid.csv().as_bytes())?;
     let mut bytes = Vec::new();
     write_parquet(grid, facts, &mut bytes).map_err(|e| CliError::Runtime(e.to_string()))?;
-    write_atomically(&dir.join(format!("{name}.parquet")), &bytes)
+    write_whole(&dir.join(format!("{name}.parquet")), &bytes)
 }
 
 pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
     let file = args.sweep.display().to_string();
-    let text = read_text(&args.sweep, "sweep")?;
+    let text = read_text(&args.sweep, "sweep").map_err(CliError::Usage)?;
     let beside = args.sweep.parent().unwrap_or(Path::new(""));
     let sweep = Sweep::parse(&text, &file, |named| {
         let path = beside.join(named);
-        let text = std::fs::read_to_string(&path)
-            .map_err(|e| format!("cannot read experiment '{}': {e}", path.display()))?;
+        let text = read_text(&path, "experiment")?;
         Ok((path.display().to_string(), text))
     })
     .map_err(|e| sweep_error(&e))?;
@@ -232,6 +257,7 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
             return Err(CliError::Usage(format!("'{file}' {problem}")));
         }
     };
+    refuse_inputs(&dir, &args.sweep, &cells)?;
     let mut log = Log::open(&dir, args.resume)?;
     run_cells(&sweep, &cells, &mut log, threads)?;
     settle(&mut log, &cells)?;
@@ -255,16 +281,16 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
     let title = if sweep.title.is_empty() { file } else { sweep.title.clone() };
     let html = results.report(&title, facts).html();
     let html = html.map_err(|e| CliError::Runtime(e.to_string()))?;
-    write_atomically(&dir.join("report.html"), html.as_bytes())?;
+    write_whole(&dir.join("report.html"), html.as_bytes())?;
     if args.json {
         print_json(&rows(&results.results))?;
     } else {
-        print_table(&results);
-        println!(
+        print_table(&results)?;
+        outln!(
             "{} cells; cells.jsonl, results and series as csv and parquet, and report.html are in {}",
             cells.len(),
             dir.display()
-        );
+        )?;
     }
     if unmet.is_empty() { Ok(()) } else { Err(CliError::Runtime(unmet.join("; "))) }
 }
@@ -282,7 +308,7 @@ fn rows(grid: &Grid) -> Vec<serde_json::Map<String, serde_json::Value>> {
     grid.rows.iter().map(row).collect()
 }
 
-fn print_table(results: &Results) {
+fn print_table(results: &Results) -> Result<(), CliError> {
     // What fits a terminal: the axes, the name, and the figures that a choice is made by.
     let few = [
         "dram",
@@ -315,5 +341,5 @@ fn print_table(results: &Results) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    outln!("{table}")
 }

@@ -1,0 +1,46 @@
+//! Standard output and standard error, which may be full, or gone. `println!` and `eprintln!` panic then; clippy refuses
+//! them in this crate.
+
+use std::io::{ErrorKind, Write};
+
+use crate::error::CliError;
+
+/// `println!` that is a `Result<(), CliError>`.
+macro_rules! outln {
+    ($($arg:tt)*) => {
+        $crate::out::print(&format!("{}\n", format_args!($($arg)*)))
+    };
+}
+
+/// `eprintln!` that goes on where nobody reads: a remark must not end what it is about.
+macro_rules! noteln {
+    ($($arg:tt)*) => {
+        {
+            use std::io::Write as _;
+            writeln!(std::io::stderr(), $($arg)*).ok();
+        }
+    };
+}
+
+/// Prints to standard output, now rather than when the process ends; a reader that went away (`| head`) is no error.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(CliError::Runtime(format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints `value` as indented JSON.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| CliError::Runtime(e.to_string()))?;
+    outln!("{text}")
+}
