@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_block::backing::{self, Patience};
+use larder_block::nbd::server::TlsPolicy;
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
 use tempfile::TempDir;
@@ -72,7 +73,7 @@ impl Bench {
         let backing = backing::open(&uri.parse().unwrap(), read_only, false, patience).unwrap();
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
-        let listen = vec![Listen::Unix(dir.path().join("socket"))];
+        let listen = vec![Listen::unix(dir.path().join("socket"))];
         let mut config = ServerConfig { listen, ..ServerConfig::default() };
         change(&mut config);
         let server = Some(Server::start(config, volumes, pass_through).unwrap());
@@ -85,8 +86,11 @@ impl Bench {
         let (certificate, key) = (dir.path().join("ca-cert.pem"), dir.path().join("key.pem"));
         std::fs::write(&certificate, made.cert.pem()).unwrap();
         std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-        let tls = Some(TlsFiles { certificate, key, client_ca: None, required: true });
-        Bench::with(dir, uri, false, |config| config.tls = tls)
+        let tls = Some(TlsFiles { certificate, key, client_ca: None });
+        Bench::with(dir, uri, false, |config| {
+            config.tls = tls;
+            config.listen[0].tls = Some(TlsPolicy::Required);
+        })
     }
 
     /// Over a new file of this size.

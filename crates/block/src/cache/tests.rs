@@ -114,7 +114,7 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
     };
     let handle = open::open(&dir.path().join("cache"), config, &volumes.all())?;
     let cache = handle.cache().clone();
-    let listen = vec![Listen::Unix(dir.path().join("socket"))];
+    let listen = vec![Listen::unix(dir.path().join("socket"))];
     let config = ServerConfig { listen, threads: shape.workers, ..ServerConfig::default() };
     let server = Server::start(config, volumes, |worker, registry, token| {
         Cached::new(cache.clone(), worker, registry, token, RingChoice::Auto)

@@ -18,6 +18,7 @@ use tracing::{debug, warn};
 
 use super::stream::{Socket as Accepted, Stream};
 use super::{ServerError, Shared, locked};
+use crate::nbd::server::TlsPolicy;
 
 /// Token of the waker in the accepting thread's poll.
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -25,13 +26,62 @@ const BACKLOG: i32 = 1024;
 /// Out of descriptors: tried again after this.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// An address to listen on.
+/// An address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listen {
+pub enum Address {
     /// `unix:PATH`; only the owner may connect.
     Unix(PathBuf),
     /// `tcp:HOST:PORT`; port 0 leaves the choice to the system.
     Tcp(String),
+}
+
+/// Where to listen, and whether for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// The address.
+    pub address: Address,
+    /// `,tls=off`, `,tls=on` (a client may begin it) or `,tls=require`. Where nothing is said, a server with a certificate
+    /// requires it over TCP, and offers it on a Unix socket, which is guarded by its mode.
+    pub tls: Option<TlsPolicy>,
+}
+
+impl Listen {
+    /// On a Unix socket.
+    pub fn unix(path: impl Into<PathBuf>) -> Listen {
+        Listen { address: Address::Unix(path.into()), tls: None }
+    }
+
+    /// On `HOST:PORT`.
+    pub fn tcp(address: impl Into<String>) -> Listen {
+        Listen { address: Address::Tcp(address.into()), tls: None }
+    }
+
+    /// Whether it cannot be without a certificate.
+    pub fn wants_tls(&self) -> bool {
+        !matches!(self.tls, None | Some(TlsPolicy::Off))
+    }
+
+    /// Whether, beside a certificate, nobody comes in over TCP without TLS.
+    pub fn is_strict(&self) -> bool {
+        matches!(self.address, Address::Unix(_))
+            || matches!(self.policy(true), Ok(TlsPolicy::Required))
+    }
+
+    /// What clients are told of TLS.
+    fn policy(&self, certificate: bool) -> Result<TlsPolicy, ServerError> {
+        match (self.tls, certificate, &self.address) {
+            (None | Some(TlsPolicy::Off), false, _) | (Some(TlsPolicy::Off), true, _) => {
+                Ok(TlsPolicy::Off)
+            }
+            (Some(_), false, _) => Err(ServerError::Listen {
+                address: self.to_string(),
+                reason: "there is no certificate: give one and its key, or leave tls= out".into(),
+            }),
+            (Some(policy), true, _) => Ok(policy),
+            (None, true, Address::Tcp(_)) => Ok(TlsPolicy::Required),
+            (None, true, Address::Unix(_)) => Ok(TlsPolicy::Offered),
+        }
+    }
 }
 
 impl FromStr for Listen {
@@ -39,14 +89,21 @@ impl FromStr for Listen {
 
     fn from_str(text: &str) -> Result<Listen, ServerError> {
         let bad = |reason: &str| ServerError::Address { text: text.into(), reason: reason.into() };
-        if let Some(path) = text.strip_prefix("unix:") {
+        let (plain, tls) = match text.rsplit_once(",tls=") {
+            None => (text, None),
+            Some((plain, "off")) => (plain, Some(TlsPolicy::Off)),
+            Some((plain, "on")) => (plain, Some(TlsPolicy::Offered)),
+            Some((plain, "require")) => (plain, Some(TlsPolicy::Required)),
+            Some(_) => return Err(bad("tls= is off, on or require")),
+        };
+        if let Some(path) = plain.strip_prefix("unix:") {
             return match path {
                 "" => Err(bad("the path is missing")),
                 _ if path.len() > 107 => Err(bad("a socket's path has at most 107 bytes")),
-                _ => Ok(Listen::Unix(path.into())),
+                _ => Ok(Listen { address: Address::Unix(path.into()), tls }),
             };
         }
-        let Some(address) = text.strip_prefix("tcp:") else {
+        let Some(address) = plain.strip_prefix("tcp:") else {
             return Err(bad("it begins with neither unix: nor tcp:"));
         };
         let Some((host, port)) = address.rsplit_once(':') else {
@@ -58,15 +115,21 @@ impl FromStr for Listen {
         if port.parse::<u16>().is_err() {
             return Err(bad("the port is not a number up to 65535"));
         }
-        Ok(Listen::Tcp(address.to_owned()))
+        Ok(Listen { address: Address::Tcp(address.to_owned()), tls })
     }
 }
 
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
-            Listen::Tcp(address) => write!(f, "tcp:{address}"),
+        match &self.address {
+            Address::Unix(path) => write!(f, "unix:{}", path.display())?,
+            Address::Tcp(address) => write!(f, "tcp:{address}")?,
+        }
+        match self.tls {
+            None => Ok(()),
+            Some(TlsPolicy::Off) => f.write_str(",tls=off"),
+            Some(TlsPolicy::Offered) => f.write_str(",tls=on"),
+            Some(TlsPolicy::Required) => f.write_str(",tls=require"),
         }
     }
 }
@@ -80,6 +143,7 @@ enum Socket1 {
 pub(super) struct Listener {
     socket: Socket1,
     name: String,
+    tls: TlsPolicy,
     pub(super) address: Option<SocketAddr>,
     pub(super) path: Option<UnixPath>,
 }
@@ -100,22 +164,28 @@ impl Drop for UnixPath {
     }
 }
 
-/// Opens them all.
+/// Opens them all. `certificate`: there is one.
 ///
 /// # Errors
 /// The first that cannot be had.
-pub(super) fn open(list: &[Listen]) -> Result<Vec<Listener>, ServerError> {
+pub(super) fn open(list: &[Listen], certificate: bool) -> Result<Vec<Listener>, ServerError> {
     let mut out = Vec::new();
     for listen in list {
-        match listen {
-            Listen::Unix(path) => out.push(open_unix(listen, path)?),
-            Listen::Tcp(address) => open_tcp(listen, address, &mut out)?,
+        let tls = listen.policy(certificate)?;
+        match &listen.address {
+            Address::Unix(path) => out.push(open_unix(listen, path, tls)?),
+            Address::Tcp(address) => open_tcp(listen, address, tls, &mut out)?,
         }
     }
     Ok(out)
 }
 
-fn open_tcp(listen: &Listen, address: &str, out: &mut Vec<Listener>) -> Result<(), ServerError> {
+fn open_tcp(
+    listen: &Listen,
+    address: &str,
+    tls: TlsPolicy,
+    out: &mut Vec<Listener>,
+) -> Result<(), ServerError> {
     let bad = |reason: String| ServerError::Listen { address: listen.to_string(), reason };
     let resolved = address.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
     for addr in resolved {
@@ -139,6 +209,7 @@ fn open_tcp(listen: &Listen, address: &str, out: &mut Vec<Listener>) -> Result<(
         out.push(Listener {
             socket: Socket1::Tcp(listener),
             name: listen.to_string(),
+            tls,
             address,
             path: None,
         });
@@ -192,12 +263,13 @@ pub(crate) fn bind_unix(
     Ok((listener, guard))
 }
 
-fn open_unix(listen: &Listen, path: &Path) -> Result<Listener, ServerError> {
+fn open_unix(listen: &Listen, path: &Path, tls: TlsPolicy) -> Result<Listener, ServerError> {
     let name = listen.to_string();
     let (listener, guard) = bind_unix(&name, path)?;
     Ok(Listener {
         socket: Socket1::Unix(UnixListener::from_std(listener)),
         name,
+        tls,
         address: None,
         path: Some(guard),
     })
@@ -216,9 +288,9 @@ impl Listener {
             Socket1::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 debug!("{}: a connection from {peer}", self.name);
-                Stream::new(Accepted::Tcp(stream))
+                Stream::new(Accepted::Tcp(stream), self.tls)
             }
-            Socket1::Unix(listener) => Stream::new(Accepted::Unix(listener.accept()?.0)),
+            Socket1::Unix(listener) => Stream::new(Accepted::Unix(listener.accept()?.0), self.tls),
         })
     }
 }
@@ -296,13 +368,54 @@ mod tests {
     #[test]
     fn addresses() {
         let listen = |text: &str| text.parse::<Listen>();
-        assert_eq!(listen("unix:/run/x").unwrap(), Listen::Unix("/run/x".into()));
-        assert_eq!(listen("tcp:[::1]:0").unwrap(), Listen::Tcp("[::1]:0".into()));
-        for text in ["", "unix:", "tcp:", "tcp::1", "tcp:host", "tcp:h:x", "tcp:h:65536", "udp:h:1"]
+        assert_eq!(listen("unix:/run/x").unwrap(), Listen::unix("/run/x"));
+        assert_eq!(listen("tcp:[::1]:0").unwrap(), Listen::tcp("[::1]:0"));
+        for (word, policy) in
+            [("off", TlsPolicy::Off), ("on", TlsPolicy::Offered), ("require", TlsPolicy::Required)]
         {
+            let text = format!("tcp:h:1,tls={word}");
+            assert_eq!(listen(&text).unwrap().tls, Some(policy));
+            assert_eq!(listen(&text).unwrap().to_string(), text);
+        }
+        for text in [
+            "",
+            "unix:",
+            "tcp:",
+            "tcp::1",
+            "tcp:host",
+            "tcp:h:x",
+            "tcp:h:65536",
+            "udp:h:1",
+            "tcp:h:1,tls=",
+            "tcp:h:1,tls=yes",
+            "tcp:h:1,x",
+            ",tls=on",
+        ] {
             let error = listen(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("'{text}' is not")), "{error}");
         }
         assert!(listen(&format!("unix:/{}", "x".repeat(107))).is_err());
+    }
+
+    #[test]
+    fn what_clients_are_told_of_tls() {
+        let policy = |text: &str, certificate| {
+            text.parse::<Listen>().unwrap().policy(certificate).map_err(|e| e.to_string())
+        };
+        assert_eq!(policy("tcp:h:1", false), Ok(TlsPolicy::Off));
+        assert_eq!(policy("tcp:h:1", true), Ok(TlsPolicy::Required));
+        assert_eq!(policy("unix:/x", true), Ok(TlsPolicy::Offered));
+        for (word, wanted) in
+            [("off", TlsPolicy::Off), ("on", TlsPolicy::Offered), ("require", TlsPolicy::Required)]
+        {
+            for at in ["tcp:h:1", "unix:/x"] {
+                let text = format!("{at},tls={word}");
+                assert_eq!(policy(&text, true), Ok(wanted));
+                match policy(&text, false) {
+                    Ok(found) => assert_eq!((found, wanted), (TlsPolicy::Off, TlsPolicy::Off)),
+                    Err(e) => assert!(word != "off" && e.contains(&text), "{e}"),
+                }
+            }
+        }
     }
 }

@@ -33,8 +33,8 @@ use std::time::Duration;
 
 use mio::{Poll, Registry, Waker};
 
-use crate::nbd::server::{Limits, TlsPolicy};
-pub use listen::Listen;
+use crate::nbd::server::Limits;
+pub use listen::{Address, Listen};
 pub(crate) use listen::{UnixPath, bind_unix};
 use service::Service;
 use stream::Stream;
@@ -55,7 +55,7 @@ pub struct ServerConfig {
     pub limits: Limits,
     /// Bytes of buffers of one worker, for all its connections.
     pub buffer_bytes: usize,
-    /// A certificate; without one there is no TLS.
+    /// A certificate; without one there is no TLS. [`Listen::tls`] says who must begin it.
     pub tls: Option<TlsFiles>,
     /// For a handshake; and for a client that holds buffers without going on while others wait for some.
     pub patience: Duration,
@@ -80,7 +80,7 @@ impl Default for ServerConfig {
 pub enum ServerError {
     /// An address that is none.
     #[error(
-        "'{text}' is not an address to listen on: {reason}; write unix:PATH, tcp:HOST:PORT or vhost:PATH,volume=NAME"
+        "'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT, each with ,tls=off, on or require where it is wanted, or vhost:PATH,volume=NAME"
     )]
     Address {
         /// As given.
@@ -148,7 +148,6 @@ struct Shared {
     counters: Arc<Counters>,
     workers: Vec<WorkerDoor>,
     stopping: AtomicBool,
-    tls: TlsPolicy,
     certificate: Option<Arc<rustls::ServerConfig>>,
 }
 
@@ -188,8 +187,7 @@ impl Server {
         F: FnMut(usize, Registry, usize) -> io::Result<S>,
     {
         let certificate = config.tls.as_ref().map(tls::load).transpose()?;
-        let policy = config.tls.as_ref().map_or(TlsPolicy::Off, TlsFiles::policy);
-        let listeners = listen::open(&config.listen)?;
+        let listeners = listen::open(&config.listen, certificate.is_some())?;
         let addresses = listeners.iter().filter_map(|l| l.address).collect();
         let mut listeners = listeners;
         let paths = listeners.iter_mut().filter_map(|l| l.path.take()).collect();
@@ -210,7 +208,6 @@ impl Server {
             counters: Arc::default(),
             workers,
             stopping: AtomicBool::new(false),
-            tls: policy,
             certificate,
         });
         // From here on, what was started is stopped when the value is dropped.

@@ -8,6 +8,7 @@ use mio::net::{TcpStream, UnixStream};
 use rustls::ServerConfig;
 
 use super::tls::Tls;
+use crate::nbd::server::TlsPolicy;
 
 /// A socket.
 pub(super) enum Socket {
@@ -48,6 +49,7 @@ impl Write for Socket {
 pub(super) struct Stream {
     socket: Socket,
     tls: Option<Box<Tls>>,
+    policy: TlsPolicy,
 }
 
 /// What one [`Stream::read`] found.
@@ -61,8 +63,13 @@ pub(super) enum Read1 {
 }
 
 impl Stream {
-    pub(super) fn new(socket: Socket) -> Stream {
-        Stream { socket, tls: None }
+    pub(super) fn new(socket: Socket, policy: TlsPolicy) -> Stream {
+        Stream { socket, tls: None, policy }
+    }
+
+    /// What its listener says of TLS.
+    pub(super) fn policy(&self) -> TlsPolicy {
+        self.policy
     }
 
     /// From here on all bytes go through TLS.

@@ -10,6 +10,7 @@ use super::service::pass_through;
 use super::*;
 use crate::backing::file::tests::{against_a_model, one, run};
 use crate::backing::{self, Backing, Patience, Uri};
+use crate::nbd::server::TlsPolicy;
 use crate::nbd::server::tests::{HELLO, go, request};
 use crate::nbd::wire::{Errno, command};
 use crate::op::Op;
@@ -43,7 +44,7 @@ impl Bench {
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
         let socket = self.dir.path().join(socket);
-        let listen = vec![Listen::Unix(socket)];
+        let listen = vec![Listen::unix(socket)];
         let mut config = ServerConfig { listen, ..ServerConfig::default() };
         change(&mut config);
         Server::start(config, volumes, pass_through).unwrap()
@@ -218,8 +219,7 @@ fn too_many_connections() {
 
 #[test]
 fn sockets() {
-    let bench =
-        Bench::start(1 << 20, |config| config.listen.push(Listen::Tcp("127.0.0.1:0".into())));
+    let bench = Bench::start(1 << 20, |config| config.listen.push(Listen::tcp("127.0.0.1:0")));
     let server = bench.server.as_ref().unwrap();
     let address = server.addresses()[0];
     let uri: Uri = format!("nbd://{address}/disk").parse().unwrap();
@@ -230,9 +230,9 @@ fn sockets() {
         let config = ServerConfig { listen: vec![listen], ..ServerConfig::default() };
         Server::start(config, Arc::default(), pass_through).map(drop).unwrap_err().to_string()
     };
-    assert!(again(Listen::Unix(bench.socket("socket").into())).contains("another server"));
-    assert!(again(Listen::Unix(bench.socket("disk").into())).contains("not a socket"));
-    assert!(again(Listen::Tcp(address.to_string())).contains("cannot listen on tcp:"));
+    assert!(again(Listen::unix(bench.socket("socket"))).contains("another server"));
+    assert!(again(Listen::unix(bench.socket("disk"))).contains("not a socket"));
+    assert!(again(Listen::tcp(address.to_string())).contains("cannot listen on tcp:"));
     // It takes its path with it.
     let path = bench.dir.path().join("socket");
     assert!(path.exists());
@@ -249,7 +249,7 @@ pub(crate) fn certificate(dir: &std::path::Path) -> TlsFiles {
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     std::fs::write(dir.join("ca-cert.pem"), made.cert.pem()).unwrap();
-    TlsFiles { certificate, key, client_ca: None, required: true }
+    TlsFiles { certificate, key, client_ca: None }
 }
 
 /// TLS from STARTTLS on, by hand: the handshake in plain text, then a request under TLS, in pieces.
@@ -261,7 +261,17 @@ fn tls() {
 
     let dir = TempDir::new().unwrap();
     let files = certificate(dir.path());
-    let bench = Bench::start(8 << 20, |config| config.tls = Some(files.clone()));
+    let bench = Bench::start(8 << 20, |config| {
+        config.tls = Some(files.clone());
+        config.listen[0].tls = Some(TlsPolicy::Required);
+        // On a Unix socket it is the client's choice, unless it is said otherwise.
+        let free = Listen::unix(
+            config.listen[0].to_string().replace("unix:", "").replace(",tls=require", "2"),
+        );
+        config.listen.push(free);
+    });
+    let free = bench.client("socket2");
+    assert_eq!(free.about().size, 8 << 20);
     // Without TLS: refused in words.
     let uri: Uri = format!("nbd+unix:///disk?socket={}", bench.socket("socket")).parse().unwrap();
     let error = backing::open(&uri, false, false, Patience::default()).unwrap_err().to_string();

@@ -10,34 +10,19 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 
 use super::ServerError;
-use crate::nbd::server::TlsPolicy;
 
 /// Plaintext and ciphertext that rustls may hold per connection, bytes.
 const BUFFER_LIMIT: usize = 256 << 10;
 
-/// A server's certificate, and who must show one.
+/// A server's certificate, and whose signature clients must show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The server's chain, PEM.
     pub certificate: PathBuf,
     /// Its key, PEM.
     pub key: PathBuf,
-    /// Clients must show a certificate that one of these has signed, PEM.
+    /// Clients that begin TLS must show a certificate that one of these has signed, PEM.
     pub client_ca: Option<PathBuf>,
-    /// Clients that do not begin TLS are refused.
-    pub required: bool,
-}
-
-impl TlsFiles {
-    /// What the handshake does about it.
-    pub(super) fn policy(&self) -> TlsPolicy {
-        // Who is to be known by a certificate must show one.
-        if self.required || self.client_ca.is_some() {
-            TlsPolicy::Required
-        } else {
-            TlsPolicy::Offered
-        }
-    }
 }
 
 /// Loads certificates and key.

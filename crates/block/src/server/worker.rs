@@ -217,8 +217,8 @@ impl<S: Service> Worker<S> {
                 continue;
             }
             self.slots[slot].conn = Some(Box::new(Conn {
+                proto: Connection::new(stream.policy(), self.shared.config.limits),
                 stream,
-                proto: Connection::new(self.shared.tls, self.shared.config.limits),
                 readable: false,
                 hung_up: false,
                 blocked: false,

@@ -7,7 +7,7 @@ use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::{Cache, CacheConfig, Cached, RulesConfig, Share, Warmth, open};
 use larder_block::control::{Control, ControlServer, http};
-use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
+use larder_block::server::{Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
 use larder_block::vhost::{VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
@@ -38,6 +38,9 @@ Examples:
   # Two volumes with their shares, a drive that is to last five years, and the live page:
   larder block serve --cache /flash/cache --volume db=file:/nfs/db.img --volume www=file:/nfs/www.img \\
     --share db=30%.. --share www=..50% --endurance-tbw 600 --http 127.0.0.1:11281 --listen unix:/run/larder.sock
+  # Over the network, for clients with a certificate (docs/nbd.md):
+  larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen tcp:0.0.0.0:10809 \\
+    --tls-certificate /etc/larder/cert.pem --tls-key /etc/larder/key.pem --tls-client-ca /etc/larder/clients.pem
 
 `larder block status` and the commands beside it ask the daemon that runs.
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
@@ -58,7 +61,8 @@ pub(crate) struct Args {
     #[arg(long = "volume", value_name = "NAME=URI", value_parser = volume)]
     volumes: Vec<(String, Uri)>,
     /// Where to listen: unix:PATH or tcp:HOST:PORT for NBD, vhost:PATH,volume=NAME for one guest's vhost-user-blk disk.
-    /// May be given several times
+    /// With a certificate TLS is required over tcp: and offered on unix:; tls=off, on or require after a comma chooses for
+    /// one address. May be given several times
     #[arg(long, value_name = "ADDR", required = true)]
     listen: Vec<String>,
     /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
@@ -119,7 +123,47 @@ pub(crate) struct Args {
     #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share)]
     shares: Vec<(String, Share)>,
     #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
     budget: BudgetArgs,
+}
+
+/// TLS, as `larder kv` takes it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "TLS")]
+struct TlsArgs {
+    /// Certificate chain, PEM: turns TLS on for NBD over TCP
+    #[arg(long, value_name = "FILE")]
+    tls_certificate: Option<PathBuf>,
+    /// Private key of the certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// CA certificates, PEM: clients that begin TLS must show a certificate signed by one of them
+    #[arg(long, value_name = "FILE")]
+    tls_client_ca: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    fn files(&self) -> Result<Option<TlsFiles>, CliError> {
+        let lacks = |flag: &str, path: &Path, other: &str| {
+            CliError::Usage(format!("{flag} '{}': needs {other} too", path.display()))
+        };
+        match (&self.tls_certificate, &self.tls_key, &self.tls_client_ca) {
+            (Some(certificate), Some(key), client_ca) => Ok(Some(TlsFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_ca: client_ca.clone(),
+            })),
+            (Some(certificate), None, _) => {
+                Err(lacks("--tls-certificate", certificate, "--tls-key"))
+            }
+            (None, Some(key), _) => Err(lacks("--tls-key", key, "--tls-certificate")),
+            (None, None, Some(ca)) => {
+                Err(lacks("--tls-client-ca", ca, "--tls-certificate and --tls-key"))
+            }
+            (None, None, None) => Ok(None),
+        }
+    }
 }
 
 /// The drive's life, as `larder kv` takes it.
@@ -229,8 +273,17 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         args.listen.iter().partition(|l| VhostListen::is_meant(l));
     let listen: Vec<Listen> =
         nbd.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    let tls = args.tls.files()?;
+    if let Some(wants) = listen.iter().find(|l| l.wants_tls() && tls.is_none()) {
+        return Err(usage(&format!(
+            "--listen {wants}: needs --tls-certificate and --tls-key, or tls=off"
+        )));
+    }
     let vhost: Vec<VhostListen> =
         vhost.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    // Whether every client over TCP has to show a certificate.
+    let guarded =
+        tls.as_ref().is_some_and(|t| t.client_ca.is_some()) && listen.iter().all(Listen::is_strict);
     start_log();
     // Before anything is opened: from here on a signal ends it in good order.
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
@@ -296,6 +349,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         listen,
         threads: workers,
         connections: args.connections,
+        tls,
         ..ServerConfig::default()
     };
     let served = cache.clone();
@@ -325,6 +379,11 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     if let Some(page) = &page {
         let address = page.address();
         info!("live page http://{address}/ and metrics http://{address}/metrics");
+    }
+    if !guarded && let Some(open) = server.addresses().iter().find(|a| !a.ip().is_loopback()) {
+        warn!(
+            "whoever reaches {open} may read and write every volume: with --tls-client-ca only clients with a certificate may"
+        );
     }
     let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     info!("ready: {} {}", args.listen.join(", "), addresses.join(", "));

@@ -161,7 +161,7 @@ impl Store {
         let backing = Box::new(Faulty { inner, plan: self.plan.clone() });
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
-        let listen = vec![Listen::Unix(self.socket.clone())];
+        let listen = vec![Listen::unix(self.socket.clone())];
         let config = ServerConfig { listen, ..ServerConfig::default() };
         self.server = Some(Server::start(config, volumes, pass_through).unwrap());
     }

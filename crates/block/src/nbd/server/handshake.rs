@@ -201,7 +201,7 @@ impl Handshake {
                 error(out, code, reply::ERR_INVALID, "TLS has begun already");
             }
             option::STARTTLS if self.tls == TlsPolicy::Off => {
-                error(out, code, reply::ERR_POLICY, "this server has no TLS certificate");
+                error(out, code, reply::ERR_POLICY, "there is no TLS at this address");
             }
             // Whatever follows in plain text was put there by someone who could not read the answer.
             option::STARTTLS if more => {
