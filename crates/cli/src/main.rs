@@ -18,6 +18,7 @@ mod out;
 
 mod bench;
 mod block;
+mod config_file;
 mod error;
 mod kv;
 mod progress;

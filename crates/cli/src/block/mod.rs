@@ -6,6 +6,7 @@ mod format;
 mod serve;
 mod store;
 
+use crate::config_file::{Resolved, WithFile};
 use crate::error::CliError;
 
 /// Cache volumes on slow storage with local flash, served as network block devices (write-through)
@@ -19,7 +20,7 @@ pub(crate) struct Args {
 enum Command {
     Create(create::Args),
     Format(format::Args),
-    Serve(Box<serve::Args>),
+    Serve(Box<WithFile<serve::Args>>),
     Status(control::StatusArgs),
     Attach(control::AttachArgs),
     Detach(control::DetachArgs),
@@ -34,7 +35,14 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
         Command::Create(args) => create::run(&args),
         Command::Format(args) => format::run(&args),
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => match args.resolve("larder block serve")? {
+            Resolved::Flags(args) => serve::run(&args),
+            Resolved::Printed(text) => {
+                larder_runtime::machine::end_on_broken_pipe();
+                print!("{text}");
+                Ok(())
+            }
+        },
         Command::Status(args) => control::status(&args),
         Command::Attach(args) => control::attach(&args),
         Command::Detach(args) => control::detach(&args),

@@ -41,6 +41,9 @@ Examples:
   # Over the network, for clients with a certificate (docs/nbd.md):
   larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen tcp:0.0.0.0:10809 \\
     --tls-certificate /etc/larder/cert.pem --tls-key /etc/larder/key.pem --tls-client-ca /etc/larder/clients.pem
+  # All of this in a file; its keys are the names of the flags:
+  larder block serve --print-config > larder-block.toml
+  larder block serve --config larder-block.toml
 
 `larder block status` and the commands beside it ask the daemon that runs.
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use larder_block::backing::{self, Patience, Session};
-use larder_block::op::Op;
+use larder_block::op::{Failure, Op};
 use larder_runtime::{AlignedBuf, Payload};
 use tempfile::TempDir;
 
@@ -21,19 +21,27 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn start(dir: &Path, more: &[&str]) -> Daemon {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
-            .args(["block", "serve", "--cache"])
-            .arg(dir.join("cache"))
+        let cache = dir.join("cache");
+        Daemon::start_by(Command::new(env!("CARGO_BIN_EXE_larder")), dir, &cache, more)
+    }
+
+    /// Started by a command that takes the arguments of larder.
+    pub(crate) fn start_by(mut by: Command, dir: &Path, cache: &Path, more: &[&str]) -> Daemon {
+        by.args(["block", "serve", "--cache"])
+            .arg(cache)
             .arg("--volume")
             .arg(format!("disk=file:{}", dir.join("disk").display()))
             .arg("--listen")
             .arg(format!("unix:{}", dir.join("socket").display()))
             .arg("--state-dir")
             .arg(dir.join("state"))
-            .args(more)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .args(more);
+        Daemon::of(by)
+    }
+
+    /// This command, once it is ready.
+    pub(crate) fn of(mut command: Command) -> Daemon {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr = child.stderr.take().unwrap();
         let (tell, log) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -46,6 +54,12 @@ impl Daemon {
         let mut daemon = Daemon { child, log, seen: Vec::new() };
         daemon.wait_for("ready");
         daemon
+    }
+
+    /// Whether the log has said it by now.
+    pub(crate) fn said(&mut self, what: &str) -> bool {
+        self.seen.extend(self.log.try_iter());
+        self.seen.iter().any(|line| line.contains(what))
     }
 
     pub(crate) fn wait_for(&mut self, what: &str) -> String {
@@ -106,14 +120,17 @@ pub(crate) fn session_of(dir: &Path, volume: &str) -> Box<dyn Session> {
 }
 
 pub(crate) fn one(session: &mut dyn Session, op: Op) -> Op {
+    try_one(session, op).unwrap()
+}
+
+pub(crate) fn try_one(session: &mut dyn Session, op: Op) -> Result<Op, Failure> {
     session.submit(1, op);
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         session.flush(Instant::now());
         session.turn(Instant::now());
         if let Some(done) = session.pop() {
-            done.outcome.unwrap();
-            return done.op;
+            return done.outcome.map(|_| done.op);
         }
         assert!(Instant::now() < end, "no answer");
         std::thread::sleep(Duration::from_millis(1));
