@@ -3,6 +3,7 @@
 use crate::buffer::PAGE;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -75,6 +76,20 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
     let existing = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
     let stat = rustix::fs::statvfs(existing)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// What is free on the file system of `path`, bytes, if a file of `size` bytes there cannot be filled: what it has already is
+/// counted. `None` where there is room enough, for devices, and where the file system does not say.
+pub fn shortfall(path: &Path, size: u64) -> Option<u64> {
+    let allocated = match fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => return None,
+        // A block of st_blocks is 512 bytes, whatever the file system's are.
+        Ok(meta) => meta.blocks().saturating_mul(512),
+        Err(_) => 0,
+    };
+    let free = free_space(path).ok()?;
+    // Pseudo file systems and some over a network say that they have nothing at all.
+    (free > 0 && size.saturating_sub(allocated) > free).then_some(free)
 }
 
 /// Resident memory of this process, bytes.
@@ -160,6 +175,22 @@ mod tests {
         assert!(free_space(Path::new("/tmp/not/there/yet")).unwrap() > 0);
         let before = open_descriptors().unwrap();
         assert!(before >= 3);
+    }
+
+    #[test]
+    fn a_file_that_does_not_fit_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sparse");
+        // Far from the edge: others write to this file system too.
+        let free = free_space(&path).unwrap();
+        let too_much = free.saturating_mul(2) + (1 << 40);
+        assert_eq!(shortfall(&path, free / 2), None);
+        assert!(shortfall(&path, too_much).is_some_and(|f| f > 0));
+        // What the file has is not needed again; holes are.
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(1 << 30).unwrap();
+        assert!(shortfall(&path, too_much).is_some());
+        assert_eq!(shortfall(Path::new("/dev/null"), too_much), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `larder block format`.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -68,6 +69,15 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         shards: args.shards,
         yes: args.yes,
     };
+    // The file is sparse: what is missing would be met when the cache fills.
+    let size = args.size.map(|s| s.0).or_else(|| args.path.metadata().ok().map(|m| m.len()));
+    if let Some(size) = size
+        && let Some(free) = larder_runtime::machine::shortfall(&args.path, size)
+    {
+        let warning = super::will_not_fit(&args.path, size, free);
+        // Not by eprintln, which panics when nobody reads.
+        writeln!(std::io::stderr(), "larder: warning: {warning}").ok();
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
     let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
     let a_line = match layout.placement() {

@@ -51,6 +51,18 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     }
 }
 
+/// What to say of a cache file that its file system has no room for.
+fn will_not_fit(path: &std::path::Path, size: u64, free: u64) -> String {
+    use larder_base::ByteSize;
+    format!(
+        "the file system of '{}' has {} free, less than the cache of {} may take: when it is full, what does not fit is \
+         not cached, or the cache is given up, and volumes go on; make room, or format it with a smaller --size",
+        path.display(),
+        ByteSize(free),
+        ByteSize(size)
+    )
+}
+
 /// What the system says is random, and the time: arguments to what lies below.
 fn seed() -> Result<[u8; 32], CliError> {
     let mut seed = [0u8; 32];

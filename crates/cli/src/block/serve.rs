@@ -298,12 +298,19 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             warn!("--share {name}: no --volume has that name; it holds when one is attached");
         }
     }
-    if !args.cache.exists() {
-        return Err(runtime(&format!(
-            "cache '{}': there is no such file or device: `larder block format {} --size SIZE` makes one",
-            args.cache.display(),
-            args.cache.display()
-        )));
+    let size = match args.cache.metadata() {
+        Ok(meta) => meta.len(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(runtime(&format!(
+                "cache '{}': there is no such file or device: `larder block format {} --size SIZE` makes one",
+                args.cache.display(),
+                args.cache.display()
+            )));
+        }
+        Err(e) => return Err(runtime(&format!("cache '{}': {e}", args.cache.display()))),
+    };
+    if let Some(free) = larder_runtime::machine::shortfall(&args.cache, size) {
+        warn!("{}", super::will_not_fit(&args.cache, size, free));
     }
     let page = args.http.as_ref().map(|address| bind_page(address)).transpose()?;
     let layout = open::layout_of(&args.cache).map_err(failed)?;

@@ -171,6 +171,20 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         record: config.record.clone(),
         capture: config.capture.clone(),
     };
+    if let Some(flash) = flash {
+        let size = flash.size.or_else(|| flash.path.metadata().ok().map(|m| m.len()));
+        if let Some(size) = size
+            && let Some(free) = larder_runtime::machine::shortfall(&flash.path, size)
+        {
+            warn!(
+                "the file system of '{}' has {} free, less than the flash of {} may take: when it is full, nothing more goes \
+                 to flash; make room, or lower --flash-size",
+                flash.path.display(),
+                ByteSize(free),
+                ByteSize(size)
+            );
+        }
+    }
     let (store, opened) = store::open(&store_config, clock).map_err(|e| match e {
         StoreError::Plan(_)
         | StoreError::Geometry(_)

@@ -1,0 +1,430 @@
+//! `larder block serve` while a file system is full, and while its cache device fails, shrinks or goes away: reads and writes go
+//! on, and every byte is right, then and after the next start.
+//!
+//! The failing device is a file of nbdfuse over nbdkit's error filter; full file systems are small ones in a mount namespace of
+//! the daemon's own. Without these programs a test says so and passes; with LARDER_REQUIRE_FOREIGN=1 that is a failure.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test of a process waits for it"
+)]
+
+mod daemon;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use daemon::{Daemon, larder, one, prepare, read, session, try_one, write};
+use larder_base::Rng;
+use larder_block::backing::Session;
+use larder_block::nbd::wire::Errno;
+use larder_block::op::Op;
+use larder_runtime::{AlignedBuf, Payload};
+
+/// What a place has, bytes: neither a line nor a multiple of one.
+const PLACE: usize = 6144;
+const PLACES: usize = 1200;
+/// What is written to `dir`, where reads or writes of the cache device are to fail.
+const READS: &str = "reads-fail";
+const WRITES: &str = "writes-fail";
+/// What the log says when a cache is out of use.
+const GIVEN_UP: &str = "Volumes go on without it";
+
+/// Whether all of these programs are there.
+fn have(list: &[(&str, &str)]) -> bool {
+    for (program, package) in list {
+        let found = Command::new("sh")
+            .args(["-c", &format!("command -v {program}")])
+            .stdout(Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success());
+        if !found {
+            let required = std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1");
+            assert!(!required, "'{program}' is missing: apt-get install {package}");
+            eprintln!("not tested: '{program}' is missing; apt-get install {package}");
+            return false;
+        }
+    }
+    true
+}
+
+/// What every place of the volume has: a byte, repeated.
+struct Model {
+    versions: Vec<u8>,
+    rng: Rng,
+}
+
+impl Model {
+    fn new(seed: u64) -> Model {
+        Model { versions: vec![0; PLACES], rng: Rng::new(seed) }
+    }
+
+    fn check(&self, session: &mut dyn Session, place: usize) {
+        let bytes = read(session, (place * PLACE) as u64, PLACE);
+        let wanted = self.versions[place];
+        assert!(bytes.iter().all(|&b| b == wanted), "place {place}: {} for {wanted}", bytes[0]);
+    }
+
+    /// Reads and writes of places, the low ones more often. No client may notice anything.
+    fn work(&mut self, session: &mut dyn Session, steps: usize) {
+        for _ in 0..steps {
+            let most = if self.rng.chance(0.5) { 100 } else { PLACES as u64 };
+            let place = self.rng.below(most) as usize;
+            if self.rng.chance(0.6) {
+                self.check(session, place);
+            } else {
+                self.versions[place] = self.rng.range(1, 256) as u8;
+                write(session, (place * PLACE) as u64, PLACE, self.versions[place]);
+            }
+        }
+    }
+
+    /// Works until the log says it.
+    fn work_until(&mut self, session: &mut dyn Session, daemon: &mut Daemon, what: &str) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !daemon.said(what) {
+            assert!(Instant::now() < end, "no '{what}' in the log: {:#?}", daemon.seen);
+            self.work(session, 20);
+        }
+    }
+
+    fn check_all(&self, session: &mut dyn Session) {
+        (0..PLACES).for_each(|place| self.check(session, place));
+    }
+
+    /// The volume itself, past the daemon.
+    fn check_file(&self, path: &Path) {
+        let file = File::open(path).unwrap();
+        let mut bytes = vec![0; PLACE];
+        for (place, &wanted) in self.versions.iter().enumerate() {
+            file.read_exact_at(&mut bytes, (place * PLACE) as u64).unwrap();
+            assert!(bytes.iter().all(|&b| b == wanted), "place {place} of the volume");
+        }
+    }
+}
+
+/// A cache device that fails on command: a file of nbdfuse over nbdkit.
+struct Device {
+    dir: PathBuf,
+    kit: Child,
+    fuse: Child,
+}
+
+impl Device {
+    /// A formatted cache at `dir/cache`; `None` where this machine cannot have one.
+    fn start(dir: &Path, errno: &str, placement: &str) -> Option<Device> {
+        let needed = [("nbdkit", "nbdkit"), ("nbdfuse", "libnbd-bin"), ("fusermount3", "fuse3")];
+        if !have(&needed) {
+            return None;
+        }
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("not tested: this machine has no /dev/fuse");
+            return None;
+        }
+        File::create(dir.join("image")).unwrap().set_len(64 << 20).unwrap();
+        File::create(dir.join("disk")).unwrap().set_len(8 << 20).unwrap();
+        let (socket, point) = (dir.join("kit"), dir.join("fuse"));
+        std::fs::create_dir(&point).unwrap();
+        let mut kit = Command::new("nbdkit");
+        kit.args(["-f", "--exit-with-parent", "--filter=error", "-U"]).arg(&socket);
+        kit.arg("file").arg(dir.join("image")).arg(format!("error={errno}"));
+        for (kind, trigger) in [("pread", READS), ("pwrite", WRITES), ("zero", WRITES)] {
+            kit.arg(format!("error-{kind}-rate=100%"));
+            kit.arg(format!("error-{kind}-file={}", dir.join(trigger).display()));
+        }
+        let quiet = |c: &mut Command| {
+            c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        let kit = quiet(&mut kit);
+        await_path(&socket);
+        let mut fuse = Command::new("nbdfuse");
+        fuse.arg(point.join("cache")).arg(format!("nbd+unix:///?socket={}", socket.display()));
+        let device = Device { dir: dir.to_owned(), kit, fuse: quiet(&mut fuse) };
+        await_path(&point.join("cache"));
+        let cache = device.cache();
+        let format = ["format", cache.to_str().unwrap(), "--placement", placement];
+        let (code, message) = larder(&format);
+        assert_eq!(code, Some(0), "{message}");
+        Some(device)
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.dir.join("fuse").join("cache")
+    }
+
+    fn fail(&self, triggers: &[&str]) {
+        triggers.iter().for_each(|t| drop(File::create(self.dir.join(t)).unwrap()));
+    }
+
+    fn mend(&self, triggers: &[&str]) {
+        triggers.iter().for_each(|t| std::fs::remove_file(self.dir.join(t)).unwrap());
+    }
+
+    fn serve(&self) -> Daemon {
+        let program = Command::new(env!("CARGO_BIN_EXE_larder"));
+        Daemon::start_by(program, &self.dir, &self.cache(), &[])
+    }
+
+    /// From one moment to the next there is no device any more.
+    fn vanish(&mut self) {
+        self.fuse.kill().unwrap();
+        self.fuse.wait().unwrap();
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let point = self.dir.join("fuse");
+        let _ = Command::new("fusermount3")
+            .args(["-u", "-z"])
+            .arg(point)
+            .stderr(Stdio::null())
+            .status();
+        for child in [&mut self.fuse, &mut self.kit] {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+fn await_path(path: &Path) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !path.exists() {
+        assert!(Instant::now() < end, "{} does not come up", path.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn status(dir: &Path) -> serde_json::Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["block", "status", "--json", "--state-dir"])
+        .arg(dir.join("state"))
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Device errors while it serves; `gives_up`: none of its operations succeeds that a cache can do without.
+fn device_fails(errno: &str, triggers: &[&str], placement: &str, gives_up: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let Some(device) = Device::start(dir, errno, placement) else { return };
+    let mut daemon = device.serve();
+    let mut s = session(dir);
+    let mut model = Model::new(1);
+    model.work(&mut *s, 400);
+    device.fail(triggers);
+    if gives_up {
+        model.work_until(&mut *s, &mut daemon, GIVEN_UP);
+        let status = status(dir);
+        assert!(status["cache"]["given_up"].is_string(), "{status:#}");
+    }
+    model.work(&mut *s, 300);
+    model.check_all(&mut *s);
+    drop(s);
+    daemon.stop();
+    model.check_file(&dir.join("disk"));
+    // The device comes back, with whatever was on it.
+    device.mend(triggers);
+    let daemon = device.serve();
+    let cold = daemon.seen.iter().any(|line| line.contains("cold: "));
+    assert!(cold || !gives_up, "{:#?}", daemon.seen);
+    let mut s = session(dir);
+    model.check_all(&mut *s);
+    model.work(&mut *s, 300);
+    drop(s);
+    daemon.stop();
+    model.check_file(&dir.join("disk"));
+}
+
+#[test]
+fn a_device_whose_writes_fail_is_given_up() {
+    device_fails("EIO", &[WRITES], "set:8", true);
+    device_fails("ENOSPC", &[WRITES], "full", true);
+}
+
+#[test]
+fn a_device_that_fails_altogether_is_given_up() {
+    device_fails("EIO", &[READS, WRITES], "set:8", true);
+}
+
+#[test]
+fn reads_that_fail_come_from_the_volume() {
+    device_fails("EIO", &[READS], "set:8", false);
+    device_fails("EIO", &[READS], "full", false);
+}
+
+#[test]
+fn a_device_that_vanishes_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let Some(mut device) = Device::start(dir, "EIO", "set:8") else { return };
+    let mut daemon = device.serve();
+    let mut s = session(dir);
+    let mut model = Model::new(2);
+    model.work(&mut *s, 400);
+    device.vanish();
+    model.work_until(&mut *s, &mut daemon, GIVEN_UP);
+    model.work(&mut *s, 300);
+    model.check_all(&mut *s);
+    drop(s);
+    daemon.stop();
+    model.check_file(&dir.join("disk"));
+}
+
+/// The file under the cache is cut short by somebody, or removed.
+#[test]
+fn a_cache_file_that_is_cut_short_or_removed() {
+    for placement in ["set:8", "full"] {
+        for length in [Some(0), Some(5 << 20), None] {
+            let dir = prepare(placement);
+            let dir = dir.path();
+            let daemon = Daemon::start(dir, &[]);
+            let mut s = session(dir);
+            let mut model = Model::new(3);
+            model.work(&mut *s, 400);
+            let cache = dir.join("cache");
+            match length {
+                Some(length) => {
+                    File::options().write(true).open(&cache).unwrap().set_len(length).unwrap();
+                }
+                None => std::fs::remove_file(&cache).unwrap(),
+            }
+            model.work(&mut *s, 600);
+            model.check_all(&mut *s);
+            drop(s);
+            daemon.stop();
+            model.check_file(&dir.join("disk"));
+            // It is refused, or what is used of it is right.
+            let serve = ["serve", "--cache", cache.to_str().unwrap(), "--listen", "unix:/x"];
+            if length.is_none() {
+                let (code, message) = larder(&serve);
+                assert_eq!(code, Some(1));
+                assert!(message.contains("no such file"), "{message}");
+                continue;
+            }
+            if std::fs::metadata(&cache).unwrap().len() < 64 << 20 {
+                let (code, message) = larder(&serve);
+                assert_eq!(code, Some(1), "{message}");
+                assert!(message.contains(cache.to_str().unwrap()), "{message}");
+                continue;
+            }
+            let daemon = Daemon::start(dir, &[]);
+            let mut s = session(dir);
+            model.check_all(&mut *s);
+            drop(s);
+            daemon.stop();
+        }
+    }
+}
+
+/// larder with a small file system of its own at `dir/small`, prepared by a script; `None` where this machine gives none.
+fn in_small_file_system(dir: &Path, size: &str, script: &str) -> Option<Command> {
+    if !have(&[("unshare", "util-linux")]) {
+        return None;
+    }
+    std::fs::create_dir(dir.join("small")).unwrap();
+    let mount = format!("mount -t tmpfs -o size={size} none \"$0\"");
+    let unshare = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-rm", "sh", "-euc", script]).arg(dir.join("small"));
+        command
+    };
+    if !unshare(&mount).stderr(Stdio::null()).status().unwrap().success() {
+        eprintln!("not tested: this machine gives no mount namespace");
+        return None;
+    }
+    let mut command = unshare(&format!("{mount}; cd \"$0\"; {script}; exec \"$@\""));
+    command.arg(env!("CARGO_BIN_EXE_larder"));
+    Some(command)
+}
+
+/// A volume whose file system is full: the client is told, what it was told of as written is there, and when there is room
+/// again it goes on.
+#[test]
+fn a_volume_without_space() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let script = "truncate -s 8M disk; head -c 3M /dev/zero >ballast";
+    let Some(program) = in_small_file_system(dir, "8m", script) else { return };
+    let small = dir.join("small");
+    std::fs::remove_file(dir.join("disk")).unwrap();
+    std::os::unix::fs::symlink(small.join("disk"), dir.join("disk")).unwrap();
+    let daemon = Daemon::start_by(program, dir, &dir.join("cache"), &[]);
+    // As the daemon sees it.
+    let inside = PathBuf::from(format!("/proc/{}/root", daemon.child.id()))
+        .join(small.strip_prefix("/").unwrap());
+    let mut s = session(dir);
+    let mut model = Model::new(4);
+    model.check_all(&mut *s);
+    let mut refused = Vec::new();
+    for place in 0..PLACES {
+        let mut data = AlignedBuf::zeroed(PLACE);
+        data.fill(7);
+        let offset = (place * PLACE) as u64;
+        match try_one(&mut *s, Op::Write { offset, data: Payload::new(data), fua: false }) {
+            Ok(_) => model.versions[place] = 7,
+            Err(failure) => {
+                assert_eq!(failure.errno, Errno::NoSpc, "{failure}");
+                refused.push(place);
+            }
+        }
+    }
+    assert!(refused.len() > 200 && refused.len() < 1000, "{} refused", refused.len());
+    one(&mut *s, Op::Flush);
+    // Where a write was refused, the cache says what the volume has.
+    let mut truth = vec![0; 8 << 20];
+    File::open(inside.join("disk")).unwrap().read_exact_at(&mut truth, 0).unwrap();
+    for _ in 0..2 {
+        for place in 0..PLACES {
+            let at = place * PLACE;
+            assert!(read(&mut *s, at as u64, PLACE) == truth[at..at + PLACE], "place {place}");
+            if !refused.contains(&place) {
+                model.check(&mut *s, place);
+            }
+        }
+    }
+    std::fs::remove_file(inside.join("ballast")).unwrap();
+    for &place in &refused {
+        write(&mut *s, (place * PLACE) as u64, PLACE, 9);
+        model.versions[place] = 9;
+    }
+    model.work(&mut *s, 300);
+    model.check_all(&mut *s);
+    model.check_file(&inside.join("disk"));
+    drop(s);
+    daemon.stop();
+}
+
+/// A cache file that is larger than its file system: it is said when it is made and when it is used; when the file system is
+/// full, what is cached goes on to be read and written.
+#[test]
+fn a_cache_without_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    File::create(dir.join("disk")).unwrap().set_len(8 << 20).unwrap();
+    let script = "\"$1\" block format cache --size 64m >../format.out 2>../format.err";
+    let Some(program) = in_small_file_system(dir, "4m", script) else { return };
+    let cache = dir.join("small").join("cache");
+    let mut daemon = Daemon::start_by(program, dir, &cache, &[]);
+    let warning = "less than the cache of 64 MiB may take";
+    let format = std::fs::read_to_string(dir.join("format.err")).unwrap();
+    assert!(format.contains(warning) && format.lines().count() == 1, "{format}");
+    assert!(daemon.said(warning), "{:#?}", daemon.seen);
+    let mut s = session(dir);
+    let mut model = Model::new(5);
+    model.work_until(&mut *s, &mut daemon, "No space left");
+    let hits = |dir| status(dir)["volumes"][0]["read_hits"].as_u64().unwrap();
+    let before = hits(dir);
+    model.work(&mut *s, 300);
+    model.check_all(&mut *s);
+    assert!(daemon.said(GIVEN_UP) || hits(dir) > before, "nothing is read from the cache");
+    drop(s);
+    daemon.stop();
+    model.check_file(&dir.join("disk"));
+}
