@@ -31,6 +31,8 @@ def able(kind):
     for program, package in NEEDED.items():
         if not shutil.which(program):
             raise Missing(f"'{program}' is missing: apt-get install {package}")
+    if not shutil.which("fsx"):
+        raise Missing("'fsx' is missing: cargo install --locked fsx")
 
 
 class Loop:
@@ -145,8 +147,7 @@ def file_system(served, kind):
         run(["cp", "-a", at / "tree", served.folder / "back"])
         if tree(served.folder / "back") != wanted:
             raise Failed("the tree is another when copied out")
-        if shutil.which("fsx"):
-            fsx(served, at)
+        fsx(served, at)
         shutil.rmtree(at / "tree" / "d0")
     wanted = {path: value for path, value in wanted.items() if not path.startswith("d0/")}
     # Somebody writes while the server is killed: what was synced before is there after the journal's replay.
