@@ -109,6 +109,7 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (&["ssd", "--trace", "gen:zipf?requests=10"], 1, "no block writes"),
         (&["mrc", TRACE, "--sizes", "9", "--admission", "probability:3"], 2, "reject_first"),
         (&["ssd", "--capacity", "1p"], 2, "'1p' is not a size"),
+        (&["mrc", TRACE, "--sizes", "9", "--warmup", "9000000"], 2, "none is left to count"),
     ] {
         let output = larder(arguments);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();

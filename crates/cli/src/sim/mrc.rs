@@ -155,6 +155,7 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
 fn failure(e: SweepError) -> CliError {
     match e {
         SweepError::Trace(e) => trace_error(e),
+        e @ SweepError::NothingCounted { .. } => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     }
 }

@@ -115,6 +115,16 @@ pub enum SweepError {
     /// Belady's two readings disagree.
     #[error("the trace changed between its two readings (belady needs the same requests twice)")]
     Changed,
+    /// The trace ended before anything was counted.
+    #[error(
+        "--warmup: '{warmup}': the trace has {requests} requests, so that none is left to count"
+    )]
+    NothingCounted {
+        /// Requests that were to warm up.
+        warmup: u64,
+        /// Requests in all.
+        requests: u64,
+    },
 }
 
 const CHUNK: usize = 1 << 17;
@@ -298,6 +308,10 @@ pub fn sweep<I: Iterator<Item = Result<Item, TraceError>>>(
         filled?;
         std::mem::swap(&mut chunk, &mut coming);
         progress(&feed.items, feed.requests);
+    }
+    if sweep.warmup > 0 && feed.requests == 0 {
+        let requests = sweep.warmup - feed.warmup_left;
+        return Err(SweepError::NothingCounted { warmup: sweep.warmup, requests });
     }
     let runs: Vec<Run> = runs
         .into_iter()
