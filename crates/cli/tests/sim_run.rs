@@ -169,6 +169,33 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         ),
         ("warmup", SMALL.replace("10000", "40000"), "workload.warmup is 40000"),
         ("kind", SMALL.replace("\"victim\"", "\"writeback\""), "unknown variant `writeback`"),
+        (
+            "negative",
+            SMALL.replacen("dram = \"256k\"", "dram = -5", 1),
+            "integer `-5`, expected a number of bytes, or text such as \"64k\"",
+        ),
+        (
+            "mean",
+            SMALL.replacen("flash =", "mean_record = 99999999999\nflash =", 1),
+            "mean_record is 99999999999: give between 64 and 10^9 bytes",
+        ),
+        (
+            "too much flash",
+            format!("{SMALL}[ssd]\npage = \"64k\"\n").replacen(
+                "flash = \"1m\"",
+                "mean_record = 1000000\nflash = \"2t\"",
+                1,
+            ),
+            "flash is 2199023255552: it must be at most 4095 segments",
+        ),
+        // 48 bytes a bucket: 192 GiB. No machine that tests run on has them, and it must be known before they are asked for.
+        (
+            "buckets",
+            format!(
+                "{SMALL}[[cache]]\nkind = \"set-associative\"\ndram = \"1m\"\nflash = \"15.9t\"\n[ssd]\npage = \"64k\"\n"
+            ),
+            "of memory: less flash, or a larger ssd.page",
+        ),
     ] {
         let file = dir.file(&format!("{name}.toml"), &contents);
         let output = larder(&[&file]);

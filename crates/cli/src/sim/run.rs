@@ -42,6 +42,18 @@ fn failure(e: ExperimentError) -> CliError {
     if e.is_usage() { CliError::Usage(e.to_string()) } else { CliError::Runtime(e.to_string()) }
 }
 
+/// Refuses tables that the machine has no memory for: `what` names whose.
+pub(super) fn fits_memory(what: &str, bytes: u64) -> Result<(), CliError> {
+    match larder_runtime::machine::usable_memory() {
+        Some(memory) if bytes > memory => Err(CliError::Usage(format!(
+            "{what}: the tables of its caches and drives take {}, and there are {} of memory: less flash, or a larger ssd.page",
+            ByteSize(bytes),
+            ByteSize(memory)
+        ))),
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
     let file = args.experiment.display().to_string();
     let text = read_text(&args.experiment, "experiment").map_err(CliError::Usage)?;
@@ -54,6 +66,7 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
         Some(n) => n,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
+    fits_memory(&file, experiment.table_bytes())?;
     if args.csv.is_some() && args.csv == args.html {
         let both = "--csv and --html name one file: name two";
         return Err(CliError::Usage(both.to_owned()));

@@ -257,6 +257,11 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
             return Err(CliError::Usage(format!("'{file}' {problem}")));
         }
     };
+    // As many cells run at once as there are threads: at the worst the largest.
+    let mut tables: Vec<u64> = cells.iter().map(|c| c.experiment.table_bytes()).collect();
+    tables.sort_unstable_by(|a, b| b.cmp(a));
+    let at_once = tables.iter().take(threads).fold(0, |sum: u64, &t| sum.saturating_add(t));
+    super::run::fits_memory(&format!("{file}, {threads} cells at once"), at_once)?;
     refuse_inputs(&dir, &args.sweep, &cells)?;
     let mut log = Log::open(&dir, args.resume)?;
     run_cells(&sweep, &cells, &mut log, threads)?;

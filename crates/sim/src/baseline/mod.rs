@@ -28,6 +28,7 @@ pub use flashield::{FlashieldPaper, PaperParams};
 pub use hybrid::HybridConfig;
 pub use log::{FifoLog, LogParams};
 pub use ripq::Ripq;
+pub(crate) use sets::BUCKET_BYTES;
 pub use sets::{SetAssociative, SetParams};
 pub use victim::VictimCache;
 

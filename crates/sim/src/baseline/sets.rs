@@ -39,6 +39,9 @@ struct Bucket {
     entries: VecDeque<(u32, u32)>,
 }
 
+/// Bytes of memory that an empty bucket takes.
+pub(crate) const BUCKET_BYTES: u64 = size_of::<Bucket>() as u64;
+
 pub(super) struct Sets {
     bucket: u32,
     seed: u64,

@@ -13,6 +13,7 @@ mod check;
 pub(crate) mod drive;
 mod error;
 mod latency;
+mod memory;
 mod outcome;
 mod run;
 mod series;
@@ -122,7 +123,7 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
             let back = f64::from(c.reinsert_percent);
             check_range(&key("reinsert_percent"), back, 0.0, 100.0, "at most 100")?;
             let mean = c.mean_record as f64;
-            check_range(&key("mean_record"), mean, 64.0, 1e9, "at least 64 bytes")
+            check_range(&key("mean_record"), mean, 64.0, 1e9, "between 64 and 10^9 bytes")
         }
         CacheSpec::Victim(c) => {
             if c.dram.0 == 0 {

@@ -237,6 +237,13 @@ impl<M: ObjectMemory> HybridCache<M> {
             return Err(CacheError::Size { what: "shards", value: u64::from(shards), must });
         }
         let size = |what, value, must: String| Err(CacheError::Size { what, value, must });
+        let most = MAX_SEGMENTS * MAX_SEGMENT_BYTES;
+        if config.flash > most {
+            let must = format!(
+                "at most {MAX_SEGMENTS} segments of {MAX_SEGMENT_BYTES} bytes, {most} in all"
+            );
+            return size("flash", config.flash, must);
+        }
         let segment_bytes = match config.segment {
             0 => {
                 let wanted = (config.flash / 256).min(config.dram / 48).clamp(16 << 10, 4 << 20);
