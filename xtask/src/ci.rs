@@ -27,6 +27,7 @@ pub(crate) fn run(root: &Path, tests: bool) -> Result<(), String> {
             ],
         )
     })?;
+    step("fuzz targets", || fuzz(root))?;
     step("edges", || edges::check(root).and_then(|found| verdict("edges", &found)))?;
     step("tidy", || tidy::check(root).and_then(|found| verdict("tidy", &found)))?;
     step("cargo-deny", || deny(root))?;
@@ -36,6 +37,14 @@ pub(crate) fn run(root: &Path, tests: bool) -> Result<(), String> {
         })?;
     }
     Ok(())
+}
+
+/// The fuzz targets are a workspace of their own, so that nothing else needs a C++ compiler: this sees that they still fit what
+/// they call. They are checked with the dependencies of the product, and what libFuzzer brings on top.
+fn fuzz(root: &Path) -> Result<(), String> {
+    let (from, to) = (root.join("Cargo.lock"), root.join("fuzz/Cargo.lock"));
+    std::fs::copy(&from, &to).map_err(|e| format!("cannot write {}: {e}", to.display()))?;
+    cargo(root, &["check", "--manifest-path", "fuzz/Cargo.toml", "--bins"])
 }
 
 /// Licences, sources and duplicates. Advisories are not among them: their data base is fetched from the net on every

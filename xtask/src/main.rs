@@ -16,7 +16,7 @@ usage: cargo xtask COMMAND
 
   edges        crates import only downward; none below the runtime sets aside the ban on clocks
   tidy         long files, notes of unfinished work, words that have no place in the repository
-  ci           rustfmt, clippy, edges, tidy, cargo-deny where installed, all tests
+  ci           rustfmt, clippy, fuzz targets, edges, tidy, cargo-deny where installed, all tests
   ci --checks  the same without the tests
 ";
 
