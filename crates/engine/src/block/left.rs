@@ -3,19 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::api::{LineId, SlotId};
+use super::slots::SlotSet;
 
 /// See the [module](self). Not all of them: what leaves while the bit of its region is durable is not noted.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     /// Slots of which nobody knows what the durable map has there: from an earlier run.
-    unknown: BTreeSet<SlotId>,
+    unknown: SlotSet,
     slots: BTreeMap<SlotId, LineId>,
     /// The same the other way round: a line may have left several.
     lines: BTreeSet<(LineId, SlotId)>,
 }
 
 impl Left {
-    pub(super) fn new(unknown: BTreeSet<SlotId>) -> Left {
+    pub(super) fn new(unknown: SlotSet) -> Left {
         Left { unknown, ..Left::default() }
     }
 
@@ -28,7 +29,7 @@ impl Left {
 
     /// The durable map has `slot` as it is.
     pub(super) fn settled(&mut self, slot: SlotId) {
-        self.unknown.remove(&slot);
+        self.unknown.remove(slot);
         if let Some(line) = self.slots.remove(&slot) {
             self.lines.remove(&(line, slot));
         }
@@ -36,7 +37,7 @@ impl Left {
 
     /// Whether there is no slot that any line may have left.
     pub(super) fn knows_all(&self) -> bool {
-        self.unknown.is_empty()
+        self.unknown.len() == 0
     }
 
     /// Whether `line` is one of them.

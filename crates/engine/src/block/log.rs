@@ -124,6 +124,8 @@ pub struct MapLog {
     bits: Vec<u8>,
     /// Regions with a bit, and when they were last asked for.
     set: BTreeMap<u32, Nanos>,
+    /// None of them was asked for, or found in use, before this: until it is long enough ago none is looked at.
+    earliest: Nanos,
     asked: VecDeque<(u32, u32)>,
     idle: Nanos,
     stats: LogStats,
@@ -228,6 +230,7 @@ impl MapLog {
             resync: shared,
             bits,
             set,
+            earliest: Nanos::ZERO,
             asked: VecDeque::new(),
             idle,
             stats: LogStats::default(),
@@ -533,6 +536,7 @@ impl MapLog {
             self.stats.intents_set += new.len() as u64;
         }
         self.asked.clear();
+        self.earliest = self.earliest.min(now);
         for (shard, region) in asked {
             self.set.insert(region, now);
             shards.intent_ready(shard, region);
@@ -550,6 +554,10 @@ impl MapLog {
         if self.resync || self.snapshot.is_some() || !self.asked.is_empty() {
             return Ok(false);
         }
+        // After a trim of a whole volume there are half a million.
+        if now.saturating_sub(self.earliest) < idle {
+            return Ok(false);
+        }
         let due: Vec<u32> = self
             .set
             .iter()
@@ -557,6 +565,11 @@ impl MapLog {
             .map(|(&r, _)| r)
             .take(CLEAR_STEP)
             .collect();
+        if due.len() < CLEAR_STEP {
+            // They may be asked for again at this moment, but not before.
+            let rest = self.set.values().filter(|at| now.saturating_sub(**at) < idle).min();
+            self.earliest = rest.copied().unwrap_or(now).min(now);
+        }
         // All are asked before the backing stores are made durable: one flush covers every region of a volume.
         let mut asked = BTreeSet::new();
         for region in due {

@@ -16,6 +16,7 @@ mod ranges;
 mod read;
 pub mod record;
 mod shard;
+mod slots;
 mod table;
 mod write;
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use larder_base::Nanos;
 
-use super::api::{BlockEffects, GROUP_LINES, GroupId, LineId, OpId, Part, SlotId};
+use super::api::{BlockEffects, GroupId, LineId, OpId, Part, SlotId};
 use super::map::Slot;
 use super::planted::Planted;
 use super::shard::BlockShard;
@@ -130,11 +130,10 @@ impl BlockShard {
         let (low, high) = (regions.of(first), regions.of(last));
         let slots = u64::from(self.map.len());
         if cursor == 0 {
-            // Lines to be looked for, group by group, where there may be any; or all slots, if those are fewer.
-            let lines = self.present.count(low, high)
-                * regions.groups.div_ceil(self.map.placing().shards())
-                * u64::from(GROUP_LINES);
-            if lines > slots {
+            // Group by group, where there may be any; or all slots, if that costs less.
+            let groups = self.present.count(low, high)
+                * regions.groups.div_ceil(self.map.placing().shards());
+            if groups * self.map.cost_of_group() > slots {
                 return self.drop_by_slots(first, last, 0, steps);
             }
         }
@@ -187,10 +186,8 @@ impl BlockShard {
                 next = u64::from(region) * regions.groups;
                 continue;
             }
-            for line in (0..GROUP_LINES).map(|i| group.line(i)) {
-                if (first..=last).contains(&line)
-                    && let Some(slot) = self.map.find(line)
-                {
+            for (index, slot) in (0..).zip(self.map.find_all(group)) {
+                if let Some(slot) = slot.filter(|_| (first..=last).contains(&group.line(index))) {
                     self.drop_line(slot);
                 }
             }

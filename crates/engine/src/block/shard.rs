@@ -48,6 +48,7 @@ use super::left::Left;
 use super::map::{Map, Slot};
 use super::planted::Planted;
 use super::ranges::{Present, Range, Waiting};
+use super::slots::SlotSet;
 use super::table::Table;
 
 /// Bits of a region of the write-intent map, in groups: a region is this many groups.
@@ -230,7 +231,7 @@ pub struct BlockShard {
     pub(super) copies: u32,
     pub(super) waiting_parts: u32,
     /// Slots whose state must be written to the log, and how many times each was recorded so far.
-    changed: BTreeSet<SlotId>,
+    changed: SlotSet,
     /// What was taken to be written and is not durable yet.
     taken: BTreeSet<SlotId>,
     /// Regions whose bit is known to be durable.
@@ -252,13 +253,11 @@ impl BlockShard {
     /// whether that was durable is not known.
     pub fn new(config: BlockConfig, mut map: Map) -> BlockShard {
         map.begin();
-        let (mut changed, mut present) = (BTreeSet::new(), Present::default());
+        let (mut changed, mut present) = (SlotSet::default(), Present::default());
         for slot in (0..map.len()).map(SlotId) {
             match map.get(slot) {
                 Slot::Line(line) => present.set(config.regions.of(line)),
-                Slot::Held => {
-                    changed.insert(slot);
-                }
+                Slot::Held => changed.insert(slot),
                 Slot::Free => {}
             }
         }
@@ -479,9 +478,7 @@ impl BlockShard {
     /// [`BlockShard::records_durable`] or [`BlockShard::records_lost`].
     pub fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>) {
         debug_assert!(self.taken.is_empty(), "one batch at a time");
-        let slots: Vec<SlotId> = self.changed.iter().copied().take(most).collect();
-        for slot in slots {
-            self.changed.remove(&slot);
+        for slot in self.changed.take(most) {
             self.taken.insert(slot);
             let holds = match self.map.get(slot) {
                 Slot::Line(line) => Some((line, self.map.sum(slot))),
@@ -506,7 +503,7 @@ impl BlockShard {
             self.map.hold(slot);
         }
         self.reserved.insert(slot);
-        self.changed.remove(&slot);
+        self.changed.remove(slot);
     }
 
     /// A slot under update in place: its state is in between, and its region has its bit set.
@@ -517,7 +514,7 @@ impl BlockShard {
     /// The batch is durable: slots that it recorded as empty and that still are may be used.
     pub fn records_durable(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
         for slot in std::mem::take(&mut self.taken) {
-            let again = self.changed.contains(&slot);
+            let again = self.changed.contains(slot);
             let update = self.is_update(slot);
             if !again && !update && self.map.get(slot) == Slot::Held {
                 self.map.free(slot);
@@ -532,9 +529,7 @@ impl BlockShard {
 
     /// The batch could not be written: its slots wait again.
     pub fn records_lost(&mut self) {
-        for slot in std::mem::take(&mut self.taken) {
-            self.changed.insert(slot);
-        }
+        self.changed.extend(std::mem::take(&mut self.taken));
     }
 
     // ---- the write-intent map ----

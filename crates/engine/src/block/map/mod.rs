@@ -24,7 +24,7 @@ pub use larder_policy::block::Replacement;
 use larder_policy::block::{EvictionBy, VictimPolicy};
 
 use super::address::Placing;
-use super::api::{LineId, SlotId, Sum};
+use super::api::{GROUP_LINES, GroupId, LineId, SlotId, Sum};
 pub use full::Full;
 pub use sets::{MAX_WAYS, Sets};
 
@@ -264,6 +264,24 @@ impl Map {
     /// The slot where `line` lies.
     pub fn find(&self, line: LineId) -> Option<SlotId> {
         each!(&self.0, m => m.find(line))
+    }
+
+    /// The slots where the lines of `group` lie.
+    pub fn find_all(&self, group: GroupId) -> [Option<SlotId>; GROUP_LINES as usize] {
+        match &self.0 {
+            Kind::Sets(m) => m.find_all(group),
+            Kind::Full(m) => std::array::from_fn(|i| m.find(group.line(i as u32))),
+        }
+    }
+
+    /// What it costs to look for the lines of a group, in slots that are looked at one after the other.
+    pub fn cost_of_group(&self) -> u64 {
+        match &self.0 {
+            // The ways lie side by side.
+            Kind::Sets(_) => u64::from(GROUP_LINES),
+            // Each look is a walk of its own into a large table.
+            Kind::Full(_) => 8 * u64::from(GROUP_LINES),
+        }
     }
 
     /// The line in `slot` was used.

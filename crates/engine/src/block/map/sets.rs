@@ -23,7 +23,7 @@ use larder_base::Words;
 use larder_policy::block::{SlotBits, SlotPolicy};
 
 use super::super::address::{Place, Placing, TAG_BITS};
-use super::super::api::{GROUP_LINES, LineId, SlotId, Sum};
+use super::super::api::{GROUP_LINES, GroupId, LineId, SlotId, Sum};
 use super::{BadEntry, Choice, Replacement, Rival, Slot};
 
 const VALID: u32 = 1 << 31;
@@ -238,6 +238,26 @@ impl Sets {
         (0..self.ways)
             .map(|way| self.slot_at(place.group_set, way, line.index()))
             .find(|&slot| self.entry(slot) & (VALID | TAG_MASK) == VALID | place.tag)
+    }
+
+    /// The slots where the lines of `group` lie.
+    pub fn find_all(&self, group: GroupId) -> [Option<SlotId>; GROUP_LINES as usize] {
+        let place = self.placing.place(group);
+        let mut found = [None; GROUP_LINES as usize];
+        for way in 0..self.ways {
+            let first = self.slot_at(place.group_set, way, 0);
+            // Sixteen entries that begin with a word.
+            for pair in 0..GROUP_LINES / 2 {
+                let word = self.entries.load((first.0 / 2 + pair) as usize);
+                for (half, entry) in [word as u32, (word >> 32) as u32].into_iter().enumerate() {
+                    if entry & (VALID | TAG_MASK) == VALID | place.tag {
+                        let index = 2 * pair + half as u32;
+                        found[index as usize] = Some(SlotId(first.0 + index));
+                    }
+                }
+            }
+        }
+        found
     }
 
     fn ways_of(&self, slot: SlotId) -> impl Iterator<Item = SlotId> + use<> {
@@ -508,6 +528,26 @@ mod tests {
         map.free(busy);
         assert!(map.choose(lines[4], |_, _| false).unwrap().free);
         assert_eq!(map.find(lines[1]), None);
+    }
+
+    #[test]
+    fn a_group_is_found_as_its_lines_are() {
+        let mut map = map(4, 3, Replacement::Clock);
+        let lines = rivals(&map, 5);
+        let group = lines[0].group();
+        for line in (0..GROUP_LINES).filter(|i| i % 3 != 1).map(|i| group.line(i)).chain(lines) {
+            let choice = map.choose(line, |_, _| false).filter(|choice| choice.free);
+            if let Some(choice) = choice.filter(|_| map.find(line).is_none()) {
+                map.publish(choice.slot, line, Sum(1));
+            }
+        }
+        for group in
+            (0..map.placing.groups().min(400)).map(GroupId).filter(|&g| map.placing.shard(g) == 1)
+        {
+            let by_line: Vec<_> = (0..GROUP_LINES).map(|i| map.find(group.line(i))).collect();
+            assert_eq!(map.find_all(group)[..], by_line[..]);
+        }
+        assert!(map.find_all(group).iter().flatten().count() >= 10);
     }
 
     #[test]
