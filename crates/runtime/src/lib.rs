@@ -14,6 +14,7 @@
 //! | [`latency`] | histograms of latencies, and percentiles |
 //! | [`page`] | the HTTP server, style and script of live pages |
 //! | [`record`](mod@record) | the file of `--record`, written by a thread of its own |
+//! | [`extents`] | where a file's bytes lie on the disk |
 //! | [`wear`] | what an NVMe drive reports of its wear |
 //! | [`testing`] | devices in memory that lose power, fail, rot and stall on command |
 
@@ -25,6 +26,7 @@ pub mod clock;
 pub mod datadir;
 pub mod device;
 mod error;
+pub mod extents;
 pub mod latency;
 mod lock;
 pub mod machine;
@@ -41,6 +43,7 @@ pub use clock::{Clock, TurnClock};
 pub use datadir::{DataDir, DataDirError};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
 pub use error::{DeviceError, IoOp};
+pub use extents::{ExtentsError, FileExtent, FileExtents};
 pub use lock::Holder;
 pub use ring::{
     Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload, ReadRing, RingChoice,

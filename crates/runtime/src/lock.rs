@@ -41,10 +41,19 @@ const PATIENCE_WITH_DEAD: Duration = Duration::from_secs(10);
 
 /// Locks the whole file for this open file description, waiting a moment for a former owner to be gone entirely.
 pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
+    lock_as(fd, libc::F_WRLCK)
+}
+
+/// The same against those alone who lock it exclusively; the file need only be open to be read.
+pub(crate) fn lock_shared(fd: BorrowedFd<'_>) -> Result<(), Refused> {
+    lock_as(fd, libc::F_RDLCK)
+}
+
+fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
     let start = Instant::now();
     let mut waiting = false;
     loop {
-        if try_lock(fd).map_err(Refused::Failed)? {
+        if set_lock(fd, kind).map_err(Refused::Failed)? {
             return Ok(());
         }
         let holder = holder_of(fd);
@@ -67,17 +76,13 @@ pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
     }
 }
 
-/// One attempt. `false` when another open file has the lock.
-fn try_lock(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    set_lock(fd, libc::F_WRLCK)
-}
-
 /// Lets the lock go although the open file stays, as it does while it is mapped.
 pub(crate) fn unlock(fd: BorrowedFd<'_>) {
     // Fails only for a descriptor that is not open, and this one is.
     let _ = set_lock(fd, libc::F_UNLCK);
 }
 
+/// One attempt. `false` when another open file has a lock that is in the way.
 fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
     // SAFETY: `flock` is plain integers, for which all zero is a value.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };

@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{CHUNK, Device, Geometry, check_range, os};
 use crate::buffer::{AlignedBuf, PAGE};
 use crate::error::{DeviceError, IoOp};
-use crate::lock::{Refused, lock_exclusive};
+use crate::lock::{Refused, lock_exclusive, lock_shared};
 
 /// Which device, and how to open it.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct DeviceOptions {
     pub direct: bool,
     /// What is smaller than this, in bytes, is refused.
     pub least: u64,
+    /// Open it to be read only: nothing is made, and it is locked against those who would write.
+    pub read_only: bool,
 }
 
 impl DeviceOptions {
@@ -43,7 +45,15 @@ impl DeviceOptions {
             preallocate: false,
             direct: true,
             least: PAGE as u64,
+            read_only: false,
         }
+    }
+
+    /// The same, to be read only.
+    #[must_use]
+    pub fn read_only(mut self) -> DeviceOptions {
+        self.read_only = true;
+        self
     }
 
     /// The same with a size.
@@ -111,8 +121,8 @@ impl FlashDevice {
         };
         let file = OpenOptions::new()
             .read(true)
-            .write(true)
-            .create(!is_block_device)
+            .write(!options.read_only)
+            .create(!is_block_device && !options.read_only)
             .truncate(false)
             .mode(0o600)
             .custom_flags((OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as i32)
@@ -125,7 +135,8 @@ impl FlashDevice {
         {
             return Err(DeviceError::NotADevice { device: name, kind: kind_of(&found) });
         }
-        lock_exclusive(file.as_fd()).map_err(|refused| match refused {
+        let lock = if options.read_only { lock_shared } else { lock_exclusive };
+        lock(file.as_fd()).map_err(|refused| match refused {
             Refused::Held(holder) => DeviceError::InUse { device: name.clone(), holder },
             Refused::Failed(e) => failed("lock")(e),
         })?;
