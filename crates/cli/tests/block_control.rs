@@ -11,51 +11,11 @@ mod daemon;
 use std::io::{BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use daemon::ask::{ask, counter, json, status_when};
 use daemon::{Daemon, larder, prepare, read, session, session_of, write};
-use serde_json::Value;
-
-/// What a command prints, and its exit code.
-fn ask(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
-        .arg("block")
-        .args(arguments)
-        .arg("--state-dir")
-        .arg(dir.join("state"))
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
-
-fn json(dir: &Path, arguments: &[&str]) -> Value {
-    let mut all = arguments.to_vec();
-    all.push("--json");
-    let (code, out, err) = ask(dir, &all);
-    assert_eq!(code, 0, "{arguments:?}: {err}");
-    serde_json::from_str(&out).unwrap()
-}
-
-/// The status, as soon as it is as wanted.
-fn status_when(dir: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        let status = json(dir, &["status"]);
-        if wanted(&status) {
-            return status;
-        }
-        assert!(Instant::now() < end, "not {what}: {status:#}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-fn counter(status: &Value, name: &str) -> u64 {
-    let all = status["counters"].as_array().unwrap();
-    all.iter().find(|c| c[0] == name).unwrap()[1].as_u64().unwrap()
-}
 
 #[test]
 fn status_explain_and_drop() {
@@ -214,4 +174,53 @@ fn wrong_use_of_the_commands() {
         "a=file:/nowhere",
     ]);
     assert!(code == Some(1) && message.contains("larder block format /nowhere"), "{message}");
+}
+
+/// A guest's disk is a client too: a detach waits for it or hangs up, the store is let go of, and the disk is there again
+/// when the volume comes back.
+#[test]
+fn a_disk_of_a_guest_is_put_aside_and_comes_back() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let path = dir.join("vhost");
+    let listen = format!("vhost:{},volume=disk", path.display());
+    let daemon = Daemon::start(dir, &["--listen", &listen]);
+    let connect = || {
+        let mut guest = UnixStream::connect(&path).unwrap();
+        guest.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // VHOST_USER_GET_FEATURES: 12 bytes of header, and as much with eight bytes more comes back.
+        guest.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        std::io::Read::read_exact(&mut guest, &mut [0; 20]).unwrap();
+        guest
+    };
+    let mut guest = connect();
+    assert_eq!(
+        status_when(dir, "there", |s| s["volumes"][0]["clients"] == 1)["volumes"][0]["name"],
+        "disk"
+    );
+    let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["block", "detach", "disk", "--state-dir"])
+        .arg(dir.join("state"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(waiting.try_wait().unwrap().is_none(), "it did not wait");
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    status_when(dir, "back", |s| s["volumes"].as_array().unwrap().len() == 1);
+
+    let disk = std::fs::File::options().read(true).write(true).open(dir.join("disk")).unwrap();
+    let lock = || rustix::fs::flock(&disk, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert!(lock().is_err(), "the daemon has it");
+    assert_eq!(json(dir, &["detach", "disk", "--disconnect"])["durable"], true);
+    assert_eq!(std::io::Read::read(&mut guest, &mut [0; 1]).unwrap(), 0, "hung up");
+    lock().expect("its lease is given back");
+    rustix::fs::flock(&disk, rustix::fs::FlockOperation::Unlock).unwrap();
+    json(dir, &["attach", &format!("disk=file:{}", dir.join("disk").display())]);
+    let guest = connect();
+    status_when(dir, "there again", |s| s["volumes"][0]["clients"] == 1);
+    drop(guest);
+    status_when(dir, "gone", |s| s["volumes"][0]["clients"] == 0);
+    daemon.stop();
 }

@@ -74,7 +74,8 @@ pub(super) struct Ready {
 
 pub(super) struct Device<S> {
     pub(super) name: String,
-    pub(super) volume: Arc<Volume>,
+    /// None while it is put aside.
+    pub(super) volume: Option<Arc<Volume>>,
     pub(super) shape: Shape,
     pub(super) counters: Arc<VhostCounters>,
     service: S,
@@ -106,13 +107,13 @@ impl<S: Service> Device<S> {
         poll: Poll,
         buffer_bytes: usize,
     ) -> Device<S> {
-        let shape = Shape::new(volume.about(), preferred);
+        let shape = Shape::new(&volume.about(), preferred);
         // One request of the longest must always fit, whatever is asked for.
         let least = (shape.max_transfer as usize).next_power_of_two();
         Device {
             name,
             shape,
-            volume,
+            volume: Some(volume),
             counters: Arc::default(),
             service,
             poll,
@@ -131,6 +132,24 @@ impl<S: Service> Device<S> {
             orphaned: false,
             complaints: 0,
         }
+    }
+
+    /// Whether a front end may come: the volume is there and stays.
+    pub(super) fn serves(&self) -> bool {
+        self.volume.as_ref().is_some_and(|v| !v.is_closing())
+    }
+
+    /// The volume is let go of, if it is put aside. (No front end is there any more.)
+    pub(super) fn let_go(&mut self) {
+        if self.volume.as_ref().is_some_and(|v| v.is_closed()) {
+            self.volume = None;
+        }
+    }
+
+    /// The volume has come back.
+    pub(super) fn adopt(&mut self, volume: Arc<Volume>, preferred: u32) {
+        self.shape = Shape::new(&volume.about(), preferred);
+        self.volume = Some(volume);
     }
 
     /// Waits for something to happen, and notes it.
@@ -431,7 +450,7 @@ impl<S: Service> Device<S> {
             }
             (What::Id(into), buf) => {
                 self.give(buf);
-                let id = request::id(self.volume.name());
+                let id = request::id(self.volume.as_ref().map_or("", |v| v.name()));
                 match request::copy_out(&*ticket.memory, &id, &into) {
                     Ok(n) => self.end(ticket, status::OK, n),
                     Err(e) => {
@@ -454,6 +473,10 @@ impl<S: Service> Device<S> {
                 return true;
             }
         }
+        let Some(volume) = self.volume.clone() else {
+            self.end(ticket, status::IOERR, 0);
+            return true;
+        };
         ticket.parts = commands.len() as u32;
         let slot = self.free.pop().unwrap_or_else(|| {
             self.tickets.push(None);
@@ -461,7 +484,7 @@ impl<S: Service> Device<S> {
         });
         self.tickets[slot] = Some(ticket);
         for command in commands {
-            self.service.submit(&self.volume, slot as u64, command);
+            self.service.submit(&volume, slot as u64, command);
         }
         true
     }

@@ -46,7 +46,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 use crate::nbd::server::{Export, Exports};
 use crate::server::service::Service;
-use crate::server::{ServerError, UnixPath, Volume, Volumes, bind_unix};
+use crate::server::{Client, ServerError, UnixPath, Volumes, bind_unix};
 pub use device::VhostCounters;
 use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
 pub use memory::Memory;
@@ -57,6 +57,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(10);
 /// Messages taken before the queues have their turn.
 const MESSAGES: u32 = 64;
+/// Between two looks at whether the volume is put aside, or has come back.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// An address of a device: `vhost:PATH,volume=NAME`. The volume may be left out where there is only one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +124,7 @@ struct Running {
     connection: Arc<Mutex<Option<UnixStream>>>,
     thread: Option<JoinHandle<()>>,
     counters: Arc<VhostCounters>,
-    volume: Arc<Volume>,
+    volume: String,
     _path: UnixPath,
 }
 
@@ -139,7 +141,7 @@ impl VhostServer {
     /// [`ServerError`] when a volume is not there, or a socket or thread cannot be had.
     pub fn start<S, F>(
         listen: &[VhostListen],
-        volumes: &Volumes,
+        volumes: &Arc<Volumes>,
         buffer_bytes: usize,
         mut service: F,
     ) -> Result<VhostServer, ServerError>
@@ -165,15 +167,16 @@ impl VhostServer {
                 .map_err(system("epoll"))?;
             let service = service(number, registry, SERVICE).map_err(system("a device's rings"))?;
             let preferred = volume.info().block.preferred;
-            let device =
-                Device::new(name.clone(), volume.clone(), preferred, service, poll, buffer_bytes);
+            let of = volume.name().to_owned();
+            let device = Device::new(name.clone(), volume, preferred, service, poll, buffer_bytes);
+            let place = Place { name: of.clone(), volumes: volumes.clone() };
             let counters = device.counters.clone();
             let stopping = Arc::new(AtomicBool::new(false));
             let connection = Arc::default();
             let seen = (stopping.clone(), Arc::clone(&connection));
             let thread = std::thread::Builder::new()
                 .name(format!("vhost-{number}"))
-                .spawn(move || run(device, &listener, &seen.0, &seen.1))
+                .spawn(move || run(device, &place, &listener, &seen.0, &seen.1))
                 .map_err(system("a thread"))?;
             server.devices.push(Running {
                 waker,
@@ -181,16 +184,16 @@ impl VhostServer {
                 connection,
                 thread: Some(thread),
                 counters,
-                volume,
+                volume: of,
                 _path: path,
             });
         }
         Ok(server)
     }
 
-    /// What each device has done, with its volume.
-    pub fn counters(&self) -> impl Iterator<Item = (&Arc<Volume>, &Arc<VhostCounters>)> {
-        self.devices.iter().map(|d| (&d.volume, &d.counters))
+    /// What each device has done, with the name of its volume.
+    pub fn counters(&self) -> impl Iterator<Item = (&str, &Arc<VhostCounters>)> {
+        self.devices.iter().map(|d| (d.volume.as_str(), &d.counters))
     }
 
     /// Answers what is under way, hangs up, ends.
@@ -227,8 +230,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Where a device's volume is found again when it was put aside and comes back.
+struct Place {
+    name: String,
+    volumes: Arc<Volumes>,
+}
+
 /// A front end that is connected.
 struct Front<S: Service> {
+    _client: Client,
     handler: BackendReqHandler<Mutex<Device<S>>>,
     /// The same connection, to be watched.
     stream: UnixStream,
@@ -237,6 +247,7 @@ struct Front<S: Service> {
 /// A device's thread.
 fn run<S: Service>(
     device: Device<S>,
+    place: &Place,
     listener: &UnixListener,
     stopping: &AtomicBool,
     connection: &Mutex<Option<UnixStream>>,
@@ -250,14 +261,31 @@ fn run<S: Service>(
         {
             let mut device = locked(&device);
             let more = (device.ready.connection && front.is_some())
-                || (device.ready.accept && front.is_none());
-            let timeout = if more { Some(Duration::ZERO) } else { device.timeout() };
-            device.wait(timeout);
+                || (device.ready.accept && front.is_none() && device.serves());
+            let timeout = if more { Duration::ZERO } else { device.timeout().unwrap_or(LOOK) };
+            device.wait(Some(timeout.min(LOOK)));
         }
         if stopping.load(Ordering::SeqCst) {
             break;
         }
-        if front.is_none() && std::mem::take(&mut locked(&device).ready.accept) {
+        if !locked(&device).serves() {
+            if front.is_some() {
+                info!("{name}: the front end is dropped: its volume is put aside");
+                close(&device, &mut front, connection, Some(Instant::now() + DRAIN));
+            }
+            let mut device = locked(&device);
+            device.let_go();
+            if device.volume.is_none()
+                && let Some(volume) = place.volumes.find(&place.name)
+            {
+                let preferred = volume.info().block.preferred;
+                device.adopt(volume, preferred);
+            }
+        }
+        if front.is_none()
+            && locked(&device).serves()
+            && std::mem::take(&mut locked(&device).ready.accept)
+        {
             front = accept(&device, listener, connection);
         }
         if let Some(open) = &mut front
@@ -286,6 +314,7 @@ fn accept<S: Service>(
     connection: &Mutex<Option<UnixStream>>,
 ) -> Option<Front<S>> {
     let mut guard = locked(device);
+    let client = Client::new(guard.volume.as_ref()?);
     let stream = match listener.accept() {
         Ok((stream, _)) => stream,
         Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
@@ -320,7 +349,8 @@ fn accept<S: Service>(
     guard.counters.connected.store(1, Ordering::Relaxed);
     guard.ready.connection = true;
     drop(guard);
-    Some(Front { handler: BackendReqHandler::from_stream(other, device.clone()), stream })
+    let handler = BackendReqHandler::from_stream(other, device.clone());
+    Some(Front { _client: client, handler, stream })
 }
 
 /// Takes the messages that are there.

@@ -16,6 +16,7 @@ use super::inflight::Inflight;
 use super::request::{self, Range, Table, What, kind, parse, status};
 use super::*;
 use crate::backing::{self, Patience};
+use crate::server::Volume;
 use crate::server::service::pass_through;
 
 const VOLUME: u64 = 4 << 20;
@@ -77,7 +78,7 @@ impl Bench {
         self.server = None;
         let uri = format!("file:{}", self.dir.path().join("disk").display()).parse().unwrap();
         let store = backing::open(&uri, read_only, false, Patience::default()).unwrap();
-        let volumes = Volumes::default();
+        let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", store, 4096, false)).unwrap();
         let listen = [format!("vhost:{},volume=disk", self.socket()).parse().unwrap()];
         let server = VhostServer::start(&listen, &volumes, buffers, pass_through).unwrap();

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses what it needs")]
 
+pub(crate) mod ask;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,0 +1,46 @@
+//! The commands that ask a daemon.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// What a command prints, and its exit code.
+pub(crate) fn ask(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .arg("block")
+        .args(arguments)
+        .arg("--state-dir")
+        .arg(dir.join("state"))
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+pub(crate) fn json(dir: &Path, arguments: &[&str]) -> Value {
+    let mut all = arguments.to_vec();
+    all.push("--json");
+    let (code, out, err) = ask(dir, &all);
+    assert_eq!(code, 0, "{arguments:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// The status, as soon as it is as wanted.
+pub(crate) fn status_when(dir: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let status = json(dir, &["status"]);
+        if wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < end, "not {what}: {status:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+pub(crate) fn counter(status: &Value, name: &str) -> u64 {
+    let all = status["counters"].as_array().unwrap();
+    all.iter().find(|c| c[0] == name).unwrap()[1].as_u64().unwrap()
+}
