@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, PAGE, RingChoice};
@@ -32,6 +33,8 @@ const DIRECT_UNIT: u32 = 4096;
 pub struct FileBacking {
     uri: String,
     about: About,
+    /// Bytes: it may grow.
+    size: Arc<AtomicU64>,
     /// A block device.
     device: bool,
     handles: Handles,
@@ -143,7 +146,8 @@ impl FileBacking {
         let last_by = former
             .filter(|f| f.explains(notes::changed_ns(&meta), notes::boot_ns(), writer))
             .map_or(0, |f| f.run);
-        Ok(FileBacking { uri, about, device, handles, ring, notes: Arc::new(notes), last_by })
+        let (size, notes) = (Arc::new(AtomicU64::new(size)), Arc::new(notes));
+        Ok(FileBacking { uri, about, size, device, handles, ring, notes, last_by })
     }
 }
 
@@ -164,7 +168,40 @@ impl Backing for FileBacking {
     }
 
     fn about(&self) -> About {
-        self.about
+        About { size: self.size.load(Ordering::SeqCst), ..self.about }
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
+        let bad = |reason: String| BackingError::Open { uri: self.uri.clone(), reason };
+        let before = self.about().size;
+        let find = || {
+            let found = rustix::fs::seek(&self.handles.buffered, SeekFrom::End(0));
+            found.map_err(|e| bad(format!("its size: {e}")))
+        };
+        let mut now = find()?;
+        if let Some(bytes) = bytes.filter(|&b| b > now) {
+            if self.device {
+                return Err(bad(format!("it is a device of {now} bytes: make that larger first")));
+            }
+            if self.about.read_only {
+                return Err(bad("it is open to be read only".into()));
+            }
+            rustix::fs::ftruncate(&self.handles.buffered, bytes)
+                .and_then(|()| rustix::fs::fsync(&self.handles.buffered))
+                .map_err(|e| bad(format!("it cannot be made larger: {e}")))?;
+            self.notes.changed();
+            now = find()?;
+        }
+        if now < before {
+            return Err(bad(format!("it had {before} bytes and has {now}: restore its size")));
+        }
+        if let Some(bytes) = bytes.filter(|&b| b < now) {
+            return Err(bad(format!(
+                "it has {now} bytes already, more than {bytes}: say no size, or that"
+            )));
+        }
+        self.size.store(now, Ordering::SeqCst);
+        Ok(now)
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {
@@ -174,7 +211,7 @@ impl Backing for FileBacking {
         let mut meta = stat()?;
         if self.device {
             let name = lasting_name(meta.st_rdev).unwrap_or_else(|| self.uri.clone());
-            return Ok(Identity::Blind { name, size: self.about.size });
+            return Ok(Identity::Blind { name, size: self.about().size });
         }
         // Times are as fine as the kernel's ticks: whoever writes next shall have another one.
         if notes::is_recent(&meta) {
@@ -197,7 +234,7 @@ impl Backing for FileBacking {
             .map_err(|reason| BackingError::Open { uri: self.uri.clone(), reason })?;
         let session = FileSession {
             uri: self.uri.as_str().into(),
-            size: self.about.size,
+            size: self.size.clone(),
             device: self.device,
             handles: self.handles.clone(),
             notes: self.notes.clone(),
@@ -229,7 +266,7 @@ enum Shape {
 
 struct FileSession {
     uri: Arc<str>,
-    size: u64,
+    size: Arc<AtomicU64>,
     device: bool,
     handles: Handles,
     notes: Arc<Notes>,
@@ -275,7 +312,7 @@ impl FileSession {
         }
         let unit = u64::from(DIRECT_UNIT);
         let start = offset.next_multiple_of(unit);
-        let end = if end == self.size { end } else { end / unit * unit };
+        let end = if end == self.size.load(Ordering::SeqCst) { end } else { end / unit * unit };
         (start, end.saturating_sub(start))
     }
 

@@ -113,6 +113,18 @@ pub trait Backing: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Makes it as large as that (bytes; no smaller than it is), or looks how large it is by now. Returns its size, which
+    /// [`Backing::about`] says from then on. What was there is as it was.
+    ///
+    /// # Errors
+    /// When it cannot be made larger, has become smaller, or is of a kind whose size is fixed while it is open.
+    fn resize(&self, _bytes: Option<u64>) -> Result<u64, BackingError> {
+        Err(BackingError::Open {
+            uri: self.uri().to_owned(),
+            reason: "a store of this kind has the size that it was opened with: detach the volume and attach it again".into(),
+        })
+    }
+
     /// A worker's own way to it.
     ///
     /// # Errors

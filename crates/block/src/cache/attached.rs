@@ -54,10 +54,10 @@ pub struct Attached {
     pub id: VolumeId,
     /// Its first byte in the line space.
     pub base: u64,
-    /// Bytes of it that may be cached: whole lines.
-    pub cached_bytes: u64,
-    /// Bytes.
-    pub bytes: u64,
+    /// Bytes: it may grow.
+    bytes: AtomicU64,
+    /// Bytes of a line.
+    line: u64,
     /// What clients did.
     pub counters: VolumeCounters,
     /// Its lines in the cache: counted now and then, and kept up by what is filled and evicted.
@@ -110,8 +110,8 @@ impl Attached {
             name: volume.name().to_owned(),
             id,
             base: record.first_group * larder_format::block::layout::GROUP_LINES * line,
-            cached_bytes: record.bytes / line * line,
-            bytes: record.bytes,
+            bytes: AtomicU64::new(record.bytes),
+            line,
             counters: VolumeCounters::default(),
             lines: AtomicI64::new(0),
             share,
@@ -138,6 +138,22 @@ impl Attached {
                 PATIENCE.as_secs()
             ),
         })
+    }
+
+    /// Its size, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// Bytes of it that may be cached: whole lines.
+    pub fn cached_bytes(&self) -> u64 {
+        self.bytes() / self.line * self.line
+    }
+
+    /// It has grown.
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        self.bytes.fetch_max(bytes, Ordering::AcqRel);
+        self.volume.set_size(bytes);
     }
 
     /// The volume as it is exported.

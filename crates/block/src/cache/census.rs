@@ -111,7 +111,13 @@ fn meet_wishes(
     }
 }
 
-fn read(session: &mut dyn Session, offset: u64, len: usize, cache: &Cache) -> Option<AlignedBuf> {
+/// One read of a store, which is waited for as long as is decent. After `None` the session is not to be used again.
+pub(super) fn read(
+    session: &mut dyn Session,
+    offset: u64,
+    len: usize,
+    cache: &Cache,
+) -> Option<AlignedBuf> {
     session.submit(0, Op::Read { offset, buf: AlignedBuf::zeroed(len) });
     let until = Instant::now() + PATIENCE;
     loop {

@@ -11,7 +11,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use larder_engine::block::{LineId, OpId};
-use larder_format::block::VolumeState;
+use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_policy::block::{
     BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
 };
@@ -152,7 +152,7 @@ impl Cache {
 
     /// Does `act` while nothing is under way in lines `first..=last`, and nothing begins. `None` if `go_on`, which is
     /// asked while operations end, has said no.
-    fn with_range<R>(
+    pub(super) fn with_range<R>(
         &self,
         first: LineId,
         last: LineId,
@@ -194,7 +194,7 @@ impl Cache {
     }
 
     /// Takes lines `first..=last`, which are locked, out of the map. Returns how many there were.
-    fn drop_locked(&self, first: LineId, last: LineId, out: &mut Out) -> u64 {
+    pub(super) fn drop_locked(&self, first: LineId, last: LineId, out: &mut Out) -> u64 {
         let mut dropped = 0;
         for shard in 0..self.layout.shards {
             let mut cursor = Some(0);
@@ -226,7 +226,7 @@ impl Cache {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, CacheError> {
         let volume = self.attached(name)?;
-        let (start, bytes) = range.unwrap_or((0, volume.bytes));
+        let (start, bytes) = range.unwrap_or((0, volume.bytes()));
         check_range(&volume, start, bytes)?;
         let (first, last) = self.lines_of(volume.base + start, bytes);
         let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
@@ -328,7 +328,7 @@ impl Cache {
         }
         // From here on a client that comes all the same is refused.
         volume.close();
-        let (first, last) = self.lines_of(attached.base, attached.bytes);
+        let (first, last) = self.lines_of(attached.base, attached.bytes());
         let quiet = self.with_range(first, last, &mut || go_on(Detaching::Draining), |_| ());
         if quiet.is_none() {
             volume.reopen();
@@ -362,12 +362,83 @@ impl Cache {
         volumes.remove(name);
         let all = volumes.values().cloned().collect();
         drop(volumes);
+        // By this number nothing is selected any more; by its name it is, for when it comes back.
+        self.governor.select(|selection| selection.remove_volume(attached.id));
         self.governor.set_volumes(all);
         // Its sessions go, with the workers' and this one.
         *locked(&attached.backing) = None;
         self.governor.gone.fetch_add(1, Ordering::SeqCst);
         self.doors.iter().for_each(super::Door::wake);
         Ok(Some(left == 0))
+    }
+
+    /// Whether a volume may grow to so many bytes while it is attached.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
+        let volume = self.attached(name)?;
+        self.not_recorded(name)?;
+        let fail = |reason: String| Err(CacheError::Volume { name: name.to_owned(), reason });
+        if volume.bytes() != volume.cached_bytes() {
+            // The bytes behind the last whole line go past the shards, which would not know of a write under way there.
+            return fail(
+                "its size is no multiple of the cache's line: detach it and attach it again"
+                    .to_owned(),
+            );
+        }
+        let of = name.to_owned();
+        let free = self.on_log(move |log| {
+            log.superblock().is_none_or(|sb| room_to_grow(sb, &of, bytes).is_some())
+        })?;
+        match free {
+            true => Ok(()),
+            false => fail(format!(
+                "{bytes} bytes do not fit where it lies in the line space of this cache: detach it and attach it again \
+                 (what is cached of it is lost)"
+            )),
+        }
+    }
+
+    /// A volume has so many bytes from now on: its store has grown. What is cached of it stays.
+    ///
+    /// # Errors
+    /// As [`Cache::may_grow_to`]; or when the store's identity cannot be found out. Nothing has changed then.
+    pub fn grow(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
+        self.may_grow_to(name, bytes)?;
+        let volume = self.attached(name)?;
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        let identity = volume.volume().backing().identity().map_err(|e| fail(e.to_string()))?;
+        let identity = identity.encode();
+        let of = name.to_owned();
+        let grown = self.on_log(move |log| {
+            let sb = log.superblock()?;
+            let (first, groups, needed) = room_to_grow(sb, &of, bytes)?;
+            Some((first + groups, needed - groups))
+        })?;
+        let mut dropped = 0;
+        if let Some((first, groups)) = grown
+            && groups > 0
+        {
+            // Lines of whoever had the stretch before are not its own.
+            let (first, last) =
+                self.lines_of(first * self.group_bytes(), groups * self.group_bytes());
+            let done = self
+                .with_range(first, last, &mut || true, |out| self.drop_locked(first, last, out));
+            dropped = done.unwrap_or(0);
+        }
+        let of = name.to_owned();
+        self.on_log(move |log| {
+            log.change_superblock(dropped > 0, |sb| {
+                let Some((_, _, needed)) = room_to_grow(sb, &of, bytes) else { return };
+                for v in sb.volumes.iter_mut().filter(|v| v.name == of) {
+                    (v.groups, v.bytes, v.identity) = (needed, bytes, identity);
+                }
+            })
+        })?;
+        volume.set_bytes(bytes);
+        self.governor.select(|_| ());
+        Ok(())
     }
 
     pub(super) fn region(&self, line: LineId) -> u32 {
@@ -398,7 +469,7 @@ impl Cache {
             selection.explain(volume.id, offset)
         };
         let mut verdicts = *locked(&volume.admission).verdicts();
-        let admission = if offset >= volume.cached_bytes {
+        let admission = if offset >= volume.cached_bytes() {
             "the last bytes of a volume that do not fill a line are not cached".to_owned()
         } else if !self.is_enabled() {
             "the cache is out of use: the volume is in pass-through".to_owned()
@@ -447,15 +518,31 @@ impl Cache {
     }
 }
 
+/// The first group of a volume, its groups, and how many it needs for so many bytes, if it can have those where it lies.
+fn room_to_grow(sb: &BlockSuperblock, name: &str, bytes: u64) -> Option<(u64, u64, u64)> {
+    let volume = sb.volumes.iter().find(|v| v.name == name)?;
+    let region = sb.layout.region_groups;
+    let group_bytes = u64::from(sb.layout.line) * larder_format::block::layout::GROUP_LINES;
+    let needed = bytes.div_ceil(group_bytes).max(1).checked_next_multiple_of(region)?;
+    let needed = needed.max(volume.groups);
+    let end = volume.first_group.checked_add(needed)?;
+    let space = sb.layout.space_lines() / larder_format::block::layout::GROUP_LINES;
+    let apart = |v: &larder_format::block::Volume| {
+        v.name == name || v.first_group + v.groups <= volume.first_group || end <= v.first_group
+    };
+    let fits = end <= space / region * region && sb.volumes.iter().all(apart);
+    fits.then_some((volume.first_group, volume.groups, needed))
+}
+
 /// Whether the range lies in the volume.
 pub(super) fn check_range(volume: &Attached, start: u64, bytes: u64) -> Result<(), CacheError> {
-    if start.checked_add(bytes).is_some_and(|end| end <= volume.bytes) && bytes > 0 {
+    if start.checked_add(bytes).is_some_and(|end| end <= volume.bytes()) && bytes > 0 {
         return Ok(());
     }
     let reason = format!(
         "bytes {start} to {} are not in it: it has {} bytes",
         start.saturating_add(bytes),
-        volume.bytes
+        volume.bytes()
     );
     Err(CacheError::Volume { name: volume.name.clone(), reason })
 }

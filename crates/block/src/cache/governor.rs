@@ -18,6 +18,10 @@ use super::share::Share;
 /// Fills whose time is remembered, to say since when a line is cached.
 const RECENT: usize = 16_384;
 
+/// How much of the cache may be pinned, in fifths. If more is, it is admitted always but not kept from being evicted: other
+/// lines would have no place, and a log of segments would move its lines about to gain next to nothing.
+const PINNED: (u64, u64) = (4, 5);
+
 /// What has the last word over admission, as it is configured.
 #[derive(Clone, Debug, Default)]
 pub struct RulesConfig {
@@ -112,6 +116,21 @@ impl Latencies {
     }
 }
 
+/// Bytes of a volume that are pinned.
+fn pinned_bytes(selection: &Selection, volume: &Attached) -> u64 {
+    let whole = selection.whole(volume.id) == Rule::Always;
+    let mut bytes = if whole { volume.bytes() } else { 0 };
+    for range in selection.selected(volume.id) {
+        let len = range.end.min(volume.bytes()).saturating_sub(range.start);
+        match (whole, range.rule == Rule::Always) {
+            (false, true) => bytes += len,
+            (true, false) => bytes = bytes.saturating_sub(len),
+            _ => {}
+        }
+    }
+    bytes
+}
+
 /// See the [module](self).
 pub(super) struct Governor {
     /// By first byte in the line space.
@@ -120,6 +139,12 @@ pub(super) struct Governor {
     /// Something is pinned or some volume has a share: victims are looked at.
     governed: AtomicBool,
     pub(super) selection: RwLock<Selection>,
+    /// One change of what is selected, with its file, at a time.
+    pub(super) selecting: Mutex<()>,
+    /// Bytes of lines in the cache, of which [`PINNED`] may be pinned.
+    capacity: u64,
+    /// Bytes that are pinned.
+    pinned: AtomicU64,
     budget: Option<Mutex<Budget>>,
     verdicts: Mutex<VerdictCounts>,
     latencies: Vec<Mutex<Latencies>>,
@@ -133,6 +158,8 @@ pub(super) struct Governor {
     pub(super) changed: Vec<AtomicU32>,
     /// One party at a time that is no worker.
     pub(super) desk: Mutex<super::desk::DeskState>,
+    /// Something is prefetched for an operator.
+    pub(super) prefetching: AtomicBool,
     pub(super) path: PathBuf,
     pub(super) uuid: String,
     /// Why the cache is out of use.
@@ -167,6 +194,9 @@ impl Governor {
             next_id: AtomicU32::new(0),
             governed: AtomicBool::new(false),
             selection: RwLock::default(),
+            selecting: Mutex::default(),
+            capacity: layout.slots() * u64::from(layout.line),
+            pinned: AtomicU64::new(0),
             budget,
             verdicts: Mutex::default(),
             latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
@@ -176,6 +206,7 @@ impl Governor {
             ranges: Mutex::default(),
             changed: (0..layout.regions).map(|_| AtomicU32::new(0)).collect(),
             desk: Mutex::default(),
+            prefetching: AtomicBool::new(false),
             path,
             uuid,
             given_up: Mutex::default(),
@@ -200,13 +231,20 @@ impl Governor {
     fn govern(&self) {
         let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
         let selection = self.selection.read().unwrap_or_else(PoisonError::into_inner);
-        let mut governed = false;
+        let (mut governed, mut pinned) = (false, 0);
         for volume in volumes.iter() {
             let selected = selection.selects(volume.id);
             volume.selected.store(selected, Ordering::Relaxed);
             governed |= selected || volume.share.is_any();
+            pinned += pinned_bytes(&selection, volume);
         }
+        self.pinned.store(pinned, Ordering::Relaxed);
         self.governed.store(governed, Ordering::Relaxed);
+    }
+
+    /// Bytes that are pinned, and how many may be for them to be kept from eviction.
+    pub(super) fn pinned(&self) -> (u64, u64) {
+        (self.pinned.load(Ordering::Relaxed), self.capacity / PINNED.1 * PINNED.0)
     }
 
     /// Changes what is selected.
@@ -221,7 +259,7 @@ impl Governor {
         let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
         let after = volumes.partition_point(|v| v.base <= at);
         let volume = volumes.get(after.checked_sub(1)?)?;
-        (at < volume.base + volume.bytes).then(|| volume.clone())
+        (at < volume.base + volume.bytes()).then(|| volume.clone())
     }
 
     // ---- what stays and what may come ----
@@ -245,7 +283,8 @@ impl Governor {
         let of = line.and_then(|at| self.volume_at(at).map(|v| (v, at)));
         let own = of.as_ref().is_some_and(|(v, _)| v.id == owner.id);
         let always = |v: &Attached, at: u64| self.rule(v, at - v.base, line_bytes) == Rule::Always;
-        let keep = if always(&owner, victim) {
+        let (pinned, most) = self.pinned();
+        let keep = if pinned <= most && always(&owner, victim) {
             // Among what is pinned the newer may have the place.
             !of.as_ref().is_some_and(|(v, at)| always(v, *at))
         } else if own {

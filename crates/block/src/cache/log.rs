@@ -499,7 +499,7 @@ impl LogShards for Shards<'_> {
             * u64::from(cache.layout.line);
         let at = u64::from(region) * bytes;
         let owner =
-            cache.volumes().into_iter().find(|v| v.base < at + bytes && at < v.base + v.bytes);
+            cache.volumes().into_iter().find(|v| v.base < at + bytes && at < v.base + v.bytes());
         let Some(volume) = owner else {
             // Nobody's any more: its lines are never used again before they are dropped.
             return Err(IoFailed);

@@ -12,6 +12,9 @@
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `governor` | what has the last word over admission: selection, shares, the write budget |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
+//! | `check` | whether what is cached is what it should be |
+//! | [`inspect`] | the same of a device that is not in use |
+//! | `prefetch` | what an operator wants to be cached ahead |
 //! | `census` | a thread that counts lines and reads what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
@@ -22,12 +25,15 @@ mod ahead;
 mod attached;
 mod cell;
 mod census;
+mod check;
 mod desk;
 mod flusher;
 mod governor;
+pub mod inspect;
 mod log;
 pub mod open;
 mod pieces;
+mod prefetch;
 mod range;
 mod record;
 mod select;
@@ -59,11 +65,13 @@ use rustix::event::{EventfdFlags, eventfd};
 
 pub use attached::{Attached, VolumeCounters};
 use cell::{Cell, Copying, Fill, Fx, Message, Out};
+pub use check::{CheckFault, CheckReport, CheckWish};
 pub(crate) use desk::named;
 pub use desk::{Detaching, Explanation};
 use governor::Governor;
 pub use governor::{BudgetNow, Latencies, RulesConfig};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
+pub use prefetch::{Prefetched, Prefetching};
 pub use service::Cached;
 pub use share::{Portion, Share};
 

@@ -574,8 +574,8 @@ pub fn open(
     })?;
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
-    // One more, for who is no worker.
-    let doors = (0..=config.workers)
+    // Two more, for who is no worker: who prefetches, and the desk.
+    let doors = (0..config.workers + 2)
         .map(|_| Cache::new_door())
         .collect::<Result<_, _>>()
         .map_err(system("eventfd"))?;
@@ -617,7 +617,7 @@ pub fn open(
 }
 
 /// What a shard may have under way.
-fn limits(fill_memory: ByteSize, layout: &Layout) -> BlockLimits {
+pub(super) fn limits(fill_memory: ByteSize, layout: &Layout) -> BlockLimits {
     let lines = fill_memory.0 / u64::from(layout.line) / u64::from(layout.shards);
     // A group at least: a cache that fills nothing is none.
     let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);

@@ -31,7 +31,7 @@ impl Recording {
         let refused = |reason: String| CacheError::Record { path: path.clone(), reason };
         let volumes = attached
             .values()
-            .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes, seed: superblock.key })
+            .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes(), seed: superblock.key })
             .collect();
         let (making, admission) = (config.making(), &config.admission);
         let setup = BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes);

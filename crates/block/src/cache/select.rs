@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use larder_policy::block::detect::{PARTITION_TABLE_BYTES, Partition, partitions};
 use larder_policy::block::{Rule, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::attached::Attached;
+use super::census;
 use super::desk::check_range;
 use super::open::CacheError;
-use super::{Cache, store_file};
+use super::{Cache, locked, store_file};
 
 /// Largest file of selections that is read, bytes.
 const MOST_FILE: u64 = 64 << 20;
@@ -117,6 +119,7 @@ impl Cache {
         label: &str,
     ) -> Result<(u64, u64), CacheError> {
         let volume = self.attached(name)?;
+        let _one = locked(&self.governor.selecting);
         let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
         for &(start, bytes) in ranges.unwrap_or_default() {
             check_range(&volume, start, bytes)?;
@@ -152,7 +155,7 @@ impl Cache {
         outcome.map_err(|e| fail(e.to_string()))?;
         let mut dropped = 0;
         if rule == Some(Rule::Never) {
-            let all = [(0, volume.bytes)];
+            let all = [(0, volume.bytes())];
             for &(start, bytes) in ranges.unwrap_or(&all) {
                 dropped += self.drop_lines(name, Some((start, bytes)), &mut || true)?.unwrap_or(0);
             }
@@ -167,6 +170,7 @@ impl Cache {
     /// When the volume is not attached, or that cannot be kept.
     pub fn unselect_label(&self, name: &str, label: &str) -> Result<u64, CacheError> {
         let volume = self.attached(name)?;
+        let _one = locked(&self.governor.selecting);
         let gone = self.governor.select(|s| s.clear_label(volume.id, label));
         self.save_selection(&volume)?;
         Ok(gone as u64)
@@ -178,5 +182,29 @@ impl Cache {
     /// When the volume is not attached.
     pub fn selection(&self, name: &str) -> Result<Vec<(u64, u64, String, String)>, CacheError> {
         Ok(self.selected_ranges(self.attached(name)?.id))
+    }
+
+    /// Bytes that are pinned, of all volumes, and how many may be: if more are, lines that are pinned are still admitted
+    /// always, but not kept from being evicted.
+    pub fn pinned(&self) -> (u64, u64) {
+        self.governor.pinned()
+    }
+
+    /// The partitions of a volume, as its first bytes list them (MBR: the primary ones), by number: first byte and bytes.
+    ///
+    /// # Errors
+    /// When the volume is not attached, or its store does not answer.
+    pub fn partitions(&self, name: &str) -> Result<Vec<Partition>, CacheError> {
+        let volume = self.attached(name)?;
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        let mut session = volume.volume().backing().session().map_err(|e| fail(e.to_string()))?;
+        let bytes = (PARTITION_TABLE_BYTES as u64).min(volume.bytes()) as usize;
+        let head = census::read(&mut *session, 0, bytes, self)
+            .ok_or_else(|| fail("its store does not answer: try again".to_owned()))?;
+        // What a table says need not lie in the volume.
+        let inside = |p: &Partition| {
+            p.bytes > 0 && p.start.checked_add(p.bytes).is_some_and(|end| end <= volume.bytes())
+        };
+        Ok(partitions(&head).into_iter().filter(inside).collect())
     }
 }

@@ -355,7 +355,7 @@ impl Cached {
         let line_bytes = u64::from(self.cache.line_bytes());
         let group_bytes = line_bytes * u64::from(GROUP_LINES);
         let end = op.at + op.len;
-        let cached_end = end.min(attached.base + attached.cached_bytes);
+        let cached_end = end.min(attached.base + attached.cached_bytes());
         // The part that stands for its beginning: it is not over before all parts are begun.
         op.pending = 1;
         let (at, kind, payload, tag) = (op.at, op.kind, op.payload.clone(), op.tag);
@@ -416,6 +416,10 @@ impl Cached {
                     let never = PolicyVerdict::Reject(Reason::Never);
                     governor.count(never, (before - parts.len()) as u64);
                 }
+                if !governor.affords(self.cache.now(), parts.iter().map(|p| u64::from(p.1)).sum()) {
+                    governor.count(PolicyVerdict::Reject(Reason::Budget), parts.len() as u64);
+                    parts.clear();
+                }
                 verdicts.resize(parts.len(), Verdict::Admit);
             }
             _ => verdicts.resize(parts.len(), Verdict::Admit),
@@ -426,7 +430,7 @@ impl Cached {
         let ahead = (kind == PartKind::Read)
             .then(|| {
                 let admitted = verdicts.iter().all(|v| *v == Verdict::Admit);
-                let volume_end = attached.base + attached.cached_bytes;
+                let volume_end = attached.base + attached.cached_bytes();
                 self.streams.read(at, end - at, volume_end, admitted)
             })
             .flatten();
@@ -452,7 +456,7 @@ impl Cached {
 
     /// The store was asked for a read at `at`.
     fn missed(&mut self, known: usize, at: u64) {
-        let Some(end) = self.attached(known).map(|a| a.base + a.cached_bytes) else { return };
+        let Some(end) = self.attached(known).map(|a| a.base + a.cached_bytes()) else { return };
         if let Some(range) = self.streams.missed(at, end) {
             self.read_ahead(known, range);
         }

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`protocol`] | requests and answers, one JSON value a line |
+//! | `select` | what is cached always or never |
 //! | `socket` | the socket, of mode 0600, and a thread for each of its few connections |
 //! | [`client`] | its other end |
 //! | [`status`] | everything that is counted, as it is shown |
@@ -11,6 +12,7 @@
 pub mod client;
 pub mod http;
 pub mod protocol;
+mod select;
 mod socket;
 pub mod status;
 
@@ -18,6 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use larder_base::ByteSize;
 use larder_engine::block::BlockStats;
 use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
@@ -25,15 +28,15 @@ use larder_runtime::{Wear, machine};
 use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
-use crate::cache::{Cache, CacheError, Detaching, named};
+use crate::cache::{Cache, CacheError, CheckWish, Detaching, Prefetching, named};
 use crate::nbd::server::Exports;
 use crate::server::{Counters, Volume, Volumes};
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, VolumeStatus};
 
-/// Opens a store for a volume that is attached: with what the daemon was started with.
-pub type OpenStore = dyn Fn(&Uri) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
+/// Opens a store for a volume that is attached: with what the daemon was started with, and to be read only if so asked.
+pub type OpenStore = dyn Fn(&Uri, bool) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
 
 /// Between two questions to the drive about its wear.
 const WEAR: Duration = Duration::from_secs(60);
@@ -142,19 +145,32 @@ impl Control {
     pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
         match request {
             Request::Status {} => Ok(json!(self.status())),
-            Request::Attach { volume, uri } => self.attach(&volume, &uri),
+            Request::Attach { volume, uri, read_only } => self.attach(&volume, &uri, read_only),
             Request::Detach { volume, disconnect } => self.detach(&volume, disconnect, go_on),
+            Request::Resize { volume, bytes } => self.resize(&volume, bytes),
             Request::Drop { volume } => {
                 let mut go_on = || go_on(Progress::default());
                 let dropped = self.cache.drop_lines(&volume, None, &mut go_on)?;
                 let dropped = dropped.ok_or_else(|| refused("interrupted: nothing was dropped"))?;
                 Ok(json!({ "volume": volume, "dropped_lines": dropped }))
             }
+            Request::Select { volume, rule, ranges, partition, label, disk_bytes } => {
+                let wanted = select::Wanted { rule, ranges, partition, label, disk_bytes };
+                select::select(&self.cache, &volume, wanted)
+            }
+            Request::Prefetch { volume, ranges } => self.prefetch(&volume, ranges, go_on),
+            Request::Check { volume, compare, drop } => {
+                let wish = CheckWish { volume, compare, drop };
+                let mut hear =
+                    |done, total| go_on(Progress { what: "slots looked at".into(), done, total });
+                Ok(json!(self.cache.check(&wish, &mut hear)?))
+            }
+            Request::Selected { volume } => select::selected(&self.cache, &volume),
             Request::Explain { volume, offset } => Ok(json!(self.cache.explain(&volume, offset)?)),
         }
     }
 
-    fn attach(&self, name: &str, uri: &str) -> Result<Value, Refusal> {
+    fn attach(&self, name: &str, uri: &str, read_only: bool) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +179,7 @@ impl Control {
                 "volume '{name}' is attached already: choose another name"
             )));
         }
-        let store = (self.open)(&uri).map_err(|e| refused(e.to_string()))?;
+        let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         let warm = self.cache.attach(&volume)?;
@@ -177,6 +193,7 @@ impl Control {
             "volume": name,
             "uri": uri.to_string(),
             "bytes": volume.about().size,
+            "read_only": volume.about().read_only,
             "warm": warm.is_ok(),
             "why_cold": warm.err(),
         }))
@@ -242,6 +259,51 @@ impl Control {
         }
     }
 
+    fn resize(&self, name: &str, bytes: Option<u64>) -> Result<Value, Refusal> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let attached = self.cache.attached(name)?;
+        let volume = attached.volume();
+        let before = attached.bytes();
+        if bytes.is_some_and(|b| b < before) {
+            return Err(Refusal {
+                message: format!(
+                    "volume '{name}' has {before} bytes: it cannot be made smaller while it is attached; detach it, and \
+                     attach its store under another name"
+                ),
+                usage: true,
+            });
+        }
+        self.cache.may_grow_to(name, bytes.unwrap_or(before))?;
+        let now = volume.backing().resize(bytes).map_err(|e| refused(e.to_string()))?;
+        if now != before {
+            self.cache.grow(name, now)?;
+            tracing::info!("volume '{name}' has grown from {before} to {now} bytes");
+        }
+        Ok(json!({
+            "volume": name,
+            "bytes_before": before,
+            "bytes": now,
+            "clients": volume.clients(),
+        }))
+    }
+
+    fn prefetch(
+        &self,
+        volume: &str,
+        ranges: Option<Vec<(u64, u64)>>,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
+        let begun = Instant::now();
+        let mut hear = |p: Prefetching| {
+            let rate = p.brought as f64 / begun.elapsed().as_secs_f64().max(0.001);
+            let (brought, rate) = (ByteSize(p.brought), ByteSize(rate as u64));
+            let what = format!("{brought} brought, {rate}/s");
+            go_on(Progress { what, done: p.done, total: p.total })
+        };
+        let report = self.cache.prefetch(volume, ranges.as_deref(), &mut hear)?;
+        Ok(json!(report))
+    }
+
     fn wear(&self) -> Option<Wear> {
         let mut wear = self.wear.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, wear)) = &*wear
@@ -281,6 +343,10 @@ impl Control {
         if let Some(why) = &given_up {
             alarms.push(format!("the cache is out of use, volumes are in pass-through: {why}"));
         }
+        let (pinned, most) = cache.pinned();
+        if pinned > most {
+            alarms.push(select::too_much(pinned, most));
+        }
         if e.corrupt > 0 {
             alarms.push(format!(
                 "{} lines did not match their checksum and were read from the store: watch the cache device",
@@ -319,6 +385,8 @@ impl Control {
                 admission: config.admission.to_string(),
                 replacement: config.replacement.to_string(),
                 regions_marked: stats.regions_set,
+                pinned_bytes: pinned,
+                pinned_most_bytes: most,
             },
             flash: FlashStatus {
                 bytes_written: stats.flash_bytes,

@@ -28,6 +28,17 @@ pub enum Request {
         volume: String,
         /// Its store.
         uri: String,
+        /// It is only read.
+        #[serde(default)]
+        read_only: bool,
+    },
+    /// A volume whose store has grown, or is to grow, is to have its size.
+    Resize {
+        /// Its name.
+        volume: String,
+        /// To how many bytes its store is to grow; without, it has grown.
+        #[serde(default)]
+        bytes: Option<u64>,
     },
     /// A volume is to be put aside.
     Detach {
@@ -39,6 +50,51 @@ pub enum Request {
     },
     /// All lines of a volume are to go.
     Drop {
+        /// Its name.
+        volume: String,
+    },
+    /// How ranges of a volume, a partition or all of it are cached from now on.
+    Select {
+        /// Its name.
+        volume: String,
+        /// `always` or `never`; nothing forgets what was selected.
+        #[serde(default)]
+        rule: Option<String>,
+        /// First byte and bytes of each range; without these, a partition and a label: the whole volume.
+        #[serde(default)]
+        ranges: Option<Vec<(u64, u64)>>,
+        /// A partition of the volume, by number.
+        #[serde(default)]
+        partition: Option<u32>,
+        /// What the ranges are: a file's path. Alone, with nothing as the rule: forgets what bears it.
+        #[serde(default)]
+        label: String,
+        /// Bytes of the disk that the ranges were found on: it must be the volume.
+        #[serde(default)]
+        disk_bytes: Option<u64>,
+    },
+    /// What is not cached of a volume is to be brought into the cache.
+    Prefetch {
+        /// Its name.
+        volume: String,
+        /// First byte and bytes of each range; without, all of it.
+        #[serde(default)]
+        ranges: Option<Vec<(u64, u64)>>,
+    },
+    /// What is cached is to be looked at.
+    Check {
+        /// Only of this volume.
+        #[serde(default)]
+        volume: Option<String>,
+        /// Compare with the stores too.
+        #[serde(default)]
+        compare: bool,
+        /// Drop what is wrong.
+        #[serde(default)]
+        drop: bool,
+    },
+    /// What is selected of a volume.
+    Selected {
         /// Its name.
         volume: String,
     },
@@ -125,9 +181,21 @@ mod tests {
     fn examples() -> Vec<Request> {
         vec![
             Request::Status {},
-            Request::Attach { volume: "a".into(), uri: "file:/x".into() },
+            Request::Attach { volume: "a".into(), uri: "file:/x".into(), read_only: true },
+            Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
             Request::Detach { volume: "ä".into(), disconnect: true },
             Request::Explain { volume: "a".into(), offset: u64::MAX },
+            Request::Select {
+                volume: "a".into(),
+                rule: Some("always".into()),
+                ranges: Some(vec![(0, 4096), (u64::MAX, 1)]),
+                partition: Some(2),
+                label: "/x".into(),
+                disk_bytes: Some(5),
+            },
+            Request::Selected { volume: "a".into() },
+            Request::Prefetch { volume: "a".into(), ranges: None },
+            Request::Check { volume: None, compare: true, drop: false },
         ]
     }
 

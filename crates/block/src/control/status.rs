@@ -65,6 +65,10 @@ pub struct CacheStatus {
     pub replacement: String,
     /// Regions that are marked as being written to.
     pub regions_marked: u64,
+    /// Bytes of volumes that are selected to be cached always.
+    pub pinned_bytes: u64,
+    /// How many may be, for them to be kept from eviction.
+    pub pinned_most_bytes: u64,
 }
 
 /// Writes to the cache device.

@@ -14,6 +14,7 @@ pub struct Volume {
     name: String,
     backing: Box<dyn Backing>,
     about: About,
+    size: AtomicU64,
     preferred: u32,
     /// Prefetching does something.
     cached: bool,
@@ -51,6 +52,7 @@ impl Volume {
             name: name.to_owned(),
             backing,
             about,
+            size: AtomicU64::new(about.size),
             preferred,
             cached,
             clients: AtomicU64::new(0),
@@ -105,9 +107,15 @@ impl Volume {
         &*self.backing
     }
 
-    /// What the store can do.
-    pub fn about(&self) -> &About {
-        &self.about
+    /// What the store can do. Its size is that of the volume, which [`Volume::set_size`] changes.
+    pub fn about(&self) -> About {
+        About { size: self.size.load(Ordering::SeqCst), ..self.about }
+    }
+
+    /// The volume has so many bytes from now on: no fewer than before. Clients that are there keep the size that they were
+    /// told.
+    pub fn set_size(&self, bytes: u64) {
+        self.size.fetch_max(bytes, Ordering::SeqCst);
     }
 }
 
@@ -118,7 +126,7 @@ impl Export for Volume {
             name: self.name.clone(),
             // Where a volume comes from is not every client's business.
             description: String::new(),
-            size: self.about.size,
+            size: self.about().size,
             read_only: self.about.read_only,
             trim: self.about.trim,
             write_zeroes: true,

@@ -36,6 +36,11 @@ pub(super) fn default_socket(state_dir: &std::path::Path) -> PathBuf {
 }
 
 impl Daemon {
+    /// Whether the answer is wanted in JSON.
+    pub(super) fn json(&self) -> bool {
+        self.json
+    }
+
     /// Asks, shows how far it is, and returns the answer.
     pub(super) fn ask(&self, request: &Request) -> Result<Value, CliError> {
         let path = match &self.control {
@@ -65,12 +70,20 @@ impl Daemon {
         request: &Request,
         people: impl FnOnce(&Value) -> Result<String, CliError>,
     ) -> Result<(), CliError> {
-        let answer = self.ask(request)?;
+        self.show(&self.ask(request)?, people)
+    }
+
+    /// Prints an answer.
+    pub(super) fn show(
+        &self,
+        answer: &Value,
+        people: impl FnOnce(&Value) -> Result<String, CliError>,
+    ) -> Result<(), CliError> {
         let text = if self.json {
-            serde_json::to_string_pretty(&answer)
+            serde_json::to_string_pretty(answer)
                 .map_err(|e| CliError::Runtime(format!("the answer cannot be printed: {e}")))?
         } else {
-            people(&answer)?
+            people(answer)?
         };
         let mut out = std::io::stdout().lock();
         writeln!(out, "{}", text.trim_end())
@@ -100,6 +113,9 @@ pub(crate) struct AttachArgs {
     /// The volume and its store, as for `larder block serve --volume`
     #[arg(value_name = "NAME=URI")]
     volume: String,
+    /// It is only read: exported as such, and writes are refused
+    #[arg(long)]
+    read_only: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -150,7 +166,8 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
             args.volume
         ))
     })?;
-    let request = Request::Attach { volume: volume.into(), uri: uri.into() };
+    let (name, read_only) = (volume.to_owned(), args.read_only);
+    let request = Request::Attach { volume: name, uri: uri.into(), read_only };
     args.daemon.print(&request, |answer| {
         let bytes = ByteSize(answer["bytes"].as_u64().unwrap_or(0));
         Ok(match answer["why_cold"].as_str() {
@@ -223,7 +240,12 @@ fn verdicts(all: &[(String, u64)]) -> String {
     all.iter().map(|(n, c)| format!("{} {c}", n.replace('_', " "))).collect::<Vec<_>>().join(", ")
 }
 
-fn two_columns(rows: Vec<(&str, String)>) -> String {
+/// `n` of something that has a plain plural.
+pub(super) fn quantity(n: u64, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+pub(super) fn two_columns(rows: Vec<(&str, String)>) -> String {
     let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0);
     rows.iter().map(|(name, text)| format!("{name:width$}  {text}\n")).collect()
 }
@@ -298,6 +320,10 @@ pub(super) fn status_text(s: &Status) -> String {
         _ => "none: --endurance-tbw or --endurance-dwpd sets one".to_owned(),
     };
     rows.push(("write budget", budget));
+    if c.pinned_bytes > 0 {
+        let (pinned, most) = (ByteSize(c.pinned_bytes), ByteSize(c.pinned_most_bytes));
+        rows.push(("pinned", format!("{pinned}, of at most {most}")));
+    }
     if let Some(used) = f.drive_used_percent {
         rows.push(("drive", format!("{used} % of its rated life used, as it reports")));
     }

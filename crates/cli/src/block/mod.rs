@@ -3,8 +3,10 @@
 mod control;
 mod create;
 mod format;
+mod select;
 mod serve;
 mod store;
+mod upkeep;
 
 use crate::config_file::{Resolved, WithFile};
 use crate::error::CliError;
@@ -26,6 +28,14 @@ enum Command {
     Detach(control::DetachArgs),
     Drop(control::DropArgs),
     Explain(control::ExplainArgs),
+    Pin(select::PinArgs),
+    Never(select::NeverArgs),
+    Unpin(select::UnpinArgs),
+    Rules(select::RulesArgs),
+    Extents(select::ExtentsArgs),
+    Prefetch(upkeep::PrefetchArgs),
+    Check(upkeep::CheckArgs),
+    Resize(upkeep::ResizeArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), CliError> {
@@ -48,6 +58,14 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Detach(args) => control::detach(&args),
         Command::Drop(args) => control::drop_lines(&args),
         Command::Explain(args) => control::explain(&args),
+        Command::Pin(args) => select::pin(&args),
+        Command::Never(args) => select::never(&args),
+        Command::Unpin(args) => select::unpin(&args),
+        Command::Rules(args) => select::rules(&args),
+        Command::Extents(args) => select::run_extents(&args),
+        Command::Prefetch(args) => upkeep::prefetch(&args),
+        Command::Check(args) => upkeep::check(&args),
+        Command::Resize(args) => upkeep::resize(&args),
     }
 }
 

@@ -99,6 +99,9 @@ pub(crate) struct Args {
     /// Volumes are only read
     #[arg(long)]
     read_only: bool,
+    /// This volume is only read: exported as such, and writes are refused. May be given several times
+    #[arg(long = "read-only-volume", value_name = "NAME")]
+    read_only_volumes: Vec<String>,
     /// Take stores that cannot tell whether they changed (NBD, block devices) as unchanged since the last run
     #[arg(long)]
     trust_unchanged: bool,
@@ -298,6 +301,11 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             warn!("--share {name}: no --volume has that name; it holds when one is attached");
         }
     }
+    for name in &args.read_only_volumes {
+        if !args.volumes.iter().any(|v| v.0 == *name) {
+            return Err(usage(&format!("--read-only-volume {name}: no --volume has that name")));
+        }
+    }
     let size = match args.cache.metadata() {
         Ok(meta) => meta.len(),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -316,9 +324,14 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let layout = open::layout_of(&args.cache).map_err(failed)?;
     let volumes = Arc::new(Volumes::default());
     let state_dir = state_dir(args.state_dir.as_ref());
-    let options = args.stores.options(args.read_only, &state_dir);
+    let stores = args.stores.clone();
+    let (all_read_only, dir) = (args.read_only, state_dir.clone());
+    let open_store = move |uri: &Uri, read_only: bool| {
+        backing::open_with(uri, &stores.options(all_read_only || read_only, &dir))
+    };
     for (name, uri) in &args.volumes {
-        let store = backing::open_with(uri, &options).map_err(|e| runtime(&e))?;
+        let read_only = args.read_only_volumes.contains(name);
+        let store = open_store(uri, read_only).map_err(|e| runtime(&e))?;
         volumes.add(Volume::new(name, store, layout.line, true)).map_err(|e| usage(&e))?;
     }
     let workers = usize::from(args.threads);
@@ -377,7 +390,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         cache.clone(),
         volumes,
         server.counters().clone(),
-        Box::new(move |uri| backing::open_with(uri, &options)),
+        Box::new(open_store),
         how,
         env!("CARGO_PKG_VERSION"),
     );

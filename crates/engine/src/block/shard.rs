@@ -312,6 +312,11 @@ impl BlockShard {
         self.groups.is_empty() && self.actives.len() == 0 && self.ios.len() == 0
     }
 
+    /// Lines on their way to flash behind replies, or fetched for it: bounded by [`BlockLimits::fills`].
+    pub fn fills_under_way(&self) -> u32 {
+        self.fills
+    }
+
     /// What is under way, for messages and tests.
     pub fn under_way(&self) -> String {
         format!(

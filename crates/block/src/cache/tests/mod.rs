@@ -1,3 +1,5 @@
+mod rules;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -35,6 +37,7 @@ struct Shape {
     workers: usize,
     volumes: usize,
     admission: &'static str,
+    rules: fn() -> RulesConfig,
 }
 
 /// Instead of ways: a log of segments.
@@ -47,6 +50,7 @@ const SHAPE: Shape = Shape {
     workers: 1,
     volumes: 1,
     admission: "all",
+    rules: RulesConfig::default,
 };
 
 fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig {
@@ -110,7 +114,7 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
         trust_unchanged: false,
         state_dir: dir.path().join("state"),
         record: None,
-        rules: RulesConfig::default(),
+        rules: (shape.rules)(),
     };
     let handle = open::open(&dir.path().join("cache"), config, &volumes.all())?;
     let cache = handle.cache().clone();

@@ -1,0 +1,314 @@
+//! Looking at a cache device that is not in use: superblock, snapshot, log, write-intent map and every line, by what the
+//! device itself says. Nothing is written.
+
+use std::path::Path;
+use std::time::Instant;
+
+use larder_base::{Nanos, Words};
+use larder_engine::block::address::Placing;
+use larder_engine::block::map::{Making, Map, Shape, Slot};
+use larder_engine::block::{GROUP_LINES, IoFailed, LineId, LogIo, MapLog, Regions, SlotId, Sum};
+use larder_format::PAGE_SIZE;
+use larder_format::block::superblock::COPY_BYTES;
+use larder_format::block::{
+    BlockSuperblock, BlockSuperblockError, Layout, VolumeState, intents, log as pages,
+};
+use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
+use serde::{Deserialize, Serialize};
+
+use super::check::CheckFault;
+use super::open::{CacheError, read_superblock};
+
+/// Bytes that are read at a time.
+const BATCH: u64 = 1 << 20;
+/// Faults that are listed.
+const MOST_LISTED: usize = 100;
+
+/// A volume that the device has lines of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InspectedVolume {
+    /// Its name.
+    pub name: String,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// It was put aside in good order; otherwise it was attached when the last run ended.
+    pub detached: bool,
+    /// Its lines in the durable map.
+    pub lines: u64,
+}
+
+/// What was found on a device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inspection {
+    /// The device.
+    pub path: String,
+    /// Its name in every start.
+    pub uuid: String,
+    /// Bytes of a line.
+    pub line_bytes: u32,
+    /// Where a line may lie: direct, set:W or full.
+    pub placement: String,
+    /// Lines that fit.
+    pub slots: u64,
+    /// The last run was stopped in good order. If not, a map in memory may be ahead of the device's.
+    pub clean: bool,
+    /// Copies of the superblock that are damaged.
+    pub superblocks_damaged: u64,
+    /// Pages of the snapshot that are damaged.
+    pub snapshot_pages_damaged: u64,
+    /// Pages of the write-intent map that are damaged: their regions count as written to.
+    pub intent_pages_damaged: u64,
+    /// The log has a gap: records are behind its end.
+    pub log_gap: bool,
+    /// Records of the log.
+    pub records: u64,
+    /// Regions that were being written to.
+    pub regions_marked: u64,
+    /// Lines in the durable map.
+    pub lines: u64,
+    /// Of them, in regions that were being written to: after a power cut they are not used. What they hold is not a fault.
+    pub in_doubt: u64,
+    /// Of them, of no volume that the device knows: they are not used.
+    pub of_no_volume: u64,
+    /// Lines that do not have their checksum.
+    pub corrupt: u64,
+    /// Lines that cannot be read.
+    pub unreadable: u64,
+    /// The volumes.
+    pub volumes: Vec<InspectedVolume>,
+    /// The first faults of lines.
+    pub faults: Vec<CheckFault>,
+    /// It was not looked at to the end.
+    pub interrupted: bool,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+impl Inspection {
+    /// How many faults there are.
+    pub fn faulty(&self) -> u64 {
+        self.superblocks_damaged
+            + self.snapshot_pages_damaged
+            + self.intent_pages_damaged
+            + u64::from(self.log_gap)
+            + self.corrupt
+            + self.unreadable
+    }
+}
+
+/// A device that is only read.
+struct ReadOnly<'a>(&'a FlashDevice);
+
+impl LogIo for ReadOnly<'_> {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        self.0.read_at(at, out).map_err(|error| {
+            tracing::warn!(%error, "the map of the cache cannot be read");
+            IoFailed
+        })
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), IoFailed> {
+        Err(IoFailed)
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        Err(IoFailed)
+    }
+}
+
+/// Looks at the device at `path`. `go_on` hears how many slots of how many were looked at, and may say no.
+///
+/// # Errors
+/// When it is in use, is no cache, or is one that this version does not know: then nothing can be said about its lines.
+pub fn inspect(
+    path: &Path,
+    go_on: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Inspection, CacheError> {
+    let begun = Instant::now();
+    let device = FlashDevice::open(&DeviceOptions::new(path).read_only())?;
+    let sb = read_superblock(&device)?;
+    let layout = sb.layout;
+    let mut found = Inspection {
+        path: path.display().to_string(),
+        uuid: sb.uuid.to_string(),
+        line_bytes: layout.line,
+        placement: layout.placement().to_string(),
+        slots: layout.slots(),
+        clean: sb.is_clean(),
+        superblocks_damaged: damaged_copies(&device)?,
+        ..Inspection::default()
+    };
+    found.volumes = sb
+        .volumes
+        .iter()
+        .map(|v| InspectedVolume {
+            name: v.name.clone(),
+            bytes: v.bytes,
+            detached: v.state == VolumeState::Detached,
+            lines: 0,
+        })
+        .collect();
+    let (maps, log) = recover(&device, &sb, &mut found)?;
+    let regions = Regions { groups: layout.region_groups, count: layout.regions };
+    let step = (BATCH / u64::from(layout.line)).max(1) as u32;
+    for (shard, map) in (0u32..).zip(&maps) {
+        for from in (0..map.len()).step_by(step as usize) {
+            if !go_on(u64::from(shard) * u64::from(map.len()) + u64::from(from), layout.slots()) {
+                found.interrupted = true;
+                found.seconds = begun.elapsed().as_secs_f64();
+                return Ok(found);
+            }
+            let slots = (from..(from + step).min(map.len())).map(SlotId);
+            let lines: Vec<(SlotId, LineId, Sum)> = slots
+                .filter_map(|slot| match map.get(slot) {
+                    Slot::Line(line) => Some((slot, line, map.sum(slot))),
+                    Slot::Free | Slot::Held => None,
+                })
+                .collect();
+            let in_doubt = |line| log.is_set(regions.of(line));
+            look(&device, &sb, shard, &lines, &in_doubt, &mut found);
+        }
+    }
+    found.seconds = begun.elapsed().as_secs_f64();
+    Ok(found)
+}
+
+/// Copies of the superblock that are neither whole nor empty.
+fn damaged_copies(device: &FlashDevice) -> Result<u64, CacheError> {
+    let mut copies = vec![0u8; 2 * COPY_BYTES];
+    device.read_at(0, &mut copies)?;
+    let damaged = copies.chunks(COPY_BYTES).filter(|copy| match BlockSuperblock::decode(copy) {
+        Err(BlockSuperblockError::None) => copy.iter().any(|&b| b != 0),
+        Err(_) => true,
+        Ok(_) => false,
+    });
+    Ok(damaged.count() as u64)
+}
+
+/// The durable map, as a start after a power cut finds it.
+fn recover(
+    device: &FlashDevice,
+    sb: &BlockSuperblock,
+    found: &mut Inspection,
+) -> Result<(Vec<Map>, MapLog), CacheError> {
+    let layout = sb.layout;
+    let unreadable = |_| CacheError::System {
+        what: "the map on the cache device",
+        reason: "it cannot be read: replace the device, or format it anew".into(),
+    };
+    let shape = Shape::of(&layout);
+    let (entries, rest) = Map::words(shape);
+    let placing = Placing::new(layout.shards, layout.group_sets, sb.key);
+    let mut maps: Vec<Map> = (0..layout.shards)
+        .map(|shard| {
+            let words = (Words::heap(entries), Words::heap(rest));
+            Map::new(words.0, words.1, placing, shard, shape, Making::default())
+        })
+        .collect();
+    let per = u64::from(layout.shard_slots());
+    let io = &mut ReadOnly(device);
+    let recovered = MapLog::recover(sb.clone(), false, Nanos::ZERO, io, |slot, held| {
+        let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
+        maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
+    })
+    .map_err(unreadable)?;
+    for range in &recovered.damaged {
+        for slot in range.clone() {
+            maps[(slot / per) as usize].hold(SlotId((slot % per) as u32));
+        }
+    }
+    found.records = recovered.records;
+    found.snapshot_pages_damaged = recovered.damaged.len() as u64;
+    found.regions_marked = recovered.log.regions_set() as u64;
+    let mut page = vec![0u8; PAGE_SIZE];
+    for number in 0..layout.intent_pages() {
+        io.read(layout.intents_at() + number * PAGE_SIZE as u64, &mut page).map_err(unreadable)?;
+        if intents::decode(&page, number).is_none() && page.iter().any(|&b| b != 0) {
+            found.intent_pages_damaged += 1;
+        }
+    }
+    found.log_gap = sb.is_clean() && log_gap(io, &layout, sb).map_err(unreadable)?;
+    Ok((maps, recovered.log))
+}
+
+/// Whether pages of the log that the last run wrote lie behind the first that is none. After a power cut that may be (the
+/// last batch was not whole), after a clean stop it may not.
+fn log_gap(io: &mut ReadOnly<'_>, layout: &Layout, sb: &BlockSuperblock) -> Result<bool, IoFailed> {
+    let mut bytes = vec![0u8; 256 * PAGE_SIZE];
+    let mut ended = false;
+    let mut number = 0;
+    while number < layout.log_pages {
+        let count = (layout.log_pages - number).min(256);
+        let part = &mut bytes[..count as usize * PAGE_SIZE];
+        io.read(layout.log_at(sb.area) + number * PAGE_SIZE as u64, part)?;
+        for (page, number) in part.chunks_exact(PAGE_SIZE).zip(number..) {
+            match pages::decode_log(page, sb.generation, number) {
+                Some(page) if ended && page.epoch == sb.epoch => return Ok(true),
+                Some(_) => {}
+                None => ended = true,
+            }
+        }
+        number += count;
+    }
+    Ok(false)
+}
+
+/// Compares lines of one shard, whose slots are close together, with their checksums.
+fn look(
+    device: &FlashDevice,
+    sb: &BlockSuperblock,
+    shard: u32,
+    lines: &[(SlotId, LineId, Sum)],
+    in_doubt: &dyn Fn(LineId) -> bool,
+    found: &mut Inspection,
+) {
+    let bytes = sb.layout.line as usize;
+    let mut own = AlignedBuf::zeroed(bytes);
+    for run in lines.chunk_by(|a, b| a.0.0 + 1 == b.0.0) {
+        let mut buf = AlignedBuf::zeroed(run.len() * bytes);
+        let whole = device.read_at(sb.layout.slot_at(shard, run[0].0.0), &mut buf).is_ok();
+        for (i, &(slot, line, sum)) in run.iter().enumerate() {
+            let at = sb.layout.slot_at(shard, slot.0);
+            found.lines += 1;
+            let group = line.group().0;
+            let owner = sb
+                .volumes
+                .iter()
+                .position(|v| v.first_group <= group && group < v.first_group + v.groups);
+            match owner {
+                Some(owner) => found.volumes[owner].lines += 1,
+                None => found.of_no_volume += 1,
+            }
+            if in_doubt(line) {
+                found.in_doubt += 1;
+                continue;
+            }
+            if owner.is_none() {
+                continue;
+            }
+            let read = whole || device.read_at(at, &mut own).is_ok();
+            let data = if whole { &buf[i * bytes..(i + 1) * bytes] } else { &own[..] };
+            let what = if !read {
+                found.unreadable += 1;
+                "it cannot be read"
+            } else if Sum::of(line, crc32c::crc32c(data)) != sum {
+                found.corrupt += 1;
+                "it does not have its checksum"
+            } else {
+                continue;
+            };
+            if found.faults.len() < MOST_LISTED {
+                let volume = owner.map(|o| &sb.volumes[o]);
+                let first = volume.map_or(0, |v| v.first_group) * u64::from(GROUP_LINES);
+                found.faults.push(CheckFault {
+                    volume: volume.map_or_else(String::new, |v| v.name.clone()),
+                    offset: (line.0 - first) * u64::from(sb.layout.line),
+                    device_offset: at,
+                    what: what.to_owned(),
+                });
+            }
+        }
+    }
+}

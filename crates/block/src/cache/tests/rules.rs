@@ -1,0 +1,320 @@
+//! What has the last word over admission: selection, shares, the write budget; and what is taken for metadata.
+
+use std::process::Command;
+
+use larder_policy::block::{BlockKind, Reason};
+use larder_policy::budget::WriteBudgetConfig;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+impl Bench {
+    /// Lines of a stretch of a volume that are cached.
+    fn cached(&self, volume: usize, start: u64, bytes: u64) -> u64 {
+        let name = format!("disk{volume}");
+        let line = u64::from(self.shape.line);
+        let at = (start..start + bytes).step_by(line as usize);
+        at.filter(|&at| self.cache.explain(&name, at).unwrap().cached).count() as u64
+    }
+
+    /// Reads a stretch in requests of 64 KiB.
+    fn read_all(&self, volume: usize, start: u64, bytes: u64) {
+        let client = self.client(volume);
+        let mut session = client.session().unwrap();
+        for at in (start..start + bytes).step_by(65_536) {
+            one(&mut *session, read(at, 65_536)).outcome.unwrap();
+        }
+    }
+
+    /// Waits until every fill that was begun has ended.
+    fn settle(&self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        let all = |c: &Cache| c.volumes().iter().map(|v| load(&v.counters.filled)).sum::<u64>();
+        let mut last = (u64::MAX, Instant::now());
+        loop {
+            let e = self.engine();
+            let ended = e.fills + e.fill_dropped + e.fill_cancelled;
+            if last.0 != ended {
+                last = (ended, Instant::now());
+            }
+            // Every fill that was begun is counted when it ends; what has not changed for a while does not change.
+            if e.fills >= all(&self.cache) && last.1.elapsed() > Duration::from_millis(50)
+                || last.1.elapsed() > Duration::from_secs(2)
+            {
+                return;
+            }
+            assert!(Instant::now() < end, "{e:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn refused(&self, reason: Reason) -> u64 {
+        self.cache.stats().verdicts.rejected(reason)
+    }
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// What is selected never is not cached, by reads nor by writes, and what is cached of it goes; forgotten, it is as others.
+#[test]
+fn never() {
+    let bench = bench(&[8 * MIB], 64 * MIB, SHAPE);
+    bench.read_all(0, 0, MIB);
+    bench.settle();
+    assert_eq!(bench.cached(0, 0, MIB), 256);
+    // Half of what is cached, and as much beside it. A line with one byte of it has the rule too.
+    let ranges = [(MIB / 2, MIB / 2), (MIB, MIB / 2 - 4095)];
+    let done = bench.cache.select("disk0", Some(Rule::Never), Some(&ranges), "swap").unwrap();
+    assert_eq!(done, (1, 128), "one range, neighbours joined; its lines dropped");
+    assert_eq!(bench.cached(0, 0, 2 * MIB), 128);
+    bench.read_all(0, 0, 2 * MIB);
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    one(&mut *session, write(MIB / 2, MIB as usize, 7)).outcome.unwrap();
+    bench.settle();
+    assert_eq!(bench.cached(0, 0, MIB / 2), 128);
+    assert_eq!(bench.cached(0, MIB / 2, MIB), 0);
+    assert_eq!(bench.cached(0, 3 * MIB / 2, MIB / 2), 128);
+    assert!(bench.refused(Reason::Never) > 0);
+    assert!(bytes(one(&mut *session, read(MIB, 4096))).iter().all(|&b| b == 7));
+    let why = bench.cache.explain("disk0", MIB).unwrap();
+    assert!(why.selection.contains("never (swap)") && why.admission.contains("never"), "{why:?}");
+
+    assert_eq!(bench.cache.unselect_label("disk0", "swap").unwrap(), 1);
+    bench.read_all(0, MIB / 2, MIB);
+    bench.settle();
+    assert_eq!(bench.cached(0, 0, 2 * MIB), 512);
+}
+
+/// What is selected always is cached though admission says no, and stays while all else comes and goes; a restart keeps the
+/// rule and the lines.
+#[test]
+fn always() {
+    for ways in [SHAPE.ways, FULL] {
+        let shape =
+            Shape { ways, admission: "touch_count(threshold=200,bits=8,segment=4k)", ..SHAPE };
+        let bench = bench(&[64 * MIB], least(shape), shape);
+        bench.read_all(0, 0, MIB);
+        bench.settle();
+        assert_eq!(bench.cached(0, 0, MIB), 0, "nothing is touched so often");
+        let pinned = 256 << 10;
+        let range = [(MIB, pinned)];
+        bench.cache.select("disk0", Some(Rule::Always), Some(&range), "index").unwrap();
+        assert_eq!(bench.cache.pinned().0, pinned);
+        bench.read_all(0, 0, 2 * MIB);
+        bench.settle();
+        assert_eq!((bench.cached(0, MIB, pinned), bench.cached(0, 0, 2 * MIB)), (64, 64));
+        bench_keeps(bench, pinned);
+    }
+}
+
+fn bench_keeps(mut bench: Bench, pinned: u64) {
+    // From now on everything is admitted.
+    bench.shape.admission = "all";
+    let (bench, _) = bench.restart();
+    let kept = bench.cache.selection("disk0").unwrap();
+    assert_eq!(kept, [(MIB, MIB + pinned, "always".to_owned(), "index".to_owned())]);
+    assert_eq!(bench.cached(0, MIB, pinned), 64, "they are there after a restart");
+    bench.read_all(0, 4 * MIB, 40 * MIB);
+    bench.settle();
+    assert_eq!(bench.cached(0, MIB, pinned), 64, "a flood does not touch them");
+    assert!(bench.engine().evicted > 1000, "{:?}", bench.engine());
+    // Without the rule the same flood does.
+    bench.cache.select("disk0", None, Some(&[(MIB, pinned)]), "").unwrap();
+    assert!(bench.cache.selection("disk0").unwrap().is_empty());
+    bench.read_all(0, 4 * MIB, 40 * MIB);
+    bench.settle();
+    assert!(bench.cached(0, MIB, pinned) < 64);
+}
+
+/// More is pinned than fits: it is not kept, so that others have a place.
+#[test]
+fn more_pinned_than_fits() {
+    for ways in [SHAPE.ways, FULL] {
+        let shape = Shape { ways, ..SHAPE };
+        let bench = bench(&[64 * MIB, 8 * MIB], least(shape), shape);
+        bench.cache.select("disk0", Some(Rule::Always), None, "").unwrap();
+        let (pinned, most) = bench.cache.pinned();
+        assert!(pinned == 64 * MIB && most < bench.cache.layout().slots() * 4096, "{most}");
+        bench.read_all(0, 0, 32 * MIB);
+        bench.settle();
+        let evicted = bench.engine().evicted;
+        bench.read_all(1, 0, MIB);
+        bench.settle();
+        assert!(bench.cached(1, 0, MIB) > 128, "{:?}", bench.engine());
+        assert!(bench.engine().evicted > evicted);
+        // An exception within it.
+        let rest = [(32 * MIB, 32 * MIB), (MIB, 31 * MIB)];
+        bench.cache.select("disk0", Some(Rule::ByPolicy), Some(&rest), "").unwrap();
+        assert_eq!(bench.cache.pinned().0, MIB);
+    }
+}
+
+/// Selections that are too many, too long or elsewhere change nothing.
+#[test]
+fn selections_that_are_refused() {
+    let bench = bench(&[8 * MIB], 64 * MIB, SHAPE);
+    bench.cache.select("disk0", Some(Rule::Always), Some(&[(0, 4096)]), "a").unwrap();
+    let before = bench.cache.selection("disk0").unwrap();
+    let refused = |ranges: &[(u64, u64)], label: &str| {
+        let error = bench.cache.select("disk0", Some(Rule::Never), Some(ranges), label);
+        assert_eq!(bench.cache.selection("disk0").unwrap(), before);
+        error.unwrap_err().to_string()
+    };
+    assert!(refused(&[(0, 8 * MIB + 1)], "").contains("it has 8388608 bytes"));
+    assert!(refused(&[(0, 4096), (u64::MAX, 2)], "").contains("not in it"));
+    assert!(refused(&[(0, 4096)], &"x".repeat(256)).contains("at most 255"));
+    let many: Vec<(u64, u64)> = (0..70_000).map(|i| (i * 64, 1)).collect();
+    assert!(refused(&many, "").contains("at most 65536"));
+    assert!(bench.cache.select("none", Some(Rule::Never), None, "").is_err());
+}
+
+fn floor() -> RulesConfig {
+    RulesConfig { shares: vec![("disk0".into(), "50%..".parse().unwrap())], ..Default::default() }
+}
+
+fn ceiling() -> RulesConfig {
+    RulesConfig { shares: vec![("disk1".into(), "..25%".parse().unwrap())], ..Default::default() }
+}
+
+/// Others leave a volume its floor; without one they take nearly everything.
+#[test]
+fn a_floor_is_kept() {
+    let left = |rules: fn() -> RulesConfig| {
+        let shape = Shape { rules, ..SHAPE };
+        let bench = bench(&[8 * MIB, 64 * MIB], least(shape), shape);
+        assert_eq!(bench.cache.layout().slots(), 1024);
+        bench.read_all(0, 0, 2 * MIB);
+        bench.settle();
+        // Counted by now and then: from here on it is known how many there are.
+        std::thread::sleep(Duration::from_millis(1500));
+        bench.read_all(1, 0, 32 * MIB);
+        bench.settle();
+        bench.cached(0, 0, 2 * MIB)
+    };
+    let (with, without) = (left(floor), left(RulesConfig::default));
+    assert!(with > 384 && without < 128, "{with} {without}");
+}
+
+/// A volume takes no more than its ceiling, though there is room.
+#[test]
+fn a_ceiling_is_kept() {
+    let shape = Shape { rules: ceiling, ..SHAPE };
+    let bench = bench(&[8 * MIB, 64 * MIB], least(shape), shape);
+    bench.read_all(1, 0, 8 * MIB);
+    bench.settle();
+    let has = bench.cached(1, 0, 8 * MIB);
+    assert!((128..=288).contains(&has), "{has} of 1024 lines, and it may have 256");
+    assert!(bench.refused(Reason::Ceiling) > 0);
+    // Nobody else is held to it.
+    bench.read_all(0, 0, 2 * MIB);
+    bench.settle();
+    assert!(bench.cached(0, 0, 2 * MIB) > 384);
+}
+
+fn budget(first_fill: bool) -> RulesConfig {
+    // Six bytes a second: as good as none, but for what may be lent.
+    let tbw = Some(ByteSize(1_000_000_000));
+    let budget = WriteBudgetConfig { tbw, first_fill, ..Default::default() };
+    RulesConfig { budget, ..Default::default() }
+}
+
+/// Fills beyond the write budget are refused, and what is read is right all the same.
+#[test]
+fn the_write_budget() {
+    for (first_fill, rules) in
+        [(true, (|| budget(true)) as fn() -> RulesConfig), (false, || budget(false))]
+    {
+        let bench = bench(&[8 * MIB], 64 * MIB, Shape { rules, ..SHAPE });
+        std::fs::write(bench.disk(0), vec![5; 8 << 20]).unwrap();
+        let client = bench.client(0);
+        let mut session = client.session().unwrap();
+        for _ in 0..2 {
+            let buf = bytes(one(&mut *session, read(0, 4 << 20)));
+            assert!(buf.iter().all(|&b| b == 5));
+            bench.settle();
+        }
+        let (fills, refused) = (bench.engine().fills, bench.refused(Reason::Budget));
+        if first_fill {
+            assert!(fills == 1024 && refused == 0, "{fills} {refused}");
+        } else {
+            assert!(fills < 64 && refused > 64, "{fills} {refused}");
+            assert!(bench.cache.explain("disk0", 0).unwrap().budget.contains("bytes a second"));
+        }
+    }
+}
+
+/// What a program of e2fsprogs prints; `None` where it is missing.
+fn e2fsprogs(program: &str, arguments: &[&str]) -> Option<String> {
+    match Command::new(program).args(arguments).output() {
+        Ok(out) => {
+            assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+            Some(String::from_utf8_lossy(&out.stdout).into_owned())
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let required = std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1");
+            assert!(!required, "'{program}' is missing: apt-get install e2fsprogs");
+            eprintln!("not tested: '{program}' is missing; apt-get install e2fsprogs");
+            None
+        }
+        Err(e) => panic!("{program}: {e}"),
+    }
+}
+
+/// A real ext4: what is metadata by debugfs is metadata here, and what is a file's is not; and reads of it are counted.
+#[test]
+fn metadata_of_ext4() {
+    let shape = Shape { admission: "two_lbs", ..SHAPE };
+    let bench = bench(&[64 * MIB], 64 * MIB, shape);
+    let tree = TempDir::new().unwrap();
+    for i in 0..300 {
+        let dir = tree.path().join(format!("directory-{}", i % 30));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join(format!("a file with a longer name {i}")), vec![7; 9000]).unwrap();
+    }
+    std::fs::write(tree.path().join("large"), vec![9; 8 << 20]).unwrap();
+    let (image, tree) = (bench.disk(0), tree.path().display().to_string());
+    let image = image.to_str().unwrap();
+    let made = ["-q", "-F", "-b", "4096", "-d", &tree, image];
+    if e2fsprogs("mkfs.ext4", &made).is_none() {
+        return;
+    }
+    let Some(ext) = e2fsprogs("debugfs", &["-R", "stats", image]) else { return };
+    let number = |text: &str| -> u64 { text.trim().parse().unwrap() };
+    let table = ext.split("inode table at ").nth(1).unwrap();
+    let table = number(&table[..table.find(|c: char| !c.is_ascii_digit()).unwrap()]);
+    let blocks = |path: &str| -> Vec<u64> {
+        let text = e2fsprogs("debugfs", &["-R", &format!("blocks {path}"), image]).unwrap();
+        text.split_whitespace().map(number).collect()
+    };
+    let (directory, large) = (blocks("/directory-7"), blocks("/large"));
+    assert!(!directory.is_empty() && large.len() == 2048);
+
+    // The image was made behind the daemon's back, before anything of it was read; all of it passes by once.
+    bench.read_all(0, 0, 64 * MIB);
+    let volume = bench.cache.volume("disk0").unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while volume.file_systems().is_empty()
+        || volume.classify(table * 4096, 4096) != BlockKind::Metadata
+    {
+        assert!(Instant::now() < end, "{:?}", volume.file_systems());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(volume.file_systems(), [("ext4", 0)]);
+    bench.read_all(0, 0, 64 * MIB);
+    for (what, block) in [("superblock", 0), ("inodes", table), ("a directory", directory[0])] {
+        assert_eq!(volume.classify(block * 4096, 4096), BlockKind::Metadata, "{what}: {block}");
+    }
+    for block in [large[0], large[1000], large[2047]] {
+        assert_ne!(volume.classify(block * 4096, 4096), BlockKind::Metadata, "{block}");
+    }
+    let before = load(&volume.counters.metadata_reads);
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    one(&mut *session, read(directory[0] * 4096, 4096)).outcome.unwrap();
+    one(&mut *session, read(large[1000] * 4096, 4096)).outcome.unwrap();
+    assert_eq!(load(&volume.counters.metadata_reads), before + 1);
+}

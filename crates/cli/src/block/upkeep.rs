@@ -1,0 +1,289 @@
+//! `larder block prefetch`, `check` and `resize`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use larder_base::ByteSize;
+use larder_block::cache::inspect::{self, Inspection};
+use larder_block::cache::{CheckFault, CheckReport, Prefetched};
+use larder_block::control::protocol::Request;
+
+use super::control::{Daemon, quantity, read, two_columns};
+use super::format::failed;
+use crate::error::CliError;
+use crate::progress;
+
+/// Shown under the flags of `check`.
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  # What a running daemon has cached, against its checksums and the stores:
+  larder block check --compare
+  # A cache device that is not in use; it is only read:
+  larder block check /flash/cache
+
+Ends with 0 if nothing is wrong, with 1 if something is.";
+
+/// Brings what is not cached of a volume into the cache, past admission; gives way to clients. Ctrl-C ends it
+#[derive(Debug, clap::Args)]
+pub(crate) struct PrefetchArgs {
+    /// The volume
+    volume: String,
+    /// Bytes START..END of it (1g..2g, ..4m, 8m..). None: all of it, as far as the cache has room
+    #[arg(value_name = "RANGE")]
+    ranges: Vec<String>,
+    /// Ranges are in sectors of 512 bytes
+    #[arg(long)]
+    lba: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Looks whether what is cached has its checksum, and on demand whether it is what the stores hold
+#[derive(Debug, clap::Args)]
+#[command(after_help = CHECK_EXAMPLES)]
+pub(crate) struct CheckArgs {
+    /// A cache device that is not in use, which is only read. None: what a running daemon has cached
+    path: Option<PathBuf>,
+    /// Only lines of this volume
+    #[arg(long, value_name = "NAME", conflicts_with = "path")]
+    volume: Option<String>,
+    /// Compare lines with their stores too
+    #[arg(long, conflicts_with = "path")]
+    compare: bool,
+    /// Drop what is wrong: it is read from its store from then on
+    #[arg(long, conflicts_with = "path")]
+    drop: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Gives a volume the size that its store has grown to, or grows both; clients see it when they connect again
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResizeArgs {
+    /// The volume
+    volume: String,
+    /// Make its file this large first. None: the file or device has grown already
+    size: Option<ByteSize>,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
+    let request = Request::Resize { volume: args.volume.clone(), bytes: args.size.map(|s| s.0) };
+    args.daemon.print(&request, |answer| {
+        let bytes = |name: &str| answer[name].as_u64().unwrap_or(0);
+        let (before, now) = (bytes("bytes_before"), bytes("bytes"));
+        if before == now {
+            return Ok(format!("{}: {} as before", args.volume, ByteSize(now)));
+        }
+        let clients = match bytes("clients") {
+            0 => String::new(),
+            n => format!(
+                "; {} to connect again to see it",
+                match n {
+                    1 => "1 client has".to_owned(),
+                    n => format!("{n} clients have"),
+                }
+            ),
+        };
+        Ok(format!(
+            "{}: grown from {} to {}{clients}",
+            args.volume,
+            ByteSize(before),
+            ByteSize(now)
+        ))
+    })
+}
+
+pub(crate) fn prefetch(args: &PrefetchArgs) -> Result<(), CliError> {
+    let ranges = super::select::ranges(&args.daemon, &args.volume, &args.ranges, args.lba)?;
+    let request = Request::Prefetch { volume: args.volume.clone(), ranges };
+    args.daemon.print(&request, |answer| {
+        let p: Prefetched = read(answer)?;
+        let bytes = |lines: u64| ByteSize(lines * u64::from(p.line_bytes));
+        let rate = bytes(p.brought).0 as f64 / p.seconds.max(0.001);
+        let mut text = format!(
+            "{}: {} brought in {:.1} s ({}/s), {} were cached already",
+            args.volume,
+            bytes(p.brought),
+            p.seconds,
+            ByteSize(rate as u64),
+            bytes(p.cached_before)
+        );
+        for (lines, why) in [
+            (p.never, "is selected never to be cached"),
+            (p.budget, "is beyond the write budget"),
+            (p.no_place, "found no place that is not kept by others, or lost it again"),
+            (p.failed, "could not be read from the store"),
+        ] {
+            if lines > 0 {
+                text.push_str(&format!("\n  {} {why}", bytes(lines)));
+            }
+        }
+        if p.full {
+            text.push_str(
+                "\n  it went no further: the cache, or the volume's ceiling, has no room for more",
+            );
+        }
+        if p.interrupted {
+            text.push_str("\n  it was interrupted: what was brought stays");
+        }
+        Ok(text)
+    })
+}
+
+fn faults(all: &[CheckFault]) -> String {
+    let line = |f: &CheckFault| {
+        let of = if f.volume.is_empty() { "no volume that is attached" } else { &f.volume };
+        format!(
+            "  line at byte {} of {of}, at byte {} of the device: {}\n",
+            f.offset, f.device_offset, f.what
+        )
+    };
+    all.iter().map(line).collect()
+}
+
+/// The failure that `check` ends with, if it found something: what it is was printed.
+fn verdict(faulty: u64, interrupted: bool) -> Result<(), CliError> {
+    if faulty > 0 {
+        return Err(CliError::Runtime(format!("{} found", quantity(faulty, "fault"))));
+    }
+    match interrupted {
+        true => Err(CliError::Runtime("interrupted: not everything was looked at".to_owned())),
+        false => Ok(()),
+    }
+}
+
+pub(crate) fn check(args: &CheckArgs) -> Result<(), CliError> {
+    if let Some(path) = &args.path {
+        return check_device(path, args.daemon.json());
+    }
+    let request =
+        Request::Check { volume: args.volume.clone(), compare: args.compare, drop: args.drop };
+    let answer = args.daemon.ask(&request)?;
+    let found: CheckReport = read(&answer)?;
+    args.daemon.show(&answer, |_| Ok(report_text(&found, args)))?;
+    verdict(found.faulty(), found.interrupted)
+}
+
+fn report_text(r: &CheckReport, args: &CheckArgs) -> String {
+    let bytes = |lines: u64| ByteSize(lines * u64::from(r.line_bytes));
+    let mut text = format!(
+        "{} looked at in {:.1} s: {} without their checksum, {} unreadable",
+        bytes(r.lines),
+        r.seconds,
+        quantity(r.corrupt, "line"),
+        r.unreadable
+    );
+    if args.compare {
+        text.push_str(&format!(
+            "; {} compared, {} differ",
+            bytes(r.compared),
+            quantity(r.differing, "line")
+        ));
+        if r.unanswered > 0 {
+            text.push_str(&format!(
+                ", {} not compared: the store did not answer",
+                bytes(r.unanswered)
+            ));
+        }
+    }
+    if r.unattached > 0 {
+        text.push_str(&format!("; {} are of volumes that are not attached", bytes(r.unattached)));
+    }
+    if r.dropped > 0 {
+        text.push_str(&format!("; {} dropped", quantity(r.dropped, "line")));
+    }
+    text.push('\n');
+    text + &faults(&r.faults)
+}
+
+/// A device that is not in use.
+fn check_device(path: &Path, json: bool) -> Result<(), CliError> {
+    if !path.exists() {
+        return Err(CliError::Runtime(format!(
+            "'{}': there is no such file or device: name a cache device",
+            path.display()
+        )));
+    }
+    let mut bar = None;
+    let mut show = |done: u64, total: u64| {
+        let bar = bar.get_or_insert_with(|| {
+            let bar = progress::bar(total.max(1));
+            bar.set_message("slots looked at");
+            bar
+        });
+        bar.set_position(done);
+        true
+    };
+    let found = inspect::inspect(path, &mut show);
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let found = found.map_err(failed)?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&found)
+            .map_err(|e| CliError::Runtime(format!("the answer cannot be printed: {e}")))?,
+        false => inspection_text(&found),
+    };
+    writeln!(std::io::stdout().lock(), "{}", text.trim_end())
+        .map_err(|e| CliError::Runtime(format!("standard output: {e}")))?;
+    verdict(found.faulty(), found.interrupted)
+}
+
+fn inspection_text(i: &Inspection) -> String {
+    let bytes = |lines: u64| ByteSize(lines * u64::from(i.line_bytes));
+    let damaged = |n: u64, what: &str| match n {
+        0 => "whole".to_owned(),
+        n => format!("{} DAMAGED", quantity(n, what)),
+    };
+    let ended = match i.clean {
+        true => "in good order",
+        false => "cut short: a map in memory may be ahead of what is looked at here",
+    };
+    let line = ByteSize(u64::from(i.line_bytes));
+    let mut rows = vec![
+        ("cache", format!("{}: {}, {} lines of {line}", i.path, i.placement, i.slots)),
+        ("last run ended", ended.to_owned()),
+        ("superblock", damaged(i.superblocks_damaged, "copy").replace("copys", "copies")),
+        ("snapshot", damaged(i.snapshot_pages_damaged, "page")),
+        ("log", format!("{} records{}", i.records, if i.log_gap { ", and a GAP" } else { "" })),
+        (
+            "write-intent map",
+            format!(
+                "{}, {} marked",
+                damaged(i.intent_pages_damaged, "page"),
+                quantity(i.regions_marked, "region")
+            ),
+        ),
+        (
+            "lines",
+            format!(
+                "{} ({}): {} without their checksum, {} unreadable",
+                i.lines,
+                bytes(i.lines),
+                i.corrupt,
+                i.unreadable
+            ),
+        ),
+    ];
+    if i.in_doubt > 0 {
+        let text = format!(
+            "{} in regions that were being written to: not used after a power cut",
+            i.in_doubt
+        );
+        rows.push(("", text));
+    }
+    if i.of_no_volume > 0 {
+        rows.push(("", format!("{} of no volume: not used", i.of_no_volume)));
+    }
+    for v in &i.volumes {
+        let state =
+            if v.detached { "put aside in good order" } else { "in use when the run ended" };
+        rows.push((
+            "volume",
+            format!("{}: {}, {} cached, {state}", v.name, ByteSize(v.bytes), bytes(v.lines)),
+        ));
+    }
+    two_columns(rows) + &faults(&i.faults)
+}
