@@ -63,7 +63,7 @@ fn damaged(damage: Damage, format: Format, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Where damage is not an error: any line is a key of `txt`, any first byte part of a number where there is no signature (and the
-/// version of a blktrace, whose signature begins behind it).
+/// version of a blktrace, whose signature begins behind it; of an lcs any large number will do).
 fn is_legal(damage: Damage, format: Format) -> bool {
     match damage {
         Damage::Empty => false,
@@ -76,7 +76,6 @@ fn is_legal(damage: Damage, format: Format) -> bool {
                 | Format::Thesios
                 | Format::IoLog
                 | Format::Srt
-                | Format::Lcs
         ),
     }
 }

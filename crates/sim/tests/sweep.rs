@@ -72,9 +72,15 @@ fn warm_up_is_not_counted_and_deletes_are_not_requests() {
     let late = run(&items, &plan).rows[0].clone();
     assert_eq!((late.requests, late.misses), (2, 1));
     plan.warmup = 100;
-    let none = run(&items, &plan).rows[0].clone();
-    assert_eq!((none.requests, none.misses, none.miss_ratio), (0, 0, 0.0));
-    assert_eq!(run(&[], &plan).rows[0].requests, 0);
+    // A miss ratio of nothing is none.
+    for (items, counted) in [(&items[..], 5), (&[][..], 0)] {
+        let open = || Ok(items.iter().copied().map(Ok::<Item, TraceError>));
+        let refused = sweep(open, &plan, |_, _| ()).unwrap_err();
+        assert!(
+            matches!(refused, SweepError::NothingCounted { warmup: 100, requests } if requests == counted),
+            "{refused}"
+        );
+    }
 }
 
 #[test]

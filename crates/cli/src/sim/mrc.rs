@@ -51,8 +51,8 @@ pub(super) struct MrcArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Print the exact LRU curve too (objects only), at this many sizes (1 to 100,000) up to all objects, from one pass.
-    #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "64", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    lru_curve: Option<u32>,
+    #[arg(long, value_name = "POINTS", num_args = 0..=1, default_missing_value = "64", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    lru_curve: Option<u64>,
     /// Threads; all cores when not given.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -219,7 +219,7 @@ fn facts(args: &MrcArgs, plan: &Sweep, found: &Found) -> Vec<(String, String)> {
 }
 
 /// The rows, followed by the points of the exact LRU curve.
-fn with_curve(found: &Found, points: Option<u32>) -> Vec<Row> {
+fn with_curve(found: &Found, points: Option<u64>) -> Vec<Row> {
     let mut rows = found.rows.clone();
     if let (Some(curve), Some(points)) = (&found.curve, points) {
         rows.extend(curve.sizes(points as usize).into_iter().map(|size| curve.row(size)));
