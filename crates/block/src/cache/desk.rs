@@ -408,6 +408,8 @@ impl Cache {
         self.may_grow_to(name, bytes)?;
         let volume = self.attached(name)?;
         let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        // What others have put there must not be forgotten by the store when it is remembered here.
+        volume.make_durable()?;
         let identity = volume.volume().backing().identity().map_err(|e| fail(e.to_string()))?;
         let identity = identity.encode();
         let of = name.to_owned();

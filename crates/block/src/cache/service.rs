@@ -464,6 +464,8 @@ impl Cached {
 
     /// Reads `from..to` of the line space before anybody asks for it.
     fn read_ahead(&mut self, known: usize, (from, to): (u64, u64)) {
+        let Some(attached) = self.attached(known) else { return };
+        let to = self.cache.governor.same_rule(attached, (from, to), self.cache.line_bytes());
         let mut at = from;
         while at < to && self.cache.governor.affords(self.cache.now(), to - at) {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
