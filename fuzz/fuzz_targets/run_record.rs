@@ -5,7 +5,7 @@ use std::io::Cursor as Bytes;
 use std::sync::OnceLock;
 
 use larder_base::{HashKey, KeyHasher, Nanos, UnixSecs};
-use larder_engine::block::map::Replacement;
+use larder_engine::block::map::Making;
 use larder_engine::block::record::{BlockRunSetup, StreamReader, VolumeSetup};
 use larder_engine::block::{BlockConfig, BlockLimits, Regions, WriteMode};
 use larder_engine::kv::record::{Clocks, Cursor, decode};
@@ -28,7 +28,7 @@ fn block_setup() -> &'static BlockRunSetup {
         let admission = "sseqr+tc+two_lbs".parse().expect("a chain");
         let volumes = vec![VolumeSetup { name: "v".into(), bytes: 1 << 30, seed: 3 }];
         let quiet = Nanos::from_secs(5);
-        BlockRunSetup::new(&superblock, &config, Replacement::Lru, quiet, &admission, volumes)
+        BlockRunSetup::new(&superblock, &config, Making::default(), quiet, &admission, volumes)
     })
 }
 

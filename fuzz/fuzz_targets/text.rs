@@ -38,6 +38,7 @@ fuzz_target!(|data: &[u8]| {
             side: &mut side,
             admin: &mut admin,
             detail: false,
+            app: None,
         };
         let progress = conn.process(now, &engine, &mut ctx);
         conn.sent(conn.output().len(), now);

@@ -62,8 +62,8 @@ fn damaged(damage: Damage, format: Format, bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Where damage is not an error: any line is a key of `txt`, any first byte part of a number where there is no signature (and the
-/// version of a blktrace, whose signature begins behind it; of an lcs any large number will do).
+/// Where damage is not an error: any line is a key of `txt`, any first byte part of a number where there is no signature (nor
+/// in that byte of a blktrace, its version, or of an lcs, which is told by its header as a whole).
 fn is_legal(damage: Damage, format: Format) -> bool {
     match damage {
         Damage::Empty => false,
