@@ -21,7 +21,7 @@ pub struct OutputFile {
 enum Body {
     Direct(File),
     /// Beside its place, under a name that nobody else has; only a kill leaves it there.
-    Beside(NamedTempFile, Target),
+    Beside(NamedTempFile, Box<Target>),
 }
 
 /// What will be replaced.
@@ -104,7 +104,7 @@ impl OutputFile {
         }
         let target = Target { path: place, before };
         let file = temporary().tempfile_in(target.directory())?;
-        Ok(OutputFile { body: Body::Beside(file, target) })
+        Ok(OutputFile { body: Body::Beside(file, Box::new(target)) })
     }
 
     /// Puts the file in its place.

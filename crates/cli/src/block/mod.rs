@@ -49,8 +49,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
             Resolved::Flags(args) => serve::run(&args),
             Resolved::Printed(text) => {
                 larder_runtime::machine::end_on_broken_pipe();
-                print!("{text}");
-                Ok(())
+                crate::out::print(&text)
             }
         },
         Command::Status(args) => control::status(&args),
