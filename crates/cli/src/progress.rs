@@ -5,7 +5,22 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use indicatif::{
+    HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike,
+};
+
+/// Before so much of the work is done, and so much time has passed, the time left would be a guess.
+const KNOWN: (f64, Duration) = (0.01, Duration::from_secs(1));
+
+/// The time left at the mean rate so far, in words; nothing while too little is known. A mean, since work is reported in
+/// pieces: between two of them a rate of the last moments falls towards zero.
+fn time_left(share: f64, elapsed: Duration) -> String {
+    if share < KNOWN.0 || elapsed < KNOWN.1 {
+        return String::new();
+    }
+    let left = elapsed.as_secs_f64() * (1.0 - share).max(0.0) / share;
+    format!("{:#} left", HumanDuration(Duration::from_secs_f64(left.min(1e9))))
+}
 
 /// Between two lines.
 const EVERY: Duration = Duration::from_secs(10);
@@ -13,14 +28,21 @@ const EVERY: Duration = Duration::from_secs(10);
 /// A bar over `total` steps; what `set_message` says stands beside it, with the time left.
 pub(crate) fn bar(total: u64) -> ProgressBar {
     let (bar, template) = if io::stderr().is_terminal() {
-        (ProgressBar::new(total), "{bar:30} {percent:>3} %  {msg}  {eta} left")
+        (ProgressBar::new(total), "{bar:30} {percent:>3} %  {msg}  {left}")
     } else {
         let lines = Lines::new(io::stderr(), EVERY);
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(lines), 1);
-        (ProgressBar::with_draw_target(Some(total), target), "{percent} %  {msg}  {eta} left")
+        (ProgressBar::with_draw_target(Some(total), target), "{percent} %  {msg}  {left}")
     };
     let style = ProgressStyle::with_template(template);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.with_key(
+        "left",
+        |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            // Whether somebody reads it must not matter to the work.
+            write!(out, "{}", time_left(f64::from(state.fraction()), state.elapsed())).ok();
+        },
+    ));
     bar
 }
 
@@ -117,6 +139,18 @@ mod tests {
         }
         bar.finish_and_clear();
         String::from_utf8(out.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn the_time_left_follows_from_what_is_done() {
+        let seconds = Duration::from_secs;
+        assert_eq!(time_left(0.5, seconds(10)), "10s left");
+        assert_eq!(time_left(0.25, seconds(60)), "3m left");
+        assert_eq!(time_left(1.0, seconds(60)), "0s left");
+        // Nothing is known of the whole, or it has only begun.
+        for (share, elapsed) in [(0.0, seconds(9)), (0.001, seconds(9)), (0.5, seconds(0))] {
+            assert_eq!(time_left(share, elapsed), "", "{share} {elapsed:?}");
+        }
     }
 
     #[test]

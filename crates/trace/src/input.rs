@@ -56,11 +56,11 @@ impl Compression {
 
 /// How many bytes of the file, as stored, have been consumed: for progress bars.
 #[derive(Clone, Debug, Default)]
-pub struct Consumed(Arc<AtomicU64>);
+pub(crate) struct Consumed(Arc<AtomicU64>);
 
 impl Consumed {
     /// Bytes read from the file so far.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -70,12 +70,30 @@ struct Counting<R> {
     count: Consumed,
 }
 
-impl<R: Read> Read for Counting<R> {
+impl<R: BufRead> Read for Counting<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buf)?;
         self.count.0.fetch_add(n as u64, Ordering::Relaxed);
         Ok(n)
     }
+}
+
+/// What was read ahead and a decoder has not taken is not counted.
+impl<R: BufRead> BufRead for Counting<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+    fn consume(&mut self, amount: usize) {
+        self.count.0.fetch_add(amount as u64, Ordering::Relaxed);
+        self.inner.consume(amount);
+    }
+}
+
+/// What one read brought: between two positions of the decompressed stream, the bytes as stored that it was made from.
+#[derive(Clone, Copy, Debug, Default)]
+struct Piece {
+    offsets: (u64, u64),
+    stored: (u64, u64),
 }
 
 const BUFFER: usize = 256 << 10;
@@ -102,13 +120,14 @@ pub(crate) struct Input {
     within: bool,
     compression: Compression,
     consumed: Consumed,
+    piece: Piece,
 }
 
 impl Input {
     pub(crate) fn new(file: &str, raw: Box<dyn Read + Send>) -> Result<Input, TraceError> {
         let consumed = Consumed::default();
-        let counting = Counting { inner: raw, count: consumed.clone() };
-        let mut raw = io::BufReader::with_capacity(BUFFER, counting);
+        let raw = io::BufReader::with_capacity(BUFFER, raw);
+        let mut raw = Counting { inner: raw, count: consumed.clone() };
         let read_error =
             |source| TraceError::Read { file: file.to_owned(), place: Place::Byte(0), source };
         let compression = Compression::detect(raw.fill_buf().map_err(read_error)?);
@@ -142,6 +161,7 @@ impl Input {
             within: false,
             compression,
             consumed,
+            piece: Piece::default(),
         })
     }
 
@@ -153,8 +173,15 @@ impl Input {
         self.compression
     }
 
-    pub(crate) fn consumed(&self) -> Consumed {
-        self.consumed.clone()
+    /// How many bytes of the file, as stored, what was taken so far was made from: for progress bars. Within what one read
+    /// brought it is a guess, in proportion.
+    pub(crate) fn stored_offset(&self) -> u64 {
+        let Piece { offsets: (from, to), stored: (first, last) } = self.piece;
+        if self.offset >= to {
+            return last;
+        }
+        let share = self.offset.saturating_sub(from) as f64 / (to - from) as f64;
+        first + (last.saturating_sub(first) as f64 * share) as u64
     }
 
     /// Offset of the next unread byte in the decompressed stream.
@@ -168,6 +195,7 @@ impl Input {
     }
 
     fn read_more(&mut self) -> Result<(), TraceError> {
+        let stored = self.stored_offset();
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -187,6 +215,9 @@ impl Input {
                     return Err(TraceError::Read { file: self.file.clone(), place, source });
                 }
             }
+            let end = self.offset + (self.end - self.start) as u64;
+            self.piece =
+                Piece { offsets: (self.offset, end), stored: (stored, self.consumed.bytes()) };
             return Ok(());
         }
     }
@@ -298,6 +329,38 @@ mod tests {
     }
 
     #[test]
+    fn what_was_read_ahead_does_not_count_as_progress() {
+        use std::io::Write;
+        // Lines of digits that hardly compress, several buffers of them even when packed.
+        let mut rng = larder_base::Rng::new(5);
+        let mut text = Vec::new();
+        let lines = 100_000u64;
+        for _ in 0..lines {
+            writeln!(text, "{:020}", rng.next_u64()).unwrap();
+        }
+        let zst = zstd::encode_all(&text[..], 1).unwrap();
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gz.write_all(&text).unwrap();
+        let gz = gz.finish().unwrap();
+        assert!(zst.len() > 3 * BUFFER && gz.len() > 3 * BUFFER);
+        for packed in [text, gz, zst] {
+            let mut i = input(&packed);
+            let mut last = 0;
+            for line in 0..lines {
+                let taken = i.stored_offset();
+                let (share, wanted) =
+                    (taken as f64 / packed.len() as f64, line as f64 / lines as f64);
+                assert!((share - wanted).abs() < 0.08, "line {line}: {share} {}", packed.len());
+                assert!(taken >= last, "line {line}: back from {last} to {taken}");
+                last = taken;
+                i.line().unwrap().unwrap().unwrap();
+            }
+            assert_eq!(i.line().unwrap(), None);
+            assert_eq!(i.stored_offset(), packed.len() as u64);
+        }
+    }
+
+    #[test]
     fn every_compression_reads_the_same() {
         use std::io::Write;
         let text = b"hello\nworld\n".repeat(1000);
@@ -314,7 +377,7 @@ mod tests {
                 lines += 1;
             }
             assert_eq!(lines, 2000);
-            assert_eq!(i.consumed().bytes(), packed.len() as u64);
+            assert_eq!(i.stored_offset(), packed.len() as u64);
         }
     }
 }

@@ -7,6 +7,7 @@ mod error;
 mod extents;
 mod format;
 pub mod generate;
+mod hash;
 mod input;
 mod native;
 mod open;
@@ -19,7 +20,8 @@ mod write;
 
 pub use error::{BadRecord, Place, TraceError};
 pub use format::Format;
-pub use input::{Compression, Consumed};
+pub use hash::{HashOf, Hashed, TraceHash};
+pub use input::Compression;
 pub use native::NativeWriter;
 pub use open::{Options, Trace, open, read};
 pub use output::{OutputFile, is_same_file};

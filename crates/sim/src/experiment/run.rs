@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use larder_base::Nanos;
 use larder_engine::kv::api::Tier;
 use larder_policy::budget::YEAR_SECONDS;
-use larder_trace::{Reader, Request, TraceError};
+use larder_trace::{Reader, Request, TraceError, TraceHash};
 
 use super::backend::Backend;
 use super::block::BlockLane;
@@ -42,7 +42,7 @@ struct Feed {
     interval: f64,
     interner: Option<Interner>,
     facts: WorkloadFacts,
-    hash: u64,
+    hash: TraceHash,
     last: Nanos,
     done: bool,
 }
@@ -56,7 +56,7 @@ impl Feed {
             interval: 1e9 / e.workload.rate,
             interner: tags.then(Interner::new),
             facts: WorkloadFacts::default(),
-            hash: 0,
+            hash: TraceHash::default(),
             last: Nanos::ZERO,
             done: false,
         })
@@ -77,16 +77,7 @@ impl Feed {
 
     #[inline]
     fn take(&mut self, mut r: Request, chunk: &mut Chunk) -> Result<(), ExperimentError> {
-        for word in [
-            r.time.map_or(u64::MAX, |t| t.0),
-            r.id,
-            r.offset,
-            r.size,
-            u64::from(r.key_size) << 32 | u64::from(r.ttl),
-            u64::from(r.app) << 8 | r.op as u64,
-        ] {
-            self.hash = (self.hash.rotate_left(23) ^ word).wrapping_mul(0x9fb2_1c65_1e98_df25);
-        }
+        self.hash.add(&r);
         let time = match r.time {
             Some(time) => time,
             None => {
@@ -110,7 +101,7 @@ impl Feed {
 
     fn facts(&self) -> WorkloadFacts {
         WorkloadFacts {
-            trace_hash: format!("{:016x}", larder_trace::mix(self.hash)),
+            trace_hash: self.hash.text(),
             seconds: self.last.as_secs_f64(),
             skipped: self.reader.skipped(),
             ..self.facts.clone()

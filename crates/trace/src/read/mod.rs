@@ -12,7 +12,7 @@ use larder_base::Nanos;
 
 use crate::error::{Bad, BadRecord, Place, TraceError};
 use crate::format::Format;
-use crate::input::{Consumed, Input};
+use crate::input::Input;
 use crate::request::{Op, Request};
 
 /// A stream of requests.
@@ -213,7 +213,6 @@ pub struct FileReader {
     skipped: u64,
     first_skipped: Option<BadRecord>,
     size: Option<u64>,
-    consumed: Consumed,
     clock: Clock,
 }
 
@@ -226,7 +225,6 @@ impl FileReader {
         skip_bad: bool,
         size: Option<u64>,
     ) -> FileReader {
-        let consumed = input.consumed();
         FileReader {
             input,
             decode,
@@ -240,7 +238,6 @@ impl FileReader {
             skipped: 0,
             first_skipped: None,
             size,
-            consumed,
             clock: Clock::default(),
         }
     }
@@ -359,7 +356,7 @@ impl Reader for FileReader {
     }
 
     fn progress(&self) -> Progress {
-        Progress { done: self.consumed.bytes(), total: self.size }
+        Progress { done: self.input.stored_offset(), total: self.size }
     }
 }
 
