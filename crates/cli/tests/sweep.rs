@@ -8,7 +8,7 @@
 
 mod browser;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -156,6 +156,34 @@ fn what_cannot_be_meant_is_refused_before_anything_runs() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("line 1 is no finished cell"));
 }
 
+#[test]
+fn an_interruption_says_how_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("s.toml"), dir.path().join("out"));
+    // So long that it cannot end before the signal.
+    std::fs::write(&file, SWEEP.replace("requests=30000", "requests=30000000")).unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "sweep", "--threads", "1", "--out"])
+        .args([&out, &file])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let began = std::time::Instant::now();
+    while !out.join("cells.jsonl").exists() {
+        assert!(began.elapsed().as_secs() < 60, "it never began");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("0 of 8 cells") && said.contains("--resume"), "{said}");
+    std::fs::write(&file, SWEEP).unwrap();
+    done(&sweep(&file, &out, &["--resume"]));
+}
+
 /// Attributes of all elements of a class, in the order of the document.
 fn marks<'a>(html: &'a str, tag: &str, class: &str) -> Vec<BTreeMap<&'a str, &'a str>> {
     let opening = format!("<{tag} class=\"{class}\"");
@@ -220,7 +248,7 @@ fn the_report_shows_the_numbers_of_the_csv() {
     }
     for row in &rows {
         for name in ["miss_ratio", "flash_bytes", "life_years", "latency_read_p99_us"] {
-            let cell = format!("<td class=\"n\">{}</td>", row[name]);
+            let cell = format!("<td class=\"n\" title=\"{}\">", row[name]);
             assert!(row[name].is_empty() || body.contains(&cell), "no {name} {cell}");
         }
     }
@@ -255,10 +283,70 @@ fn the_report_shows_the_numbers_of_the_csv() {
     // Curves: a line of two sizes for each policy. Time: a line for each run.
     let curves = marks(figure(body, "Miss ratio by size"), "path", "mark");
     assert_eq!(curves.len(), 4);
+    // Two seeds are one mark.
     let series = std::fs::read_to_string(out.join("series.csv")).unwrap();
-    let hits = marks(figure(body, "Hit ratio over time"), "path", "mark");
-    assert_eq!(hits.len(), series.lines().count() - 1);
+    let times = |flash: &str| {
+        let title = format!("Hit ratio over time: flash {flash}");
+        marks(figure(body, &title), "path", "mark")
+    };
+    let (one, two) = (times("1 MiB"), times("2 MiB"));
+    assert_eq!(2 * (one.len() + two.len()), series.lines().count() - 1);
+    // A policy has one colour in every figure.
+    for policy in ["all", "reject_first"] {
+        let front = figure(body, "Misses against flash writes: flash 2 MiB");
+        let front = marks(front, "path", "mark");
+        let all = front.iter().chain(&curves).chain(&one).chain(&two);
+        let colours: BTreeSet<&str> =
+            all.filter(|m| m["data-series"] == policy).map(|m| m["fill"]).collect();
+        assert_eq!(colours.len(), 1, "{policy}: {colours:?}");
+    }
+    ticks_are_round(body);
+    // On a telephone text has its size still.
+    let narrow = browse(&program, &page, &["--dump-dom", "--window-size=390,800"]);
+    let figure = figure(&narrow, "Miss ratio by size");
+    let (_, rest) = figure.split_once("viewBox=\"0 0 ").unwrap();
+    let width: f64 = rest.split(' ').next().unwrap().parse().unwrap();
+    assert!((250.0..=520.0).contains(&width), "{width} units across a narrow screen");
     pictures(&program, &page);
+}
+
+/// Every linear axis names round numbers, all in one unit.
+fn ticks_are_round(body: &str) {
+    let mut seen = 0;
+    for figure in body.split("<section class=\"plot\">").skip(1) {
+        let title = figure.split("</h2>").next().unwrap();
+        for axis in ["tick-x", "tick-y"] {
+            // The curve over sizes is logarithmic across.
+            if title.contains("by size") && axis == "tick-x" || title.contains("Wear") {
+                continue;
+            }
+            let texts: Vec<&str> = figure
+                .split(&format!("class=\"{axis}\">"))
+                .skip(1)
+                .map(|rest| rest.split('<').next().unwrap())
+                .collect();
+            assert!(texts.len() >= 2, "{title} {axis}: {texts:?}");
+            let parts: Vec<(f64, &str)> = texts
+                .iter()
+                .map(|t| {
+                    let (number, unit) = t.split_once(' ').unwrap_or((t, ""));
+                    (number.parse().unwrap_or_else(|_| panic!("{title} {axis}: {t}")), unit)
+                })
+                .collect();
+            let units: BTreeSet<&str> = parts.iter().map(|p| p.1).collect();
+            assert_eq!(units.len(), 1, "{title} {axis}: {texts:?}");
+            let step = parts[1].0 - parts[0].0;
+            let digit = step / 10f64.powf(step.log10().floor());
+            let near = |d: f64| (digit - d).abs() < 1e-6;
+            let time = matches!(parts[0].1, "min" | "h");
+            assert!(
+                near(1.0) || near(2.0) || near(5.0) || near(10.0) || time,
+                "{title} {axis}: {texts:?}"
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen >= 6, "{seen} axes");
 }
 
 #[test]
@@ -323,9 +411,9 @@ fn one_run_as_a_report() {
         assert!(!body.contains(wrong), "'{wrong}' on the page");
     }
     let shown: Vec<f64> = body
-        .split("<td class=\"n\">")
+        .split("<td class=\"n\" title=\"")
         .skip(1)
-        .map(|cell| cell.split('<').next().unwrap().parse().unwrap())
+        .map(|cell| cell.split('"').next().unwrap().parse().unwrap())
         .collect();
     for cache in outcome["caches"].as_array().unwrap() {
         for name in ["miss_ratio", "flash_bytes", "dlwa", "life_years"] {

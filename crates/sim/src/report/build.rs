@@ -14,8 +14,8 @@ pub struct Kinds {
 
 /// Series of one figure over time, at most: more cannot be told apart.
 const MOST_SERIES: usize = 16;
-/// Fronts drawn one for each size, at most.
-const MOST_FRONTS: usize = 12;
+/// Figures of one kind drawn one for each size, at most.
+const MOST_FACETS: usize = 12;
 /// The axis of seeds: runs that differ in it alone are one point.
 const SEED: &str = "seed";
 
@@ -27,16 +27,7 @@ pub fn figures(results: &Grid, series: &Grid, kinds: &Kinds) -> Vec<Plot> {
     for (facet, rows) in view.facets(&view.facet_columns()) {
         plots.extend(view.curves(&facet, &rows));
     }
-    let mut by_size = view.facet_columns();
-    for size in ["dram", "flash"] {
-        if view.distinct(size) > 1 && !by_size.contains(&size.to_owned()) {
-            by_size.push(size.to_owned());
-        }
-    }
-    let mut fronts = view.facets(&by_size);
-    if fronts.len() > MOST_FRONTS {
-        fronts = view.facets(&view.facet_columns());
-    }
+    let fronts = view.by_size(kinds);
     for (facet, rows) in &fronts {
         plots.extend(view.front(facet, rows));
     }
@@ -44,7 +35,7 @@ pub fn figures(results: &Grid, series: &Grid, kinds: &Kinds) -> Vec<Plot> {
         plots.extend(view.wear(&facet, &rows));
         plots.extend(view.latency(&facet, &rows));
     }
-    plots.extend(over_time(series, kinds));
+    plots.extend(over_time(series, kinds, view.names));
     plots
 }
 
@@ -55,11 +46,14 @@ struct View<'a> {
     /// Varied columns of numbers, other than sizes of the cache: their values label points.
     labels: Vec<String>,
     workloads: Vec<String>,
+    /// Caches by name, whose places here are their marks in every figure.
+    names: Vec<String>,
 }
 
 impl<'a> View<'a> {
     fn new(grid: &'a Grid, kinds: &Kinds) -> View<'a> {
-        let mut view = View { grid, told_apart: vec![], labels: vec![], workloads: vec![] };
+        let mut view =
+            View { grid, told_apart: vec![], labels: vec![], workloads: vec![], names: vec![] };
         for axis in kinds.axes.iter().filter(|a| *a != SEED) {
             let last = axis.rsplit('.').next().unwrap_or(axis);
             if axis.starts_with("workload.") {
@@ -75,7 +69,33 @@ impl<'a> View<'a> {
         view.told_apart.push("name".to_owned());
         let varied = std::mem::take(&mut view.told_apart);
         view.told_apart = varied.into_iter().filter(|c| view.distinct(c) > 1).collect();
+        view.name_caches(Vec::new());
         view
+    }
+
+    /// Gives every cache its place, those of `known` first.
+    fn name_caches(&mut self, known: Vec<String>) {
+        self.names = known;
+        for row in 0..self.grid.rows.len() {
+            let name = self.series_name(row, &[]);
+            if !self.names.contains(&name) {
+                self.names.push(name);
+            }
+        }
+    }
+
+    /// Rows by workload, and by the sizes that the sweep varies where that is not too many: more flash or DRAM always helps,
+    /// so that they are compared within a size. Caches of a single run are of one comparison, whatever their sizes.
+    fn by_size(&self, kinds: &Kinds) -> Vec<(String, Vec<usize>)> {
+        let mut columns = self.facet_columns();
+        for size in ["dram", "flash"] {
+            let varied = kinds.axes.iter().any(|a| a.rsplit('.').next() == Some(size));
+            if varied && self.distinct(size) > 1 && !columns.contains(&size.to_owned()) {
+                columns.push(size.to_owned());
+            }
+        }
+        let facets = self.facets(&columns);
+        if facets.len() > MOST_FACETS { self.facets(&self.facet_columns()) } else { facets }
     }
 
     fn facet_columns(&self) -> Vec<String> {
@@ -149,7 +169,7 @@ impl<'a> View<'a> {
         apart: &[&str],
         labelled: &[&str],
     ) -> Vec<Series> {
-        let mut order: Vec<String> = Vec::new();
+        let mut order: Vec<(String, usize)> = Vec::new();
         let mut groups: BTreeMap<(String, String), Vec<(f64, f64)>> = BTreeMap::new();
         let mut labels: Vec<(String, String)> = Vec::new();
         let mut columns = self.labels.clone();
@@ -162,8 +182,10 @@ impl<'a> View<'a> {
                 // Points along a line are told apart by x too.
                 label = format!("{label}\u{0}{px:?}");
             }
-            if !order.contains(&name) {
-                order.push(name.clone());
+            if !order.iter().any(|(known, _)| *known == name) {
+                let cache = self.series_name(row, &[]);
+                let mark = self.names.iter().position(|n| *n == cache).unwrap_or(0);
+                order.push((name.clone(), mark));
             }
             let key = (name, label);
             if !groups.contains_key(&key) {
@@ -171,8 +193,11 @@ impl<'a> View<'a> {
             }
             groups.entry(key).or_default().push((px, py));
         }
-        let mut all: Vec<Series> =
-            order.into_iter().map(|name| Series { name, shape, points: Vec::new() }).collect();
+        let mut all: Vec<Series> = Vec::new();
+        for (name, mark) in order {
+            let variant = all.iter().filter(|s| s.mark == mark).count();
+            all.push(Series { name, shape, mark, variant, points: Vec::new() });
+        }
         for key in labels {
             let found = &groups[&key];
             let count = found.len() as f64;
@@ -245,7 +270,8 @@ impl<'a> View<'a> {
             .into_iter()
             .map(|(x, y)| Point { x, y, range: None, label: String::new() })
             .collect();
-        series.push(Series { name: "front".to_owned(), shape: Shape::Front, points });
+        let (name, shape) = ("front".to_owned(), Shape::Front);
+        series.push(Series { name, shape, mark: 0, variant: 0, points });
         Some(Plot {
             title: self.titled("Misses against flash writes", facet),
             note: format!(
@@ -302,43 +328,54 @@ pub(super) fn pareto(points: impl IntoIterator<Item = (f64, f64)>) -> Vec<(f64, 
     front
 }
 
-/// Hit ratio, writes and write amplification over time: one line for each cache of each cell.
-fn over_time(series: &Grid, kinds: &Kinds) -> Vec<Plot> {
+/// Hit ratio, writes and write amplification over time, a figure for each workload and size: a line for each cache, the mean
+/// over seeds. `names` are those of the caches in the other figures.
+fn over_time(series: &Grid, kinds: &Kinds, names: Vec<String>) -> Vec<Plot> {
     let mut view = View::new(series, kinds);
-    if series.rows.is_empty() {
-        return Vec::new();
+    view.name_caches(names);
+    let facets = view.by_size(kinds);
+    let figures = [
+        ("hit_ratio", "Hit ratio over time", "hit ratio", Unit::Ratio),
+        ("flash_bytes", "Flash writes over time", "bytes written to flash", Unit::Bytes),
+        ("dlwa", "Device-level write amplification over time", "DLWA", Unit::Plain),
+        ("read_p99_us", "Tail latency of reads over time", "99th percentile, µs", Unit::Plain),
+    ];
+    let mut plots = Vec::new();
+    for (column, title, label, unit) in figures {
+        for (facet, rows) in &facets {
+            let text =
+                |c: &str| rows.iter().map(|&r| view.field(r, c).text()).collect::<BTreeSet<_>>();
+            // What the facets leave together and a line cannot show is in its name.
+            let mut apart: Vec<&str> = view.labels.iter().map(String::as_str).collect();
+            let varied = |size: &str| kinds.axes.iter().any(|a| a.rsplit('.').next() == Some(size));
+            let sizes = ["dram", "flash"].into_iter().filter(|size| varied(size));
+            apart.extend(sizes.filter(|size| text(size).len() > 1));
+            let mut lines = view.series(rows, ("time", column), Shape::Line, &apart, &[]);
+            lines.retain(|s| !s.points.is_empty());
+            if lines.is_empty() {
+                continue;
+            }
+            let mut note = format!(
+                "Each point is what happened in the interval that ends there.{}",
+                view.seeds_note()
+            );
+            if lines.len() > MOST_SERIES {
+                note += &format!(
+                    " The first {MOST_SERIES} of {} lines; the file of series has all.",
+                    lines.len()
+                );
+                lines.truncate(MOST_SERIES);
+            }
+            plots.push(Plot {
+                title: view.titled(title, facet),
+                note,
+                x: Axis { label: "virtual time".to_owned(), unit: Unit::Seconds, log: false },
+                y: Axis { label: label.to_owned(), unit, log: false },
+                series: lines,
+            });
+        }
     }
-    // Every cell is a series of its own here, seeds too.
-    let varied: Vec<String> = kinds.axes.iter().cloned().chain(["name".to_owned()]).collect();
-    view.told_apart = varied.into_iter().filter(|c| view.distinct(c) > 1).collect();
-    view.labels = Vec::new();
-    let plot = |column: &str, title: &str, label: &str, unit: Unit| {
-        let rows: Vec<usize> = (0..series.rows.len()).collect();
-        let mut lines = view.series(&rows, ("time", column), Shape::Line, &[], &[]);
-        let cut = lines.len().saturating_sub(MOST_SERIES);
-        let note = if cut > 0 {
-            format!("The first {MOST_SERIES} of {} runs; the file of series has all.", lines.len())
-        } else {
-            "Each point is what happened in the interval that ends there.".to_owned()
-        };
-        lines.truncate(MOST_SERIES);
-        lines.iter().any(|s| !s.points.is_empty()).then(|| Plot {
-            title: title.to_owned(),
-            note,
-            x: Axis { label: "virtual time".to_owned(), unit: Unit::Seconds, log: false },
-            y: Axis { label: label.to_owned(), unit, log: false },
-            series: lines,
-        })
-    };
-    [
-        plot("hit_ratio", "Hit ratio over time", "hit ratio", Unit::Ratio),
-        plot("flash_bytes", "Flash writes over time", "bytes written to flash", Unit::Bytes),
-        plot("dlwa", "Device-level write amplification over time", "DLWA", Unit::Plain),
-        plot("read_p99_us", "Tail latency of reads over time", "99th percentile, µs", Unit::Plain),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    plots
 }
 
 #[cfg(test)]
@@ -413,22 +450,92 @@ mod tests {
     }
 
     #[test]
-    fn time_has_a_line_for_each_run() {
+    fn a_cache_has_one_mark_in_every_figure() {
         let mut series = Grid::default();
-        for seed in 1..=20i64 {
-            for t in 1..=3 {
-                let axes = [("seed".to_owned(), Field::Whole(seed))];
+        for policy in ["all", "ghost"] {
+            for t in 1..=2 {
+                let axes = [
+                    ("cache.admission.policy".to_owned(), Field::Text(policy.into())),
+                    ("cache.flash".to_owned(), Field::Text("1m".into())),
+                ];
                 series.push(
                     &axes,
-                    &json!({ "name": "x", "time": t, "hit_ratio": 0.1 * f64::from(t) }),
+                    &json!({ "name": "hybrid", "dram": 65536, "flash": 1 << 20, "time": t, "hit_ratio": 0.1 }),
                 );
             }
         }
-        let kinds = Kinds { axes: vec!["seed".into()] };
+        let axes = ["workload.trace", "cache.admission.policy", "cache.flash", "seed"];
+        let kinds = Kinds { axes: axes.map(str::to_owned).to_vec() };
+        let plots = figures(&results(), &series, &kinds);
+        assert!(plots.iter().any(|p| p.title.starts_with("Hit ratio over time")));
+        let marks: BTreeSet<(&str, usize)> = plots
+            .iter()
+            .flat_map(|p| &p.series)
+            .filter(|s| s.shape != Shape::Front)
+            .map(|s| (s.name.as_str(), s.mark))
+            .collect();
+        assert_eq!(marks.into_iter().collect::<Vec<_>>(), [("all", 1), ("ghost", 0)]);
+    }
+
+    #[test]
+    fn one_run_has_one_front_whatever_the_sizes() {
+        let mut grid = Grid::default();
+        for (name, flash, miss) in [("a", 1 << 20, 0.5), ("b", 2 << 20, 0.4), ("c", 2 << 20, 0.6)] {
+            let value = json!({ "name": name, "flash": flash, "dram": 65536, "miss_ratio": miss,
+                "flash_bytes": (miss * 10.0) as u64 });
+            grid.push(&[], &value);
+        }
+        let plots = figures(&grid, &Grid::default(), &Kinds::default());
+        let fronts: Vec<&Plot> =
+            plots.iter().filter(|p| p.title.starts_with("Misses against")).collect();
+        assert_eq!(fronts.len(), 1);
+        assert_eq!(
+            (fronts[0].title.as_str(), fronts[0].series.len()),
+            ("Misses against flash writes", 4)
+        );
+        let marks: Vec<usize> = fronts[0].series[..3].iter().map(|s| s.mark).collect();
+        assert_eq!(marks, [0, 1, 2]);
+    }
+
+    #[test]
+    fn time_has_a_line_for_each_cache_and_a_figure_for_each_size() {
+        let mut series = Grid::default();
+        for (flash, name) in [("1m", "x"), ("2m", "x"), ("1m", "y"), ("2m", "y")] {
+            for seed in 1..=20i64 {
+                for t in 1..=3 {
+                    let axes = [
+                        ("cache.flash".to_owned(), Field::Text(flash.into())),
+                        ("seed".to_owned(), Field::Whole(seed)),
+                    ];
+                    let bytes = if flash == "1m" { 1 << 20 } else { 2 << 20 };
+                    let hits = 0.1 * f64::from(t) + seed as f64 / 100.0;
+                    let value = json!({ "name": name, "flash": bytes, "dram": 65536, "time": t, "hit_ratio": hits });
+                    series.push(&axes, &value);
+                }
+            }
+        }
+        let kinds = Kinds { axes: vec!["cache.flash".into(), "seed".into()] };
         let plots = figures(&Grid::default(), &series, &kinds);
-        assert_eq!(plots.len(), 1);
+        let titles: Vec<&str> = plots.iter().map(|p| p.title.as_str()).collect();
+        let wanted = ["Hit ratio over time: flash 1 MiB", "Hit ratio over time: flash 2 MiB"];
+        assert_eq!(titles, wanted);
+        let lines: Vec<&str> = plots[0].series.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(lines, ["x", "y"]);
+        let point = &plots[0].series[0].points[1];
+        assert!((point.y - 0.305).abs() < 1e-12, "the mean over seeds: {point:?}");
+        let (least, most) = point.range.unwrap();
+        assert!((least - 0.21).abs() < 1e-12 && (most - 0.4).abs() < 1e-12, "{point:?}");
+        assert!(plots[0].note.contains("mean over seeds"));
+    }
+
+    #[test]
+    fn more_lines_than_can_be_told_apart_are_left_out_and_said() {
+        let mut series = Grid::default();
+        for cache in 0..20 {
+            series.push(&[], &json!({ "name": format!("c{cache}"), "time": 1, "hit_ratio": 0.5 }));
+        }
+        let plots = figures(&Grid::default(), &series, &Kinds::default());
         assert_eq!(plots[0].series.len(), MOST_SERIES);
-        assert_eq!(plots[0].series[0].points.len(), 3);
         assert!(plots[0].note.contains("16 of 20"));
     }
 }

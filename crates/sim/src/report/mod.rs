@@ -74,6 +74,10 @@ pub struct Series {
     pub name: String,
     /// How it is drawn.
     pub shape: Shape,
+    /// Its colour and the form of its marks: the same for one cache over the whole report.
+    pub mark: usize,
+    /// Which of the series of that cache in this figure.
+    pub variant: usize,
     /// The points.
     pub points: Vec<Point>,
 }
@@ -93,7 +97,8 @@ pub struct Plot {
     pub series: Vec<Series>,
 }
 
-/// A table of text. Cells that are numbers stand to the right.
+/// A table of text. Cells that are numbers stand to the right, and are written short: bytes in units (columns `dram`, `flash`
+/// and those that end with `_bytes`), others with five digits. All digits are in the cell's title.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// Its heading.
@@ -196,14 +201,39 @@ impl Table {
         out.push_str("</tr></thead><tbody>\n");
         for row in &self.rows {
             out.push_str("<tr>");
-            for cell in row {
-                let class = if cell.parse::<f64>().is_ok() { " class=\"n\"" } else { "" };
-                let _ = write!(out, "<td{class}>{}</td>", escape(cell));
+            for (column, cell) in self.columns.iter().zip(row) {
+                let _ = match short(column, cell) {
+                    Some(text) => {
+                        write!(out, "<td class=\"n\" title=\"{}\">{text}</td>", escape(cell))
+                    }
+                    None => write!(out, "<td>{}</td>", escape(cell)),
+                };
             }
             out.push_str("</tr>\n");
         }
         out.push_str("</tbody></table></div></section>\n");
     }
+}
+
+/// A number of a table as people read it; none where it is not a number.
+fn short(column: &str, cell: &str) -> Option<String> {
+    let number: f64 = cell.parse().ok().filter(|x: &f64| x.is_finite())?;
+    if column == "dram" || column == "flash" || column.ends_with("_bytes") {
+        return Some(larder_base::ByteSize(number.max(0.0) as u64).to_string());
+    }
+    let digits = cell.bytes().filter(u8::is_ascii_digit).count();
+    if number == number.trunc() && number.abs() < 1e15 || digits <= 5 {
+        return Some(cell.to_owned());
+    }
+    if !(1e-3..1e6).contains(&number.abs()) {
+        return Some(format!("{number:.4e}"));
+    }
+    let whole = number.abs().log10().floor() as i32;
+    let text = format!("{number:.*}", (4 - whole).max(0) as usize);
+    Some(match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    })
 }
 
 #[cfg(test)]
@@ -213,7 +243,13 @@ mod tests {
     fn report() -> Report {
         let axis = |label: &str, log| Axis { label: label.into(), unit: Unit::Bytes, log };
         let point = Point { x: 1.0, y: 0.25, range: None, label: "a</script>b".into() };
-        let series = Series { name: "<lru>".into(), shape: Shape::Line, points: vec![point] };
+        let series = Series {
+            name: "<lru>".into(),
+            shape: Shape::Line,
+            mark: 0,
+            variant: 0,
+            points: vec![point],
+        };
         Report {
             title: "a & b".into(),
             facts: vec![("trace".into(), "x<b>y\"'".into())],
@@ -239,7 +275,25 @@ mod tests {
         assert!(html.contains("a\\u003c/script>b") && html.contains("\\u003clru>"));
         assert!(html.contains("<title>a &amp; b</title>"));
         assert!(html.contains("y&quot;&#39;"));
-        assert!(html.contains("<td class=\"n\">0.25</td>") && html.contains("<td>lru</td>"));
+        assert!(html.contains("<td class=\"n\" title=\"0.25\">0.25</td>"));
+        assert!(html.contains("<td>lru</td>"));
+    }
+
+    #[test]
+    fn numbers_are_short_and_bytes_have_units() {
+        for (column, cell, text) in [
+            ("miss_ratio", "0.12345678901234567", "0.12346"),
+            ("miss_ratio", "0.5", "0.5"),
+            ("life_years", "69869.8123", "69870"),
+            ("dlwa", "1.0000000000000002", "1"),
+            ("dlwa", "0.00001234567", "1.2346e-5"),
+            ("requests", "12345678", "12345678"),
+            ("flash", "1048576", "1 MiB"),
+            ("written_bytes", "1536", "1.5 KiB"),
+        ] {
+            assert_eq!(short(column, cell).as_deref(), Some(text), "{column} {cell}");
+        }
+        assert_eq!((short("name", "lru"), short("name", "nan")), (None, None));
     }
 
     #[test]

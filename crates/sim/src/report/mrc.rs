@@ -14,6 +14,7 @@ pub fn miss_ratio_curves(
     facts: Vec<(String, String)>,
 ) -> Report {
     let name = |row: &Row| match &row.admission {
+        None if row.curve => format!("{}, exact curve", row.policy),
         None => row.policy.to_owned(),
         Some(admission) => format!("{} + {admission}", row.policy),
     };
@@ -26,7 +27,16 @@ pub fn miss_ratio_curves(
             let name = name(row);
             match all.iter_mut().find(|s| s.name == name) {
                 Some(series) => series.points.push(point),
-                None => all.push(Series { name, shape: Shape::Line, points: vec![point] }),
+                None => {
+                    let mark = all.len();
+                    all.push(Series {
+                        name,
+                        shape: Shape::Line,
+                        mark,
+                        variant: 0,
+                        points: vec![point],
+                    });
+                }
             }
         }
         all.iter_mut().for_each(|s| s.points.sort_by(|a, b| a.x.total_cmp(&b.x)));
@@ -55,7 +65,7 @@ pub fn miss_ratio_curves(
     ];
     let columns = [
         "policy",
-        "size",
+        if unit == SizeUnit::Bytes { "size_bytes" } else { "size" },
         "requests",
         "misses",
         "miss_ratio",

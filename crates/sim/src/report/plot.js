@@ -2,7 +2,7 @@
 // Draws each figure of the data as SVG. Hovering or arrow keys choose a point; dragging a frame or the buttons zoom;
 // the legend hides and shows series.
 const NS = "http://www.w3.org/2000/svg";
-const W = 960, H = 420, LEFT = 76, RIGHT = 16, TOP = 12, BOTTOM = 46;
+const LEFT = 76, RIGHT = 16, TOP = 12, BOTTOM = 46;
 const el = (name, attributes, parent) => {
   const e = document.createElementNS(NS, name);
   for (const k in attributes) e.setAttribute(k, attributes[k]);
@@ -30,27 +30,45 @@ const write = {
 };
 const show = (axis, x) => write[axis.unit](x);
 
-// The numbers that an axis names: 1, 2 or 5 times a power (of two for bytes), or whole decades.
-function ticks(axis, low, high) {
-  const base = axis.unit === "bytes" ? 1024 : 10, out = [];
+// The units in which a linear axis counts, each with its size, from small to large.
+const POWERS = (base, names) => names.map((name, i) => [base ** i, name]);
+const UNITS = {
+  plain: [[1, ""], [1e6, " M"], [1e9, " G"], [1e12, " T"]],
+  count: POWERS(1000, ["", " k", " M", " G", " T"]),
+  ratio: [[.01, " %"]],
+  bytes: POWERS(1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB"]),
+  seconds: [[1e-9, " ns"], [1e-6, " µs"], [1e-3, " ms"], [1, " s"], [120, " min", 60], [7200, " h", 3600], [172800, " d", 86400]],
+};
+// The unit of an axis up to `most`: one for all of its numbers. The third of an entry is the size where the first only says
+// from when it serves.
+function unitOf(axis, most) {
+  const all = UNITS[axis.unit], at = all.findLast(u => u[0] <= most) || all[0];
+  return [at[2] || at[0], at[1]];
+}
+// Steps between a minute and a day, in seconds; others are 1, 2 or 5 times a power of ten.
+const CLOCK = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+
+// The numbers that an axis names, about `count` of them, each with its text.
+function ticks(axis, low, high, count) {
   if (axis.log) {
-    const power = axis.unit === "bytes" ? 2 : 10;
+    const power = axis.unit === "bytes" ? 2 : 10, out = [];
     const a = Math.log(low) / Math.log(power), b = Math.log(high) / Math.log(power);
     if (b - a >= 1.5) {
-      const step = Math.max(1, Math.ceil((b - a) / 9));
+      const step = Math.max(1, Math.ceil((b - a) / (1.5 * count)));
       for (let k = Math.ceil(a - 1e-9); k <= b + 1e-9; k += step) out.push(power ** k);
       if (power === 10 && b - a < 3)
         for (let k = Math.floor(a); k <= b; k++) for (const m of [2, 5]) out.push(m * 10 ** k);
-      return out.filter(t => t >= low * (1 - 1e-9) && t <= high * (1 + 1e-9));
+      return out.filter(t => t >= low * (1 - 1e-9) && t <= high * (1 + 1e-9)).map(t => [t, show(axis, t)]);
     }
   }
-  const rough = (high - low) / 6;
-  let unit = 1;
-  if (base === 1024) while (unit * 1024 <= rough) unit *= 1024;
-  const mantissa = rough / unit, ten = 10 ** Math.floor(Math.log10(mantissa));
-  const step = [1, 2, 5, 10].map(m => m * ten).find(s => s >= mantissa) * unit;
-  if (!(step > 0)) return [low];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) out.push(k * step);
+  const [unit, name] = unitOf(axis, Math.max(Math.abs(low), Math.abs(high))), rough = (high - low) / count / unit;
+  const ten = 10 ** Math.floor(Math.log10(rough));
+  let step = [1, 2, 5, 10].map(m => m * ten).find(s => s >= rough * (1 - 1e-9)) * unit;
+  if (axis.unit === "seconds" && rough * unit > 30 && rough * unit <= 86400) step = CLOCK.find(s => s >= rough * unit);
+  const text = t => String(Number((t / unit).toPrecision(10))) + name;
+  if (!(step > 0)) return [[low, show(axis, low)]];
+  const out = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) out.push([k * step, text(k * step)]);
   return out;
 }
 
@@ -61,16 +79,25 @@ const FORMS = [
   r => `M0,${-1.3 * r}L${1.2 * r},${r}H${-1.2 * r}z`,
   r => `M0,${-1.4 * r}L${1.4 * r},0L0,${1.4 * r}L${-1.4 * r},0z`,
 ];
-const colour = s => `var(--c${s % 8})`;
-const form = (s, r) => FORMS[(s + Math.floor(s / 8)) % FORMS.length](r);
+// One cache has one colour and one mark in every figure of the report; what differs in more has other forms and dashes.
+const colour = s => `var(--c${s.mark % 8})`;
+const form = (s, r) => FORMS[(s.mark + Math.floor(s.mark / 8) + s.variant) % FORMS.length](r);
+const DASHES = ["none", "7 3", "2 3", "9 3 2 3"];
+const dash = s => DASHES[s.variant % DASHES.length];
 
 function figure(box, plot) {
+  // One unit is one pixel, so that text has its size on a narrow screen too.
+  let W = 960, H = 420;
+  const measure = () => {
+    W = Math.max(300, Math.min(1440, Math.round(box.clientWidth) || 960));
+    H = W < 600 ? 300 : 420;
+    svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
+  };
   const visible = plot.series.map(() => true);
   const usable = p => !(plot.x.log && p.x <= 0 || plot.y.log && p.y <= 0);
-  // Colours count the series that have marks, so that a front does not use one up.
   let view = null, marks = [], chosen = -1;
   box.textContent = "";
-  const svg = el("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", tabindex: 0, "aria-label": plot.title }, box);
+  const svg = el("svg", { role: "img", tabindex: 0, "aria-label": plot.title }, box);
   const tip = html("div", { className: "tip", hidden: true }, box);
   const caption = html("figcaption", { textContent: "" }, box);
   const legend = html("div", { className: "legend" }, box);
@@ -102,13 +129,14 @@ function figure(box, plot) {
     choose(-1);
     const clip = "clip-" + box.id, defs = el("defs", {}, svg);
     el("rect", { x: LEFT, y: TOP, width: W - LEFT - RIGHT, height: H - TOP - BOTTOM }, el("clipPath", { id: clip }, defs));
-    for (const t of ticks(plot.x, back(plot.x, now.x[0]), back(plot.x, now.x[1]))) {
+    const across = Math.max(4, Math.min(8, (W - LEFT - RIGHT) / 110)), upward = H < 400 ? 5 : 6;
+    for (const [t, text] of ticks(plot.x, back(plot.x, now.x[0]), back(plot.x, now.x[1]), across)) {
       el("line", { class: "grid", x1: px(t), x2: px(t), y1: TOP, y2: H - BOTTOM, "data-x": t }, svg);
-      el("text", { x: px(t), y: H - BOTTOM + 17, "text-anchor": "middle" }, svg).textContent = show(plot.x, t);
+      el("text", { x: px(t), y: H - BOTTOM + 17, "text-anchor": "middle", class: "tick-x" }, svg).textContent = text;
     }
-    for (const t of ticks(plot.y, back(plot.y, now.y[0]), back(plot.y, now.y[1]))) {
+    for (const [t, text] of ticks(plot.y, back(plot.y, now.y[0]), back(plot.y, now.y[1]), upward)) {
       el("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: py(t), y2: py(t), "data-y": t }, svg);
-      el("text", { x: LEFT - 6, y: py(t) + 4, "text-anchor": "end" }, svg).textContent = show(plot.y, t);
+      el("text", { x: LEFT - 6, y: py(t) + 4, "text-anchor": "end", class: "tick-y" }, svg).textContent = text;
     }
     el("text", { x: (LEFT + W - RIGHT) / 2, y: H - 6, "text-anchor": "middle" }, svg).textContent = plot.x.label;
     el("text", { x: 14, y: (TOP + H - BOTTOM) / 2, "text-anchor": "middle", transform: `rotate(-90 14 ${(TOP + H - BOTTOM) / 2})` }, svg)
@@ -124,13 +152,14 @@ function figure(box, plot) {
         return;
       }
       if (s.shape === "line" && points.length > 1)
-        el("path", { d: "M" + points.map(p => px(p.x) + "," + py(p.y)).join("L"), fill: "none", stroke: colour(i), "stroke-width": 1.8 }, inside);
+        el("path", { d: "M" + points.map(p => px(p.x) + "," + py(p.y)).join("L"), fill: "none", stroke: colour(s), "stroke-width": 1.8,
+          "stroke-dasharray": dash(s) }, inside);
       const r = points.length > 80 ? 1.6 : 4;
       for (const p of points) {
         if (p.range && p.range[1] > p.range[0])
-          el("path", { d: `M${px(p.x)},${py(p.range[0])}V${py(p.range[1])}`, stroke: colour(i), "stroke-opacity": .6 }, inside);
+          el("path", { d: `M${px(p.x)},${py(p.range[0])}V${py(p.range[1])}`, stroke: colour(s), "stroke-opacity": .6 }, inside);
         const at = [px(p.x), py(p.y)];
-        const mark = el("path", { class: "mark", d: form(i, r), fill: colour(i), transform: `translate(${at[0]},${at[1]})`,
+        const mark = el("path", { class: "mark", d: form(s, r), fill: colour(s), transform: `translate(${at[0]},${at[1]})`,
           "data-series": s.name, "data-x": p.x, "data-y": p.y }, inside);
         if (at[0] >= LEFT - 1 && at[0] <= W - RIGHT + 1 && at[1] >= TOP - 1 && at[1] <= H - BOTTOM + 1) marks.push({ mark, p, s, at });
       }
@@ -215,11 +244,13 @@ function figure(box, plot) {
     b.setAttribute("aria-pressed", "true");
     const key = el("svg", { viewBox: "-7 -7 14 14" }, b);
     if (s.shape === "front") el("path", { d: "M-7,0H7", stroke: "var(--soft)", "stroke-dasharray": "3 2" }, key);
-    else el("path", { d: form(i, 4.5), fill: colour(i) }, key);
+    else el("path", { d: form(s, 4.5), fill: colour(s) }, key);
     b.append(s.name);
     b.onclick = () => { visible[i] = !visible[i]; b.setAttribute("aria-pressed", visible[i]); draw(); };
   });
+  measure();
   draw();
+  new ResizeObserver(() => { const w = W; measure(); if (W !== w) draw(); }).observe(box);
 }
 
 JSON.parse(document.getElementById("data").textContent).forEach((plot, i) => figure(document.getElementById("plot-" + i), plot));
@@ -231,7 +262,8 @@ for (const th of document.querySelectorAll(".data th")) {
     const up = th.getAttribute("aria-sort") !== "ascending";
     for (const other of th.parentNode.children) other.removeAttribute("aria-sort");
     th.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const key = tr => tr.children[at].textContent;
+    // A number is written short; its title has all digits.
+    const key = tr => tr.children[at].title || tr.children[at].textContent;
     const order = (a, b) => { const x = key(a), y = key(b); return x !== "" && y !== "" && !isNaN(x) && !isNaN(y) ? x - y : x.localeCompare(y); };
     body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)));
   };

@@ -87,7 +87,9 @@ impl Results {
             self.results.push(&fields, cache);
             for point in cache["series"].as_array().into_iter().flatten() {
                 let mut fields = named.clone();
-                fields.push(("name".to_owned(), text(&cache["name"])));
+                for name in ["name", "dram", "flash"] {
+                    fields.push((name.to_owned(), Field::of(&cache[name])));
+                }
                 fields.push(("time".to_owned(), Field::of(&point["time"])));
                 let dram = point["dram_hit_ratio"].as_f64().unwrap_or(0.0);
                 let flash = point["flash_hit_ratio"].as_f64().unwrap_or(0.0);
@@ -188,6 +190,6 @@ mod tests {
         assert_eq!(results.series.rows[0][at], Field::Number(0.75));
         let report = results.report("t", results.facts(&[("seed", "7".into())]));
         assert!(report.facts.iter().any(|(_, v)| v == "t  ab"));
-        assert!(report.html().unwrap().contains("<td class=\"n\">0.25</td>"));
+        assert!(report.html().unwrap().contains("<td class=\"n\" title=\"0.25\">0.25</td>"));
     }
 }
