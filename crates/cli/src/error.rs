@@ -12,14 +12,18 @@ pub(crate) enum CliError {
     /// Something went wrong while running: exit code 1.
     #[error("{0}")]
     Runtime(String),
+    /// The user asked for the end (SIGINT): exit code 130, as of a process that the signal ended.
+    #[error("{0}")]
+    Interrupted(String),
 }
 
 impl CliError {
-    /// 2 for usage, 1 for anything else.
+    /// 2 for usage, 130 for an interruption, 1 for anything else.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             CliError::Usage(_) => ExitCode::from(2),
             CliError::Runtime(_) => ExitCode::from(1),
+            CliError::Interrupted(_) => ExitCode::from(130),
         }
     }
 }

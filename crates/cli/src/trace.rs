@@ -71,6 +71,16 @@ pub(crate) fn parse_format(text: &str) -> Result<Format, TraceError> {
     text.parse()
 }
 
+/// A format that can be written: the others are of no use here, and are not listed.
+fn parse_written(text: &str) -> Result<Format, String> {
+    let known = || Writer::FORMATS.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ");
+    match text.parse::<Format>() {
+        Ok(format) if Writer::FORMATS.contains(&format) => Ok(format),
+        Ok(format) => Err(format!("{format} can be read but not written; {} can be", known())),
+        Err(_) => Err(format!("there is no such format; {} can be written", known())),
+    }
+}
+
 pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
@@ -106,6 +116,10 @@ impl Input {
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder trace stats trace.oracleGeneral.zst
+  larder trace stats disk.csv --format msr --pages --json")]
 struct StatsArgs {
     #[command(flatten)]
     input: Input,
@@ -115,6 +129,10 @@ struct StatsArgs {
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder trace head trace.csv.zst -n 3
+  larder trace head 'gen:zipf?objects=100&requests=10' --json")]
 struct HeadArgs {
     #[command(flatten)]
     input: Input,
@@ -127,18 +145,26 @@ struct HeadArgs {
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder trace convert disk.vscsi disk.larder.zst
+  larder trace convert trace.csv - --columns time-col=1,obj-id-col=2,obj-size-col=3 --to csv")]
 struct ConvertArgs {
     #[command(flatten)]
     input: Input,
     /// The file to write, or - for standard output; its ending (gz, xz, zst) says how it is compressed.
     #[arg(value_name = "OUTPUT")]
     output: String,
-    /// The format to write.
-    #[arg(long, value_name = "FORMAT", default_value = "larder", value_parser = parse_format)]
+    /// The format to write: larder (compact), csv, memcachier, webcachesim or oracle-general.
+    #[arg(long, value_name = "FORMAT", default_value = "larder", value_parser = parse_written)]
     to: Format,
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder trace generate 'zipf?objects=1m&requests=10m&skew=0.9&rate=1000' zipf.larder.zst
+  larder trace generate 'fileserver?scale=0.01' - --to csv")]
 struct GenerateArgs {
     /// KIND?option=value&… (see larder trace formats).
     #[arg(value_name = "SPEC")]
@@ -146,8 +172,8 @@ struct GenerateArgs {
     /// The file to write, or - for standard output; its ending (gz, xz, zst) says how it is compressed.
     #[arg(value_name = "OUTPUT")]
     output: String,
-    /// The format to write.
-    #[arg(long, value_name = "FORMAT", default_value = "larder", value_parser = parse_format)]
+    /// The format to write: larder (compact), csv, memcachier, webcachesim or oracle-general.
+    #[arg(long, value_name = "FORMAT", default_value = "larder", value_parser = parse_written)]
     to: Format,
 }
 

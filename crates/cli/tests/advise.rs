@@ -50,7 +50,8 @@ fn a_table_for_people_and_a_failure_when_nothing_will_do() {
     let output = advise(&["--trace", TRACE, "--target-miss-ratio", "0.5", "--limit", "20000"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    for words in ["answer", "runner-up", "drive life", "margin", "± error"] {
+    let (hit, years) = ("margin, hit ratio", "margin, years");
+    for words in ["answer", "runner-up", "drive life", hit, years, "± error", "hash ", "seed 1"] {
         assert!(text.contains(words), "no '{words}' in {text}");
     }
     let output = advise(&["--trace", TRACE, "--target-hit-ratio", "0.99", "--limit", "20000"]);
@@ -86,5 +87,86 @@ fn what_cannot_be_meant_is_refused() {
         for word in *words {
             assert!(problem.contains(word), "no '{word}' in {problem}");
         }
+    }
+}
+
+#[test]
+fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
+    let arguments = ["--trace", TRACE, "--target-hit-ratio", "0.5", "--policies", "flashiness,all"];
+    let (dram, flash) = (["--dram", "512k"], ["--flash", "4m,0"]);
+    let run = |more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+            .args([
+                "sim",
+                "advise",
+                "--drive-tbw",
+                "600t",
+                "--dram-cost",
+                "4",
+                "--flash-cost",
+                "0.1",
+            ])
+            .args(arguments.iter().chain(&dram).chain(&flash).chain(more))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let shown = run(&[]);
+    // The whole trace was simulated: there is no error of sampling.
+    assert!(!shown.contains("0.0000  "), "{shown}");
+    for words in ["writes held by", "threshold", "/s ", "equal those of all"] {
+        assert!(shown.contains(words), "no '{words}' in {shown}");
+    }
+    // What it tells a server, a server takes.
+    let (_, settings) = shown.split_once("as settings of larder kv --config:\n\n").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("larder.toml");
+    std::fs::write(&file, settings).unwrap();
+    let taken = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["kv", "--print-config", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(taken.status.success(), "{settings}: {}", String::from_utf8_lossy(&taken.stderr));
+
+    let found: serde_json::Value = serde_json::from_str(&run(&["--json"])).unwrap();
+    assert_eq!(found["complete"], true);
+    let measured = found["measured"].as_array().unwrap();
+    let limits: Vec<&serde_json::Value> = measured
+        .iter()
+        .filter(|m| m["policy"] == "flashiness" && m["flash"] == 4 << 20)
+        .map(|m| &m["write_limit"])
+        .collect();
+    assert!(limits.iter().any(|l| *l == "budget") && limits.iter().any(|l| *l == "threshold"));
+    assert!(limits.iter().filter(|l| l["rate"].as_u64().is_some()).count() == 2, "{limits:?}");
+    for m in measured.iter().filter(|m| m["life_years"].is_f64()) {
+        let margin = m["life_years"].as_f64().unwrap() - 5.0;
+        assert!((m["life_years_margin"].as_f64().unwrap() - margin).abs() < 1e-9, "{m}");
+    }
+}
+
+#[test]
+fn an_interruption_leaves_what_was_found() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "advise", "--drive-tbw", "600t", "--dram-cost", "4", "--flash-cost", "0.1"])
+        .args(["--target-hit-ratio", "0.9", "--threads", "1", "--json", "--trace"])
+        .arg("gen:zipf?objects=200000&requests=400000&skew=0.7&rate=1000&value=400")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It reads, and then tries: whenever the signal comes, it is heeded.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let pid = rustix::process::Pid::from_child(&child);
+    assert!(child.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted after"), "{said}");
+    if !said.contains("nothing tried") {
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(found["complete"], false);
     }
 }

@@ -182,7 +182,8 @@ fn block_policies_are_compared() {
     assert!(of(4, "hit_ratio") > of(0, "hit_ratio"), "more flash, more hits");
     assert!(of(1, "metadata_hits") > of(0, "metadata_hits"), "metadata first");
     let again = larder(&[&base[..], &admissions, &["--placement", "full,set:4"]].concat());
-    let twice = larder(&[&base[..], &admissions, &["--placement", "full,set:4"]].concat());
+    let threads = ["--placement", "full,set:4", "--threads", "3"];
+    let twice = larder(&[&base[..], &admissions, &threads].concat());
     assert_eq!(again.stdout, twice.stdout);
     let table = larder(&["block", FILES, "--sizes", "8m", "--write", "hdd-inv"]);
     let shown = String::from_utf8_lossy(&table.stdout).into_owned();
@@ -236,4 +237,94 @@ fn stack_has_hosts_and_restarts() {
     let wrong = larder(&[&base[..], &["--persistence", "cold"]].concat());
     let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert!(wrong.status.code() == Some(2) && said.contains("--restart"), "{said}");
+}
+
+#[test]
+fn every_output_names_version_seed_and_trace() {
+    let version = env!("CARGO_PKG_VERSION");
+    let blocks = "gen:fileserver?size=64m&set=8m&requests=5000&writes=0.3";
+    let commands: [(&str, &[&str]); 4] = [
+        (TRACE, &["mrc", TRACE, "--sizes", "100", "--policies", "lru,belady"]),
+        (TRACE, &["baseline", TRACE, "--flash", "4m", "--cache", "victim"]),
+        (FILES, &["block", FILES, "--sizes", "8m"]),
+        (blocks, &["stack", blocks, "--ram", "256k", "--flash", "4m"]),
+    ];
+    for (trace, command) in commands {
+        let seeded = [command, &["--seed", "7"]].concat();
+        let found = json(&[&seeded[..], &["--json"]].concat());
+        let rows = found.as_array().cloned().unwrap_or_else(|| vec![found]);
+        let hash =
+            rows[0]["trace_hash"].as_str().unwrap_or_else(|| panic!("{}", rows[0])).to_owned();
+        assert_eq!(hash.len(), 16);
+        for row in &rows {
+            let named = (&row["version"], &row["seed"], &row["trace"], &row["trace_hash"]);
+            let wanted = (version.into(), 7.into(), trace.into(), hash.as_str().into());
+            assert_eq!(named, (&wanted.0, &wanted.1, &wanted.2, &wanted.3));
+        }
+        let table = String::from_utf8(larder(&seeded).stdout).unwrap();
+        let line = format!("larder {version}, seed 7, trace {trace}, hash {hash}");
+        assert!(table.contains(&line), "no '{line}' in\n{table}");
+        // A rule around the header and at the end, none between rows.
+        let rules = table.lines().filter(|l| l.starts_with(['─', '═'])).count();
+        assert!(rules <= 3, "{rules} rules in\n{table}");
+        let other = json(
+            &[&command[..1], &[&format!("{trace}&seed=99")], &command[2..], &["--json"]].concat(),
+        );
+        let other = if other.is_array() { other[0].clone() } else { other };
+        assert_ne!(other["trace_hash"], hash.as_str(), "another trace has another hash");
+    }
+}
+
+#[test]
+fn a_drive_says_what_it_was() {
+    let base = [
+        "ssd",
+        "--capacity",
+        "64m",
+        "--page",
+        "16k",
+        "--block",
+        "1m",
+        "--victim",
+        "fifo",
+        "--seed",
+        "5",
+    ];
+    let found = json(&[&base[..], &["--hot", "0.9:0.1", "--json"]].concat());
+    assert_eq!((&found["seed"], &found["version"]), (&5.into(), &env!("CARGO_PKG_VERSION").into()));
+    assert_eq!(found["drive"]["capacity"], 64 << 20);
+    assert_eq!(found["drive"]["super_block"], 1 << 20);
+    assert_eq!((&found["drive"]["victim"], &found["cleaned"]), (&"fifo".into(), &true.into()));
+    assert_eq!(found["workload"]["synthetic"]["io"], 16 << 10);
+    let shown = String::from_utf8(larder(&base).stdout).unwrap();
+    for words in [
+        "drive of 64 MiB",
+        "victim fifo",
+        "over-provisioning 0.07",
+        "seed 5",
+        "random writes of 16 KiB",
+    ] {
+        assert!(shown.contains(words), "no '{words}' in {shown}");
+    }
+    assert!(!shown.contains("never filled"), "{shown}");
+    // A trace that writes less than the drive holds.
+    let few = "gen:fileserver?size=4m&set=1m&requests=50&writes=1";
+    let shown = larder(&["ssd", "--capacity", "1g", "--trace", few]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    for words in ["the drive never filled", "--capacity", "hash "] {
+        assert!(shown.contains(words), "no '{words}' in {shown}");
+    }
+}
+
+#[test]
+fn the_exact_curve_ends_at_all_objects_and_is_marked() {
+    let arguments = ["mrc", TRACE, "--sizes", "100", "--lru-curve=5"];
+    let rows = json(&[&arguments[..], &["--json"]].concat());
+    let rows = rows.as_array().unwrap();
+    assert!(rows[0].get("curve").is_none() && rows[1..].iter().all(|r| r["curve"] == true));
+    let shown = String::from_utf8(larder(&arguments).stdout).unwrap();
+    assert!(shown.contains("lru (curve)"), "{shown}");
+    let last = rows.last().unwrap();
+    assert!(shown.contains(&format!("{} objects,", last["size"])), "{last} {shown}");
+    assert_eq!((rows[1]["size"].as_u64(), rows.len()), (Some(1), 6));
 }

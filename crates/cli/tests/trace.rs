@@ -118,3 +118,29 @@ fn standard_output_is_a_file_too() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(output.stdout == std::fs::read(&file).unwrap() && output.stdout.len() > 10_000);
 }
+
+#[test]
+fn what_can_be_written_is_what_is_listed() {
+    let help = text(&larder(&["convert", "--help"]).stdout);
+    for words in ["larder (compact), csv, memcachier, webcachesim or oracle-general", "Examples:"] {
+        assert!(help.contains(words), "no '{words}' in {help}");
+    }
+    for (to, words) in [("foo", "no such format"), ("vscsi", "can be read but not written")] {
+        let output = larder(&["convert", "gen:zipf?objects=9&requests=9", "-", "--to", to]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(words) && said.contains("oracle-general"), "{said}");
+        assert!(!said.contains("blkparse"), "a format that is only read is offered: {said}");
+    }
+}
+
+#[test]
+fn a_scale_that_does_not_apply_is_named() {
+    let output = larder(&["head", "gen:fileserver?set=60g&scale=0.01"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("scale does not apply to a set that is given"), "{said}");
+    let output = larder(&["head", "gen:fileserver?set=2g&size=1g"]);
+    let said = text(&output.stderr);
+    assert!(said.contains("give a larger size or a smaller set"), "{said}");
+}

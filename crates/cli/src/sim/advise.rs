@@ -1,23 +1,38 @@
 //! `larder sim advise`: which DRAM, flash and admission meet a target at least cost.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_policy::admission::{AdmissionConfig, PolicyName};
-use larder_sim::advise::{AdviseError, Measured, Model, Question, Sample, Search, Wave};
-use larder_trace::{CsvColumns, Format, Options, Trace};
+use larder_sim::advise::{
+    AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
+};
+use larder_trace::{CsvColumns, Format, Hashed, Options, Trace};
 use serde::Serialize;
+use signal_hook::consts::SIGINT;
 
+use super::origin::Origin;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
-use crate::trace::{note_skipped, parse_format, parse_page, parse_rate, trace_error};
+use crate::trace::{
+    note_skipped, parse_format, parse_page, parse_rate, print as print_text, trace_error,
+};
+
+/// Shown under the flags.
+const EXAMPLES: &str = "\
+Examples:
+  larder sim advise --trace prod.zst --drive-tbw 600t --years 5 \\
+      --dram-cost 4 --flash-cost 0.1 --target-hit-ratio 0.85
+  larder sim advise --trace 'gen:zipf?objects=20000&requests=60000&skew=0.9&rate=1000' \\
+      --drive-tbw 600t --dram-cost 4 --flash-cost 0.1 --target-miss-ratio 0.4 --json";
 
 #[derive(Debug, Parser)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct AdviseArgs {
     #[command(flatten)]
     input: TraceFlags,
@@ -51,7 +66,7 @@ pub(super) struct AdviseArgs {
     /// Flash sizes likewise; 0 is a cache without flash.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     flash: Vec<ByteSize>,
-    /// Admission policies to try, separated by commas.
+    /// Admission policies to try, separated by commas; flashiness at several rates of writes.
     #[arg(
         long,
         value_name = "LIST",
@@ -115,12 +130,14 @@ impl TraceFlags {
 
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
-    version: &'static str,
-    trace: &'a str,
+    #[serde(flatten)]
+    origin: &'a Origin,
     requests: u64,
     /// Share of the objects that was simulated.
     sample_rate: f64,
     sampled_requests: usize,
+    /// Whether the search came to its end.
+    complete: bool,
     /// Bytes and number of all objects, as estimated.
     footprint_bytes: u64,
     objects: u64,
@@ -185,12 +202,21 @@ fn advise_error(e: &AdviseError) -> CliError {
     usage(e.to_string())
 }
 
-fn read(args: &AdviseArgs) -> Result<Model, CliError> {
+/// Whether the user has asked for the end. The second time ends the process at once.
+fn interrupts() -> Result<Arc<AtomicBool>, CliError> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let failed = |e: std::io::Error| CliError::Runtime(format!("signal handlers: {e}"));
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, asked.clone()).map_err(failed)?;
+    signal_hook::flag::register(SIGINT, asked.clone()).map_err(failed)?;
+    Ok(asked)
+}
+
+fn read(args: &AdviseArgs, stop: &AtomicBool) -> Result<(Model, Origin), CliError> {
     if !(1000..=1 << 28).contains(&args.sample_requests) {
         let n = args.sample_requests;
         return Err(usage(format!("--sample-requests: '{n}': between 1000 and {}", 1 << 28)));
     }
-    let mut reader = args.input.open()?.reader;
+    let (mut reader, hash) = Hashed::over(args.input.open()?.reader);
     let mut sample = Sample::new(args.sample_requests as usize, args.seed);
     let mut watch = Watch::new(1);
     let mut requests = 0u64;
@@ -199,27 +225,37 @@ fn read(args: &AdviseArgs) -> Result<Model, CliError> {
         requests += 1;
         if requests.is_multiple_of(1 << 16) {
             watch.tick(&*reader, requests);
+            if stop.load(Ordering::Relaxed) {
+                watch.finish();
+                let text =
+                    format!("interrupted after {requests} requests were read: nothing tried");
+                return Err(CliError::Interrupted(text));
+            }
         }
     }
     watch.finish();
     note_skipped(&*reader);
-    Model::new(sample).map_err(|e| advise_error(&e))
+    let model = Model::new(sample).map_err(|e| advise_error(&e))?;
+    Ok((model, Origin::new(args.seed, &args.input.trace, &hash)))
 }
+
+/// What came of one candidate.
+type Tried = Result<Vec<Measured>, AdviseError>;
 
 fn measure(
     model: &Model,
     question: &Question,
     wave: &Wave,
     threads: usize,
+    stop: &AtomicBool,
     each: &(dyn Fn() + Sync),
 ) -> Result<Vec<Measured>, AdviseError> {
     let next = AtomicUsize::new(0);
-    let found: Mutex<Vec<Option<Result<Measured, AdviseError>>>> =
-        Mutex::new(wave.iter().map(|_| None).collect());
+    let found: Mutex<Vec<Option<Tried>>> = Mutex::new(wave.iter().map(|_| None).collect());
     std::thread::scope(|scope| {
         for _ in 0..threads.min(wave.len()) {
             scope.spawn(|| {
-                loop {
+                while !stop.load(Ordering::Relaxed) {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(&candidate) = wave.get(at) else { return };
                     let result = model.measure(question, candidate);
@@ -229,7 +265,9 @@ fn measure(
             });
         }
     });
-    found.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let all: Result<Vec<Vec<Measured>>, AdviseError> = found.into_iter().flatten().collect();
+    Ok(all?.into_iter().flatten().collect())
 }
 
 pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
@@ -240,7 +278,8 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
         Some(n) => n,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    let model = read(args)?;
+    let stop = interrupts()?;
+    let (model, origin) = read(args, &stop)?;
     let sizes = |list: &[ByteSize]| list.iter().map(|s| s.0).collect::<Vec<u64>>();
     let (dram, flash) = (sizes(&args.dram), sizes(&args.flash));
     let mut search =
@@ -250,7 +289,7 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
     let done = AtomicUsize::new(0);
     loop {
         let wave = search.next_wave();
-        if wave.is_empty() {
+        if wave.is_empty() || stop.load(Ordering::Relaxed) {
             break;
         }
         let left = search.left() + wave.len();
@@ -264,18 +303,19 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
             let rate = n as f64 * model.sample().requests().len() as f64 / seconds.max(1e-3);
             bar.set_message(format!("{n} of at most {} tried  {rate:.0} requests/s", n + left));
         };
-        let measured = measure(&model, &question, &wave, threads, &each);
+        let measured = measure(&model, &question, &wave, threads, &stop, &each);
         search.take(measured.map_err(|e| advise_error(&e))?);
     }
     bar.finish_and_clear();
+    let complete = !stop.load(Ordering::Relaxed);
     if args.json {
         let sample = model.sample();
         print_json(&Answer {
-            version: env!("CARGO_PKG_VERSION"),
-            trace: &args.input.trace,
+            origin: &origin,
             requests: sample.seen(),
             sample_rate: sample.rate(),
             sampled_requests: sample.requests().len(),
+            complete,
             footprint_bytes: model.footprint(),
             objects: model.objects(),
             question: &question,
@@ -284,53 +324,96 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
             measured: search.measured(),
         })?;
     } else {
-        print(args, &model, &question, &search)?;
+        print(&origin, &model, &question, &search)?;
+    }
+    if !complete {
+        return Err(CliError::Interrupted(format!(
+            "interrupted after {} trials: {}",
+            done.into_inner(),
+            if search.answer().is_some() {
+                "the answer is the best so far"
+            } else {
+                "none of them is an answer"
+            }
+        )));
     }
     match (search.answer(), search.nearest()) {
         (Some(_), _) => Ok(()),
-        (None, Some(m)) => Err(CliError::Runtime(format!(
-            "nothing tried meets a hit ratio of {:.4}; the nearest is {:.4} ± {:.4}, with {} of DRAM, {} of flash and {}",
-            question.target_hit_ratio,
-            m.hit_ratio,
-            m.standard_error,
-            ByteSize(m.dram),
-            ByteSize(m.flash),
-            m.policy
-        ))),
+        (None, Some(m)) => {
+            let error = m.error_text().map_or(String::new(), |e| format!(" ± {e}"));
+            let limit = m
+                .write_limit
+                .map_or(String::new(), |l| format!(" (writes held by {})", limit_text(l)));
+            Err(CliError::Runtime(format!(
+                "nothing tried meets a hit ratio of {:.4} for {} years; the nearest is {:.4}{error}, with {} of DRAM, {} of flash and {}{limit}",
+                question.target_hit_ratio,
+                question.years,
+                m.hit_ratio,
+                ByteSize(m.dram),
+                ByteSize(m.flash),
+                m.policy
+            )))
+        }
         (None, None) => Err(CliError::Runtime("nothing could be tried".to_owned())),
     }
 }
 
-fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) -> Result<(), CliError> {
+/// What holds a candidate's writes, in a cell of the table.
+fn limit_text(limit: WriteLimit) -> String {
+    match limit {
+        WriteLimit::Budget => "budget".to_owned(),
+        WriteLimit::Rate(bytes) => format!("{}/s", ByteSize(bytes)),
+        WriteLimit::Threshold => "threshold".to_owned(),
+    }
+}
+
+/// What a server is told so that it does what was simulated.
+fn settings(q: &Question, m: &Measured) -> Option<String> {
+    let limit = m.write_limit?;
+    let terabytes = q.drive_tbw as f64 / 1e12;
+    let (years, amplification) = (q.years, q.device_write_amplification);
+    let endurance = format!(
+        "endurance-tbw = {terabytes:?}\nendurance-years = {years:?}\ndevice-write-amplification = {amplification:?}\n"
+    );
+    Some(match limit {
+        WriteLimit::Budget => format!("{endurance}admission = \"{}\"\n", m.policy),
+        WriteLimit::Threshold => format!("admission = \"{}\"\n", m.policy),
+        WriteLimit::Rate(bytes) => format!(
+            "{endurance}[admission]\npolicy = \"{}\"\n[admission.flashiness]\nbytes_per_second = {bytes}\n",
+            m.policy
+        ),
+    })
+}
+
+fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Result<(), CliError> {
     let sample = model.sample();
-    outln!(
-        "trace {}: {} requests, about {} objects of {}; {} requests of {:.4} % of the objects simulated",
-        args.input.trace,
+    let mut out = format!(
+        "{}: {} requests, about {} objects of {}; {} requests of {:.4} % of the objects simulated\n\
+         wanted: hit ratio {:.4}; drive of {} written, {} years\n",
+        origin.line(),
         sample.seen(),
         model.objects(),
         ByteSize(model.footprint()),
         sample.requests().len(),
-        sample.rate() * 100.0
-    )?;
-    outln!(
-        "wanted: hit ratio {:.4}; drive of {} written, {} years",
+        sample.rate() * 100.0,
         q.target_hit_ratio,
         ByteSize(q.drive_tbw),
         q.years
-    )?;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    );
+    let mut table = super::table();
     table.set_header([
         "",
         "cost",
         "DRAM",
         "flash",
         "admission",
+        "writes held by",
         "hit ratio",
         "± error",
-        "margin",
+        "margin, hit ratio",
         "writes/s",
         "drive life, years",
+        "margin, years",
     ]);
     let mut row = |what: &str, m: &Measured| {
         let life = m.life_years.map_or("no writes".to_owned(), |y| {
@@ -343,11 +426,13 @@ fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) -> Res
             ByteSize(m.dram).to_string(),
             ByteSize(m.flash).to_string(),
             m.policy.to_owned(),
+            m.write_limit.map_or("-".to_owned(), limit_text),
             format!("{:.4}", m.hit_ratio),
-            format!("{:.4}", m.standard_error),
+            m.error_text().unwrap_or_else(|| "-".to_owned()),
             format!("{:+.4}", m.hit_ratio_margin),
             ByteSize(m.flash_bytes_per_second as u64).to_string(),
             life,
+            m.life_years.map_or("-".to_owned(), |y| format!("{:+.1}", y - q.years)),
         ]);
     };
     let (answer, other) = (search.answer(), search.runner_up());
@@ -365,8 +450,31 @@ fn print(args: &AdviseArgs, model: &Model, q: &Question, search: &Search) -> Res
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    outln!("{table}")?;
-    outln!(
-        "held: the write budget turns writes away so that the drive lasts; margin: hit ratio less the target"
-    )
+    out += &format!("{table}\n");
+    out += "held: the write budget turns writes away so that the drive lasts; threshold: no budget, the classifier alone\n";
+    if let (Some(a), Some(b)) = (answer, other)
+        && a.equals(b)
+    {
+        out += &format!(
+            "answer and runner-up are equal: {} and {} did the same here\n",
+            a.policy, b.policy
+        );
+    }
+    let same = search.measured();
+    let same = same.iter().filter(|m| {
+        m.write_limit == Some(WriteLimit::Budget)
+            && m.policy == "flashiness"
+            && same.iter().any(|n| n.policy == "all" && n.equals(m))
+    });
+    let same = same.count();
+    if same > 0 {
+        out += &format!(
+            "{same} of the rows of flashiness under the budget equal those of all: the budget is more than there is to write, \
+             so it chooses nothing; see its other rates\n"
+        );
+    }
+    if let Some(settings) = answer.and_then(|m| settings(q, m)) {
+        out += &format!("the answer as settings of larder kv --config:\n\n{settings}");
+    }
+    print_text(&out)
 }

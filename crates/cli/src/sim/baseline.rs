@@ -1,15 +1,17 @@
 //! `larder sim baseline`: flash caches to measure against.
 
 use clap::{Parser, ValueEnum};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_sim::baseline::{
     self, Baseline, BaselineError, Counts, FifoLog, HybridConfig, LogParams, Ripq, SetAssociative,
     SetParams, VictimCache,
 };
 use larder_sim::mrc::{Interner, Items};
+use larder_trace::Hashed;
 use serde::Serialize;
 
+use super::origin::Origin;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
@@ -28,6 +30,10 @@ enum Cache {
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim baseline trace.zst --cache victim,ripq --flash 64m,256m
+  larder sim baseline trace.zst --cache fifo-log --admission all,reject_first --flash 256m --json")]
 pub(super) struct BaselineArgs {
     #[command(flatten)]
     input: Input,
@@ -195,7 +201,8 @@ fn hybrid(
 
 pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     let mut caches = build(args)?;
-    let mut items = Items::new(args.input.open()?.reader);
+    let (reader, hash) = Hashed::over(args.input.open()?.reader);
+    let mut items = Items::new(reader);
     let mut interner = Interner::new();
     let mut watch = Watch::new(1);
     let mut requests = 0u64;
@@ -233,11 +240,11 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
             }
         })
         .collect();
+    let origin = Origin::new(args.seed, &args.input.trace, &hash);
     if args.json {
-        return print_json(&rows);
+        return print_json(&origin.of(&rows));
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut table = super::table();
     table.set_header(vec![
         "cache",
         "admission",
@@ -267,5 +274,6 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     }
     outln!("{table}")?;
     outln!("CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)")?;
+    outln!("{}", origin.line())?;
     Ok(())
 }

@@ -1,20 +1,28 @@
 //! `larder sim block`: admission and replacement of the block cache on a block trace.
 
+use std::sync::{Mutex, PoisonError};
+
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy};
 use larder_sim::block_study::{
     BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive, Writes,
 };
+use larder_trace::{Hashed, Request};
 use serde::Serialize;
 
+use super::origin::Origin;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::trace::{Input, trace_error};
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim block disk.vscsi.zst --sizes 64m,256m --replacement lru,sieve
+  larder sim block disk.vscsi.zst --sizes 256m --admission all --admission 'sseqr(length=1m)+two_lbs'")]
 pub(super) struct BlockArgs {
     #[command(flatten)]
     input: Input,
@@ -64,6 +72,9 @@ pub(super) struct BlockArgs {
     /// Seed of hashes.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Threads; caches run side by side. All cores when not given. Results do not depend on it.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
     /// Print as JSON.
     #[arg(long)]
     json: bool,
@@ -135,20 +146,25 @@ fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
 
 pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
     let mut caches = caches(args)?;
-    let mut reader = args.input.open()?.reader;
+    let (mut reader, hash) = Hashed::over(args.input.open()?.reader);
+    let threads = super::threads(args.threads)?;
     let mut watch = Watch::new(1);
     let (mut requests, mut blocks) = (0u64, 0u64);
-    while let Some(request) = reader.next() {
-        let request = request.map_err(trace_error)?;
-        if requests == args.warmup {
-            caches.iter_mut().for_each(BlockCache::count);
+    let mut chunk = Vec::with_capacity(CHUNK);
+    loop {
+        chunk.clear();
+        while chunk.len() < CHUNK
+            && let Some(request) = reader.next()
+        {
+            chunk.push(request.map_err(trace_error)?);
         }
-        requests += 1;
-        blocks += u64::from(request.op.is_block());
-        caches.iter_mut().for_each(|cache| cache.request(&request));
-        if requests.is_multiple_of(4096) {
-            watch.tick(&*reader, requests);
+        if chunk.is_empty() {
+            break;
         }
+        feed(&mut caches, &chunk, args.warmup.checked_sub(requests), threads);
+        requests += chunk.len() as u64;
+        blocks += chunk.iter().filter(|r| r.op.is_block()).count() as u64;
+        watch.tick(&*reader, requests);
     }
     watch.finish();
     if blocks == 0 {
@@ -164,10 +180,45 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         noteln!("larder: {} malformed records passed over", reader.skipped());
     }
     let rows: Vec<Row> = caches.iter().map(row).collect();
+    let origin = Origin::new(args.seed, &args.input.trace, &hash);
     if args.json {
-        return print_json(&rows);
+        return print_json(&origin.of(&rows));
     }
-    print_table(&rows)
+    print_table(&rows)?;
+    outln!("{}", origin.line())?;
+    Ok(())
+}
+
+/// Requests that all caches take before the next are read.
+const CHUNK: usize = 1 << 14;
+
+/// Gives the chunk to every cache; from its request number `count_from` on, where that is in the chunk, they count.
+fn feed(caches: &mut [BlockCache], chunk: &[Request], count_from: Option<u64>, threads: usize) {
+    let one = |cache: &mut BlockCache| {
+        for (i, request) in chunk.iter().enumerate() {
+            if count_from == Some(i as u64) {
+                cache.count();
+            }
+            cache.request(request);
+        }
+    };
+    if threads == 1 || caches.len() == 1 {
+        caches.iter_mut().for_each(one);
+        return;
+    }
+    let threads = threads.min(caches.len());
+    let queue = Mutex::new(caches.iter_mut());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                    let Some(cache) = next else { return };
+                    one(cache);
+                }
+            });
+        }
+    });
 }
 
 fn row(cache: &BlockCache) -> Row {
@@ -190,8 +241,7 @@ fn row(cache: &BlockCache) -> Row {
 
 fn print_table(rows: &[Row]) -> Result<(), CliError> {
     let metadata = rows.iter().any(|r| r.outcome.metadata_lines > 0);
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut table = super::table();
     let mut header = vec!["admission", "size", "cache", "read hits", "to flash", "CLWA", "DRAM"];
     if metadata {
         header.insert(4, "metadata");

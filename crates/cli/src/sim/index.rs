@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
 use larder_engine::{index as engine, segment};
@@ -321,8 +321,7 @@ fn packings(
 }
 
 fn grid(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut table = super::table();
     table.set_header(header.to_vec());
     table
 }

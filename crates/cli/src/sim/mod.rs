@@ -5,6 +5,7 @@ mod baseline;
 mod block;
 mod index;
 mod mrc;
+mod origin;
 mod replay;
 mod report;
 mod run;
@@ -14,6 +15,7 @@ mod sweep;
 mod watch;
 
 use clap::{Parser, Subcommand};
+use comfy_table::{LineStyle, Table, TableStyle};
 
 use crate::error::CliError;
 
@@ -62,4 +64,23 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Ssd(args) => ssd::run(&args),
         Command::Stack(args) => stack::run(&args),
     }
+}
+
+/// The number of threads that `--threads` asks for; all cores when not given.
+fn threads(given: Option<usize>) -> Result<usize, CliError> {
+    match given {
+        Some(0) => Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(n) => Ok(n),
+        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
+}
+
+/// A table with a rule around its header, and none between its rows.
+fn table() -> Table {
+    let line = || LineStyle::none().fill('─').junction('─');
+    let mut table = Table::new();
+    table.load_style(
+        TableStyle::new().top_border(line()).header_separator(line()).bottom_border(line()),
+    );
+    table
 }

@@ -1,15 +1,17 @@
 //! `larder sim mrc`: miss ratios of eviction policies.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_policy::eviction::{EvictionKind, Unit};
 use larder_sim::mrc::{Filter, Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
 use larder_sim::report::miss_ratio_curves;
-use larder_trace::Reader;
+use larder_trace::{HashOf, Hashed, Reader};
 
+use super::origin::Origin;
 use super::report::Output;
 use super::watch::Watch;
 use crate::error::CliError;
@@ -25,6 +27,11 @@ enum UnitArg {
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim mrc trace.zst --policies lru,s3fifo,belady --sizes 1000,10000,100000
+  larder sim mrc trace.zst --unit bytes --sizes 64m,1g --policies all --html curves.html
+  larder sim mrc 'gen:zipf?objects=20000&requests=100000' --lru-curve --json")]
 pub(super) struct MrcArgs {
     #[command(flatten)]
     input: Input,
@@ -166,7 +173,13 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
         args.html.as_deref().map(|path| Output::create(path, "--html", &[&args.input.trace]));
     let html = html.transpose()?;
     let options = args.input.options();
-    let open = || Ok(Items::new(larder_trace::open(&args.input.trace, &options)?.reader));
+    // Of the last reading: they are all the same.
+    let hash = RefCell::new(HashOf::default());
+    let open = || {
+        let (reader, of) = Hashed::over(larder_trace::open(&args.input.trace, &options)?.reader);
+        *hash.borrow_mut() = of;
+        Ok(Items::new(reader))
+    };
     let passes = if plan.jobs.iter().any(|j| j.policy.needs_future()) { 2 } else { 1 };
     let mut watch = Watch::new(passes);
     let mut skipped = None;
@@ -186,51 +199,50 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
             found.objects
         );
     }
+    let origin = Origin::new(args.seed, &args.input.trace, &hash.borrow());
     let rows = with_curve(&found, args.lru_curve);
     if let Some(html) = html {
         let title = format!("Miss ratios of {}", args.input.trace);
-        let facts = facts(args, &plan, &found);
+        let facts = facts(args, &origin, &plan, &found);
         html.write_report(&miss_ratio_curves(&title, &rows, plan.unit, facts))?;
     }
     if args.json {
-        print_json(&rows)?;
+        print_json(&origin.of(&rows))?;
     } else {
         print_table(&rows, plan.unit)?;
         outln!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes))?;
+        outln!("{}", origin.line())?;
     }
     Ok(())
 }
 
 /// Where the numbers of a report come from.
-fn facts(args: &MrcArgs, plan: &Sweep, found: &Found) -> Vec<(String, String)> {
+fn facts(args: &MrcArgs, origin: &Origin, plan: &Sweep, found: &Found) -> Vec<(String, String)> {
     let sample = plan.sample.as_ref().map_or("all objects".to_owned(), |_| {
         format!("{} of the objects", args.sample.unwrap_or(1.0))
     });
-    [
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("trace", args.input.trace.clone()),
+    let more = [
         ("objects simulated", found.objects.to_string()),
         ("warm-up", format!("{} requests", args.warmup)),
         ("sample", sample),
-        ("seed", args.seed.to_string()),
-    ]
-    .map(|(k, v)| (k.to_owned(), v))
-    .to_vec()
+    ];
+    origin.facts().into_iter().chain(more).map(|(k, v)| (k.to_owned(), v)).collect()
 }
 
 /// The rows, followed by the points of the exact LRU curve.
 fn with_curve(found: &Found, points: Option<u64>) -> Vec<Row> {
     let mut rows = found.rows.clone();
     if let (Some(curve), Some(points)) = (&found.curve, points) {
-        rows.extend(curve.sizes(points as usize).into_iter().map(|size| curve.row(size)));
+        rows.extend(
+            curve.sizes(points as usize, found.objects).into_iter().map(|size| curve.row(size)),
+        );
     }
     rows
 }
 
 fn print_table(rows: &[Row], unit: Unit) -> Result<(), CliError> {
     let sampled = rows.iter().any(|r| r.sample_rate.is_some());
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut table = super::table();
     let mut header = vec!["policy", "size", "requests", "misses", "miss ratio", "byte miss ratio"];
     if sampled {
         header.push("± error");
@@ -243,6 +255,7 @@ fn print_table(rows: &[Row], unit: Unit) -> Result<(), CliError> {
         };
         let mut cells = vec![
             match &row.admission {
+                None if row.curve => format!("{} (curve)", row.policy),
                 None => row.policy.to_owned(),
                 Some(admission) => format!("{} + {admission}", row.policy),
             },

@@ -17,6 +17,10 @@ use crate::error::CliError;
 use crate::out::print_json;
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim run experiment.toml --html run.html --csv series.csv
+  larder sim run experiment.toml --seed 7 --json")]
 pub(super) struct RunArgs {
     /// The experiment, TOML (docs/simulation.md lists every key; experiments/ has examples).
     #[arg(value_name = "EXPERIMENT.toml")]

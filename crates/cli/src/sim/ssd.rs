@@ -4,7 +4,7 @@ use clap::Parser;
 use larder_base::{ByteSize, Rng};
 use larder_runtime::machine::usable_memory;
 use larder_sim::ssd::{Geometry, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
-use larder_trace::Reader;
+use larder_trace::{Hashed, Reader};
 use serde::Serialize;
 
 use super::watch::Watch;
@@ -13,6 +13,11 @@ use crate::out::print_json;
 use crate::trace::trace_error;
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim ssd --capacity 4g --io 512m
+  larder sim ssd --capacity 4g --over-provisioning 0.28 --hot 0.9:0.1 --victim cost-benefit
+  larder sim ssd --capacity 4g --trace disk.vscsi.zst --json")]
 pub(super) struct SsdArgs {
     /// Capacity that the host sees.
     #[arg(long, default_value = "16g", value_name = "SIZE")]
@@ -66,7 +71,43 @@ fn parse_hot(text: &str) -> Result<(f64, f64), String> {
 }
 
 #[derive(Debug, Serialize)]
+struct Drive {
+    capacity: u64,
+    page: u64,
+    super_block: u64,
+    over_provisioning: f64,
+    victim: &'static str,
+    separate_cleaning: bool,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Workload {
+    Trace { name: String, hash: String },
+    Synthetic { io: u64, order: String, utilisation: f64, rounds: u32 },
+}
+
+impl Workload {
+    fn line(&self) -> String {
+        match self {
+            Workload::Trace { name, hash } => format!("trace {name}, hash {hash}"),
+            Workload::Synthetic { io, order, utilisation, rounds } => format!(
+                "{order} writes of {} over {utilisation} of the capacity, {rounds} rounds",
+                ByteSize(*io)
+            ),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
 struct Report {
+    version: &'static str,
+    seed: u64,
+    /// What the drive was, and what was written to it.
+    drive: Drive,
+    workload: Workload,
+    /// Whether the drive was filled so far that its cleaner had to work.
+    cleaned: bool,
     write_amplification: f64,
     page_bytes: u64,
     traffic: Traffic,
@@ -121,12 +162,36 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
     let geometry = geometry(args)?;
     let ssd = Ssd::new(geometry, args.seed);
     let mut ssd = ssd.map_err(|e| CliError::Usage(e.to_string()))?;
-    match &args.trace {
-        Some(trace) => from_trace(args, trace, &mut ssd)?,
-        None => synthetic(args, &mut ssd)?,
-    }
+    let workload = match &args.trace {
+        Some(trace) => {
+            let (name, hash) = (trace.clone(), from_trace(args, trace, &mut ssd)?);
+            Workload::Trace { name, hash }
+        }
+        None => {
+            synthetic(args, &mut ssd)?;
+            let order = match args.hot {
+                _ if args.sequential => "sequential".to_owned(),
+                Some((writes, space)) => format!("random, {writes}:{space} hot,"),
+                None => "random".to_owned(),
+            };
+            let (io, utilisation, rounds) = (args.io.0, args.utilisation, args.rounds);
+            Workload::Synthetic { io, order, utilisation, rounds }
+        }
+    };
     let traffic = ssd.traffic();
     let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        seed: args.seed,
+        drive: Drive {
+            capacity: args.capacity.0,
+            page: args.page.0,
+            super_block: args.block.0,
+            over_provisioning: args.over_provisioning,
+            victim: args.victim.name(),
+            separate_cleaning: args.separate_cleaning,
+        },
+        workload,
+        cleaned: ssd.wear().most > 0,
         write_amplification: traffic.write_amplification(),
         page_bytes: args.page.0,
         traffic,
@@ -147,8 +212,26 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         wear.least,
         wear.most,
         wear.deviation
-    )?;
+    );
     outln!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution)?;
+    if !report.cleaned {
+        outln!(
+            "the drive never filled: {} were written to it and nothing was erased, so this says nothing of its cleaner; \
+             write more, or give a smaller --capacity",
+            bytes(traffic.host_pages)
+        )?;
+    }
+    let separate = if args.separate_cleaning { ", copies apart" } else { "" };
+    outln!(
+        "drive of {} in pages of {} and super-blocks of {}, over-provisioning {}, victim {}{separate}",
+        args.capacity,
+        args.page,
+        args.block,
+        args.over_provisioning,
+        args.victim.name()
+    )?;
+    outln!("{}", report.workload.line())?;
+    outln!("larder {}, seed {}", report.version, report.seed)?;
     Ok(())
 }
 
@@ -199,9 +282,11 @@ fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
     Ok(())
 }
 
-fn from_trace(args: &SsdArgs, trace: &str, ssd: &mut Ssd) -> Result<(), CliError> {
+/// Writes what the trace writes; the trace's hash.
+fn from_trace(args: &SsdArgs, trace: &str, ssd: &mut Ssd) -> Result<String, CliError> {
     let options = larder_trace::Options::default();
-    let mut reader = larder_trace::open(trace, &options).map_err(trace_error)?.reader;
+    let reader = larder_trace::open(trace, &options).map_err(trace_error)?.reader;
+    let (mut reader, hash) = Hashed::over(reader);
     let pages = u64::from(ssd.geometry().logical_pages);
     let mut watch = Watch::new(1);
     let mut requests = 0;
@@ -233,5 +318,5 @@ fn from_trace(args: &SsdArgs, trace: &str, ssd: &mut Ssd) -> Result<(), CliError
             "trace '{trace}' has no block writes: nothing to simulate"
         )));
     }
-    Ok(())
+    Ok(hash.text())
 }

@@ -4,15 +4,20 @@ use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_sim::stack::{Architecture, Config, Figures, Policy, Restart, Timing, run as simulate};
-use larder_trace::{Options, Reader};
+use larder_trace::{HashOf, Hashed, Options, Reader};
 use serde::Serialize;
 
+use super::origin::Origin;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::trace::{Input, trace_error};
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim stack 'gen:fileserver?scale=0.01' --ram 80m --flash 640m
+  larder sim stack disk.vscsi.zst --architecture naive,unified --flash 0,1g --ram-policy a,p30")]
 pub(super) struct StackArgs {
     #[command(flatten)]
     input: Input,
@@ -100,10 +105,9 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
-    version: &'static str,
-    seed: u64,
-    trace: &'a str,
+struct Report {
+    #[serde(flatten)]
+    origin: Origin,
     threads: u16,
     warmup: u64,
     rows: Vec<Row>,
@@ -198,12 +202,15 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
     let warmup = args.warmup.max(args.restart.unwrap_or(0));
     let mut watch = Watch::new(configs.len() as u64);
     let mut rows = Vec::new();
+    // Of the last reading: they are all the same.
+    let mut hash = HashOf::default();
     for config in configs {
-        let mut reader =
-            larder_trace::open(&args.input.trace, &options).map_err(trace_error)?.reader;
+        let reader = larder_trace::open(&args.input.trace, &options).map_err(trace_error)?.reader;
+        let (mut reader, of) = Hashed::over(reader);
         let tick = |reader: &dyn Reader, requests: u64| watch.tick(reader, requests);
         let figures = simulate(&config, args.threads, warmup, &mut *reader, tick);
         let figures = figures.map_err(trace_error)?;
+        hash = of;
         if figures.counts.reads + figures.counts.writes == 0 {
             watch.finish();
             return Err(CliError::Runtime(format!(
@@ -223,14 +230,12 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         });
     }
     watch.finish();
+    let origin = Origin::new(args.seed, &args.input.trace, &hash);
     if args.json {
-        let threads = args.threads;
-        let version = env!("CARGO_PKG_VERSION");
-        let trace = &args.input.trace;
-        return print_json(&Report { version, seed: args.seed, trace, threads, warmup, rows });
+        return print_json(&Report { origin, threads: args.threads, warmup, rows });
     }
     print_table(&rows)?;
-    outln!("larder {}, seed {}, trace {}", env!("CARGO_PKG_VERSION"), args.seed, args.input.trace)?;
+    outln!("{}", origin.line())?;
     Ok(())
 }
 

@@ -4,21 +4,26 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use larder_sim::experiment::{self, ExperimentError};
 use larder_sim::sweep::log::{self, Line};
 use larder_sim::sweep::{Cell, Grid, Results, Sweep, SweepError, write_parquet};
 use larder_trace::Reader;
+use signal_hook::consts::SIGINT;
 
 use super::report::{failed_file, read_text, write_whole};
 use crate::error::CliError;
 use crate::out::print_json;
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim sweep sweep.toml --out results
+  larder sim sweep sweep.toml --out results --resume")]
 pub(super) struct SweepArgs {
     /// The sweep, TOML: an experiment (file = "…", or [experiment] with its tables) and [[axis]] tables of key and values.
     #[arg(value_name = "SWEEP.toml")]
@@ -113,6 +118,32 @@ fn cell_failed(sweep: &Sweep, cell: &Cell, e: &ExperimentError) -> CliError {
     if e.is_usage() { CliError::Usage(text) } else { CliError::Runtime(text) }
 }
 
+/// At SIGINT: what is finished, how to go on, and the end. Finished cells are in the file, whole and synced; a line that is
+/// being written then is left out at the next start.
+fn say_how_to_go_on(
+    bar: indicatif::ProgressBar,
+    done: Arc<AtomicUsize>,
+    already: usize,
+    all: usize,
+) -> Result<(), CliError> {
+    let failed = |e: std::io::Error| CliError::Runtime(format!("the thread for signals: {e}"));
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT]).map_err(failed)?;
+    let heed = move || {
+        if signals.forever().next().is_some() {
+            bar.finish_and_clear();
+            let finished = already + done.load(Ordering::Relaxed);
+            writeln!(
+                std::io::stderr(),
+                "larder: interrupted, {finished} of {all} cells are finished: the same command with --resume goes on"
+            )
+            .ok();
+            std::process::exit(130);
+        }
+    };
+    std::thread::Builder::new().name("larder-signals".into()).spawn(heed).map_err(failed)?;
+    Ok(())
+}
+
 /// Runs what is not finished.
 fn run_cells(sweep: &Sweep, cells: &[Cell], log: &mut Log, threads: usize) -> Result<(), CliError> {
     let open: Vec<&Cell> =
@@ -122,7 +153,8 @@ fn run_cells(sweep: &Sweep, cells: &[Cell], log: &mut Log, threads: usize) -> Re
         noteln!("larder: {already} of {} cells are finished already", cells.len());
     }
     let bar = crate::progress::bar(open.len() as u64);
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (next, done) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    say_how_to_go_on(bar.clone(), done.clone(), already, cells.len())?;
     let requests = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let log = Mutex::new(log);
@@ -328,8 +360,7 @@ fn print_table(results: &Results) -> Result<(), CliError> {
     let grid = &results.results;
     let mut at = results.varied();
     at.extend(few.iter().filter_map(|c| grid.column(c)));
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut table = super::table();
     table.set_header(at.iter().map(|&c| grid.columns[c].clone()));
     for row in &grid.rows {
         table.add_row(at.iter().map(|&c| {

@@ -4,6 +4,9 @@
 //! drive's endurance and the wanted life become the write budget, as in the server: what a policy would write beyond it is
 //! not written, so the life is held and its price shows in the hit ratio. The [`Search`] runs the grid of sizes from cheap to
 //! dear, leaving out what is larger than something that met the target already, and then tries smaller steps around the best.
+//!
+//! A policy that ranks what it is offered spends the budget that it is given, and more writes are not always more hits: what
+//! is on flash lives shorter. So `flashiness` is tried at several [rates of writes](WriteLimit).
 
 mod sample;
 mod search;
@@ -52,6 +55,22 @@ pub struct Candidate {
     pub policy: PolicyName,
 }
 
+/// What holds the writes of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WriteLimit {
+    /// The write budget that endurance and years make: what a server does that is told them and nothing else.
+    Budget,
+    /// This rate besides, bytes per second of the whole: `admission.flashiness.bytes_per_second`.
+    Rate(u64),
+    /// The classifier's threshold alone, without a budget, as in a server that is not told the endurance. The life that
+    /// comes of it is measured, not held.
+    Threshold,
+}
+
+/// Parts of what the budget lets `flashiness` write that are tried as rates too.
+const PARTS: [u64; 2] = [4, 16];
+
 /// What a candidate does and costs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
@@ -61,6 +80,8 @@ pub struct Measured {
     pub flash: u64,
     /// Admission; `none` without flash.
     pub policy: &'static str,
+    /// What holds its writes; none without flash.
+    pub write_limit: Option<WriteLimit>,
     /// Cost of both.
     pub cost: f64,
     /// Reads answered, of all reads.
@@ -73,12 +94,28 @@ pub struct Measured {
     pub flash_hit_ratio: f64,
     /// Bytes written to flash per second, of the whole.
     pub flash_bytes_per_second: f64,
-    /// Years that the drive lasts, at least the wanted where the write budget holds it; none where nothing is written.
+    /// Years that the drive lasts, at least the wanted where a write budget holds it; none where nothing is written.
     pub life_years: Option<f64>,
+    /// Those less the wanted.
+    pub life_years_margin: Option<f64>,
     /// Whether the write budget turned writes away: more endurance would give more hits.
     pub budget_binds: bool,
-    /// Whether the target is met, by 1.64 standard errors (95 in 100 samples).
+    /// Whether the drive lasts the wanted years, and the target is met by 1.64 standard errors (95 in 100 samples).
     pub meets: bool,
+}
+
+impl Measured {
+    /// The standard error in words; none where nothing was left out of the sample.
+    pub fn error_text(&self) -> Option<String> {
+        (self.standard_error > 0.0).then(|| format!("{:.4}", self.standard_error))
+    }
+
+    /// Whether admission made no difference between the two: the same sizes, hits and writes.
+    pub fn equals(&self, other: &Measured) -> bool {
+        (self.dram, self.flash) == (other.dram, other.flash)
+            && self.hit_ratio == other.hit_ratio
+            && self.flash_bytes_per_second == other.flash_bytes_per_second
+    }
 }
 
 /// Why a question cannot be answered.
@@ -180,11 +217,30 @@ impl Model {
             / (question.years * YEAR_SECONDS)
     }
 
-    /// Simulates one candidate.
+    /// Simulates one candidate: once, or with `flashiness` at each [`WriteLimit`] that could differ.
     ///
     /// # Errors
     /// Sizes that the engine cannot work with.
-    pub fn measure(&self, q: &Question, c: Candidate) -> Result<Measured, AdviseError> {
+    pub fn measure(&self, q: &Question, c: Candidate) -> Result<Vec<Measured>, AdviseError> {
+        let budget = self.measure_at(q, c, WriteLimit::Budget)?;
+        let mut all = vec![budget];
+        if c.flash > 0 && c.policy == PolicyName::Flashiness {
+            // Parts of what it writes when it may, not of the budget: of one that never binds the parts do not bind either.
+            let spent = all[0].flash_bytes_per_second.min(Self::budget_rate(q));
+            let rates = PARTS.iter().map(|part| spent as u64 / part).filter(|&rate| rate > 0);
+            for limit in rates.map(WriteLimit::Rate).chain([WriteLimit::Threshold]) {
+                all.push(self.measure_at(q, c, limit)?);
+            }
+        }
+        Ok(all)
+    }
+
+    fn measure_at(
+        &self,
+        q: &Question,
+        c: Candidate,
+        limit: WriteLimit,
+    ) -> Result<Measured, AdviseError> {
         let rate = self.sample.rate();
         let scaled = |bytes: u64| (bytes as f64 * rate) as u64;
         let mut admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
@@ -194,9 +250,12 @@ impl Model {
             admission.policy = PolicyName::Probability;
             admission.probability.probability = 0.0;
         }
+        if let WriteLimit::Rate(bytes) = limit {
+            admission.flashiness.bytes_per_second = ByteSize(scaled(bytes).max(1));
+        }
         let tbw = ((q.drive_tbw as f64 * rate) as u64).max(1);
         let budget = WriteBudgetConfig {
-            tbw: Some(ByteSize(tbw)),
+            tbw: (limit != WriteLimit::Threshold).then_some(ByteSize(tbw)),
             years: q.years,
             device_write_amplification: q.device_write_amplification,
             // A trace of minutes must not live on hours of savings.
@@ -239,9 +298,10 @@ impl Model {
         let counted = time(requests.last()) - time(requests.get(warmup));
         let written = if counted > 0.0 { counts.flash_bytes as f64 / counted / rate } else { 0.0 };
         let allowed = Self::budget_rate(q);
+        let holds = limit != WriteLimit::Threshold;
         let life_years = (written > 0.0).then(|| {
             // The first filling is lent: in the long run the budget is the bound.
-            let held = written.min(allowed);
+            let held = if holds { written.min(allowed) } else { written };
             q.drive_tbw as f64 / q.device_write_amplification / held / YEAR_SECONDS
         });
         let hit_ratio_margin = hit_ratio - q.target_hit_ratio;
@@ -249,6 +309,7 @@ impl Model {
             dram: c.dram,
             flash: c.flash,
             policy: if c.flash == 0 { "none" } else { c.policy.as_str() },
+            write_limit: (c.flash > 0).then_some(limit),
             cost: cost(q, c.dram, c.flash),
             hit_ratio,
             standard_error,
@@ -256,8 +317,10 @@ impl Model {
             flash_hit_ratio: counts.hits_flash as f64 / (counts.gets.max(1)) as f64,
             flash_bytes_per_second: written,
             life_years,
-            budget_binds: written > 0.9 * allowed,
-            meets: hit_ratio_margin >= 1.64 * standard_error,
+            life_years_margin: life_years.map(|years| years - q.years),
+            budget_binds: holds && written > 0.9 * allowed,
+            meets: hit_ratio_margin >= 1.64 * standard_error
+                && life_years.is_none_or(|years| years >= q.years * (1.0 - 1e-9)),
         })
     }
 }

@@ -196,7 +196,12 @@ impl Search {
     /// All that was measured, from cheap to dear.
     pub fn measured(&self) -> Vec<&Measured> {
         let mut all: Vec<&Measured> = self.measured.iter().collect();
-        all.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(b.hit_ratio.total_cmp(&a.hit_ratio)));
+        // Of the same cost and hits, what writes least first.
+        all.sort_by(|a, b| {
+            (a.cost.total_cmp(&b.cost))
+                .then(b.hit_ratio.total_cmp(&a.hit_ratio))
+                .then(a.flash_bytes_per_second.total_cmp(&b.flash_bytes_per_second))
+        });
         all
     }
 
@@ -204,7 +209,7 @@ impl Search {
         self.measured().into_iter().find(|m| m.meets && which(m))
     }
 
-    /// What meets the target at least cost; of equal cost, with the most hits.
+    /// What meets the target at least cost; of equal cost, with the most hits; of equal hits, with the fewest writes.
     pub fn answer(&self) -> Option<&Measured> {
         self.cheapest(|_| true)
     }

@@ -33,7 +33,7 @@ fn search(model: &Model, q: &Question) -> Search {
             return search;
         }
         let measured: Vec<Measured> =
-            wave.into_iter().map(|c| model.measure(q, c).unwrap()).collect();
+            wave.into_iter().flat_map(|c| model.measure(q, c).unwrap()).collect();
         search.take(measured);
     }
 }
@@ -83,15 +83,50 @@ fn little_endurance_binds() {
     let spec = "zipf?objects=20000&requests=60000&skew=0.9&writes=0.03&rate=1000&value=400";
     let model = model(spec, 1 << 20);
     let c = Candidate { dram: 256 << 10, flash: 2 << 20, policy: PolicyName::All };
-    let rich = model.measure(&question(0.5), c).unwrap();
+    let one = |q: &Question| model.measure(q, c).unwrap().remove(0);
+    let rich = one(&question(0.5));
     let mut q = question(0.5);
     // A thousand bytes a second for five years.
     q.drive_tbw = (1000.0 * 5.0 * YEAR_SECONDS) as u64;
-    let poor = model.measure(&q, c).unwrap();
+    let poor = one(&q);
     assert!(!rich.budget_binds && rich.flash_bytes_per_second > 10_000.0, "{rich:?}");
     assert!(poor.flash_bytes_per_second < rich.flash_bytes_per_second / 10.0, "{poor:?}");
     assert!(poor.life_years.is_none_or(|years| years >= 5.0 - 1e-9));
     assert_ne!(poor.hit_ratio, rich.hit_ratio);
+}
+
+#[test]
+fn flashiness_is_tried_below_an_ample_budget() {
+    let spec = "zipf?objects=20000&requests=60000&skew=0.9&writes=0.03&rate=1000&value=400";
+    let model = model(spec, 1 << 20);
+    let q = question(0.3);
+    let at =
+        |policy| model.measure(&q, Candidate { dram: 256 << 10, flash: 2 << 20, policy }).unwrap();
+    let flashiness = at(PolicyName::Flashiness);
+    let limits: Vec<WriteLimit> = flashiness.iter().filter_map(|m| m.write_limit).collect();
+    let [WriteLimit::Budget, WriteLimit::Rate(quarter), WriteLimit::Rate(less), last] = limits[..]
+    else {
+        panic!("{limits:?}")
+    };
+    assert_eq!(last, WriteLimit::Threshold);
+    assert!((4 * less).abs_diff(quarter) <= 4, "{quarter} {less}");
+    // A budget that never binds says nothing to the policy: it takes all, which `equals` tells.
+    let all = at(PolicyName::All);
+    assert_eq!(all.len(), 1);
+    assert!(flashiness[0].equals(&all[0]), "{flashiness:?} {all:?}");
+    assert!(!flashiness[1].equals(&all[0]));
+    // Rates are held, and the threshold writes less than everything for no fewer hits.
+    let written: Vec<f64> = flashiness.iter().map(|m| m.flash_bytes_per_second).collect();
+    assert!(written[1] < written[0] * 0.35 && written[2] < written[1] * 0.5, "{written:?}");
+    assert!(written[3] < written[0] * 0.8, "{written:?}");
+    assert!(flashiness[3].hit_ratio > all[0].hit_ratio, "{flashiness:?} {all:?}");
+    // Nothing holds the life under the threshold: one that is too short does not meet the target.
+    let mut poor = question(0.1);
+    poor.drive_tbw = (written[3] / 10.0 * 5.0 * YEAR_SECONDS) as u64;
+    let c = Candidate { dram: 256 << 10, flash: 2 << 20, policy: PolicyName::Flashiness };
+    let short = model.measure(&poor, c).unwrap().pop().unwrap();
+    assert!(short.hit_ratio_margin > 0.0 && short.life_years.unwrap() < 1.0, "{short:?}");
+    assert!(!short.meets && !short.budget_binds, "{short:?}");
 }
 
 #[test]
@@ -104,7 +139,8 @@ fn a_sample_tells_what_the_whole_does() {
     assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
     let c = Candidate { dram: 2 << 20, flash: 14 << 20, policy: PolicyName::All };
     let q = question(0.3);
-    let (a, b) = (whole.measure(&q, c).unwrap(), part.measure(&q, c).unwrap());
+    let one = |m: &Model| m.measure(&q, c).unwrap().remove(0);
+    let (a, b) = (one(&whole), one(&part));
     assert!(b.standard_error > 0.0 && b.standard_error < 0.05, "{b:?}");
     let off = (a.hit_ratio - b.hit_ratio).abs();
     assert!(off < 4.0 * b.standard_error + 0.02, "{a:?} {b:?}");

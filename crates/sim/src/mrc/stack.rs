@@ -176,15 +176,19 @@ impl LruCurve {
             byte_miss_ratio: ratio(miss_bytes, self.request_bytes),
             sample_rate: None,
             miss_ratio_error: None,
+            curve: true,
         }
     }
 
-    /// About `points` sizes from 1 to the footprint, evenly spaced on a logarithmic scale.
-    pub fn sizes(&self, points: usize) -> Vec<u64> {
-        let top = self.footprint().max(1) as f64;
-        let mut sizes: Vec<u64> = (0..points)
-            .map(|i| top.powf(i as f64 / (points.max(2) - 1) as f64).round() as u64)
+    /// About `points` sizes from 1 to `objects`, those of the whole trace, evenly spaced on a logarithmic scale; of one
+    /// point it is the last.
+    pub fn sizes(&self, points: usize, objects: u64) -> Vec<u64> {
+        let top = objects.max(self.footprint()).max(1);
+        let between = points.saturating_sub(1);
+        let mut sizes: Vec<u64> = (0..between)
+            .map(|i| (top as f64).powf(i as f64 / between as f64).round() as u64)
             .collect();
+        sizes.push(top);
         sizes.dedup();
         sizes
     }
@@ -224,7 +228,9 @@ mod tests {
                 (curve.requests - hits, 2 * (curve.requests - hits))
             );
         }
-        let sizes = curve.sizes(20);
-        assert_eq!((sizes[0], *sizes.last().unwrap()), (1, curve.footprint()));
+        let sizes = curve.sizes(20, 400);
+        assert_eq!((sizes[0], *sizes.last().unwrap()), (1, 400));
+        assert_eq!(curve.misses(400), curve.misses(curve.footprint()), "nothing more is gained");
+        assert_eq!(curve.sizes(1, 400), [400]);
     }
 }

@@ -72,6 +72,9 @@ pub struct Row {
     /// Standard error of the miss ratio, when sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub miss_ratio_error: Option<f64>,
+    /// A point of the exact LRU curve, which no job asked for.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub curve: bool,
 }
 
 /// What a sweep found.
@@ -398,6 +401,7 @@ fn rows(sweep: &Sweep, runs: &[Run], requests: u64, request_bytes: u64) -> Vec<R
                 byte_miss_ratio: ratio(miss_bytes, request_bytes),
                 sample_rate: sweep.sample.map(|s| s.rate()),
                 miss_ratio_error: error,
+                curve: false,
             }
         })
         .collect()

@@ -56,9 +56,20 @@ pub(crate) fn file_server(spec: &mut Spec) -> Result<(u64, Box<dyn Draw>), Trace
     let shared = spec.number("shared", 1, 0..=1)? == 1;
     let sets = if shared { 1 } else { hosts };
     if set.saturating_mul(sets) > size {
+        let named = |name: &str| spec.given(name);
+        let remedy = match (named("scale"), named("set"), named("size")) {
+            (true, true, false) => {
+                "; scale does not apply to a set that is given: give size too, or leave set out"
+            }
+            (true, false, true) => {
+                "; scale does not apply to a size that is given: give set too, or leave size out"
+            }
+            _ => "; give a larger size or a smaller set",
+        };
         return Err(spec.error(format!(
-            "{sets} working sets of {} are larger than size: they are parts of the volume",
-            ByteSize(set)
+            "{sets} working sets of {} are larger than size, {}: they are parts of the volume{remedy}",
+            ByteSize(set),
+            ByteSize(size)
         )));
     }
     let volume = spec.float("volume", 4.0, 0.001..=1e6)?;

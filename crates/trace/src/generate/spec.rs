@@ -42,6 +42,11 @@ impl Spec {
         TraceError::spec(&self.text, problem)
     }
 
+    /// Whether an option is given.
+    pub(crate) fn given(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
         self.asked.push(name.to_owned());
         self.values.get(name).cloned()
