@@ -18,10 +18,8 @@ use signal_hook::consts::SIGINT;
 use super::origin::Origin;
 use super::watch::Watch;
 use crate::error::CliError;
-use crate::out::print_json;
-use crate::trace::{
-    note_skipped, parse_format, parse_page, parse_rate, print as print_text, trace_error,
-};
+use crate::out::{print as print_text, print_json};
+use crate::trace::{note_skipped, parse_format, parse_page, parse_rate, trace_error};
 
 /// Shown under the flags.
 const EXAMPLES: &str = "\
