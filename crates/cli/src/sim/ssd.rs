@@ -212,7 +212,7 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         wear.least,
         wear.most,
         wear.deviation
-    );
+    )?;
     outln!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution)?;
     if !report.cleaned {
         outln!(
