@@ -14,7 +14,7 @@ mod words;
 pub use hash::{HashKey, KeyHasher, ObjectHash};
 pub use prefetch::prefetch;
 pub use rng::Rng;
-pub use size::{ByteSize, ParseSizeError};
+pub use size::{ByteSize, Endurance, ParseEnduranceError, ParseSizeError};
 pub use time::{Expiry, Nanos, Now, UnixSecs};
 pub use words::{Killed, Words};
 

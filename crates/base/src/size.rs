@@ -105,9 +105,118 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
+/// Endurance of a drive: bytes that may be written to it in its life, as drives are rated, in terabytes of 10^12 bytes
+/// (TBW). Parses `600` and `600t` (terabytes), `1.2p` (petabytes), `800g`; powers of 1024 where it is said (`600tib`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Endurance {
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Why an endurance could not be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{0}' is not an endurance: write terabytes of 10^12 bytes above 0, as drives are rated (600, 600t, 1.2p)"
+)]
+pub struct ParseEnduranceError(pub String);
+
+impl Endurance {
+    fn of(number: f64, unit: f64) -> Option<Endurance> {
+        let bytes = number * unit;
+        (bytes >= 1.0 && bytes < u64::MAX as f64).then_some(Endurance { bytes: bytes as u64 })
+    }
+
+    /// So many terabytes; none if that is under a byte or over 2^64.
+    pub fn terabytes(number: f64) -> Option<Endurance> {
+        Endurance::of(number, 1e12)
+    }
+
+    /// In terabytes of 10^12 bytes.
+    pub fn as_terabytes(self) -> f64 {
+        self.bytes as f64 / 1e12
+    }
+}
+
+impl FromStr for Endurance {
+    type Err = ParseEnduranceError;
+
+    fn from_str(text: &str) -> Result<Endurance, ParseEnduranceError> {
+        let bad = || ParseEnduranceError(text.to_owned());
+        let trimmed = text.trim();
+        let split =
+            trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(split);
+        let unit = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "t" | "tb" | "tbw" => 1e12,
+            "g" | "gb" => 1e9,
+            "p" | "pb" => 1e15,
+            "gib" => (1u64 << 30) as f64,
+            "tib" => (1u64 << 40) as f64,
+            "pib" => (1u64 << 50) as f64,
+            _ => return Err(bad()),
+        };
+        number.parse().ok().and_then(|n| Endurance::of(n, unit)).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for Endurance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} TB", self.as_terabytes())
+    }
+}
+
+impl Serialize for Endurance {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_f64(self.as_terabytes())
+    }
+}
+
+impl<'de> Deserialize<'de> for Endurance {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Endurance, D::Error> {
+        struct Terabytes;
+        impl serde::de::Visitor<'_> for Terabytes {
+            type Value = Endurance;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of terabytes above 0, or text such as \"600t\" or \"1.2p\"")
+            }
+            fn visit_f64<E: serde::de::Error>(self, n: f64) -> Result<Endurance, E> {
+                let wrong = serde::de::Unexpected::Float(n);
+                Endurance::terabytes(n).ok_or_else(|| E::invalid_value(wrong, &self))
+            }
+            fn visit_u64<E: serde::de::Error>(self, n: u64) -> Result<Endurance, E> {
+                self.visit_f64(n as f64)
+            }
+            fn visit_i64<E: serde::de::Error>(self, n: i64) -> Result<Endurance, E> {
+                self.visit_f64(n as f64)
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Endurance, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        d.deserialize_any(Terabytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endurance_is_in_terabytes_as_drives_are_rated() {
+        for (text, bytes) in [
+            ("600", 600_000_000_000_000),
+            ("600t", 600_000_000_000_000),
+            ("0.5 TBW", 500_000_000_000),
+            ("1.2p", 1_200_000_000_000_000),
+            ("1tib", 1 << 40),
+        ] {
+            assert_eq!(text.parse::<Endurance>().unwrap().bytes, bytes, "{text}");
+        }
+        for text in ["", "0", "-1", "600m", "x", "1e99", "99999999p", "nan"] {
+            assert!(text.parse::<Endurance>().is_err(), "{text}");
+        }
+        assert_eq!("600".parse::<Endurance>().unwrap().to_string(), "600 TB");
+    }
 
     #[test]
     fn reads_what_people_write() {

@@ -191,8 +191,13 @@ fn convert(input: &Input, output: &str, to: Format) -> Result<(), CliError> {
         watch.tick(&*trace.reader);
     }
     drop(watch);
+    let left_out = writer.left_out();
     let count = writer.finish().map_err(trace_error)?;
     note_skipped(&*trace.reader);
+    if !left_out.is_empty() {
+        let left_out = left_out.join(", ");
+        noteln!("larder: {to} has no place for {left_out} of these requests; larder and csv have");
+    }
     noteln!("{count} requests written to {output} as {to}");
     Ok(())
 }
@@ -316,10 +321,14 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
     line(
         "writes",
         format!(
-            "{:.2} % of requests, {:.2} % of bytes, {:.1} % of them never read",
+            "{:.2} % of requests, {:.2} % of bytes{}",
             100.0 * s.write_share,
             100.0 * s.write_byte_share,
-            100.0 * s.unread_write_share
+            if s.write_share > 0.0 {
+                format!(", {:.1} % of them never read", 100.0 * s.unread_write_share)
+            } else {
+                String::new()
+            }
         ),
     );
     line("compulsory misses", format!("{:.2} % of requests", 100.0 * s.compulsory_miss_ratio));

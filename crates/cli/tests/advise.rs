@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 fn advise(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_larder"))
-        .args(["sim", "advise", "--drive-tbw", "600t", "--dram-cost", "4", "--flash-cost", "0.1"])
+        .args(["sim", "advise", "--drive-tbw", "600", "--dram-cost", "4", "--flash-cost", "0.1"])
         .args(["--policies", "reject_first,all", "--years", "5"])
         .args(arguments)
         .output()
@@ -105,7 +105,7 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
                 "sim",
                 "advise",
                 "--drive-tbw",
-                "600t",
+                "600",
                 "--dram-cost",
                 "4",
                 "--flash-cost",
@@ -155,7 +155,7 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
 #[test]
 fn an_interruption_leaves_what_was_found() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
-        .args(["sim", "advise", "--drive-tbw", "600t", "--dram-cost", "4", "--flash-cost", "0.1"])
+        .args(["sim", "advise", "--drive-tbw", "600", "--dram-cost", "4", "--flash-cost", "0.1"])
         .args(["--target-hit-ratio", "0.9", "--threads", "1", "--json", "--trace"])
         .arg("gen:zipf?objects=200000&requests=400000&skew=0.7&rate=1000&value=400")
         .stdout(std::process::Stdio::piped())

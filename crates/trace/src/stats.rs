@@ -1,4 +1,4 @@
-//! What a trace holds: one pass, exact (but percentiles, to a thousandth), with memory for each distinct object (about 40 bytes) and, of block I/O, for each
+//! What a trace holds: one pass, exact (but percentiles, to a thousandth), with memory for each distinct object (40 to 85 bytes) and, of block I/O, for each
 //! disjoint range of bytes touched (twice 40 or so).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

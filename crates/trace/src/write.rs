@@ -10,7 +10,7 @@ use crate::format::Format;
 use crate::input::Compression;
 use crate::native::NativeWriter;
 use crate::output::OutputFile;
-use crate::request::{Op, Request};
+use crate::request::{Class, Op, Request};
 use crate::stats::IdHasher;
 
 /// A compressed or plain file, or standard output.
@@ -85,6 +85,48 @@ pub struct Writer {
     name: String,
     body: Body,
     count: u64,
+    lost: Lost,
+}
+
+/// What requests had that the format has no place for.
+#[derive(Clone, Copy, Default)]
+struct Lost {
+    operations: bool,
+    offsets: bool,
+    fractions: bool,
+    keys: bool,
+    lives: bool,
+    applications: bool,
+    classes: bool,
+    hosts: bool,
+}
+
+impl Lost {
+    /// Takes note of a request that is written as `format`. The native format and csv keep everything.
+    fn note(&mut self, r: &Request, format: Format) {
+        let bare = match format {
+            Format::Larder | Format::Csv => return,
+            Format::Memcachier => false,
+            _ => true,
+        };
+        // Memcachier's has five operations, of objects.
+        let kept = if bare {
+            Op::Get
+        } else {
+            match r.op {
+                Op::Get | Op::Set | Op::Delete | Op::Add | Op::Incr => r.op,
+                _ => Op::Get,
+            }
+        };
+        self.operations |= r.op != kept;
+        self.offsets |= r.offset > 0;
+        self.fractions |= bare && r.time.is_some_and(|t| !t.0.is_multiple_of(1_000_000_000));
+        self.keys |= bare && r.key_size > 0;
+        self.lives |= r.ttl > 0;
+        self.applications |= bare && r.app > 0;
+        self.classes |= r.class != Class::Unstated;
+        self.hosts |= r.host > 0;
+    }
 }
 
 impl Writer {
@@ -123,7 +165,33 @@ impl Writer {
                 Body::Text(packed, format)
             }
         };
-        Ok(Writer { name: name.to_owned(), body, count: 0 })
+        Ok(Writer { name: name.to_owned(), body, count: 0, lost: Lost::default() })
+    }
+
+    /// What the requests so far had that the format has no place for, in words; nothing with the native format and csv.
+    pub fn left_out(&self) -> Vec<&'static str> {
+        let l = self.lost;
+        [
+            (l.operations, "operations"),
+            (l.offsets, "offsets"),
+            (l.fractions, "fractions of seconds"),
+            (l.keys, "sizes of keys"),
+            (l.lives, "times to live"),
+            (l.applications, "applications"),
+            (l.classes, "classes"),
+            (l.hosts, "hosts"),
+        ]
+        .into_iter()
+        .filter_map(|(lost, what)| lost.then_some(what))
+        .collect()
+    }
+
+    fn format(&self) -> Format {
+        match &self.body {
+            Body::Native(_) => Format::Larder,
+            Body::Text(_, format) => *format,
+            Body::Oracle(..) => Format::OracleGeneral,
+        }
     }
 
     /// Appends a request.
@@ -132,6 +200,7 @@ impl Writer {
     /// Those of the file; a request that the format cannot hold.
     pub fn push(&mut self, r: &Request) -> Result<(), TraceError> {
         self.count += 1;
+        self.lost.note(r, self.format());
         let name = &self.name;
         let (seconds, nanos) =
             r.time.map_or((0, 0), |t| (t.0 / 1_000_000_000, t.0 % 1_000_000_000));

@@ -163,6 +163,56 @@ fn written_traces_read_back() {
     assert!(cannot.contains("can be read but not written"));
 }
 
+/// Blocks whose offsets count from zero lie side by side: the beginnings of two are not the same bytes.
+#[test]
+fn blocks_with_offsets_of_their_own_do_not_lie_on_one_another() {
+    let cachelib = "op_time,block_id,block_id_size,io_size,io_offset,user_name,user_namespace,op_name,op_count,host_name,rs_shard_id\n\
+        1,7,40,4096,0,1,1,getChunkData.NotInitialized,1,1,1\n\
+        2,8,40,4096,0,1,1,getChunkData.NotInitialized,1,1,1\n\
+        3,7,40,4096,8192,1,1,getChunkData.NotInitialized,1,1,1\n";
+    let baleen = "# block_id io_offset io_size op_time op_name\n7 0 4096 1 1\n8 0 4096 2 1\n7 8192 4096 3 1\n";
+    for (format, text) in [(Format::CacheLib, cachelib), (Format::Baleen, baleen)] {
+        let (all, error, _) = decode(text.as_bytes(), Some(format), false);
+        assert!(error.is_none(), "{error:?}");
+        let places: Vec<(u64, u64)> = all.iter().map(|r| (r.id, r.offset)).collect();
+        assert_eq!(places, [(7, 0), (8, 16 << 20), (7, 8192)], "{format}");
+    }
+    let far = "# block_id io_offset io_size op_time op_name\n7 16777216 4096 1 1\n";
+    let (_, error, _) = decode(far.as_bytes(), Some(Format::Baleen), false);
+    assert!(error.unwrap().to_string().contains("within a block of 16 MiB"));
+}
+
+/// The same disk number of two hosts is two volumes; of one host, its number.
+#[test]
+fn disks_of_several_hosts_are_several_volumes() {
+    let text = "1,usr,0,Read,0,4096,1\n2,hm,0,Read,0,4096,1\n3,usr,1,Read,0,4096,1\n4,hm,0,Write,0,4096,1\n";
+    let (all, error, _) = decode(text.as_bytes(), Some(Format::Msr), false);
+    assert!(error.is_none(), "{error:?}");
+    let volumes: Vec<u32> = all.iter().map(|r| r.app).collect();
+    assert_eq!((volumes[0], volumes[2]), (0, 1));
+    assert!(volumes[1] > 63 && volumes[1] == volumes[3], "{volumes:?}");
+}
+
+/// Formats that keep less say what they leave out.
+#[test]
+fn a_writer_says_what_its_format_has_no_place_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = Request { op: Op::Set, time: Some(Nanos(1_500_000_000)), ..Request::get(1, 10) };
+    let io = Request::block(Op::Read, 3, 4096, 4096);
+    for (format, requests, lost) in [
+        (Format::WebCacheSim, [set, set], vec!["operations", "fractions of seconds"]),
+        (Format::OracleGeneral, [io, io], vec!["operations", "offsets", "applications"]),
+        (Format::Memcachier, [set, Request { ttl: 9, ..set }], vec!["times to live"]),
+        (Format::Csv, [set, io], vec![]),
+        (Format::Larder, [set, io], vec![]),
+    ] {
+        let file = dir.path().join(format.name()).to_string_lossy().into_owned();
+        let mut writer = Writer::create(&file, format).unwrap();
+        requests.iter().for_each(|r| writer.push(r).unwrap());
+        assert_eq!(writer.left_out(), lost, "{format}");
+    }
+}
+
 /// A csv keeps everything, block I/O with its classes and hosts, requests without times, and names what is no class or host.
 #[test]
 fn a_csv_reads_back_whole() {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use comfy_table::CellAlignment;
-use larder_base::ByteSize;
+use larder_base::{ByteSize, Endurance};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
@@ -24,19 +24,19 @@ use crate::trace::{note_skipped, parse_format, parse_page, parse_rate, trace_err
 /// Shown under the flags.
 const EXAMPLES: &str = "\
 Examples:
-  larder sim advise --trace prod.zst --drive-tbw 600t --years 5 \\
+  larder sim advise --trace prod.zst --drive-tbw 600 --years 5 \\
       --dram-cost 4 --flash-cost 0.1 --target-hit-ratio 0.85
   larder sim advise --trace 'gen:zipf?objects=20000&requests=60000&skew=0.9&rate=1000' \\
-      --drive-tbw 600t --dram-cost 4 --flash-cost 0.1 --target-miss-ratio 0.4 --json";
+      --drive-tbw 600 --dram-cost 4 --flash-cost 0.1 --target-miss-ratio 0.4 --json";
 
 #[derive(Debug, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AdviseArgs {
     #[command(flatten)]
     input: TraceFlags,
-    /// Endurance of the drive: bytes that may be written to it in its life, as 600t.
-    #[arg(long, value_name = "SIZE")]
-    drive_tbw: ByteSize,
+    /// Endurance of the drive: what may be written to it in its life, in terabytes (10^12 bytes), as drives are rated.
+    #[arg(long, value_name = "TB")]
+    drive_tbw: Endurance,
     /// Years that the drive is to last.
     #[arg(long, value_name = "YEARS", default_value_t = 5.0)]
     years: f64,
@@ -165,9 +165,6 @@ fn question(args: &AdviseArgs) -> Result<Question, CliError> {
     if !(share > 0.0 && share < 1.0) {
         return Err(usage(format!("{flag}: '{share}': between 0 and 1, as 0.8")));
     }
-    if args.drive_tbw.0 == 0 {
-        return Err(usage("--drive-tbw: '0': the bytes that may be written, as 600t"));
-    }
     let dwa = args.device_write_amplification;
     if !(1.0..=100.0).contains(&dwa) {
         return Err(usage(format!("--device-write-amplification: '{dwa}': between 1 and 100")));
@@ -176,7 +173,7 @@ fn question(args: &AdviseArgs) -> Result<Question, CliError> {
         target_hit_ratio: target,
         dram_cost: above_zero("--dram-cost", args.dram_cost, 1e12)?,
         flash_cost: above_zero("--flash-cost", args.flash_cost, 1e12)?,
-        drive_tbw: args.drive_tbw.0,
+        drive_tbw: args.drive_tbw.bytes,
         years: above_zero("--years", args.years, 100.0)?,
         device_write_amplification: dwa,
         most_flash: args.drive_capacity.map(|c| c.0),
@@ -356,6 +353,12 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
     }
 }
 
+/// A cost with four digits that count, however small.
+fn cost(cost: f64) -> String {
+    let places = if cost > 0.0 { (3.0 - cost.log10().floor()).clamp(0.0, 12.0) } else { 0.0 };
+    format!("{cost:.0$}", places as usize)
+}
+
 /// What holds a candidate's writes, in a cell of the table.
 fn limit_text(limit: WriteLimit) -> String {
     match limit {
@@ -395,7 +398,7 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         sample.requests().len(),
         sample.rate() * 100.0,
         q.target_hit_ratio,
-        ByteSize(q.drive_tbw),
+        Endurance { bytes: q.drive_tbw },
         q.years
     );
     let mut table = super::table();
@@ -420,7 +423,7 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         });
         table.add_row([
             what.to_owned(),
-            format!("{:.4}", m.cost),
+            cost(m.cost),
             ByteSize(m.dram).to_string(),
             ByteSize(m.flash).to_string(),
             m.policy.to_owned(),

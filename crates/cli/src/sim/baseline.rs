@@ -111,6 +111,11 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
     if args.sections == 0 {
         return usage("--sections: '0': at least 1 insertion point".to_owned());
     }
+    if args.dram == Some(ByteSize(0)) {
+        return usage(
+            "--dram: '0': the caches before flash need room for an object, as 64m".to_owned(),
+        );
+    }
     let mut caches: Vec<Contender> = Vec::new();
     for &ByteSize(flash) in &args.flash {
         for cache in &args.cache {
@@ -227,6 +232,12 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
         }
     }
     watch.finish();
+    if args.warmup > 0 && requests <= args.warmup {
+        return Err(CliError::Usage(format!(
+            "--warmup: '{}': the trace has {requests} requests, so that none is left to count",
+            args.warmup
+        )));
+    }
     let rows: Vec<Row> = caches
         .into_iter()
         .map(|(row, cache)| {

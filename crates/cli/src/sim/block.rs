@@ -172,8 +172,10 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("'{}' {problem}", args.input.trace)));
     }
     if requests <= args.warmup {
-        let problem =
-            format!("--warmup: {} requests are more than the trace has, {requests}", args.warmup);
+        let problem = format!(
+            "--warmup: '{}': the trace has {requests} requests, so that none is left to count",
+            args.warmup
+        );
         return Err(CliError::Usage(problem));
     }
     if reader.skipped() > 0 {

@@ -172,6 +172,11 @@ fn progress(steps: u64) -> ProgressBar {
 
 pub(super) fn run(args: &IndexArgs) -> Result<(), CliError> {
     let steps = args.load.len() * (args.choices.len() + 1) + 2 * args.sizes.len();
+    // What the second part cannot work with is known before the first has run for a minute.
+    args.sizes
+        .iter()
+        .try_for_each(|&mix| placement_of(args, mix).check())
+        .map_err(|e| usage(&e))?;
     let bar = progress(steps as u64);
     let mut done = 0u64;
     let index = tables(args, &bar, &mut done)?;
@@ -258,6 +263,18 @@ fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<Ind
     Ok(rows)
 }
 
+/// What the paper's placement is asked for.
+fn placement_of(args: &IndexArgs, mix: Mix) -> PlacementConfig {
+    PlacementConfig {
+        segment: args.segment.0,
+        sizes: mix.0,
+        functions: args.functions.clone(),
+        offered: args.offered.clone(),
+        order: if args.arrival { Order::Arrival } else { Order::LargestFirst },
+        seed: args.seed,
+    }
+}
+
 fn packings(
     args: &IndexArgs,
     bar: &ProgressBar,
@@ -266,15 +283,7 @@ fn packings(
     let mut rows = Vec::new();
     for &mix in &args.sizes {
         bar.set_message(format!("paper's placement of {}", mix.0.name()));
-        let config = PlacementConfig {
-            segment: args.segment.0,
-            sizes: mix.0,
-            functions: args.functions.clone(),
-            offered: args.offered.clone(),
-            order: if args.arrival { Order::Arrival } else { Order::LargestFirst },
-            seed: args.seed,
-        };
-        let paper = placement::run(&config, &mut |share| {
+        let paper = placement::run(&placement_of(args, mix), &mut |share| {
             bar.set_position(*done * 1000 + (share * 1000.0) as u64);
         })
         .map_err(|e| usage(&e))?;

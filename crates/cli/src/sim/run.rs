@@ -6,7 +6,8 @@ use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_sim::experiment::{
-    BlockFigures, CacheOutcome, Experiment, ExperimentError, Outcome, Point, run as simulate,
+    BlockFigures, CacheOutcome, Experiment, ExperimentError, Latency, Outcome, Point,
+    run as simulate,
 };
 use larder_sim::sweep::Results;
 use larder_trace::Reader;
@@ -171,14 +172,14 @@ const ROWS: &[Row] = &[
     ("simulator's memory per object", |c| {
         c.simulator_bytes_per_object.map_or("-".to_owned(), |b| format!("{b:.1} B"))
     }),
-    ("read latency, mean", |c| micros(c.latency.read.mean_us)),
-    ("  median", |c| micros(c.latency.read.p50_us)),
-    ("  90 %", |c| micros(c.latency.read.p90_us)),
-    ("  99 %", |c| micros(c.latency.read.p99_us)),
-    ("  99.9 %", |c| micros(c.latency.read.p999_us)),
-    ("hit on flash, mean", |c| micros(c.latency.hit_flash.mean_us)),
-    ("  99 %", |c| micros(c.latency.hit_flash.p99_us)),
-    ("miss, mean", |c| micros(c.latency.miss.mean_us)),
+    ("read latency, mean", |c| latency(&c.latency.read, |l| l.mean_us)),
+    ("  median", |c| latency(&c.latency.read, |l| l.p50_us)),
+    ("  90 %", |c| latency(&c.latency.read, |l| l.p90_us)),
+    ("  99 %", |c| latency(&c.latency.read, |l| l.p99_us)),
+    ("  99.9 %", |c| latency(&c.latency.read, |l| l.p999_us)),
+    ("hit on flash, mean", |c| latency(&c.latency.hit_flash, |l| l.mean_us)),
+    ("  99 %", |c| latency(&c.latency.hit_flash, |l| l.p99_us)),
+    ("miss, mean", |c| latency(&c.latency.miss, |l| l.mean_us)),
     ("lines read that hit", |c| of_block(c, |b| Some(format!("{:.4}", b.line_hit_ratio)))),
     ("  of metadata", |c| of_block(c, |b| b.metadata_hit_ratio.map(|r| format!("{r:.4}")))),
     ("  of data", |c| of_block(c, |b| b.data_hit_ratio.map(|r| format!("{r:.4}")))),
@@ -193,6 +194,11 @@ const ROWS: &[Row] = &[
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
     ("backing store busy", |c| format!("{:.3}", c.backend_utilisation)),
 ];
+
+/// A figure of a distribution; of an empty one there is none.
+fn latency(of: &Latency, figure: fn(&Latency) -> f64) -> String {
+    if of.count == 0 { "-".to_owned() } else { micros(figure(of)) }
+}
 
 fn print(outcome: &Outcome) -> Result<(), CliError> {
     let (w, e) = (&outcome.workload, &outcome.experiment);

@@ -188,14 +188,17 @@ fn run_cells(sweep: &Sweep, cells: &[Cell], log: &mut Log, threads: usize) -> Re
                         let line =
                             Line::new(cell.key.clone(), sweep.describe(&cell.values), outcome)
                                 .map_err(|e| CliError::Runtime(e.to_string()))?;
-                        log.lock().unwrap_or_else(PoisonError::into_inner).append(line)
+                        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+                        log.append(line)?;
+                        // Counted as soon as it is in the file, as an interruption says how many are.
+                        done.fetch_add(1, Ordering::Relaxed);
+                        Ok(())
                     });
                     if let Err(e) = result {
                         stop.store(true, Ordering::Relaxed);
                         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                         return;
                     }
-                    done.fetch_add(1, Ordering::Relaxed);
                     bar.inc(1);
                     show();
                 }

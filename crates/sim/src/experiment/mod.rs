@@ -204,13 +204,6 @@ impl Drive {
         check_range("ssd.over_provisioning", self.over_provisioning, 1e-6, 100.0, share)?;
         check_range("ssd.dwpd", self.dwpd, 1e-9, 1000.0, "above 0 and at most 1000")?;
         check_range("ssd.warranty_years", self.warranty_years, 1e-3, 100.0, "at most 100 years")?;
-        if self.tbw.is_some_and(|tbw| tbw.0 == 0) {
-            return Err(value(
-                "ssd.tbw",
-                0,
-                "give the bytes that may be written, such as \"600t\"",
-            ));
-        }
         Ok(())
     }
 }

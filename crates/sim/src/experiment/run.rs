@@ -155,7 +155,7 @@ fn lane(e: &Experiment, spec: &CacheSpec) -> Result<Box<dyn Lane>, ExperimentErr
 pub(super) fn life(e: &Experiment, capacity: u64, dlwa: Option<f64>, rate: f64) -> Option<f64> {
     let endurance = e.ssd.tbw.map_or_else(
         || e.ssd.dwpd * e.ssd.warranty_years * 365.25 * capacity as f64,
-        |tbw| tbw.0 as f64,
+        |tbw| tbw.bytes as f64,
     );
     let programmed = dlwa.map(|d| d * rate).filter(|&p| p > 0.0);
     programmed.map(|p| endurance / p / YEAR_SECONDS)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_base::ByteSize;
+use larder_base::{ByteSize, Endurance};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
@@ -276,9 +276,9 @@ pub struct Drive {
     pub victim: VictimPolicy,
     /// Whether the drive is told of segments that are about to be filled anew. Default false, as `larder kv` has it.
     pub trim: bool,
-    /// Endurance as bytes that may be written to it in its life. Default: by `dwpd`.
+    /// Endurance as what may be written to it in its life, in terabytes of 10^12 bytes. Default: by `dwpd`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tbw: Option<ByteSize>,
+    pub tbw: Option<Endurance>,
     /// Endurance as drive writes per day over the warranty. Default 1.
     pub dwpd: f64,
     /// Years of warranty that `dwpd` is stated for. Default 5.

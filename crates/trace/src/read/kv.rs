@@ -3,6 +3,7 @@
 use larder_base::Nanos;
 use serde::Deserialize;
 
+use super::block::Blocks;
 use super::text::{MILLISECOND, SECOND, columns, decimal, number, number32, size, time, words};
 use super::{Decode, Lines, Out};
 use crate::error::Bad;
@@ -124,6 +125,7 @@ impl CacheLibColumns {
 /// of a range and `put…` a write.
 pub(crate) fn cachelib() -> Box<dyn Decode> {
     let mut layout: Option<CacheLibColumns> = None;
+    let mut blocks = Blocks::default();
     Box::new(Lines(move |line: &[u8], out: &mut Out| {
         let Some(c) = layout else {
             layout = Some(CacheLibColumns::from_header(line)?);
@@ -154,16 +156,19 @@ pub(crate) fn cachelib() -> Box<dyn Decode> {
             (true, Some(name)) => return Err(Bad::new("an operation get…, put… or delete…", name)),
         };
         let count = get(c.count).map_or(Ok(1), |t| number(t, "op_count"))?;
-        let key = fields[c.key];
+        let at = get(c.time).map_or(Ok(None), |t| time(t, SECOND, "op_time"))?;
+        let id = key_id(fields[c.key]);
+        let bytes = get(c.size).map_or(Ok(0), |t| size(t, "size"))?;
+        let offset = get(c.offset).map_or(Ok(0), |t| number(t, "io_offset"))?;
         let request = Request {
-            time: get(c.time).map_or(Ok(None), |t| time(t, SECOND, "op_time"))?,
-            // The block store names blocks by text; the id is the block's, the offset lies within it.
-            offset: get(c.offset).map_or(Ok(0), |t| number(t, "io_offset"))?,
+            time: at,
+            // The block store names blocks by text; the id is the block's, which has its own place on the volume.
+            offset: if c.block { blocks.place(id, offset, bytes)? } else { offset },
             key_size: get(c.key_size).map_or(Ok(0), |t| number32(t, "key_size"))?,
             ttl: get(c.ttl).map_or(Ok(0), |t| number32(t, "ttl"))?,
             app: get(c.usecase).map_or(Ok(0), |t| number32(t, "usecase"))?,
             op,
-            ..Request::get(key_id(key), get(c.size).map_or(Ok(0), |t| size(t, "size"))?)
+            ..Request::get(id, bytes)
         };
         out.run(request, count, 0);
         Ok(())

@@ -361,7 +361,8 @@ impl Reader for FileReader {
 }
 
 /// Times from the first request on, never going back. Records slightly out of order (several CPUs' buffers merged) take
-/// the latest time seen; a clock that falls back by more than [`RESTART`] was restarted, and goes on from there.
+/// the latest time seen; a clock that falls back by more than [`RESTART`], or leaps ahead by more than [`LEAP`], was
+/// restarted, and goes on from there.
 #[derive(Default)]
 struct Clock {
     origin: Option<u64>,
@@ -372,6 +373,10 @@ struct Clock {
 
 /// A fall of the clock that cannot be disorder.
 const RESTART: u64 = 1_000_000_000;
+
+/// A leap ahead between two requests that no workload pauses for, a year: a clock that began to count from another day, as
+/// from the boot and then from 1970.
+const LEAP: u64 = 365 * 86_400 * 1_000_000_000;
 
 impl Clock {
     fn rebase(&mut self, raw: Nanos) -> Nanos {
@@ -384,7 +389,9 @@ impl Clock {
                 raw
             }
         };
-        let origin = if raw.saturating_add(RESTART) < self.previous {
+        let restarted =
+            raw.saturating_add(RESTART) < self.previous || raw > self.previous.saturating_add(LEAP);
+        let origin = if restarted {
             self.origin = Some(raw);
             self.base = self.last;
             raw
@@ -409,5 +416,17 @@ mod tests {
             .map(|t| c.rebase(Nanos(t)).0)
             .to_vec();
         assert_eq!(times, [0, s, s, 2 * s, 2 * s, 3 * s]);
+    }
+
+    #[test]
+    fn a_clock_that_leaps_by_a_year_was_restarted() {
+        let mut c = Clock::default();
+        let s = 1_000_000_000u64;
+        let times: Vec<u64> = [100 * s, 102 * s, 1_266_874_889 * s, 1_266_874_890 * s]
+            .map(|t| c.rebase(Nanos(t)).0)
+            .to_vec();
+        assert_eq!(times, [0, 2 * s, 2 * s, 3 * s]);
+        // Half a year is a pause.
+        assert_eq!(c.rebase(Nanos(1_282_000_000 * s)).0 / s, 3 + 15_125_110);
     }
 }

@@ -134,7 +134,11 @@ impl Bitmap {
 }
 
 impl PlacementConfig {
-    fn check(&self) -> Result<(), SettingError> {
+    /// Whether every setting is in its range; [`run`] asks the same.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check(&self) -> Result<(), SettingError> {
         let good = (1 << 16..=1 << 32).contains(&self.segment);
         check("segment", self.segment, good, "from 64 KiB to 4 GiB")?;
         for &f in &self.functions {
