@@ -199,7 +199,7 @@ fn block_refuses_what_cannot_be_meant() {
         (&["--sizes", "8m", "--replacement", "mru"], "mru"),
         (&["--sizes", "8m", "--line", "3000"], "power of two"),
         (&["--sizes", "4k"], "at least one group"),
-        (&["--sizes", "8m", "--warmup", "50000"], "--warmup: 50000"),
+        (&["--sizes", "8m", "--warmup", "50000"], "--warmup: '50000'"),
     ] {
         let output = larder(&[&["block", FILES][..], arguments].concat());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

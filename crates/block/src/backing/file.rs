@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, OFlags, SeekFrom};
 use rustix::io::Errno as Os;
 
 use super::device_name::lasting_name;
+use super::identity::FOREIGN;
 use super::notes::{self, Notes};
 use super::steps::Steps;
 use super::{About, Backing, BackingError, Identity, Session, Uri};
@@ -42,6 +43,8 @@ pub struct FileBacking {
     notes: Arc<Notes>,
     /// The run that made the last change that was there at the opening, as its notes say; 0 if none says so.
     last_by: u64,
+    /// When it was last changed, as it was found at the opening.
+    opened_ns: i128,
 }
 
 /// The open file, through the page cache and past it.
@@ -147,7 +150,8 @@ impl FileBacking {
             .filter(|f| f.explains(notes::changed_ns(&meta), notes::boot_ns(), writer))
             .map_or(0, |f| f.run);
         let (size, notes) = (Arc::new(AtomicU64::new(size)), Arc::new(notes));
-        Ok(FileBacking { uri, about, size, device, handles, ring, notes, last_by })
+        let opened_ns = notes::changed_ns(&meta);
+        Ok(FileBacking { uri, about, size, device, handles, ring, notes, last_by, opened_ns })
     }
 }
 
@@ -186,6 +190,7 @@ impl Backing for FileBacking {
             if self.about.read_only {
                 return Err(bad("it is open to be read only".into()));
             }
+            self.notes.changing(&self.handles.buffered);
             rustix::fs::ftruncate(&self.handles.buffered, bytes)
                 .and_then(|()| rustix::fs::fsync(&self.handles.buffered))
                 .map_err(|e| bad(format!("it cannot be made larger: {e}")))?;
@@ -218,12 +223,24 @@ impl Backing for FileBacking {
             std::thread::sleep(notes::TICK);
             meta = stat()?;
         }
+        // Whoever lets go says what the file is like, and so must not pass off somebody else's change as what is cached.
+        let mut changed_ns = notes::changed_ns(&meta);
+        let own =
+            changed_ns == self.opened_ns || self.notes.explains(changed_ns, &self.handles.buffered);
+        if !own {
+            tracing::warn!(
+                "'{}' was changed by something else while it was attached: what is cached of it will not be used again; \
+                 write to it by this server alone",
+                self.uri
+            );
+            changed_ns = FOREIGN;
+        }
         Ok(Identity::File {
             device: meta.st_dev,
             file_system: file_system(&self.handles.buffered),
             inode: meta.st_ino,
             size: meta.st_size as u64,
-            changed_ns: notes::changed_ns(&meta),
+            changed_ns,
             run: self.notes.run(),
             last_by: self.last_by,
         })

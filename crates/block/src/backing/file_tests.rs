@@ -163,6 +163,38 @@ fn who_it_is_and_whether_it_changed() {
     assert_ne!(before, backing.identity().unwrap());
 }
 
+/// What somebody else changes while it is open is not let go as if it were what is cached: not after own writes, not
+/// without any, not when it is only read.
+#[test]
+fn a_change_that_is_not_ours_is_not_let_go_as_ours() {
+    let foreign = |path: &std::path::Path| {
+        std::thread::sleep(Duration::from_millis(1300));
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"XXXX", 5000).unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+    };
+    let again = |dir: &TempDir, let_go: &[u8; 64]| {
+        let (path, options) = (dir.path().join("disk"), OpenOptions::default());
+        let next = FileBacking::open_path("file:disk".into(), &path, &options, RingChoice::Threads);
+        next.unwrap().identity().unwrap().proves(let_go, true, false)
+    };
+    for (own, change) in [(true, true), (false, true), (true, false), (false, false)] {
+        let dir = TempDir::new().unwrap();
+        let first = backing(&dir, 1 << 20, false, RingChoice::Threads);
+        if own {
+            let mut session = first.session().unwrap();
+            let data = Payload::new(AlignedBuf::zeroed(10));
+            one(&mut *session, Op::Write { offset: 0, data, fua: false }).outcome.unwrap();
+        }
+        if change {
+            foreign(&dir.path().join("disk"));
+        }
+        let let_go = first.identity().unwrap().encode();
+        drop(first);
+        assert_eq!(again(&dir, &let_go).is_ok(), !change, "own writes: {own}");
+    }
+}
+
 #[test]
 fn what_cannot_be_opened() {
     let dir = TempDir::new().unwrap();

@@ -6,7 +6,7 @@
 //!
 //! | store | let go in good order | killed, or a power cut |
 //! | --- | --- | --- |
-//! | file | device, inode, size and time of change are the same | nothing has changed it since the last write of the run that was cut short, as far as its notes go (`notes`), and no other daemon wrote after that one |
+//! | file | device, inode, size and time of change are the same, and the last change was made by the one who let go or before it came | nothing has changed it since the last write of the run that was cut short, as far as its notes go (`notes`), and no other daemon wrote after that one |
 //! | object store | no other writer's generation, and every chunk has the ETag that it had | no other writer's generation |
 //! | block device, NBD | never | never |
 //!
@@ -16,6 +16,10 @@ use larder_base::{HashKey, KeyHasher};
 
 /// Bytes of an identity on the cache device.
 pub const IDENTITY_BYTES: usize = 64;
+
+/// The time of a change that an attachment found while it had the file and did not make itself: no file has it, so nothing
+/// that is cached of it will be proved.
+pub const FOREIGN: i128 = i128::MIN;
 
 /// By what a store is known again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +34,7 @@ pub enum Identity {
         inode: u64,
         /// Bytes.
         size: u64,
-        /// When its contents or its attributes last changed, nanoseconds since 1970.
+        /// When its contents or its attributes last changed, nanoseconds since 1970; [`FOREIGN`] if not by this attachment.
         changed_ns: i128,
         /// The number of this attachment, under which its notes are kept.
         run: u64,

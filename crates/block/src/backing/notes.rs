@@ -11,7 +11,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -75,6 +75,9 @@ pub(super) struct Notes {
     region: Option<SharedRegion>,
     begun: AtomicBool,
     beginning: Mutex<()>,
+    /// What the region keeps too, for the run itself: its last change, and how far the file's clock is ahead.
+    last: AtomicU64,
+    skew: AtomicI64,
 }
 
 /// By the clock that file systems take their times from, nanoseconds since 1970.
@@ -128,7 +131,14 @@ impl Notes {
             }
         });
         let former = region.as_ref().and_then(|region| former(region.words()));
-        let notes = Notes { run, region, begun: AtomicBool::new(false), beginning: Mutex::new(()) };
+        let notes = Notes {
+            run,
+            region,
+            begun: AtomicBool::new(false),
+            beginning: Mutex::new(()),
+            last: AtomicU64::new(0),
+            skew: AtomicI64::new(0),
+        };
         (notes, former)
     }
 
@@ -147,9 +157,26 @@ impl Notes {
 
     /// A change has been carried out.
     pub(super) fn changed(&self) {
+        let now = now_ns() as u64;
+        self.last.store(now, Ordering::Release);
         if let Some(region) = &self.region {
-            region.words()[LAST].store(now_ns() as u64, Ordering::Release);
+            region.words()[LAST].store(now, Ordering::Release);
         }
+    }
+
+    /// Whether this run made the file's last change, which was at that time by the file's clock, as a later run would ask:
+    /// see [`Former::explains`].
+    pub(super) fn explains(&self, changed_ns: i128, file: impl AsFd) -> bool {
+        if !self.begun.load(Ordering::Acquire) {
+            return false;
+        }
+        let own = Former {
+            run: self.run,
+            last_ns: i128::from(self.last.load(Ordering::Acquire)),
+            skew_ns: i128::from(self.skew.load(Ordering::Acquire)),
+            rebooted: false,
+        };
+        own.explains(changed_ns, None, writer(file))
     }
 
     fn begin(&self, file: impl AsFd) {
@@ -172,6 +199,8 @@ impl Notes {
             (Ok(()), Ok(meta)) => changed_ns(&meta) - before,
             _ => 0,
         };
+        self.last.store(now_ns() as u64, Ordering::Release);
+        self.skew.store(skew as i64, Ordering::Release);
         if let Some(region) = &self.region {
             let words = region.words();
             words[RUN].store(0, Ordering::SeqCst);
