@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
+use crate::lines::{LINE_WORDS, to_line};
+
 /// An array of 64-bit words that its owner changes one whole word at a time, in program order.
 ///
 /// The flash index lives in one. On the heap it dies with the process; on a shared mapping (made by the runtime from a
@@ -25,17 +27,19 @@ pub struct Words {
 pub struct Killed;
 
 enum Cells {
-    Heap(Box<[AtomicU64]>),
+    /// `len` words from `start` on, where a cache line begins.
+    Heap { all: Box<[AtomicU64]>, start: usize, len: usize },
     /// Mapped for the life of the process.
     Static(&'static [AtomicU64]),
 }
 
 impl Words {
-    /// `len` zero words on the heap.
+    /// `len` zero words on the heap; the first begins a cache line.
     pub fn heap(len: usize) -> Words {
         // Zeroed pages straight from the allocator: a large index does not touch its memory before it is used.
-        let cells = bytes_to_cells(vec![0u64; len].into_boxed_slice());
-        Words { cells: Cells::Heap(cells), fuse: None, fatal: false }
+        let all = to_cells(vec![0u64; len + LINE_WORDS - 1].into_boxed_slice());
+        let start = to_line(all.as_ptr());
+        Words { cells: Cells::Heap { all, start, len }, fuse: None, fatal: false }
     }
 
     /// Words that are already there, in a mapping that is never taken down.
@@ -48,9 +52,10 @@ impl Words {
         matches!(self.cells, Cells::Static(_))
     }
 
+    #[inline]
     fn cells(&self) -> &[AtomicU64] {
         match &self.cells {
-            Cells::Heap(b) => b,
+            Cells::Heap { all, start, len } => &all[*start..*start + *len],
             Cells::Static(s) => s,
         }
     }
@@ -128,16 +133,15 @@ impl Words {
 
     /// A copy of the words as they are (without the fuse), on the heap.
     pub fn snapshot(&self) -> Words {
-        let copy: Vec<u64> = self.cells().iter().map(|c| c.load(Ordering::Relaxed)).collect();
-        Words {
-            cells: Cells::Heap(bytes_to_cells(copy.into_boxed_slice())),
-            fuse: None,
-            fatal: false,
+        let copy = Words::heap(self.len());
+        for (to, from) in copy.cells().iter().zip(self.cells()) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
+        copy
     }
 }
 
-fn bytes_to_cells(words: Box<[u64]>) -> Box<[AtomicU64]> {
+fn to_cells(words: Box<[u64]>) -> Box<[AtomicU64]> {
     let raw = Box::into_raw(words) as *mut [AtomicU64];
     // SAFETY: AtomicU64 is documented to have the size and bit validity of u64, and on every target with 64-bit atomics
     // its alignment is 8, which `Box<[u64]>` on those targets has too (checked below at compile time); ownership is
@@ -161,6 +165,15 @@ impl fmt::Debug for Words {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heap_words_begin_a_cache_line() {
+        for len in [1, 8, 100, 1 << 16] {
+            let w = Words::heap(len);
+            assert_eq!(w.cells().as_ptr().addr() % 64, 0, "{len}");
+            assert_eq!((w.len(), w.snapshot().len()), (len, len));
+        }
+    }
 
     #[test]
     fn the_fuse_stops_stores_in_order() {

@@ -361,6 +361,13 @@ impl ObjectMemory for CompactArena {
         }
     }
 
+    #[inline]
+    fn warm_neighbours(&self, block: Block) {
+        let slot = self.slot(block.0);
+        self.warm(Block(slot.u32(BEFORE)));
+        self.warm(Block(slot.u32(AFTER)));
+    }
+
     fn fill(&mut self, block: Block, header: &ObjectHeader, key: &[u8], value: [&[u8]; 2]) {
         debug_assert!(key.len() >= ID_LEN && key[ID_LEN..].iter().all(|&b| b == Contents::FILLER));
         debug_assert!(

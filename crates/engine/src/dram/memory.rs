@@ -39,6 +39,8 @@ pub trait ObjectMemory {
     fn held_bytes(&self) -> usize;
     /// Asks for the cache line of a block's header.
     fn warm(&self, block: Block);
+    /// Asks for what freeing the block will look at beside it. The block's own header is best at hand.
+    fn warm_neighbours(&self, block: Block);
 
     /// Writes a new object to a block that was allocated for it: all of its header but the chain's link, which
     /// [`ObjectMemory::set_next`] sets.
@@ -123,6 +125,11 @@ impl ObjectMemory for Arena {
     #[inline]
     fn warm(&self, block: Block) {
         Arena::warm(self, block);
+    }
+    #[inline]
+    fn warm_neighbours(&self, block: Block) {
+        // The block before it ends in front of its header.
+        Arena::warm(self, Arena::next(self, block));
     }
 
     #[inline]

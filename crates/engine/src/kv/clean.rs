@@ -2,7 +2,7 @@
 //! what a reclaimed segment held. The cleaner itself is [`FlashLog`](super::log::FlashLog), which calls these one after
 //! another with the shard locked for one call at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::{Now, ObjectHash, UnixSecs};
 use larder_format::page::SMALL_MAX;
@@ -20,6 +20,9 @@ use crate::segment::{NoRoom, Placed, place_of};
 /// Blocks that one [`KvShard::stage`] looks at, at most: bounds how long the shard stays locked (well under a
 /// millisecond).
 const WINDOW: usize = 2048;
+
+/// Blocks of which the CLOCK hand knows a little ahead what will be asked, so that the waits for memory overlap.
+const AHEAD: usize = 8;
 
 /// An object that was copied into a segment which is not yet durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +120,13 @@ impl<M: ObjectMemory> KvShard<M> {
             self.stage_best(now, sink, &mut report);
         }
         let mut looked = 0;
+        let mut coming = [None; AHEAD];
         while self.wants_room() && looked < WINDOW && self.may_stage() && !report.waits {
+            if looked % AHEAD == 0 {
+                coming = self.look_ahead();
+            }
             looked += 1;
-            self.clean_step(now, flash, sink, &mut report);
+            self.clean_step(now, flash, &coming, sink, &mut report);
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
@@ -162,12 +169,33 @@ impl<M: ObjectMemory> KvShard<M> {
         self.staged_bytes < self.arena.capacity() / 2
     }
 
+    /// The hashes of those of the next blocks that CLOCK will give up, whose places in the tables are asked for.
+    fn look_ahead(&self) -> [Option<(Block, ObjectHash)>; AHEAD] {
+        let mut at = self.hand;
+        std::array::from_fn(|_| {
+            let block = at;
+            at = self.arena.next(block);
+            if !self.arena.is_used(block) {
+                return None;
+            }
+            let h = ObjectHeader::load(&self.arena, block);
+            if h.state.has(State::STAGED) || h.state.clock() != 0 {
+                return None;
+            }
+            let hash = self.hash_of(block, &h);
+            self.table.warm(hash.dram());
+            self.admission.warm_candidate(hash);
+            Some((block, hash))
+        })
+    }
+
     /// One step of the CLOCK hand: what CLOCK gives up is offered to admission (which for `Pool::Everything` has had its
     /// say already), and evicted if it is not wanted.
     fn clean_step(
         &mut self,
         now: Now,
         flash: bool,
+        coming: &[Option<(Block, ObjectHash)>; AHEAD],
         sink: &mut impl StageSink,
         report: &mut StageReport,
     ) {
@@ -184,16 +212,18 @@ impl<M: ObjectMemory> KvShard<M> {
             report.spared += 1;
             return;
         }
+        // Nothing is put into a block while room is made: one that was looked at holds the same object.
+        let known = coming.iter().flatten().find(|(at, _)| *at == block);
+        let hash = known.map_or_else(|| self.hash_of(block, &h), |(_, hash)| *hash);
         if h.expiry.is_past(now.wall) {
-            let hash = self.hash_of(block, &h);
             self.stats.expired += 1;
             self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
             return;
         }
         let victims = flash && self.admission.pool() == Pool::Victims;
-        if victims && self.consider(now, block, &h).is_some() {
+        if victims && self.consider(now, hash, &h).is_some() {
             let short = self.is_starved();
-            match self.stage_one(now, block, &h, sink, report) {
+            match self.stage_one(now, hash, block, &h, sink, report) {
                 // What is wanted and does not fit stays for the next round. It must not be evicted meanwhile however short
                 // memory is: writing the segment frees more, and soon.
                 Fate::Staged | Fate::Later => return,
@@ -206,14 +236,14 @@ impl<M: ObjectMemory> KvShard<M> {
                 Fate::Joins | Fate::Never => {}
             }
         }
-        self.evict(now, block, &h);
+        self.evict(now, hash, block, &h);
         report.evicted += 1;
     }
 
     /// Looks through a window of DRAM and stages the best of what admission wants (Flashield §4: candidates are ranked
     /// by score; here within the window, so that the shard is never locked for a whole pass).
     fn stage_best(&mut self, now: Now, sink: &mut impl StageSink, report: &mut StageReport) {
-        let mut wanted: Vec<(f32, Block, ObjectHeader)> = Vec::new();
+        let mut wanted: Vec<(f32, Block, ObjectHash, ObjectHeader)> = Vec::new();
         let start = self.scan;
         for looked in 0..WINDOW {
             let block = self.scan;
@@ -228,23 +258,24 @@ impl<M: ObjectMemory> KvShard<M> {
             if h.state.has(State::STAGED) || h.expiry.is_past(now.wall) {
                 continue;
             }
-            if let Some(score) = self.consider(now, block, &h) {
-                wanted.push((score, block, h));
+            let hash = self.hash_of(block, &h);
+            if let Some(score) = self.consider(now, hash, &h) {
+                wanted.push((score, block, hash, h));
             }
         }
         let place = |block| self.arena.address(block);
         wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| place(a.1).cmp(&place(b.1))));
-        for (_, block, h) in wanted {
+        for (_, block, hash, h) in wanted {
             if !self.wants_room() || !self.may_stage() {
                 break;
             }
             // What does not fit now is looked at again on the next pass.
-            self.stage_one(now, block, &h, sink, report);
+            self.stage_one(now, hash, block, &h, sink, report);
         }
     }
 
     /// Admission's word on an object: its score if it should go to flash.
-    fn consider(&mut self, now: Now, block: Block, h: &ObjectHeader) -> Option<f32> {
+    fn consider(&mut self, now: Now, hash: ObjectHash, h: &ObjectHeader) -> Option<f32> {
         let size = Self::record_bytes(h);
         if size < self.config.flash_min_record || size > self.config.flash.segment_bytes / 2 {
             self.admission.count_rejected(Reason::Size);
@@ -258,7 +289,6 @@ impl<M: ObjectMemory> KvShard<M> {
                 return None;
             }
         }
-        let hash = self.hash_of(block, h);
         let ttl = h.expiry.remaining(now.wall).unwrap_or(u32::MAX);
         let candidate = Candidate {
             hash,
@@ -276,6 +306,7 @@ impl<M: ObjectMemory> KvShard<M> {
     fn stage_one(
         &mut self,
         now: Now,
+        hash: ObjectHash,
         block: Block,
         h: &ObjectHeader,
         sink: &mut impl StageSink,
@@ -283,7 +314,6 @@ impl<M: ObjectMemory> KvShard<M> {
     ) -> Fate {
         let size = Self::record_bytes(h);
         let kind = if size as usize > SMALL_MAX { Kind::Large } else { Kind::Small };
-        let hash = self.hash_of(block, h);
         let dead_inside = &self.dead_staged[usize::from(kind == Kind::Large)];
         let joins = dead_inside.contains(&hash.fingerprint());
         if joins {
@@ -347,11 +377,22 @@ impl<M: ObjectMemory> KvShard<M> {
         };
         // What would lead to a dead record must not be inserted at all, not even for a moment: a kill may fall between.
         let mut dead: BTreeMap<Family, Vec<(ObjectHash, Location)>> = BTreeMap::new();
-        for s in staged.iter().filter(|s| alive(self, s).is_none()) {
+        for (i, s) in staged.iter().enumerate() {
+            if let Some(next) = staged.get(i + AHEAD) {
+                self.table.warm(next.hash.dram());
+                self.arena.warm(next.block);
+            }
+            if alive(self, s).is_some() {
+                self.arena.warm_neighbours(s.block);
+                continue;
+            }
             let at = self.location(s.hash, &Entry { segment, place: s.place, clock: 0 });
             dead.entry(self.index.family(s.hash)).or_default().push((s.hash, at));
         }
-        for s in staged {
+        for (i, s) in staged.iter().enumerate() {
+            if let Some(next) = staged.get(i + AHEAD) {
+                self.index.warm(next.hash);
+            }
             let entry = Entry { segment, place: s.place, clock: 0 };
             let Some(h) = alive(self, s) else {
                 if self.planted(Planted::StalePublished) {
@@ -422,11 +463,19 @@ impl<M: ObjectMemory> KvShard<M> {
         let filling = self.filling(segment, generation);
         let hasher = self.config.hasher;
         if let Some(bytes) = bytes {
-            for walked in walk(bytes, kind, filling) {
-                let hash = hasher.hash(walked.record.key());
-                if !mine(hash) {
-                    continue;
+            let mut walk = walk(bytes, kind, filling)
+                .map(|walked| (hasher.hash(walked.record.key()), walked))
+                .filter(|(hash, _)| mine(*hash));
+            let mut coming = VecDeque::with_capacity(AHEAD);
+            loop {
+                while coming.len() < AHEAD
+                    && let Some((hash, walked)) = walk.next()
+                {
+                    self.index.warm(hash);
+                    self.access_times.warm(hash.fingerprint());
+                    coming.push_back((hash, walked));
                 }
+                let Some((hash, walked)) = coming.pop_front() else { break };
                 let app = walked.record.meta().app;
                 let bytes = self.apps.of(app).flash_bytes;
                 self.set_app_flash_bytes(app, bytes.saturating_sub(walked.record.len() as u64));

@@ -74,6 +74,7 @@ impl<M: ObjectMemory> KvShard<M> {
             return Located::Absent;
         }
         let mut tried = [None; 4];
+        let any_read = fetched.is_some();
         if let Some(fetched) = fetched {
             tried = fetched.read.tried;
             let at = fetched.read.at;
@@ -142,7 +143,9 @@ impl<M: ObjectMemory> KvShard<M> {
             }
         }
         let full = tried.iter().all(Option::is_some);
-        for entry in self.index.probe(req.hash).iter() {
+        // What was read may have led to the removal of entries.
+        let candidates = if any_read { self.index.probe(req.hash) } else { candidates };
+        for entry in candidates.iter() {
             let at = self.location(req.hash, &entry);
             if tried.contains(&Some(at)) {
                 continue;

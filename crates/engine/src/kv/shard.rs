@@ -619,7 +619,7 @@ impl<M: ObjectMemory> KvShard<M> {
             if h.state.has(State::STAGED) {
                 continue;
             }
-            self.evict(now, block, &h);
+            self.evict(now, self.hash_of(block, &h), block, &h);
             self.stats.evictions_direct += 1;
             if self.arena.has_room(bytes) {
                 return self.arena.alloc(bytes);
@@ -635,8 +635,7 @@ impl<M: ObjectMemory> KvShard<M> {
     }
 
     /// Evicts one object from DRAM for good.
-    pub(super) fn evict(&mut self, now: Now, block: Block, h: &ObjectHeader) {
-        let hash = self.hash_of(block, h);
+    pub(super) fn evict(&mut self, now: Now, hash: ObjectHash, block: Block, h: &ObjectHeader) {
         self.count_eviction(h);
         self.remove_dram(hash, block, h, Some((now, Departure::Evicted)));
     }
@@ -657,12 +656,12 @@ impl<M: ObjectMemory> KvShard<M> {
             return 0;
         }
         let bytes = self.arena.block_bytes(block);
+        let hash = self.hash_of(block, &h);
         if h.expiry.is_past(now.wall) {
-            let hash = self.hash_of(block, &h);
             self.stats.expired += 1;
             self.remove_dram(hash, block, &h, Some((now, Departure::Removed)));
         } else {
-            self.evict(now, block, &h);
+            self.evict(now, hash, block, &h);
         }
         bytes
     }

@@ -391,6 +391,11 @@ impl AdmissionPolicy for Flashiness {
         }
     }
 
+    #[inline]
+    fn warm_candidate(&self, hash: ObjectHash) {
+        self.warm(hash);
+    }
+
     fn memory_bytes(&self) -> usize {
         let models = self.apps.iter().filter(|a| a.model.is_some()).count();
         self.history.as_ref().map_or(0, KeyMemory::memory_bytes)

@@ -1,6 +1,6 @@
 //! What is remembered of keys after they left DRAM: a set-associative table of one word per key.
 
-use larder_base::Nanos;
+use larder_base::{LineWords, Nanos};
 
 use crate::learn::History;
 
@@ -17,7 +17,8 @@ const TICK_SHIFT: u32 = 28;
 /// `away` is a logarithm with 6 bits after the point. A false match has probability 8 × 2^-20 per look-up.
 #[derive(Debug)]
 pub(crate) struct KeyMemory {
-    entries: Box<[u64]>,
+    /// Sets begin cache lines.
+    entries: LineWords,
     sets: u64,
 }
 
@@ -61,7 +62,7 @@ impl KeyMemory {
     /// A memory of `keys` keys, but at most `bytes` bytes.
     pub(crate) fn new(keys: u64, bytes: usize) -> KeyMemory {
         let sets = keys.div_ceil(WAYS as u64).min((bytes / (8 * WAYS)) as u64).max(1);
-        KeyMemory { entries: vec![0; sets as usize * WAYS].into_boxed_slice(), sets }
+        KeyMemory { entries: LineWords::zeroed(sets as usize * WAYS), sets }
     }
 
     fn place(&self, fingerprint: u64) -> (usize, u64) {
@@ -78,10 +79,7 @@ impl KeyMemory {
     /// Asks for the cache line of the key's set.
     #[inline]
     pub(crate) fn warm(&self, fingerprint: u64) {
-        // A set may lie across two lines.
-        let start = self.place(fingerprint).0;
-        larder_base::prefetch(&self.entries, start);
-        larder_base::prefetch(&self.entries, start + WAYS - 1);
+        larder_base::prefetch(&self.entries, self.place(fingerprint).0);
     }
 
     /// What is known of a key.

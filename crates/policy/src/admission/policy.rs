@@ -58,6 +58,11 @@ pub trait AdmissionPolicy: Send {
         let _ = hash;
     }
 
+    /// Asks for the cache line at which judging a candidate of this key begins: for who knows what will be judged.
+    fn warm_candidate(&self, hash: ObjectHash) {
+        let _ = hash;
+    }
+
     /// DRAM its tables take, bytes.
     fn memory_bytes(&self) -> usize;
 
@@ -363,6 +368,11 @@ impl AdmissionPolicy for Admission {
     #[inline]
     fn warm(&self, hash: ObjectHash) {
         dispatch!(&self.policy, p => p.warm(hash));
+    }
+
+    #[inline]
+    fn warm_candidate(&self, hash: ObjectHash) {
+        dispatch!(&self.policy, p => p.warm_candidate(hash));
     }
 
     fn memory_bytes(&self) -> usize {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use larder_base::LineWords;
+
 /// Bits of one block: a cache line.
 const BLOCK_WORDS: usize = 8;
 /// Bits set per key.
@@ -17,7 +19,7 @@ const BITS_PER_KEY: u64 = 16;
 #[derive(Debug)]
 pub(super) struct RecentKeys {
     /// Both filters, one after the other.
-    words: Box<[u64]>,
+    words: LineWords,
     window: u64,
     /// Keys in the young filter.
     filled: u64,
@@ -41,7 +43,7 @@ impl RecentKeys {
     pub(super) fn new(window: u64) -> RecentKeys {
         let words = (RecentKeys::bytes_for(window) / 8) as usize;
         RecentKeys {
-            words: vec![0; words].into_boxed_slice(),
+            words: LineWords::zeroed(words),
             window: window.max(1),
             filled: 0,
             second: false,
@@ -51,6 +53,15 @@ impl RecentKeys {
     fn half(&self, second: bool) -> Range<usize> {
         let half = self.words.len() / 2;
         if second { half..half * 2 } else { 0..half }
+    }
+
+    /// Asks for the lines that noting a key looks at.
+    #[inline]
+    pub(super) fn warm(&self, fingerprint: u64) {
+        for half in [self.half(false), self.half(true)] {
+            let at = half.start + Self::block(&half, fingerprint) * BLOCK_WORDS;
+            larder_base::prefetch(&self.words, at);
+        }
     }
 
     /// Notes a key and says whether it was noted before, within the window.

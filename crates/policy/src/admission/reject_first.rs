@@ -1,6 +1,6 @@
 //! `reject_first`: the second time only.
 
-use larder_base::Nanos;
+use larder_base::{Nanos, ObjectHash};
 
 use super::recent::RecentKeys;
 use super::simple::UNRANKED;
@@ -52,6 +52,11 @@ impl AdmissionPolicy for RejectFirst {
         let seen = self.recent.note(candidate.hash.fingerprint());
         // What survived on flash has been seen before by definition.
         if seen || candidate.survivor { UNRANKED } else { Verdict::Reject(Reason::FirstSeen) }
+    }
+
+    #[inline]
+    fn warm_candidate(&self, hash: ObjectHash) {
+        self.recent.warm(hash.fingerprint());
     }
 
     fn memory_bytes(&self) -> usize {

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use larder_base::Rng;
+use larder_base::{Rng, prefetch};
 
 use super::simple::permute;
 use super::spec::Spec;
@@ -80,7 +80,24 @@ struct App {
     requests: u64,
 }
 
+/// The object of a request that has been drawn.
+#[derive(Clone, Copy)]
+enum Drawn {
+    /// One of no slot.
+    Id(u64),
+    /// The next that lives in this slot.
+    Next(u64),
+    /// The one that lives in this slot.
+    Slot(u64),
+}
+
+/// Requests that are drawn before the one that is given out. What lives in a slot is known only when its turn comes, but
+/// where that stands in memory is known as soon as the slot has been drawn.
+const AHEAD: usize = 8;
+
 struct Memcachier {
+    /// The next requests: application, operation and object.
+    coming: VecDeque<(usize, Op, Drawn)>,
     apps: Vec<App>,
     /// Cumulative shares of requests.
     shares: Vec<f64>,
@@ -164,7 +181,8 @@ pub(crate) fn build(spec: &mut Spec) -> Result<(u64, Box<dyn Draw>), TraceError>
             }
         })
         .collect();
-    Ok((requests, Box::new(Memcachier { apps, shares, salt: mix(seed) })))
+    let coming = VecDeque::with_capacity(AHEAD + 1);
+    Ok((requests, Box::new(Memcachier { coming, apps, shares, salt: mix(seed) })))
 }
 
 impl App {
@@ -191,41 +209,78 @@ impl App {
         }
     }
 
-    fn draw(&mut self, rng: &mut Rng) -> (Op, u64) {
+    fn draw(&mut self, rng: &mut Rng) -> (Op, Drawn) {
         self.requests += 1;
         let u = rng.unit();
         if u < self.writes {
             if rng.chance(self.unread) {
                 self.unread_ids += 1;
-                return (Op::Set, u64::from(self.number) << 56 | 1 << 55 | self.unread_ids);
+                let id = u64::from(self.number) << 56 | 1 << 55 | self.unread_ids;
+                return (Op::Set, Drawn::Id(id));
             }
             // A new object takes a slot, and is read within a few hundred requests of its application.
             let slot = rng.below(self.slots);
-            self.generations[slot as usize] = self.generations[slot as usize].wrapping_add(1);
             let after = (-(1.0 - rng.unit()).ln() * 100.0) as u64;
             self.pending.push_back((self.requests + after, slot));
-            return (Op::Set, self.live(slot));
+            return (Op::Set, Drawn::Next(slot));
         }
         if u < self.writes + self.updates {
-            return (Op::Set, self.live(self.popular(rng)));
+            return (Op::Set, Drawn::Slot(self.popular(rng)));
         }
         // Reads due come in the order in which their objects were written, so one may wait for the one before it.
         if let Some(&(due, slot)) = self.pending.front()
             && due <= self.requests
         {
             self.pending.pop_front();
-            return (Op::Get, self.live(slot));
+            return (Op::Get, Drawn::Slot(slot));
         }
-        (Op::Get, self.live(self.popular(rng)))
+        (Op::Get, Drawn::Slot(self.popular(rng)))
+    }
+
+    /// Asks for what [`App::id`] will look at.
+    fn warm(&self, drawn: Drawn) {
+        if let Drawn::Next(slot) | Drawn::Slot(slot) = drawn {
+            prefetch(&self.generations, slot as usize);
+        }
+    }
+
+    /// The id of what was drawn, when its turn has come.
+    fn id(&mut self, drawn: Drawn) -> u64 {
+        match drawn {
+            Drawn::Id(id) => id,
+            Drawn::Slot(slot) => self.live(slot),
+            Drawn::Next(slot) => {
+                let generation = &mut self.generations[slot as usize];
+                *generation = generation.wrapping_add(1);
+                self.live(slot)
+            }
+        }
+    }
+}
+
+impl Memcachier {
+    fn look_ahead(&mut self, rng: &mut Rng) -> (usize, Op, Drawn) {
+        let u = rng.unit();
+        let at = self.shares.partition_point(|&s| s <= u).min(self.apps.len() - 1);
+        let app = &mut self.apps[at];
+        let (op, drawn) = app.draw(rng);
+        app.warm(drawn);
+        (at, op, drawn)
     }
 }
 
 impl Draw for Memcachier {
     fn draw(&mut self, _index: u64, rng: &mut Rng) -> Request {
-        let u = rng.unit();
-        let at = self.shares.partition_point(|&s| s <= u).min(self.apps.len() - 1);
+        // What a draw says does not depend on what lives in any slot: the same are drawn, only sooner.
+        while self.coming.len() < AHEAD {
+            let next = self.look_ahead(rng);
+            self.coming.push_back(next);
+        }
+        let last = self.look_ahead(rng);
+        let (at, op, drawn) = self.coming.pop_front().unwrap_or(last);
+        self.coming.push_back(last);
         let app = &mut self.apps[at];
-        let (op, id) = app.draw(rng);
+        let id = app.id(drawn);
         Request {
             op,
             key_size: app.key,
