@@ -4,6 +4,7 @@
 //! seed for [`Rng`], so that everything built on this crate replays.
 
 mod hash;
+mod lazy;
 mod lines;
 mod prefetch;
 mod rng;
@@ -13,7 +14,7 @@ mod time;
 mod words;
 
 pub use hash::{HashKey, KeyHasher, ObjectHash};
-pub use lines::LineWords;
+pub use lazy::LazyWords;
 pub use prefetch::prefetch;
 pub use rng::Rng;
 pub use size::{ByteSize, Endurance, ParseEnduranceError, ParseSizeError};

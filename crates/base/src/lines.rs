@@ -9,7 +9,7 @@ pub(crate) const LINE_WORDS: usize = 8;
 /// line to fetch and not parts of two. The allocator gives large tables as fresh pages but for its own 16 bytes at the
 /// start, which would put every set of a table astride of a line's end.
 #[derive(Debug)]
-pub struct LineWords {
+pub(crate) struct LineWords {
     words: Box<[u64]>,
     start: usize,
     len: usize,
@@ -17,14 +17,14 @@ pub struct LineWords {
 
 impl LineWords {
     /// `len` zero words. Memory is not touched before it is used.
-    pub fn zeroed(len: usize) -> LineWords {
+    pub(crate) fn zeroed(len: usize) -> LineWords {
         let words = vec![0u64; len + LINE_WORDS - 1].into_boxed_slice();
         let start = to_line(words.as_ptr());
         LineWords { words, start, len }
     }
 
     /// Bytes of memory taken.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.words.len() * size_of::<u64>()
     }
 }

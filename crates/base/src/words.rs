@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
+use crate::lazy::LazyWords;
 use crate::lines::{LINE_WORDS, to_line};
 
 /// An array of 64-bit words that its owner changes one whole word at a time, in program order.
@@ -31,6 +32,8 @@ enum Cells {
     Heap { all: Box<[AtomicU64]>, start: usize, len: usize },
     /// Mapped for the life of the process.
     Static(&'static [AtomicU64]),
+    /// Takes memory as it is filled.
+    Lazy(LazyWords),
 }
 
 impl Words {
@@ -40,6 +43,22 @@ impl Words {
         let all = to_cells(vec![0u64; len + LINE_WORDS - 1].into_boxed_slice());
         let start = to_line(all.as_ptr());
         Words { cells: Cells::Heap { all, start, len }, fuse: None, fatal: false }
+    }
+
+    /// `len` zero words on the heap that take memory as they are used, as [`LazyWords::growing`] has it: for simulations of
+    /// large tables that are hardly filled. Slower than [`Words::heap`] until they are.
+    pub fn growing(len: usize, percent: usize) -> Words {
+        let cells = Cells::Lazy(LazyWords::growing(len, percent));
+        Words { cells, fuse: None, fatal: false }
+    }
+
+    /// Bytes of memory that the words take now.
+    pub fn held_bytes(&self) -> usize {
+        match &self.cells {
+            Cells::Heap { all, .. } => size_of_val(&**all),
+            Cells::Static(words) => size_of_val(*words),
+            Cells::Lazy(words) => words.held_bytes(),
+        }
     }
 
     /// Words that are already there, in a mapping that is never taken down.
@@ -52,17 +71,19 @@ impl Words {
         matches!(self.cells, Cells::Static(_))
     }
 
+    /// The words where they are an array, or the table that stands for one.
     #[inline]
-    fn cells(&self) -> &[AtomicU64] {
+    fn cells(&self) -> Result<&[AtomicU64], &LazyWords> {
         match &self.cells {
-            Cells::Heap { all, start, len } => &all[*start..*start + *len],
-            Cells::Static(s) => s,
+            Cells::Heap { all, start, len } => Ok(&all[*start..*start + *len]),
+            Cells::Static(s) => Ok(s),
+            Cells::Lazy(words) => Err(words),
         }
     }
 
     /// Number of words.
     pub fn len(&self) -> usize {
-        self.cells().len()
+        self.cells().map_or_else(LazyWords::len, <[AtomicU64]>::len)
     }
 
     /// Whether there are none.
@@ -75,13 +96,19 @@ impl Words {
     /// # Panics
     /// If `index` is out of bounds.
     pub fn load(&self, index: usize) -> u64 {
-        self.cells()[index].load(Ordering::Relaxed)
+        match self.cells() {
+            Ok(cells) => cells[index].load(Ordering::Relaxed),
+            Err(lazy) => lazy.get(index),
+        }
     }
 
     /// Asks the processor for the cache line of word `index`; nothing when it is out of bounds.
     #[inline]
     pub fn prefetch(&self, index: usize) {
-        crate::prefetch(self.cells(), index);
+        match self.cells() {
+            Ok(cells) => crate::prefetch(cells, index),
+            Err(lazy) => lazy.warm(index),
+        }
     }
 
     /// Changes word `index`, after every earlier store and before every later one.
@@ -100,7 +127,11 @@ impl Words {
             fuse.store(left - 1, Ordering::Relaxed);
         }
         compiler_fence(Ordering::SeqCst);
-        self.cells()[index].store(value, Ordering::Relaxed);
+        if let Cells::Lazy(lazy) = &mut self.cells {
+            lazy.set(index, value);
+        } else if let Ok(cells) = self.cells() {
+            cells[index].store(value, Ordering::Relaxed);
+        }
         compiler_fence(Ordering::SeqCst);
     }
 
@@ -108,9 +139,16 @@ impl Words {
     ///
     /// # Panics
     /// If the line is out of bounds.
+    #[inline]
     pub fn load_line(&self, index: usize) -> [u64; 8] {
-        let line = &self.cells()[index..index + 8];
-        std::array::from_fn(|i| line[i].load(Ordering::Relaxed))
+        match self.cells() {
+            Ok(cells) => {
+                let line = &cells[index..index + 8];
+                std::array::from_fn(|i| line[i].load(Ordering::Relaxed))
+            }
+            Err(lazy) if index.is_multiple_of(8) => lazy.line(index),
+            Err(lazy) => std::array::from_fn(|i| lazy.get(index + i)),
+        }
     }
 
     /// After `stores` more stores, further ones are dropped: the memory as a kill at that moment would leave it.
@@ -133,9 +171,9 @@ impl Words {
 
     /// A copy of the words as they are (without the fuse), on the heap.
     pub fn snapshot(&self) -> Words {
-        let copy = Words::heap(self.len());
-        for (to, from) in copy.cells().iter().zip(self.cells()) {
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        let mut copy = Words::heap(self.len());
+        for i in 0..self.len() {
+            copy.store(i, self.load(i));
         }
         copy
     }
@@ -170,9 +208,25 @@ mod tests {
     fn heap_words_begin_a_cache_line() {
         for len in [1, 8, 100, 1 << 16] {
             let w = Words::heap(len);
-            assert_eq!(w.cells().as_ptr().addr() % 64, 0, "{len}");
+            let at = w.cells().map(|c| c.as_ptr().addr() % 64);
+            assert!(at.is_ok_and(|at| at == 0), "{len}");
             assert_eq!((w.len(), w.snapshot().len()), (len, len));
         }
+    }
+
+    #[test]
+    fn words_that_grow_are_as_any_others() {
+        let mut w = Words::growing(64, 50);
+        for i in (0..64).step_by(3) {
+            w.store(i, i as u64 + 1);
+        }
+        let copy = w.snapshot();
+        assert_eq!((w.len(), w.load(3), w.load(4)), (64, 4, 0));
+        assert!((0..56).all(|i| w.load_line(i) == copy.load_line(i)));
+        assert!(w.held_bytes() < 64 * 8 && copy.held_bytes() >= 64 * 8);
+        w.set_fuse(0);
+        w.store(4, 1);
+        assert_eq!(w.load(4), 0);
     }
 
     #[test]

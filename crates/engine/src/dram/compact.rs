@@ -1,17 +1,19 @@
 //! Memory for objects without their bytes, for simulation: where every key is an id of eight bytes and a filler and
-//! every value the start of one pattern, an object is 64 bytes, whatever its size.
+//! every value the start of one pattern, an object is 48 bytes, whatever its size, and 16 more when it was read often.
 //!
 //! Addresses, sizes and lists are those of [`Arena`](super::Arena), block by block, so that a shard decides the same over
 //! either; only that the blocks' memory is not there. A block is known by the number of its slot, not by its address.
 //!
 //! ```text
-//! slot: 0 chain's next u32   4 address u32 (units)   8 block before u32   12 block after u32 (slots; 0: none)
-//!      16 bits 31 used, 29-30 units more than asked for, 21-28 key length, 0-20 value length
-//!      20 application (9 bits) and state (7 bits)    22 cas u40
-//!      28 expiry u32  32 written u32  36 last u32  40 reads u32  44 max gap u32  48 first read u32  52 last gap u32
-//!      56 id u64
-//! free:  0 list's next u32                           20 units u32   28 list's previous u32
+//! slot: 0 chain's next u32   4 block before u32   8 block after u32 (slots; 0: none)
+//!      12 bits 31 used, 29-30 units more than asked for, 21-28 key length, 0-20 value length
+//!      16 application (9 bits) and state (7 bits)    18 cas u40   23 how reads are kept u8
+//!      24 expiry u32  28 written u32  32 last u32  36 of reads u32  40 id u64
+//! free:  0 list's next u32                           16 units u32   24 list's previous u32
 //! ```
+//!
+//! What is counted of reads follows, for an object that was read once or twice as most were, from the time of its writing,
+//! the last read, and the first. Where it does not, it is kept apart, and the slot says where.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use super::object::{ObjectHeader, State, object_bytes};
 
 /// Bytes of an object's id, the start of its key.
 const ID_LEN: usize = 8;
-/// Slots that are added at a time.
+/// Slots, and entries of what is kept apart, that are added at a time.
 const CHUNK: usize = 256;
 
 const USED: u32 = 1 << 31;
@@ -98,10 +100,15 @@ impl Deref for Key {
     }
 }
 
-/// One cache line.
+/// Three quarters of a cache line: every other slot lies whole in one.
 #[derive(Clone, Copy)]
+struct Slot([u8; SLOT]);
+
+const SLOT: usize = 48;
+
+/// Slots from the start of a cache line on.
 #[repr(align(64))]
-struct Slot([u8; 64]);
+struct Chunk([Slot; CHUNK]);
 
 impl Slot {
     #[inline]
@@ -119,20 +126,92 @@ impl Slot {
 }
 
 const NEXT: usize = 0;
-const ADDRESS: usize = 4;
-const BEFORE: usize = 8;
-const AFTER: usize = 12;
-const LENGTHS: usize = 16;
-const APP_STATE: usize = 20;
-const CAS: usize = 22;
-const EXPIRY: usize = 28;
-const ID: usize = 56;
-const FREE_UNITS: usize = 20;
-const FREE_PREV: usize = 28;
+const BEFORE: usize = 4;
+const AFTER: usize = 8;
+const LENGTHS: usize = 12;
+const APP_STATE: usize = 16;
+const CAS: usize = 18;
+const KEPT: usize = 23;
+const EXPIRY: usize = 24;
+const WRITTEN: usize = 28;
+const LAST: usize = 32;
+const READS: usize = 36;
+const ID: usize = 40;
+const FREE_UNITS: usize = 16;
+const FREE_PREV: usize = 24;
+
+/// How reads are kept: there was none.
+const NEVER: u8 = 0;
+/// One, at the last access.
+const ONCE: u8 = 1;
+/// Two, the second at the last access; the slot has the time to the first.
+const TWICE: u8 = 2;
+/// Apart; the slot has the number of the entry.
+const APART: u8 = 3;
+
+/// What is counted of an object's reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Reads {
+    reads: u32,
+    max_gap: u32,
+    first_read: u32,
+    last_gap: u32,
+}
+
+impl Reads {
+    fn of(h: &ObjectHeader) -> Reads {
+        let &ObjectHeader { reads, max_gap, first_read, last_gap, .. } = h;
+        Reads { reads, max_gap, first_read, last_gap }
+    }
+
+    /// What one read leaves that came `span` after the writing.
+    fn once(span: u32) -> Reads {
+        Reads { reads: 1, first_read: span, ..Reads::default() }
+    }
+
+    /// What two leave, the first after `first_read`.
+    fn twice(span: u32, first_read: u32) -> Reads {
+        let gap = span.wrapping_sub(first_read);
+        Reads { reads: 2, max_gap: gap, first_read, last_gap: gap }
+    }
+}
+
+/// Entries of what does not follow from a slot, and a list of those that nobody has.
+#[derive(Default)]
+struct Apart {
+    chunks: Vec<Box<[Reads; CHUNK]>>,
+    spare: Vec<u32>,
+}
+
+impl Apart {
+    fn get(&self, entry: u32) -> Reads {
+        self.chunks[entry as usize / CHUNK][entry as usize % CHUNK]
+    }
+
+    fn set(&mut self, entry: u32, reads: Reads) {
+        self.chunks[entry as usize / CHUNK][entry as usize % CHUNK] = reads;
+    }
+
+    fn take(&mut self) -> u32 {
+        if self.spare.is_empty() {
+            let start = (self.chunks.len() * CHUNK) as u32;
+            self.chunks.push(Box::new([Reads::default(); CHUNK]));
+            self.spare.extend((start..start + CHUNK as u32).rev());
+        }
+        self.spare.pop().unwrap_or_default()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.chunks.len() * CHUNK * size_of::<Reads>()
+            + self.chunks.capacity() * size_of::<Box<[Reads; CHUNK]>>()
+            + self.spare.capacity() * size_of::<u32>()
+    }
+}
 
 /// See the module.
 pub struct CompactArena {
-    chunks: Vec<Box<[Slot; CHUNK]>>,
+    chunks: Vec<Box<Chunk>>,
+    apart: Apart,
     /// First of the slots that no block has, chained by their `next`; 0 ends.
     spare: u32,
     /// Units, the first and the last of which are no block's.
@@ -146,6 +225,7 @@ impl CompactArena {
     pub fn new(bytes: usize, contents: Contents) -> CompactArena {
         let mut arena = CompactArena {
             chunks: Vec::new(),
+            apart: Apart::default(),
             spare: 0,
             end: arena_units(bytes) - 1,
             lists: FreeLists::new(),
@@ -153,25 +233,24 @@ impl CompactArena {
         };
         let (first, whole) = (arena.take_slot(), arena.end - 1);
         debug_assert_eq!(first, 1, "slot 0 means none");
-        arena.slot_mut(first).set_u32(ADDRESS, 1);
         arena.set_free(first, whole);
         arena
     }
 
     #[inline]
     fn slot(&self, slot: u32) -> &Slot {
-        &self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+        &self.chunks[slot as usize / CHUNK].0[slot as usize % CHUNK]
     }
 
     #[inline]
     fn slot_mut(&mut self, slot: u32) -> &mut Slot {
-        &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+        &mut self.chunks[slot as usize / CHUNK].0[slot as usize % CHUNK]
     }
 
     fn take_slot(&mut self) -> u32 {
         if self.spare == 0 {
             let start = (self.chunks.len() * CHUNK) as u32;
-            self.chunks.push(Box::new([Slot([0; 64]); CHUNK]));
+            self.chunks.push(Box::new(Chunk([Slot([0; SLOT]); CHUNK])));
             // Slot 0 stays unused.
             for slot in (start.max(1)..start + CHUNK as u32).rev() {
                 self.drop_slot(slot);
@@ -179,7 +258,7 @@ impl CompactArena {
         }
         let slot = self.spare;
         self.spare = self.slot(slot).u32(NEXT);
-        *self.slot_mut(slot) = Slot([0; 64]);
+        *self.slot_mut(slot) = Slot([0; SLOT]);
         slot
     }
 
@@ -247,6 +326,8 @@ impl FreeBlocks for CompactArena {
 }
 
 impl ObjectMemory for CompactArena {
+    const SPARING: bool = true;
+
     type Key<'a> = Key;
 
     fn alloc(&mut self, payload: usize) -> Option<Block> {
@@ -260,9 +341,8 @@ impl ObjectMemory for CompactArena {
         let mut slack = have - want;
         if slack >= MIN_UNITS {
             let rest = self.take_slot();
-            let (address, after) = (self.slot(slot).u32(ADDRESS), self.slot(slot).u32(AFTER));
+            let after = self.slot(slot).u32(AFTER);
             let r = self.slot_mut(rest);
-            r.set_u32(ADDRESS, address + want);
             r.set_u32(BEFORE, slot);
             r.set_u32(AFTER, after);
             if after != 0 {
@@ -273,6 +353,7 @@ impl ObjectMemory for CompactArena {
             slack = 0;
         }
         // The lengths follow when it is filled.
+        self.slot_mut(slot).0[KEPT] = NEVER;
         self.slot_mut(slot).set_u32(LENGTHS, USED | slack << SLACK_SHIFT);
         Some(Block(slot))
     }
@@ -280,6 +361,10 @@ impl ObjectMemory for CompactArena {
     fn free(&mut self, block: Block, hands: [&mut Block; 2]) {
         debug_assert!(self.is_used(block), "free of a free block");
         let mut slot = block.0;
+        if self.slot(slot).0[KEPT] == APART {
+            let entry = self.slot(slot).u32(READS);
+            self.apart.spare.push(entry);
+        }
         let mut units = self.units(slot);
         let (before, after) = (self.slot(slot).u32(BEFORE), self.slot(slot).u32(AFTER));
         let mut gone = [0; 2];
@@ -330,11 +415,6 @@ impl ObjectMemory for CompactArena {
     }
 
     #[inline]
-    fn address(&self, block: Block) -> u32 {
-        self.slot(block.0).u32(ADDRESS)
-    }
-
-    #[inline]
     fn block_bytes(&self, block: Block) -> usize {
         self.units(block.0) as usize * UNIT
     }
@@ -350,14 +430,17 @@ impl ObjectMemory for CompactArena {
     }
 
     fn held_bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<Slot>()
-            + self.chunks.capacity() * size_of::<Box<[Slot; CHUNK]>>()
+        self.chunks.len() * size_of::<Chunk>()
+            + self.chunks.capacity() * size_of::<Box<Chunk>>()
+            + self.apart.held_bytes()
     }
 
     #[inline]
     fn warm(&self, block: Block) {
         if let Some(chunk) = self.chunks.get(block.0 as usize / CHUNK) {
-            larder_base::prefetch(&chunk[..], block.0 as usize % CHUNK);
+            let slot = &chunk.0[block.0 as usize % CHUNK];
+            larder_base::prefetch(&slot.0, 0);
+            larder_base::prefetch(&slot.0, SLOT - 1);
         }
     }
 
@@ -391,6 +474,14 @@ impl ObjectMemory for CompactArena {
         let app_state = u16::from_le_bytes([s.0[APP_STATE], s.0[APP_STATE + 1]]);
         let mut cas = [0; 8];
         cas[..5].copy_from_slice(&s.0[CAS..CAS + 5]);
+        let (written, last, kept) = (s.u32(WRITTEN), s.u32(LAST), s.u32(READS));
+        let span = last.wrapping_sub(written);
+        let r = match s.0[KEPT] {
+            NEVER => Reads::default(),
+            ONCE => Reads::once(span),
+            TWICE => Reads::twice(span, kept),
+            _ => self.apart.get(kept),
+        };
         ObjectHeader {
             next: s.u32(NEXT),
             hash: 0,
@@ -401,30 +492,53 @@ impl ObjectMemory for CompactArena {
             key_len: (lengths >> KEY_SHIFT) as u8,
             state: State(app_state as u8 & ((1 << STATE_BITS) - 1)),
             app: AppId(app_state >> STATE_BITS),
-            written: s.u32(32),
-            last: s.u32(36),
-            reads: s.u32(40),
-            max_gap: s.u32(44),
-            first_read: s.u32(48),
-            last_gap: s.u32(52),
+            written,
+            last,
+            reads: r.reads,
+            max_gap: r.max_gap,
+            first_read: r.first_read,
+            last_gap: r.last_gap,
         }
     }
 
     #[inline]
     fn set_header(&mut self, block: Block, header: &ObjectHeader) {
         debug_assert!(header.flags == 0 && header.cas >> 40 == 0, "no flags, short CAS uniques");
+        let reads = Reads::of(header);
+        let span = header.last.wrapping_sub(header.written);
+        let how = if reads == Reads::default() {
+            NEVER
+        } else if reads == Reads::once(span) {
+            ONCE
+        } else if reads == Reads::twice(span, header.first_read) {
+            TWICE
+        } else {
+            APART
+        };
+        let s = self.slot(block.0);
+        let (was, entry) = (s.0[KEPT], s.u32(READS));
+        let kept = match (how, was) {
+            (APART, APART) => entry,
+            (APART, _) => self.apart.take(),
+            (_, APART) => {
+                self.apart.spare.push(entry);
+                header.first_read
+            }
+            _ => header.first_read,
+        };
+        if how == APART {
+            self.apart.set(kept, reads);
+        }
         let s = self.slot_mut(block.0);
         s.set_u32(NEXT, header.next);
         let app_state = header.app.0 << STATE_BITS | u16::from(header.state.0);
         s.0[APP_STATE..APP_STATE + 2].copy_from_slice(&app_state.to_le_bytes());
         s.0[CAS..CAS + 5].copy_from_slice(&header.cas.to_le_bytes()[..5]);
+        s.0[KEPT] = how;
         s.set_u32(EXPIRY, header.expiry.0);
-        s.set_u32(32, header.written);
-        s.set_u32(36, header.last);
-        s.set_u32(40, header.reads);
-        s.set_u32(44, header.max_gap);
-        s.set_u32(48, header.first_read);
-        s.set_u32(52, header.last_gap);
+        s.set_u32(WRITTEN, header.written);
+        s.set_u32(LAST, header.last);
+        s.set_u32(READS, kept);
     }
 
     #[inline]
@@ -469,16 +583,17 @@ impl ObjectMemory for CompactArena {
 
     fn validate(&self) -> Result<(), String> {
         let (mut at, mut before, mut address, mut free) = (1u32, 0u32, 1u32, 0u32);
+        let mut apart = 0;
         let mut was_free = false;
         loop {
             let (slot, units) = (self.slot(at), self.units(at));
-            if slot.u32(ADDRESS) != address || slot.u32(BEFORE) != before || units < MIN_UNITS {
+            if slot.u32(BEFORE) != before || units < MIN_UNITS {
                 return Err(format!(
-                    "block {at} of {units} units at {}, not {address}, behind block {}, not {before}",
-                    slot.u32(ADDRESS),
+                    "block {at} of {units} units at {address} behind block {}, not {before}",
                     slot.u32(BEFORE)
                 ));
             }
+            apart += usize::from(slot.is_used() && slot.0[KEPT] == APART);
             if !slot.is_used() && was_free {
                 return Err(format!("two free blocks touch at {address}"));
             }
@@ -489,6 +604,10 @@ impl ObjectMemory for CompactArena {
             if at == 0 {
                 break;
             }
+        }
+        let taken = self.apart.chunks.len() * CHUNK - self.apart.spare.len();
+        if taken != apart {
+            return Err(format!("{taken} entries of reads are taken, {apart} blocks have one"));
         }
         let listed = self.check_lists()?;
         if address != self.end || listed != free || free != self.lists.units {
@@ -529,6 +648,18 @@ mod tests {
         }
     }
 
+    impl CompactArena {
+        /// Where a block lies, by all that lie before it.
+        fn address(&self, block: Block) -> u32 {
+            let (mut at, mut address) = (block.0, 1);
+            while self.slot(at).u32(BEFORE) != 0 {
+                at = self.slot(at).u32(BEFORE);
+                address += self.units(at);
+            }
+            address
+        }
+    }
+
     /// Both forms are asked the same, at random, and give the same block (by its address) each time, with hands that
     /// wander over them.
     #[test]
@@ -552,6 +683,11 @@ mod tests {
                     if let (Some(to_a), Some(to_c)) = (to_a, to_c) {
                         let mut h = header(&mut rng, key, value);
                         h.next = step as u32;
+                        if rng.chance(0.7) {
+                            // As objects are when they are new.
+                            (h.last, h.reads) = (h.written, 0);
+                            (h.max_gap, h.first_read, h.last_gap) = (0, 0, 0);
+                        }
                         let mut k = vec![0; key];
                         Contents::key(step, &mut k);
                         a.fill(to_a, &h, &k, [contents.value(value), b""]);
@@ -565,6 +701,14 @@ mod tests {
                     ObjectMemory::free(&mut a, in_a, [x, y]);
                     let [x, y] = &mut others;
                     c.free(in_c, [x, y]);
+                }
+                if !live.is_empty() && rng.chance(0.8) {
+                    let at = rng.below(live.len() as u64) as usize;
+                    let (in_a, in_c, h, _) = &mut live[at];
+                    h.note_read(h.last.wrapping_add(rng.below(1 << 20) as u32));
+                    h.save(&mut a, *in_a);
+                    h.save(&mut c, *in_c);
+                    assert_eq!(c.header(*in_c), *h);
                 }
                 for _ in 0..rng.below(4) {
                     let i = rng.below(2) as usize;
@@ -594,9 +738,47 @@ mod tests {
                     }
                 }
             }
-            // 64 bytes for each block there ever was at once, and what is left of a chunk.
-            assert!(c.held_bytes() < (bytes / 64) * 64 + CHUNK * 64 + 4096);
+            // So many bytes for each block there ever was at once, and what is left of chunks.
+            let each = SLOT + size_of::<Reads>() + 4;
+            assert!(c.held_bytes() < (bytes / 64 + 2 * CHUNK) * each + 4096);
         }
+    }
+
+    #[test]
+    fn what_follows_of_reads_takes_no_memory() {
+        let mut c = CompactArena::new(1 << 20, Contents::new(100));
+        let held = |c: &CompactArena| c.apart.chunks.len() * CHUNK - c.apart.spare.len();
+        let blocks: Vec<Block> = (0..300u64)
+            .map(|id| {
+                let b = c.alloc(object_bytes(9, 100)).unwrap();
+                let mut key = [0; 9];
+                Contents::key(id, &mut key);
+                let mut h = header(&mut Rng::new(id), 9, 100);
+                (h.last, h.reads) = (h.written, 0);
+                (h.max_gap, h.first_read, h.last_gap) = (0, 0, 0);
+                c.fill(b, &h, &key, [Contents::new(100).value(100), b""]);
+                b
+            })
+            .collect();
+        for read in 1..=4u32 {
+            for (i, &b) in blocks.iter().enumerate() {
+                let mut h = c.header(b);
+                h.note_read(h.last.wrapping_add(i as u32 * 7 + read * 1000));
+                h.save(&mut c, b);
+                assert_eq!(c.header(b), h);
+            }
+            assert_eq!(held(&c), if read < 3 { 0 } else { blocks.len() }, "{read}");
+        }
+        // As one that is written anew in its place, and one that goes.
+        let mut h = c.header(blocks[0]);
+        (h.reads, h.max_gap, h.first_read, h.last_gap) = (0, 0, 0, 0);
+        h.save(&mut c, blocks[0]);
+        assert_eq!((c.header(blocks[0]), held(&c)), (h, blocks.len() - 1));
+        let mut hands = [c.first(), c.first()];
+        let [x, y] = &mut hands;
+        c.free(blocks[1], [x, y]);
+        assert_eq!(held(&c), blocks.len() - 2);
+        c.validate().unwrap();
     }
 
     #[test]

@@ -9,6 +9,9 @@ use super::object::{HEADER_BYTES, ObjectHeader, State};
 /// Memory for objects: blocks back to back in one range of addresses, each in use or free. Which block an allocation
 /// gets, what is joined when one is freed and what follows on what are the same for every implementation, call by call.
 pub trait ObjectMemory {
+    /// Whether tables beside it should take memory as they are filled, not at once: what counts is room for many objects.
+    const SPARING: bool = false;
+
     /// A key as it is handed out.
     type Key<'a>: Deref<Target = [u8]>
     where
@@ -27,8 +30,6 @@ pub trait ObjectMemory {
     fn first(&self) -> Block;
     /// The block after this one in address order, [`ObjectMemory::first`] after the last.
     fn next(&self, block: Block) -> Block;
-    /// Where the block lies among the others: blocks compare by this as they lie.
-    fn address(&self, block: Block) -> u32;
     /// Bytes that a block takes, its header included.
     fn block_bytes(&self, block: Block) -> usize;
     /// Free bytes, block headers included, in however many pieces.
@@ -102,10 +103,6 @@ impl ObjectMemory for Arena {
     #[inline]
     fn next(&self, block: Block) -> Block {
         Arena::next(self, block)
-    }
-    #[inline]
-    fn address(&self, block: Block) -> u32 {
-        block.0
     }
     #[inline]
     fn block_bytes(&self, block: Block) -> usize {

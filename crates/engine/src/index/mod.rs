@@ -380,6 +380,11 @@ impl FlashIndex {
         (self.words.len() * 8 + size_of::<Self>()) as u64
     }
 
+    /// Bytes by which it is smaller than [`Self::memory_bytes`] says, where its words take memory as they are filled.
+    pub fn spared_bytes(&self) -> usize {
+        (self.words.len() * 8).saturating_sub(self.words.held_bytes())
+    }
+
     /// Header word `index` (0..8) of the owner, kept with the index: for example an epoch of flushes. 0 at first.
     ///
     /// # Panics

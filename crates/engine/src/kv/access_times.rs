@@ -5,20 +5,35 @@
 //! each, a fixed number, four to a set, the oldest of a set giving way. For an object that has been pushed out the
 //! answer falls back to what its record says.
 
+use larder_base::LazyWords;
+
 /// A fixed-size, four-way table from key fingerprints to seconds.
 pub(super) struct AccessTimes {
     /// Upper half: 32 bits of fingerprint (0 = empty); lower half: Unix seconds.
-    slots: Box<[u64]>,
+    slots: LazyWords,
     sets: u64,
 }
 
 const WAYS: usize = 4;
+/// Percent of the places in use from which on a table that grows is an array.
+const WHOLE_FROM: usize = 60;
 
 impl AccessTimes {
-    /// Room for about `entries` objects.
-    pub(super) fn new(entries: usize) -> AccessTimes {
+    /// Room for about `entries` objects; `sparing`: memory is taken as it is filled.
+    pub(super) fn new(entries: usize, sparing: bool) -> AccessTimes {
         let sets = entries.div_ceil(WAYS).max(1);
-        AccessTimes { slots: vec![0; sets * WAYS].into_boxed_slice(), sets: sets as u64 }
+        // Sets are read as halves of lines.
+        let words = (sets * WAYS).next_multiple_of(2 * WAYS);
+        let slots =
+            if sparing { LazyWords::growing(words, WHOLE_FROM) } else { LazyWords::whole(words) };
+        AccessTimes { slots, sets: sets as u64 }
+    }
+
+    /// The words of the set at `at`.
+    #[inline]
+    fn set(&self, at: usize) -> [u64; WAYS] {
+        let line = self.slots.line(at / (2 * WAYS) * (2 * WAYS));
+        std::array::from_fn(|i| line[at % (2 * WAYS) + i])
     }
 
     fn set_of(&self, fingerprint: u64) -> (usize, u32) {
@@ -29,39 +44,44 @@ impl AccessTimes {
     /// Asks for the cache line of the key's set.
     #[inline]
     pub(super) fn warm(&self, fingerprint: u64) {
-        larder_base::prefetch(&self.slots, self.set_of(fingerprint).0);
+        self.slots.warm(self.set_of(fingerprint).0);
     }
 
     /// When the object was last read from flash, if that is known.
     pub(super) fn get(&self, fingerprint: u64) -> Option<u32> {
         let (at, tag) = self.set_of(fingerprint);
-        self.slots[at..at + WAYS].iter().find(|&&s| (s >> 32) as u32 == tag).map(|&s| s as u32)
+        self.set(at).iter().find(|&&s| (s >> 32) as u32 == tag).map(|&s| s as u32)
     }
 
     /// Remembers a read.
     pub(super) fn put(&mut self, fingerprint: u64, secs: u32) {
         let (at, tag) = self.set_of(fingerprint);
-        let set = &mut self.slots[at..at + WAYS];
+        let set = self.set(at);
         let place = set
             .iter()
             .position(|&s| (s >> 32) as u32 == tag)
             .unwrap_or_else(|| (0..WAYS).min_by_key(|&i| set[i] as u32).expect("a set has ways"));
-        set[place] = u64::from(tag) << 32 | u64::from(secs);
+        self.slots.set(at + place, u64::from(tag) << 32 | u64::from(secs));
     }
 
     /// Forgets an object: it has been overwritten or removed.
     pub(super) fn remove(&mut self, fingerprint: u64) {
         let (at, tag) = self.set_of(fingerprint);
-        for s in &mut self.slots[at..at + WAYS] {
-            if (*s >> 32) as u32 == tag {
-                *s = 0;
+        for (i, s) in self.set(at).into_iter().enumerate() {
+            if (s >> 32) as u32 == tag {
+                self.slots.set(at + i, 0);
             }
         }
     }
 
-    /// Bytes taken.
+    /// Bytes of the table when it is whole.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.slots.len() * 8
+        self.sets as usize * WAYS * 8
+    }
+
+    /// Bytes by which it is smaller by now.
+    pub(super) fn spared_bytes(&self) -> usize {
+        self.memory_bytes().saturating_sub(self.slots.held_bytes())
     }
 }
 
@@ -71,7 +91,12 @@ mod tests {
 
     #[test]
     fn the_oldest_of_a_set_gives_way() {
-        let mut t = AccessTimes::new(4);
+        for sparing in [false, true] {
+            the_oldest_gives_way(AccessTimes::new(4, sparing));
+        }
+    }
+
+    fn the_oldest_gives_way(mut t: AccessTimes) {
         for i in 1..=5u64 {
             t.put(i, 100 + i as u32);
         }

@@ -243,14 +243,18 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Looks through a window of DRAM and stages the best of what admission wants (Flashield §4: candidates are ranked
     /// by score; here within the window, so that the shard is never locked for a whole pass).
     fn stage_best(&mut self, now: Now, sink: &mut impl StageSink, report: &mut StageReport) {
-        let mut wanted: Vec<(f32, Block, ObjectHash, ObjectHeader)> = Vec::new();
+        // By score, then as they lie: those behind the memory's end, where the window begins anew, before the others.
+        let mut wanted: Vec<(f32, (bool, usize), Block, ObjectHash, ObjectHeader)> = Vec::new();
         let start = self.scan;
+        let mut first_turn = true;
         for looked in 0..WINDOW {
             let block = self.scan;
             if looked > 0 && block == start {
                 break;
             }
             self.scan = self.arena.next(block);
+            let place = (first_turn, looked);
+            first_turn &= self.scan != self.arena.first();
             if !self.arena.is_used(block) {
                 continue;
             }
@@ -260,12 +264,11 @@ impl<M: ObjectMemory> KvShard<M> {
             }
             let hash = self.hash_of(block, &h);
             if let Some(score) = self.consider(now, hash, &h) {
-                wanted.push((score, block, hash, h));
+                wanted.push((score, place, block, hash, h));
             }
         }
-        let place = |block| self.arena.address(block);
-        wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| place(a.1).cmp(&place(b.1))));
-        for (_, block, hash, h) in wanted {
+        wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+        for (_, _, block, hash, h) in wanted {
             if !self.wants_room() || !self.may_stage() {
                 break;
             }

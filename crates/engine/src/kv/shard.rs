@@ -199,7 +199,7 @@ impl<M: ObjectMemory> KvShard<M> {
             generations: vec![0; segments].into_boxed_slice(),
             live: vec![0; segments].into_boxed_slice(),
             admission,
-            access_times: AccessTimes::new(config.access_times),
+            access_times: AccessTimes::new(config.access_times, M::SPARING),
             suspects: Vec::with_capacity(MAX_SUSPECTS),
             dead_staged: [BTreeSet::new(), BTreeSet::new()],
             staged_bytes: 0,
@@ -318,6 +318,11 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Bytes of the arena.
     pub fn dram_capacity(&self) -> usize {
         self.arena.capacity()
+    }
+
+    /// Bytes by which tables are smaller than [`KvShard::memory`] says, since they take memory as they are filled.
+    pub fn spared_bytes(&self) -> usize {
+        self.index.spared_bytes() + self.admission.spared_bytes() + self.access_times.spared_bytes()
     }
 
     /// Bytes of memory by component, everything counted.

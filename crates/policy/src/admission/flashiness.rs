@@ -396,6 +396,16 @@ impl AdmissionPolicy for Flashiness {
         self.warm(hash);
     }
 
+    fn grow_as_filled(&mut self) {
+        if let Some(history) = &mut self.history {
+            history.grow_as_filled();
+        }
+    }
+
+    fn spared_bytes(&self) -> usize {
+        self.history.as_ref().map_or(0, KeyMemory::spared_bytes)
+    }
+
     fn memory_bytes(&self) -> usize {
         let models = self.apps.iter().filter(|a| a.model.is_some()).count();
         self.history.as_ref().map_or(0, KeyMemory::memory_bytes)

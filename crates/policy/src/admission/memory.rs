@@ -1,10 +1,12 @@
 //! What is remembered of keys after they left DRAM: a set-associative table of one word per key.
 
-use larder_base::{LineWords, Nanos};
+use larder_base::{LazyWords, Nanos};
 
 use crate::learn::History;
 
 const WAYS: usize = 8;
+/// Percent of the places in use from which on a memory that grows is an array.
+const WHOLE_FROM: usize = 80;
 /// Unit of the time in an entry: 2^28 ns, about 268 ms. 20 bits of it wrap after 78 hours.
 const TICK_SHIFT: u32 = 28;
 
@@ -18,7 +20,7 @@ const TICK_SHIFT: u32 = 28;
 #[derive(Debug)]
 pub(crate) struct KeyMemory {
     /// Sets begin cache lines.
-    entries: LineWords,
+    entries: LazyWords,
     sets: u64,
 }
 
@@ -62,7 +64,12 @@ impl KeyMemory {
     /// A memory of `keys` keys, but at most `bytes` bytes.
     pub(crate) fn new(keys: u64, bytes: usize) -> KeyMemory {
         let sets = keys.div_ceil(WAYS as u64).min((bytes / (8 * WAYS)) as u64).max(1);
-        KeyMemory { entries: LineWords::zeroed(sets as usize * WAYS), sets }
+        KeyMemory { entries: LazyWords::whole(sets as usize * WAYS), sets }
+    }
+
+    /// From now on takes memory as it is filled. What was remembered is forgotten.
+    pub(crate) fn grow_as_filled(&mut self) {
+        self.entries = LazyWords::growing(self.entries.len(), WHOLE_FROM);
     }
 
     fn place(&self, fingerprint: u64) -> (usize, u64) {
@@ -73,13 +80,13 @@ impl KeyMemory {
 
     fn find(&self, fingerprint: u64) -> Option<usize> {
         let (start, tag) = self.place(fingerprint);
-        self.entries[start..start + WAYS].iter().position(|e| e >> 44 == tag).map(|i| start + i)
+        self.entries.line(start).iter().position(|e| e >> 44 == tag).map(|i| start + i)
     }
 
     /// Asks for the cache line of the key's set.
     #[inline]
     pub(crate) fn warm(&self, fingerprint: u64) {
-        larder_base::prefetch(&self.entries, self.place(fingerprint).0);
+        self.entries.warm(self.place(fingerprint).0);
     }
 
     /// What is known of a key.
@@ -87,7 +94,7 @@ impl KeyMemory {
         let Some(at) = self.find(fingerprint) else {
             return History { first_life: true, ..History::default() };
         };
-        let e = Entry::unpack(self.entries[at]);
+        let e = Entry::unpack(self.entries.get(at));
         // Known from the write that began this life alone?
         let first_life = e.refetches == 0 && e.updates == 0;
         History {
@@ -101,7 +108,7 @@ impl KeyMemory {
     /// A read missed this key.
     pub(crate) fn miss(&mut self, fingerprint: u64) {
         if let Some(at) = self.find(fingerprint) {
-            self.entries[at] |= 1 << 31;
+            self.entries.set(at, self.entries.get(at) | 1 << 31);
         }
     }
 
@@ -110,7 +117,7 @@ impl KeyMemory {
         let (start, tag) = self.place(fingerprint);
         let last = tick(now);
         if let Some(at) = self.find(fingerprint) {
-            let mut e = Entry::unpack(self.entries[at]);
+            let mut e = Entry::unpack(self.entries.get(at));
             if e.missed && !update {
                 e.refetches = (e.refetches + 1).min(63);
             } else {
@@ -120,10 +127,10 @@ impl KeyMemory {
             let ticks = last.wrapping_sub(e.last) & 0xf_ffff;
             e.away = log(((ticks << TICK_SHIFT) / 1_000_000).min(u64::from(u32::MAX)) as u32);
             e.last = last;
-            self.entries[at] = e.pack();
+            self.entries.set(at, e.pack());
             return;
         }
-        let set = &mut self.entries[start..start + WAYS];
+        let set = self.entries.line(start);
         // The empty slot, or the one written longest ago.
         let age = |word: u64| if word == 0 { u64::MAX } else { last.wrapping_sub(word) & 0xf_ffff };
         let mut victim = 0;
@@ -132,11 +139,18 @@ impl KeyMemory {
                 victim = i;
             }
         }
-        set[victim] = Entry { tag, refetches: 0, updates: 0, missed: false, away: 0, last }.pack();
+        let new = Entry { tag, refetches: 0, updates: 0, missed: false, away: 0, last };
+        self.entries.set(start + victim, new.pack());
     }
 
+    /// Bytes of the table when it is whole.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.entries.len() * 8
+        self.entries.whole_bytes()
+    }
+
+    /// Bytes by which it is smaller by now.
+    pub(crate) fn spared_bytes(&self) -> usize {
+        self.memory_bytes().saturating_sub(self.entries.held_bytes())
     }
 }
 
@@ -189,6 +203,37 @@ mod tests {
                 "{x} {back}"
             );
         }
+    }
+
+    #[test]
+    fn one_that_grows_remembers_the_same() {
+        let (mut whole, mut grown) = (KeyMemory::new(4000, 1 << 20), KeyMemory::new(4000, 1 << 20));
+        grown.grow_as_filled();
+        let mut rng = Rng::new(8);
+        let mut keys = vec![rng.next_u64()];
+        for i in 0..20_000u64 {
+            // Old keys and new ones: it fills up, and is full at last.
+            let key = if rng.chance(0.4) {
+                let key = rng.next_u64();
+                keys.push(key);
+                key
+            } else {
+                keys[rng.below(keys.len() as u64) as usize]
+            };
+            for m in [&mut whole, &mut grown] {
+                if i % 3 == 0 {
+                    m.miss(key);
+                }
+                m.write(key, i % 5 == 0, Nanos::from_secs(i));
+            }
+            let key = keys[rng.below(keys.len() as u64) as usize];
+            assert_eq!(whole.recall(key), grown.recall(key));
+            if i == 500 {
+                assert!(grown.spared_bytes() > whole.memory_bytes() / 2);
+            }
+        }
+        assert_eq!((whole.spared_bytes(), grown.spared_bytes()), (0, 0));
+        assert!((0..whole.entries.len()).all(|i| whole.entries.get(i) == grown.entries.get(i)));
     }
 
     #[test]

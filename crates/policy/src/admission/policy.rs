@@ -63,6 +63,15 @@ pub trait AdmissionPolicy: Send {
         let _ = hash;
     }
 
+    /// Asked before anything else: tables are to take memory as they are filled rather than at once. For simulations; it
+    /// changes no decision, and not what [`AdmissionPolicy::memory_bytes`] says.
+    fn grow_as_filled(&mut self) {}
+
+    /// Bytes by which the tables are smaller than [`AdmissionPolicy::memory_bytes`] says, since they are not filled yet.
+    fn spared_bytes(&self) -> usize {
+        0
+    }
+
     /// DRAM its tables take, bytes.
     fn memory_bytes(&self) -> usize;
 
@@ -373,6 +382,14 @@ impl AdmissionPolicy for Admission {
     #[inline]
     fn warm_candidate(&self, hash: ObjectHash) {
         dispatch!(&self.policy, p => p.warm_candidate(hash));
+    }
+
+    fn grow_as_filled(&mut self) {
+        dispatch!(&mut self.policy, p => p.grow_as_filled());
+    }
+
+    fn spared_bytes(&self) -> usize {
+        dispatch!(&self.policy, p => p.spared_bytes())
     }
 
     fn memory_bytes(&self) -> usize {

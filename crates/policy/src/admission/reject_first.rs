@@ -62,4 +62,12 @@ impl AdmissionPolicy for RejectFirst {
     fn memory_bytes(&self) -> usize {
         self.recent.memory_bytes()
     }
+
+    fn grow_as_filled(&mut self) {
+        self.recent.grow_as_filled();
+    }
+
+    fn spared_bytes(&self) -> usize {
+        self.recent.spared_bytes()
+    }
 }

@@ -12,7 +12,7 @@ const LINE_ENTRY: u64 = 7;
 
 impl Experiment {
     /// Bytes of the tables whose size follows from sizes alone: the drives' maps, and the caches' tables by bucket, by line or
-    /// by expected object. The least that a run takes; objects come on top as the trace brings them.
+    /// by expected object (these as they are once flash is filled). Objects come on top as the trace brings them.
     pub fn table_bytes(&self) -> u64 {
         let drive = |flash: u64| {
             let capacity = flash.max(self.ssd.capacity.0);
