@@ -10,9 +10,9 @@ use super::{Sample, TrainingSet};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClassWeights {
-    /// As the policy's form has them: the paper's balanced, the improved one's [`IMPROVED`](ClassWeights::IMPROVED).
+    /// By the policy's form: balanced for the paper's, [`IMPROVED`](ClassWeights::IMPROVED) for the improved one.
     Auto,
-    /// Both classes weigh the same in sum, however rare one is.
+    /// Both classes weigh the same in sum, however rare one is. The default.
     Balanced,
     /// Every sample weighs the same: the fewest errors in all.
     Equal,
@@ -21,9 +21,11 @@ pub enum ClassWeights {
 }
 
 impl ClassWeights {
-    /// What the improved form uses: an object is admitted if the chance that it is read again is above 1 / 1.8. Chosen by
-    /// measurement on six workloads: balanced classes admit whatever is a little likelier than the mean, which shortens the
-    /// life of all that is on flash; an object wrongly rejected costs one miss, since its refetch is remembered.
+    /// What [`Auto`](ClassWeights::Auto) means to the improved form: an object is called flashy if the chance that it is read
+    /// again is above 1 / 1.8, since one wrongly admitted shortens the life of all that is on flash and one wrongly rejected
+    /// costs a miss, after which its refetch is remembered. It is *not* the default, which is `Balanced`: without a rate to
+    /// hold this admits nothing at all on some workloads, and with one the two differ little (`docs/admission.md`, *Weights of
+    /// the classes*).
     pub const IMPROVED: ClassWeights = ClassWeights::Positive(0.8);
 }
 
