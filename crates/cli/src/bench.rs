@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use larder_base::ByteSize;
 use larder_engine::{index, segment};
 use larder_format::Geometry;
-use larder_policy::admission::{AdmissionConfig, POLICY_NAMES, PolicyName};
+use larder_policy::admission::{AdmissionConfig, Objective, POLICY_NAMES, PolicyName};
 use larder_policy::learn::ClassWeights;
 use larder_sim::kv::study::{Contender, Outcome, Plan, Spread};
 use larder_sim::kv::workload::{WORKLOADS, Workload};
@@ -271,9 +271,16 @@ struct AdmissionArgs {
     /// Bytes written, as shares of what the policy all writes, separated by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.1")]
     levels: Vec<f64>,
-    /// flashiness.size_exponent of the runs at equal writes: 0 seeks hits by bytes, 1 hits by number per byte.
-    #[arg(long, value_name = "X", default_value_t = 0.5)]
-    size_exponent: f32,
+    /// Which hits flashiness seeks at equal writes: requests or bytes.
+    #[arg(long, value_name = "WHICH", default_value = "requests", value_parser = crate::kv::parse_objective)]
+    objective: Objective,
+    /// flashiness.size_exponent of the runs at equal writes, 0 to 2; by default 0.5 for requests and 0 for bytes.
+    #[arg(long, value_name = "X")]
+    size_exponent: Option<f32>,
+    /// flashiness.price of the runs at equal writes: an object goes to flash only if it is worth this many times what it
+    /// displaces.
+    #[arg(long, value_name = "TIMES", default_value_t = 0.0)]
+    price: f32,
     /// In the runs by defaults, fill the empty flash with whatever leaves DRAM, as the server does by its default; policies
     /// alone decide without.
     #[arg(long)]
@@ -366,7 +373,8 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
     between("--cache", args.cache, 0.001, 4.0)?;
     args.dram.iter().try_for_each(|&s| between("--dram", s, 0.0001, 0.9))?;
     args.levels.iter().try_for_each(|&l| between("--levels", l, 0.001, 1.0))?;
-    between("--size-exponent", f64::from(args.size_exponent), 0.0, 2.0)?;
+    args.size_exponent.map_or(Ok(()), |e| between("--size-exponent", f64::from(e), 0.0, 2.0))?;
+    between("--price", f64::from(args.price), 0.0, 10.0)?;
     between("--size-scale", f64::from(args.size_scale), 1.0, 1024.0)?;
     between("--most-runs", f64::from(args.most_runs), 1.0, 100.0)?;
     Ok(Plan {
@@ -385,7 +393,9 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
         tolerance: 0.01,
         most_runs: args.most_runs,
         traces: args.traces.clone(),
+        objective: args.objective,
         size_exponent: args.size_exponent,
+        price: args.price,
         first_fill: args.first_fill,
     })
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args as ClapArgs};
 use larder_base::ByteSize;
 use larder_kv::config::{AdmissionSetting, ConfigError, Settings, extended_options};
+use larder_policy::admission::Objective;
 
 use crate::error::CliError;
 
@@ -145,6 +146,9 @@ pub(crate) struct Args {
     /// parameters are in the configuration file [default: flashiness]
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]
     admission: Option<String>,
+    /// Which hits flashiness seeks where a write budget is held: requests or bytes [default: requests]
+    #[arg(long, value_name = "WHICH", help_heading = "Flash", value_parser = super::parse_objective)]
+    admission_objective: Option<Objective>,
     /// How many bits of rank each object has: 1 or 2 [default: 2]
     #[arg(long, value_name = "N", help_heading = "Flash")]
     clock_bits: Option<u8>,
@@ -311,6 +315,7 @@ impl Args {
             format_flash: yes(self.format_flash),
             flash_object_size: self.flash_object_size,
             admission: self.admission.clone().map(AdmissionSetting::Name),
+            admission_objective: self.admission_objective,
             applications: None,
             endurance_tbw: self.endurance_tbw,
             endurance_dwpd: self.endurance_dwpd,

@@ -13,6 +13,7 @@ use larder_engine::kv::ClockMode;
 use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
+use larder_policy::admission::Objective;
 use larder_runtime::Clock;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
@@ -31,6 +32,11 @@ enum Stop {
     Signal(i32),
     /// The shutdown command.
     Client,
+}
+
+/// Which hits count, as users name it.
+pub(crate) fn parse_objective(text: &str) -> Result<Objective, String> {
+    Objective::named(text).ok_or_else(|| Objective::NAMES.join(" or "))
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {

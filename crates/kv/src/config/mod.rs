@@ -379,7 +379,7 @@ impl Config {
         // Flash.
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
         let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
-        let admission = s
+        let mut admission = s
             .admission
             .get_or_insert_with(|| AdmissionSetting::Name("flashiness".into()))
             .resolve()
@@ -390,6 +390,8 @@ impl Config {
                 };
                 value("admission", name, e.to_string())
             })?;
+        let objective = &mut admission.flashiness.objective;
+        *objective = *s.admission_objective.get_or_insert(*objective);
         s.admission = Some(AdmissionSetting::Table(Box::new(admission.clone())));
         let applications =
             s.applications.get_or_insert_with(Default::default).resolve(prefix_delimiter)?;
@@ -681,6 +683,8 @@ fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigEr
 
 #[cfg(test)]
 mod tests {
+    use larder_policy::admission::Objective;
+
     use super::*;
 
     fn machine() -> Machine {
@@ -689,6 +693,27 @@ mod tests {
             cpus: 8,
             state_dir: "/nonexistent/larder".into(),
             free_space: |_| Some(100 << 30),
+        }
+    }
+
+    #[test]
+    fn the_flag_of_the_objective_is_over_the_table() {
+        let table = |objective| {
+            let mut config = AdmissionConfig::default();
+            config.flashiness.objective = objective;
+            Some(AdmissionSetting::Table(Box::new(config)))
+        };
+        for (flag, table, wanted) in [
+            (None, None, Objective::Requests),
+            (None, table(Objective::Bytes), Objective::Bytes),
+            (Some(Objective::Bytes), None, Objective::Bytes),
+            (Some(Objective::Requests), table(Objective::Bytes), Objective::Requests),
+        ] {
+            let given =
+                Settings { admission_objective: flag, admission: table, ..Settings::default() };
+            let config = Config::resolve(given, &machine()).unwrap();
+            assert_eq!(config.admission.flashiness.objective, wanted);
+            assert_eq!(config.effective.admission_objective, Some(wanted), "it is printed");
         }
     }
 

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_base::ByteSize;
+use larder_policy::admission::Objective;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -99,6 +100,8 @@ settings! {
     /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all; or a
     /// table that has the policy's parameters too.
     admission: AdmissionSetting,
+    /// Which hits flashiness seeks where a write budget is held, requests or bytes; over what admission.flashiness says.
+    admission_objective: Objective,
     /// Shares of the cache by application (the prefix of a key; "default" for keys without one, "other" beyond 255):
     /// [applications.shares.NAME] with floor, below which others cannot evict it, and ceiling, above which it does not
     /// grow, as fractions of the cache.
@@ -287,6 +290,17 @@ mod tests {
         assert!(printed.contains("holdout = 0.2\n"), "{printed}");
         let named = Settings::parse("admission = \"all\"\n", Path::new("x")).unwrap();
         assert_eq!(Settings::parse(&named.print(), Path::new("x")).unwrap(), named);
+    }
+
+    #[test]
+    fn the_objective_is_a_setting_of_its_own() {
+        let text = "admission-objective = \"bytes\"\n[admission.flashiness]\nprice = 0.5\n";
+        let settings = Settings::parse(text, Path::new("x")).unwrap();
+        assert_eq!(settings.admission_objective, Some(Objective::Bytes));
+        assert_eq!(Settings::parse(&settings.print(), Path::new("x")).unwrap(), settings);
+        let wrong = Settings::parse("admission-objective = \"hits\"\n", Path::new("x"));
+        let e = wrong.unwrap_err().to_string();
+        assert!(e.contains("line 1") && e.contains("hits"), "{e}");
     }
 
     #[test]

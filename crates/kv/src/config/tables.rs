@@ -199,7 +199,17 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
     (
         "admission.flashiness",
         "size_exponent",
-        "Where a rate is held: rank by chance over size to this power; 0 ignores size, 1 is per byte",
+        "Where a rate is held: rank by chance over size to this power; 0 ignores size, 1 is per byte; by the objective 0.5 or 0",
+    ),
+    (
+        "admission.flashiness",
+        "objective",
+        "Where a rate is held: which hits are sought, requests or bytes",
+    ),
+    (
+        "admission.flashiness",
+        "price",
+        "Where a rate is held: least worth of a write over that of what it displaces; 0 spends the rate",
     ),
     ("admission.flashiness", "per_byte", "Divide scores by size"),
     (

@@ -198,6 +198,36 @@ pub enum SampleAt {
     Decisions,
 }
 
+/// Which hits count, when writes are what is scarce.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Objective {
+    /// The share of the reads that are answered: a small object earns as much as a large one and costs less.
+    #[default]
+    Requests,
+    /// The share of the bytes read that are answered: what is read by a byte written is its chance to be read, whatever
+    /// the size.
+    Bytes,
+}
+
+impl Objective {
+    /// Its names, as users write them.
+    pub const NAMES: [&str; 2] = ["requests", "bytes"];
+
+    /// The objective of this name.
+    pub fn named(name: &str) -> Option<Objective> {
+        [Objective::Requests, Objective::Bytes].into_iter().find(|o| o.as_str() == name)
+    }
+
+    /// The name as users write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Objective::Requests => Self::NAMES[0],
+            Objective::Bytes => Self::NAMES[1],
+        }
+    }
+}
+
 /// Parameters of `flashiness`. Those that are `None` follow the form: improved or the paper's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -213,9 +243,16 @@ pub struct FlashinessConfig {
     /// Bytes per second that the whole cache may write to flash: the best-scored of what is offered are admitted, as many as
     /// that allows, whatever their score. Default 0: the write budget's rate, and without one `min_score`.
     pub bytes_per_second: ByteSize,
+    /// Where a rate is held: which hits are sought. Default requests.
+    pub objective: Objective,
     /// Where a rate is held, objects are ranked by their chance to be read over this power of their size: 0 ignores the
-    /// size (most hits by bytes), 1 ranks per byte. Default 0.5, which gave most hits by number in the measurements.
-    pub size_exponent: f32,
+    /// size, 1 ranks per byte. By the objective: 0.5, which gave most hits by number in the measurements, or 0 for bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_exponent: Option<f32>,
+    /// Where a rate is held, 0..=10: an object is admitted only if the reads expected of it are worth this many times those
+    /// that what is about to leave flash would still have had in the same room. 0 spends the whole rate on the best of what
+    /// there is. Default 0.
+    pub price: f32,
     /// Divide scores by size, so that segments fill with what earns most hits per byte. Default false.
     pub per_byte: bool,
     /// Seconds before the first training. Default 0: as soon as there are samples enough.
@@ -250,7 +287,9 @@ impl Default for FlashinessConfig {
             horizon: 0,
             min_score: 0.0,
             bytes_per_second: ByteSize(0),
-            size_exponent: 0.5,
+            objective: Objective::default(),
+            size_exponent: None,
+            price: 0.0,
             per_byte: false,
             first_training_after: 0,
             first_training_samples: 1000,
@@ -266,6 +305,14 @@ impl Default for FlashinessConfig {
 }
 
 impl FlashinessConfig {
+    /// The power of its size that an object's chance is divided by.
+    pub fn exponent(&self) -> f32 {
+        self.size_exponent.unwrap_or(match self.objective {
+            Objective::Requests => 0.5,
+            Objective::Bytes => 0.0,
+        })
+    }
+
     /// With every choice that was left to the form made.
     pub fn resolved(&self, paper: bool) -> FlashinessConfig {
         let pick_pool = if paper { Pool::Everything } else { Pool::Victims };
@@ -348,8 +395,12 @@ impl AdmissionConfig {
         let f = &self.flashiness;
         check(f.reads >= 1, "flashiness.reads", &f.reads, "at least 1")?;
         check(f.min_score.is_finite(), "flashiness.min_score", &f.min_score, "a finite number")?;
-        let e = f.size_exponent;
+        let e = f.exponent();
         check((0.0..=2.0).contains(&e), "flashiness.size_exponent", &e, "between 0 and 2")?;
+        check((0.0..=10.0).contains(&f.price), "flashiness.price", &f.price, "between 0 and 10")?;
+        // The chance of n reads does not say how many are to be expected.
+        let one = f.price == 0.0 || f.reads == 1;
+        check(one, "flashiness.price", &f.price, "0 where flashiness.reads is above 1")?;
         let s = f.first_training_samples;
         check(s >= 32, "flashiness.first_training_samples", &s, "at least 32")?;
         let t = &f.training;
@@ -410,6 +461,33 @@ mod tests {
         let mut c = AdmissionConfig::default();
         c.flashiness.training.lambda = f32::INFINITY;
         assert!(c.validate().is_err());
+    }
+
+    #[test]
+    fn the_objective_chooses_the_exponent_unless_it_is_given() {
+        let mut f = FlashinessConfig::default();
+        assert_eq!((f.objective, f.exponent()), (Objective::Requests, 0.5));
+        f.objective = Objective::Bytes;
+        assert_eq!(f.exponent(), 0.0);
+        f.size_exponent = Some(1.0);
+        assert_eq!(f.exponent(), 1.0);
+        for name in Objective::NAMES {
+            assert_eq!(Objective::named(name).unwrap().as_str(), name);
+        }
+        assert_eq!(Objective::named("hits"), None);
+    }
+
+    #[test]
+    fn a_price_is_checked() {
+        let mut c = AdmissionConfig::default();
+        for (price, reads, fits) in
+            [(0.5, 1, true), (0.5, 2, false), (0.0, 2, true), (-1.0, 1, false)]
+        {
+            (c.flashiness.price, c.flashiness.reads) = (price, reads);
+            let said = c.validate().map_err(|e| e.to_string());
+            assert_eq!(said.is_ok(), fits, "{said:?}");
+            assert!(said.is_ok() || said.unwrap_err().contains("admission.flashiness.price is"));
+        }
     }
 
     #[test]

@@ -81,11 +81,13 @@ impl Cut {
         self.rate = rate;
     }
 
-    /// Whether the candidate of this score is admitted. `rescore` gives the present score of one that was seen before.
+    /// Whether the candidate of this score is admitted; `wanted`: it may be. What is not counts among the offered all the
+    /// same: the cut falls no lower because dearer objects are kept out. `rescore` gives the present score of one that was seen before.
     pub(super) fn admits(
         &mut self,
         score: f32,
         candidate: Seen,
+        wanted: bool,
         now: Nanos,
         rescore: impl Fn(&Seen) -> f32,
     ) -> bool {
@@ -103,7 +105,7 @@ impl Cut {
             self.adjust((now - started).as_secs_f64(), rescore);
             self.started = Some(now);
         }
-        let admitted = match score.total_cmp(&self.value) {
+        let passes = match score.total_cmp(&self.value) {
             std::cmp::Ordering::Less => false,
             std::cmp::Ordering::Greater => true,
             std::cmp::Ordering::Equal => {
@@ -113,6 +115,7 @@ impl Cut {
                 now_due
             }
         };
+        let admitted = passes && wanted;
         if admitted {
             self.admitted += bytes;
         }
@@ -175,7 +178,7 @@ mod tests {
             x[0] = s;
             let seen = Seen { x, app: AppId(0), survivor: false, bytes: 100 };
             let now = Nanos::from_millis(from + i);
-            if cut.admits(f32::from(s), seen, now, |s| f32::from(s.x[0])) {
+            if cut.admits(f32::from(s), seen, true, now, |s| f32::from(s.x[0])) {
                 admitted += 1;
                 sum += f64::from(s);
             }

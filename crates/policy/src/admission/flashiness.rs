@@ -5,14 +5,15 @@ use larder_base::{AppId, Nanos, ObjectHash, Rng};
 use super::cut::{Cut, Seen};
 use super::memory::KeyMemory;
 use super::policy::ModelReport;
+use super::price::Price;
 use super::{
     Access, AdmissionError, AdmissionPolicy, Candidate, Departure, Features, FlashinessConfig,
     HistoryKind, Pool, Reason, SampleAt, Setup, Verdict,
 };
 use crate::learn::{
     AtLeave, ClassWeights, Closed, FeatureSet, History, Model, READS, REFETCHES, RESERVED_BYTES,
-    Reservoir, SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector, exp2,
-    log2_fixed, ratio, vector,
+    Reservoir, SIZE, SURVIVOR, Sample, Sampler, SamplerLimits, TRACKED_BYTES, TrainingSet, Vector,
+    exp2, log2_fixed, ratio, vector,
 };
 
 /// Flashield's admission (§3.1, §4.2), in the paper's form or the improved one; see [`FlashinessConfig`] for where they
@@ -33,8 +34,12 @@ pub struct Flashiness {
     /// The simple rule admits beside the model until objects have been seen to leave the cache.
     rule_until_turnover: bool,
     share: f64,
+    /// The power of its size that an object's chance is divided by.
+    exponent: f32,
     /// Holds a rate of writes, if there is one.
     cut: Option<Cut>,
+    /// What a write must be worth beside, if that is asked.
+    price: Option<Price>,
     /// As given.
     memory: usize,
     history: Option<KeyMemory>,
@@ -131,6 +136,8 @@ impl Flashiness {
                 fixed => Some(fixed as f64),
             }
             .map(|whole| Cut::new(whole * setup.share, setup.memory)),
+            exponent: config.exponent(),
+            price: Price::new(config.price, config.exponent()),
             history,
             sampler: Sampler::new(
                 SamplerLimits { tracked },
@@ -181,11 +188,18 @@ impl Flashiness {
         self.latest = self.latest.max(now);
         let horizon = self.horizon(now);
         while let Some(closed) = self.sampler.next_closed(now, horizon) {
-            self.learn(closed);
+            self.learn(closed, now);
         }
     }
 
-    fn learn(&mut self, Closed { app, x, reads, note }: Closed) {
+    fn learn(&mut self, Closed { app, x, reads, late, note }: Closed, now: Nanos) {
+        // Before the first has left flash nothing has been displaced.
+        if let Some(price) = &mut self.price
+            && Note::admitted(note)
+            && self.lifetime.is_some()
+        {
+            price.learn(log2_of(x[SIZE]), late, now);
+        }
         let positive = reads >= self.config.reads;
         let app = self.served(app);
         let state = &mut self.apps[app.index()];
@@ -202,16 +216,26 @@ impl Flashiness {
         self.reservoir.push(app, Sample { x, positive });
     }
 
-    /// What writing an object is worth where bytes written are what is scarce: the chance that it is read, which unlike a
-    /// distance can be compared between applications, over a power of its size.
-    fn worth(&self, s: &Seen) -> f32 {
+    /// The chance that an object is read, which unlike a distance can be compared between applications.
+    fn chance(&self, s: &Seen) -> f32 {
         let score = self.score(s.app, &s.x, s.survivor).score;
-        let chance = match &self.apps[self.slot(s.app)].model {
+        match &self.apps[self.slot(s.app)].model {
             Some(m) => m.chance(score),
             None => score / (1.0 + score),
-        };
-        let log2_size = f32::from(log2_fixed(s.bytes)) / 1024.0;
-        chance * exp2(-self.config.size_exponent * log2_size)
+        }
+    }
+
+    /// What writing an object is worth where bytes written are what is scarce: its chance over a power of its size.
+    fn worth(&self, s: &Seen) -> f32 {
+        let log2_size = log2_of(log2_fixed(s.bytes));
+        self.chance(s) * exp2(-self.exponent * log2_size)
+    }
+
+    /// Whether an object is worth what its write would displace.
+    fn is_worth_its_price(&self, s: &Seen, now: Nanos) -> bool {
+        self.price.as_ref().is_none_or(|p| {
+            p.is_met(self.chance(s), log2_of(log2_fixed(s.bytes)), now, self.horizon(now))
+        })
     }
 
     /// The score of a vector, and whether a model gave it.
@@ -235,6 +259,11 @@ impl Flashiness {
     }
 }
 
+/// A size's logarithm out of a vector.
+fn log2_of(fixed: u16) -> f32 {
+    f32::from(fixed) / 1024.0
+}
+
 /// The simple rule's score: log2(1 + reads), or of refetches; 1 for one.
 fn rule(x: &Vector) -> f32 {
     f32::from(x[READS].max(x[REFETCHES])) / 1024.0
@@ -246,7 +275,7 @@ struct Judgement {
     note: u8,
 }
 
-/// A model's prediction as it is kept with a sample: bit 0 there is one, bit 1 flashy.
+/// What is kept with a sample: bit 0 a model judged it, bit 1 as flashy, bit 2 it was admitted.
 struct Note;
 
 impl Note {
@@ -254,6 +283,14 @@ impl Note {
 
     fn of(flashy: bool) -> u8 {
         1 | u8::from(flashy) << 1
+    }
+
+    fn and_admitted(note: u8, admitted: bool) -> u8 {
+        note | u8::from(admitted) << 2
+    }
+
+    fn admitted(note: u8) -> bool {
+        note & 4 == 4
     }
 
     fn read(note: u8) -> Option<bool> {
@@ -280,7 +317,7 @@ impl AdmissionPolicy for Flashiness {
             return;
         }
         self.close(access.at);
-        self.sampler.read(fingerprint);
+        self.sampler.read(fingerprint, access.at, self.horizon(access.at));
         if self.sample_at == SampleAt::Reads {
             let x = vector(features, self.past(access.hash), false);
             let note = self.score(access.app, &x, false).note;
@@ -294,7 +331,7 @@ impl AdmissionPolicy for Flashiness {
         let fingerprint = access.hash.fingerprint();
         if self.sampler.follows(fingerprint) {
             self.close(access.at);
-            self.sampler.read(fingerprint);
+            self.sampler.read(fingerprint, access.at, self.horizon(access.at));
         }
     }
 
@@ -305,7 +342,7 @@ impl AdmissionPolicy for Flashiness {
         }
         if self.sampler.follows(fingerprint) {
             self.close(now);
-            self.sampler.miss(fingerprint);
+            self.sampler.miss(fingerprint, now, self.horizon(now));
         }
     }
 
@@ -336,22 +373,28 @@ impl AdmissionPolicy for Flashiness {
         let x = vector(f, past, candidate.survivor);
         let judgement = self.score(candidate.app, &x, candidate.survivor);
         let fingerprint = candidate.hash.fingerprint();
-        if self.sample_at == SampleAt::Decisions && self.sampler.follows(fingerprint) {
+        // What has closed is known before the decision that it may bear on.
+        let sampled = self.sample_at == SampleAt::Decisions && self.sampler.follows(fingerprint);
+        if sampled {
             self.close(now);
-            let horizon = self.horizon(now);
-            self.sampler.offer(fingerprint, candidate.app, now, horizon, || (x, judgement.note));
         }
         let admitted = match self.cut.take() {
             None => judgement.flashy,
             Some(mut cut) => {
                 let (app, survivor) = (candidate.app, candidate.survivor);
                 let seen = Seen { x, app, survivor, bytes: f.size };
+                let wanted = self.is_worth_its_price(&seen, now);
                 let rescore = |s: &Seen| self.worth(s);
-                let admitted = cut.admits(self.worth(&seen), seen, now, rescore);
+                let admitted = cut.admits(self.worth(&seen), seen, wanted, now, rescore);
                 self.cut = Some(cut);
                 admitted
             }
         };
+        if sampled {
+            let horizon = self.horizon(now);
+            let note = Note::and_admitted(judgement.note, admitted);
+            self.sampler.offer(fingerprint, candidate.app, now, horizon, || (x, note));
+        }
         if !admitted {
             let unread = judgement.note == Note::NONE && f.reads == 0;
             return Verdict::Reject(if unread { Reason::Unread } else { Reason::NotFlashy });

@@ -10,14 +10,16 @@ mod flashiness;
 mod ghost;
 mod memory;
 mod policy;
+mod price;
 mod recent;
 mod reject_first;
 mod simple;
 mod write_rate;
 
 pub use config::{
-    AdmissionConfig, AdmissionError, FlashinessConfig, GhostConfig, HistoryKind, POLICY_NAMES,
-    PolicyName, ProbabilityConfig, RejectFirstConfig, SampleAt, Setup, WriteRateConfig,
+    AdmissionConfig, AdmissionError, FlashinessConfig, GhostConfig, HistoryKind, Objective,
+    POLICY_NAMES, PolicyName, ProbabilityConfig, RejectFirstConfig, SampleAt, Setup,
+    WriteRateConfig,
 };
 pub use flashiness::Flashiness;
 pub use ghost::Ghost;

@@ -28,6 +28,7 @@ pub const FEATURE_NAMES: [&str; DIMENSIONS] = [
 
 /// Components that have a meaning of their own outside the classifier.
 pub(crate) const READS: usize = 0;
+pub(crate) const SIZE: usize = 5;
 pub(crate) const REFETCHES: usize = 10;
 pub(crate) const SURVIVOR: usize = 13;
 
@@ -131,6 +132,7 @@ mod tests {
     #[test]
     fn components_are_where_they_are_said_to_be() {
         assert_eq!(FEATURE_NAMES[READS], "reads");
+        assert_eq!(FEATURE_NAMES[SIZE], "size");
         assert_eq!(FEATURE_NAMES[REFETCHES], "refetches");
         assert_eq!(FEATURE_NAMES[SURVIVOR], "survivor");
         let f = Features { reads: 1, ..Features::default() };

@@ -56,6 +56,8 @@ struct Tracked {
     offered: u32,
     /// Reads since the kept access.
     reads: u32,
+    /// One of them came late.
+    late: bool,
     /// End of the window in which another access may be kept.
     window_end: Nanos,
     /// When the label closes.
@@ -68,6 +70,13 @@ struct Tracked {
     missed: bool,
 }
 
+impl Tracked {
+    fn count(&mut self, now: Nanos, horizon: Nanos) {
+        self.reads = self.reads.saturating_add(1);
+        self.late |= now + Nanos(horizon.0 / 2) >= self.deadline;
+    }
+}
+
 /// A sample whose label is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
@@ -77,6 +86,8 @@ pub struct Closed {
     pub x: Vector,
     /// Reads within the horizon.
     pub reads: u32,
+    /// Whether one of them came late: no more than half a horizon before the label closed.
+    pub late: bool,
     /// What the caller noted at the kept access.
     pub note: u8,
 }
@@ -144,6 +155,7 @@ impl Sampler {
             (t.x, t.note) = features();
             t.app = app;
             t.reads = 0;
+            t.late = false;
             t.frozen = false;
             t.missed = false;
             t.deadline = now + horizon;
@@ -163,6 +175,7 @@ impl Sampler {
             app,
             offered: 1,
             reads: 0,
+            late: false,
             window_end: deadline,
             deadline,
             note,
@@ -175,26 +188,26 @@ impl Sampler {
     }
 
     /// A read that was a hit, in either tier.
-    pub fn read(&mut self, fingerprint: u64) {
+    pub fn read(&mut self, fingerprint: u64, now: Nanos, horizon: Nanos) {
         if !self.follows(fingerprint) {
             return;
         }
         if let Some(t) = self.tracked.get_mut(&fingerprint)
             && !t.frozen
         {
-            t.reads = t.reads.saturating_add(1);
+            t.count(now, horizon);
         }
     }
 
     /// A read that missed.
-    pub fn miss(&mut self, fingerprint: u64) {
+    pub fn miss(&mut self, fingerprint: u64, now: Nanos, horizon: Nanos) {
         if self.at_leave == AtLeave::Close || !self.follows(fingerprint) {
             return;
         }
         if let Some(t) = self.tracked.get_mut(&fingerprint)
             && !t.frozen
         {
-            t.reads = t.reads.saturating_add(1);
+            t.count(now, horizon);
             t.missed = true;
         }
     }
@@ -239,7 +252,7 @@ impl Sampler {
         self.schedule.pop_first();
         let t = self.tracked.remove(&fingerprint)?;
         self.review(now, horizon);
-        Some(Closed { app: t.app, x: t.x, reads: t.reads, note: t.note })
+        Some(Closed { app: t.app, x: t.x, reads: t.reads, late: t.late, note: t.note })
     }
 
     /// Halves the followed subset, dropping what falls out of it.
@@ -299,7 +312,7 @@ mod tests {
         let mut s = sampler(AtLeave::Close, usize::MAX, 11);
         for fp in 0..OBJECTS {
             for k in 0..ACCESSES {
-                s.read(fp);
+                s.read(fp, secs(k), HOUR);
                 s.offer(fp, AppId(0), secs(k), HOUR, || marked(k as u16));
             }
         }
@@ -323,10 +336,22 @@ mod tests {
         let mut s = sampler(AtLeave::Close, 100, 1);
         s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
         assert_eq!(s.next_closed(secs(10), secs(10)), None);
-        s.read(1);
+        s.read(1, secs(0), HOUR);
         assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().reads, 1);
-        s.read(1);
+        s.read(1, secs(0), HOUR);
         assert!(s.is_empty() && s.next_closed(secs(99), secs(10)).is_none());
+    }
+
+    #[test]
+    fn late_is_the_second_half_of_the_horizon() {
+        for (at, late) in [(1, false), (4, false), (5, true), (10, true)] {
+            let mut s = sampler(AtLeave::CountMisses, 100, 1);
+            s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
+            s.read(1, secs(1), secs(10));
+            s.miss(1, secs(at), secs(10));
+            s.read(1, secs(at), secs(10));
+            assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().late, late, "{at}");
+        }
     }
 
     #[test]
@@ -338,10 +363,10 @@ mod tests {
         ] {
             let mut s = sampler(AtLeave::Close, 100, 1);
             s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
-            s.read(1);
+            s.read(1, secs(0), HOUR);
             end(&mut s);
-            s.read(1);
-            s.miss(1);
+            s.read(1, secs(0), HOUR);
+            s.miss(1, secs(0), HOUR);
             assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().reads, 1);
         }
     }
@@ -351,11 +376,11 @@ mod tests {
         let mut s = sampler(AtLeave::CountMisses, 100, 1);
         s.offer(1, AppId(0), secs(0), secs(10), || marked(0));
         s.evicted(1);
-        s.miss(1);
+        s.miss(1, secs(0), HOUR);
         s.write(1, false); // fetched again
-        s.read(1);
+        s.read(1, secs(0), HOUR);
         s.write(1, false); // written out of the blue: another object
-        s.read(1);
+        s.read(1, secs(0), HOUR);
         assert_eq!(s.next_closed(secs(11), secs(10)).unwrap().reads, 2);
     }
 

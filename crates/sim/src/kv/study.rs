@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_policy::learn::ClassWeights;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
@@ -50,8 +50,12 @@ pub struct Plan {
     pub most_runs: u32,
     /// Where shared traces lie.
     pub traces: PathBuf,
-    /// `flashiness.size_exponent` of the tuned runs.
-    pub size_exponent: f32,
+    /// `flashiness.objective` of all runs.
+    pub objective: Objective,
+    /// `flashiness.size_exponent` of the tuned runs; none: the objective's.
+    pub size_exponent: Option<f32>,
+    /// `flashiness.price` of the tuned runs.
+    pub price: f32,
     /// Whether an empty flash is filled with whatever leaves DRAM in the free runs. Never in those at a level: they compare
     /// what policies choose.
     pub first_fill: bool,
@@ -325,6 +329,7 @@ impl<'a> Cell<'a> {
     /// Classifiers are trained as the plan says.
     fn trained(&self, mut admission: AdmissionConfig) -> AdmissionConfig {
         admission.flashiness.training.class_weights = self.plan.class_weights;
+        admission.flashiness.objective = self.plan.objective;
         admission
     }
 
@@ -619,6 +624,7 @@ impl Knob {
                     let rate = larder_base::ByteSize(Self::rate(position, cell));
                     c.flashiness.bytes_per_second = rate;
                     c.flashiness.size_exponent = cell.plan.size_exponent;
+                    c.flashiness.price = cell.plan.price;
                 }
             }
         }
@@ -678,7 +684,9 @@ mod tests {
             tolerance: 0.02,
             most_runs: 10,
             traces: PathBuf::new(),
-            size_exponent: 0.5,
+            objective: Objective::Requests,
+            size_exponent: None,
+            price: 0.0,
             first_fill: false,
             ripq: true,
             free_runs: true,
@@ -710,6 +718,41 @@ mod tests {
             all.iter().map(|o| (o.hit_ratio, o.flash_bytes)).collect()
         };
         assert_eq!(figures(&outcomes), figures(&again));
+    }
+
+    /// `flashiness` at three tenths of what `all` writes, seed 1, twice: by `plan` and by what `change` makes of it.
+    fn before_and_after(workload: &str, change: fn(&mut Plan)) -> [Outcome; 2] {
+        let mut plan = Plan {
+            workloads: vec![Workload::named(workload).unwrap()],
+            seeds: 1,
+            requests: 120_000,
+            cache_share: 0.1,
+            levels: vec![0.3],
+            ripq: false,
+            free_runs: false,
+            ..plan(&[PolicyName::Flashiness])
+        };
+        let run =
+            |plan: &Plan| plan.run(plan.groups()[0], &mut |_| {}, None).unwrap().pop().unwrap();
+        let before = run(&plan);
+        change(&mut plan);
+        [before, run(&plan)]
+    }
+
+    #[test]
+    fn who_seeks_bytes_finds_more_of_them() {
+        let [requests, bytes] = before_and_after("churn", |plan| plan.objective = Objective::Bytes);
+        assert!(requests.reached && bytes.reached, "{requests:?} {bytes:?}");
+        assert!(bytes.byte_hit_ratio > requests.byte_hit_ratio + 0.01, "{requests:?} {bytes:?}");
+        assert!(bytes.hit_ratio < requests.hit_ratio, "{requests:?} {bytes:?}");
+    }
+
+    #[test]
+    fn a_price_spares_writes_where_popularity_stands_still() {
+        let [spent, spared] = before_and_after("scan", |plan| plan.price = 1.0);
+        assert!(spent.reached, "{spent:?}");
+        assert!(spared.flash_bytes * 10 < spent.flash_bytes * 7, "{spent:?} {spared:?}");
+        assert!(spared.hit_ratio > spent.hit_ratio - 0.005, "{spent:?} {spared:?}");
     }
 
     #[test]
