@@ -471,7 +471,8 @@ impl Full {
             cleaning.next += 1;
             let hot = self.policy.hotness(&Hints(&mut self.hints), u64::from(slot.0));
             let stays = by_cache || {
-                let hot = cleaning.survivors.keep(hot);
+                // Lines that were read since that was planned are hotter now: there may be more of them than were allowed.
+                let hot = self.allowance > 0 && cleaning.survivors.keep(hot);
                 self.allowance -= u32::from(hot);
                 hot || keep(line)
             };
