@@ -152,8 +152,30 @@ fn wrong_use() {
     let daemon = Daemon::start(dir.path(), &[]);
     let (code, message) = serve(&["--volume", &disk]);
     assert!(code == Some(1) && message.contains("in use"), "{message}");
+    assert!(code == Some(2) && message.contains("another server listens there"), "{message}");
+    let other = format!("unix:{}", dir.path().join("other").display());
+    let (code, message) =
+        larder(&["serve", "--cache", cache, "--listen", &other, "--volume", &disk]);
     daemon.stop();
     // A volume that shrank.
+    // Addresses that cannot be had: found out before the cache is touched.
+    let before = std::fs::read(cache).unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("tcp:{}", taken.local_addr().unwrap());
+    let vhost = format!("vhost:{},volume=other", dir.path().join("guest").display());
+    for (listen, text) in [
+        ("unix:/nowhere/socket", "the directory must exist"),
+        (&taken, "in use"),
+        ("ublk:0", "nbd-client"),
+        ("tcp:no.such.host.invalid:10809", "no.such.host.invalid"),
+        ("vhost:/nowhere/guest,volume=disk", "the directory must exist"),
+        (&vhost, "there is no volume 'other'"),
+    ] {
+        let (code, message) = serve(&["--volume", &disk, "--listen", listen]);
+        assert!(code == Some(2) && message.contains(text), "{message}");
+        assert!(!dir.path().join("socket").exists(), "what was opened is given back");
+    }
+    assert!(std::fs::read(cache).unwrap() == before);
     File::options().write(true).open(dir.path().join("disk")).unwrap().set_len(1 << 20).unwrap();
     let (code, message) = serve(&["--volume", &disk]);
     assert!(code == Some(1) && message.contains("1048576 bytes but had 33554432"), "{message}");

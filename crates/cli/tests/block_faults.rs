@@ -301,7 +301,8 @@ fn a_cache_file_that_is_cut_short_or_removed() {
             daemon.stop();
             model.check_file(&dir.join("disk"));
             // It is refused, or what is used of it is right.
-            let serve = ["serve", "--cache", cache.to_str().unwrap(), "--listen", "unix:/x"];
+            let socket = format!("unix:{}", dir.join("another").display());
+            let serve = ["serve", "--cache", cache.to_str().unwrap(), "--listen", &socket];
             if length.is_none() {
                 let (code, message) = larder(&serve);
                 assert_eq!(code, Some(1));

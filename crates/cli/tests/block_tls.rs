@@ -149,13 +149,14 @@ fn clients_with_and_without_certificates() {
         let first = ["serve", "--cache", &cache, "--volume", &volume, "--listen", &socket];
         larder(&[&first, more].concat())
     };
+    let before = std::fs::read(at("cache")).unwrap();
     let other_key = good.join("client-key.pem").display().to_string();
     for (more, code, words) in [
         (&["--tls-certificate", &certificate][..], 2, &["server-cert.pem", "needs --tls-key"][..]),
         (&["--tls-client-ca", &ca], 2, &["ca-cert.pem", "--tls-certificate and --tls-key"]),
         (&["--listen", "tcp:127.0.0.1:0,tls=require"], 2, &["tls=require", "--tls-certificate"]),
-        (&["--tls-certificate", &certificate, "--tls-key", "/nowhere"], 1, &["'/nowhere'"]),
-        (&["--tls-certificate", &certificate, "--tls-key", &other_key], 1, &["does not fit"]),
+        (&["--tls-certificate", &certificate, "--tls-key", "/nowhere"], 2, &["'/nowhere'"]),
+        (&["--tls-certificate", &certificate, "--tls-key", &other_key], 2, &["does not fit"]),
     ] {
         let (got, message) = serve(&[more, &["--state-dir", &at("state")]].concat());
         let last = message.trim().lines().last().unwrap_or_default();
@@ -164,4 +165,5 @@ fn clients_with_and_without_certificates() {
             assert!(last.contains(word), "'{word}' is not in: {message}");
         }
     }
+    assert!(std::fs::read(at("cache")).unwrap() == before, "the cache was not touched");
 }

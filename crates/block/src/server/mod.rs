@@ -162,6 +162,26 @@ impl Shared {
     }
 }
 
+/// What a server needs before it can be reached: sockets that are bound, and the certificate. Clients that come meanwhile
+/// wait until it is started. Dropped, the sockets go.
+pub struct Doors {
+    listeners: Vec<listen::Listener>,
+    certificate: Option<Arc<rustls::ServerConfig>>,
+}
+
+impl Doors {
+    /// Loads the certificate and opens the sockets that `config` names, so that what is wrong with them is known before
+    /// anything else is begun.
+    ///
+    /// # Errors
+    /// [`ServerError`] naming the file that cannot be used, or the socket that cannot be had.
+    pub fn open(config: &ServerConfig) -> Result<Doors, ServerError> {
+        let certificate = config.tls.as_ref().map(tls::load).transpose()?;
+        let listeners = listen::open(&config.listen, certificate.is_some())?;
+        Ok(Doors { listeners, certificate })
+    }
+}
+
 /// A server that runs, until it is stopped or dropped.
 pub struct Server {
     shared: Arc<Shared>,
@@ -180,16 +200,32 @@ impl Server {
     pub fn start<S, F>(
         config: ServerConfig,
         volumes: Arc<Volumes>,
+        service: F,
+    ) -> Result<Server, ServerError>
+    where
+        S: Service + Send + 'static,
+        F: FnMut(usize, Registry, usize) -> io::Result<S>,
+    {
+        let doors = Doors::open(&config)?;
+        Server::start_behind(doors, config, volumes, service)
+    }
+
+    /// The same behind doors that were opened before, by the same `config`.
+    ///
+    /// # Errors
+    /// [`ServerError`] when a thread cannot be had.
+    pub fn start_behind<S, F>(
+        doors: Doors,
+        config: ServerConfig,
+        volumes: Arc<Volumes>,
         mut service: F,
     ) -> Result<Server, ServerError>
     where
         S: Service + Send + 'static,
         F: FnMut(usize, Registry, usize) -> io::Result<S>,
     {
-        let certificate = config.tls.as_ref().map(tls::load).transpose()?;
-        let listeners = listen::open(&config.listen, certificate.is_some())?;
+        let Doors { mut listeners, certificate } = doors;
         let addresses = listeners.iter().filter_map(|l| l.address).collect();
-        let mut listeners = listeners;
         let paths = listeners.iter_mut().filter_map(|l| l.path.take()).collect();
         let accept_poll = Poll::new().map_err(system("epoll"))?;
         let accept_waker =

@@ -46,7 +46,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 use crate::nbd::server::{Export, Exports};
 use crate::server::service::Service;
-use crate::server::{Client, ServerError, UnixPath, Volumes, bind_unix};
+use crate::server::{Client, ServerError, UnixPath, Volume, Volumes, bind_unix};
 pub use device::VhostCounters;
 use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
 pub use memory::Memory;
@@ -111,6 +111,54 @@ impl fmt::Display for VhostListen {
     }
 }
 
+/// Sockets of devices that are bound, and nobody is served at yet. Dropped, they go.
+pub struct VhostDoors(Vec<Door>);
+
+struct Door {
+    name: String,
+    volume: String,
+    listener: UnixListener,
+    path: UnixPath,
+}
+
+impl VhostDoors {
+    /// Opens the sockets.
+    ///
+    /// # Errors
+    /// [`ServerError`] naming the first that cannot be had.
+    pub fn open(listen: &[VhostListen]) -> Result<VhostDoors, ServerError> {
+        let door = |listen: &VhostListen| {
+            let name = listen.to_string();
+            let (listener, path) = bind_unix(&name, &listen.path)?;
+            Ok(Door { name, volume: listen.volume.clone(), listener, path })
+        };
+        listen.iter().map(door).collect::<Result<_, _>>().map(VhostDoors)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether each has its volume.
+    ///
+    /// # Errors
+    /// [`ServerError`] naming the first that has none.
+    pub fn check(&self, volumes: &Volumes) -> Result<(), ServerError> {
+        self.0.iter().try_for_each(|door| door.find(volumes).map(drop))
+    }
+}
+
+impl Door {
+    fn find(&self, volumes: &Volumes) -> Result<Arc<Volume>, ServerError> {
+        let bad = |reason: String| ServerError::Listen { address: self.name.clone(), reason };
+        volumes.find(&self.volume).ok_or_else(|| match &*self.volume {
+            "" => bad("there are several volumes: say which with ,volume=NAME".into()),
+            volume => bad(format!("there is no volume '{volume}'")),
+        })
+    }
+}
+
 /// Devices that run, until they are stopped or dropped.
 #[derive(Default)]
 pub struct VhostServer {
@@ -143,6 +191,23 @@ impl VhostServer {
         listen: &[VhostListen],
         volumes: &Arc<Volumes>,
         buffer_bytes: usize,
+        service: F,
+    ) -> Result<VhostServer, ServerError>
+    where
+        S: Service + Send + 'static,
+        F: FnMut(usize, Registry, usize) -> io::Result<S>,
+    {
+        VhostServer::start_behind(VhostDoors::open(listen)?, volumes, buffer_bytes, service)
+    }
+
+    /// The same behind doors that were opened before.
+    ///
+    /// # Errors
+    /// [`ServerError`] when a volume is not there, or a thread cannot be had.
+    pub fn start_behind<S, F>(
+        doors: VhostDoors,
+        volumes: &Arc<Volumes>,
+        buffer_bytes: usize,
         mut service: F,
     ) -> Result<VhostServer, ServerError>
     where
@@ -150,14 +215,9 @@ impl VhostServer {
         F: FnMut(usize, Registry, usize) -> io::Result<S>,
     {
         let mut server = VhostServer::default();
-        for (number, listen) in listen.iter().enumerate() {
-            let name = listen.to_string();
-            let bad = |reason: String| ServerError::Listen { address: name.clone(), reason };
-            let volume = volumes.find(&listen.volume).ok_or_else(|| match &*listen.volume {
-                "" => bad("there are several volumes: say which with ,volume=NAME".into()),
-                volume => bad(format!("there is no volume '{volume}'")),
-            })?;
-            let (listener, path) = bind_unix(&name, &listen.path)?;
+        for (number, door) in doors.0.into_iter().enumerate() {
+            let volume = door.find(volumes)?;
+            let Door { name, listener, path, .. } = door;
             let poll = Poll::new().map_err(system("epoll"))?;
             let waker = Waker::new(poll.registry(), Token(WAKE)).map_err(system("eventfd"))?;
             let fd = listener.as_raw_fd();

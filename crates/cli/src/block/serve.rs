@@ -7,8 +7,8 @@ use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
 use larder_block::cache::{Cache, CacheConfig, Cached, RulesConfig, Share, Warmth, open};
 use larder_block::control::{Control, ControlServer, http};
-use larder_block::server::{Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
-use larder_block::vhost::{VhostListen, VhostServer};
+use larder_block::server::{Doors, Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
+use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
@@ -321,6 +321,17 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         warn!("{}", super::will_not_fit(&args.cache, size, free));
     }
     let page = args.http.as_ref().map(|address| bind_page(address)).transpose()?;
+    let workers = usize::from(args.threads);
+    let server_config = ServerConfig {
+        listen,
+        threads: workers,
+        connections: args.connections,
+        tls,
+        ..ServerConfig::default()
+    };
+    // What cannot be had is found out before the cache is touched; clients that come meanwhile wait.
+    let doors = Doors::open(&server_config).map_err(|e| usage(&e))?;
+    let vhost = VhostDoors::open(&vhost).map_err(|e| usage(&e))?;
     let layout = open::layout_of(&args.cache).map_err(failed)?;
     let volumes = Arc::new(Volumes::default());
     let state_dir = state_dir(args.state_dir.as_ref());
@@ -334,7 +345,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         let store = open_store(uri, read_only).map_err(|e| runtime(&e))?;
         volumes.add(Volume::new(name, store, layout.line, true)).map_err(|e| usage(&e))?;
     }
-    let workers = usize::from(args.threads);
+    vhost.check(&volumes).map_err(|e| usage(&e))?;
     let config = CacheConfig {
         write: args.write,
         replacement: args.replacement,
@@ -344,7 +355,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         fill_memory: args.fill_memory,
         readahead: args.readahead,
         // Each device of vhost-user is a worker too.
-        workers: workers + vhost.len(),
+        workers: workers + vhost.count(),
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
         state_dir: state_dir.clone(),
@@ -368,21 +379,15 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         stats.map_bytes as f64 / stats.slots as f64,
         cache.count_lines(),
     );
-    let server_config = ServerConfig {
-        listen,
-        threads: workers,
-        connections: args.connections,
-        tls,
-        ..ServerConfig::default()
-    };
     let served = cache.clone();
-    let server = Server::start(server_config, volumes.clone(), |worker, registry, token| {
-        Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
-    })
-    .map_err(|e| runtime(&e))?;
+    let server =
+        Server::start_behind(doors, server_config, volumes.clone(), |worker, registry, token| {
+            Cached::new(served.clone(), worker, registry, token, RingChoice::Auto)
+        })
+        .map_err(|e| runtime(&e))?;
     let served = cache.clone();
     let devices =
-        VhostServer::start(&vhost, server.volumes(), VHOST_BUFFERS, |n, registry, token| {
+        VhostServer::start_behind(vhost, server.volumes(), VHOST_BUFFERS, |n, registry, token| {
             Cached::new(served.clone(), workers + n, registry, token, RingChoice::Auto)
         })
         .map_err(|e| runtime(&e))?;
