@@ -389,6 +389,18 @@ fn check_of_a_device_that_is_not_in_use() {
             let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
             (out.status.code().unwrap(), text(out.stdout), text(out.stderr))
         };
+        for (name, bytes, reason) in [
+            ("tiny", Some(&b"root:x:0:0"[..]), "it has only 10 bytes"),
+            ("empty", Some(b""), "it is empty"),
+            ("missing", None, "there is no such file"),
+        ] {
+            let path = dir.join(name);
+            bytes.iter().for_each(|bytes| std::fs::write(&path, bytes).unwrap());
+            let (code, message) = daemon::larder(&["check", path.to_str().unwrap()]);
+            let words = [name, "is no block cache", reason, "`larder block format`"];
+            assert!(code == Some(1) && words.iter().all(|w| message.contains(w)), "{message}");
+            assert!(!message.contains("does not exist yet"), "{message}");
+        }
         let empty = check(&[]);
         assert!(empty.0 == 0 && empty.1.contains("0 (0 B)"), "{empty:?}");
         let daemon = Daemon::start(dir, &[]);

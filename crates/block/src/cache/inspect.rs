@@ -17,7 +17,7 @@ use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
 use serde::{Deserialize, Serialize};
 
 use super::check::CheckFault;
-use super::open::{CacheError, read_superblock};
+use super::open::{CacheError, open_device, read_superblock};
 
 /// Bytes that are read at a time.
 const BATCH: u64 = 1 << 20;
@@ -127,7 +127,7 @@ pub fn inspect(
     go_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Inspection, CacheError> {
     let begun = Instant::now();
-    let device = FlashDevice::open(&DeviceOptions::new(path).read_only())?;
+    let device = open_device(&DeviceOptions::new(path).read_only())?;
     let sb = read_superblock(&device)?;
     let layout = sb.layout;
     let mut found = Inspection {

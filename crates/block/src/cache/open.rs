@@ -117,6 +117,16 @@ pub enum CacheError {
     /// The device refuses.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// It cannot be one.
+    #[error(
+        "'{path}' is no block cache: {reason}; name the file or device that `larder block format` made"
+    )]
+    NotACache {
+        /// What was named.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
     /// No cache is on it, or none that can be used.
     #[error("cache '{path}': {source}")]
     Superblock {
@@ -264,7 +274,27 @@ fn occupied(device: &FlashDevice) -> Result<Option<String>, CacheError> {
 /// # Errors
 /// [`CacheError`] when there is none that can be used.
 pub fn layout_of(path: &Path) -> Result<Layout, CacheError> {
-    Ok(read_superblock(&FlashDevice::open(&DeviceOptions::new(path))?)?.layout)
+    Ok(read_superblock(&open_device(&DeviceOptions::new(path))?)?.layout)
+}
+
+/// Opens what must have been formatted.
+pub(super) fn open_device(options: &DeviceOptions) -> Result<FlashDevice, CacheError> {
+    let no_cache = |device: &str, reason: String| {
+        Err(CacheError::NotACache { path: device.to_owned(), reason })
+    };
+    match FlashDevice::open(options) {
+        Err(DeviceError::TooSmall { device, size, .. }) => {
+            no_cache(&device, format!("it has only {size} bytes"))
+        }
+        Err(DeviceError::SizeMissing { device }) => {
+            let reason = match Path::new(&*device).exists() {
+                true => "it is empty",
+                false => "there is no such file",
+            };
+            no_cache(&device, reason.to_owned())
+        }
+        opened => Ok(opened?),
+    }
 }
 
 /// The superblock that rules `device`.
@@ -438,7 +468,7 @@ pub fn open(
     config: CacheConfig,
     volumes: &[Arc<Volume>],
 ) -> Result<CacheHandle, CacheError> {
-    let device = FlashDevice::open(&DeviceOptions::new(path))?;
+    let device = open_device(&DeviceOptions::new(path))?;
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
     }
