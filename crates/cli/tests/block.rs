@@ -12,8 +12,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use daemon::ask::{json, status_when};
 use daemon::{Daemon, larder, one, prepare, read, session, write};
 use larder_block::op::Op;
 
@@ -151,13 +152,12 @@ fn wrong_use() {
     // Two daemons on one cache.
     let daemon = Daemon::start(dir.path(), &[]);
     let (code, message) = serve(&["--volume", &disk]);
-    assert!(code == Some(1) && message.contains("in use"), "{message}");
     assert!(code == Some(2) && message.contains("another server listens there"), "{message}");
     let other = format!("unix:{}", dir.path().join("other").display());
     let (code, message) =
         larder(&["serve", "--cache", cache, "--listen", &other, "--volume", &disk]);
+    assert!(code == Some(1) && message.contains("in use"), "{message}");
     daemon.stop();
-    // A volume that shrank.
     // Addresses that cannot be had: found out before the cache is touched.
     let before = std::fs::read(cache).unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -176,6 +176,7 @@ fn wrong_use() {
         assert!(!dir.path().join("socket").exists(), "what was opened is given back");
     }
     assert!(std::fs::read(cache).unwrap() == before);
+    // A volume that shrank.
     File::options().write(true).open(dir.path().join("disk")).unwrap().set_len(1 << 20).unwrap();
     let (code, message) = serve(&["--volume", &disk]);
     assert!(code == Some(1) && message.contains("1048576 bytes but had 33554432"), "{message}");
@@ -339,5 +340,47 @@ fn what_is_recorded_is_decided_again() {
         assert_eq!(code, Some(0), "{said}");
         let (code, said) = refused(&record);
         assert!(code == Some(1) && said.contains("run.rec"), "{code:?} {said}");
+    }
+}
+
+/// What a client zeroed or trimmed reads as the volume has it, however the run ends: its lines leave the map behind the reply.
+#[test]
+fn a_whole_volume_is_zeroed_and_the_daemon_ends() {
+    for (placement, kill) in [("set:8", true), ("full", true), ("set:8", false), ("full", false)] {
+        let dir = prepare(placement);
+        let dir = dir.path();
+        let daemon = Daemon::start(dir, &[]);
+        let mut s = session(dir);
+        let all = 32 << 20;
+        for round in 1..3u8 {
+            (0..32).for_each(|mib| write(&mut *s, mib << 20, 1 << 20, round));
+            status_when(dir, "cached", |s| s["cache"]["lines"].as_u64() > Some(4096));
+            let zeroes =
+                Op::WriteZeroes { offset: 0, len: all, fua: false, may_punch: true, fast: false };
+            one(&mut *s, zeroes);
+            // Some of it is written again before it is swept.
+            write(&mut *s, 5 << 20, 4096, round);
+        }
+        let begun = Instant::now();
+        drop(s);
+        if kill {
+            daemon.kill()
+        } else {
+            daemon.stop()
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "nothing is waited for");
+        let daemon = Daemon::start(dir, &[]);
+        let mut s = session(dir);
+        for _ in 0..2 {
+            for mib in 0..32 {
+                let bytes = read(&mut *s, mib << 20, 1 << 20);
+                let from = if mib == 5 { 4096 } else { 0 };
+                assert!(bytes[..from].iter().all(|&b| b == 2), "{placement}, MiB {mib}");
+                assert!(bytes[from..].iter().all(|&b| b == 0), "{placement}, MiB {mib}");
+            }
+        }
+        json(dir, &["check", "--compare"]);
+        drop(s);
+        daemon.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! A thread that has time: it counts each volume's lines, reads what would tell where a file system's metadata is, and keeps
+//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, reads what would tell where a file system's metadata is, and keeps
 //! what the write budget must remember.
 
 use std::collections::BTreeMap;
@@ -18,6 +18,10 @@ use crate::op::Op;
 
 /// Slots that are looked at under one lock.
 const STEP: u32 = 4096;
+/// Slots that are swept under one lock: a client waits for no more.
+const SWEEP_STEP: u32 = 512;
+/// Sweeping goes on for so long, then rests for as long.
+const SWEEP: Duration = Duration::from_millis(20);
 /// The least time between two counts; a count that takes long is made less often, so that it is no load.
 const EVERY: Duration = Duration::from_secs(1);
 const SHARE_OF_TIME: u32 = 100;
@@ -49,9 +53,29 @@ pub(super) fn run(cache: &Cache) {
             meet_wishes(cache, volume, &mut sessions);
         }
         drop(volumes);
-        std::thread::sleep(Duration::from_millis(100));
+        let more = cache.sweep(SWEEP);
+        std::thread::sleep(if more { SWEEP } else { Duration::from_millis(100) });
     }
     cache.governor.save_budget(cache.now());
+}
+
+impl Cache {
+    /// Takes lines of trimmed ranges out of the map, for about so long. Returns whether there are more.
+    pub(super) fn sweep(&self, time: Duration) -> bool {
+        let begun = Instant::now();
+        for cell in &self.shards {
+            loop {
+                // The lock is let go after every step.
+                if !locked(cell).shard.sweep(SWEEP_STEP) {
+                    break;
+                }
+                if begun.elapsed() >= time {
+                    return true;
+                }
+            }
+        }
+        false
+    }
 }
 
 /// Counts the lines of each volume. Those that are being filled meanwhile are counted as far as they have come.

@@ -181,11 +181,10 @@ impl Cache {
     /// The lines in slots `from..from + count` of a shard.
     fn entries(&self, shard: u32, from: u32, count: u32) -> Vec<Entry> {
         let cell = locked(&self.shards[shard as usize]);
-        let map = cell.shard.map();
         let slots = (from..from + count).map(SlotId);
         slots
-            .filter_map(|slot| match map.get(slot) {
-                Slot::Line(line) => Some((slot, line, map.sum(slot))),
+            .filter_map(|slot| match cell.shard.get(slot) {
+                Slot::Line(line) => Some((slot, line, cell.shard.map().sum(slot))),
                 Slot::Free | Slot::Held => None,
             })
             .collect()
@@ -299,9 +298,8 @@ impl Cache {
         let found = self.with_range(line, line, &mut || !locked(&self.log_inbox).stopped, |out| {
             let (slot, sum) = {
                 let cell = locked(&self.shards[shard as usize]);
-                let map = cell.shard.map();
-                let slot = map.find(line)?;
-                (slot, map.sum(slot))
+                let slot = cell.shard.find(line)?;
+                (slot, cell.shard.map().sum(slot))
             };
             let at = self.layout.slot_at(shard, slot.0);
             let mut bytes = AlignedBuf::zeroed(self.layout.line as usize);

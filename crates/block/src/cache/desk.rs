@@ -346,7 +346,9 @@ impl Cache {
             if !go_on(Detaching::Durable(left)) {
                 break;
             }
-            std::thread::sleep(LOOK);
+            if !self.sweep(LOOK) {
+                std::thread::sleep(LOOK);
+            }
         }
         let identity = attached.identity();
         let of = name.to_owned();
@@ -460,7 +462,7 @@ impl Cache {
         let shard = self.placing.shard(line.group());
         let slot = {
             let cell = locked(&self.shards[shard as usize]);
-            cell.shard.map().find(line)
+            cell.shard.find(line)
         };
         let kind = volume.classify(start, bytes);
         let governor = &self.governor;

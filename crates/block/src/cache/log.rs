@@ -31,6 +31,8 @@ const STEPS: usize = 16;
 pub(super) const BATCH: usize = 64;
 /// At the end, fills under way are waited for in turns of so long.
 const FILL_WAIT: Duration = Duration::from_millis(100);
+/// At the end, lines of ranges that were trimmed are taken out of the map for so long at most.
+const SWEEP_WAIT: Duration = Duration::from_secs(30);
 /// Tapes are handed on so often.
 const HAND_ON: Duration = Duration::from_secs(1);
 /// For a backing store to become durable at the end, or when its volume is put aside.
@@ -394,6 +396,9 @@ impl LogThread {
         }
         let Some(mut log) = self.log.take() else { return };
         let cache = self.cache.clone();
+        // What of a trim is left keeps its bits, and is not used by the next start either.
+        let begun = Instant::now();
+        while begun.elapsed() < SWEEP_WAIT && cache.sweep(FILL_WAIT) {}
         let now = cache.now();
         self.hurried = Some((0, u32::MAX));
         let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo(&cache.device));

@@ -15,7 +15,7 @@
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
 //! | `prefetch` | what an operator wants to be cached ahead |
-//! | `census` | a thread that counts lines and reads what detectors of metadata wish to see |
+//! | `census` | a thread that counts lines, takes out those of trimmed ranges, and reads what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
@@ -336,7 +336,7 @@ impl Cache {
 
     /// Lines in the cache, by a walk over the map: it takes its time.
     pub fn count_lines(&self) -> u64 {
-        self.shards.iter().map(|cell| u64::from(locked(cell).shard.map().count())).sum()
+        self.shards.iter().map(|cell| u64::from(locked(cell).shard.lines())).sum()
     }
 
     /// Calls shard `shard` on behalf of worker `me`, if it is one. What the engine asks for goes into the inboxes of those

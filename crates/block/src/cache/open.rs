@@ -46,7 +46,7 @@ use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERbc");
-const LAYOUT: u64 = 1;
+const LAYOUT: u64 = 2;
 /// Words of a region's header.
 const HEADER: usize = 64;
 /// Depth of the queue for fills, and its threads where io_uring cannot be had.

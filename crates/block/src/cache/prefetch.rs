@@ -271,7 +271,7 @@ impl Porter {
         {
             let cell = locked(&self.cache.shards[shard as usize]);
             for number in from..=to {
-                let cached = cell.shard.map().find(LineId(number)).is_some();
+                let cached = cell.shard.find(LineId(number)).is_some();
                 self.report.cached_before += u64::from(cached);
                 wanted |= u16::from(!cached) << LineId(number).index();
             }
@@ -408,7 +408,7 @@ impl Porter {
             let shard = self.cache.placing.shard(asked.first.group());
             let (mut cached, on_the_way) = {
                 let cell = locked(&self.cache.shards[shard as usize]);
-                let here = |i: &u32| cell.shard.map().find(asked.first.group().line(*i)).is_some();
+                let here = |i: &u32| cell.shard.find(asked.first.group().line(*i)).is_some();
                 let wanted = (0..GROUP_LINES).filter(|i| asked.wanted & 1 << i != 0);
                 let cached = wanted.filter(here).fold(0u16, |m, i| m | 1 << i);
                 (cached, cell.shard.fills_under_way() > 0)

@@ -44,8 +44,6 @@ const NOBODY: u64 = u64::MAX;
 const PREFETCH: u64 = 64 << 20;
 /// Pieces of a read from the store share its buffer up to this length, bytes: beyond, each has its own.
 const SHARED: u32 = 256 << 10;
-/// Slots or groups that are looked at under one lock when a range is dropped.
-const RANGE_STEP: u32 = 4096;
 
 /// A volume and this worker's way to its store.
 struct Known {

@@ -33,9 +33,10 @@ impl BlockShard {
                 break;
             }
             let (groups, reserved, ranges) = (&self.groups, &self.reserved, &self.ranges);
+            let (voids, regions) = (&self.voids, self.config.regions);
             let next = self.map.next_clean(
                 |line| fx.keep(line, None),
-                |line| ranges.iter().any(|r| r.has(line)),
+                |line| ranges.iter().any(|r| r.has(line)) || voids.has(regions.of(line)),
                 |slot, line| is_busy(groups, reserved, slot, Slot::Line(line), false),
             );
             match next {

@@ -46,7 +46,7 @@ impl BlockShard {
             let contest = compete & 1 << line.index() != 0;
             let Some(choice) = self.find_place(line, contest, fx) else { continue };
             if let Some(rival) = choice.rival {
-                if contest && !fx.prefer(line, rival.line) {
+                if contest && !self.is_void(rival.line) && !fx.prefer(line, rival.line) {
                     self.stats.fill_rejected += 1;
                     continue;
                 }
@@ -99,7 +99,7 @@ impl BlockShard {
             let Some(choice) = self.map.choose(line, busy, want) else { break };
             match choice.rival {
                 Some(rival) if rival.goes => {
-                    if !fx.keep(rival.line, Some(line)) {
+                    if self.is_void(rival.line) || !fx.keep(rival.line, Some(line)) {
                         return Some(choice);
                     }
                     kept.push(rival.slot);

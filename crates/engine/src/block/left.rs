@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::api::{LineId, SlotId};
+use super::regions::RegionSet;
 use super::slots::SlotSet;
 
 /// See the [module](self). Not all of them: what leaves while the bit of its region is durable is not noted.
@@ -13,6 +14,8 @@ pub(super) struct Left {
     slots: BTreeMap<SlotId, LineId>,
     /// The same the other way round: a line may have left several.
     lines: BTreeSet<(LineId, SlotId)>,
+    /// Regions of which more lines have left than are noted one by one.
+    regions: RegionSet,
 }
 
 impl Left {
@@ -25,6 +28,23 @@ impl Left {
         self.settled(slot);
         self.slots.insert(slot, line);
         self.lines.insert((line, slot));
+    }
+
+    /// Lines of `region` leave: any of them.
+    pub(super) fn add_region(&mut self, region: u32) {
+        self.regions.set(region);
+    }
+
+    /// Whether lines of `region` have left that nobody noted.
+    pub(super) fn has_region(&self, region: u32) -> bool {
+        self.regions.has(region)
+    }
+
+    /// The durable map has every slot as it is.
+    pub(super) fn all_settled(&mut self) {
+        if !self.regions.is_empty() {
+            self.regions.clear_all();
+        }
     }
 
     /// The durable map has `slot` as it is.

@@ -15,9 +15,11 @@ mod planted;
 mod ranges;
 mod read;
 pub mod record;
+mod regions;
 mod shard;
 mod slots;
 mod table;
+mod voids;
 mod write;
 
 pub use api::{

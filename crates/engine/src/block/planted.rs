@@ -46,6 +46,14 @@ pub enum Planted {
     MergeNotVerified,
     /// The old copy of a line that moved stays in the durable map.
     OldCopyNotRecorded,
+    /// A part begins in a void region whose lines are still in the map.
+    VoidLinesUsed,
+    /// What is void is forgotten when the process is killed.
+    VoidNotNoted,
+    /// A void region is called quiet.
+    QuietWhileVoid,
+    /// What became void behind the sweep counts as swept.
+    SweptAnew,
 }
 
 impl super::BlockShard {

@@ -12,55 +12,6 @@ use super::shard::BlockShard;
 /// A cursor from here on counts slots.
 const BY_SLOTS: u64 = 1 << 63;
 
-/// Regions of which lines may be cached: a bit each, as far up as there ever were any.
-#[derive(Debug, Default)]
-pub(super) struct Present(Vec<u64>);
-
-impl Present {
-    pub(super) fn set(&mut self, region: u32) {
-        let word = region as usize / 64;
-        if word >= self.0.len() {
-            self.0.resize(word + 1, 0);
-        }
-        self.0[word] |= 1 << (region % 64);
-    }
-
-    fn clear(&mut self, region: u32) {
-        if let Some(word) = self.0.get_mut(region as usize / 64) {
-            *word &= !(1 << (region % 64));
-        }
-    }
-
-    fn has(&self, region: u32) -> bool {
-        self.0.get(region as usize / 64).is_some_and(|word| word >> (region % 64) & 1 != 0)
-    }
-
-    /// The first of the regions from `from` to `last` that has its bit.
-    fn next(&self, from: u32, last: u32) -> Option<u32> {
-        let mut at = from;
-        while at <= last {
-            let left = self.0.get(at as usize / 64)? >> (at % 64);
-            if left != 0 {
-                return Some(at + left.trailing_zeros()).filter(|&region| region <= last);
-            }
-            at = (at / 64 + 1).checked_mul(64)?;
-        }
-        None
-    }
-
-    fn count(&self, from: u32, last: u32) -> u64 {
-        let mut sum = 0;
-        let words = from as usize / 64..(last as usize / 64 + 1).min(self.0.len());
-        for at in words {
-            let (begin, end) = ((at * 64) as u64, (at * 64 + 63) as u64);
-            let low = u64::MAX << u64::from(from).saturating_sub(begin).min(63);
-            let high = u64::MAX >> end.saturating_sub(u64::from(last)).min(63);
-            sum += u64::from((self.0[at] & low & high).count_ones());
-        }
-        sum
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Range {
     pub first: LineId,
@@ -119,6 +70,8 @@ impl BlockShard {
 
     /// Drops the lines of a locked range, looking at up to `steps` slots or groups from `cursor` on. Returns where to go
     /// on, or `None` when it is finished. Begin at 0; what the cursor counts is the shard's affair.
+    ///
+    /// Where the bits of its regions are durable, [`BlockShard::void_range`] does most of it at once.
     pub fn drop_range(
         &mut self,
         first: LineId,
@@ -148,18 +101,16 @@ impl BlockShard {
         let until = (from + u64::from(steps)).min(u64::from(self.map.len()));
         self.stats.range_steps += until - from;
         for slot in (from..until).map(|slot| SlotId(slot as u32)) {
-            if matches!(self.map.get(slot), Slot::Line(line) if (first..=last).contains(&line)) {
-                self.drop_line(slot);
+            if let Slot::Line(line) = self.map.get(slot)
+                && (first..=last).contains(&line)
+            {
+                self.drop_of_range(slot, line);
             }
         }
         if until < u64::from(self.map.len()) {
             return Some(BY_SLOTS + until);
         }
-        let regions = self.config.regions;
-        for region in regions.of(first)..=regions.of(last) {
-            self.forget_region(region, first, last);
-        }
-        None
+        self.end_groups(first, last)
     }
 
     fn drop_by_groups(
@@ -187,8 +138,9 @@ impl BlockShard {
                 continue;
             }
             for (index, slot) in (0..).zip(self.map.find_all(group)) {
-                if let Some(slot) = slot.filter(|_| (first..=last).contains(&group.line(index))) {
-                    self.drop_line(slot);
+                let line = group.line(index);
+                if let Some(slot) = slot.filter(|_| (first..=last).contains(&line)) {
+                    self.drop_of_range(slot, line);
                 }
             }
             next = group.0 + 1;
@@ -199,6 +151,7 @@ impl BlockShard {
         Some(next - begin)
     }
 
+    /// Void regions are in `present` too.
     fn end_groups(&mut self, first: LineId, last: LineId) -> Option<u64> {
         let regions = self.config.regions;
         let mut region = regions.of(first);
@@ -216,7 +169,17 @@ impl BlockShard {
         let end = GroupId((u64::from(region) + 1) * groups).line(0);
         if first <= begin && end.0 - 1 <= last.0 {
             self.present.clear(region);
+            self.forget_void(region);
         }
+    }
+
+    /// Takes a line of a range out of the map. Of so many it is not noted which they were, only where.
+    pub(super) fn drop_of_range(&mut self, slot: SlotId, line: LineId) {
+        let region = self.config.regions.of(line);
+        if !self.is_dirty(region) {
+            self.left.add_region(region);
+        }
+        self.drop_line(slot);
     }
 
     /// Gives a range back, and begins what waited for it.

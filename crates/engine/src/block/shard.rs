@@ -12,7 +12,7 @@
 //! change of a line that the durable map may name, the bit of its region in the write-intent map is durable; what
 //! recovery finds in regions with a bit is dropped. A change of lines that it cannot name goes *ahead* of the bit, which is
 //! asked for all the same: until it is durable no line of the region is filled, so that neither map learns of bytes that
-//! the backing store may lose yet. A line that was evicted may be named until the record of that is durable ([`Left`]).
+//! the backing store may lose yet. A line that was evicted or dropped may be named until the record of that is durable ([`Left`]).
 //! A bit is cleared only when no change of the region is under way, the backing store was flushed after the last one,
 //! and the log of the map has everything that happened before ([`BlockShard::quiet`]). A run that is cut short may leave
 //! changes that went ahead and whose bit was not set: every run flushes the backing store before it uses it.
@@ -29,6 +29,9 @@
 //! **A line that the cleaner moves comes back older than it was.** While a line is *moving*, changes of it wait as they do
 //! for fills. The copy is published only if what was read has the line's checksum; the old slot is emptied first, and is
 //! held like any other.
+//!
+//! **A line of a range that was trimmed comes back.** Its region is *void* until the line is out of the map, in which nobody
+//! finds it meanwhile: see the header of `voids.rs`.
 //!
 //! # Order
 //!
@@ -47,9 +50,11 @@ use super::api::{
 use super::left::Left;
 use super::map::{Map, Slot};
 use super::planted::Planted;
-use super::ranges::{Present, Range, Waiting};
+use super::ranges::{Range, Waiting};
+use super::regions::RegionSet;
 use super::slots::SlotSet;
 use super::table::Table;
+use super::voids::Voids;
 
 /// Bits of a region of the write-intent map, in groups: a region is this many groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +248,9 @@ pub struct BlockShard {
     pub(super) ranges: Vec<Range>,
     pub(super) range_waiting: Waiting,
     /// Regions of which lines may be in the map.
-    pub(super) present: Present,
+    pub(super) present: RegionSet,
+    /// Of them, those whose lines are gone all the same.
+    pub(super) voids: Voids,
     #[cfg(feature = "planted")]
     pub(super) fault: Option<Planted>,
 }
@@ -253,7 +260,7 @@ impl BlockShard {
     /// whether that was durable is not known.
     pub fn new(config: BlockConfig, mut map: Map) -> BlockShard {
         map.begin();
-        let (mut changed, mut present) = (SlotSet::default(), Present::default());
+        let (mut changed, mut present) = (SlotSet::default(), RegionSet::default());
         for slot in (0..map.len()).map(SlotId) {
             match map.get(slot) {
                 Slot::Line(line) => present.set(config.regions.of(line)),
@@ -261,6 +268,7 @@ impl BlockShard {
                 Slot::Free => {}
             }
         }
+        let voids = Voids::found(&mut map, &present);
         BlockShard {
             config,
             map,
@@ -282,6 +290,7 @@ impl BlockShard {
             ranges: Vec::new(),
             range_waiting: VecDeque::new(),
             present,
+            voids,
             #[cfg(feature = "planted")]
             fault: None,
         }
@@ -407,6 +416,7 @@ impl BlockShard {
     }
 
     fn start(&mut self, part: Part, group: GroupId, mask: u16, fx: &mut impl BlockEffects) {
+        self.enter(group);
         if part.kind.changes() {
             self.start_change(part, group, mask, fx);
         } else {
@@ -496,7 +506,7 @@ impl BlockShard {
     /// What the slots from `first` on hold, up to `most` of them, for a snapshot.
     pub fn state(&self, first: SlotId, most: u32, out: &mut Vec<Option<(u64, u32)>>) {
         let last = first.0.saturating_add(most).min(self.map.len());
-        out.extend((first.0..last).map(SlotId).map(|slot| match self.map.get(slot) {
+        out.extend((first.0..last).map(SlotId).map(|slot| match self.get(slot) {
             Slot::Line(line) => Some((line.0, self.map.sum(slot).0)),
             Slot::Held | Slot::Free => None,
         }));
@@ -527,6 +537,9 @@ impl BlockShard {
             if !again {
                 self.left.settled(slot);
             }
+        }
+        if self.changed.len() == 0 {
+            self.left.all_settled();
         }
         self.start_waiting_fills(fx);
         self.clean(fx);
@@ -569,6 +582,7 @@ impl BlockShard {
         let (group, mask) = self.span(part.at, part.len);
         let lax = self.planted(Planted::LeftIgnored);
         self.left.knows_all()
+            && (lax || !self.left.has_region(self.config.regions.of(group.line(0))))
             && (0..16)
                 .filter(|i| mask & 1 << i != 0)
                 .map(|i| group.line(i))
@@ -579,6 +593,11 @@ impl BlockShard {
     pub(super) fn awaits_bit(&self, group: GroupId) -> bool {
         self.asked.contains_key(&self.config.regions.of(group.line(0)))
             && !self.planted(Planted::FillBeforeIntent)
+    }
+
+    /// Whether the bit of `region` is known to be durable.
+    pub(super) fn is_dirty(&self, region: u32) -> bool {
+        self.dirty.contains(&region)
     }
 
     /// The line in `slot` is about to leave it. Where the region's bit is durable, it stands for that.
@@ -605,6 +624,7 @@ impl BlockShard {
     pub fn quiet(&mut self, region: u32) -> bool {
         let regions = self.config.regions;
         let busy = self.asked.contains_key(&region)
+            || self.voids.has(region) && !self.planted(Planted::QuietWhileVoid)
             || self
                 .ranges
                 .iter()

@@ -39,13 +39,17 @@ pub(crate) struct Seen {
     pub(crate) copied: u64,
     pub(crate) cleaned: u64,
     pub(crate) logs: u64,
+    pub(crate) voids: u64,
+    pub(crate) sweeps: u64,
+    pub(crate) drops: u64,
 }
 
 impl Seen {
     pub(crate) fn add(&mut self, o: Seen) {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
-            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs);
+            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs
+            voids sweeps drops);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -74,6 +78,9 @@ impl Seen {
             self.copied,
             self.cleaned,
             self.logs,
+            self.voids,
+            self.sweeps,
+            self.drops,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

@@ -2,6 +2,7 @@
 
 mod checks;
 mod in_log;
+mod ranged;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,6 +78,8 @@ pub(crate) struct World {
     lazy_log: bool,
     /// Reads of the cache device are slow: much happens while they are under way.
     slow_reads: bool,
+    /// Clients trim more than they do anything else: what is void stays so for a while.
+    trims: bool,
     /// Slots that the durable map may still think taken: by a line, or by one that is not known.
     durable: BTreeMap<(usize, SlotId), Option<LineId>>,
     /// Records that are being written, by shard.
@@ -128,11 +131,13 @@ impl World {
             draining: false,
             lazy_log: false,
             slow_reads: false,
+            trims: false,
             durable: BTreeMap::new(),
             writing: Vec::new(),
         };
         world.lazy_log = world.rng.chance(0.25);
         world.slow_reads = world.rng.chance(0.25);
+        world.trims = world.rng.chance(0.15);
         world.seen.logs += u64::from(layout.segment > 0);
         world.format();
         world.start(None);
@@ -328,61 +333,6 @@ impl World {
             op,
             Op { kind, at, value, parts: 1, holds: 0, failed: false, got, allowed, began, range },
         );
-    }
-
-    /// A trim or zeroing of a whole stretch or two.
-    fn begin_range(&mut self) {
-        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        let first = self.rng.below(STRETCHES) * per_region;
-        let len = GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE;
-        let op = OpId(self.next_op);
-        self.next_op += 1;
-        self.seen.ranges += 1;
-        self.script.push(format!("{} {op:?} range {first} {len}", self.time));
-        self.begin_op(op, PartKind::Zero, first, len, Some(RangeOp { locked: 0, intents: false }));
-        self.lock_next(op);
-    }
-
-    fn lines_of(&self, op: OpId) -> (LineId, LineId) {
-        let op = &self.ops[&op];
-        (LineId(op.at / PER_LINE), LineId((op.at + op.got.len() as u64 - 1) / PER_LINE))
-    }
-
-    fn lock_next(&mut self, op: OpId) {
-        let (first, last) = self.lines_of(op);
-        let at = self.ops[&op].range.expect("a range").locked;
-        let now = self.now();
-        self.call(at as usize, |s, fx| s.lock_range(now, op, first, last, fx));
-    }
-
-    /// All shards gave the range: its bits must be durable before the backing store changes.
-    fn range_locked(&mut self, op: OpId) {
-        let region = (self.lines_of(op).0.group().0 / self.layout.region_groups) as u32;
-        if self.void {
-            self.finish_range(op);
-        } else {
-            self.asked.push((0, region));
-        }
-    }
-
-    fn finish_range(&mut self, op: OpId) {
-        let (first, last) = self.lines_of(op);
-        let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
-        // The lines go first: a kill in between finds them gone.
-        for shard in 0..self.shards.len() {
-            let mut cursor = Some(0);
-            while let Some(c) = cursor {
-                cursor = self.shards[shard].drop_range(first, last, c, 7);
-            }
-        }
-        for s in at..at + len {
-            self.put_backing(s, 0);
-        }
-        let now = self.now();
-        for shard in 0..self.shards.len() {
-            self.call(shard, |s, fx| s.unlock_range(now, op, fx));
-        }
-        self.finish_op(op);
     }
 
     // ---- effects ----
@@ -881,6 +831,9 @@ impl World {
         self.script.push(format!("{} stop", self.time));
         self.count();
         let enabled = !self.void;
+        if self.rng.chance(0.5) {
+            self.shards.iter_mut().for_each(|shard| while shard.sweep(7) {});
+        }
         if let Some(mut log) = self.log.take() {
             let (now, mut io) = (self.now(), self.io());
             // Changes that went ahead of their bits are over; the bits are still to come.
@@ -892,12 +845,12 @@ impl World {
             });
             self.void |= settled.is_err();
             // What the cleaner has dropped until the end is not missed.
-            let lines: u32 = self.shards.iter().map(|s| s.map().count()).sum();
+            let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
             let settled = settled.unwrap_or(false);
             self.cut_off();
             self.device.borrow_mut().power_cut();
             self.restart(None);
-            let after: u32 = self.shards.iter().map(|s| s.map().count()).sum();
+            let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
             if enabled && settled && after != lines {
                 return Err(format!("{lines} lines before a clean stop, {after} after it"));
             }
@@ -926,9 +879,13 @@ impl World {
     }
 
     fn act(&mut self) -> Result<(), String> {
+        let idle = self.ops.len() < if self.trims { 2 } else { 24 };
         match self.rng.below(1000) {
-            0..300 if self.ops.len() < 24 => self.submit_random(),
-            300..304 if self.ops.len() < 24 => self.begin_range(),
+            0..300 if idle => self.submit_random(),
+            300..304 if self.ops.len() < 24 => self.begin_range(PartKind::Zero),
+            447..449 if self.ops.len() < 24 => self.begin_range(PartKind::Prefetch),
+            // The durable map names for long what was dropped.
+            540..556 if self.lazy_log && idle => self.begin_range(PartKind::Prefetch),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {
                 // A kill in the middle of what comes next.
@@ -951,6 +908,13 @@ impl World {
                 if !self.lazy_log || !self.asked.is_empty() || self.rng.chance(0.05) {
                     self.step_log();
                 }
+            }
+            449..490 if self.trims && idle => self.begin_range(PartKind::Zero),
+            441..447 | 490..540 if self.trims || self.rng.chance(0.2) => {
+                let (shard, steps) = (self.rng.below(u64::from(SHARDS)), self.rng.range(1, 30));
+                let shard = &mut self.shards[shard as usize];
+                self.seen.sweeps += u64::from(shard.wants_sweep());
+                shard.sweep(steps as u32);
             }
             440 => {
                 // A quiet spell: regions become quiet too.

@@ -4,7 +4,12 @@ use larder_engine::block::{LineId, OpId};
 
 use super::super::cell::Message;
 use super::super::{OP_BITS, locked};
-use super::{Cached, RANGE_STEP, RangeState};
+use super::{Cached, RangeState};
+
+/// Slots or groups that are looked at under one lock when a range is dropped.
+const RANGE_STEP: u32 = 4096;
+/// Where fewer groups of a shard may have lines of a range, the lines go at once.
+const RANGE_VOID: u64 = 64;
 
 impl Cached {
     /// A range is over: another may lock its lines.
@@ -48,9 +53,15 @@ impl Cached {
         let Some(range) = &op.range else { return };
         let (first, last, at, len) = (range.first, range.last, op.at, op.len);
         for shard in 0..self.cache.layout.shards {
-            let mut cursor = Some(0);
-            while let Some(from) = cursor {
-                self.call(shard, |s, _| cursor = s.drop_range(first, last, from, RANGE_STEP));
+            let mut left = [Some((first, last)), None];
+            if self.cache.is_enabled() {
+                self.call(shard, |s, _| left = s.void_range(first, last, RANGE_VOID));
+            }
+            for (first, last) in left.into_iter().flatten() {
+                let mut cursor = Some(0);
+                while let Some(from) = cursor {
+                    self.call(shard, |s, _| cursor = s.drop_range(first, last, from, RANGE_STEP));
+                }
             }
         }
         self.piece(id, at, len as u32);

@@ -159,6 +159,18 @@ impl Full {
         full
     }
 
+    pub(super) fn rest(&self) -> &Words {
+        &self.hints
+    }
+
+    pub(super) fn rest_mut(&mut self) -> &mut Words {
+        &mut self.hints
+    }
+
+    pub(super) fn own_rest(&self) -> usize {
+        Self::words(self.count, self.lines).1
+    }
+
     pub(super) fn snapshot(&self) -> (Words, Words) {
         (self.entries.snapshot(), self.hints.snapshot())
     }

@@ -28,6 +28,9 @@ use super::api::{GROUP_LINES, GroupId, LineId, SlotId, Sum};
 pub use full::Full;
 pub use sets::{MAX_WAYS, Sets};
 
+/// Words beside the map that name void regions: they are the shard's affair, and outlive the process with the map.
+pub(super) const VOID_WORDS: usize = 32;
+
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
@@ -182,10 +185,11 @@ macro_rules! each {
 impl Map {
     /// Words that the two arrays of a map of this shape take.
     pub fn words(shape: Shape) -> (usize, usize) {
-        match shape {
+        let (entries, rest) = match shape {
             Shape::Sets { .. } => Sets::words(shape.slots()),
             Shape::Full { segments, lines } => Full::words(segments, lines),
-        }
+        };
+        (entries, rest + VOID_WORDS)
     }
 
     /// A map in `entries` and `rest`, which are zero or were one of the same shape.
@@ -213,6 +217,19 @@ impl Map {
                 let shape = (segments, lines);
                 Kind::Full(Box::new(Full::new(entries, rest, placing, shard, shape, making)))
             }
+        })
+    }
+
+    /// Word `at` of [`VOID_WORDS`].
+    pub(super) fn void_word(&self, at: usize) -> u64 {
+        each!(&self.0, m => m.rest().load(m.own_rest() + at))
+    }
+
+    /// Word `at` of [`VOID_WORDS`] is this from now on.
+    pub(super) fn set_void_word(&mut self, at: usize, word: u64) {
+        each!(&mut self.0, m => {
+            let at = m.own_rest() + at;
+            m.rest_mut().store(at, word)
         })
     }
 

@@ -153,6 +153,19 @@ impl Sets {
         ((entries + sums) * 8 + policy) as u64
     }
 
+    /// The second array, and how many of its words are the map's.
+    pub(super) fn rest(&self) -> &Words {
+        &self.sums
+    }
+
+    pub(super) fn rest_mut(&mut self) -> &mut Words {
+        &mut self.sums
+    }
+
+    pub(super) fn own_rest(&self) -> usize {
+        Self::words(self.len()).1
+    }
+
     /// A copy of the words as they are: entries and checksums.
     pub fn snapshot(&self) -> (Words, Words) {
         (self.entries.snapshot(), self.sums.snapshot())

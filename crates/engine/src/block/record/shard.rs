@@ -32,6 +32,8 @@ enum Input {
     IntentReady(u32),
     Disable,
     Merged(IoId, Option<(u32, u32)>),
+    VoidRange(LineId, LineId, u64),
+    Sweep(u32),
 }
 
 /// Most checksums of one read or write.
@@ -73,6 +75,8 @@ impl Input {
             Input::IntentReady(_) => 13,
             Input::Disable => 14,
             Input::Merged(..) => 15,
+            Input::VoidRange(..) => 16,
+            Input::Sweep(_) => 17,
         }
     }
 
@@ -110,6 +114,10 @@ impl Input {
             Input::DropRange(first, last, cursor, steps) => {
                 [first.0, last.0, *cursor, u64::from(*steps)].iter().for_each(|&n| put(out, n));
             }
+            Input::VoidRange(first, last, least) => {
+                [first.0, last.0, *least].iter().for_each(|&n| put(out, n));
+            }
+            Input::Sweep(steps) => put(out, (*steps).into()),
             Input::TakeRecords(most) => put(out, *most),
             Input::State(first, most) => {
                 put(out, first.0.into());
@@ -177,6 +185,8 @@ impl Input {
                 };
                 Input::Merged(io, sums)
             }
+            16 => Input::VoidRange(line(c)?, line(c)?, c.varint("number of groups")?),
+            17 => Input::Sweep(c.u32("steps")?),
             other => return Err(unknown(other)),
         })
     }
@@ -198,7 +208,9 @@ fn check(shard: &BlockShard, input: &Input) -> Result<(), BadRecord> {
             });
             if inside { Ok(()) } else { bad("the place of a part", part.at, "within one group") }
         }
-        Input::LockRange(_, first, last) | Input::DropRange(first, last, ..)
+        Input::LockRange(_, first, last)
+        | Input::DropRange(first, last, ..)
+        | Input::VoidRange(first, last, _)
             if first > last || last.0 >= lines =>
         {
             bad("the last line of a range", last.0, "behind the first, in the line space")
@@ -216,6 +228,12 @@ fn note_records(digest: &mut Digest, records: &[MapRecord]) {
         let holds = record.holds.map_or([u64::MAX, 0], |(line, sum)| [line.0, sum.0.into()]);
         digest.add(record.slot.0.into());
         digest.all(&holds);
+    }
+}
+
+fn note_left(digest: &mut Digest, left: &[Option<(LineId, LineId)>; 2]) {
+    for range in left {
+        digest.all(&range.map_or([u64::MAX, 0], |(first, last)| [first.0, last.0]));
     }
 }
 
@@ -394,6 +412,37 @@ impl TapedShard {
         next
     }
 
+    /// [`BlockShard::void_range`].
+    pub fn void_range(
+        &mut self,
+        first: LineId,
+        last: LineId,
+        least: u64,
+    ) -> [Option<(LineId, LineId)>; 2] {
+        let left = self.shard.void_range(first, last, least);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            note_left(&mut digest, &left);
+            let input = Input::VoidRange(first, last, least);
+            self.keep(Nanos::ZERO, &input, &Answers::default(), digest);
+        }
+        left
+    }
+
+    /// [`BlockShard::sweep`]; a call that finds nothing to do is no part of a record.
+    pub fn sweep(&mut self, steps: u32) -> bool {
+        if !self.shard.wants_sweep() {
+            return false;
+        }
+        let more = self.shard.sweep(steps);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            digest.add(more.into());
+            self.keep(Nanos::ZERO, &Input::Sweep(steps), &Answers::default(), digest);
+        }
+        more
+    }
+
     /// [`BlockShard::take_records`].
     pub fn take_records(&mut self, most: usize, out: &mut Vec<MapRecord>) {
         let from = out.len();
@@ -482,6 +531,13 @@ impl TapedShard {
             Input::DropRange(first, last, cursor, steps) => {
                 let next = s.drop_range(*first, *last, *cursor, *steps);
                 f.digest.add(next.unwrap_or(u64::MAX));
+            }
+            Input::VoidRange(first, last, least) => {
+                note_left(&mut f.digest, &s.void_range(*first, *last, *least));
+            }
+            Input::Sweep(steps) => {
+                let more = s.sweep(*steps);
+                f.digest.add(more.into());
             }
             Input::TakeRecords(most) => {
                 let mut out = Vec::new();

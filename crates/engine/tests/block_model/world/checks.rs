@@ -42,7 +42,7 @@ impl World {
                 continue;
             }
             for slot in (0..shard.map().len()).map(SlotId) {
-                let Slot::Line(line) = shard.map().get(slot) else { continue };
+                let Slot::Line(line) = shard.get(slot) else { continue };
                 if self.rotten.contains(&(i, slot)) {
                     continue;
                 }

@@ -1,0 +1,76 @@
+//! Changes of whole ranges: locked in every shard, with their bits, then given up and changed at once.
+
+use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind};
+
+use super::{GROUPS_EACH, PER_LINE, STRETCHES, World};
+use crate::parts::RangeOp;
+
+impl World {
+    /// A trim or zeroing of a whole stretch, or an operator who drops what is cached of it.
+    pub(super) fn begin_range(&mut self, kind: PartKind) {
+        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
+        let first = self.rng.below(STRETCHES) * per_region;
+        let len = GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE;
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.seen.ranges += u64::from(kind.changes());
+        self.seen.drops += u64::from(!kind.changes());
+        self.script.push(format!("{} {op:?} range {first} {len} {kind:?}", self.time));
+        self.begin_op(op, kind, first, len, Some(RangeOp { locked: 0, intents: false }));
+        self.lock_next(op);
+    }
+
+    /// Of the stretch's region only the beginning is in use; half of the ranges have all of it.
+    pub(super) fn lines_of(&self, op: OpId) -> (LineId, LineId) {
+        let whole = op.0.is_multiple_of(2);
+        let op = &self.ops[&op];
+        let region = self.layout.region_groups * u64::from(GROUP_LINES);
+        let first = op.at / PER_LINE;
+        let last = (op.at + op.got.len() as u64 - 1) / PER_LINE;
+        (LineId(first), LineId(if whole { first / region * region + region - 1 } else { last }))
+    }
+
+    pub(super) fn lock_next(&mut self, op: OpId) {
+        let (first, last) = self.lines_of(op);
+        let at = self.ops[&op].range.expect("a range").locked;
+        let now = self.now();
+        self.call(at as usize, |s, fx| s.lock_range(now, op, first, last, fx));
+    }
+
+    /// All shards gave the range: its bits must be durable before the backing store changes.
+    pub(super) fn range_locked(&mut self, op: OpId) {
+        let region = (self.lines_of(op).0.group().0 / self.layout.region_groups) as u32;
+        if self.void || !self.ops[&op].kind.changes() {
+            self.finish_range(op);
+        } else {
+            self.asked.push((0, region));
+        }
+    }
+
+    pub(super) fn finish_range(&mut self, op: OpId) {
+        let (first, last) = self.lines_of(op);
+        let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
+        let changes = self.ops[&op].kind.changes();
+        // The lines go first: a kill in between finds them gone.
+        for shard in 0..self.shards.len() {
+            // Only where its bits are durable.
+            let least = if changes { 0 } else { u64::MAX };
+            let left = self.shards[shard].void_range(first, last, least);
+            self.seen.voids += u64::from(left == [None, None]);
+            for (first, last) in left.into_iter().flatten() {
+                let mut cursor = Some(0);
+                while let Some(c) = cursor {
+                    cursor = self.shards[shard].drop_range(first, last, c, 7);
+                }
+            }
+        }
+        for s in (at..at + len).filter(|_| changes) {
+            self.put_backing(s, 0);
+        }
+        let now = self.now();
+        for shard in 0..self.shards.len() {
+            self.call(shard, |s, fx| s.unlock_range(now, op, fx));
+        }
+        self.finish_op(op);
+    }
+}
