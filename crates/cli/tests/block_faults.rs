@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use daemon::ask::counter;
 use daemon::{Daemon, larder, one, prepare, read, session, try_one, write};
 use larder_base::Rng;
 use larder_block::backing::Session;
@@ -425,6 +426,17 @@ fn a_cache_without_space() {
     model.work(&mut *s, 300);
     model.check_all(&mut *s);
     assert!(daemon.said(GIVEN_UP) || hits(dir) > before, "nothing is read from the cache");
+    // Filling rests: it is said once, with what helps, seen in the counters, and tried again a few times, not for every line.
+    let now = status(dir);
+    let rests = counter(&now, "fill_rests");
+    assert!((1..8).contains(&rests) && daemon.said("free some space there"), "{now:#}");
+    let said =
+        daemon.seen.iter().filter(|l| l.contains("nothing new is cached for")).count() as u64;
+    assert!((rests..8).contains(&said), "{:#?}", daemon.seen);
+    if now["cache"]["given_up"].is_null() {
+        let verdicts = now["verdicts"].as_array().unwrap();
+        assert!(verdicts.iter().any(|v| v[0] == "no_space"), "{now:#}");
+    }
     drop(s);
     daemon.stop();
     model.check_file(&dir.join("disk"));

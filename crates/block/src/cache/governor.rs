@@ -151,6 +151,8 @@ pub(super) struct Governor {
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
     /// Flash reads that failed one after the other.
     pub(super) failures: AtomicU32,
+    /// Whether lines fit.
+    pub(super) room: super::room::Room,
     /// Counts detached volumes: workers let go of theirs when it changes.
     pub(super) gone: AtomicU64,
     pub(super) ranges: Mutex<super::range::RangeQueue>,
@@ -202,6 +204,7 @@ impl Governor {
             latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
             failures: AtomicU32::new(0),
+            room: super::room::Room::default(),
             gone: AtomicU64::new(0),
             ranges: Mutex::default(),
             changed: (0..layout.regions).map(|_| AtomicU32::new(0)).collect(),
@@ -371,6 +374,14 @@ impl Governor {
             .rev()
             .find(|(first, lines, _)| *first <= line && line.0 < first.0 + u64::from(*lines));
         found.map(|(_, _, at)| *at)
+    }
+
+    /// What keeps `bytes` from being filled, whatever is wanted: no room, or no budget.
+    pub(super) fn refuses(&self, now: Nanos, bytes: u64) -> Option<Reason> {
+        if self.room.rests(now).is_some() {
+            return Some(Reason::NoSpace);
+        }
+        (!self.affords(now, bytes)).then_some(Reason::Budget)
     }
 
     // ---- the write budget ----

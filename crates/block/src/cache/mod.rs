@@ -36,6 +36,7 @@ mod pieces;
 mod prefetch;
 mod range;
 mod record;
+mod room;
 mod select;
 mod service;
 mod share;
@@ -472,6 +473,9 @@ impl Cache {
         for (at, len) in parts {
             let verdict = match self.governor.rule(volume, at, u64::from(len)) {
                 Rule::Never => PolicyVerdict::Reject(Reason::Never),
+                _ if self.governor.room.rests(now).is_some() => {
+                    PolicyVerdict::Reject(Reason::NoSpace)
+                }
                 Rule::Always => PolicyVerdict::Admit,
                 Rule::ByPolicy if !self.governor.affords(now, u64::from(len)) => {
                     PolicyVerdict::Reject(Reason::Budget)
@@ -504,9 +508,20 @@ impl Cache {
     }
 
     /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
-    /// up: every hit would ask it first.
-    fn flash_failed(&self, what: &str, error: &dyn std::fmt::Display) {
+    /// up: every hit would ask it first. One that has no room is good for what it has.
+    fn flash_failed(&self, what: &str, error: &std::io::Error) {
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
+        if room::is_full(error) {
+            if let Some(rest) = self.governor.room.full(self.now()) {
+                tracing::warn!(
+                    "the file system of the cache '{}' is full ({error}): nothing new is cached for {} s; free some space there, or \
+                     format a smaller cache",
+                    self.governor.path.display(),
+                    rest.0 / 1_000_000_000
+                );
+            }
+            return;
+        }
         if count <= 10 || count.is_power_of_two() {
             tracing::warn!(
                 count,

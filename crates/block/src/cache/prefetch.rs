@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use larder_engine::block::{GROUP_LINES, LineId};
-use larder_policy::block::Rule;
+use larder_policy::block::{Reason, Rule};
 use larder_runtime::RingChoice;
 use mio::{Events, Poll};
 use serde::{Deserialize, Serialize};
@@ -291,9 +291,16 @@ impl Porter {
             return Ok(());
         }
         let count = u64::from(wanted.count_ones());
-        if !self.cache.governor.affords(self.cache.now(), count * line) {
-            self.report.budget += count;
-            return Ok(());
+        match self.cache.governor.refuses(self.cache.now(), count * line) {
+            None => {}
+            Some(Reason::NoSpace) => {
+                self.report.no_place += count;
+                return Ok(());
+            }
+            Some(_) => {
+                self.report.budget += count;
+                return Ok(());
+            }
         }
         loop {
             if self.told.stop.load(Ordering::SeqCst) || locked(&self.cache.log_inbox).stopped {

@@ -414,8 +414,9 @@ impl Cached {
                     let never = PolicyVerdict::Reject(Reason::Never);
                     governor.count(never, (before - parts.len()) as u64);
                 }
-                if !governor.affords(self.cache.now(), parts.iter().map(|p| u64::from(p.1)).sum()) {
-                    governor.count(PolicyVerdict::Reject(Reason::Budget), parts.len() as u64);
+                let bytes = parts.iter().map(|p| u64::from(p.1)).sum();
+                if let Some(reason) = governor.refuses(self.cache.now(), bytes) {
+                    governor.count(PolicyVerdict::Reject(reason), parts.len() as u64);
                     parts.clear();
                 }
                 verdicts.resize(parts.len(), Verdict::Admit);
@@ -465,7 +466,7 @@ impl Cached {
         let Some(attached) = self.attached(known) else { return };
         let to = self.cache.governor.same_rule(attached, (from, to), self.cache.line_bytes());
         let mut at = from;
-        while at < to && self.cache.governor.affords(self.cache.now(), to - at) {
+        while at < to && self.cache.governor.refuses(self.cache.now(), to - at).is_none() {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
             self.begin(ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at));
             at = next;

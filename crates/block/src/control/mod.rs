@@ -343,6 +343,13 @@ impl Control {
         if let Some(why) = &given_up {
             alarms.push(format!("the cache is out of use, volumes are in pass-through: {why}"));
         }
+        let (rests, rest_count) = cache.filling_rests();
+        if let Some(rest) = rests {
+            alarms.push(format!(
+                "the file system of the cache is full: nothing new is cached for {:.0} s; free some space there",
+                rest.as_secs_f64().ceil()
+            ));
+        }
         let (pinned, most) = cache.pinned();
         if pinned > most {
             alarms.push(select::too_much(pinned, most));
@@ -359,6 +366,7 @@ impl Control {
         let mut counted: Vec<(String, u64)> =
             counters(e).into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
         counted.extend([
+            ("fill_rests".to_owned(), rest_count),
             ("log_records".to_owned(), stats.log.records),
             ("log_batches".to_owned(), stats.log.batches),
             ("log_snapshots".to_owned(), stats.log.snapshots),

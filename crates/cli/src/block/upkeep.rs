@@ -113,7 +113,7 @@ pub(crate) fn prefetch(args: &PrefetchArgs) -> Result<(), CliError> {
         for (lines, why) in [
             (p.never, "is selected never to be cached"),
             (p.budget, "is beyond the write budget"),
-            (p.no_place, "found no place that is not kept by others, or lost it again"),
+            (p.no_place, "found no place that is not kept by others, had no room on the file system, or lost its place again"),
             (p.failed, "could not be read from the store"),
         ] {
             if lines > 0 {

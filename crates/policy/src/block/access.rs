@@ -155,11 +155,13 @@ pub enum Reason {
     NoSlot,
     /// The volume is in pass-through.
     PassThrough,
+    /// The file system under the cache is full.
+    NoSpace,
 }
 
 impl Reason {
     /// Every reason, in the order of their declaration.
-    pub const ALL: [Reason; 10] = [
+    pub const ALL: [Reason; 11] = [
         Reason::Sequential,
         Reason::FewTouches,
         Reason::NotHotter,
@@ -170,6 +172,7 @@ impl Reason {
         Reason::Pressure,
         Reason::NoSlot,
         Reason::PassThrough,
+        Reason::NoSpace,
     ];
 
     /// The reason as statistics name it.
@@ -185,6 +188,7 @@ impl Reason {
             Reason::Pressure => "pressure",
             Reason::NoSlot => "no_slot",
             Reason::PassThrough => "pass_through",
+            Reason::NoSpace => "no_space",
         }
     }
 
@@ -201,6 +205,7 @@ impl Reason {
             Reason::Pressure => "too many fills were under way",
             Reason::NoSlot => "every slot that could take it is pinned or in use",
             Reason::PassThrough => "the volume is in pass-through",
+            Reason::NoSpace => "the file system under the cache is full",
         }
     }
 }
