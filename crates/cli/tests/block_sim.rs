@@ -72,6 +72,14 @@ impl Daemon {
     }
 }
 
+/// A test that fails leaves no daemon behind.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn through_the_daemon(placement: &str, write: &str, admission: &str, requests: &[Request]) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     File::create(dir.path().join("disk")).unwrap().set_len(64 << 20).unwrap();

@@ -148,6 +148,15 @@ impl Daemon {
     }
 }
 
+/// A test that fails leaves no daemon behind.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // One that has been waited for is gone, and its number is not used again.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A connection to a daemon.
 pub(crate) struct Client {
     session: Box<dyn Session>,

@@ -111,6 +111,15 @@ impl Daemon {
     }
 }
 
+/// A test that fails leaves no daemon behind.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // One that has been waited for is gone, and its number is not used again.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 pub(crate) fn session(dir: &Path) -> Box<dyn Session> {
     session_of(dir, "disk")
 }
