@@ -127,7 +127,7 @@ pub struct VolumeStatus {
     pub read_only: bool,
     /// It is served without the cache.
     pub pass_through: bool,
-    /// Clients that have asked something and are still there.
+    /// Connections of clients that have asked something and are still there: one client may have several.
     pub clients: u64,
     /// Lines in the cache.
     pub lines: u64,

@@ -61,7 +61,7 @@ impl Volume {
         }
     }
 
-    /// Clients that have asked something of it and are still there.
+    /// Connections of clients that have asked something of it and are still there: one client may have several.
     pub fn clients(&self) -> u64 {
         self.clients.load(Ordering::SeqCst)
     }
