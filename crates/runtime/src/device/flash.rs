@@ -176,6 +176,10 @@ impl FlashDevice {
         if device.buffered.is_some() {
             // 4 KiB reads at random must not become 128 KiB ones. Advice: where it is refused, nothing is lost.
             let _ = rustix::fs::fadvise(&device.file, 0, None, Advice::Random);
+        } else {
+            // What the page cache has of the file, from whoever wrote it, would be looked up and thrown away page by page, by
+            // direct writes that the kernel hands to a thread for it.
+            let _ = rustix::fs::fadvise(&device.file, 0, None, Advice::DontNeed);
         }
         Ok(device)
     }
