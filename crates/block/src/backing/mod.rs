@@ -27,6 +27,10 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use mio::event::Event;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+
 use crate::op::{Done, Op};
 pub use identity::Identity;
 pub use uri::Uri;
@@ -132,6 +136,9 @@ pub trait Backing: Send + Sync + fmt::Debug {
     fn session(&self) -> Result<Box<dyn Session>, BackingError>;
 }
 
+/// How many tokens of a poll a session may use.
+pub const TOKENS: usize = 64;
+
 /// A worker's way to a store. It may be made on any thread and is used on one.
 ///
 /// Operations may end in any order, and nothing orders two that are under way at once; a flush covers what had ended
@@ -139,6 +146,27 @@ pub trait Backing: Send + Sync + fmt::Debug {
 pub trait Session: Send {
     /// Readable (edge-triggered) when [`Session::turn`] has something to do.
     fn fd(&self) -> RawFd;
+
+    /// Registers its descriptors with a poll, under tokens from `first` on, [`TOKENS`] at most. From then on
+    /// [`Session::ready`] is called for what that poll says, and [`Session::fd`] says nothing. To be called before the first
+    /// operation, if at all: one poll, where the descriptor of a poll would be asked first.
+    ///
+    /// # Errors
+    /// If it cannot be registered.
+    fn attach(&mut self, registry: &Registry, first: usize) -> io::Result<()> {
+        registry.register(&mut SourceFd(&self.fd()), Token(first), Interest::READABLE)
+    }
+
+    /// It is not asked any more.
+    fn detach(&mut self, registry: &Registry) {
+        // It goes with the descriptor at the latest.
+        let _ = registry.deregister(&mut SourceFd(&self.fd()));
+    }
+
+    /// What was registered under the `at`th token is ready: does what that asks for.
+    fn ready(&mut self, _at: usize, _event: &Event, now: Instant) {
+        self.turn(now);
+    }
 
     /// Takes an operation, whose range lies within the store; it starts with the next [`Session::flush`].
     fn submit(&mut self, token: u64, op: Op);

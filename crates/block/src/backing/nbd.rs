@@ -22,10 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mio::{Events, Poll, Token};
+use mio::event::Event;
+use mio::{Events, Poll, Registry, Token};
 
 use super::steps::Steps;
-use super::{About, Backing, BackingError, Identity, Patience, Session, Uri};
+use super::{About, Backing, BackingError, Identity, Patience, Session, TOKENS, Uri};
 use crate::nbd::client::Negotiated;
 use crate::nbd::wire::{Errno, transmission};
 use crate::op::{Done, Failure, Op};
@@ -38,7 +39,7 @@ const LINKS: usize = 2;
 /// answered with a system call each way. Long ones are spread, so that they are copied side by side.
 const FILLED: usize = 128 << 10;
 /// The most connections of one session.
-const MAX_LINKS: usize = 64;
+const MAX_LINKS: usize = TOKENS;
 /// Events taken at once.
 const EVENTS: usize = 16;
 /// First and longest pause between tries to connect.
@@ -268,8 +269,12 @@ struct Waiting {
 /// A worker's connections.
 struct NbdSession {
     store: Arc<Store>,
+    /// Its own, for those who wait for its descriptor.
     poll: Poll,
     events: Events,
+    /// Where the links are registered: with `poll`, or with that of whoever has it.
+    registry: Registry,
+    attached: bool,
     links: Vec<Link>,
     waiting: VecDeque<Waiting>,
     /// When requests fail that were sent to no avail before, by token: a server that takes connections and answers nothing is
@@ -286,9 +291,12 @@ struct NbdSession {
 
 impl NbdSession {
     fn new(store: Arc<Store>, links: usize) -> std::io::Result<NbdSession> {
+        let poll = Poll::new()?;
         Ok(NbdSession {
             store,
-            poll: Poll::new()?,
+            registry: poll.registry().try_clone()?,
+            poll,
+            attached: false,
             events: Events::with_capacity(EVENTS),
             links: (0..links).map(|i| Link::new(Token(i))).collect(),
             waiting: VecDeque::new(),
@@ -363,7 +371,7 @@ impl NbdSession {
     /// A connection has gone: its requests wait for another.
     fn broke(&mut self, index: usize, reason: String, now: Instant) {
         let was_up = self.links[index].is_up();
-        let left = self.links[index].down(self.poll.registry(), now, PAUSE);
+        let left = self.links[index].down(&self.registry, now, PAUSE);
         if was_up {
             self.store.ledger.lost();
             tracing::warn!("backing store '{}': connection lost: {reason}", self.store.uri);
@@ -390,7 +398,7 @@ impl NbdSession {
             }
             let store = self.store.clone();
             let link = &mut self.links[index];
-            if let Err(e) = link.connect(&store.place, &store.export, self.poll.registry(), now) {
+            if let Err(e) = link.connect(&store.place, &store.export, &self.registry, now) {
                 self.broke(index, e, now);
             }
         }
@@ -442,6 +450,24 @@ impl Session for NbdSession {
         self.poll.as_raw_fd()
     }
 
+    fn attach(&mut self, registry: &Registry, first: usize) -> std::io::Result<()> {
+        self.registry = registry.try_clone()?;
+        self.attached = true;
+        self.links = (0..self.links.len()).map(|i| Link::new(Token(first + i))).collect();
+        Ok(())
+    }
+
+    fn detach(&mut self, _registry: &Registry) {
+        self.links.iter_mut().for_each(Link::goodbye);
+    }
+
+    fn ready(&mut self, at: usize, event: &Event, now: Instant) {
+        if let Some(link) = self.links.get_mut(at) {
+            link.ready(event);
+        }
+        self.turn(now);
+    }
+
     fn submit(&mut self, token: u64, op: Op) {
         self.in_flight += 1;
         if matches!(op, Op::Flush) {
@@ -464,11 +490,16 @@ impl Session for NbdSession {
         // Sends; and a connection on this machine may be there at once.
         self.links_turn(now);
         self.dispatch(now);
-        self.links.iter_mut().for_each(|l| l.send());
+        for index in 0..self.links.len() {
+            self.links[index].send();
+            if let Err(reason) = self.links[index].watch(&self.registry) {
+                self.broke(index, reason, now);
+            }
+        }
     }
 
     fn turn(&mut self, now: Instant) {
-        loop {
+        while !self.attached {
             let polled = self.poll.poll(&mut self.events, Some(Duration::ZERO));
             if let Err(e) = polled.or_else(interrupted) {
                 tracing::error!("backing store '{}': cannot poll: {e}", self.store.uri);

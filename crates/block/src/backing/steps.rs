@@ -1,10 +1,13 @@
 //! What a store cannot do itself, done by what it can: zeroes written out where there is no other way, and a flush
 //! behind a write that must be durable.
 
+use std::io;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
 use larder_runtime::{AlignedBuf, Payload};
+use mio::Registry;
+use mio::event::Event;
 
 use super::Session;
 use crate::nbd::wire::Errno;
@@ -127,6 +130,18 @@ impl<S: Session> Steps<S> {
 impl<S: Session> Session for Steps<S> {
     fn fd(&self) -> RawFd {
         self.raw.fd()
+    }
+
+    fn attach(&mut self, registry: &Registry, first: usize) -> io::Result<()> {
+        self.raw.attach(registry, first)
+    }
+
+    fn detach(&mut self, registry: &Registry) {
+        self.raw.detach(registry);
+    }
+
+    fn ready(&mut self, at: usize, event: &Event, now: Instant) {
+        self.raw.ready(at, event, now);
     }
 
     fn submit(&mut self, token: u64, mut op: Op) {

@@ -383,7 +383,7 @@ impl Porter {
         let _ = self.poll.poll(&mut self.events, Some(wait));
         let now = Instant::now();
         for event in &self.events {
-            self.service.ready(event.token().0, now);
+            self.service.ready(event, now);
         }
         self.service.flush(now);
         self.take_answers();

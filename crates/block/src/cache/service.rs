@@ -1,5 +1,6 @@
 //! A worker's requests, by way of the engine.
 
+mod client_op;
 mod ranged;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -14,8 +15,11 @@ use larder_engine::block::{
 };
 use larder_policy::block::{BlockKind, BlockOp, Reason, Rule, Verdict as PolicyVerdict};
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
+use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+
+use client_op::{ClientOp, RangeState};
 
 use super::ahead::Streams;
 use super::attached::count;
@@ -23,7 +27,7 @@ use super::cell::{Message, Out};
 use super::pieces::{Piece, Pieces};
 use super::spare::Spare;
 use super::{Attached, Cache, OP_BITS, locked};
-use crate::backing::Session;
+use crate::backing::{Session, TOKENS};
 use crate::nbd::server::Command;
 use crate::nbd::wire::Errno;
 use crate::op::{Done, Extent, Failure, Op};
@@ -44,6 +48,8 @@ const NOBODY: u64 = u64::MAX;
 const PREFETCH: u64 = 64 << 20;
 /// Pieces of a read from the store share its buffer up to this length, bytes: beyond, each has its own.
 const SHARED: u32 = 256 << 10;
+/// Replies to reads of this length and longer are lent, not copied together, where they may be.
+const LENT: u64 = 32 << 10;
 
 /// A volume and this worker's way to its store.
 struct Known {
@@ -51,65 +57,6 @@ struct Known {
     volume: Arc<Volume>,
     session: usize,
     attached: Option<Arc<Attached>>,
-}
-
-/// A client's operation.
-struct ClientOp {
-    ticket: u64,
-    known: usize,
-    kind: PartKind,
-    /// Where it begins in the line space, and its bytes.
-    at: u64,
-    len: u64,
-    /// Being filled, for a read.
-    buf: Option<AlignedBuf>,
-    payload: Option<Payload>,
-    fua: bool,
-    may_punch: bool,
-    fast: bool,
-    /// What it waits for.
-    pending: u32,
-    failure: Option<Failure>,
-    range: Option<RangeState>,
-    /// What the client says that it holds.
-    tag: BlockKind,
-    begun: Instant,
-    /// The store was asked on its behalf.
-    asked_store: bool,
-    /// Flash was.
-    asked_flash: bool,
-}
-
-impl ClientOp {
-    fn new(ticket: u64, known: usize, kind: PartKind, at: u64, len: u64) -> ClientOp {
-        ClientOp {
-            ticket,
-            known,
-            kind,
-            at,
-            len,
-            buf: None,
-            payload: None,
-            fua: false,
-            may_punch: false,
-            fast: false,
-            pending: 0,
-            failure: None,
-            range: None,
-            tag: BlockKind::Unknown,
-            begun: Instant::now(),
-            asked_store: false,
-            asked_flash: false,
-        }
-    }
-}
-
-/// A change that has its range as a whole.
-struct RangeState {
-    first: LineId,
-    last: LineId,
-    /// Shards that have given it.
-    locked: u32,
 }
 
 /// An operation of a store under way.
@@ -209,6 +156,8 @@ pub struct Cached {
     verdicts: Vec<Verdict>,
     /// Detached volumes that were let go of so far.
     gone: u64,
+    /// Whether reads may be answered with bytes that others have too.
+    lends: bool,
 }
 
 impl Cached {
@@ -252,6 +201,7 @@ impl Cached {
             streams,
             verdicts: Vec::new(),
             gone: 0,
+            lends: false,
         })
     }
 
@@ -262,14 +212,10 @@ impl Cached {
             return Ok(at);
         }
         let failure = |text: String| Failure::new(Errno::Io, text);
-        let session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
+        let mut session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
         let index = self.sessions.iter().position(Option::is_none).unwrap_or(self.sessions.len());
-        self.registry
-            .register(
-                &mut SourceFd(&session.fd()),
-                Token(self.first_token + 2 + index),
-                Interest::READABLE,
-            )
+        session
+            .attach(&self.registry, self.first_token + 2 + index * TOKENS)
             .map_err(|e| failure(format!("a session's descriptor: {e}")))?;
         if index == self.sessions.len() {
             self.sessions.push(None);
@@ -303,9 +249,8 @@ impl Cached {
                 all = false;
                 continue;
             }
-            if let Some(open) = self.sessions[session].take() {
-                // It goes with the descriptor at the latest.
-                let _ = self.registry.deregister(&mut SourceFd(&open.fd()));
+            if let Some(mut open) = self.sessions[session].take() {
+                open.detach(&self.registry);
             }
             let key = Arc::as_ptr(&known.volume) as usize;
             self.by_volume.remove(&key);
@@ -543,6 +488,8 @@ impl Cached {
             return;
         }
         self.count(&op);
+        let mut op = op;
+        let lent = op.take_lent();
         let outcome = op.failure.map_or(Ok(Vec::new()), Err);
         // A write's bytes may still be the source of a fill: then the buffer comes back later, or not at all.
         let buf = match (op.buf, op.payload) {
@@ -550,7 +497,7 @@ impl Cached {
             (None, Some(payload)) => self.lingering.payload(payload),
             (None, None) => None,
         };
-        self.ended.push_back(Answer { ticket: op.ticket, outcome, buf });
+        self.ended.push_back(Answer { ticket: op.ticket, outcome, buf, lent });
     }
 
     fn count(&self, op: &ClientOp) {
@@ -594,11 +541,12 @@ impl Cached {
     fn handle(&mut self, id: OpId, message: Message) {
         match message {
             Message::Deliver { at, bytes } => {
-                if let Some(op) = self.ops.get_mut(&id)
-                    && let Some(buf) = &mut op.buf
-                {
-                    let from = (at - op.at) as usize;
-                    buf[from..from + bytes.len()].copy_from_slice(&bytes);
+                if let Some(op) = self.ops.get_mut(&id) {
+                    if self.lends && op.len >= LENT {
+                        op.lent.push((at, bytes));
+                    } else {
+                        op.copy(at, &bytes);
+                    }
                 }
             }
             Message::Done { failed } => {
@@ -774,7 +722,7 @@ impl Cached {
         match self.backing_jobs.take(token) {
             Some(BackingJob::Ticket(ticket)) => {
                 let buf = self.lingering.buffer(op);
-                self.ended.push_back(Answer { ticket, outcome, buf });
+                self.ended.push_back(Answer { ticket, outcome, buf, lent: Vec::new() });
             }
             Some(BackingJob::Piece { op: id, at }) => {
                 if let (Op::Read { buf: from, .. }, Some(client)) = (&op, self.ops.get_mut(&id))
@@ -874,7 +822,7 @@ impl Cached {
                 Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
                 _ => None,
             };
-            Answer { ticket, outcome: Err(failure), buf }
+            Answer { ticket, outcome: Err(failure), buf, lent: Vec::new() }
         };
         if volume.is_closed() {
             let failure = Failure::new(Errno::Shutdown, "the volume was detached");
@@ -934,10 +882,11 @@ impl Cached {
             }
             Command::BlockStatus { len, .. } => {
                 let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
-                self.ended.push_back(Answer { ticket, outcome, buf: None });
+                self.ended.push_back(Answer { ticket, outcome, buf: None, lent: Vec::new() });
             }
             Command::Cache { .. } => {
-                self.ended.push_back(Answer { ticket, outcome: Ok(Vec::new()), buf: None });
+                let outcome = Ok(Vec::new());
+                self.ended.push_back(Answer { ticket, outcome, buf: None, lent: Vec::new() });
             }
         }
     }
@@ -948,8 +897,8 @@ impl Service for Cached {
         self.submit_tagged(volume, ticket, command, BlockKind::Unknown);
     }
 
-    fn ready(&mut self, token: usize, now: Instant) {
-        match token - self.first_token {
+    fn ready(&mut self, event: &Event, now: Instant) {
+        match event.token().0 - self.first_token {
             0 => {}
             1 => {
                 let mut count = [0u8; 8];
@@ -957,9 +906,9 @@ impl Service for Cached {
                 let _ = rustix::io::read(self.cache.doors[self.me].event.as_fd(), &mut count);
                 self.take_inbox();
             }
-            session => {
-                if let Some(Some(session)) = self.sessions.get_mut(session - 2) {
-                    session.turn(now);
+            at => {
+                if let Some(Some(session)) = self.sessions.get_mut((at - 2) / TOKENS) {
+                    session.ready((at - 2) % TOKENS, event, now);
                 }
             }
         }
@@ -985,6 +934,10 @@ impl Service for Cached {
             self.turn();
         }
         self.ended.pop_front()
+    }
+
+    fn lend(&mut self) {
+        self.lends = true;
     }
 
     fn spent(&mut self) -> Option<AlignedBuf> {

@@ -19,8 +19,17 @@ enum Part {
     Copied(usize),
     /// A part of a buffer.
     Buffer { buf: AlignedBuf, start: usize, len: usize },
-    /// A part of a buffer that others have too.
-    Shared(Payload),
+    /// A part of a buffer that others have too, and a buffer that comes back once it is sent.
+    Shared(Payload, Option<AlignedBuf>),
+}
+
+impl Part {
+    fn into_buffer(self) -> Option<AlignedBuf> {
+        match self {
+            Part::Buffer { buf, .. } | Part::Shared(_, Some(buf)) => Some(buf),
+            Part::Copied(_) | Part::Shared(_, None) => None,
+        }
+    }
 }
 
 /// A queue of bytes to send: short messages one behind the other, large payloads by their buffers, which come back by
@@ -83,7 +92,22 @@ impl Output {
             return;
         }
         self.len += payload.len();
-        self.parts.push_back(Part::Shared(payload.clone()));
+        self.parts.push_back(Part::Shared(payload.clone(), None));
+    }
+
+    /// Appends all of `buf`, or `lent` in its place if there is any: then it comes back when they are sent.
+    pub fn push_read(&mut self, buf: AlignedBuf, lent: Vec<Payload>) {
+        let len = buf.len();
+        let mut lent = lent.into_iter().filter(|p| !p.is_empty()).peekable();
+        if lent.peek().is_none() {
+            return self.push_buffer(buf, 0, len);
+        }
+        let mut buf = Some(buf);
+        while let Some(payload) = lent.next() {
+            self.len += payload.len();
+            let with = if lent.peek().is_none() { buf.take() } else { None };
+            self.parts.push_back(Part::Shared(payload, with));
+        }
     }
 
     /// What may be sent now, in order, for one gathered write.
@@ -102,7 +126,7 @@ impl Output {
                 Part::Buffer { buf, start, len } => {
                     out.push(IoSlice::new(&buf[start + skip..start + len]));
                 }
-                Part::Shared(payload) => out.push(IoSlice::new(&payload[skip..])),
+                Part::Shared(payload, _) => out.push(IoSlice::new(&payload[skip..])),
             }
             skip = 0;
         }
@@ -115,7 +139,7 @@ impl Output {
             None => &[],
             Some(Part::Copied(n)) => &self.bytes[self.consumed..self.consumed + n - self.sent],
             Some(Part::Buffer { buf, start, len }) => &buf[start + self.sent..start + len],
-            Some(Part::Shared(payload)) => &payload[self.sent..],
+            Some(Part::Shared(payload, _)) => &payload[self.sent..],
         }
     }
 
@@ -135,7 +159,7 @@ impl Output {
             let total = match front {
                 Part::Copied(total) => *total,
                 Part::Buffer { len, .. } => *len,
-                Part::Shared(payload) => payload.len(),
+                Part::Shared(payload, _) => payload.len(),
             };
             let now = n.min(total - self.sent);
             if matches!(front, Part::Copied(_)) {
@@ -145,9 +169,7 @@ impl Output {
             n -= now;
             if self.sent == total {
                 self.sent = 0;
-                if let Some(Part::Buffer { buf, .. }) = self.parts.pop_front() {
-                    self.spent.push(buf);
-                }
+                self.spent.extend(self.parts.pop_front().and_then(Part::into_buffer));
             }
         }
         if self.consumed == self.bytes.len() {
@@ -171,11 +193,7 @@ impl Output {
 
     /// Drops what waits; its buffers come back by [`Output::recycle`].
     pub fn clear(&mut self) {
-        for part in self.parts.drain(..) {
-            if let Part::Buffer { buf, .. } = part {
-                self.spent.push(buf);
-            }
-        }
+        self.spent.extend(self.parts.drain(..).filter_map(Part::into_buffer));
         self.bytes.clear();
         (self.consumed, self.sent, self.len) = (0, 0, 0);
     }
@@ -204,8 +222,14 @@ mod tests {
                 let mut buf = AlignedBuf::zeroed(start + len);
                 buf.iter_mut().enumerate().for_each(|(i, b)| *b = (i as u32 * 31 + round) as u8);
                 expected.extend_from_slice(&buf[start..]);
-                if rng.chance(0.5) {
+                if rng.chance(0.3) {
                     out.push_shared(&Payload::new(buf).part(start, len));
+                } else if rng.chance(0.4) {
+                    let cut = rng.below(len as u64 + 1) as usize;
+                    let whole = Payload::new(buf);
+                    let lent = vec![whole.part(start, cut), whole.part(start + cut, len - cut)];
+                    out.push_read(AlignedBuf::zeroed(len), lent);
+                    buffers += 1;
                 } else {
                     out.push_buffer(buf, start, len);
                     buffers += 1;

@@ -38,6 +38,7 @@ pub use listen::{Address, Listen};
 pub(crate) use listen::{UnixPath, bind_unix};
 use service::Service;
 use stream::Stream;
+pub(crate) use stream::make_room;
 pub use tls::TlsFiles;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 use worker::Worker;

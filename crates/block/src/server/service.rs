@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use larder_runtime::{AlignedBuf, Payload};
-use mio::unix::SourceFd;
-use mio::{Interest, Registry, Token};
+use mio::Registry;
+use mio::event::Event;
 
 use super::volume::Volume;
-use crate::backing::Session;
+use crate::backing::{Session, TOKENS};
 use crate::nbd::server::Command;
 use crate::nbd::wire::Errno;
 use crate::op::{Done, Extent, Failure, Op, Outcome};
@@ -25,6 +25,9 @@ pub struct Answer {
     /// The buffer that came with it: filled, for a read that succeeded. A write's may come later, by
     /// [`Service::spent`], if it is still needed.
     pub buf: Option<AlignedBuf>,
+    /// What was read, one after the other, in place of what is in the buffer; empty unless the service was told that it
+    /// may [lend](Service::lend).
+    pub lent: Vec<Payload>,
 }
 
 /// One worker's means to do requests. It is used on one thread, which watches the descriptors that the service
@@ -33,14 +36,18 @@ pub trait Service {
     /// Takes a request, whose range lies within the volume.
     fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command);
 
-    /// A descriptor registered under `token` is ready.
-    fn ready(&mut self, token: usize, now: Instant);
+    /// A descriptor that it registered is ready.
+    fn ready(&mut self, event: &Event, now: Instant);
 
     /// Starts what was submitted, and does what the time asks for. Called once in each turn.
     fn flush(&mut self, now: Instant);
 
     /// The next request that has ended.
     fn pop(&mut self) -> Option<Answer>;
+
+    /// Reads may be answered with bytes that others have too ([`Answer::lent`]), which saves copying them. Not unless this was
+    /// called.
+    fn lend(&mut self) {}
 
     /// A buffer that was kept beyond its request.
     fn spent(&mut self) -> Option<AlignedBuf> {
@@ -82,14 +89,10 @@ impl PassThrough {
             return Ok(*index);
         }
         let failure = |text: String| Failure::new(Errno::Io, text);
-        let session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
+        let mut session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
         let index = self.sessions.len();
-        self.registry
-            .register(
-                &mut SourceFd(&session.fd()),
-                Token(self.first_token + index),
-                Interest::READABLE,
-            )
+        session
+            .attach(&self.registry, self.first_token + index * TOKENS)
             .map_err(|e| failure(format!("a session's descriptor: {e}")))?;
         self.sessions.push(session);
         self.by_volume.insert(key, (volume.clone(), index));
@@ -114,11 +117,16 @@ impl Service for PassThrough {
             }
             Command::BlockStatus { len, .. } => {
                 let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
-                self.ended.push(Answer { ticket, outcome, buf: None });
+                self.ended.push(Answer { ticket, outcome, buf: None, lent: Vec::new() });
                 return;
             }
             Command::Cache { .. } => {
-                self.ended.push(Answer { ticket, outcome: Ok(Vec::new()), buf: None });
+                self.ended.push(Answer {
+                    ticket,
+                    outcome: Ok(Vec::new()),
+                    buf: None,
+                    lent: Vec::new(),
+                });
                 return;
             }
         };
@@ -129,14 +137,16 @@ impl Service for PassThrough {
                     ticket,
                     outcome: Err(failure),
                     buf: self.lingering.buffer(op),
+                    lent: Vec::new(),
                 });
             }
         }
     }
 
-    fn ready(&mut self, token: usize, now: Instant) {
-        if let Some(session) = self.sessions.get_mut(token - self.first_token) {
-            session.turn(now);
+    fn ready(&mut self, event: &Event, now: Instant) {
+        let at = event.token().0 - self.first_token;
+        if let Some(session) = self.sessions.get_mut(at / TOKENS) {
+            session.ready(at % TOKENS, event, now);
         }
     }
 
@@ -155,7 +165,8 @@ impl Service for PassThrough {
         }
         self.sessions.iter_mut().find_map(|session| {
             let Done { token, op, outcome } = session.pop()?;
-            Some(Answer { ticket: token, outcome, buf: self.lingering.buffer(op) })
+            let buf = self.lingering.buffer(op);
+            Some(Answer { ticket: token, outcome, buf, lent: Vec::new() })
         })
     }
 

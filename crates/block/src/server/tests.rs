@@ -194,6 +194,44 @@ fn bad_clients() {
     drop((mute, half, deaf));
 }
 
+/// Replies wait for room in the socket, which the poll is asked for only then; afterwards all goes on as before.
+#[test]
+fn a_client_that_reads_late() {
+    const LEN: u32 = 1 << 20;
+    let bench = Bench::start(8 << 20, |_| {});
+    let disk: Vec<u8> = (0..8u32 << 20).map(|i| (i * 7 + (i >> 12)) as u8).collect();
+    std::fs::write(bench.dir.path().join("disk"), &disk).unwrap();
+    let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(&HELLO).unwrap();
+    stream.write_all(&go("disk")).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    loop {
+        let mut head = [0; 20];
+        stream.read_exact(&mut head).unwrap();
+        let len = u32::from_be_bytes(head[16..].try_into().unwrap());
+        stream.read_exact(&mut vec![0; len as usize]).unwrap();
+        if head[12..16] == [0, 0, 0, 1] {
+            break;
+        }
+    }
+    for round in 0..3 {
+        for i in 0..40 {
+            let at = (i * 3 + round) % 7 * u64::from(LEN) + 512;
+            stream.write_all(&request(command::READ, 0, i, at, LEN)).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let (mut head, mut data) = ([0; 16], vec![0; LEN as usize]);
+        for _ in 0..40 {
+            stream.read_exact(&mut head).unwrap();
+            stream.read_exact(&mut data).unwrap();
+            let i = u64::from_be_bytes(head[8..].try_into().unwrap());
+            let at = ((i * 3 + round) % 7 * u64::from(LEN) + 512) as usize;
+            assert!(head[4..8] == [0; 4] && data[..] == disk[at..at + LEN as usize]);
+        }
+    }
+}
+
 #[test]
 fn too_many_connections() {
     let bench = Bench::start(1 << 20, |config| config.connections = 2);

@@ -42,6 +42,9 @@ struct Conn {
     hung_up: bool,
     /// The socket takes no more; the poll will tell.
     blocked: bool,
+    /// The poll is asked for that. Not all the time: a unix socket says that it is writable whenever its peer has read
+    /// something, and that would wake this thread once for every reply.
+    watches_room: bool,
     /// TLS begins when the output has been sent.
     starting_tls: bool,
     /// To be closed once its requests are answered and the replies sent; since when.
@@ -102,7 +105,8 @@ pub(super) struct Worker<S> {
 }
 
 impl<S: Service> Worker<S> {
-    pub(super) fn new(index: usize, shared: Arc<Shared>, poll: Poll, service: S) -> Worker<S> {
+    pub(super) fn new(index: usize, shared: Arc<Shared>, poll: Poll, mut service: S) -> Worker<S> {
+        service.lend();
         let now = Instant::now();
         Worker {
             index,
@@ -137,7 +141,7 @@ impl<S: Service> Worker<S> {
             for event in &events {
                 match event.token() {
                     WAKE => self.take_new(),
-                    Token(token) if token >= SERVICE => self.service.ready(token, self.now),
+                    Token(token) if token >= SERVICE => self.service.ready(event, self.now),
                     Token(slot) => {
                         let Some(conn) = self.slots.get_mut(slot).and_then(|s| s.conn.as_mut())
                         else {
@@ -209,8 +213,8 @@ impl<S: Service> Worker<S> {
                 self.slots.push(Slot { life: 0, conn: None });
                 self.slots.len() - 1
             });
-            let both = Interest::READABLE | Interest::WRITABLE;
-            if let Err(e) = self.poll.registry().register(stream.source(), Token(slot), both) {
+            let reads = Interest::READABLE;
+            if let Err(e) = self.poll.registry().register(stream.source(), Token(slot), reads) {
                 warn!("a connection cannot be polled: {e}");
                 self.free.push(slot);
                 self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
@@ -222,6 +226,7 @@ impl<S: Service> Worker<S> {
                 readable: false,
                 hung_up: false,
                 blocked: false,
+                watches_room: false,
                 starting_tls: false,
                 closing: None,
                 dirty: true,
@@ -332,7 +337,7 @@ impl<S: Service> Worker<S> {
         }
     }
 
-    fn answer(&mut self, Answer { ticket, outcome, buf }: Answer) {
+    fn answer(&mut self, Answer { ticket, outcome, buf, lent }: Answer) {
         let index = ticket as usize;
         let Ticket { slot, life, cookie, kind, held } = self.tickets[index];
         self.free_tickets.push(index);
@@ -350,7 +355,7 @@ impl<S: Service> Worker<S> {
         };
         let Some(conn) = conn else { return give(&mut self.pool, buf) };
         match (outcome, kind, buf) {
-            (Ok(_), Kind::Read { offset }, Some(buf)) => conn.proto.data(cookie, offset, buf),
+            (Ok(_), Kind::Read { offset }, Some(buf)) => conn.proto.data(cookie, offset, buf, lent),
             (Ok(extents), Kind::Status { len, one }, _) if !extents.is_empty() => {
                 conn.proto.extents(cookie, len, one, &extents);
             }
@@ -412,6 +417,18 @@ impl<S: Service> Worker<S> {
                     return;
                 }
             }
+        }
+        if conn.blocked != conn.watches_room {
+            // Asking for it looks at the socket once more: room that came meanwhile is told too.
+            let room = conn.blocked.then_some(Interest::WRITABLE);
+            let interest = room.map_or(Interest::READABLE, |room| Interest::READABLE | room);
+            let registry = self.poll.registry();
+            if let Err(e) = registry.reregister(conn.stream.source(), Token(slot), interest) {
+                warn!("a connection cannot be polled: {e}");
+                self.close(slot);
+                return;
+            }
+            conn.watches_room = conn.blocked;
         }
         conn.proto.recycle(&mut self.pool);
         let sent_all = conn.proto.output().is_empty() && !conn.stream.wants_write();

@@ -166,7 +166,7 @@ impl<S: Service> Device<S> {
                 WAKE => self.ready.woken = true,
                 LISTEN => self.ready.accept = true,
                 CONNECTION => self.ready.connection = true,
-                token if token >= SERVICE => self.service.ready(token, self.now),
+                token if token >= SERVICE => self.service.ready(event, self.now),
                 token => {
                     if let Some(ring) = self.rings.get_mut(token - KICK) {
                         ring.kicked = true;
@@ -498,7 +498,7 @@ impl<S: Service> Device<S> {
         }
     }
 
-    fn answer(&mut self, Answer { ticket: slot, outcome, buf }: Answer) {
+    fn answer(&mut self, Answer { ticket: slot, outcome, buf, .. }: Answer) {
         let slot = slot as usize;
         let Some(ticket) = self.tickets.get_mut(slot).and_then(Option::as_mut) else {
             return self.give(buf);

@@ -10,6 +10,7 @@ use mio::{Interest, Registry, Token};
 use super::{Patience, Place};
 use crate::nbd::client::{Client, Event, Negotiated};
 use crate::op::{Done, Op};
+use crate::server::make_room;
 
 /// Reads of the socket in one turn, before others have theirs.
 const READS_PER_TURN: u32 = 32;
@@ -83,6 +84,9 @@ struct Wire {
     /// The end of the stream came with an edge: then a short read is not the last one.
     hung_up: bool,
     writable: bool,
+    /// The poll is asked for room to write: only while there is none, since a unix socket tells of it whenever its peer has
+    /// read something.
+    watches_room: bool,
     /// The handshake is over and was found good.
     up: bool,
     /// Bytes to be moved for requests that were not answered, and something for each request.
@@ -132,7 +136,8 @@ impl Link {
     ) -> Result<(), String> {
         let (socket, name) = match place {
             Place::Unix(path) => {
-                (UnixStream::connect(path).map(Socket::Unix), path.display().to_string())
+                let socket = UnixStream::connect(path).inspect(make_room);
+                (socket.map(Socket::Unix), path.display().to_string())
             }
             Place::Tcp(list) => {
                 let address = list[self.address % list.len()];
@@ -155,6 +160,8 @@ impl Link {
             readable: true,
             hung_up: false,
             writable: true,
+            // A connection that was begun without waiting is there when it can be written to.
+            watches_room: true,
             up: false,
             load: 0,
             heard: now,
@@ -244,6 +251,24 @@ impl Link {
             // The connection's end is seen by `turn` as well, which can say so.
             let _ = wire.send();
         }
+    }
+
+    /// Has the poll tell of room to write if there is none, and else not. To be called before the poll is.
+    ///
+    /// # Errors
+    /// Why the connection is of no more use.
+    pub(super) fn watch(&mut self, registry: &Registry) -> Result<(), String> {
+        let Some(wire) = &mut self.wire else { return Ok(()) };
+        let wanted = !wire.connected || !wire.writable;
+        if wanted != wire.watches_room {
+            let room = wanted.then_some(Interest::WRITABLE);
+            let interest = room.map_or(Interest::READABLE, |room| Interest::READABLE | room);
+            // It looks at the socket once more: room that came meanwhile is told too.
+            let socket = wire.socket.source();
+            registry.reregister(socket, self.token, interest).map_err(|e| e.to_string())?;
+            wire.watches_room = wanted;
+        }
+        Ok(())
     }
 
     /// Takes the leave that the protocol knows.

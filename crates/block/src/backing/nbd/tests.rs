@@ -150,7 +150,7 @@ fn execute(
         Command::Read { offset, mut buf } => {
             let len = buf.len();
             buf.copy_from_slice(&state.disk[offset as usize..][..len]);
-            conn.data(cookie, offset, buf);
+            conn.data(cookie, offset, buf, Vec::new());
         }
         Command::Write { offset, buf, .. } => {
             state.disk[offset as usize..][..buf.len()].copy_from_slice(&buf);

@@ -10,7 +10,7 @@ use crate::nbd::output::Output;
 use crate::nbd::wire::{
     Errno, RequestHeader, chunk, chunk_header, command, flag, simple_reply, state,
 };
-use crate::op::Extent;
+use crate::op::{Extent, Payload};
 
 /// Bytes of input that are not a payload being received: several requests, or one option.
 const INPUT: usize = 64 << 10;
@@ -430,16 +430,22 @@ impl<E: Export> Connection<E> {
         self.out.push(&simple_reply(0, cookie));
     }
 
-    /// Answers a read of `offset` with the whole buffer.
-    pub fn data(&mut self, cookie: u64, offset: u64, buf: AlignedBuf) {
+    /// Answers a read of `offset` with the whole buffer, or with `lent` instead, if there is any: as many bytes. The buffer is
+    /// given back when they are sent, so that what waits for a client counts against what it may hold.
+    pub fn data(&mut self, cookie: u64, offset: u64, buf: AlignedBuf, lent: Vec<Payload>) {
         self.answered(buf.capacity());
         let len = buf.len();
+        debug_assert!(lent.is_empty() || lent.iter().map(|p| p.len()).sum::<usize>() == len);
         if !self.structured() {
             self.out.push(&simple_reply(0, cookie));
-            self.out.push_buffer(buf, 0, len);
+            self.out.push_read(buf, lent);
             return;
         }
-        if len >= HOLE && is_zero(&buf) {
+        let zero = match lent.as_slice() {
+            [] => is_zero(&buf),
+            lent => lent.iter().all(|part| is_zero(part)),
+        };
+        if len >= HOLE && zero {
             self.out.push(&chunk_header(chunk::DONE, chunk::OFFSET_HOLE, cookie, 12));
             self.out.push(&offset.to_be_bytes());
             self.out.push(&(len as u32).to_be_bytes());
@@ -448,7 +454,7 @@ impl<E: Export> Connection<E> {
         }
         self.out.push(&chunk_header(chunk::DONE, chunk::OFFSET_DATA, cookie, len as u32 + 8));
         self.out.push(&offset.to_be_bytes());
-        self.out.push_buffer(buf, 0, len);
+        self.out.push_read(buf, lent);
     }
 
     /// Answers a block status request of `len` bytes. Extents beyond its end are cut.

@@ -129,7 +129,7 @@ impl Bench {
                 inside(offset, buf.len());
                 let len = buf.len();
                 buf.copy_from_slice(&self.disk[offset as usize..][..len]);
-                self.conn.data(cookie, offset, buf);
+                self.conn.data(cookie, offset, buf, Vec::new());
             }
             Command::Write { offset, buf, .. } => {
                 inside(offset, buf.len());
@@ -589,7 +589,7 @@ fn limits_are_kept() {
         };
     let (cookie, offset, buf) = take(&mut conn, &mut pool).expect("one is always let through");
     assert!(take(&mut conn, &mut pool).is_none());
-    conn.data(cookie, offset, buf);
+    conn.data(cookie, offset, buf, Vec::new());
     assert!(take(&mut conn, &mut pool).is_none(), "unsent answers count");
     let all = conn.output().len();
     conn.output().sent(all);

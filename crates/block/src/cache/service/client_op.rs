@@ -1,0 +1,93 @@
+//! What a worker keeps of a client's operation.
+
+use std::time::Instant;
+
+use larder_engine::block::{LineId, PartKind};
+use larder_policy::block::BlockKind;
+use larder_runtime::{AlignedBuf, Payload};
+
+use crate::op::Failure;
+
+/// A client's operation.
+pub(super) struct ClientOp {
+    pub ticket: u64,
+    pub known: usize,
+    pub kind: PartKind,
+    /// Where it begins in the line space, and its bytes.
+    pub at: u64,
+    pub len: u64,
+    /// Being filled, for a read.
+    pub buf: Option<AlignedBuf>,
+    /// Bytes that were delivered and not copied into it, with where they belong.
+    pub lent: Vec<(u64, Payload)>,
+    pub payload: Option<Payload>,
+    pub fua: bool,
+    pub may_punch: bool,
+    pub fast: bool,
+    /// What it waits for.
+    pub pending: u32,
+    pub failure: Option<Failure>,
+    pub range: Option<RangeState>,
+    /// What the client says that it holds.
+    pub tag: BlockKind,
+    pub begun: Instant,
+    /// The store was asked on its behalf.
+    pub asked_store: bool,
+    /// Flash was.
+    pub asked_flash: bool,
+}
+
+impl ClientOp {
+    pub(super) fn new(ticket: u64, known: usize, kind: PartKind, at: u64, len: u64) -> ClientOp {
+        ClientOp {
+            ticket,
+            known,
+            kind,
+            at,
+            len,
+            buf: None,
+            lent: Vec::new(),
+            payload: None,
+            fua: false,
+            may_punch: false,
+            fast: false,
+            pending: 0,
+            failure: None,
+            range: None,
+            tag: BlockKind::Unknown,
+            begun: Instant::now(),
+            asked_store: false,
+            asked_flash: false,
+        }
+    }
+
+    /// Bytes from `at` on were delivered.
+    pub(super) fn copy(&mut self, at: u64, bytes: &[u8]) {
+        if let Some(buf) = &mut self.buf {
+            let from = (at - self.at) as usize;
+            buf[from..from + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    /// What was delivered, if it is all that was asked for; else it is copied to what is in the buffer.
+    pub(super) fn take_lent(&mut self) -> Vec<Payload> {
+        let mut lent = std::mem::take(&mut self.lent);
+        lent.sort_unstable_by_key(|piece| piece.0);
+        let end = lent
+            .iter()
+            .try_fold(self.at, |end, (at, bytes)| (*at == end).then_some(end + bytes.len() as u64));
+        if self.failure.is_none() && end == Some(self.at + self.len) {
+            return lent.into_iter().map(|piece| piece.1).collect();
+        }
+        lent.iter().for_each(|(at, bytes)| self.copy(*at, bytes));
+        Vec::new()
+    }
+}
+
+/// A change that has its range as a whole.
+pub(super) struct RangeState {
+    pub first: LineId,
+    pub last: LineId,
+    /// Shards that have given it.
+    pub locked: u32,
+}
