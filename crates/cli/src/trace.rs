@@ -148,7 +148,8 @@ struct HeadArgs {
 #[command(after_help = "\
 Examples:
   larder trace convert disk.vscsi disk.larder.zst
-  larder trace convert trace.csv - --columns time-col=1,obj-id-col=2,obj-size-col=3 --to csv")]
+  larder trace convert trace.csv - --to csv \\
+      --columns time-col=1,obj-id-col=2,obj-size-col=3")]
 struct ConvertArgs {
     #[command(flatten)]
     input: Input,
@@ -163,7 +164,8 @@ struct ConvertArgs {
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Examples:
-  larder trace generate 'zipf?objects=1m&requests=10m&skew=0.9&rate=1000' zipf.larder.zst
+  larder trace generate 'zipf?objects=1m&requests=10m&skew=0.9&rate=1000' \\
+      zipf.larder.zst
   larder trace generate 'fileserver?scale=0.01' - --to csv")]
 struct GenerateArgs {
     /// KIND?option=value&… (see larder trace formats).

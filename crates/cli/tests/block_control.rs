@@ -227,3 +227,48 @@ fn a_disk_of_a_guest_is_put_aside_and_comes_back() {
     status_when(dir, "gone", |s| s["volumes"][0]["clients"] == 0);
     daemon.stop();
 }
+
+/// A volume that is served is not formatted, nor is the cache's own file served; a relative path means the directory of
+/// whoever asks.
+#[test]
+fn what_is_in_use_is_neither_formatted_nor_attached() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let daemon = Daemon::start(dir, &[]);
+    let before = std::fs::read(dir.join("disk")).unwrap();
+    let format = |path: &str, more: &[&str]| {
+        let mut command = larder();
+        let output = command.args(["block", "format"]).arg(dir.join(path)).args(more).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, error) = format("disk", &["--yes"]);
+    assert!(code != Some(0) && error.contains("in use"), "{code:?} {error}");
+    assert!(std::fs::read(dir.join("disk")).unwrap() == before);
+    for link in [false, true] {
+        let name = if link { "hard" } else { "cache" };
+        if link {
+            std::fs::hard_link(dir.join("cache"), dir.join("hard")).unwrap();
+        }
+        let uri = format!("own=file:{}", dir.join(name).display());
+        let (code, _, error) = ask(dir, &["attach", &uri]);
+        assert!(code == 1 && error.contains("locked"), "{code} {error}");
+    }
+    std::fs::create_dir(dir.join("sub")).unwrap();
+    std::fs::File::create(dir.join("sub").join("rel.img")).unwrap().set_len(5 << 20).unwrap();
+    let attached = larder()
+        .args(["block", "attach", "rel=file:rel.img", "--state-dir"])
+        .arg(dir.join("state"))
+        .current_dir(dir.join("sub"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&attached.stdout).into_owned();
+    assert!(attached.status.success() && text.contains("5 MiB"), "{text} {attached:?}");
+    daemon.stop();
+    // What begins far behind the places of signatures is somebody's too.
+    let late = std::fs::File::create(dir.join("late")).unwrap();
+    late.set_len(64 << 20).unwrap();
+    late.write_all_at(b"dear diary", 5 << 20).unwrap();
+    let (code, error) = format("late", &[]);
+    assert!(code == Some(2) && error.contains("not zero) at byte 5242880"), "{code:?} {error}");
+}

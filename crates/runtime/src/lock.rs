@@ -4,12 +4,17 @@
 //! write in flight holds such a reference, so after a `kill -9` the lock stays until the dead process's last write has
 //! landed: whoever gets the lock knows that nothing of the former owner is still to come. A lock of the process
 //! (`F_SETLK`), or one on a file beside the device, would not tell.
+//!
+//! The other kind of lock that belongs to an open file, `flock`, is taken with it: programs that serve disk images hold that
+//! one (`larder block`'s own volumes too), so that nobody's served image becomes a flash device, and no flash device an image.
 
 use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
 
 /// A process that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +59,10 @@ fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
     let mut waiting = false;
     loop {
         if set_lock(fd, kind).map_err(Refused::Failed)? {
-            return Ok(());
+            if flock(fd, kind) {
+                return Ok(());
+            }
+            unlock(fd);
         }
         let holder = holder_of(fd);
         let patience = match &holder {
@@ -80,6 +88,17 @@ fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
 pub(crate) fn unlock(fd: BorrowedFd<'_>) {
     // Fails only for a descriptor that is not open, and this one is.
     let _ = set_lock(fd, libc::F_UNLCK);
+    let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
+}
+
+/// One attempt at the lock of the other kind. `false` when another open file has it; a file system without it is no obstacle.
+fn flock(fd: BorrowedFd<'_>, kind: libc::c_int) -> bool {
+    let how = if kind == libc::F_RDLCK {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    rustix::fs::flock(fd, how) != Err(rustix::io::Errno::WOULDBLOCK)
 }
 
 /// One attempt. `false` when another open file has a lock that is in the way.

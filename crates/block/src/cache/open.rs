@@ -266,8 +266,29 @@ fn occupied(device: &FlashDevice) -> Result<Option<String>, CacheError> {
     let take = (size - from) as usize;
     tail.truncate(take);
     device.read_at(from, &mut tail)?;
-    Ok(Signature::detect_tail(&tail).map(|found| found.to_string()))
+    if let Some(found) = Signature::detect_tail(&tail) {
+        return Ok(Some(found.to_string()));
+    }
+    // What has no signature may begin anywhere: the first megabytes whole, and places all over the rest.
+    let step = PAGE_SIZE as u64;
+    let dense = (0..DENSE_LOOKS).map(|n| n * LOOK_BYTES);
+    let spread = (1..SPREAD_LOOKS).map(|n| size / SPREAD_LOOKS * n / step * step);
+    let mut look = vec![0u8; LOOK_BYTES as usize];
+    for at in dense.chain(spread).filter(|at| at + LOOK_BYTES <= size) {
+        device.read_at(at, &mut look)?;
+        if let Some(nonzero) = look.iter().position(|&b| b != 0) {
+            return Ok(Some(format!("unknown data (not zero) at byte {}", at + nonzero as u64)));
+        }
+    }
+    Ok(None)
 }
+
+/// Bytes that [`occupied`] reads at a time.
+const LOOK_BYTES: u64 = 128 << 10;
+/// Looks at the beginning, without gaps: 8 MiB.
+const DENSE_LOOKS: u64 = 64;
+/// Looks over all of the device, 32 MiB in all.
+const SPREAD_LOOKS: u64 = 256;
 
 /// The layout of the cache on the device at `path`.
 ///

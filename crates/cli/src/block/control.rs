@@ -167,7 +167,7 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
         ))
     })?;
     let (name, read_only) = (volume.to_owned(), args.read_only);
-    let request = Request::Attach { volume: name, uri: uri.into(), read_only };
+    let request = Request::Attach { volume: name, uri: from_here(uri)?, read_only };
     args.daemon.print(&request, |answer| {
         let bytes = ByteSize(answer["bytes"].as_u64().unwrap_or(0));
         Ok(match answer["why_cold"].as_str() {
@@ -175,6 +175,17 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
             Some(why) => format!("{volume}: {bytes}, cold: {why}"),
         })
     })
+}
+
+/// The daemon may run in another directory: a relative path is meant from this one.
+fn from_here(uri: &str) -> Result<String, CliError> {
+    let Some(path) = uri.strip_prefix("file:").filter(|p| !p.is_empty() && !p.starts_with('/'))
+    else {
+        return Ok(uri.to_owned());
+    };
+    let path = std::path::absolute(path)
+        .map_err(|e| CliError::Runtime(format!("'{uri}': the working directory: {e}")))?;
+    Ok(format!("file:{}", path.display()))
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {

@@ -9,7 +9,8 @@ use crate::error::CliError;
 const EXAMPLES: &str = "\
 Examples:
   larder block create s3://bucket/vm1 --size 100g
-  larder block create 's3://bucket/vm1?endpoint=http://minio:9000' --size 1t --chunk 4m
+  larder block create 's3://bucket/vm1?endpoint=http://minio:9000' \\
+      --size 1t --chunk 4m
   larder block create file:/srv/disk.img --size 20g
 
 Credentials, region and endpoint of an object store come from the environment, as for other S3 clients: AWS_ACCESS_KEY_ID,

@@ -27,20 +27,29 @@ use crate::error::CliError;
 const EXAMPLES: &str = "\
 Examples:
   # A file behind a cache, for QEMU (file=nbd+unix:///disk?socket=/run/larder.sock):
-  larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen unix:/run/larder.sock
+  larder block serve --cache /flash/cache \\
+      --volume disk=file:/nfs/disk.img --listen unix:/run/larder.sock
   # Another NBD server as the store; streams are not cached, nor what is touched once:
-  larder block serve --cache /dev/nvme1n1 --volume vm1=nbd://filer:10809/vm1 --listen tcp:127.0.0.1:10809 \\
-    --admission seqr+tc
+  larder block serve --cache /dev/nvme1n1 \\
+      --volume vm1=nbd://filer:10809/vm1 --listen tcp:127.0.0.1:10809 \\
+      --admission seqr+tc
   # A guest's disk without a socket on the way (docs/vhost.md):
-  larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen vhost:/run/larder.disk,volume=disk
+  larder block serve --cache /flash/cache \\
+      --volume disk=file:/nfs/disk.img \\
+      --listen vhost:/run/larder.disk,volume=disk
   # An object store (first: larder block create s3://bucket/vm1 --size 100g):
-  larder block serve --cache /flash/cache --volume vm1=s3://bucket/vm1 --listen unix:/run/larder.sock
+  larder block serve --cache /flash/cache \\
+      --volume vm1=s3://bucket/vm1 --listen unix:/run/larder.sock
   # Two volumes with their shares, a drive that is to last five years, and the live page:
-  larder block serve --cache /flash/cache --volume db=file:/nfs/db.img --volume www=file:/nfs/www.img \\
-    --share db=30%.. --share www=..50% --endurance-tbw 600 --http 127.0.0.1:11281 --listen unix:/run/larder.sock
+  larder block serve --cache /flash/cache \\
+      --volume db=file:/nfs/db.img --volume www=file:/nfs/www.img \\
+      --share db=30%.. --share www=..50% --endurance-tbw 600 \\
+      --http 127.0.0.1:11281 --listen unix:/run/larder.sock
   # Over the network, for clients with a certificate (docs/nbd.md):
-  larder block serve --cache /flash/cache --volume disk=file:/nfs/disk.img --listen tcp:0.0.0.0:10809 \\
-    --tls-certificate /etc/larder/cert.pem --tls-key /etc/larder/key.pem --tls-client-ca /etc/larder/clients.pem
+  larder block serve --cache /flash/cache \\
+      --volume disk=file:/nfs/disk.img --listen tcp:0.0.0.0:10809 \\
+      --tls-certificate /etc/larder/cert.pem --tls-key /etc/larder/key.pem \\
+      --tls-client-ca /etc/larder/clients.pem
   # All of this in a file; its keys are the names of the flags:
   larder block serve --print-config > larder-block.toml
   larder block serve --config larder-block.toml

@@ -33,7 +33,8 @@ enum Cache {
 #[command(after_help = "\
 Examples:
   larder sim baseline trace.zst --cache victim,ripq --flash 64m,256m
-  larder sim baseline trace.zst --cache fifo-log --admission all,reject_first --flash 256m --json")]
+  larder sim baseline trace.zst --cache fifo-log --flash 256m --json \\
+      --admission all,reject_first")]
 pub(super) struct BaselineArgs {
     #[command(flatten)]
     input: Input,

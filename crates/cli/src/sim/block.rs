@@ -22,7 +22,8 @@ use crate::trace::{Input, trace_error};
 #[command(after_help = "\
 Examples:
   larder sim block disk.vscsi.zst --sizes 64m,256m --replacement lru,sieve
-  larder sim block disk.vscsi.zst --sizes 256m --admission all --admission 'sseqr(length=1m)+two_lbs'")]
+  larder sim block disk.vscsi.zst --sizes 256m --admission all \\
+      --admission 'sseqr(length=1m)+two_lbs'")]
 pub(super) struct BlockArgs {
     #[command(flatten)]
     input: Input,

@@ -16,7 +16,8 @@ use crate::trace::trace_error;
 #[command(after_help = "\
 Examples:
   larder sim ssd --capacity 4g --io 512m
-  larder sim ssd --capacity 4g --over-provisioning 0.28 --hot 0.9:0.1 --victim cost-benefit
+  larder sim ssd --capacity 4g --over-provisioning 0.28 --hot 0.9:0.1 \\
+      --victim cost-benefit
   larder sim ssd --capacity 4g --trace disk.vscsi.zst --json")]
 pub(super) struct SsdArgs {
     /// Capacity that the host sees.

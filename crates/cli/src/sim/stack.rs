@@ -17,7 +17,8 @@ use crate::trace::{Input, trace_error};
 #[command(after_help = "\
 Examples:
   larder sim stack 'gen:fileserver?scale=0.01' --ram 80m --flash 640m
-  larder sim stack disk.vscsi.zst --architecture naive,unified --flash 0,1g --ram-policy a,p30")]
+  larder sim stack disk.vscsi.zst --architecture naive,unified --flash 0,1g \\
+      --ram-policy a,p30")]
 pub(super) struct StackArgs {
     #[command(flatten)]
     input: Input,
