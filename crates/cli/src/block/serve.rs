@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
@@ -58,6 +59,9 @@ Examples:
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
 SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters.";
 
+/// Signals within so long of the first are the same stop.
+const ONE_STOP: Duration = Duration::from_millis(500);
+
 /// Memory of one vhost-user device for requests under way, bytes.
 const VHOST_BUFFERS: usize = 64 << 20;
 
@@ -103,7 +107,7 @@ pub(crate) struct Args {
     #[arg(long, short = 't', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
     /// Connections at a time
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     connections: u64,
     /// Volumes are only read
     #[arg(long)]
@@ -435,11 +439,14 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     }
     // A supervisor that is not there is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    // Whoever asks twice does not want to wait: what is on flash is found again all the same.
+    // Whoever asks twice does not want to wait: what is on flash is found again all the same. One stop often comes as two
+    // signals, to the process and to its group.
+    let asked = Instant::now();
     std::thread::Builder::new()
         .name("larder-signals".into())
         .spawn(move || {
-            if signals.forever().any(|signal| signal != SIGUSR1) {
+            let again = |signal| signal != SIGUSR1 && asked.elapsed() > ONE_STOP;
+            if signals.forever().any(again) {
                 error!("second signal: ending at once");
                 std::process::exit(1);
             }
