@@ -29,7 +29,8 @@ struct Daemon(Child, BufReader<std::process::ChildStderr>);
 impl Daemon {
     fn start(dir: &Path, arguments: &[&str]) -> Daemon {
         let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
-            .args(["block", "serve", "--threads", "1"])
+            // The simulator reads nothing ahead.
+            .args(["block", "serve", "--threads", "1", "--readahead", "0"])
             .arg("--cache")
             .arg(dir.join("cache"))
             .arg("--volume")

@@ -94,7 +94,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     fill_memory: ByteSize,
     /// How far is read ahead of clients that read in sequence and miss, where admission takes what they read (0: not at all)
-    #[arg(long, value_name = "SIZE", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "1m")]
     readahead: ByteSize,
     /// Which segment is reclaimed where the placement is full: fifo, greedy, cost-benefit or random
     #[arg(long, value_name = "NAME", default_value = "fifo")]

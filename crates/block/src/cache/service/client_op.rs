@@ -91,3 +91,38 @@ pub(super) struct RangeState {
     /// Shards that have given it.
     pub locked: u32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(lent: &[(u64, u8)]) -> ClientOp {
+        let mut op = ClientOp::new(1, 0, PartKind::Read, 1000, 300);
+        op.buf = Some(AlignedBuf::zeroed(300));
+        for &(at, byte) in lent {
+            let mut buf = AlignedBuf::zeroed(100);
+            buf.fill(byte);
+            op.lent.push((at, Payload::new(buf)));
+        }
+        op
+    }
+
+    #[test]
+    fn pieces_that_are_all_of_it_are_lent_in_order() {
+        let mut op = read(&[(1200, 3), (1000, 1), (1100, 2)]);
+        let lent = op.take_lent();
+        assert_eq!(
+            lent.iter().map(|p| (p.len(), p[0])).collect::<Vec<_>>(),
+            [(100, 1), (100, 2), (100, 3)]
+        );
+    }
+
+    #[test]
+    fn what_is_beside_something_that_was_copied_is_copied_too() {
+        let mut op = read(&[(1200, 3), (1000, 1)]);
+        op.copy(1100, &[2; 100]);
+        assert!(op.take_lent().is_empty());
+        let buf = op.buf.unwrap();
+        assert!((0..300).all(|i| buf[i] == 1 + (i / 100) as u8));
+    }
+}
