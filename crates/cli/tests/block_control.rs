@@ -237,7 +237,7 @@ fn what_is_in_use_is_neither_formatted_nor_attached() {
     let daemon = Daemon::start(dir, &[]);
     let before = std::fs::read(dir.join("disk")).unwrap();
     let format = |path: &str, more: &[&str]| {
-        let mut command = larder();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
         let output = command.args(["block", "format"]).arg(dir.join(path)).args(more).output();
         let output = output.unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -256,7 +256,7 @@ fn what_is_in_use_is_neither_formatted_nor_attached() {
     }
     std::fs::create_dir(dir.join("sub")).unwrap();
     std::fs::File::create(dir.join("sub").join("rel.img")).unwrap().set_len(5 << 20).unwrap();
-    let attached = larder()
+    let attached = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "attach", "rel=file:rel.img", "--state-dir"])
         .arg(dir.join("state"))
         .current_dir(dir.join("sub"))

@@ -104,6 +104,16 @@ pub struct Heat {
     pub entries: u64,
 }
 
+/// An object of the window that admission wants on flash.
+struct Wanted {
+    score: f32,
+    /// Where it lies: those behind the memory's end before the others, then in order.
+    place: (bool, usize),
+    block: Block,
+    hash: ObjectHash,
+    header: ObjectHeader,
+}
+
 impl<M: ObjectMemory> KvShard<M> {
     /// Makes free room until the shard has as much as it wants, or a segment is full, or the window has been looked
     /// through: stages what admission wants on flash, evicts by CLOCK what it does not.
@@ -244,7 +254,7 @@ impl<M: ObjectMemory> KvShard<M> {
     /// by score; here within the window, so that the shard is never locked for a whole pass).
     fn stage_best(&mut self, now: Now, sink: &mut impl StageSink, report: &mut StageReport) {
         // By score, then as they lie: those behind the memory's end, where the window begins anew, before the others.
-        let mut wanted: Vec<(f32, (bool, usize), Block, ObjectHash, ObjectHeader)> = Vec::new();
+        let mut wanted: Vec<Wanted> = Vec::new();
         let start = self.scan;
         let mut first_turn = true;
         for looked in 0..WINDOW {
@@ -264,11 +274,11 @@ impl<M: ObjectMemory> KvShard<M> {
             }
             let hash = self.hash_of(block, &h);
             if let Some(score) = self.consider(now, hash, &h) {
-                wanted.push((score, place, block, hash, h));
+                wanted.push(Wanted { score, place, block, hash, header: h });
             }
         }
-        wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
-        for (_, _, block, hash, h) in wanted {
+        wanted.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| a.place.cmp(&b.place)));
+        for Wanted { block, hash, header: h, .. } in wanted {
             if !self.wants_room() || !self.may_stage() {
                 break;
             }
