@@ -1,8 +1,8 @@
-//! The block cache's on-flash pages of any bytes, with checksums that hold: superblock, log, snapshot, intents.
+//! The block cache's on-flash pages of any bytes, with checksums that hold: superblock, log, snapshot, table, intents.
 #![no_main]
 
 use larder_format::PAGE_SIZE;
-use larder_format::block::{intents, log, superblock};
+use larder_format::block::{intents, log, superblock, table};
 use libfuzzer_sys::fuzz_target;
 
 /// A page with that beginning and the fuzzer's bytes behind it, sealed.
@@ -36,6 +36,13 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Some(slots) = log::decode_snapshot(&page(b"LMSN", 7, 3, data), 7, 3) {
         assert!(slots.count() <= log::SLOTS_PER_PAGE);
+    }
+    if let Some(slots) = table::decode(&page(b"LMTP", 7, 3, data), 7, 3) {
+        let slots: Vec<_> = slots.collect();
+        assert_eq!(slots.len(), table::SLOTS_PER_PAGE);
+        let mut out = vec![0; PAGE_SIZE];
+        table::encode(&mut out, 7, 3, slots.iter().copied());
+        assert!(table::decode(&out, 7, 3).is_some_and(|again| again.eq(slots)));
     }
     assert!(intents::decode(&page(b"LWIM", 0, 3, data), 3).is_some());
     assert!(log::decode_log(data, 7, 3).is_none() || data.len() == PAGE_SIZE);

@@ -26,7 +26,7 @@ use larder_engine::block::{GROUP_LINES, LineId, WriteMode};
 use larder_format::PAGE_SIZE;
 use larder_format::block::log::{self, Held, RECORDS_PER_PAGE, Record, SLOTS_PER_PAGE};
 use larder_format::block::superblock::{COPY_BYTES, choose};
-use larder_format::block::{BlockSuperblock, Layout, Placement, Volume, VolumeState};
+use larder_format::block::{BlockSuperblock, Layout, Placement, Volume, VolumeState, table};
 use larder_policy::block::{EvictionBy, VictimPolicy};
 use larder_runtime::{RingChoice, machine};
 use tempfile::TempDir;
@@ -66,7 +66,7 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
     file.set_len(bytes).unwrap();
     let config = FormatConfig {
         path: path.clone(),
-        size: None,
+        size: matches!(placement, Placement::Sparse(_)).then_some(ByteSize(bytes)),
         line: 4096,
         placement,
         shards: SHARDS,
@@ -79,12 +79,21 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
     file.read_exact_at(&mut copies, 0).unwrap();
     let (a, b) = copies.split_at(COPY_BYTES);
     let mut sb: BlockSuperblock = choose(a, b).unwrap();
-    let placing = Placing::new(layout.shards, layout.group_sets, sb.key);
+    let placing = Placing::of(&layout, sb.key);
 
     let held = |slot: u64| -> Held {
         Some((line_in(&layout, &placing, slot).0, (slot as u32).wrapping_mul(77) & 0x00ff_ffff))
     };
-    write_pages(&file, layout.snapshot_at(0), layout.snapshot_pages, |number, out| {
+    if layout.is_sparse() {
+        write_pages(&file, layout.table_at(0, 0), layout.snapshot_pages, |number, out| {
+            let slots =
+                (0..table::SLOTS_PER_PAGE as u32).map(|slot| Some((slot * 77) & 0x00ff_ffff));
+            table::encode(out, sb.generation, number, slots);
+        });
+    }
+    // (A table has neither snapshots nor logs.)
+    let snapshot_pages = if layout.is_sparse() { 0 } else { layout.snapshot_pages };
+    write_pages(&file, layout.snapshot_at(0), snapshot_pages, |number, out| {
         let first = number * SLOTS_PER_PAGE as u64;
         let last = (first + SLOTS_PER_PAGE as u64).min(layout.slots());
         let slots: Vec<Held> = (first..last).map(held).collect();
@@ -117,6 +126,11 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
 /// bytes of DRAM a line.
 fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
     let dir = TempDir::new().unwrap();
+    // Of a sparse cache: before volumes as large as it is.
+    let placement = match placement {
+        Placement::Sparse(_) => Placement::Sparse(bytes),
+        other => other,
+    };
     let (path, layout) = image(dir.path(), placement, bytes);
     let config = CacheConfig {
         write: WriteMode::HddSsd,
@@ -153,7 +167,8 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
     (took, worked, records, map_bytes as f64 / layout.slots() as f64)
 }
 
-const PLACEMENTS: [Placement; 3] = [Placement::Sets(1), Placement::Sets(8), Placement::Full];
+const PLACEMENTS: [Placement; 4] =
+    [Placement::Sets(1), Placement::Sets(8), Placement::Full, Placement::Sparse(0)];
 
 #[test]
 fn a_full_map_is_found_whole() {

@@ -20,7 +20,7 @@ use larder_block::op::Op;
 
 #[test]
 fn warm_after_kill_and_after_a_clean_stop() {
-    for placement in ["set:8", "full"] {
+    for placement in ["set:8", "full", "sparse"] {
         warm(placement);
     }
 }
@@ -82,7 +82,7 @@ fn warm(placement: &str) {
 /// A thousand writes, each a version of its place; kill -9 in between; no place is ever older than what was answered.
 #[test]
 fn kills_lose_no_answered_write() {
-    for placement in ["set:8", "full"] {
+    for placement in ["set:8", "full", "sparse"] {
         kills(placement);
     }
 }

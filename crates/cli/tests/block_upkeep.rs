@@ -215,7 +215,7 @@ fn a_file_on_a_mounted_volume() {
 
 #[test]
 fn prefetch_brings_what_is_missing_and_says_what_it_left() {
-    for placement in ["set:8", "full"] {
+    for placement in ["set:8", "full", "sparse"] {
         let dir = prepare(placement);
         let dir = dir.path();
         let bytes = fill_disk(dir);
@@ -297,7 +297,7 @@ fn prefetch_gives_way_stops_and_stays_within_the_budget() {
 
 #[test]
 fn check_finds_rot_and_stores_that_changed() {
-    for placement in ["set:8", "full"] {
+    for placement in ["set:8", "full", "sparse"] {
         let dir = prepare(placement);
         let dir = dir.path();
         let bytes = fill_disk(dir);
@@ -374,7 +374,7 @@ fn check_beside_a_writer() {
 
 #[test]
 fn check_of_a_device_that_is_not_in_use() {
-    for placement in ["set:8", "full"] {
+    for placement in ["set:8", "full", "sparse:64m"] {
         let dir = prepare(placement);
         let dir = dir.path();
         fill_disk(dir);
@@ -478,7 +478,7 @@ fn wrong_use() {
         (&["prefetch", "disk", "32m.."], 1, "it has 33554432 bytes"),
         (&["check", "--volume", "none"], 1, "these are: disk"),
         (&["check", "/nowhere/x"], 1, "there is no such file"),
-        (&["check", &disk], 1, "no superblock of a Larder block cache"),
+        (&["check", &disk], 1, "is in use by process"),
     ];
     for (arguments, want, text) in table {
         let (code, _, error) = ask(dir, arguments);

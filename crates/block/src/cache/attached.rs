@@ -95,7 +95,7 @@ impl Attached {
         let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
         let setup = BlockSetup {
             line_bytes: layout.line,
-            lines: layout.slots(),
+            lines: layout.capacity(),
             backing_bytes: record.bytes,
             seed: superblock.key,
         };
@@ -105,7 +105,7 @@ impl Attached {
             .prefers_metadata()
             .then(|| Mutex::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
         let share = config.rules.share(volume.name());
-        let share = ShareLines::new(share, layout.slots(), layout.line).map_err(fail)?;
+        let share = ShareLines::new(share, layout.capacity(), layout.line).map_err(fail)?;
         Ok(Arc::new(Attached {
             name: volume.name().to_owned(),
             id,

@@ -69,6 +69,8 @@ pub(super) enum Message {
     FlashWrite { shard: u32, io: IoId, slot: SlotId, bytes: Payload },
     /// Lay bytes over a part of a line on flash.
     Merge { shard: u32, io: IoId, merge: Merge, bytes: Payload },
+    /// Read a page of the table.
+    Load(Load),
     /// Read from the backing store.
     BackingRead { shard: u32, io: IoId, at: u64, len: u32 },
     /// Change the backing store.
@@ -98,6 +100,14 @@ pub(super) struct Copying {
     pub lines: u32,
 }
 
+/// A page of the table to be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub shard: u32,
+    pub io: IoId,
+    pub page: u32,
+}
+
 /// What an engine's call has asked for.
 #[derive(Default)]
 pub(super) struct Out {
@@ -106,13 +116,19 @@ pub(super) struct Out {
     pub copies: Vec<Copying>,
     /// Shard and region.
     pub asks: Vec<(u32, u32)>,
+    /// Pages of the table that are wanted by who is no worker.
+    pub loads: Vec<Load>,
     pub commit: bool,
 }
 
 impl Out {
     /// Whether the log's thread has something to do.
     pub(super) fn wakes_log(&self) -> bool {
-        self.commit || !self.fills.is_empty() || !self.copies.is_empty() || !self.asks.is_empty()
+        self.commit
+            || !self.fills.is_empty()
+            || !self.copies.is_empty()
+            || !self.asks.is_empty()
+            || !self.loads.is_empty()
     }
 }
 
@@ -151,6 +167,16 @@ impl BlockEffects for Fx<'_> {
 
     fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
         self.out.copies.push(Copying { shard: self.shard, io, from, to, lines });
+    }
+
+    fn load(&mut self, io: IoId, page: u32, op: OpId) {
+        let load = Load { shard: self.shard, io, page };
+        // Others may wait for the page too: who may go away at any time is not to be relied upon.
+        if self.cache.is_worker(op) {
+            self.out.messages.push((op, Message::Load(load)));
+        } else {
+            self.out.loads.push(load);
+        }
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {

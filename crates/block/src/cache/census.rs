@@ -84,7 +84,16 @@ fn count(cache: &Cache) {
     let mut counts: BTreeMap<VolumeId, (Arc<Attached>, i64)> =
         cache.volumes().into_iter().map(|v| (v.id, (v, 0))).collect();
     let mut slots = Vec::new();
-    for shard in 0..cache.layout.shards {
+    if cache.layout.is_sparse() {
+        cache.count_pages(|volume, lines| {
+            if let Some((_, counted)) = counts.get_mut(&volume) {
+                *counted += lines;
+            }
+        });
+    }
+    // (A table is not looked at slot by slot.)
+    let shards = if cache.layout.is_sparse() { 0 } else { cache.layout.shards };
+    for shard in 0..shards {
         let mut first = 0;
         while first < cache.layout.shard_slots() {
             slots.clear();

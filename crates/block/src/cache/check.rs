@@ -139,6 +139,9 @@ impl Cache {
         let mut seen = self.asked_by_clients();
         for shard in 0..self.layout.shards {
             for from in (0..per).step_by(step as usize) {
+                if self.layout.is_sparse() && !self.has_lines(shard, from, step.min(per - from)) {
+                    continue;
+                }
                 let done = u64::from(shard) * u64::from(per) + u64::from(from);
                 if !go_on(done, total) || locked(&self.log_inbox).stopped {
                     report.interrupted = true;
@@ -180,6 +183,9 @@ impl Cache {
 
     /// The lines in slots `from..from + count` of a shard.
     fn entries(&self, shard: u32, from: u32, count: u32) -> Vec<Entry> {
+        if self.layout.is_sparse() {
+            return self.table_entries(shard, from, count);
+        }
         let cell = locked(&self.shards[shard as usize]);
         let slots = (from..from + count).map(SlotId);
         slots

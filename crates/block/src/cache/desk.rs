@@ -460,9 +460,13 @@ impl Cache {
         let start = offset / bytes * bytes;
         let line = LineId((volume.base + start) / bytes);
         let shard = self.placing.shard(line.group());
-        let slot = {
-            let cell = locked(&self.shards[shard as usize]);
-            cell.shard.find(line)
+        let find = || locked(&self.shards[shard as usize]).shard.find(line);
+        let slot = if self.layout.is_sparse() && self.is_enabled() {
+            // With the line its page of the table is there.
+            let go_on = &mut || !locked(&self.log_inbox).stopped;
+            self.with_range(line, line, go_on, |_| find()).flatten()
+        } else {
+            find()
         };
         let kind = volume.classify(start, bytes);
         let governor = &self.governor;

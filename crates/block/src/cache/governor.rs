@@ -179,7 +179,7 @@ impl Governor {
         let uuid = superblock.uuid.to_string();
         let budget_file = config.state_dir.join(format!("block-budget-{uuid}.json"));
         let wants = &config.rules.budget;
-        let size = ByteSize(layout.slots() * u64::from(layout.line));
+        let size = ByteSize(layout.capacity() * u64::from(layout.line));
         let budget = if wants.endurance(size).is_some() {
             let state: Option<BudgetState> = std::fs::read(&budget_file)
                 .ok()
@@ -197,7 +197,7 @@ impl Governor {
             governed: AtomicBool::new(false),
             selection: RwLock::default(),
             selecting: Mutex::default(),
-            capacity: layout.slots() * u64::from(layout.line),
+            capacity: layout.capacity() * u64::from(layout.line),
             pinned: AtomicU64::new(0),
             budget,
             verdicts: Mutex::default(),

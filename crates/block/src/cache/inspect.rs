@@ -7,7 +7,9 @@ use std::time::Instant;
 use larder_base::{Nanos, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Shape, Slot};
-use larder_engine::block::{GROUP_LINES, IoFailed, LineId, LogIo, MapLog, Regions, SlotId, Sum};
+use larder_engine::block::{
+    FoundPage, GROUP_LINES, IoFailed, LineId, LogIo, MapLog, Regions, SlotId, Sum, read_table,
+};
 use larder_format::PAGE_SIZE;
 use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{
@@ -48,7 +50,7 @@ pub struct Inspection {
     pub uuid: String,
     /// Bytes of a line.
     pub line_bytes: u32,
-    /// Where a line may lie: direct, set:W or full.
+    /// Where a line may lie: direct, set:W, full or sparse.
     pub placement: String,
     /// Lines that fit.
     pub slots: u64,
@@ -56,7 +58,7 @@ pub struct Inspection {
     pub clean: bool,
     /// Copies of the superblock that are damaged.
     pub superblocks_damaged: u64,
-    /// Pages of the snapshot that are damaged.
+    /// Pages of the snapshot, or after a clean stop of the table, that are damaged.
     pub snapshot_pages_damaged: u64,
     /// Pages of the write-intent map that are damaged: their regions count as written to.
     pub intent_pages_damaged: u64,
@@ -116,6 +118,10 @@ impl LogIo for ReadOnly<'_> {
     fn flush(&mut self) -> Result<(), IoFailed> {
         Err(IoFailed)
     }
+
+    fn next_data(&mut self, at: u64) -> Option<u64> {
+        self.0.next_data(at)
+    }
 }
 
 /// Looks at the device at `path`. `go_on` hears how many slots of how many were looked at, and may say no.
@@ -135,7 +141,7 @@ pub fn inspect(
         uuid: sb.uuid.to_string(),
         line_bytes: layout.line,
         placement: layout.placement().to_string(),
-        slots: layout.slots(),
+        slots: layout.capacity(),
         clean: sb.is_clean(),
         superblocks_damaged: damaged_copies(&device)?,
         ..Inspection::default()
@@ -153,6 +159,11 @@ pub fn inspect(
     let (maps, log) = recover(&device, &sb, &mut found)?;
     let regions = Regions { groups: layout.region_groups, count: layout.regions };
     let step = (BATCH / u64::from(layout.line)).max(1) as u32;
+    if layout.is_sparse() {
+        look_at_table(&device, &sb, &log, &mut found, go_on)?;
+        found.seconds = begun.elapsed().as_secs_f64();
+        return Ok(found);
+    }
     for (shard, map) in (0u32..).zip(&maps) {
         for from in (0..map.len()).step_by(step as usize) {
             if !go_on(u64::from(shard) * u64::from(map.len()) + u64::from(from), layout.slots()) {
@@ -173,6 +184,44 @@ pub fn inspect(
     }
     found.seconds = begun.elapsed().as_secs_f64();
     Ok(found)
+}
+
+/// The lines of a sparse cache, as its table has them.
+fn look_at_table(
+    device: &FlashDevice,
+    sb: &BlockSuperblock,
+    log: &MapLog,
+    found: &mut Inspection,
+    go_on: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<(), CacheError> {
+    let layout = sb.layout;
+    let placing = Placing::of(&layout, sb.key);
+    let per = layout.shard_slots() / layout.table_pages();
+    let regions = Regions { groups: layout.region_groups, count: layout.regions };
+    let damaged = read_table(sb, &mut ReadOnly(device), |page: FoundPage<'_>| {
+        let number = layout.table_number(page.shard, page.page);
+        found.interrupted |= !go_on(number * u64::from(per), layout.slots());
+        let (false, Some(slots)) = (found.interrupted, page.slots) else { return false };
+        let first = page.page * per;
+        let lines: Vec<(SlotId, LineId, Sum)> = (first..)
+            .zip(slots.iter())
+            .filter_map(|(slot, sum)| {
+                Some((SlotId(slot), placing.line_in(page.shard, slot), (*sum)?))
+            })
+            .collect();
+        let in_doubt = |line| log.is_set(regions.of(line));
+        look(device, sb, page.shard, &lines, &in_doubt, found);
+        false
+    })
+    .map_err(|IoFailed| CacheError::System {
+        what: "the map on the cache device",
+        reason: "it cannot be read: replace the device, or format it anew".into(),
+    })?;
+    // One that was being written when the power failed is not whole.
+    if sb.is_clean() {
+        found.snapshot_pages_damaged += damaged;
+    }
+    Ok(())
 }
 
 /// Copies of the superblock that are neither whole nor empty.
@@ -200,7 +249,7 @@ fn recover(
     };
     let shape = Shape::of(&layout);
     let (entries, rest) = Map::words(shape);
-    let placing = Placing::new(layout.shards, layout.group_sets, sb.key);
+    let placing = Placing::of(&layout, sb.key);
     let mut maps: Vec<Map> = (0..layout.shards)
         .map(|shard| {
             let words = (Words::heap(entries), Words::heap(rest));

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::record::{TapedLog, TapedShard};
-use larder_engine::block::{IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId};
+use larder_engine::block::{
+    IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId, TableChange,
+};
+use larder_format::PAGE_SIZE;
 use larder_format::block::log::Held;
 use larder_format::block::{BlockSuperblock, VolumeState};
-use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, Payload};
+use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
 
-use super::cell::{Copying, Fill, Message, Out};
+use super::cell::{Copying, Fill, Load, Message, Out};
 use super::service::{aligned, crcs};
 use super::{Cache, LogInbox, locked, open};
 
@@ -44,7 +47,7 @@ pub(super) const QUIET_SECONDS: u32 = 30;
 pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;
 
 /// The device, as the log uses it.
-pub(super) struct CacheIo<'a>(pub &'a dyn Device);
+pub(super) struct CacheIo<'a>(pub &'a FlashDevice);
 
 impl LogIo for CacheIo<'_> {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
@@ -67,6 +70,17 @@ impl LogIo for CacheIo<'_> {
             IoFailed
         })
     }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        self.0.punch(at, len).map_err(|error| {
+            tracing::warn!(%error, "no hole can be made in the file of the cache");
+            IoFailed
+        })
+    }
+
+    fn next_data(&mut self, at: u64) -> Option<u64> {
+        self.0.next_data(at)
+    }
 }
 
 /// An I/O of lines that no client waits for.
@@ -75,6 +89,8 @@ enum Job {
     Read(Copying),
     /// A fill, or the second half: whose, and the bytes.
     Write(u32, IoId, Payload),
+    /// A page of the table.
+    Load(Load),
 }
 
 pub(super) struct LogThread {
@@ -135,7 +151,15 @@ impl LogThread {
         let Some(mut log) = self.log.take() else { return false };
         let cache = self.cache.clone();
         let io = &mut CacheIo(&cache.device);
-        let outcome = if anew { log.begin_anew(io, change) } else { log.update(io, change) };
+        let outcome = if cache.layout.is_sparse() {
+            // Its table is not begun anew: what lines were dropped must be in it first.
+            let written = log.write_out(&mut Shards::new(self), io);
+            written.and_then(|()| log.update(io, change))
+        } else if anew {
+            log.begin_anew(io, change)
+        } else {
+            log.update(io, change)
+        };
         match outcome {
             Ok(()) => {
                 self.log = Some(log);
@@ -195,6 +219,7 @@ impl LogThread {
             i.stop
                 || !i.asks.is_empty()
                 || !i.ranges.is_empty()
+                || !i.loads.is_empty()
                 || !i.jobs.is_empty()
                 || i.give_up.is_some()
         };
@@ -219,13 +244,14 @@ impl LogThread {
     }
 
     fn take_work(&mut self) {
-        let (fills, copies, asks, ranges, jobs, give_up) = {
+        let (fills, copies, asks, loads, ranges, jobs, give_up) = {
             let mut inbox = locked(&self.cache.log_inbox);
             self.commit |= std::mem::take(&mut inbox.commit);
             (
                 std::mem::take(&mut inbox.fills),
                 std::mem::take(&mut inbox.copies),
                 std::mem::take(&mut inbox.asks),
+                std::mem::take(&mut inbox.loads),
                 std::mem::take(&mut inbox.ranges),
                 std::mem::take(&mut inbox.jobs),
                 inbox.give_up.take(),
@@ -238,6 +264,12 @@ impl LogThread {
         }
         for fill in fills {
             self.write(fill);
+        }
+        for load in loads {
+            let offset = self.cache.layout.table_at(load.shard, load.page);
+            let token = self.begin(Job::Load(load));
+            let buf = AlignedBuf::zeroed(PAGE_SIZE);
+            self.fills.submit(token, &self.cache.file, FileOp::Read { offset, buf });
         }
         for copying in copies {
             let Copying { shard, from, lines, .. } = copying;
@@ -317,6 +349,12 @@ impl LogThread {
             let Some(job) = self.writing[at].take() else { continue };
             self.free.push(at);
             match (job, done.result, done.op) {
+                (Job::Load(Load { shard, io, page }), result, op) => {
+                    let cache = self.cache.clone();
+                    cache.page_read(shard, page, (op, result), |slots| {
+                        self.with(shard, |s, now, fx| s.page_loaded(now, io, slots, fx));
+                    });
+                }
                 (
                     Job::Read(Copying { shard, io, to: slot, .. }),
                     Ok(()),
@@ -451,6 +489,14 @@ impl LogShards for Shards<'_> {
 
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
         locked(&self.thread.cache.shards[shard as usize]).shard.take_records(most, out);
+    }
+
+    fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
+        locked(&self.thread.cache.shards[shard as usize]).shard.take_pages(most, out);
+    }
+
+    fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
+        locked(&self.thread.cache.shards[shard as usize]).shard.emptied(out);
     }
 
     fn records_durable(&mut self, shard: u32) {

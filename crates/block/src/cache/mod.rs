@@ -15,6 +15,7 @@
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
 //! | `prefetch` | what an operator wants to be cached ahead |
+//! | `tables` | what only a sparse cache has: its table at a start, and pages of it that are not in memory |
 //! | `census` | a thread that counts lines, takes out those of trimmed ranges, and reads what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
@@ -41,6 +42,7 @@ mod select;
 mod service;
 mod share;
 mod spare;
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -55,8 +57,10 @@ use std::time::Instant;
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{BlockStats, LineId, LogStats, OpId, Source, Verdict as EngineVerdict};
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_engine::block::{
+    BlockStats, IoFailed, LineId, LogStats, OpId, Source, Sum, Verdict as EngineVerdict,
+};
+use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule,
     Verdict as PolicyVerdict, VerdictCounts, Victim,
@@ -105,6 +109,7 @@ struct LogInbox {
     fills: Vec<Fill>,
     copies: Vec<Copying>,
     asks: Vec<(u32, u32)>,
+    loads: Vec<cell::Load>,
     ranges: Vec<(OpId, u32, u32)>,
     commit: bool,
     stop: bool,
@@ -125,7 +130,7 @@ pub struct CacheStats {
     pub log: LogStats,
     /// What admission said.
     pub verdicts: VerdictCounts,
-    /// Slots of the cache.
+    /// Lines that may be cached at a time.
     pub slots: u64,
     /// Bytes of DRAM of the map.
     pub map_bytes: u64,
@@ -157,6 +162,8 @@ impl CacheStats {
 /// A cache device with its volumes. Shared by all workers.
 pub struct Cache {
     layout: Layout,
+    /// That of the pages of its table, if it is sparse.
+    generation: u64,
     placing: Placing,
     device: FlashDevice,
     file: FileHandle,
@@ -323,7 +330,7 @@ impl Cache {
             engine: sum,
             log,
             verdicts,
-            slots: self.layout.slots(),
+            slots: self.layout.capacity(),
             map_bytes,
             enabled: self.is_enabled(),
             regions_set,
@@ -381,11 +388,13 @@ impl Cache {
             let after = inbox.fills.len();
             // It sleeps until there is something, and then until there is something urgent or a batch of fills.
             let wake = !out.asks.is_empty()
+                || !out.loads.is_empty()
                 || (out.commit && !inbox.commit)
                 || (before == 0 && after > 0)
                 || copies
                 || (before < log::BATCH && after >= log::BATCH);
             inbox.asks.append(&mut out.asks);
+            inbox.loads.append(&mut out.loads);
             inbox.commit |= std::mem::take(&mut out.commit);
             drop(inbox);
             if wake {
@@ -406,6 +415,24 @@ impl Cache {
         if self.put(worker, op, message) {
             self.doors[worker].wake();
         }
+    }
+
+    /// Whether `op` is a worker's, who stays as long as there are operations.
+    fn is_worker(&self, op: OpId) -> bool {
+        ((op.0 >> OP_BITS) as usize) < self.config.workers
+    }
+
+    /// What page `page` of the table of `shard` says, if `bytes` are that.
+    fn decode_page(
+        &self,
+        shard: u32,
+        page: u32,
+        bytes: &[u8],
+    ) -> Result<Vec<Option<Sum>>, IoFailed> {
+        let number = self.layout.table_number(shard, page);
+        let slots = table::decode(bytes, self.generation, number).ok_or(IoFailed)?;
+        let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
+        Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
     }
 
     fn at(&self, line: LineId) -> u64 {

@@ -21,8 +21,8 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, MapLog, Regions, SlotId, Sum,
-    WriteMode,
+    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, LineId, MapLog, Regions, SlotId,
+    Sum, WriteMode,
 };
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
@@ -41,7 +41,7 @@ use super::cell::{Cell, Tables};
 use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread, QUIET_SECONDS};
 use super::record::Recording;
-use super::{Attached, Cache, CacheHandle, LogInbox, census, locked};
+use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, tables};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
@@ -60,7 +60,7 @@ pub(super) const QUIET: Nanos = Nanos::from_secs(QUIET_SECONDS as u64);
 pub struct FormatConfig {
     /// File or device.
     pub path: PathBuf,
-    /// Its size; needed for a file that is not there.
+    /// Its size; needed for a file that is not there, and of a sparse cache the bytes of lines that it may hold.
     pub size: Option<ByteSize>,
     /// Bytes of a line.
     pub line: u32,
@@ -162,6 +162,16 @@ pub enum CacheError {
     /// Admission cannot be had.
     #[error("admission: {0}")]
     Admission(#[from] BlockAdmissionError),
+    /// A sparse cache is a file that may have holes.
+    #[error(
+        "'{path}' cannot be a sparse cache: {reason}; choose another placement, or a file on ext4, XFS, btrfs or tmpfs"
+    )]
+    NotSparse {
+        /// The device.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
     /// It cannot be recorded.
     #[error("record '{path}': {reason}")]
     Record {
@@ -218,6 +228,16 @@ pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<La
             return Err(CacheError::Occupied { path, what });
         }
     }
+    if let Placement::Sparse(_) = config.placement {
+        // The file is made anew: what it was is asked before.
+        let former = std::fs::metadata(&config.path).ok().filter(|f| f.is_file());
+        let former = former.and_then(|_| FlashDevice::open(&DeviceOptions::new(&config.path)).ok());
+        let former = former.and_then(|device| read_superblock(&device).ok());
+        let layout = tables::make_file(config)?;
+        former.iter().for_each(Region::forget);
+        let device = FlashDevice::open(&options.size(ByteSize(layout.device)))?;
+        return write_head(&device, layout, seed, now);
+    }
     // What cannot be laid out leaves no file behind.
     if let Some(size) = config.size {
         Layout::of(size.0, config.line, config.placement, config.shards)
@@ -226,7 +246,17 @@ pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<La
     let device = FlashDevice::open(&options)?;
     let layout = Layout::of(device.geometry().size, config.line, config.placement, config.shards)
         .map_err(|source| CacheError::Layout { path, source })?;
-    if let Ok(former) = read_superblock(&device) {
+    write_head(&device, layout, seed, now)
+}
+
+/// Makes a device with this layout an empty cache.
+fn write_head(
+    device: &FlashDevice,
+    layout: Layout,
+    seed: [u8; 32],
+    now: UnixSecs,
+) -> Result<Layout, CacheError> {
+    if let Ok(former) = read_superblock(device) {
         Region::forget(&former);
     }
     let mut rng = Rng::new(u64::from_le_bytes(seed[16..24].try_into().expect("8 bytes")));
@@ -246,6 +276,12 @@ pub fn format(config: &FormatConfig, seed: [u8; 32], now: UnixSecs) -> Result<La
     device.write_at((sb.copy() * COPY_BYTES) as u64, &sb.encode())?;
     device.sync()?;
     Ok(layout)
+}
+
+/// Bytes of DRAM that the map of a device of this layout takes at most, but for what replacement policies add.
+pub fn map_memory(layout: &Layout) -> u64 {
+    let (entries, rest) = Map::words(Shape::of(layout));
+    ((entries + rest) * 8) as u64 * u64::from(layout.shards)
 }
 
 /// What is on a device, if anything is.
@@ -502,6 +538,16 @@ pub fn open(
         sb.generation += 1 << 20;
         sb.snapshot = false;
     }
+    if let Some(record) = config.record.as_ref().filter(|_| sb.layout.is_sparse()) {
+        return Err(CacheError::Record {
+            path: record.file.display().to_string(),
+            reason: format!(
+                "what a sparse cache decides follows from its table on the device, which no record has: format '{}' with \
+                 another placement, or serve without --record",
+                path.display()
+            ),
+        });
+    }
     let (region, mut words, why_private) = Region::open(&sb)?;
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
@@ -512,7 +558,7 @@ pub fn open(
     let governor = Governor::new(&config, &sb, path.to_owned())?;
 
     let layout = sb.layout;
-    let placing = Placing::new(layout.shards, layout.group_sets, sb.key);
+    let placing = Placing::of(&layout, sb.key);
     let shared = in_memory.is_ok();
     if !shared {
         region.disown();
@@ -551,7 +597,22 @@ pub fn open(
         }
     }
     let (mut dropped, mut foreign) = (0u64, 0u64);
-    for map in &mut maps {
+    if layout.is_sparse() {
+        let keeps = |line| plan.keeps(line, &layout);
+        let io = &mut CacheIo(&device);
+        (dropped, foreign) = if shared {
+            tables::keep_pages(&mut maps, log.superblock(), io, &keeps)
+        } else {
+            let used = |line| keeps(line) && !log.is_set(regions.of(line));
+            tables::find_pages(&mut maps, log.superblock(), io, &used).map(|dropped| (dropped, 0))
+        }
+        .map_err(|IoFailed| CacheError::System {
+            what: "the map on the cache device",
+            reason: "it cannot be read or written: replace the device, or format it anew".into(),
+        })?;
+    }
+    // (What is in a table was looked at.)
+    for map in maps.iter_mut().filter(|_| !layout.is_sparse()) {
         for slot in (0..map.len()).map(SlotId) {
             if let Slot::Line(line) = map.get(slot)
                 && ((!shared && log.is_set(regions.of(line))) || !plan.keeps(line, &layout))
@@ -579,6 +640,7 @@ pub fn open(
         Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(recovered.records),
         Err(why) => Warmth::Cold(why),
     };
+    let generation = log.superblock().generation;
     region.announce(log.superblock().epoch + 1);
     // Lines of volumes that are not as they were must not come back after a power cut either.
     let io = &mut CacheIo(&device);
@@ -634,6 +696,7 @@ pub fn open(
         .map_err(|reason| CacheError::System { what: "a ring", reason })?;
     let cache = Arc::new(Cache {
         layout,
+        generation,
         placing,
         device,
         file,

@@ -207,7 +207,7 @@ impl Porter {
         // What a former one was told too late is nobody's.
         locked(&cache.doors[cache.porter()].inbox).clear();
         let service = Cached::new(cache.clone(), cache.porter(), registry, 0, RingChoice::Auto)?;
-        let slots = cache.layout.slots();
+        let slots = cache.layout.capacity();
         let room = volume.share.ceiling.map_or(slots, |c| c.min(slots));
         let line_bytes = cache.layout.line;
         Ok(Porter {

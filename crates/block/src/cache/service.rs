@@ -1,5 +1,6 @@
 //! A worker's requests, by way of the engine.
 
+mod bytes;
 mod client_op;
 mod ranged;
 
@@ -13,17 +14,20 @@ use std::time::Instant;
 use larder_engine::block::{
     GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Verdict,
 };
+use larder_format::PAGE_SIZE;
 use larder_policy::block::{BlockKind, BlockOp, Reason, Rule, Verdict as PolicyVerdict};
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
+use bytes::copy;
+pub(super) use bytes::{aligned, crcs};
 use client_op::{ClientOp, RangeState};
 
 use super::ahead::Streams;
 use super::attached::count;
-use super::cell::{Message, Out};
+use super::cell::{Load, Message, Out};
 use super::pieces::{Piece, Pieces};
 use super::spare::Spare;
 use super::{Attached, Cache, OP_BITS, locked};
@@ -90,6 +94,8 @@ enum FlashJob {
         io: IoId,
         bytes: Payload,
     },
+    /// A page of the table.
+    Load(Load),
     /// A line is read, so that bytes are laid over it; then it is written, with the checksums before and after.
     MergeRead {
         shard: u32,
@@ -579,6 +585,12 @@ impl Cached {
                 let op = FileOp::Write { offset, data, durable: false };
                 self.flash.submit(job, &self.cache.file, op);
             }
+            Message::Load(load) => {
+                let buf = AlignedBuf::zeroed(PAGE_SIZE);
+                let offset = self.cache.layout.table_at(load.shard, load.page);
+                let job = self.flash_jobs.add(FlashJob::Load(load));
+                self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
+            }
             Message::Merge { shard, io, merge, bytes } => {
                 let buf = AlignedBuf::zeroed(self.cache.line_bytes() as usize);
                 let offset = self.cache.layout.slot_at(shard, merge.from.0);
@@ -674,6 +686,12 @@ impl Cached {
                     self.call(shard, |s, fx| s.flash_read(now, io, Err(IoFailed), fx));
                 }
             },
+            (Some(FlashJob::Load(Load { shard, io, page })), op) => {
+                let cache = self.cache.clone();
+                cache.page_read(shard, page, (op, result), |slots| {
+                    self.call(shard, |s, fx| s.page_loaded(now, io, slots, fx));
+                });
+            }
             (
                 Some(FlashJob::MergeRead { shard, io, merge, bytes }),
                 FileOp::Read { mut buf, .. },
@@ -787,25 +805,6 @@ impl Cached {
             }
         }
     }
-}
-
-/// CRC-32C of each line.
-pub(super) fn crcs(bytes: &[u8], line: usize) -> Vec<u32> {
-    bytes.chunks(line).map(crc32c::crc32c).collect()
-}
-
-/// The same bytes where direct I/O takes them from.
-pub(super) fn aligned(bytes: Payload) -> Payload {
-    if (bytes.as_ptr() as usize).is_multiple_of(4096) {
-        return bytes;
-    }
-    copy(&bytes)
-}
-
-fn copy(bytes: &[u8]) -> Payload {
-    let mut copy = AlignedBuf::zeroed(bytes.len());
-    copy.copy_from_slice(bytes);
-    Payload::new(copy)
 }
 
 impl Cached {

@@ -17,6 +17,8 @@ Examples:
   larder block format /flash/cache --size 100g
   # A whole drive, direct-mapped, lines of 16 KiB:
   larder block format /dev/nvme1n1 --placement direct --line 16k --yes
+  # A sparse file with 100 GiB of lines at most, before volumes of 8 TiB together:
+  larder block format /flash/cache --size 100g --placement sparse:8t
   # Fully associative; flash is written segment by segment, in order:
   larder block format /dev/nvme1n1 --placement full --yes";
 
@@ -26,11 +28,12 @@ Examples:
 pub(crate) struct Args {
     /// File or block device
     path: PathBuf,
-    /// Its size; needed for a file that is not there yet
+    /// Its size; needed for a file that is not there yet. With sparse, how many bytes its lines may take up
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
-    /// Where a line may lie: direct (one place), set:W (W places, 2 to 16) or full (anywhere: a log of segments, which
-    /// takes 16 instead of 7 bytes of DRAM a line)
+    /// Where a line may lie: direct (one place), set:W (W places, 2 to 16), full (anywhere: a log of segments, which
+    /// takes 16 instead of 7 bytes of DRAM a line), or sparse (a place of its own in a sparse file; the map is on the
+    /// device and takes a fixed sum of DRAM). sparse:SPAN: with room for volumes of so many bytes together
     #[arg(long, value_name = "P", default_value = "set:8", value_parser = placement)]
     placement: Placement,
     /// Bytes of a line: 4k, 8k, 16k, 32k or 64k
@@ -45,11 +48,19 @@ pub(crate) struct Args {
 }
 
 fn placement(text: &str) -> Result<Placement, String> {
-    let wrong =
-        || format!("'{text}' is not a placement: write direct, set:W with W from 2 to 16, or full");
+    let wrong = || {
+        format!(
+            "'{text}' is not a placement: write direct, set:W with W from 2 to 16, full, sparse or sparse:SPAN"
+        )
+    };
+    if let Some(span) = text.strip_prefix("sparse:") {
+        let span = span.parse::<ByteSize>().ok().filter(|s| s.0 > 0).ok_or_else(wrong)?;
+        return Ok(Placement::Sparse(span.0));
+    }
     match text.strip_prefix("set:") {
         None if text == "direct" => Ok(Placement::Sets(1)),
         None if text == "full" => Ok(Placement::Full),
+        None if text == "sparse" => Ok(Placement::Sparse(0)),
         None => Err(wrong()),
         Some(ways) => {
             let ways = ways.parse().ok().filter(|w| (2..=16).contains(w));
@@ -83,6 +94,17 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let a_line = match layout.placement() {
         Placement::Sets(_) => 7,
         Placement::Full => 16,
+        Placement::Sparse(span) => {
+            outln!(
+                "{}: up to {} lines of {}, of volumes of {} together; the map takes {} of DRAM, whatever is cached",
+                args.path.display(),
+                layout.capacity(),
+                ByteSize(u64::from(layout.line)),
+                ByteSize(span),
+                ByteSize(open::map_memory(&layout)),
+            )?;
+            return Ok(());
+        }
     };
     outln!(
         "{}: {} lines of {}, {} for the map; it will take up to {} of DRAM ({a_line} bytes a line)",
@@ -100,6 +122,7 @@ pub(super) fn failed(error: CacheError) -> CliError {
     match error {
         CacheError::Layout { .. }
         | CacheError::Occupied { .. }
+        | CacheError::NotSparse { .. }
         | CacheError::NotEmpty { .. }
         | CacheError::Admission(_)
         | CacheError::Budget(_) => CliError::Usage(error.to_string()),

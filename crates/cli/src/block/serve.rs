@@ -87,7 +87,8 @@ pub(crate) struct Args {
     /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses
     #[arg(long, value_name = "NAME", default_value = "all")]
     admission: String,
-    /// Which line is evicted: lru, clock, sieve, s3fifo or fifo. May differ from run to run
+    /// Which line is evicted: lru, clock, sieve, s3fifo or fifo; a sparse cache has a clock of its own. May differ from run
+    /// to run
     #[arg(long, value_name = "NAME", default_value = "lru")]
     replacement: Replacement,
     /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached
@@ -330,9 +331,6 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         }
         Err(e) => return Err(runtime(&format!("cache '{}': {e}", args.cache.display()))),
     };
-    if let Some(free) = larder_runtime::machine::shortfall(&args.cache, size) {
-        warn!("{}", super::will_not_fit(&args.cache, size, free));
-    }
     let page = args.http.as_ref().map(|address| bind_page(address)).transpose()?;
     let workers = usize::from(args.threads);
     let server_config = ServerConfig {
@@ -346,6 +344,12 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let doors = Doors::open(&server_config).map_err(|e| usage(&e))?;
     let vhost = VhostDoors::open(&vhost).map_err(|e| usage(&e))?;
     let layout = open::layout_of(&args.cache).map_err(failed)?;
+    // A sparse file seems to be larger than it will be.
+    let most = layout.capacity() * u64::from(layout.line);
+    let size = if layout.is_sparse() { most } else { size };
+    if let Some(free) = larder_runtime::machine::shortfall(&args.cache, size) {
+        warn!("{}", super::will_not_fit(&args.cache, size, free));
+    }
     let volumes = Arc::new(Volumes::default());
     let state_dir = state_dir(args.state_dir.as_ref());
     let stores = args.stores.clone();
@@ -383,13 +387,17 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         Warmth::Log(_) => "warm from the device".to_owned(),
         Warmth::Cold(why) => format!("cold: {why}"),
     };
+    let each = if layout.is_sparse() {
+        "whatever is cached".to_owned()
+    } else {
+        format!("{:.1} bytes a line", stats.map_bytes as f64 / stats.slots as f64)
+    };
     info!(
-        "cache {}: {} lines of {}, {} of DRAM for the map ({:.1} bytes a line), {how}, {} lines cached",
+        "cache {}: {} lines of {}, {} of DRAM for the map ({each}), {how}, {} lines cached",
         args.cache.display(),
         stats.slots,
         ByteSize(u64::from(layout.line)),
         ByteSize(stats.map_bytes),
-        stats.map_bytes as f64 / stats.slots as f64,
         cache.count_lines(),
     );
     let served = cache.clone();

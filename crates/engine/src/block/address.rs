@@ -9,6 +9,10 @@
 //!
 //! The tag is the lap's number. Nothing is lost on the way, so a slot with its tag names exactly one line: a tag that is
 //! equal *is* the same line, not probably the same.
+//!
+//! Where every line has a slot of its own (`sparse`) there is a single lap, which begins at the first set.
+
+use larder_format::block::Layout;
 
 use super::api::{GROUP_LINES, GroupId, LineId};
 
@@ -31,6 +35,8 @@ pub struct Placing {
     shards: u64,
     /// Sets of groups in a shard: each holds `ways` groups' worth of lines.
     group_sets: u64,
+    /// There is but one lap, and it begins at the first set.
+    single: bool,
 }
 
 /// Where a group falls.
@@ -56,12 +62,30 @@ impl Placing {
             bits,
             shards: u64::from(shards),
             group_sets: u64::from(group_sets),
+            single: false,
+        }
+    }
+
+    /// One in which every group has a set of its own: they go to the shards in turn, in order.
+    ///
+    /// # Panics
+    /// If there are no shards or sets.
+    pub fn single(shards: u32, group_sets: u32, key: u64) -> Placing {
+        Placing { single: true, ..Self::new(shards, group_sets, key) }
+    }
+
+    /// That of a device.
+    pub fn of(layout: &Layout, key: u64) -> Placing {
+        if layout.is_sparse() {
+            Self::single(layout.shards, layout.group_sets, key)
+        } else {
+            Self::new(layout.shards, layout.group_sets, key)
         }
     }
 
     /// Groups in the line space: volumes must fit in it together.
     pub fn groups(&self) -> u64 {
-        1 << self.bits
+        if self.single { self.lap() } else { 1 << self.bits }
     }
 
     /// Lines in the line space.
@@ -81,7 +105,7 @@ impl Placing {
 
     /// The set, of all shards' sets, where lap number `lap` begins.
     fn begin(&self, lap: u64) -> u64 {
-        hash(self.key, lap) % self.lap()
+        if self.single { 0 } else { hash(self.key, lap) % self.lap() }
     }
 
     /// The lap of `group`, and its set of all shards' sets.
@@ -118,6 +142,12 @@ impl Placing {
     pub fn place(&self, group: GroupId) -> Place {
         let (lap, set) = self.lap_and_set(group);
         Place { group_set: (set / self.shards) as u32, tag: lap as u32 }
+    }
+
+    /// The line that lies in slot `slot` of shard `shard`, where there is but one lap.
+    pub fn line_in(&self, shard: u32, slot: u32) -> LineId {
+        let lines = GROUP_LINES;
+        self.line(shard, Place { group_set: slot / lines, tag: 0 }, slot % lines)
     }
 
     /// The line of place `place` and place `index` in its group, in shard `shard`: the inverse of the above.

@@ -169,6 +169,9 @@ pub trait BlockEffects {
     /// Copy `lines` whole lines from slot `from` and the next ones to slot `to` and the next ones, for nobody who waits;
     /// answer with `BlockShard::flash_written`, with the checksums of what was read and written.
     fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32);
+    /// Read page `page` of the shard's table, on behalf of `op` (others may wait for it too); answer with
+    /// `BlockShard::page_loaded`. Asked for where the placement is sparse only.
+    fn load(&mut self, _io: IoId, _page: u32, _op: OpId) {}
     /// Read from the backing store into a buffer, on behalf of `op` (others may join it); answer with
     /// `BlockShard::backing_read`.
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId);

@@ -35,6 +35,7 @@ impl BlockShard {
         if !self.enabled {
             return 0;
         }
+        self.evict_cold(fx);
         let awaits_bit = self.awaits_bit(group);
         let mut refs = 0;
         let mut ready: Vec<(SlotId, LineId, u32)> = Vec::new();

@@ -8,6 +8,10 @@
 //! shards. A **snapshot** replaces a log that is nearly full: from then on records go to the other log, of the next
 //! generation, while the state of every slot is copied beside it; when that is durable the superblock is turned to it.
 //! Until then recovery reads the old snapshot, the old log, and the new log.
+//!
+//! Where the placement is sparse there is a table instead, whose pages are written where they lie: see `log/tables.rs`.
+
+mod tables;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,8 +22,10 @@ use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{BlockSuperblock, Layout, intents, log as pages};
 
 use super::api::{IoFailed, SlotId};
+use super::paging::TableChange;
 use super::planted::Planted;
 use super::shard::MapRecord;
+pub use tables::{FoundPage, read_table};
 
 /// Records taken from a shard for one batch.
 const BATCH: usize = 4096;
@@ -45,6 +51,18 @@ pub trait LogIo {
     /// # Errors
     /// If the device cannot.
     fn flush(&mut self) -> Result<(), IoFailed>;
+    /// Gives the space of a stretch back: it reads as zeros from now on, durably after the next flush. Asked for where the
+    /// placement is sparse only.
+    ///
+    /// # Errors
+    /// If the device cannot: any part of it may be zeros.
+    fn punch(&mut self, _at: u64, _len: u64) -> Result<(), IoFailed> {
+        Err(IoFailed)
+    }
+    /// Where, from `at` on, the device has anything but a hole, if it can tell; `None` behind the last.
+    fn next_data(&mut self, at: u64) -> Option<u64> {
+        Some(at)
+    }
 }
 
 /// The shards, as the log uses them: each call is one of `BlockShard`, under its lock.
@@ -53,6 +71,10 @@ pub trait LogShards {
     fn records_waiting(&mut self, shard: u32) -> usize;
     /// `BlockShard::take_records`.
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>);
+    /// `BlockShard::take_pages`. Asked for where the placement is sparse only.
+    fn take_pages(&mut self, _shard: u32, _most: usize, _out: &mut Vec<TableChange>) {}
+    /// `BlockShard::emptied`. Asked for where the placement is sparse only.
+    fn emptied(&mut self, _shard: u32, _out: &mut Vec<(SlotId, u32)>) {}
     /// `BlockShard::records_durable`.
     fn records_durable(&mut self, shard: u32);
     /// `BlockShard::records_lost`.
@@ -161,7 +183,8 @@ impl MapLog {
     ) -> Result<Recovered, IoFailed> {
         let layout = superblock.layout;
         let mut damaged = Vec::new();
-        if !shared && superblock.snapshot {
+        let shared = shared && !layout.is_sparse();
+        if !shared && superblock.snapshot && !layout.is_sparse() {
             read_pages(
                 io,
                 layout.snapshot_at(superblock.area),
@@ -190,6 +213,7 @@ impl MapLog {
         };
         let mut generation = superblock.generation;
         let mut area = superblock.area;
+        // (A log without pages has none: with a table there is nothing to read.)
         let (mut next, epoch) = read_log(io, &layout, generation, area, 0, &mut apply)?;
         // A snapshot that was under way when the last run ended: its log follows ours.
         let (ahead, _) = read_log(io, &layout, generation + 1, 1 - area, epoch, &mut apply)?;
@@ -290,6 +314,10 @@ impl MapLog {
         io: &mut impl LogIo,
         change: impl FnOnce(&mut BlockSuperblock),
     ) -> Result<(), LogFailed> {
+        if self.superblock.layout.is_sparse() {
+            // There is no list to begin: a page that differs is written as it is before this is in force.
+            return self.update(io, change);
+        }
         self.update(io, |sb| {
             change(sb);
             // Far from every log that was ever written.
@@ -386,11 +414,30 @@ impl MapLog {
         Ok(self.set.is_empty())
     }
 
+    /// Makes everything durable that the shards have to record, as far as they go on having more.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn write_out(
+        &mut self,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<(), LogFailed> {
+        while (0..self.shards()).any(|s| shards.records_waiting(s) > 0) {
+            self.batch(BATCH, shards, io)?;
+        }
+        Ok(())
+    }
+
     fn shards(&self) -> u32 {
         self.superblock.layout.shards
     }
 
+    /// Pages left in the log; a table is never full.
     fn room(&self) -> u64 {
+        if self.superblock.layout.is_sparse() {
+            return u64::MAX;
+        }
         self.superblock.layout.log_pages - self.next
     }
 
@@ -407,6 +454,9 @@ impl MapLog {
         io: &mut impl LogIo,
     ) -> Result<(), LogFailed> {
         let layout = self.superblock.layout;
+        if layout.is_sparse() {
+            return self.table_batch(shards, io);
+        }
         let budget = (self.room().min(self.batch_pages()) as usize * RECORDS_PER_PAGE)
             / self.shards() as usize;
         let mut records = Vec::new();

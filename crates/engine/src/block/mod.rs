@@ -11,6 +11,7 @@ mod fill;
 mod left;
 pub mod log;
 pub mod map;
+mod paging;
 mod planted;
 mod ranges;
 mod read;
@@ -26,6 +27,9 @@ pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
     OpId, Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,
 };
-pub use log::{LogFailed, LogIo, LogShards, LogStats, LogStep, MapLog, Recovered};
+pub use log::{
+    FoundPage, LogFailed, LogIo, LogShards, LogStats, LogStep, MapLog, Recovered, read_table,
+};
+pub use paging::TableChange;
 pub use planted::Planted;
 pub use shard::{BlockConfig, BlockShard, MapRecord, Regions};

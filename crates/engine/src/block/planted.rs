@@ -54,6 +54,14 @@ pub enum Planted {
     QuietWhileVoid,
     /// What became void behind the sweep counts as swept.
     SweptAnew,
+    /// The space of a line is given back before the durable map has forgotten it.
+    HoleBeforeDurable,
+    /// The space of a line is given back when its slot may be written again.
+    HoleTooLate,
+    /// A page of the table leaves memory though the device's copy differs.
+    FrameTakenDirty,
+    /// A page of the table that was dropped as a whole comes back as the device has it.
+    VoidForgotten,
 }
 
 impl super::BlockShard {

@@ -49,6 +49,9 @@ impl BlockShard {
         last: LineId,
         fx: &mut impl BlockEffects,
     ) {
+        if self.awaits_edge(op, first, last, fx) {
+            return;
+        }
         self.ranges.push(Range { first, last, op, held: false });
         self.grant_ranges(now, fx);
     }
@@ -79,6 +82,9 @@ impl BlockShard {
         cursor: u64,
         steps: u32,
     ) -> Option<u64> {
+        if self.paging.is_some() {
+            return self.drop_by_pages(first, last, cursor, steps);
+        }
         let regions = self.config.regions;
         let (low, high) = (regions.of(first), regions.of(last));
         let slots = u64::from(self.map.len());
@@ -191,5 +197,6 @@ impl BlockShard {
             self.stats.longest_wait = self.stats.longest_wait.max(now.saturating_sub(since));
             self.submit(now, part, fx);
         }
+        self.bring_stalled(now, fx);
     }
 }

@@ -33,6 +33,9 @@
 //! **A line of a range that was trimmed comes back.** Its region is *void* until the line is out of the map, in which nobody
 //! finds it meanwhile: see the header of `voids.rs`.
 //!
+//! What a table that lies on the device may do besides (sparse placement), and what keeps it from doing so, is in the header
+//! of `paging.rs`.
+//!
 //! # Order
 //!
 //! Parts that conflict run in the order in which they came. Only groups with something under way are tracked; there is
@@ -49,6 +52,7 @@ use super::api::{
 };
 use super::left::Left;
 use super::map::{Map, Slot};
+use super::paging::Paging;
 use super::planted::Planted;
 use super::ranges::{Range, Waiting};
 use super::regions::RegionSet;
@@ -171,6 +175,11 @@ pub(super) enum Io {
         lines: u32,
         source: FillSource,
     },
+    /// A page of the table comes into a frame.
+    Load {
+        page: u32,
+        frame: u32,
+    },
 }
 
 /// Who keeps the bytes of a fill.
@@ -237,8 +246,8 @@ pub struct BlockShard {
     pub(super) waiting_parts: u32,
     /// Slots whose state must be written to the log, and how many times each was recorded so far.
     changed: SlotSet,
-    /// What was taken to be written and is not durable yet.
-    taken: BTreeSet<SlotId>,
+    /// What was taken to be written and is not durable yet. (Of a table: slots that are held.)
+    pub(super) taken: BTreeSet<SlotId>,
     /// Regions whose bit is known to be durable.
     dirty: BTreeSet<u32>,
     /// Regions whose bit was asked for, and the changes that wait for it.
@@ -251,6 +260,8 @@ pub struct BlockShard {
     pub(super) present: RegionSet,
     /// Of them, those whose lines are gone all the same.
     pub(super) voids: Voids,
+    /// Where the table is on the device.
+    pub(super) paging: Option<Box<Paging>>,
     #[cfg(feature = "planted")]
     pub(super) fault: Option<Planted>,
 }
@@ -261,7 +272,8 @@ impl BlockShard {
     pub fn new(config: BlockConfig, mut map: Map) -> BlockShard {
         map.begin();
         let (mut changed, mut present) = (SlotSet::default(), RegionSet::default());
-        for slot in (0..map.len()).map(SlotId) {
+        let slots = if map.sparse().is_some() { 0 } else { map.len() };
+        for slot in (0..slots).map(SlotId) {
             match map.get(slot) {
                 Slot::Line(line) => present.set(config.regions.of(line)),
                 Slot::Held => changed.insert(slot),
@@ -269,7 +281,7 @@ impl BlockShard {
             }
         }
         let voids = Voids::found(&mut map, &present);
-        BlockShard {
+        let mut shard = BlockShard {
             config,
             map,
             stats: BlockStats::default(),
@@ -291,9 +303,12 @@ impl BlockShard {
             range_waiting: VecDeque::new(),
             present,
             voids,
+            paging: None,
             #[cfg(feature = "planted")]
             fault: None,
-        }
+        };
+        shard.begin_paging();
+        shard
     }
 
     /// What has happened so far.
@@ -318,7 +333,8 @@ impl BlockShard {
 
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
-        self.groups.is_empty() && self.actives.len() == 0 && self.ios.len() == 0
+        let paging = self.paging.as_ref().is_none_or(|p| p.is_idle());
+        self.groups.is_empty() && self.actives.len() == 0 && self.ios.len() == 0 && paging
     }
 
     /// Lines on their way to flash behind replies, or fetched for it: bounded by [`BlockLimits::fills`].
@@ -329,8 +345,9 @@ impl BlockShard {
     /// What is under way, for messages and tests.
     pub fn under_way(&self) -> String {
         format!(
-            "groups {:?}, waiting fills {}, asked {:?}, ranges {:?}, waiting for ranges {}, I/Os {}",
+            "groups {:?}, paging {:?}, waiting fills {}, asked {:?}, ranges {:?}, waiting for ranges {}, I/Os {}",
             self.groups,
+            self.paging,
             self.waiting_fills.len(),
             self.asked,
             self.ranges,
@@ -356,6 +373,11 @@ impl BlockShard {
     pub fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects) {
         debug_assert!(part.len > 0);
         let (group, mask) = self.span(part.at, part.len);
+        if let Some(page) = self.absent(group)
+            && !self.bring_for(now, page, part, fx)
+        {
+            return;
+        }
         let advice = part.kind == PartKind::Prefetch;
         if advice && (self.in_range(group, mask) || self.must_wait(&part, group, mask, usize::MAX))
         {
@@ -443,6 +465,7 @@ impl BlockShard {
         }
         self.tidy(group);
         self.grant_ranges(now, fx);
+        self.bring_stalled(now, fx);
     }
 
     pub(super) fn tidy(&mut self, group: GroupId) {
@@ -480,12 +503,14 @@ impl BlockShard {
 
     /// The state of `slot` differs from what was recorded last.
     pub(super) fn record(&mut self, slot: SlotId) {
-        self.changed.insert(slot);
+        if !self.record_page(slot) {
+            self.changed.insert(slot);
+        }
     }
 
-    /// Slots whose state waits to be recorded.
+    /// Slots whose state waits to be recorded, or pages of the table.
     pub fn records_waiting(&self) -> usize {
-        self.changed.len()
+        self.changed.len() + self.pages_waiting()
     }
 
     /// Up to `most` records of slots that changed, for the log. Flush the cache device after this call and before the
@@ -522,12 +547,12 @@ impl BlockShard {
     }
 
     /// A slot under update in place: its state is in between, and its region has its bit set.
-    fn is_update(&self, slot: SlotId) -> bool {
+    pub(super) fn is_update(&self, slot: SlotId) -> bool {
         self.reserved.contains(&slot) && !self.waiting_fills.contains_key(&slot)
     }
 
     /// The batch is durable: slots that it recorded as empty and that still are may be used.
-    pub fn records_durable(&mut self, _now: Nanos, fx: &mut impl BlockEffects) {
+    pub fn records_durable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
         for slot in std::mem::take(&mut self.taken) {
             let again = self.changed.contains(slot);
             let update = self.is_update(slot);
@@ -538,16 +563,23 @@ impl BlockShard {
                 self.left.settled(slot);
             }
         }
-        if self.changed.len() == 0 {
+        if self.paging.is_none() && self.changed.len() == 0 {
             self.left.all_settled();
         }
+        self.pages_durable();
         self.start_waiting_fills(fx);
         self.clean(fx);
+        self.bring_stalled(now, fx);
     }
 
     /// The batch could not be written: its slots wait again.
     pub fn records_lost(&mut self) {
-        self.changed.extend(std::mem::take(&mut self.taken));
+        let taken = std::mem::take(&mut self.taken);
+        if self.paging.is_some() {
+            self.pages_lost();
+        } else {
+            self.changed.extend(taken);
+        }
     }
 
     // ---- the write-intent map ----
@@ -583,6 +615,7 @@ impl BlockShard {
         let lax = self.planted(Planted::LeftIgnored);
         self.left.knows_all()
             && (lax || !self.left.has_region(self.config.regions.of(group.line(0))))
+            && (lax || self.left_for_good(group))
             && (0..16)
                 .filter(|i| mask & 1 << i != 0)
                 .map(|i| group.line(i))
@@ -664,12 +697,15 @@ impl BlockShard {
         for active in std::mem::take(&mut self.asked).into_values().flatten() {
             self.run_change(now, active, fx);
         }
+        self.end_paging(now, fx);
     }
 
     /// The bytes of `line` are in `slot`.
     pub(super) fn publish(&mut self, slot: SlotId, line: LineId, sum: Sum) {
         self.map.publish(slot, line, sum);
-        self.present.set(self.config.regions.of(line));
+        if self.paging.is_none() {
+            self.present.set(self.config.regions.of(line));
+        }
         self.record(slot);
     }
 

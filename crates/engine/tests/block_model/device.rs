@@ -2,6 +2,8 @@
 
 use larder_base::Rng;
 use larder_engine::block::{IoFailed, LogIo};
+use larder_format::PAGE_SIZE;
+use larder_format::block::{Layout, table};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -24,6 +26,12 @@ pub(crate) struct Device {
     /// Metadata operations left before the process is killed (`u64::MAX`: it is not).
     pub(crate) fuse: u64,
     pub(crate) blown: bool,
+    /// Stretches of which the space was given back.
+    pub(crate) holes: u64,
+    /// Where the table is, and the generation of its pages.
+    pub(crate) table: Option<(Layout, u64)>,
+    /// What was wrong with a hole.
+    pub(crate) complaint: Option<String>,
 }
 
 impl Device {
@@ -38,6 +46,9 @@ impl Device {
             dead: false,
             fuse: u64::MAX,
             blown: false,
+            holes: 0,
+            table: None,
+            complaint: None,
         }
     }
 
@@ -76,6 +87,31 @@ impl Device {
             }
         }
         self.live.clone_from(&self.durable);
+    }
+
+    /// No slot becomes a hole while the durable table names a line in it.
+    fn check_hole(&mut self, at: u64, len: u64) {
+        let Some((layout, generation)) = self.table.filter(|(layout, _)| at >= layout.data) else {
+            return;
+        };
+        let line = u64::from(layout.line);
+        let (first, last) = ((at - layout.data) / line, (at + len - layout.data) / line);
+        let per = layout.page_groups * 16;
+        for number in first..last {
+            let shard = (number / u64::from(layout.shard_slots())) as u32;
+            let slot = (number % u64::from(layout.shard_slots())) as u32;
+            let page = slot / per;
+            let from = layout.table_at(shard, page) as usize / SECTOR;
+            let bytes = self.durable[from..][..PAGE_SIZE / SECTOR].concat();
+            let number = layout.table_number(shard, page);
+            let named = table::decode(&bytes, generation, number)
+                .and_then(|mut slots| slots.nth((slot % per) as usize).flatten());
+            if named.is_some() {
+                self.complaint = Some(format!(
+                    "a hole in slot {slot} of shard {shard}, in which the durable table has a line"
+                ));
+            }
+        }
     }
 
     pub(crate) fn rot(&mut self, at: u64) {
@@ -146,5 +182,19 @@ impl LogIo for Io {
         self.burn()?;
         self.0.borrow_mut().flush();
         Ok(())
+    }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        self.0.borrow_mut().check_hole(at, len);
+        let zeros = vec![[0; SECTOR]; len as usize / SECTOR];
+        let outcome = self.burn();
+        let mut device = self.0.borrow_mut();
+        match outcome {
+            Ok(()) => device.write(at, &zeros),
+            Err(_) if device.dead => {}
+            Err(_) => device.write_torn(at, &zeros),
+        }
+        device.holes += 1;
+        outcome
     }
 }

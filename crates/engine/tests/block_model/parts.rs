@@ -42,6 +42,11 @@ pub(crate) struct Seen {
     pub(crate) voids: u64,
     pub(crate) sweeps: u64,
     pub(crate) drops: u64,
+    /// Of sparse caches: runs, pages that were read, that were dropped as a whole, and holes.
+    pub(crate) sparse: u64,
+    pub(crate) loads: u64,
+    pub(crate) cleared_pages: u64,
+    pub(crate) holes: u64,
 }
 
 impl Seen {
@@ -49,7 +54,7 @@ impl Seen {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs
-            voids sweeps drops);
+            voids sweeps drops sparse loads cleared_pages holes);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -81,6 +86,10 @@ impl Seen {
             self.voids,
             self.sweeps,
             self.drops,
+            self.sparse,
+            self.loads,
+            self.cleared_pages,
+            self.holes,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -100,6 +109,7 @@ pub(crate) enum Event {
     Done(OpId, Result<(), IoFailed>, bool),
     ReleaseOp(OpId),
     Intent(u32),
+    Load(IoId, u32),
 }
 
 pub(crate) struct Fx {
@@ -143,6 +153,9 @@ impl BlockEffects for Fx {
     }
     fn intent(&mut self, region: u32) {
         self.events.push(Event::Intent(region));
+    }
+    fn load(&mut self, io: IoId, page: u32, _op: OpId) {
+        self.events.push(Event::Load(io, page));
     }
     fn commit_soon(&mut self) {}
     fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {

@@ -1,6 +1,7 @@
 //! The world around the engine: clients, devices that take their time, and what clients may be told.
 
 mod checks;
+mod ends;
 mod in_log;
 mod ranged;
 
@@ -12,15 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng, UnixSecs, Words};
-use larder_engine::block::address::Placing;
+use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord,
-    Merge, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, IoId, LineId, MapLog,
+    MapRecord, Merge, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
+    read_table,
 };
 use larder_format::Uuid;
 use larder_format::block::log::Held;
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{EvictionBy, VictimPolicy};
 
 use crate::device::{Device, Io, SECTOR};
@@ -39,6 +41,12 @@ const SEGMENTS: u32 = 8;
 const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
 const KEY: u64 = 0x5eed;
+/// From this seed on the cache is sparse; before, it has sets or a log.
+pub(crate) const SPARSE_FROM: u64 = 2_000;
+/// Lines that a sparse cache may hold, groups of a page of its table, and pages of each shard that memory has room for.
+const MOST_LINES: u64 = 48;
+const PAGE_GROUPS: u32 = 2;
+const FRAMES: u32 = 3;
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
@@ -84,12 +92,20 @@ pub(crate) struct World {
     durable: BTreeMap<(usize, SlotId), Option<LineId>>,
     /// Records that are being written, by shard.
     writing: Vec<(usize, MapRecord)>,
+    /// That of the superblock.
+    generation: u64,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, options: Options) -> World {
         let mut rng = Rng::new(seed);
-        let layout = if rng.chance(0.5) {
+        let layout = if seed >= SPARSE_FROM {
+            // A slot for every line of the stretches, and no more.
+            let span = STRETCHES * (1 << 20);
+            let layout =
+                Layout::sparse_of(MOST_LINES * LINE, LINE as u32, span, SHARDS, PAGE_GROUPS);
+            layout.expect("a layout")
+        } else if rng.chance(0.5) {
             let layout = Layout::new((2 << 20) + (1 << 18), LINE as u32, WAYS, SHARDS);
             let layout = layout.expect("a layout");
             assert_eq!(layout.group_sets, 1, "a tiny cache");
@@ -134,11 +150,13 @@ impl World {
             trims: false,
             durable: BTreeMap::new(),
             writing: Vec::new(),
+            generation: 0,
         };
         world.lazy_log = world.rng.chance(0.25);
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
         world.seen.logs += u64::from(layout.segment > 0);
+        world.seen.sparse += u64::from(layout.is_sparse());
         world.format();
         world.start(None);
         world
@@ -186,8 +204,15 @@ impl World {
         };
         let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
             .expect("a superblock");
-        let placing = Placing::new(SHARDS, self.layout.group_sets, KEY);
-        let shape = Shape::of(&self.layout);
+        self.generation = sb.generation;
+        if self.layout.is_sparse() {
+            self.device.borrow_mut().table = Some((self.layout, sb.generation));
+        }
+        let placing = Placing::of(&self.layout, KEY);
+        let mut shape = Shape::of(&self.layout);
+        if let Shape::Sparse { frames, .. } = &mut shape {
+            *frames = FRAMES;
+        }
         let slots = shape.slots();
         let shared = survived.is_some();
         let mut words: Vec<(Words, Words)> = survived.unwrap_or_else(|| {
@@ -229,7 +254,29 @@ impl World {
             log.plant(fault);
         }
         let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
-        if !shared {
+        if !shared && self.layout.is_sparse() {
+            let sb = log.superblock().clone();
+            let per = (PAGE_GROUPS * GROUP_LINES) as u64;
+            read_table(&sb, &mut self.io(), |found: FoundPage<'_>| {
+                let Some(slots) = found.slots else { return true };
+                let map = &mut maps[found.shard as usize];
+                let before = slots.iter().flatten().count();
+                for (i, held) in (0u64..).zip(slots.iter_mut()) {
+                    let slot = u64::from(found.page) * per + i;
+                    let place = Place { group_set: (slot / 16) as u32, tag: 0 };
+                    let line = placing.line(found.shard, place, (slot % 16) as u32);
+                    if log.is_set(regions.of(line)) {
+                        *held = None;
+                    }
+                }
+                let lines = slots.iter().flatten().count();
+                if lines > 0 {
+                    map.sparse_mut().expect("a sparse map").found(found.page, lines as u32);
+                }
+                lines != before
+            })
+            .expect("a device that can be read");
+        } else if !shared {
             for map in &mut maps {
                 for slot in (0..map.len()).map(SlotId) {
                     if matches!(map.get(slot), Slot::Line(line) if log.is_set(regions.of(line))) {
@@ -297,7 +344,7 @@ impl World {
             from = to;
         }
         self.ops.get_mut(&op).expect("just begun").parts = parts.len() as u32;
-        let placing = Placing::new(SHARDS, self.layout.group_sets, KEY);
+        let placing = Placing::of(&self.layout, KEY);
         for (from, len) in parts {
             let group = LineId(from / PER_LINE).group();
             let shard = placing.shard(group) as usize;
@@ -549,6 +596,14 @@ impl World {
                     };
                     self.write_flash(shard, slot, lines, bytes)
                 }
+                Event::Load(_, page) => {
+                    let at = self.layout.table_at(shard as u32, page);
+                    if self.device.borrow_mut().fails() {
+                        Err(IoFailed)
+                    } else {
+                        Ok(self.device.borrow().read(at, 4096 / SECTOR))
+                    }
+                }
                 Event::BackingRead(_, at, len) => {
                     if self.backing_fails() {
                         Err(IoFailed)
@@ -598,6 +653,19 @@ impl World {
             Event::Merge(io, ..) => {
                 let sums = outcome.map(|b| crcs(&b)).map(|s| (s[0], s[1]));
                 self.call(shard, |s, fx| s.merged(now, io, sums, fx));
+            }
+            Event::Load(io, page) => {
+                self.seen.loads += 1;
+                let number = self.layout.table_number(shard as u32, page);
+                let slots = outcome.and_then(|bytes| {
+                    let bytes = bytes.concat();
+                    let slots = table::decode(&bytes, self.generation, number).ok_or(IoFailed)?;
+                    let per = (PAGE_GROUPS * GROUP_LINES) as usize;
+                    Ok(slots.take(per).map(|s| s.map(Sum)).collect::<Vec<_>>())
+                });
+                self.call(shard, |s, fx| {
+                    s.page_loaded(now, io, slots.as_deref().map_err(|&e| e), fx)
+                });
             }
             Event::BackingRead(io, at, _) => {
                 let result = outcome.as_ref().map(|_| ()).map_err(|&e| e);
@@ -713,155 +781,8 @@ impl World {
         }
     }
 
-    // ---- the end of a run ----
-
-    /// What the process was doing is cut off: writes under way may have happened, in part.
-    fn cut_off(&mut self) {
-        for doing in std::mem::take(&mut self.doing) {
-            if doing.landed.is_some() {
-                continue;
-            }
-            match doing.event {
-                Event::FlashWrite(_, slot, line, lines, source) => {
-                    let Some(bytes) =
-                        self.bytes_of(doing.shard, source, line.0 * LINE, lines * LINE as u32)
-                    else {
-                        return;
-                    };
-                    let to = self.flash_at(doing.shard, slot);
-                    self.device.borrow_mut().write_torn(to, &bytes);
-                }
-                Event::BackingChange(_, op, kind, at, len) => {
-                    self.change_backing(op, kind, at, len, true)
-                }
-                Event::Merge(_, merge, op) => {
-                    if let Some(before) = doing.read {
-                        let Some(after) = self.overlay(doing.shard, &before, merge, op) else {
-                            return;
-                        };
-                        let to = self.flash_at(doing.shard, merge.to);
-                        self.device.borrow_mut().write_torn(to, &after);
-                    }
-                }
-                Event::Copy(_, _, to, _) => {
-                    if let Some(bytes) = doing.read {
-                        let to = self.flash_at(doing.shard, to);
-                        self.device.borrow_mut().write_torn(to, &bytes);
-                    }
-                }
-                _ => {}
-            }
-        }
-        self.ops.clear();
-        self.buffers.clear();
-        self.asked.clear();
-        self.backing_is_true();
-    }
-
-    fn restart(&mut self, words: Option<Vec<(Words, Words)>>) {
-        let mut device = self.device.borrow_mut();
-        device.blown = false;
-        device.fuse = u64::MAX;
-        drop(device);
-        // What was written before is made durable before anything of it is cached.
-        self.volatile.clear();
-        if self.void || self.device.borrow().dead {
-            self.format();
-            self.start(None);
-        } else {
-            self.start(words);
-        }
-        if let Err(why) = self.check_map() {
-            self.fail(format!("after a restart: {why}"));
-        }
-    }
-
-    fn kill(&mut self) {
-        self.seen.kills += 1;
-        self.script.push(format!("{} kill", self.time));
-        self.count();
-        let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
-        self.cut_off();
-        self.restart(Some(words));
-    }
-
-    fn power_cut(&mut self) {
-        self.seen.power_cuts += 1;
-        self.script.push(format!("{} power cut", self.time));
-        self.count();
-        self.cut_off();
-        self.device.borrow_mut().power_cut();
-        self.backing_loses();
-        self.restart(None);
-        self.seen.warm_lines += self.shards.iter().map(|s| u64::from(s.map().count())).sum::<u64>();
-    }
-
-    fn drain(&mut self) -> Result<(), String> {
-        self.draining = true;
-        self.fuse.store(u64::MAX, Ordering::Relaxed);
-        self.device.borrow_mut().fuse = u64::MAX;
-        self.device.borrow_mut().fail = 0.0;
-        for _ in 0..100_000 {
-            // Fills go on when the clients have their answers.
-            let idle = self.shards.iter().all(BlockShard::is_idle);
-            if self.ops.is_empty() && self.doing.is_empty() && idle {
-                self.draining = false;
-                return Ok(());
-            }
-            self.time += 1;
-            self.advance();
-            self.step_log();
-            if let Some(why) = self.error.take() {
-                return Err(why);
-            }
-        }
-        let op =
-            self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.parts, o.holds, o.range));
-        let shards: Vec<_> = self.shards.iter().map(|s| s.under_way()).collect();
-        Err(format!(
-            "{shards:?} stuck: {} operations, {} I/Os, the first {op:?}",
-            self.ops.len(),
-            self.doing.len()
-        ))
-    }
-
-    fn stop(&mut self) -> Result<(), String> {
-        self.drain()?;
-        self.seen.stops += 1;
-        self.script.push(format!("{} stop", self.time));
-        self.count();
-        let enabled = !self.void;
-        if self.rng.chance(0.5) {
-            self.shards.iter_mut().for_each(|shard| while shard.sweep(7) {});
-        }
-        if let Some(mut log) = self.log.take() {
-            let (now, mut io) = (self.now(), self.io());
-            // Changes that went ahead of their bits are over; the bits are still to come.
-            std::mem::take(&mut self.asked).into_iter().for_each(|(s, region)| log.ask(s, region));
-            // The backing store may refuse to flush: then its regions stay cold.
-            let settled = log.settle(now, &mut InWorld(self), &mut io).and_then(|settled| {
-                log.update(&mut io, |sb| sb.clean_epoch = sb.epoch)?;
-                Ok(settled)
-            });
-            self.void |= settled.is_err();
-            // What the cleaner has dropped until the end is not missed.
-            let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
-            let settled = settled.unwrap_or(false);
-            self.cut_off();
-            self.device.borrow_mut().power_cut();
-            self.restart(None);
-            let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
-            if enabled && settled && after != lines {
-                return Err(format!("{lines} lines before a clean stop, {after} after it"));
-            }
-        } else {
-            self.cut_off();
-            self.restart(None);
-        }
-        Ok(())
-    }
-
     fn count(&mut self) {
+        self.seen.holes += std::mem::take(&mut self.device.borrow_mut().holes);
         for shard in &self.shards {
             let s = shard.stats();
             self.seen.hits += s.read_hits;
@@ -940,7 +861,8 @@ impl World {
             self.seen.kills_in_log += 1;
             if self.rng.chance(0.5) { self.kill() } else { self.power_cut() }
         }
-        if let Some(why) = self.error.take() {
+        let complaint = self.device.borrow_mut().complaint.take();
+        if let Some(why) = self.error.take().or(complaint) {
             return Err(why);
         }
         if self.rng.chance(0.2) {

@@ -3,6 +3,7 @@
 use super::intents::REGIONS_PER_PAGE;
 use super::log::{RECORDS_PER_PAGE, SLOTS_PER_PAGE};
 use super::superblock::COPY_BYTES;
+use super::table::GROUPS_PER_PAGE;
 use crate::PAGE_SIZE;
 
 const MIB: u64 = 1 << 20;
@@ -23,6 +24,10 @@ pub const LEAST_SEGMENTS: u64 = 8;
 /// A segment has at most so many bytes, and as many of them as there are segments enough.
 const SEGMENT: u64 = 8 << 20;
 const GOOD_SEGMENTS: u64 = 128;
+
+/// What a sparse cache has room for, unless it is told: sixteen times its size, within these. A file of ext4 has less than
+/// 16 TiB.
+const SPAN: std::ops::RangeInclusive<u64> = 4 << 40..=14 << 40;
 
 /// Why a device cannot be laid out as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +54,18 @@ pub enum LayoutError {
         /// Bytes that are needed.
         least: u64,
     },
+    /// A sparse cache with room for less than it holds, or for more than can be.
+    #[error(
+        "room for volumes of {span} bytes: between the cache's size ({size}) and {most} bytes are possible"
+    )]
+    Span {
+        /// Bytes of the line space that was asked for.
+        span: u64,
+        /// Bytes of the cache.
+        size: u64,
+        /// Most that can be.
+        most: u64,
+    },
     /// More than 2^32 slots in a shard.
     #[error(
         "{device} bytes are too many for {shards} shards of lines of {line} bytes: format with larger lines"
@@ -66,7 +83,7 @@ pub enum LayoutError {
 /// The layout of a device; everything follows from size, line, ways (or lines of a segment) and shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes of the device in use.
+    /// Bytes of the device in use; of a sparse one, of the file as it seems to be.
     pub device: u64,
     /// Bytes of a line.
     pub line: u32,
@@ -82,7 +99,11 @@ pub struct Layout {
     pub region_groups: u64,
     /// Number of regions.
     pub regions: u32,
-    /// Pages of a snapshot.
+    /// Lines that a sparse cache may hold at a time; 0 for other placements, where every slot may have one.
+    pub most_lines: u64,
+    /// Groups of a page of the table of a sparse cache; 0 for others.
+    pub page_groups: u32,
+    /// Pages of a snapshot, or of the table of a sparse cache.
     pub snapshot_pages: u64,
     /// Pages of a log.
     pub log_pages: u64,
@@ -97,6 +118,9 @@ pub enum Placement {
     Sets(u32),
     /// Anywhere in its shard: the slots are a log of segments.
     Full,
+    /// In one slot that is no other line's, of a sparse file with room for volumes of so many bytes together (0: as many
+    /// as is usual).
+    Sparse(u64),
 }
 
 impl std::fmt::Display for Placement {
@@ -105,6 +129,7 @@ impl std::fmt::Display for Placement {
             Placement::Sets(1) => f.write_str("direct"),
             Placement::Sets(ways) => write!(f, "set:{ways}"),
             Placement::Full => f.write_str("full"),
+            Placement::Sparse(_) => f.write_str("sparse"),
         }
     }
 }
@@ -123,12 +148,17 @@ impl Layout {
         match placement {
             Placement::Sets(ways) => Self::new(device, line, ways, shards),
             Placement::Full => Self::full(device, line, shards),
+            Placement::Sparse(span) => Self::sparse(device, line, span, shards),
         }
     }
 
     /// The placement of its lines.
     pub fn placement(&self) -> Placement {
-        if self.segment > 0 { Placement::Full } else { Placement::Sets(self.ways) }
+        match (self.segment, self.page_groups) {
+            (_, 1..) => Placement::Sparse(self.slots() * u64::from(self.line)),
+            (0, _) => Placement::Sets(self.ways),
+            _ => Placement::Full,
+        }
     }
 
     /// The layout of a device of `device` bytes.
@@ -182,6 +212,74 @@ impl Layout {
         Self::find(device, line, 1, segment, shards)
     }
 
+    /// The layout of a sparse file that holds `size` bytes of lines at most, before volumes of `span` bytes together (0: as
+    /// many as is usual).
+    ///
+    /// # Errors
+    /// As [`Layout::new`]; [`LayoutError::Span`].
+    pub fn sparse(size: u64, line: u32, span: u64, shards: u32) -> Result<Layout, LayoutError> {
+        let (least, most) = SPAN.into_inner();
+        let usual = size.saturating_mul(16).clamp(least, most).max(size);
+        let span = if span == 0 { usual } else { span };
+        Self::sparse_of(size, line, span, shards, GROUPS_PER_PAGE)
+    }
+
+    /// The same with so many groups in a page of the table.
+    ///
+    /// # Errors
+    /// As [`Layout::sparse`].
+    pub fn sparse_of(
+        size: u64,
+        line: u32,
+        span: u64,
+        shards: u32,
+        page_groups: u32,
+    ) -> Result<Layout, LayoutError> {
+        if !line.is_power_of_two() || !(4096..=65_536).contains(&line) {
+            return Err(LayoutError::Line(line));
+        }
+        if !(1..=64).contains(&shards) {
+            return Err(LayoutError::Shards(shards));
+        }
+        let group_bytes = u64::from(line) * GROUP_LINES;
+        let least = group_bytes * u64::from(shards);
+        if size < least {
+            return Err(LayoutError::TooSmall { device: size, least });
+        }
+        if !(1..=GROUPS_PER_PAGE).contains(&page_groups) {
+            return Err(LayoutError::Segment(page_groups));
+        }
+        // Whole pages in every shard, and slots that 32 bits can number.
+        let page_bytes = group_bytes * u64::from(page_groups) * u64::from(shards);
+        let most_pages = u64::from(u32::MAX) / (u64::from(page_groups) * GROUP_LINES);
+        let most = (most_pages * page_bytes).min((1 << MAX_GROUP_BITS) * group_bytes).min(1 << 60);
+        if !(size..=most).contains(&span) {
+            return Err(LayoutError::Span { span, size, most });
+        }
+        let pages = span.div_ceil(page_bytes).min(most_pages);
+        let group_sets = (pages * u64::from(page_groups)) as u32;
+        let divisor = u64::from(group_sets) * u64::from(shards);
+        let (region_groups, regions) = regions_of(divisor, line);
+        let mut layout = Layout {
+            device: 0,
+            line,
+            ways: 1,
+            segment: 0,
+            shards,
+            group_sets,
+            region_groups,
+            regions,
+            most_lines: size / u64::from(line),
+            page_groups,
+            snapshot_pages: pages * u64::from(shards),
+            log_pages: 0,
+            data: 0,
+        };
+        layout.data = layout.log_at(0).next_multiple_of(MIB);
+        layout.device = layout.data + layout.slots() * u64::from(line);
+        Ok(layout)
+    }
+
     fn find(
         device: u64,
         line: u32,
@@ -223,10 +321,7 @@ impl Layout {
     ) -> Layout {
         let divisor = u64::from(shards) * u64::from(group_sets);
         let space = space_groups(device, line, divisor);
-        // Regions of 1 MiB or more, as small as their number allows.
-        let mib_groups = (MIB / (u64::from(line) * GROUP_LINES)).max(1);
-        let region_groups = space.div_ceil(MAX_REGIONS).max(mib_groups).next_power_of_two();
-        let regions = space.div_ceil(region_groups) as u32;
+        let (region_groups, regions) = regions_of(space, line);
         let slots = divisor * u64::from(ways) * GROUP_LINES;
         let snapshot_pages = slots.div_ceil(SLOTS_PER_PAGE as u64);
         let log_pages = (slots / 2).div_ceil(RECORDS_PER_PAGE as u64).max(MIN_LOG_PAGES);
@@ -239,6 +334,8 @@ impl Layout {
             group_sets,
             region_groups,
             regions,
+            most_lines: 0,
+            page_groups: 0,
             snapshot_pages,
             log_pages,
             data: 0,
@@ -262,9 +359,37 @@ impl Layout {
         u64::from(self.shard_slots()) * u64::from(self.shards)
     }
 
+    /// Whether each line has a slot that is no other's.
+    pub fn is_sparse(&self) -> bool {
+        self.page_groups > 0
+    }
+
+    /// Lines that may be cached at a time.
+    pub fn capacity(&self) -> u64 {
+        if self.is_sparse() { self.most_lines } else { self.slots() }
+    }
+
+    /// Pages of the table of a shard of a sparse cache; 0 for others.
+    pub fn table_pages(&self) -> u32 {
+        self.group_sets.checked_div(self.page_groups).unwrap_or(0)
+    }
+
+    /// First byte of page `page` of the table of `shard`.
+    pub fn table_at(&self, shard: u32, page: u32) -> u64 {
+        self.snapshot_at(0) + self.table_number(shard, page) * PAGE_SIZE as u64
+    }
+
+    /// The number of that page, over all shards.
+    pub fn table_number(&self, shard: u32, page: u32) -> u64 {
+        u64::from(shard) * u64::from(self.table_pages()) + u64::from(page)
+    }
+
     /// Lines in the line space.
     pub fn space_lines(&self) -> u64 {
         let divisor = u64::from(self.shards) * u64::from(self.group_sets);
+        if self.is_sparse() {
+            return divisor * GROUP_LINES;
+        }
         space_groups(self.device, self.line, divisor) * GROUP_LINES
     }
 
@@ -294,6 +419,14 @@ impl Layout {
     pub fn log_at(&self, area: u32) -> u64 {
         self.snapshot_at(area) + self.snapshot_pages * PAGE_SIZE as u64
     }
+}
+
+/// Groups of a region, and the number of regions, of a line space of `space` groups: regions of 1 MiB or more, as small as
+/// their number allows.
+fn regions_of(space: u64, line: u32) -> (u64, u32) {
+    let mib_groups = (MIB / (u64::from(line) * GROUP_LINES)).max(1);
+    let region_groups = space.div_ceil(MAX_REGIONS).max(mib_groups).next_power_of_two();
+    (region_groups, space.div_ceil(region_groups) as u32)
 }
 
 /// Groups of the line space: what tags can tell apart, and no more than volumes will need.
@@ -338,6 +471,24 @@ mod tests {
             panic!()
         };
         assert!(Layout::full(least, 4096, 8).unwrap().segments() >= 8);
+    }
+
+    #[test]
+    fn a_sparse_cache_has_a_slot_for_each_line() {
+        let layout = Layout::sparse(100 << 30, 4096, 0, 8).unwrap();
+        assert_eq!(layout.capacity() * 4096, 100 << 30);
+        assert_eq!(layout.slots(), layout.space_lines());
+        assert!(layout.space_lines() * 4096 >= 4 << 40 && layout.device < 15 << 40);
+        assert_eq!(layout.placement(), Placement::Sparse(layout.slots() * 4096));
+        let last = layout.table_at(7, layout.table_pages() - 1) + PAGE_SIZE as u64;
+        assert!(layout.intents_at() + layout.intent_pages() * 4096 <= layout.table_at(0, 0));
+        assert!(last <= layout.data);
+        assert!(layout.slot_at(7, layout.shard_slots() - 1) + 4096 <= layout.device);
+        let small = Layout::sparse(1 << 20, 4096, 0, 64);
+        assert_eq!(small, Err(LayoutError::TooSmall { device: 1 << 20, least: 4 << 20 }));
+        let less = Layout::sparse(1 << 30, 4096, 1 << 29, 8);
+        assert!(matches!(less, Err(LayoutError::Span { .. })), "{less:?}");
+        assert!(Layout::sparse(1 << 30, 4096, 1 << 61, 8).is_err());
     }
 
     proptest! {

@@ -15,12 +15,16 @@
 //!   the ruling snapshot with its log replayed over it, and then the other log, if that is of the next generation (a
 //!   snapshot that was under way).
 //!
+//! A sparse device has the [`table`] in place of snapshots and logs: a page says what lies in its slots, and is written
+//! where it lies.
+//!
 //! Integers are little endian. Every page has a checksum; a page that fails it is as if it had not been written.
 
 pub mod intents;
 pub mod layout;
 pub mod log;
 pub mod superblock;
+pub mod table;
 
 pub use layout::{Layout, LayoutError, Placement};
 pub use superblock::{BlockSuperblock, BlockSuperblockError, Volume, VolumeState};

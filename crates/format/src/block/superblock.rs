@@ -24,7 +24,9 @@
 //!  128   4  number of volumes
 //!  132   4  whether there is a snapshot: 0 before the first, when every slot is empty
 //!  136   4  lines of a segment, if the slots are a log (incompatible feature bit 1); otherwise 0
-//!  140      zero
+//!  140   4  groups of a page of the table, if the slots are a sparse file (incompatible feature bit 2); otherwise 0
+//!  144   8  lines that may be there at a time, if they are; otherwise 0
+//!  152      zero
 //!  512      volumes, 192 bytes each
 //!
 //! volume   0   8  first group in the line space       24   4  state: 0 attached, 1 detached
@@ -53,8 +55,10 @@ pub const COPY_BYTES: usize = 64 << 10;
 pub const FEATURE_DIRTY: u64 = 1;
 /// The slots of each shard are a log of segments.
 pub const FEATURE_LOG: u64 = 2;
+/// Each line has a slot of its own, in a sparse file, and the map is a table.
+pub const FEATURE_SPARSE: u64 = 4;
 /// Incompatible features that this code knows.
-pub const KNOWN_INCOMPATIBLE: u64 = FEATURE_LOG;
+pub const KNOWN_INCOMPATIBLE: u64 = FEATURE_LOG | FEATURE_SPARSE;
 /// Most volumes of a device.
 pub const MAX_VOLUMES: usize = (COPY_BYTES - VOLUMES_AT) / VOLUME_BYTES;
 /// Longest name of a volume, bytes.
@@ -186,7 +190,11 @@ impl BlockSuperblock {
         formatted: UnixSecs,
     ) -> BlockSuperblock {
         BlockSuperblock {
-            incompatible: if layout.segment > 0 { FEATURE_LOG } else { 0 },
+            incompatible: match (layout.segment, layout.is_sparse()) {
+                (_, true) => FEATURE_SPARSE,
+                (0, _) => 0,
+                _ => FEATURE_LOG,
+            },
             compatible: 0,
             sequence: 1,
             uuid,
@@ -261,6 +269,8 @@ impl BlockSuperblock {
         put(128, &(self.volumes.len() as u32).to_le_bytes());
         put(132, &u32::from(self.snapshot).to_le_bytes());
         put(136, &self.layout.segment.to_le_bytes());
+        put(140, &self.layout.page_groups.to_le_bytes());
+        put(144, &self.layout.most_lines.to_le_bytes());
         for (i, volume) in self.volumes.iter().enumerate() {
             let at = VOLUMES_AT + i * VOLUME_BYTES;
             assert!(volume.name.len() <= MAX_NAME, "name too long");
@@ -307,7 +317,17 @@ impl BlockSuperblock {
             if right { Ok(()) } else { Err(E::Field { field, value }) }
         };
         let (device, line, ways, shards) = (u64_at(64), u32_at(72), u32_at(76), u32_at(80));
-        let layout = if incompatible & FEATURE_LOG != 0 {
+        let sparse = incompatible & FEATURE_SPARSE != 0;
+        field("groups of a page", u64::from(u32_at(140)), sparse == (u32_at(140) > 0))?;
+        field("lines at a time", u64_at(144), sparse == (u64_at(144) > 0))?;
+        let layout = if sparse {
+            field("ways", u64::from(ways), ways == 1)?;
+            field("features", incompatible, incompatible & FEATURE_LOG == 0)?;
+            let a_set = u128::from(line) * u128::from(GROUP_LINES) * u128::from(shards);
+            let span = u64::try_from(u128::from(u32_at(84)) * a_set).unwrap_or(u64::MAX);
+            let size = u64_at(144).saturating_mul(u64::from(line));
+            Layout::sparse_of(size, line, span, shards, u32_at(140))
+        } else if incompatible & FEATURE_LOG != 0 {
             field("ways", u64::from(ways), ways == 1)?;
             Layout::full_of(device, line, shards, u32_at(136))
         } else {
@@ -315,6 +335,7 @@ impl BlockSuperblock {
             Layout::new(device, line, ways, shards)
         }
         .map_err(E::Layout)?;
+        field("device size", device, device == layout.device)?;
         field("sets", u64::from(u32_at(84)), u32_at(84) == layout.group_sets)?;
         field("groups of a region", u64_at(88), u64_at(88) == layout.region_groups)?;
         field("area", u64::from(u32_at(120)), u32_at(120) < 2)?;

@@ -357,6 +357,38 @@ impl FlashDevice {
         self.created
     }
 
+    /// Makes a hole of a range (whole blocks): it takes up no space and reads as zeros from now on, durably after the next
+    /// sync.
+    ///
+    /// # Errors
+    /// As [`Device::write_at`]; also where no holes can be made, as on a raw device.
+    pub fn punch(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_range(self, IoOp::Discard, offset, len)?;
+        let result = if self.is_block_device {
+            Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+        } else {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, punch, offset, len).map_err(io::Error::from)
+        };
+        match result {
+            Err(e) => Err(self.io_error(IoOp::Discard, offset, len)(e)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// The first byte from `offset` on that is not in a hole, as far as that can be told; `None` behind the last.
+    pub fn next_data(&self, offset: u64) -> Option<u64> {
+        if self.is_block_device {
+            return Some(offset);
+        }
+        // All reads and writes say where: nobody minds where the file stands.
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(offset)) {
+            Ok(at) => Some(at.max(offset)),
+            Err(Errno::NXIO) => None,
+            Err(_) => Some(offset),
+        }
+    }
+
     /// Bytes that the file takes up on its file system now (less than its size while it is sparse).
     ///
     /// # Errors

@@ -1,4 +1,5 @@
 mod rules;
+mod sparse;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -42,6 +43,8 @@ struct Shape {
 
 /// Instead of ways: a log of segments.
 const FULL: u32 = 0;
+/// A sparse file.
+const SPARSE: u32 = u32::MAX;
 
 const SHAPE: Shape = Shape {
     line: 4096,
@@ -58,7 +61,11 @@ fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig 
         path: dir.path().join("cache"),
         size: Some(ByteSize(cache_bytes)),
         line: shape.line,
-        placement: if shape.ways == FULL { Placement::Full } else { Placement::Sets(shape.ways) },
+        placement: match shape.ways {
+            FULL => Placement::Full,
+            SPARSE => Placement::Sparse(64 << 30),
+            ways => Placement::Sets(ways),
+        },
         shards: 8,
         yes: false,
     }
@@ -66,6 +73,9 @@ fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig 
 
 /// Bytes of a cache with one set in each shard.
 fn least(shape: Shape) -> u64 {
+    if shape.ways == SPARSE {
+        return 8 * 16 * u64::from(shape.line);
+    }
     let dir = TempDir::new().unwrap();
     let config = format_config(&dir, shape, 1 << 20);
     let Err(CacheError::Layout {
@@ -187,6 +197,9 @@ fn random_operations_against_a_model_disk() {
         (WriteMode::HddInv, 16384, 4),
         (WriteMode::HddSsd, 4096, FULL),
         (WriteMode::HddUpd, 16384, FULL),
+        (WriteMode::HddSsd, 4096, SPARSE),
+        (WriteMode::HddUpd, 16384, SPARSE),
+        (WriteMode::HddInv, 4096, SPARSE),
     ];
     for (i, (write, line_bytes, ways)) in cases.into_iter().enumerate() {
         let shape = Shape { line: line_bytes, ways, write, workers: 2, ..SHAPE };
@@ -257,7 +270,13 @@ fn hits_come_from_the_cache_device() {
 /// A trim or zeroes of far more than a group: quick, whole, and nothing of the old is ever read.
 #[test]
 fn large_ranges() {
-    let bench = bench(&[64 << 20], 32 << 20, Shape { workers: 2, ..SHAPE });
+    for ways in [SHAPE.ways, SPARSE] {
+        ranges(Shape { workers: 2, ways, ..SHAPE });
+    }
+}
+
+fn ranges(shape: Shape) {
+    let bench = bench(&[64 << 20], 32 << 20, shape);
     let client = bench.client(0);
     let mut session = client.session().unwrap();
     for i in 0..8 {
@@ -380,7 +399,7 @@ fn a_cache_device_that_is_cut_off() {
 /// What was cached is there again after a clean stop, unless the file was changed meanwhile.
 #[test]
 fn warm_after_a_clean_stop_and_cold_after_a_change() {
-    for ways in [SHAPE.ways, FULL] {
+    for ways in [SHAPE.ways, FULL, SPARSE] {
         warm_and_cold(Shape { ways, ..SHAPE });
     }
 }

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | [`sets`]: direct-mapped, set-associative | in one slot of each way of its set | 7 bytes |
 //! | [`full`]: fully associative, a log of segments | anywhere | 15 bytes |
+//! | [`sparse`]: a sparse file, its map on the device | in one slot that is no other's | a fixed sum in all |
 //!
 //! The shard finds lines, chooses and reserves slots, publishes and empties them through [`Map`]; what differs is asked
 //! of it too: whether lines are [updated in place](Map::updates_in_place), and what is to be [cleaned](Map::next_clean).
@@ -15,6 +16,7 @@ pub mod full;
 mod index;
 mod segments;
 pub mod sets;
+pub mod sparse;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +29,7 @@ use super::address::Placing;
 use super::api::{GROUP_LINES, GroupId, LineId, SlotId, Sum};
 pub use full::Full;
 pub use sets::{MAX_WAYS, Sets};
+pub use sparse::Sparse;
 
 /// Words beside the map that name void regions: they are the shard's affair, and outlive the process with the map.
 pub(super) const VOID_WORDS: usize = 32;
@@ -59,11 +62,28 @@ pub enum Shape {
         /// Lines of a segment: a power of two.
         lines: u32,
     },
+    /// A slot for each line of the line space.
+    Sparse {
+        /// Pages of the table.
+        pages: u32,
+        /// Slots of each.
+        slots: u32,
+        /// Pages of which the entries are in memory.
+        frames: u32,
+        /// Lines that may be there at a time.
+        most: u64,
+    },
 }
 
 impl Shape {
     /// That of a device.
     pub fn of(layout: &Layout) -> Shape {
+        if layout.is_sparse() {
+            let (pages, slots) = (layout.table_pages(), layout.page_groups * GROUP_LINES);
+            let frames = sparse::frames_for(pages, slots, layout.shards);
+            let most = layout.capacity() / u64::from(layout.shards);
+            return Shape::Sparse { pages, slots, frames, most };
+        }
         match layout.segment {
             0 => Shape::Sets { group_sets: layout.group_sets, ways: layout.ways },
             lines => Shape::Full { segments: layout.segments(), lines },
@@ -75,6 +95,7 @@ impl Shape {
         match *self {
             Shape::Sets { group_sets, ways } => Sets::slots(group_sets, ways),
             Shape::Full { segments, lines } => segments * lines,
+            Shape::Sparse { pages, slots, .. } => pages * slots,
         }
     }
 }
@@ -167,6 +188,7 @@ pub struct BadEntry {
 enum Kind {
     Sets(Box<Sets>),
     Full(Box<Full>),
+    Sparse(Box<Sparse>),
 }
 
 /// The map of one shard.
@@ -178,6 +200,7 @@ macro_rules! each {
         match $map {
             Kind::Sets($m) => $e,
             Kind::Full($m) => $e,
+            Kind::Sparse($m) => $e,
         }
     };
 }
@@ -188,6 +211,7 @@ impl Map {
         let (entries, rest) = match shape {
             Shape::Sets { .. } => Sets::words(shape.slots()),
             Shape::Full { segments, lines } => Full::words(segments, lines),
+            Shape::Sparse { pages, slots, frames, .. } => Sparse::words(pages, slots, frames),
         };
         (entries, rest + VOID_WORDS)
     }
@@ -216,6 +240,10 @@ impl Map {
             Shape::Full { segments, lines } => {
                 let shape = (segments, lines);
                 Kind::Full(Box::new(Full::new(entries, rest, placing, shard, shape, making)))
+            }
+            Shape::Sparse { pages, slots, frames, most } => {
+                let shape = (pages, slots, frames);
+                Kind::Sparse(Box::new(Sparse::new(entries, rest, placing, shard, shape, most)))
             }
         })
     }
@@ -263,8 +291,27 @@ impl Map {
         each!(&self.0, m => m.memory_bytes())
     }
 
-    /// Lines in the map, by a walk over all of it.
+    /// The map, if its placement is sparse.
+    pub fn sparse(&self) -> Option<&Sparse> {
+        match &self.0 {
+            Kind::Sparse(m) => Some(m),
+            _ => None,
+        }
+    }
+
+    /// The same, to change what the others do not have.
+    pub fn sparse_mut(&mut self) -> Option<&mut Sparse> {
+        match &mut self.0 {
+            Kind::Sparse(m) => Some(m),
+            _ => None,
+        }
+    }
+
+    /// Lines in the map, by a walk over all of it where they are not counted.
     pub fn count(&self) -> u32 {
+        if let Some(map) = self.sparse() {
+            return u32::try_from(map.lines()).unwrap_or(u32::MAX);
+        }
         (0..self.len()).filter(|&s| matches!(self.get(SlotId(s)), Slot::Line(_))).count() as u32
     }
 
@@ -288,6 +335,7 @@ impl Map {
         match &self.0 {
             Kind::Sets(m) => m.find_all(group),
             Kind::Full(m) => std::array::from_fn(|i| m.find(group.line(i as u32))),
+            Kind::Sparse(m) => std::array::from_fn(|i| m.find(group.line(i as u32))),
         }
     }
 
@@ -295,7 +343,7 @@ impl Map {
     pub fn cost_of_group(&self) -> u64 {
         match &self.0 {
             // The ways lie side by side.
-            Kind::Sets(_) => u64::from(GROUP_LINES),
+            Kind::Sets(_) | Kind::Sparse(_) => u64::from(GROUP_LINES),
             // Each look is a walk of its own into a large table.
             Kind::Full(_) => 8 * u64::from(GROUP_LINES),
         }
@@ -308,7 +356,7 @@ impl Map {
 
     /// Whether a line that is written again keeps its slot; else it goes to another.
     pub fn updates_in_place(&self) -> bool {
-        matches!(self.0, Kind::Sets(_))
+        matches!(self.0, Kind::Sets(_) | Kind::Sparse(_))
     }
 
     /// Whether a slot may be emptied while it is read: it is not used for another line before that is over.
@@ -329,20 +377,25 @@ impl Map {
                 busy(slot, now) || want == Want::Displace && !matches!(now, Slot::Line(_))
             }),
             Kind::Full(m) => m.choose(line, |slot, line| busy(slot, Slot::Line(line)), want),
+            Kind::Sparse(m) => m.choose(line, busy, want),
         }
     }
 
     /// `slot`, which was chosen, is going to be written.
     pub fn reserve(&mut self, slot: SlotId) {
-        if let Kind::Full(m) = &mut self.0 {
-            m.reserve(slot);
+        match &mut self.0 {
+            Kind::Sets(_) => {}
+            Kind::Full(m) => m.reserve(slot),
+            Kind::Sparse(m) => m.reserve(slot),
         }
     }
 
     /// The writing of `slot` is over, one way or the other.
     pub fn unreserve(&mut self, slot: SlotId) {
-        if let Kind::Full(m) = &mut self.0 {
-            m.unreserve(slot);
+        match &mut self.0 {
+            Kind::Sets(_) => {}
+            Kind::Full(m) => m.unreserve(slot),
+            Kind::Sparse(m) => m.unreserve(slot),
         }
     }
 
@@ -370,12 +423,17 @@ impl Map {
         match &mut self.0 {
             Kind::Sets(m) => m.hold(slot),
             Kind::Full(m) => m.drop_line(slot),
+            Kind::Sparse(m) => m.hold(slot),
         }
     }
 
     /// The line in `slot` makes room for another: like [`Map::hold`], and the replacement policy remembers it.
     pub fn evict(&mut self, slot: SlotId) {
-        each!(&mut self.0, m => m.evict(slot))
+        match &mut self.0 {
+            Kind::Sets(m) => m.evict(slot),
+            Kind::Full(m) => m.evict(slot),
+            Kind::Sparse(m) => m.hold(slot),
+        }
     }
 
     /// The durable map knows that `slot`, which is held, is empty.
@@ -392,7 +450,12 @@ impl Map {
     /// (a damaged record) leaves the slot held, and so does one that is found elsewhere later: the durable map has it,
     /// this one does not.
     pub fn restore(&mut self, slot: SlotId, holds: Option<(LineId, Sum)>) {
-        each!(&mut self.0, m => m.restore(slot, holds))
+        match &mut self.0 {
+            Kind::Sets(m) => m.restore(slot, holds),
+            Kind::Full(m) => m.restore(slot, holds),
+            // Its durable map is no list of slots: see `Sparse::found`.
+            Kind::Sparse(_) => {}
+        }
     }
 
     /// What was found is all that there is: the map is going to be used.
@@ -410,7 +473,7 @@ impl Map {
         busy: impl Fn(SlotId, LineId) -> bool,
     ) -> Option<Clean> {
         match &mut self.0 {
-            Kind::Sets(_) => None,
+            Kind::Sets(_) | Kind::Sparse(_) => None,
             Kind::Full(m) => m.next_clean(keep, locked, busy),
         }
     }
@@ -425,7 +488,7 @@ impl Map {
     /// Segments reclaimed so far, and whether the cleaner waits until the log has freed slots.
     pub fn cleaning(&self) -> (u64, bool) {
         match &self.0 {
-            Kind::Sets(_) => (0, false),
+            Kind::Sets(_) | Kind::Sparse(_) => (0, false),
             Kind::Full(m) => m.cleaning(),
         }
     }

@@ -93,6 +93,11 @@ impl<E: BlockEffects> BlockEffects for Noting<'_, E> {
         self.inner.copy(io, from, to, lines);
     }
 
+    fn load(&mut self, io: IoId, page: u32, op: OpId) {
+        self.digest.all(&[17, io.0.into(), page.into(), op.0]);
+        self.inner.load(io, page, op);
+    }
+
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
         self.digest.all(&[4, io.0.into(), at, len.into(), op.0]);
         self.inner.backing_read(io, at, len, op);

@@ -252,6 +252,18 @@ impl TapedLog {
         outcome
     }
 
+    /// [`MapLog::write_out`]. Where the placement is sparse nothing is recorded.
+    ///
+    /// # Errors
+    /// The log's.
+    pub fn write_out(
+        &mut self,
+        shards: &mut impl LogShards,
+        io: &mut impl LogIo,
+    ) -> Result<(), LogFailed> {
+        self.log.write_out(shards, io)
+    }
+
     /// [`MapLog::update`]. What is changed is the caller's affair, and not compared.
     ///
     /// # Errors

@@ -154,7 +154,14 @@ impl BlockRunSetup {
             };
             *byte = (high << 4 | low) as u8;
         }
-        Ok(larder_format::block::superblock::choose(&bytes, &[0; COPY_BYTES])?)
+        let superblock = larder_format::block::superblock::choose(&bytes, &[0; COPY_BYTES])?;
+        if superblock.layout.is_sparse() {
+            // What a page of its table holds is in no record.
+            let value = superblock.layout.placement().to_string();
+            let must = "direct, set:W or full";
+            return Err(BlockSetupError::Field { field: "placement", value, must });
+        }
+        Ok(superblock)
     }
 
     fn config(&self, superblock: &BlockSuperblock) -> Result<BlockConfig, BlockSetupError> {
@@ -243,6 +250,7 @@ impl BlockRunSetup {
         let a_slot = match layout.placement() {
             Placement::Sets(_) => 8,
             Placement::Full => 16,
+            Placement::Sparse(_) => 0,
         };
         Ok(layout.slots() * a_slot)
     }

@@ -7,8 +7,9 @@ use larder_base::Nanos;
 use super::digest::{Answers, Digest, Noting, Recorded, kind_code};
 use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
 use crate::block::api::{
-    BlockEffects, IoFailed, IoId, LineId, OpId, Part, PartKind, SlotId, Verdict,
+    BlockEffects, IoFailed, IoId, LineId, OpId, Part, PartKind, SlotId, Sum, Verdict,
 };
+use crate::block::paging::TableChange;
 use crate::block::shard::{BlockShard, MapRecord};
 use crate::kv::record::bytes::put;
 use crate::kv::record::{BadRecord, Cursor};
@@ -453,6 +454,22 @@ impl TapedShard {
             let input = Input::TakeRecords(most as u64);
             self.keep(Nanos::ZERO, &input, &Answers::default(), digest);
         }
+    }
+
+    /// [`BlockShard::page_loaded`]. Where the placement is sparse nothing is recorded.
+    pub fn page_loaded(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        outcome: Result<&[Option<Sum>], IoFailed>,
+        fx: &mut impl BlockEffects,
+    ) {
+        self.shard.page_loaded(now, io, outcome, fx);
+    }
+
+    /// [`BlockShard::take_pages`]. Where the placement is sparse nothing is recorded.
+    pub fn take_pages(&mut self, most: usize, out: &mut Vec<TableChange>) {
+        self.shard.take_pages(most, out);
     }
 
     /// [`BlockShard::records_durable`].

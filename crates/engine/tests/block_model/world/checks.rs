@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use larder_engine::block::address::Place;
 use larder_engine::block::map::Slot;
-use larder_engine::block::{LineId, MapRecord, SlotId};
+use larder_engine::block::{IoFailed, LineId, MapRecord, SlotId, Sum};
+use larder_format::block::table;
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::{Event, Truth, value};
@@ -41,24 +43,64 @@ impl World {
             if !shard.is_enabled() {
                 continue;
             }
+            self.check_table(i)?;
             for slot in (0..shard.map().len()).map(SlotId) {
                 let Slot::Line(line) = shard.get(slot) else { continue };
-                if self.rotten.contains(&(i, slot)) {
-                    continue;
-                }
-                let flash = self.device.borrow().read(self.flash_at(i, slot), PER_LINE as usize);
-                for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
-                    let backing = self.backing.get(&s).copied().unwrap_or(0);
-                    if value(content) != backing {
-                        return Err(format!(
-                            "shard {i} {slot:?} {line:?}: sector {s} is {} on flash, {backing} on the backing store",
-                            value(content)
-                        ));
-                    }
-                }
+                self.check_line(i, slot, line)?;
             }
         }
         Ok(())
+    }
+
+    fn check_line(&self, shard: usize, slot: SlotId, line: LineId) -> Result<(), String> {
+        if self.rotten.contains(&(shard, slot)) {
+            return Ok(());
+        }
+        let flash = self.device.borrow().read(self.flash_at(shard, slot), PER_LINE as usize);
+        for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
+            let backing = self.backing.get(&s).copied().unwrap_or(0);
+            if value(content) != backing {
+                return Err(format!(
+                    "shard {shard} {slot:?} {line:?}: sector {s} is {} on flash, {backing} on the backing store",
+                    value(content)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for lines of pages of the table that are on the device alone.
+    fn check_table(&self, shard: usize) -> Result<(), String> {
+        let Some(map) = self.shards[shard].map().sparse() else { return Ok(()) };
+        let per = map.page_slots();
+        for page in (0..map.pages()).filter(|&p| !map.is_here(p) && !map.is_void(p)) {
+            let Ok(slots) = self.read_page(shard, page) else {
+                if map.lines_in(page) > 0 {
+                    return Err(format!("shard {shard}: page {page} is not whole"));
+                }
+                continue;
+            };
+            let lines = slots.iter().flatten().count() as u32;
+            if lines != map.lines_in(page) {
+                let counted = map.lines_in(page);
+                return Err(format!("shard {shard}: page {page} has {lines} lines, not {counted}"));
+            }
+            for (slot, _) in (page * per..).zip(&slots).filter(|(_, sum)| sum.is_some()) {
+                let place = Place { group_set: slot / 16, tag: 0 };
+                let line = map.placing().line(shard as u32, place, slot % 16);
+                self.check_line(shard, SlotId(slot), line)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A page of the table as the device has it.
+    pub(super) fn read_page(&self, shard: usize, page: u32) -> Result<Vec<Option<Sum>>, IoFailed> {
+        let at = self.layout.table_at(shard as u32, page);
+        let bytes = self.device.borrow().read(at, 4096 / SECTOR).concat();
+        let number = self.layout.table_number(shard as u32, page);
+        let slots = table::decode(&bytes, self.generation, number).ok_or(IoFailed)?;
+        Ok(slots.take(self.layout.page_groups as usize * 16).map(|s| s.map(Sum)).collect())
     }
 
     pub(super) fn rot(&mut self) {
@@ -81,6 +123,10 @@ impl World {
     pub(super) fn know_what_is_durable(&mut self) {
         self.writing.clear();
         self.durable.clear();
+        if self.layout.is_sparse() {
+            // A slot is one line's: what the durable map names in it is that line.
+            return;
+        }
         for (i, shard) in self.shards.iter().enumerate() {
             for slot in (0..shard.map().len()).map(SlotId) {
                 match shard.map().get(slot) {

@@ -1,6 +1,6 @@
 //! The world as the log sees it.
 
-use larder_engine::block::{IoFailed, LogShards, MapRecord, OpId, SlotId};
+use larder_engine::block::{IoFailed, LogShards, MapRecord, OpId, SlotId, TableChange};
 use larder_format::block::log::Held;
 
 use super::{Op, SHARDS, World};
@@ -24,6 +24,16 @@ impl LogShards for InWorld<'_> {
         let from = out.len();
         self.0.shards[shard as usize].take_records(most, out);
         self.0.writing.extend(out[from..].iter().map(|&r| (shard as usize, r)));
+        self.meanwhile();
+    }
+    fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
+        self.0.shards[shard as usize].take_pages(most.min(2), out);
+        let cleared = out.iter().filter(|c| matches!(c, TableChange::Cleared { .. })).count();
+        self.0.seen.cleared_pages += cleared as u64;
+        self.meanwhile();
+    }
+    fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
+        self.0.shards[shard as usize].emptied(out);
         self.meanwhile();
     }
     fn records_durable(&mut self, shard: u32) {

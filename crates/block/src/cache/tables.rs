@@ -1,0 +1,291 @@
+//! What only a sparse cache has: its file, its table at a start, and pages of the table that are not in memory.
+
+use std::fs::File;
+
+use larder_base::ByteSize;
+use larder_engine::block::map::{Map, Slot};
+use larder_engine::block::{FoundPage, GroupId, IoFailed, LineId, LogIo, SlotId, Sum, read_table};
+use larder_format::block::{BlockSuperblock, Layout, table};
+use larder_format::{PAGE_SIZE, block::Placement};
+use larder_policy::block::VolumeId;
+use larder_runtime::{AlignedBuf, Device, DeviceOptions, FileOp, FlashDevice};
+
+use super::log::CacheIo;
+use super::open::{CacheError, FormatConfig};
+use super::{Cache, locked};
+
+/// Pages that are counted under one lock.
+const STEP: u32 = 256;
+
+/// Makes the file of a sparse cache, empty and as large as it is to seem. Nothing that was there is left.
+pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
+    let path = config.path.display().to_string();
+    let not = |reason: &str| CacheError::NotSparse { path: path.clone(), reason: reason.into() };
+    let failed = |e: std::io::Error| not(&e.to_string());
+    let Placement::Sparse(span) = config.placement else {
+        return Err(not("another placement is asked for"));
+    };
+    let found = std::fs::metadata(&config.path).ok();
+    if found.as_ref().is_some_and(|f| !f.is_file()) {
+        return Err(not("it is no file, and a raw device cannot give space back"));
+    }
+    let size = config.size.ok_or_else(|| {
+        not("--size is missing, which says how many bytes it may hold (its file seems larger)")
+    })?;
+    let layout = Layout::sparse(size.0, config.line, span, config.shards)
+        .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
+    let made = found.is_none();
+    // One that is in use is locked; one that is smaller than a page is nobody's.
+    let lock = match found {
+        Some(found) if found.len() >= PAGE_SIZE as u64 => {
+            Some(FlashDevice::open(&DeviceOptions::new(&config.path))?)
+        }
+        _ => None,
+    };
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&config.path)
+        .map_err(failed)?;
+    let sized = file.set_len(0).and_then(|()| file.set_len(layout.device));
+    drop((file, lock));
+    let outcome = sized
+        .map_err(|e| {
+            not(&format!(
+                "a file that seems to have {} cannot be made ({e}): give it less room with sparse:SPAN, the sum of the \
+                 volumes' sizes",
+                ByteSize(layout.device)
+            ))
+        })
+        .and_then(|()| try_holes(config, &layout).map_err(|e| not(&e)));
+    if outcome.is_err() && made {
+        // What cannot be used leaves no file behind.
+        let _ = std::fs::remove_file(&config.path);
+    }
+    outcome.map(|()| layout)
+}
+
+/// Whether a hole can be made.
+fn try_holes(config: &FormatConfig, layout: &Layout) -> Result<(), String> {
+    let device = FlashDevice::open(&DeviceOptions::new(&config.path)).map_err(|e| e.to_string())?;
+    let zeros = AlignedBuf::zeroed(PAGE_SIZE);
+    device
+        .write_at(layout.data, &zeros)
+        .and_then(|()| device.punch(layout.data, PAGE_SIZE as u64))
+        .map_err(|e| e.to_string())
+}
+
+/// At a start without the memory of an earlier run: finds what the table has, and keeps the lines that `used` names. Of the
+/// others nothing is left, durably. Returns how many those were.
+pub(super) fn find_pages(
+    maps: &mut [Map],
+    superblock: &BlockSuperblock,
+    io: &mut CacheIo<'_>,
+    used: &dyn Fn(LineId) -> bool,
+) -> Result<u64, IoFailed> {
+    let layout = superblock.layout;
+    let per = layout.shard_slots() / layout.table_pages();
+    let mut dropped = 0;
+    read_table(superblock, io, |found: FoundPage<'_>| {
+        let Some(map) = maps.get_mut(found.shard as usize) else { return false };
+        let Some(slots) = found.slots else { return true };
+        let placing = *map.placing();
+        let mut gone = 0;
+        for (slot, held) in (found.page * per..).zip(slots.iter_mut()) {
+            if held.is_some() && !used(placing.line_in(found.shard, slot)) {
+                *held = None;
+                gone += 1;
+            }
+        }
+        let lines = slots.iter().flatten().count() as u32;
+        if let Some(map) = map.sparse_mut().filter(|_| lines > 0) {
+            map.found(found.page, lines);
+        }
+        dropped += gone;
+        gone > 0
+    })?;
+    Ok(dropped)
+}
+
+/// At a start with the memory of an earlier run: keeps the lines that `keeps` names. What the device says of pages with
+/// others is void, durably. Returns how many lines are dropped, and again how many of them are of volumes that are not as
+/// they were: all.
+pub(super) fn keep_pages(
+    maps: &mut [Map],
+    superblock: &BlockSuperblock,
+    io: &mut CacheIo<'_>,
+    keeps: &dyn Fn(LineId) -> bool,
+) -> Result<(u64, u64), IoFailed> {
+    let layout = superblock.layout;
+    let mut dropped = 0;
+    let mut void: Vec<(u64, u64)> = Vec::new();
+    for (shard, map) in (0u32..).zip(maps) {
+        let placing = *map.placing();
+        let Some((pages, per)) = map.sparse().map(|m| (m.pages(), m.page_slots())) else {
+            continue;
+        };
+        for page in 0..pages {
+            let Some(table) = map.sparse_mut() else { continue };
+            let (here, was_void) = (table.is_here(page), table.is_void(page));
+            if !here && !was_void && table.lines_in(page) == 0 {
+                continue;
+            }
+            let (first, last) = table.groups_of(page);
+            let strange = (first.0..=last.0)
+                .step_by(placing.shards() as usize)
+                .any(|group| !keeps(GroupId(group).line(0)));
+            if !strange {
+                continue;
+            }
+            if here {
+                for slot in (page * per..(page + 1) * per).map(SlotId) {
+                    if matches!(map.get(slot), Slot::Line(line) if !keeps(line)) {
+                        map.hold(slot);
+                        dropped += 1;
+                    }
+                }
+            } else if !was_void {
+                let number = layout.table_number(shard, page);
+                let mut bytes = vec![0u8; PAGE_SIZE];
+                io.read(layout.table_at(shard, page), &mut bytes)?;
+                let right = table::decode(&bytes, superblock.generation, number).is_some_and(|s| {
+                    (page * per..)
+                        .zip(s.take(per as usize))
+                        .all(|(slot, sum)| sum.is_none() || keeps(placing.line_in(shard, slot)))
+                });
+                if right {
+                    continue;
+                }
+                // Its neighbours go with it.
+                dropped += u64::from(table.void(page));
+            }
+            // A page that is in memory is written anew; one that is void need not say anything.
+            let at = layout.table_at(shard, page);
+            match void.last_mut() {
+                Some((begin, len)) if *begin + *len == at => *len += PAGE_SIZE as u64,
+                _ => void.push((at, PAGE_SIZE as u64)),
+            }
+        }
+    }
+    if !void.is_empty() {
+        for (at, len) in void {
+            io.punch(at, len)?;
+        }
+        io.flush()?;
+    }
+    Ok((dropped, dropped))
+}
+
+impl Cache {
+    /// A page of the table was read, or not: `tell` is to tell the shard.
+    pub(super) fn page_read(
+        &self,
+        shard: u32,
+        page: u32,
+        (op, result): (FileOp, std::io::Result<()>),
+        tell: impl FnOnce(Result<&[Option<Sum>], IoFailed>),
+    ) {
+        let slots = match (op, result) {
+            (FileOp::Read { buf, .. }, Ok(())) => {
+                self.flash_works();
+                self.decode_page(shard, page, &buf)
+            }
+            (_, Err(e)) => {
+                self.flash_failed("read", &e);
+                Err(IoFailed)
+            }
+            _ => Err(IoFailed),
+        };
+        tell(slots.as_deref().map_err(|&e| e));
+    }
+
+    /// Tells `each` how many lines of which volume there are, about: of a page that several volumes share, and that is not
+    /// in memory, each is taken to have its part.
+    pub(super) fn count_pages(&self, mut each: impl FnMut(VolumeId, i64)) {
+        let of = |group: GroupId| self.governor.volume_at(self.at(group.line(0))).map(|v| v.id);
+        for cell in &self.shards {
+            let mut from = 0;
+            loop {
+                let cell = locked(cell);
+                let Some(map) = cell.shard.map().sparse() else { break };
+                if from >= map.pages() {
+                    break;
+                }
+                let until = (from + STEP).min(map.pages());
+                for page in (from..until).filter(|&page| map.lines_in(page) > 0) {
+                    let lines = u64::from(map.lines_in(page));
+                    let (first, last) = map.groups_of(page);
+                    if of(first) == of(last) {
+                        of(first).into_iter().for_each(|volume| each(volume, lines as i64));
+                        continue;
+                    }
+                    let stride = map.placing().shards() as usize;
+                    let groups: Vec<_> =
+                        (first.0..=last.0).step_by(stride).map(|g| of(GroupId(g))).collect();
+                    for volume in groups.iter().flatten().collect::<std::collections::BTreeSet<_>>()
+                    {
+                        let share = groups.iter().filter(|g| g.as_ref() == Some(volume)).count();
+                        each(*volume, (lines * share as u64 / groups.len() as u64) as i64);
+                    }
+                }
+                from = until;
+            }
+        }
+    }
+
+    /// Whether there may be lines in slots `from..from + count` of a shard.
+    pub(super) fn has_lines(&self, shard: u32, from: u32, count: u32) -> bool {
+        let cell = locked(&self.shards[shard as usize]);
+        cell.shard.map().sparse().is_some_and(|map| {
+            let per = map.page_slots();
+            (from / per..=(from + count - 1) / per).any(|page| map.lines_in(page) > 0)
+        })
+    }
+
+    /// The lines in slots `from..from + count` of a shard: also those of which the page is not in memory. One that is
+    /// changed meanwhile is looked at again.
+    pub(super) fn table_entries(
+        &self,
+        shard: u32,
+        from: u32,
+        count: u32,
+    ) -> Vec<(SlotId, LineId, Sum)> {
+        let mut found = Vec::new();
+        let mut absent = Vec::new();
+        let per = {
+            let cell = locked(&self.shards[shard as usize]);
+            let map = cell.shard.map();
+            let Some(table) = map.sparse() else { return found };
+            let per = table.page_slots();
+            for page in from / per..=(from + count - 1) / per {
+                if table.lines_in(page) == 0 {
+                    continue;
+                }
+                if !table.is_here(page) {
+                    absent.push(page);
+                    continue;
+                }
+                let slots = (page * per).max(from)..((page + 1) * per).min(from + count);
+                found.extend(slots.map(SlotId).filter_map(|slot| match map.get(slot) {
+                    Slot::Line(line) => Some((slot, line, map.sum(slot))),
+                    Slot::Free | Slot::Held => None,
+                }));
+            }
+            per
+        };
+        for page in absent {
+            let mut bytes = vec![0u8; PAGE_SIZE];
+            if self.device.read_at(self.layout.table_at(shard, page), &mut bytes).is_err() {
+                continue;
+            }
+            let Ok(slots) = self.decode_page(shard, page, &bytes) else { continue };
+            let slots = (page * per..).zip(slots).filter(|s| (from..from + count).contains(&s.0));
+            found.extend(slots.filter_map(|(slot, sum)| {
+                Some((SlotId(slot), self.placing.line_in(shard, slot), sum?))
+            }));
+        }
+        found.sort_by_key(|entry| entry.0);
+        found
+    }
+}

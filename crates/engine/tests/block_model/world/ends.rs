@@ -1,0 +1,158 @@
+//! How a run ends: kills, power cuts, clean stops; and what comes after it.
+
+use std::sync::atomic::Ordering;
+
+use larder_base::Words;
+use larder_engine::block::BlockShard;
+
+use super::in_log::InWorld;
+use super::{LINE, World};
+use crate::parts::Event;
+
+impl World {
+    /// What the process was doing is cut off: writes under way may have happened, in part.
+    pub(super) fn cut_off(&mut self) {
+        for doing in std::mem::take(&mut self.doing) {
+            if doing.landed.is_some() {
+                continue;
+            }
+            match doing.event {
+                Event::FlashWrite(_, slot, line, lines, source) => {
+                    let Some(bytes) =
+                        self.bytes_of(doing.shard, source, line.0 * LINE, lines * LINE as u32)
+                    else {
+                        return;
+                    };
+                    let to = self.flash_at(doing.shard, slot);
+                    self.device.borrow_mut().write_torn(to, &bytes);
+                }
+                Event::BackingChange(_, op, kind, at, len) => {
+                    self.change_backing(op, kind, at, len, true)
+                }
+                Event::Merge(_, merge, op) => {
+                    if let Some(before) = doing.read {
+                        let Some(after) = self.overlay(doing.shard, &before, merge, op) else {
+                            return;
+                        };
+                        let to = self.flash_at(doing.shard, merge.to);
+                        self.device.borrow_mut().write_torn(to, &after);
+                    }
+                }
+                Event::Copy(_, _, to, _) => {
+                    if let Some(bytes) = doing.read {
+                        let to = self.flash_at(doing.shard, to);
+                        self.device.borrow_mut().write_torn(to, &bytes);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.ops.clear();
+        self.buffers.clear();
+        self.asked.clear();
+        self.backing_is_true();
+    }
+
+    pub(super) fn restart(&mut self, words: Option<Vec<(Words, Words)>>) {
+        let mut device = self.device.borrow_mut();
+        device.blown = false;
+        device.fuse = u64::MAX;
+        drop(device);
+        // What was written before is made durable before anything of it is cached.
+        self.volatile.clear();
+        if self.void || self.device.borrow().dead {
+            self.format();
+            self.start(None);
+        } else {
+            self.start(words);
+        }
+        if let Err(why) = self.check_map() {
+            self.fail(format!("after a restart: {why}"));
+        }
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.seen.kills += 1;
+        self.script.push(format!("{} kill", self.time));
+        self.count();
+        let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
+        self.cut_off();
+        self.restart(Some(words));
+    }
+
+    pub(super) fn power_cut(&mut self) {
+        self.seen.power_cuts += 1;
+        self.script.push(format!("{} power cut", self.time));
+        self.count();
+        self.cut_off();
+        self.device.borrow_mut().power_cut();
+        self.backing_loses();
+        self.restart(None);
+        self.seen.warm_lines += self.shards.iter().map(|s| u64::from(s.map().count())).sum::<u64>();
+    }
+
+    pub(super) fn drain(&mut self) -> Result<(), String> {
+        self.draining = true;
+        self.fuse.store(u64::MAX, Ordering::Relaxed);
+        self.device.borrow_mut().fuse = u64::MAX;
+        self.device.borrow_mut().fail = 0.0;
+        for _ in 0..100_000 {
+            // Fills go on when the clients have their answers.
+            let idle = self.shards.iter().all(BlockShard::is_idle);
+            if self.ops.is_empty() && self.doing.is_empty() && idle {
+                self.draining = false;
+                return Ok(());
+            }
+            self.time += 1;
+            self.advance();
+            self.step_log();
+            if let Some(why) = self.error.take() {
+                return Err(why);
+            }
+        }
+        let op =
+            self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.parts, o.holds, o.range));
+        let shards: Vec<_> = self.shards.iter().map(|s| s.under_way()).collect();
+        Err(format!(
+            "{shards:?} stuck: {} operations, {} I/Os, the first {op:?}",
+            self.ops.len(),
+            self.doing.len()
+        ))
+    }
+
+    pub(super) fn stop(&mut self) -> Result<(), String> {
+        self.drain()?;
+        self.seen.stops += 1;
+        self.script.push(format!("{} stop", self.time));
+        self.count();
+        let enabled = !self.void;
+        if self.rng.chance(0.5) {
+            self.shards.iter_mut().for_each(|shard| while shard.sweep(7) {});
+        }
+        if let Some(mut log) = self.log.take() {
+            let (now, mut io) = (self.now(), self.io());
+            // Changes that went ahead of their bits are over; the bits are still to come.
+            std::mem::take(&mut self.asked).into_iter().for_each(|(s, region)| log.ask(s, region));
+            // The backing store may refuse to flush: then its regions stay cold.
+            let settled = log.settle(now, &mut InWorld(self), &mut io).and_then(|settled| {
+                log.update(&mut io, |sb| sb.clean_epoch = sb.epoch)?;
+                Ok(settled)
+            });
+            self.void |= settled.is_err();
+            // What the cleaner has dropped until the end is not missed.
+            let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
+            let settled = settled.unwrap_or(false);
+            self.cut_off();
+            self.device.borrow_mut().power_cut();
+            self.restart(None);
+            let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
+            if enabled && settled && after != lines {
+                return Err(format!("{lines} lines before a clean stop, {after} after it"));
+            }
+        } else {
+            self.cut_off();
+            self.restart(None);
+        }
+        Ok(())
+    }
+}
