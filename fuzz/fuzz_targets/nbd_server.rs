@@ -82,7 +82,7 @@ fuzz_target!(|data: &[u8]| {
         match command {
             Command::Read { offset, buf } => {
                 inside(offset, buf.len() as u64);
-                conn.data(cookie, offset, buf);
+                conn.data(cookie, offset, buf, Vec::new());
             }
             Command::Write { offset, buf, .. } => {
                 inside(offset, buf.len() as u64);

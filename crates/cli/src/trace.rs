@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use indicatif::{HumanBytes, ProgressBar};
 use larder_trace::{
-    Class, Collector, CsvColumns, Format, Reader, Request, Trace, TraceError, Writer,
+    Class, Collector, CsvColumns, Format, Hashed, Reader, Request, Trace, TraceError, Writer,
 };
 
 use crate::error::CliError;
@@ -267,12 +267,13 @@ pub(crate) fn note_skipped(reader: &dyn Reader) {
 }
 
 fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let mut trace = args.input.open()?;
+    let trace = args.input.open()?;
+    let (mut reader, hash) = Hashed::over(trace.reader);
     let mut collector = Collector::new();
     let mut watch = Watch::new();
-    while let Some(request) = trace.reader.next() {
+    while let Some(request) = reader.next() {
         collector.add(&request.map_err(trace_error)?);
-        watch.tick(&*trace.reader);
+        watch.tick(&*reader);
     }
     drop(watch);
     let s = collector.finish();
@@ -281,12 +282,15 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
         value["trace"] = args.input.trace.clone().into();
         value["format"] = trace.format.map_or("generated", Format::name).into();
         value["detection"] = trace.explanation.clone().into();
-        value["skipped"] = trace.reader.skipped().into();
+        value["skipped"] = reader.skipped().into();
+        value["trace_hash"] = hash.text().into();
+        value["version"] = env!("CARGO_PKG_VERSION").into();
         return print(&format!("{value:#}\n"));
     }
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<22}{value}\n"));
     line("trace", args.input.trace.clone());
+    line("hash", hash.text());
     line(
         "format",
         format!("{} ({})", trace.format.map_or("generated", Format::name), trace.explanation),
@@ -369,7 +373,7 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
         }
     }
     print(&out)?;
-    note_skipped(&*trace.reader);
+    note_skipped(&*reader);
     Ok(())
 }
 

@@ -82,6 +82,8 @@ fn a_sweep_gives_the_same_bytes_however_it_is_run_and_goes_on_where_it_was_cut()
     }
     let table = done(&sweep(&file, &two, &["--threads", "3"]));
     assert!(table.contains("8 cells") && table.contains("reject_first"), "{table}");
+    let hash = rows[0]["trace_hash"].as_str().unwrap();
+    assert!(table.contains(env!("CARGO_PKG_VERSION")) && table.contains(hash), "{table}");
     let whole = files(&one);
     for (i, name) in FILES.iter().enumerate() {
         assert!(whole[i] == files(&two)[i], "{name} depends on the number of threads");

@@ -25,6 +25,11 @@ fn calibration_figures_are_shown() {
     assert!(larder(&["convert", spec, &file]).status.success());
     let (made, read) = (stats(&[spec]), stats(&[&file]));
     assert_eq!(made["block"], read["block"]);
+    // A trace has its hash whatever file it is in.
+    let hash = made["trace_hash"].as_str().unwrap();
+    assert_eq!((&made["trace_hash"], hash.len()), (&read["trace_hash"], 16));
+    assert_eq!(made["version"], env!("CARGO_PKG_VERSION"));
+    assert!(text(&larder(&["stats", spec]).stdout).contains(hash));
     assert_eq!(made["block"]["metadata_share"], 0.7);
     assert_eq!((&made["read_share"], &made["hosts"]), (&0.4.into(), &1.into()));
     for name in ["unique_bytes", "nonsequential_unique_bytes"] {

@@ -327,6 +327,11 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
     } else {
         print_table(&results)?;
         outln!(
+            "larder {}; seeds are a column; traces and their hashes:",
+            env!("CARGO_PKG_VERSION")
+        )?;
+        results.traces().try_for_each(|(trace, hash)| outln!("  {trace}  {hash}"))?;
+        outln!(
             "{} cells; cells.jsonl, results and series as csv and parquet, and report.html are in {}",
             cells.len(),
             dir.display()

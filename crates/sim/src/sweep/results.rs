@@ -108,6 +108,11 @@ impl Results {
         facts
     }
 
+    /// The traces that were simulated, and their hashes.
+    pub fn traces(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.traces.iter().map(|(trace, hash)| (trace.as_str(), hash.as_str()))
+    }
+
     /// The columns that tell rows apart: the axes and the caches' names.
     pub fn varied(&self) -> Vec<usize> {
         let names = self.axes.iter().map(String::as_str).chain(["name"]);
