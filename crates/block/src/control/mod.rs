@@ -387,7 +387,8 @@ impl Control {
                 line_bytes: layout.line,
                 placement: layout.placement().to_string(),
                 slots: stats.slots,
-                lines: volumes.iter().map(|v| v.lines).sum(),
+                // Each is about right, as of the last count and since: together no more than there can be.
+                lines: volumes.iter().map(|v| v.lines).sum::<u64>().min(stats.slots),
                 map_bytes: stats.map_bytes,
                 write: write_name(config.write).to_owned(),
                 admission: config.admission.to_string(),
@@ -443,7 +444,7 @@ impl Control {
         let (floor, ceiling) = attached.share();
         let (rule, selected) = self.cache.selected_of(&attached);
         status.pass_through = !self.cache.is_enabled();
-        status.lines = attached.lines();
+        status.lines = attached.lines().min(self.cache.layout().capacity());
         (status.floor, status.ceiling) = (floor, ceiling);
         (status.reads, status.read_hits) = (load(&c.reads), load(&c.read_hits));
         (status.read_bytes, status.writes) = (load(&c.read_bytes), load(&c.writes));
