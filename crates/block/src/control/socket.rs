@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use super::Control;
 use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
 use crate::server::ServerError;
-use crate::server::listen::{UnixPath, bind_unix};
+use crate::server::listen::bind_unix;
+use larder_runtime::listen::UnixPath;
 
 /// Connections at a time.
 const MOST: usize = 16;

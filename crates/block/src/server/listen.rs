@@ -3,17 +3,15 @@
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_runtime::listen::{UnixPath, listen_tcp, listen_unix};
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token};
-use rustix::fs::Mode;
 use rustix::io::Errno as Os;
-use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{debug, warn};
 
 use super::stream::{Socket as Accepted, Stream};
@@ -153,22 +151,6 @@ pub(super) struct Listener {
     pub(super) path: Option<UnixPath>,
 }
 
-/// Removes the Unix socket's path when the server ends, if it is still ours.
-pub(crate) struct UnixPath {
-    path: PathBuf,
-    inode: (u64, u64),
-}
-
-impl Drop for UnixPath {
-    fn drop(&mut self) {
-        if let Ok(m) = std::fs::symlink_metadata(&self.path)
-            && (m.dev(), m.ino()) == self.inode
-        {
-            std::fs::remove_file(&self.path).ok();
-        }
-    }
-}
-
 /// Opens them all. `certificate`: there is one.
 ///
 /// # Errors
@@ -194,22 +176,8 @@ fn open_tcp(
     let bad = |reason: String| ServerError::Listen { address: listen.to_string(), reason };
     let resolved = address.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
     for addr in resolved {
-        let make = || -> io::Result<TcpListener> {
-            let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-            socket.set_nonblocking(true)?;
-            socket.set_cloexec(true)?;
-            socket.set_reuse_address(true)?;
-            if addr.is_ipv6() {
-                socket.set_only_v6(true)?;
-            }
-            // Accepted sockets inherit both on Linux.
-            socket.set_keepalive(true)?;
-            socket.set_tcp_nodelay(true)?;
-            socket.bind(&addr.into())?;
-            socket.listen(BACKLOG)?;
-            Ok(TcpListener::from_std(socket.into()))
-        };
-        let listener = make().map_err(|e| bad(e.to_string()))?;
+        let listener = listen_tcp(addr, BACKLOG).map_err(|e| bad(e.to_string()))?;
+        let listener = TcpListener::from_std(listener);
         let address = listener.local_addr().ok();
         out.push(Listener {
             socket: Socket1::Tcp(listener),
@@ -230,42 +198,8 @@ pub(crate) fn bind_unix(
     name: &str,
     path: &Path,
 ) -> Result<(std::os::unix::net::UnixListener, UnixPath), ServerError> {
-    let bad = |reason: String| ServerError::Listen { address: name.to_owned(), reason };
-    if let Ok(meta) = std::fs::symlink_metadata(path) {
-        if !meta.file_type().is_socket() {
-            return Err(bad("exists and is not a socket: remove it or choose another path".into()));
-        }
-        match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => {
-                return Err(bad(
-                    "another server listens there: stop it or choose another path".into()
-                ));
-            }
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)
-                    .map_err(|e| bad(format!("is stale and cannot be removed: {e}")))?;
-            }
-            Err(e) => return Err(bad(format!("exists and cannot be tried: {e}"))),
-        }
-    }
-    let make = || -> io::Result<std::os::unix::net::UnixListener> {
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        // Or else whoever accepts waits in accept, where nothing tells it to stop.
-        socket.set_nonblocking(true)?;
-        socket.set_cloexec(true)?;
-        // The permissions must hold from the first moment, so they go through the umask, not a chmod after the bind.
-        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-        let bound = socket.bind(&socket2::SockAddr::unix(path)?);
-        rustix::process::umask(before);
-        bound?;
-        socket.listen(BACKLOG)?;
-        Ok(socket.into())
-    };
-    let listener =
-        make().map_err(|e| bad(format!("{e}: the directory must exist and be writable")))?;
-    let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
-    let guard = UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
-    Ok((listener, guard))
+    listen_unix(path, 0o600, BACKLOG)
+        .map_err(|reason| ServerError::Listen { address: name.to_owned(), reason })
 }
 
 fn open_unix(listen: &Listen, path: &Path, tls: TlsPolicy) -> Result<Listener, ServerError> {

@@ -31,11 +31,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use larder_runtime::listen::UnixPath;
 use mio::{Poll, Registry, Waker};
 
 use crate::nbd::server::Limits;
+pub(crate) use listen::bind_unix;
 pub use listen::{Address, Listen};
-pub(crate) use listen::{UnixPath, bind_unix};
 use service::Service;
 use stream::Stream;
 pub(crate) use stream::make_room;

@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use larder_runtime::listen::UnixPath;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -46,7 +47,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 use crate::nbd::server::{Export, Exports};
 use crate::server::service::Service;
-use crate::server::{Client, ServerError, UnixPath, Volume, Volumes, bind_unix};
+use crate::server::{Client, ServerError, Volume, Volumes, bind_unix};
 pub use device::VhostCounters;
 use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
 pub use memory::Memory;

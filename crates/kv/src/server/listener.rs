@@ -4,18 +4,17 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_base::AppId;
+use larder_runtime::listen::{UnixPath, bind_tcp, listen_unix};
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token};
-use rustix::fs::Mode;
 use rustls::ServerConfig;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::SockRef;
 use tracing::{debug, info, warn};
 
 use super::shared::{ConnInfo, Shared};
@@ -44,22 +43,6 @@ pub(super) struct Listener {
     pub(super) application: Option<String>,
     /// The same, once the store knows it.
     pub(super) app: Option<AppId>,
-}
-
-/// Removes the Unix socket's path when the server ends, if it is still ours.
-pub(super) struct UnixPath {
-    path: PathBuf,
-    inode: (u64, u64),
-}
-
-impl Drop for UnixPath {
-    fn drop(&mut self) {
-        if let Ok(m) = std::fs::symlink_metadata(&self.path)
-            && (m.dev(), m.ino()) == self.inode
-        {
-            std::fs::remove_file(&self.path).ok();
-        }
-    }
 }
 
 /// Binds every socket of the configuration, so that an address in use is found before anything else is touched. TCP
@@ -140,22 +123,9 @@ fn open_tcp(
         if out.iter().any(|l| l.address == Some(addr)) {
             continue;
         }
-        let make = || -> io::Result<TcpListener> {
-            let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-            socket.set_nonblocking(true)?;
-            socket.set_cloexec(true)?;
-            socket.set_reuse_address(true)?;
-            if addr.is_ipv6() {
-                socket.set_only_v6(true)?;
-            }
-            // Accepted sockets inherit both on Linux, which saves two system calls each.
-            socket.set_keepalive(true)?;
-            socket.set_tcp_nodelay(true)?;
-            socket.bind(&addr.into())?;
-            Ok(TcpListener::from_std(socket.into()))
-        };
-        let listener =
-            make().map_err(|source| ServerError::Listen { address: text.clone(), source })?;
+        let socket = bind_tcp(addr)
+            .map_err(|source| ServerError::Listen { address: text.clone(), source })?;
+        let listener = TcpListener::from_std(socket.into());
         let addr = listener.local_addr().unwrap_or(addr);
         out.push(Listener {
             fd: listener.as_raw_fd(),
@@ -178,40 +148,10 @@ fn tcp_text(addr: SocketAddr) -> String {
 }
 
 fn open_unix(path: &Path, mask: u32, backlog: u32) -> Result<(Listener, UnixPath), ServerError> {
-    let bad = |reason: String| ServerError::UnixSocket { path: path.to_owned(), reason };
-    if let Ok(meta) = std::fs::symlink_metadata(path) {
-        if !meta.file_type().is_socket() {
-            return Err(bad("exists and is not a socket: remove it or choose another path".into()));
-        }
-        match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => {
-                return Err(bad(
-                    "another server listens there: stop it or choose another path".into()
-                ));
-            }
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)
-                    .map_err(|e| bad(format!("is stale and cannot be removed: {e}")))?;
-            }
-            Err(e) => return Err(bad(format!("exists and cannot be tried: {e}"))),
-        }
-    }
-    let make = || -> io::Result<UnixListener> {
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
-        socket.set_cloexec(true)?;
-        // The permissions must hold from the first moment, so they go through the umask, not a chmod after the bind.
-        let before = rustix::process::umask(Mode::from_raw_mode(!mask & 0o777));
-        let bound = socket.bind(&socket2::SockAddr::unix(path)?);
-        rustix::process::umask(before);
-        bound?;
-        socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
-        Ok(UnixListener::from_std(socket.into()))
-    };
-    let listener =
-        make().map_err(|e| bad(format!("{e}: the directory must exist and be writable")))?;
-    let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
-    let guard = UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
+    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+    let (listener, guard) = listen_unix(path, mask, backlog)
+        .map_err(|reason| ServerError::UnixSocket { path: path.to_owned(), reason })?;
+    let listener = UnixListener::from_std(listener);
     let text = format!("unix:{}", path.display()).into();
     let fd = listener.as_raw_fd();
     let socket = Socket1::Unix(listener);

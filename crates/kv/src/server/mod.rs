@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use larder_runtime::listen::UnixPath;
 use larder_runtime::{Clock, ReadRing, RingChoice, RingOptions};
 use mio::{Poll, Waker};
 use tracing::info;
@@ -30,7 +31,6 @@ use crate::config::{Config, IoChoice};
 use crate::connection::{ConnStats, ProtocolConfig};
 use crate::protocol::auth::AuthFile;
 use crate::stats::Latency;
-use listener::UnixPath;
 use shared::{Shared, WorkerShared};
 use worker::Worker;
 
