@@ -8,6 +8,7 @@
 //! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
 //! | [`op`] | what is asked of a volume or of the store behind it |
 //! | [`server`] | listeners, workers, volumes |
+//! | [`ublk`] | volumes as disks of this host, by the kernel's ublk driver |
 //! | [`vhost`] | volumes as virtio disks of guests, over vhost-user |
 #![allow(
     clippy::disallowed_methods,
@@ -21,4 +22,5 @@ pub mod control;
 pub mod nbd;
 pub mod op;
 pub mod server;
+pub mod ublk;
 pub mod vhost;

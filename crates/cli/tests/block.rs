@@ -166,7 +166,8 @@ fn wrong_use() {
     for (listen, text) in [
         ("unix:/nowhere/socket", "the directory must exist"),
         (&taken, "in use"),
-        ("ublk:0", "nbd-client"),
+        ("ublk:x", "not one"),
+        ("ublk", "colon"),
         ("tcp:no.such.host.invalid:10809", "no.such.host.invalid"),
         ("vhost:/nowhere/guest,volume=disk", "the directory must exist"),
         (&vhost, "there is no volume 'other'"),

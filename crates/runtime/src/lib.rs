@@ -6,6 +6,7 @@
 //! | [`device`] | a flash file or raw block device, locked, `O_DIRECT` where the file system allows it |
 //! | [`ring`] | asynchronous reads for one worker: io_uring, or a pool of threads that call `pread` |
 //! | [`FileQueue`] | reads, writes, syncs and holes on any number of files, by the same two means |
+//! | [`CommandRing`] | commands that drivers define themselves, by io_uring |
 //! | [`buffer`] | page-aligned buffers from a bounded pool |
 //! | [`shared`] | memory that outlives the process, on tmpfs |
 //! | [`clock`] | wall and monotonic time, read together, once per turn |
@@ -48,8 +49,8 @@ pub use error::{DeviceError, IoOp};
 pub use extents::{ExtentsError, FileExtent, FileExtents};
 pub use lock::Holder;
 pub use ring::{
-    Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload, ReadRing, RingChoice,
-    RingOptions,
+    COMMAND_BYTES, CommandRing, Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload,
+    ReadRing, RingChoice, RingOptions,
 };
 pub use shared::{SHARED_DIR, SharedError, SharedRegion, boot_id};
 pub use slices::prefer_slices;

@@ -101,11 +101,6 @@ impl FromStr for Listen {
                 _ => Ok(Listen { address: Address::Unix(path.into()), tls }),
             };
         }
-        if plain.starts_with("ublk") {
-            return Err(bad(
-                "ublk is not spoken: for a device on this host let nbd-client, or nbdfuse and losetup, connect to unix:PATH",
-            ));
-        }
         let Some(address) = plain.strip_prefix("tcp:") else {
             return Err(bad("it begins with neither unix: nor tcp:"));
         };

@@ -82,7 +82,7 @@ impl Default for ServerConfig {
 pub enum ServerError {
     /// An address that is none.
     #[error(
-        "'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT, each with ,tls=off, on or require where it is wanted, or vhost:PATH,volume=NAME"
+        "'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT, each with ,tls=off, on or require where it is wanted, vhost:PATH,volume=NAME, or ublk:[ID],volume=NAME"
     )]
     Address {
         /// As given.

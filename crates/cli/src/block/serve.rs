@@ -9,6 +9,7 @@ use larder_block::backing::{self, Uri};
 use larder_block::cache::{Cache, CacheConfig, Cached, RulesConfig, Share, Warmth, open};
 use larder_block::control::{Control, ControlServer, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
+use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
@@ -38,6 +39,9 @@ Examples:
   larder block serve --cache /flash/cache \\
       --volume disk=file:/nfs/disk.img \\
       --listen vhost:/run/larder.disk,volume=disk
+  # A disk of this host, /dev/ublkb0 (docs/ublk.md):
+  larder block serve --cache /flash/cache \\
+      --volume disk=file:/nfs/disk.img --listen ublk:0,volume=disk
   # An object store (first: larder block create s3://bucket/vm1 --size 100g):
   larder block serve --cache /flash/cache \\
       --volume vm1=s3://bucket/vm1 --listen unix:/run/larder.sock
@@ -64,8 +68,10 @@ const ONE_STOP: Duration = Duration::from_millis(500);
 
 /// Memory of one vhost-user device for requests under way, bytes.
 const VHOST_BUFFERS: usize = 64 << 20;
+/// Memory of one thread of a ublk device for requests under way, bytes.
+const UBLK_BUFFERS: usize = 32 << 20;
 
-/// Serve volumes over NBD and vhost-user-blk, through a cache device
+/// Serve volumes over NBD and vhost-user-blk, and as disks of this host, through a cache device
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -76,8 +82,8 @@ pub(crate) struct Args {
     /// is the export's. May be given several times; `larder block attach` adds more
     #[arg(long = "volume", value_name = "NAME=URI", value_parser = volume)]
     volumes: Vec<(String, Uri)>,
-    /// Where to listen: unix:PATH or tcp:HOST:PORT for NBD, vhost:PATH,volume=NAME for one guest's vhost-user-blk disk.
-    /// With a certificate TLS is required over tcp: and offered on unix:; tls=off, on or require after a comma chooses for
+    /// Where to listen: unix:PATH or tcp:HOST:PORT for NBD, vhost:PATH,volume=NAME for one guest's vhost-user-blk disk,
+    /// ublk:[ID],volume=NAME for the disk /dev/ublkbID of this host. With a certificate TLS is required over tcp: and offered on unix:; tls=off, on or require after a comma chooses for
     /// one address. May be given several times
     #[arg(long, value_name = "ADDR", required = true)]
     listen: Vec<String>,
@@ -289,8 +295,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         .admission
         .parse()
         .map_err(|e| usage(&format!("--admission {}: {e}", args.admission)))?;
+    let (ublk, others): (Vec<&String>, Vec<&String>) =
+        args.listen.iter().partition(|l| UblkListen::is_meant(l));
     let (vhost, nbd): (Vec<&String>, Vec<&String>) =
-        args.listen.iter().partition(|l| VhostListen::is_meant(l));
+        others.into_iter().partition(|l| VhostListen::is_meant(l));
     let listen: Vec<Listen> =
         nbd.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
     let tls = args.tls.files()?;
@@ -301,6 +309,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     }
     let vhost: Vec<VhostListen> =
         vhost.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    let ublk: Vec<UblkListen> =
+        ublk.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
     // Whether every client over TCP has to show a certificate.
     let guarded =
         tls.as_ref().is_some_and(|t| t.client_ca.is_some()) && listen.iter().all(Listen::is_strict);
@@ -343,6 +353,13 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     // What cannot be had is found out before the cache is touched; clients that come meanwhile wait.
     let doors = Doors::open(&server_config).map_err(|e| usage(&e))?;
     let vhost = VhostDoors::open(&vhost).map_err(|e| usage(&e))?;
+    let mut ublk = UblkDoors::open(&ublk).map_err(|e| usage(&e))?;
+    if ublk.count() > 0 && !larder_runtime::machine::serve_the_kernel() {
+        // Before any thread is there: they inherit it.
+        warn!(
+            "this process may be made to wait for its own disks when memory is short: it lacks CAP_SYS_RESOURCE"
+        );
+    }
     let layout = open::layout_of(&args.cache).map_err(failed)?;
     // A sparse file seems to be larger than it will be.
     let most = layout.capacity() * u64::from(layout.line);
@@ -363,6 +380,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         volumes.add(Volume::new(name, store, layout.line, true)).map_err(|e| usage(&e))?;
     }
     vhost.check(&volumes).map_err(|e| usage(&e))?;
+    ublk.check(&volumes).map_err(|e| usage(&e))?;
+    let first_disk = workers + vhost.count();
     let config = CacheConfig {
         write: args.write,
         replacement: args.replacement,
@@ -371,8 +390,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         admission,
         fill_memory: args.fill_memory,
         readahead: args.readahead,
-        // Each device of vhost-user is a worker too.
-        workers: workers + vhost.count(),
+        // Each device of vhost-user is a worker too, and each thread of a ublk device.
+        workers: workers + vhost.count() + ublk.count() * workers,
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
         state_dir: state_dir.clone(),
@@ -412,6 +431,17 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             Cached::new(served.clone(), workers + n, registry, token, RingChoice::Auto)
         })
         .map_err(|e| runtime(&e))?;
+    let served = cache.clone();
+    let disks = UblkServer::start_behind(
+        ublk,
+        server.volumes(),
+        workers,
+        UBLK_BUFFERS,
+        |n, registry, token| {
+            Cached::new(served.clone(), first_disk + n, registry, token, RingChoice::Auto)
+        },
+    )
+    .map_err(|e| runtime(&e))?;
     let control = Control::new(
         cache.clone(),
         volumes,
@@ -463,6 +493,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     info!("stopping");
     // Nothing is attached or detached any more.
     drop(socket);
+    disks.stop();
     devices.stop();
     server.stop();
     tell(&control);

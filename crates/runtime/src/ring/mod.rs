@@ -25,9 +25,11 @@
 //! do). Devices that have no descriptor of their own (those for tests) use the threads.
 
 mod backend;
+mod commands;
 mod event;
 mod files;
 
+pub use commands::{COMMAND_BYTES, CommandRing};
 pub use files::{FileDone, FileHandle, FileOp, FileQueue, Payload};
 
 use std::collections::VecDeque;

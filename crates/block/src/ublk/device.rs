@@ -1,0 +1,512 @@
+//! A device's life: it begins, is taken over after a crash, goes.
+//!
+//! ```text
+//! none ──add, params, queues served, start──▶ live ──stop, delete──▶ none
+//!                                               │ the daemon is killed, or stops while somebody uses the disk
+//! live ◀──queues served, end of recovery── quiesced: requests wait
+//! ```
+//!
+//! A device is known again by a note that the driver keeps: a hash of the volume's name and its store's.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use larder_base::{HashKey, KeyHasher};
+use mio::Waker;
+use rustix::io::Errno as Os;
+use tracing::{info, warn};
+
+use super::UblkListen;
+use super::abi::{self, Info, Params, SECTOR, attribute, control, flag, state};
+use super::control::Control;
+use super::port::{KernelPort, Place};
+use super::request::{MAX_RANGE_SECTORS, Shape};
+use super::worker::{Job, Order, Report};
+use crate::nbd::server::{Export, Exports};
+use crate::server::{Client, Volume, Volumes};
+
+/// Bytes of one request's data, at most. Power of two.
+pub(super) const TRANSFER: u32 = 1 << 20;
+/// Tags of each queue.
+const DEPTH: u16 = 128;
+/// Where the driver copies data itself, each tag has memory of its own: less of it, and fewer.
+const SMALL_TRANSFER: u32 = 512 << 10;
+const SMALL_DEPTH: u16 = 64;
+/// Between two looks at whether the volume is put aside, or has come back.
+const LOOK: Duration = Duration::from_millis(500);
+/// For a device to have its disk: partitions are looked for, in the volume.
+const START: Duration = Duration::from_secs(60);
+/// For the driver to notice that a server has died (Linux before 6.8 looks every five seconds).
+const NOTICE: Duration = Duration::from_secs(15);
+/// For requests that have begun, when the device stops.
+const DRAIN: Duration = Duration::from_secs(10);
+/// For the driver's and the threads' own work.
+const SHORT: Duration = Duration::from_secs(10);
+/// For a device's node to appear.
+const NODE: Duration = Duration::from_secs(3);
+
+/// A thread that serves queues.
+pub(super) struct Hand {
+    orders: Option<Sender<Order<KernelPort>>>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hand {
+    pub(super) fn new(
+        orders: Sender<Order<KernelPort>>,
+        waker: Waker,
+        thread: JoinHandle<()>,
+    ) -> Hand {
+        Hand { orders: Some(orders), waker, thread: Some(thread) }
+    }
+
+    /// A thread that cannot be told, or woken, has ended, or sees it soon.
+    fn tell(&self, order: Order<KernelPort>) {
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(order);
+        }
+        let _ = self.waker.wake();
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        self.orders = None;
+        let _ = self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A device that is served.
+pub(super) struct Up {
+    volume: Arc<Volume>,
+    _client: Client,
+    info: Info,
+    /// Threads that serve queues of it.
+    serving: usize,
+}
+
+/// What is there of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing.
+    None,
+    /// One of this volume, whose server has died: its requests wait, or will.
+    Orphan(u32),
+    /// One of this volume, without a disk.
+    Dead(u32),
+}
+
+/// A device, in the driver or not.
+pub(super) struct Device {
+    listen: UblkListen,
+    control: Control,
+    volumes: Arc<Volumes>,
+    hands: Vec<Hand>,
+    reports: Receiver<Report>,
+}
+
+/// By what a volume's device is known again.
+fn note(volume: &Volume) -> u64 {
+    // A key that never changes: the note outlives the daemon, and is no secret.
+    let hasher = KeyHasher::new(HashKey(*b"larder ublk note"));
+    let text = format!("{}\0{}", volume.name(), volume.backing().uri());
+    hasher.hash(text.as_bytes()).0 as u64 | 1
+}
+
+fn node(kind: char, id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublk{kind}{id}"))
+}
+
+/// Whether a process is there.
+fn lives(pid: i32) -> bool {
+    let Some(pid) = rustix::process::Pid::from_raw(pid) else { return false };
+    pid != rustix::process::getpid()
+        && rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
+}
+
+/// Looks for a device of the volume: that number's, or any.
+///
+/// # Errors
+/// In words, when the number is taken.
+pub(super) fn find(
+    control: &mut Control,
+    wanted: Option<u32>,
+    volume: &Volume,
+) -> Result<Found, String> {
+    let ours = note(volume);
+    let ids = match wanted {
+        Some(id) => vec![id],
+        None => nodes(),
+    };
+    for id in ids {
+        let info = match control.info(id) {
+            Ok(Some(info)) => info,
+            Ok(None) => continue,
+            Err(e) if wanted.is_none() => {
+                warn!("ublk device {id}: {e}");
+                continue;
+            }
+            Err(e) => return Err(format!("device {id}: {e}")),
+        };
+        let alive = info.state != state::DEAD && lives(info.pid);
+        match (wanted, info.note == ours, alive) {
+            (None, false, _) | (None, true, true) => {}
+            (Some(_), false, _) => {
+                return Err(format!(
+                    "device {id} is there already, of another program or another volume: choose another number, or \
+                     remove it (`ublk del -n {id}`)"
+                ));
+            }
+            (Some(_), true, true) => {
+                return Err(format!("device {id} is served by process {}: stop it", info.pid));
+            }
+            (_, true, false) if info.state == state::DEAD => return Ok(Found::Dead(id)),
+            (_, true, false) => return Ok(Found::Orphan(id)),
+        }
+    }
+    Ok(Found::None)
+}
+
+/// The numbers of the devices that have a node.
+fn nodes() -> Vec<u32> {
+    let Ok(dir) = std::fs::read_dir("/dev") else { return Vec::new() };
+    let number = |entry: io::Result<std::fs::DirEntry>| {
+        entry.ok()?.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok()
+    };
+    let mut out: Vec<u32> = dir.filter_map(number).collect();
+    out.sort_unstable();
+    out
+}
+
+/// The disk of a volume in lines of `preferred` bytes.
+fn params(shape: &Shape, preferred: u32) -> Params {
+    // What is answered is durable only behind a flush, as over NBD.
+    let cache = attribute::VOLATILE_CACHE | attribute::FUA;
+    let best = preferred.max(4096).next_power_of_two().min(1 << 20);
+    let changes = |most: u32, may: bool| if may { most } else { 0 };
+    Params {
+        attributes: if shape.read_only { cache | attribute::READ_ONLY } else { cache },
+        // Writes of less than 4 KiB cost a read somewhere; lines are a preference.
+        shifts: [9, 12, best.trailing_zeros() as u8, 12],
+        max_sectors: shape.max_transfer / SECTOR as u32,
+        sectors: shape.sectors,
+        discard_granularity: 4096,
+        max_discard: changes(MAX_RANGE_SECTORS, shape.discard),
+        max_zeroes: changes(MAX_RANGE_SECTORS, !shape.read_only),
+    }
+}
+
+impl Device {
+    pub(super) fn new(
+        listen: UblkListen,
+        control: Control,
+        volumes: Arc<Volumes>,
+        hands: Vec<Hand>,
+        reports: Receiver<Report>,
+    ) -> Device {
+        Device { listen, control, volumes, hands, reports }
+    }
+
+    /// The device's thread: until `stopped` is closed.
+    pub(super) fn run(mut self, up: Up, stopped: &Receiver<()>) {
+        let name = up.volume.name().to_owned();
+        let mut up = Some(up);
+        // Somebody else has ended the device: it comes back with the volume, not before.
+        let mut ended = false;
+        loop {
+            if stopped.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
+            let there = self.volumes.find(&name).filter(|v| !v.is_closing());
+            match &up {
+                Some(now) => {
+                    let left = self.reports.try_recv();
+                    let listed = there.is_some_and(|v| Arc::ptr_eq(&v, &now.volume));
+                    // A detach waits as long as the disk is in use, unless it is to disconnect its clients.
+                    let go = now.volume.is_closing() || (!listed && !in_use(now.info.id));
+                    if let Ok(report) = left {
+                        let why = match report {
+                            Report::Left(Err(why)) => why,
+                            _ => "somebody has stopped it".to_owned(),
+                        };
+                        warn!("{}: {} is given up: {why}", self.listen, self.disk(now));
+                        ended = true;
+                    } else if go {
+                        info!("{}: {} goes: its volume is put aside", self.listen, self.disk(now));
+                    } else {
+                        continue;
+                    }
+                    if let Some(now) = up.take() {
+                        let already = usize::from(ended);
+                        self.remove(now, already);
+                    }
+                }
+                None => match there {
+                    None => ended = false,
+                    Some(_) if ended => {}
+                    Some(volume) => match self.bring_up(&volume) {
+                        Ok(now) => up = Some(now),
+                        Err(why) => {
+                            warn!("{}: no disk for volume '{name}': {why}", self.listen);
+                            ended = true;
+                        }
+                    },
+                },
+            }
+        }
+        let Some(now) = up.take() else { return };
+        if self.waits_for_another(&now) && in_use(now.info.id) {
+            warn!(
+                "{}: {} is in use: it stays, and what is asked of it waits for the next daemon",
+                self.listen,
+                self.disk(&now)
+            );
+            self.leave(now);
+        } else {
+            self.remove(now, 0);
+        }
+    }
+
+    fn disk(&self, up: &Up) -> String {
+        node('b', up.info.id).display().to_string()
+    }
+
+    fn waits_for_another(&self, up: &Up) -> bool {
+        let both = flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE;
+        up.info.flags & both == both
+    }
+
+    /// Makes the device, or takes over what is there of it.
+    ///
+    /// # Errors
+    /// In words.
+    pub(super) fn bring_up(&mut self, volume: &Arc<Volume>) -> Result<Up, String> {
+        // Of an earlier device.
+        while self.reports.try_recv().is_ok() {}
+        let about = volume.about();
+        let sectors = about.size / SECTOR;
+        if sectors == 0 {
+            return Err(format!("a volume of {} bytes is no disk", about.size));
+        }
+        let (info, taken_over) = match find(&mut self.control, self.listen.id, volume)? {
+            Found::Orphan(id) => (self.adopt(id, sectors)?, true),
+            Found::Dead(id) => {
+                self.delete(id).map_err(|e| format!("device {id}, which is left over: {e}"))?;
+                (self.add(volume)?, false)
+            }
+            Found::None => (self.add(volume)?, false),
+        };
+        match self.serve(volume, &info, taken_over) {
+            Ok(serving) => {
+                let up = Up { volume: volume.clone(), _client: Client::new(volume), info, serving };
+                let how = if taken_over { "is taken over" } else { "is there" };
+                let disk = self.disk(&up);
+                info!("{}: {disk} {how}: volume '{}'", self.listen, volume.name());
+                Ok(up)
+            }
+            Err(why) => {
+                self.dismiss(0);
+                if !taken_over && let Err(e) = self.delete(info.id) {
+                    warn!("{}: device {} cannot be removed: {e}", self.listen, info.id);
+                }
+                Err(why)
+            }
+        }
+    }
+
+    fn add(&mut self, volume: &Volume) -> Result<Info, String> {
+        // Where the driver cannot be asked what it can do, it cannot do that either.
+        let user_copy = self.control.features & flag::USER_COPY;
+        let (transfer, depth) = match user_copy {
+            0 => (SMALL_TRANSFER, SMALL_DEPTH),
+            _ => (TRANSFER, DEPTH),
+        };
+        let shape = Shape::new(&volume.about(), transfer);
+        let encode = if self.control.as_ioctl { flag::CMD_IOCTL_ENCODE } else { 0 };
+        let wish = Info {
+            queues: self.hands.len().clamp(1, usize::from(abi::MAX_QUEUES)) as u16,
+            depth,
+            max_transfer: shape.max_transfer,
+            id: self.listen.id.unwrap_or(abi::ANY),
+            flags: flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE | user_copy | encode,
+            note: note(volume),
+            ..Info::default()
+        };
+        let info = self.control.add(&wish).map_err(|e| match Os::from_io_error(&e) {
+            Some(Os::EXIST) => format!("device {} is there already: choose another", wish.id),
+            Some(Os::PERM | Os::ACCESS) => "no permission: ublk needs CAP_SYS_ADMIN".to_owned(),
+            _ => format!("the driver makes no device: {e}"),
+        })?;
+        if !info.is_sound() {
+            return Err(format!("the driver makes a device that cannot be served: {info:?}"));
+        }
+        let shape = Shape::new(&volume.about(), info.max_transfer);
+        let params = params(&shape, volume.info().block.preferred);
+        if let Err(e) = self.control.set_params(info.id, &params) {
+            // It has no disk yet.
+            let _ = self.delete(info.id);
+            return Err(format!("the driver does not take the disk's parameters: {e}"));
+        }
+        Ok(info)
+    }
+
+    /// Takes over a device whose server has died.
+    fn adopt(&mut self, id: u32, sectors: u64) -> Result<Info, String> {
+        let failed = |e: io::Error| format!("device {id} cannot be taken over: {e}");
+        let until = Instant::now() + NOTICE;
+        loop {
+            let more = &mut || Instant::now() < until;
+            match self.control.tell(control::START_RECOVERY, id, 0, more) {
+                Ok(()) => break,
+                // Its server's end is not noticed yet.
+                Err(e) if Os::from_io_error(&e) == Some(Os::BUSY) && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        let info = self.control.info(id).map_err(failed)?;
+        let info = info.filter(Info::is_sound).ok_or_else(|| {
+            format!("device {id} cannot be served: remove it (`ublk del -n {id}`)")
+        })?;
+        let disk = self.control.params(id).map_err(failed)?.sectors;
+        if disk > sectors {
+            return Err(format!(
+                "device {id} is a disk of {disk} sectors, and the volume has {sectors}: remove it (`ublk del -n {id}`)"
+            ));
+        }
+        Ok(info)
+    }
+
+    /// Deals the queues to the threads, and has the disk started. Returns how many threads serve.
+    fn serve(
+        &mut self,
+        volume: &Arc<Volume>,
+        info: &Info,
+        taken_over: bool,
+    ) -> Result<usize, String> {
+        let path = node('c', info.id);
+        let file = open_node(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let place = Place {
+            file: Arc::new(file),
+            depth: info.depth,
+            max_transfer: info.max_transfer,
+            as_ioctl: self.control.as_ioctl,
+            user_copy: info.flags & flag::USER_COPY != 0,
+        };
+        let shape = Shape::new(&volume.about(), info.max_transfer);
+        let threads = self.hands.len().min(usize::from(info.queues));
+        for (n, hand) in self.hands.iter().enumerate().take(threads) {
+            let queues: Vec<u16> = (0..info.queues).skip(n).step_by(threads).collect();
+            let place = place.clone();
+            let open = Box::new(move || KernelPort::open(place, &queues));
+            hand.tell(Order::Serve(Job { volume: volume.clone(), shape, open }));
+        }
+        drop(place);
+        for _ in 0..threads {
+            match self.reports.recv_timeout(SHORT) {
+                Ok(Report::Serving) => {}
+                Ok(Report::Left(how)) => return Err(how.err().unwrap_or_default()),
+                Err(_) => {
+                    return Err("its queues cannot be served: a thread does not answer".into());
+                }
+            }
+        }
+        let until = Instant::now() + START;
+        let mut left = None;
+        let number = if taken_over { control::END_RECOVERY } else { control::START };
+        let pid = rustix::process::getpid().as_raw_nonzero().get() as u64;
+        let started = self.control.tell(number, info.id, pid, &mut || {
+            left = left.take().or_else(|| self.reports.try_recv().ok());
+            left.is_none() && Instant::now() < until
+        });
+        match (started, left) {
+            (Ok(()), None) => Ok(threads),
+            (_, Some(Report::Left(Err(why)))) => Err(why),
+            (_, Some(_)) => Err("somebody has removed the device".into()),
+            (Err(e), None) => Err(format!("the driver does not start the disk: {e}")),
+        }
+    }
+
+    /// The device goes. `left`: threads that have left it already.
+    fn remove(&mut self, up: Up, left: usize) {
+        let id = up.info.id;
+        let until = Instant::now() + DRAIN;
+        let stopped = self.control.tell(control::STOP, id, 0, &mut || Instant::now() < until);
+        if let Err(e) = &stopped {
+            warn!("{}: device {id} does not stop: {e}; what is under way there fails", self.listen);
+        }
+        let waiting = up.serving.saturating_sub(left);
+        // With all their requests ended, the threads leave by themselves.
+        self.dismiss(if stopped.is_ok() { waiting } else { 0 });
+        if let Err(e) = self.delete(id) {
+            warn!("{}: device {id} cannot be removed: {e}", self.listen);
+        }
+    }
+
+    /// The device stays for another daemon.
+    fn leave(&mut self, up: Up) {
+        self.hands.iter().for_each(|hand| hand.tell(Order::Leave));
+        self.hear(up.serving, DRAIN);
+        self.hands.iter().for_each(|hand| hand.tell(Order::Drop));
+    }
+
+    /// The threads let go of the device's file, of which so many do so by themselves.
+    fn dismiss(&self, by_themselves: usize) {
+        self.hear(by_themselves, SHORT);
+        self.hands.iter().for_each(|hand| hand.tell(Order::Drop));
+    }
+
+    fn hear(&self, count: usize, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut left = 0;
+        while left < count {
+            match self.reports.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Report::Left(_)) => left += 1,
+                Ok(Report::Serving) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn delete(&mut self, id: u32) -> io::Result<()> {
+        let until = Instant::now() + SHORT;
+        match self.control.tell(control::DELETE, id, 0, &mut || Instant::now() < until) {
+            Err(e) if Os::from_io_error(&e) == Some(Os::NODEV) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Somebody has the disk for himself: it is mounted, swapped to, or part of another.
+fn in_use(id: u32) -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    rustix::fs::open(node('b', id), flags, Mode::empty()).is_err_and(|e| e == Os::BUSY)
+}
+
+/// The device's node, for which whoever makes nodes may need a moment.
+fn open_node(path: &PathBuf) -> io::Result<File> {
+    let until = Instant::now() + NODE;
+    loop {
+        match File::options().read(true).write(true).open(path) {
+            Err(e)
+                if matches!(Os::from_io_error(&e), Some(Os::NOENT | Os::BUSY))
+                    && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other => return other,
+        }
+    }
+}
