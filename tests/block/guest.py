@@ -98,13 +98,13 @@ class Kernel:
     @staticmethod
     def _backports(scratch):
         """Options by which apt knows this release's backports, beside whatever it is set up for."""
-        wanted = "$(REPO_URI) $(CODENAME) $(SIGNED_BY)"
-        lines = subprocess.run(["apt-get", "indextargets", "--format", wanted, "Created-By: Packages", "Origin: Debian",
-                                "Component: main"], capture_output=True, text=True).stdout.splitlines()
-        found = [line.split() for line in lines if re.fullmatch(r"\S+ [a-z]+ /\S+", line)]
+        lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages",
+                                "Origin: Debian", "Component: main"], capture_output=True, text=True).stdout
+        found = re.search(r"^(\S+) ([a-z]+)$", lines, re.MULTILINE)
         if not found:
             raise GuestFailed("apt has no source of Debian's whose backports could be asked")
-        uri, release, keys = found[0]
+        uri, release = found.groups()
+        keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
         folder = scratch / "apt"
         (folder / "lists" / "partial").mkdir(parents=True)
         (folder / "sources.list").write_text(f"deb [signed-by={keys}] {uri} {release}-backports main\n")

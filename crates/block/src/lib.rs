@@ -1,4 +1,4 @@
-//! The block cache's daemon: the NBD protocol and vhost-user, the stores behind a cache, and the workers between them.
+//! The block cache's daemon: the NBD protocol, vhost-user and ublk, the stores behind a cache, and the workers between them.
 //!
 //! | module | what it is |
 //! | --- | --- |

@@ -31,11 +31,11 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Opens it.
+    /// Opens it. `plain`: nothing is asked of it that Linux 6.0 has not.
     ///
     /// # Errors
     /// In words, with what to do.
-    pub(super) fn open() -> Result<Control, String> {
+    pub(super) fn open(plain: bool) -> Result<Control, String> {
         let file = File::options().read(true).write(true).open(PATH).map_err(|e| {
             let is = |os: Os| e.raw_os_error() == Some(os.raw_os_error());
             if e.kind() == ErrorKind::NotFound || is(Os::NODEV) || is(Os::NXIO) {
@@ -52,6 +52,10 @@ impl Control {
         let ring = CommandRing::open(8)
             .map_err(|e| format!("ublk needs io_uring, which cannot be had: {e}; {INSTEAD}"))?;
         let mut control = Control { file, ring, as_ioctl: true, features: 0, next: 0 };
+        if plain {
+            control.as_ioctl = false;
+            return Ok(control);
+        }
         let mut features = [0u8; abi::FEATURES_BYTES];
         match control.exchange(control::GET_FEATURES, abi::ANY, &mut features) {
             Ok(()) => control.features = u64::from_ne_bytes(features),

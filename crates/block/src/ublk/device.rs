@@ -45,6 +45,10 @@ const START: Duration = Duration::from_secs(60);
 const NOTICE: Duration = Duration::from_secs(15);
 /// For requests that have begun, when the device stops.
 const DRAIN: Duration = Duration::from_secs(10);
+/// For a device whose disk is gone to be let go of by whoever has it open.
+const LET_GO: Duration = Duration::from_secs(2);
+/// Before it is tried again to make a device that could not be made.
+const AGAIN: Duration = Duration::from_secs(5);
 /// For the driver's and the threads' own work.
 const SHORT: Duration = Duration::from_secs(10);
 /// For a device's node to appear.
@@ -223,6 +227,9 @@ impl Device {
         let mut up = Some(up);
         // Somebody else has ended the device: it comes back with the volume, not before.
         let mut ended = false;
+        // What was said last of why there is no device, and when to try again.
+        let mut said = String::new();
+        let mut again = Instant::now();
         loop {
             if stopped.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
                 break;
@@ -253,12 +260,18 @@ impl Device {
                 }
                 None => match there {
                     None => ended = false,
-                    Some(_) if ended => {}
+                    Some(_) if ended || Instant::now() < again => {}
                     Some(volume) => match self.bring_up(&volume) {
-                        Ok(now) => up = Some(now),
+                        Ok(now) => {
+                            up = Some(now);
+                            said.clear();
+                        }
                         Err(why) => {
-                            warn!("{}: no disk for volume '{name}': {why}", self.listen);
-                            ended = true;
+                            if why != said {
+                                warn!("{}: no disk for volume '{name}' yet: {why}", self.listen);
+                                said = why;
+                            }
+                            again = Instant::now() + AGAIN;
                         }
                     },
                 },
@@ -449,8 +462,16 @@ impl Device {
         let waiting = up.serving.saturating_sub(left);
         // With all their requests ended, the threads leave by themselves.
         self.dismiss(if stopped.is_ok() { waiting } else { 0 });
-        if let Err(e) = self.delete(id) {
-            warn!("{}: device {id} cannot be removed: {e}", self.listen);
+        // Whoever waits for the volume need not wait for the number.
+        drop(up);
+        match self.delete(id) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => warn!(
+                "{}: somebody still has {} open: its number is free when that is closed",
+                self.listen,
+                node('b', id).display()
+            ),
+            Err(e) => warn!("{}: device {id} cannot be removed: {e}", self.listen),
         }
     }
 
@@ -480,7 +501,7 @@ impl Device {
     }
 
     fn delete(&mut self, id: u32) -> io::Result<()> {
-        let until = Instant::now() + SHORT;
+        let until = Instant::now() + LET_GO;
         match self.control.tell(control::DELETE, id, 0, &mut || Instant::now() < until) {
             Err(e) if Os::from_io_error(&e) == Some(Os::NODEV) => Ok(()),
             other => other,

@@ -17,6 +17,8 @@ mod control;
 mod device;
 mod port;
 pub mod request;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::fmt;
@@ -118,17 +120,17 @@ fn listen_error(listen: &UblkListen, reason: impl Into<String>) -> ServerError {
 }
 
 impl UblkDoors {
-    /// Asks the driver.
+    /// Asks the driver. `plain`: for nothing that Linux 6.0 has not, whatever it can do.
     ///
     /// # Errors
     /// [`ServerError`] naming the first address that cannot be had: without ublk, all.
-    pub fn open(listen: &[UblkListen]) -> Result<UblkDoors, ServerError> {
+    pub fn open(listen: &[UblkListen], plain: bool) -> Result<UblkDoors, ServerError> {
         let mut doors: Vec<(UblkListen, Control)> = Vec::new();
         for listen in listen {
             if listen.id.is_some() && doors.iter().any(|(other, _)| other.id == listen.id) {
                 return Err(listen_error(listen, "its number is given twice"));
             }
-            let control = Control::open().map_err(|reason| listen_error(listen, reason))?;
+            let control = Control::open(plain).map_err(|reason| listen_error(listen, reason))?;
             doors.push((listen.clone(), control));
         }
         Ok(UblkDoors(doors))

@@ -87,6 +87,9 @@ pub(crate) struct Args {
     /// one address. May be given several times
     #[arg(long, value_name = "ADDR", required = true)]
     listen: Vec<String>,
+    /// Ask nothing of ublk that Linux 6.0 has not: to test what older kernels get
+    #[arg(long, hide = true)]
+    ublk_plain: bool,
     /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
     #[arg(long, value_name = "MODE", default_value = "hdd-ssd", value_parser = write_mode)]
     write: WriteMode,
@@ -353,7 +356,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     // What cannot be had is found out before the cache is touched; clients that come meanwhile wait.
     let doors = Doors::open(&server_config).map_err(|e| usage(&e))?;
     let vhost = VhostDoors::open(&vhost).map_err(|e| usage(&e))?;
-    let mut ublk = UblkDoors::open(&ublk).map_err(|e| usage(&e))?;
+    let mut ublk = UblkDoors::open(&ublk, args.ublk_plain).map_err(|e| usage(&e))?;
     if ublk.count() > 0 && !larder_runtime::machine::serve_the_kernel() {
         // Before any thread is there: they inherit it.
         warn!(
