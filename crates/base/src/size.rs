@@ -11,10 +11,18 @@ pub struct ByteSize(pub u64);
 
 /// Why a size could not be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "'{0}' is not a size: write a number of bytes, or a number with k, m, g or t (4096, 64k, 512m, 4g)"
-)]
-pub struct ParseSizeError(pub String);
+pub enum ParseSizeError {
+    /// Other text.
+    #[error(
+        "'{0}' is not a size: write a number of bytes, or a number with k, m, g or t (4096, 64k, 512m, 4g)"
+    )]
+    NotASize(String),
+    /// A size that 64 bits do not hold.
+    #[error(
+        "'{0}' is too large: a size is at most 18446744073709551615 bytes, just under 16777216t"
+    )]
+    TooLarge(String),
+}
 
 impl ByteSize {
     /// `n` KiB.
@@ -35,7 +43,8 @@ impl FromStr for ByteSize {
     type Err = ParseSizeError;
 
     fn from_str(text: &str) -> Result<ByteSize, ParseSizeError> {
-        let bad = || ParseSizeError(text.to_owned());
+        let bad = || ParseSizeError::NotASize(text.to_owned());
+        let too_large = || ParseSizeError::TooLarge(text.to_owned());
         let trimmed = text.trim();
         let split =
             trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
@@ -49,13 +58,11 @@ impl FromStr for ByteSize {
             _ => return Err(bad()),
         };
         if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(1 << shift).map(ByteSize).ok_or_else(bad);
+            return whole.checked_mul(1 << shift).map(ByteSize).ok_or_else(too_large);
         }
         let value = number.parse::<f64>().map_err(|_| bad())? * (1u64 << shift) as f64;
-        if !value.is_finite() || value < 0.0 || value >= u64::MAX as f64 {
-            return Err(bad());
-        }
-        Ok(ByteSize(value as u64))
+        // Digits and a point are never below zero, and not a number of their own kind.
+        if value >= u64::MAX as f64 { Err(too_large()) } else { Ok(ByteSize(value as u64)) }
     }
 }
 
@@ -229,5 +236,10 @@ mod tests {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
         assert_eq!(ByteSize(3 << 29).to_string(), "1.5 GiB");
+        for text in ["99999999t", "99999999999999999999", "99999999.5t"] {
+            let said = text.parse::<ByteSize>().unwrap_err().to_string();
+            assert!(said.contains(&format!("'{text}' is too large: a size is at most")), "{said}");
+        }
+        assert_eq!("16777215t".parse::<ByteSize>().unwrap().0, 16_777_215 << 40);
     }
 }
