@@ -167,20 +167,29 @@ fn a_record_without_a_decision_is_no_success() {
 /// Models are inputs: a policy that learns decides alike too, and DRAM alone.
 #[test]
 fn models_and_dram_alone_replay_too() {
-    for flash in [true, false] {
+    let paper = ["--admission", "flashiness_paper"];
+    // Under a budget, seeking hits by bytes; and with a price on writes besides, which only a file can set.
+    let bytes = ["--admission-objective", "bytes", "--endurance-tbw", "0.001"];
+    for (name, more) in [("paper", &paper[..]), ("bytes", &bytes), ("price", &bytes), ("DRAM", &[])]
+    {
         let site = Site::new();
         let record = site.dir.path().join("run.rec");
         let options = ["-m", "16", "-t", "2", "--record", text(&record)];
-        let learns = ["--flash-size", "48m", "--admission", "flashiness_paper"];
-        let server = match flash {
-            true => site.start(&[&options[..], &learns].concat()),
-            false => dram_alone(&site, &options),
+        let priced = site.dir.path().join("priced.toml");
+        std::fs::write(&priced, "[admission.flashiness]\nprice = 0.5\n").unwrap();
+        let flash = ["--flash-size", "48m"];
+        let file = ["--config", text(&priced)];
+        let server = match name {
+            "DRAM" => dram_alone(&site, &options),
+            "price" => site.start(&[&options[..], &flash, more, &file].concat()),
+            _ => site.start(&[&options[..], &flash, more].concat()),
         };
         load(&server, seconds() / 2, |_| true);
         server.stop();
         let (report, code) = json(&["sim", "replay", text(&record), "--json"]);
-        assert_eq!((code, report["complete"].as_bool()), (Some(0), Some(true)), "{report}");
-        assert_eq!(report["records"], report["compared"], "{report}");
+        let ended = (code, report["complete"].as_bool());
+        assert_eq!(ended, (Some(0), Some(true)), "{name}: {report}");
+        assert_eq!(report["records"], report["compared"], "{name}: {report}");
     }
 }
 
@@ -234,6 +243,7 @@ fn a_disk_without_space_ends_the_record_and_not_the_server() {
     assert!(log.contains("the record cannot be written any further; the server goes on"), "{log}");
     let (report, code) = json(&["sim", "replay", text(&record), "--json"]);
     assert_eq!((code, report["complete"].as_bool()), (Some(0), Some(false)), "{report}");
+    assert_eq!(report["ended"], "the file could not be written any further", "{report}");
     assert!(report["compared"].as_u64().unwrap() > 5_000, "{report}");
 }
 

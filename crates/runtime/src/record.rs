@@ -4,9 +4,10 @@
 //! the queue is full, the file cannot be written or has reached its limit, recording ends for all streams, the file says so,
 //! and the server goes on.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -146,6 +147,7 @@ impl Recorder {
             limit: config.limit,
             full: false,
             records: vec![0; streams],
+            latest: VecDeque::new(),
             state: state.clone(),
         };
         let thread = std::thread::Builder::new()
@@ -195,8 +197,13 @@ struct Writer {
     full: bool,
     /// Written, by stream.
     records: Vec<u64>,
+    /// Where the latest chunks end in the file, with their streams and numbers of records.
+    latest: VecDeque<(u64, u16, u32)>,
     state: Arc<State>,
 }
+
+/// Chunks of which it is known where they end: more than the buffer before the file holds.
+const LATEST: usize = 64;
 
 impl Writer {
     fn run(mut self, chunks: &Receiver<Chunk>) {
@@ -225,6 +232,7 @@ impl Writer {
         self.state.end(Ended::Stopped);
         let why = self.state.ended().unwrap_or(Ended::Stopped);
         if failed {
+            self.end_in_place();
             return;
         }
         let end = end_chunk(why, &self.records);
@@ -262,6 +270,97 @@ impl Writer {
         if let Some(records) = self.records.get_mut(usize::from(chunk.stream)) {
             *records += u64::from(chunk.records);
         }
+        if self.latest.len() == LATEST {
+            self.latest.pop_front();
+        }
+        let end = self.state.bytes.load(Ordering::Relaxed);
+        self.latest.push_back((end, chunk.stream, chunk.records));
         Ok(())
+    }
+
+    /// Says in a file that cannot grow any more why it ends: over the last of what there is, for which no room is needed.
+    fn end_in_place(self) {
+        let Writer { file, path, mut records, mut latest, .. } = self;
+        // What waits in the buffer does not come into the file any more.
+        let (file, _) = file.into_parts();
+        let written = file.metadata().map_or(0, |m| m.len());
+        while let Some((at, stream, count)) = latest.pop_back() {
+            let end = end_chunk(Ended::WriteFailed, &records);
+            let after = at + end.len() as u64;
+            if after <= written {
+                let ended = file.write_all_at(&end, at).and_then(|()| file.set_len(after));
+                if let Err(error) = ended {
+                    let file = path.display().to_string();
+                    tracing::error!(%error, file, "the end of the record cannot be written");
+                }
+                return;
+            }
+            if let Some(records) = records.get_mut(usize::from(stream)) {
+                *records = records.saturating_sub(u64::from(count));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek, SeekFrom};
+
+    use super::*;
+
+    /// A file that takes no byte beyond its first `bytes`, as on a full disk.
+    fn full_at(bytes: u64) -> (File, File) {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+        let file = File::from(memfd_create("record", MemfdFlags::ALLOW_SEALING).unwrap());
+        file.set_len(bytes).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        (file.try_clone().unwrap(), file)
+    }
+
+    fn written(room: u64, chunks: usize) -> (Vec<u8>, Vec<u64>) {
+        let (file, mut again) = full_at(room);
+        let state = Arc::new(State::default());
+        let writer = Writer {
+            file: BufWriter::with_capacity(256 << 10, file),
+            path: PathBuf::from("record"),
+            limit: u64::MAX,
+            full: false,
+            records: vec![0; 2],
+            latest: VecDeque::new(),
+            state: state.clone(),
+        };
+        let (queue, received) = sync_channel(chunks);
+        let mut ends = Vec::new();
+        for i in 0..chunks {
+            let chunk = Chunk {
+                stream: (i % 2) as u16,
+                first: 10 * (i as u64 / 2),
+                records: 10,
+                payload: vec![i as u8; 60_000],
+            };
+            let head = seal(chunk.stream, chunk.first, chunk.records, &chunk.payload);
+            ends.push(ends.last().unwrap_or(&0) + (head.len() + chunk.payload.len()) as u64);
+            queue.send(chunk).unwrap();
+        }
+        drop(queue);
+        writer.run(&received);
+        assert_eq!(state.ended(), Some(Ended::WriteFailed));
+        let mut bytes = Vec::new();
+        again.seek(SeekFrom::Start(0)).unwrap();
+        again.read_to_end(&mut bytes).unwrap();
+        (bytes, ends)
+    }
+
+    #[test]
+    fn a_file_that_cannot_grow_says_so_at_its_end() {
+        for (room, whole) in [(1_000_000, 16), (960_010, 15), (61_000, 1)] {
+            let (bytes, ends) = written(room, 40);
+            // The last chunk that is whole and leaves room for the end.
+            let at = ends[whole - 1];
+            let (first, second) = ((whole as u64).div_ceil(2) * 10, whole as u64 / 2 * 10);
+            let end = end_chunk(Ended::WriteFailed, &[first, second]);
+            assert_eq!(bytes.len() as u64, at + end.len() as u64, "room for {room}");
+            assert_eq!(&bytes[at as usize..], end);
+        }
     }
 }

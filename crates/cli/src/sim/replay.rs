@@ -9,6 +9,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
 use larder_engine::block::record::BlockRunSetup;
+use larder_engine::kv::record::Ended;
 use larder_sim::replay::{
     Difference, RecordFile, Recorded, Report, recorded_by, replay, replay_block,
 };
@@ -23,8 +24,9 @@ Examples:
   larder block serve --cache … --record run.rec        # or this
   larder sim replay run.rec
 
-The same engine runs through the recorded inputs under their recorded times. It ends with 0 when every decision is the
-same, and with 1 at the first that differs: which shard or log, which record, what was told, and both decisions. A
+The same engine runs through the recorded inputs under their recorded times. It
+ends with 0 when every decision is the same, and with 1 at the first that
+differs: which shard or log, which record, what was told, and both decisions. A
 record without a decision ends with 1 too.")]
 pub(crate) struct ReplayArgs {
     /// A file of `larder kv --record` or `larder block serve --record`
@@ -146,8 +148,10 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
 
 fn ending(ended: Option<&str>) -> String {
     match ended {
-        Some(why) => format!("to the end ({why})"),
-        None => "cut short (the server did not stop by itself)".to_owned(),
+        Some(why) if why == Ended::Stopped.as_str() => format!("to the end ({why})"),
+        Some(why) => format!("as far as it goes ({why})"),
+        None => "cut short: why is not in the file (the server was killed, or its disk was full)"
+            .to_owned(),
     }
 }
 
