@@ -45,8 +45,9 @@ function unitOf(axis, most) {
   const all = UNITS[axis.unit], at = all.findLast(u => u[0] <= most) || all[0];
   return [at[2] || at[0], at[1]];
 }
-// Steps between a minute and a day, in seconds; others are 1, 2 or 5 times a power of ten.
-const CLOCK = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+// Steps between a minute and a day, in seconds; others are 1, 2 or 5 times a power of ten. Quarters of the axis's unit at
+// least: a third of an hour has no end of digits.
+const CLOCK = [60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
 // The numbers that an axis names, about `count` of them, each with its text.
 function ticks(axis, low, high, count) {
@@ -64,7 +65,8 @@ function ticks(axis, low, high, count) {
   const [unit, name] = unitOf(axis, Math.max(Math.abs(low), Math.abs(high))), rough = (high - low) / count / unit;
   const ten = 10 ** Math.floor(Math.log10(rough));
   let step = [1, 2, 5, 10].map(m => m * ten).find(s => s >= rough * (1 - 1e-9)) * unit;
-  if (axis.unit === "seconds" && rough * unit > 30 && rough * unit <= 86400) step = CLOCK.find(s => s >= rough * unit);
+  if (axis.unit === "seconds" && rough * unit > 30 && rough * unit <= 86400) 
+    step = CLOCK.find(s => s >= rough * unit && s % (unit / 4) === 0);
   const text = t => String(Number((t / unit).toPrecision(10))) + name;
   if (!(step > 0)) return [[low, show(axis, low)]];
   const out = [];
@@ -81,9 +83,11 @@ const FORMS = [
 ];
 // One cache has one colour and one mark in every figure of the report; what differs in more has other forms and dashes.
 const colour = s => `var(--c${s.mark % 8})`;
-const form = (s, r) => FORMS[(s.mark + Math.floor(s.mark / 8) + s.variant) % FORMS.length](r);
+const round = s => Math.floor(s.mark / 8);
+const form = (s, r) => FORMS[(s.mark + round(s) + 2 * s.variant) % FORMS.length](r);
 const DASHES = ["none", "7 3", "2 3", "9 3 2 3"];
-const dash = s => DASHES[s.variant % DASHES.length];
+// Lines of one colour differ in their dashes: 32 of them, with their marks.
+const dash = s => DASHES[(s.variant + round(s)) % DASHES.length];
 
 function figure(box, plot) {
   // One unit is one pixel, so that text has its size on a narrow screen too.
@@ -242,7 +246,9 @@ function figure(box, plot) {
   plot.series.forEach((s, i) => {
     const b = html("button", { type: "button" }, legend);
     b.setAttribute("aria-pressed", "true");
-    const key = el("svg", { viewBox: "-7 -7 14 14" }, b);
+    const line = s.shape === "line";
+    const key = el("svg", line ? { viewBox: "-16 -7 32 14", class: "wide" } : { viewBox: "-7 -7 14 14" }, b);
+    if (line) el("path", { d: "M-16,0H16", stroke: colour(s), "stroke-width": 1.8, "stroke-dasharray": dash(s), "data-series": s.name }, key);
     if (s.shape === "front") el("path", { d: "M-7,0H7", stroke: "var(--soft)", "stroke-dasharray": "3 2" }, key);
     else el("path", { d: form(s, 4.5), fill: colour(s) }, key);
     b.append(s.name);
