@@ -221,7 +221,18 @@ fn setup(policy: &str, seed: u64, flash: bool) -> RunSetup {
 
 impl Live {
     pub(crate) fn new(policy: &str, seed: u64, flash: bool) -> Live {
-        let setup = setup(policy, seed, flash);
+        Live::with(policy, seed, flash, |_| {})
+    }
+
+    /// With admission as `change` leaves it.
+    pub(crate) fn with(
+        policy: &str,
+        seed: u64,
+        flash: bool,
+        change: impl FnOnce(&mut AdmissionConfig),
+    ) -> Live {
+        let mut setup = setup(policy, seed, flash);
+        change(&mut setup.admission);
         setup.validate().unwrap();
         let kept = Kept::default();
         let tape = |i: usize| Tape::new(i as u16, Box::new(kept.clone()));

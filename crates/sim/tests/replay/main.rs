@@ -4,10 +4,11 @@ mod live;
 
 use std::io::Cursor;
 
-use larder_base::Rng;
+use larder_base::{ByteSize, Rng};
 use larder_engine::kv::record::{
     CHUNK_HEADER, ChunkHeader, END_STREAM, Ended, FILE_HEADER, parse_file_header, seal,
 };
+use larder_policy::admission::Objective;
 use larder_sim::replay::{RecordFile, flip_decision, replay};
 use live::Live;
 
@@ -51,6 +52,35 @@ fn every_decision_is_the_same() {
         // Four shards' arenas hold more than all of the file: values are not in it.
         assert!((bytes.len() as u64) < counts.value_bytes / 2, "{} bytes", bytes.len());
     }
+}
+
+/// What `flashiness` seeks where a rate is held, and the price of a write, are of the record's head: a replay decides by them.
+#[test]
+fn objective_and_price_replay_too() {
+    let run = |objective: Objective, price: f32| {
+        let mut live = Live::with("flashiness", 2, true, |admission| {
+            let f = &mut admission.flashiness;
+            (f.objective, f.price, f.bytes_per_second) = (objective, price, ByteSize::kib(2));
+        });
+        live.run(60_000);
+        let counts = live.counts();
+        (live.finish(Ended::Stopped), counts)
+    };
+    let cases = [
+        (Objective::Requests, 0.0),
+        (Objective::Bytes, 0.0),
+        (Objective::Requests, 10.0),
+        (Objective::Bytes, 10.0),
+    ];
+    let mut seen = Vec::new();
+    for (objective, price) in cases {
+        let (bytes, counts) = run(objective, price);
+        let report = replay(&mut file(&bytes), MEMORY, &mut |_| {}).unwrap();
+        assert_eq!(report.difference, None, "{objective:?} {price}");
+        assert!(report.complete && report.compared == report.records, "{objective:?}: {report:?}");
+        seen.push(format!("{counts:?}"));
+    }
+    assert_ne!(seen[0], seen[1], "the objective makes no difference: it is not tested");
 }
 
 #[test]
