@@ -597,7 +597,7 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) -> Result<(), CliErr
                 percent(of(|o| Some(o.hit_ratio_from_start))),
                 plain(of(|o| Some(o.fills))),
                 plain(of(|o| Some(o.writes))),
-                plain(of(|o| Some(o.clwa))),
+                plain(of(|o| Some(o.clwa_of_sets))),
                 plain(of(|o| Some(o.clwa_of_misses))),
                 percent(of(|o| Some(o.unread))),
                 plain(of(|o| o.precision)),

@@ -24,6 +24,7 @@ mod kv;
 mod progress;
 mod replay;
 mod sim;
+mod table;
 mod trace;
 
 use std::io::Write;

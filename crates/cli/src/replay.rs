@@ -22,12 +22,14 @@ use crate::trace::Input;
 /// To an NBD export (nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT) go reads, writes and trims with their offsets and
 /// lengths; what lies beyond the export's end begins again at its start. Writes change the export's contents.
 #[derive(Debug, Parser)]
-#[command(
-    after_help = "Examples:\n  larder replay trace.csv.zst --to 127.0.0.1:11211 -c 8 --pipeline 16\n  \
-    larder replay 'gen:zipf?objects=100000&requests=1000000&writes=0.05' --to unix:/run/memcached.sock --verify\n  \
-    larder replay trace.csv --to 127.0.0.1:11211 --timed --speed 10 --json\n  \
-    larder replay vm.vscsi.gz --to 'nbd+unix:///disk?socket=/run/larder.sock' -c 4 --depth 8 --warmup 50000"
-)]
+#[command(after_help = "\
+Examples:
+  larder replay trace.csv.zst --to 127.0.0.1:11211 -c 8 --pipeline 16
+  larder replay 'gen:zipf?objects=100000&requests=1000000&writes=0.05' \\
+      --to unix:/run/memcached.sock --verify
+  larder replay trace.csv --to 127.0.0.1:11211 --timed --speed 10 --json
+  larder replay vm.vscsi.gz --to 'nbd+unix:///disk?socket=/run/larder.sock' \\
+      -c 4 --depth 8 --warmup 50000")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: Input,

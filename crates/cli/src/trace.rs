@@ -10,6 +10,7 @@ use larder_trace::{
 
 use crate::error::CliError;
 use crate::out::print;
+use crate::table::{Columns, is_too_wide};
 
 /// Look into traces, convert and generate them.
 #[derive(Debug, Parser)]
@@ -53,8 +54,8 @@ pub(crate) struct Input {
     /// Split block I/O into pages, 4 KiB unless a size is given.
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "4k", value_parser = parse_page)]
     pub(crate) pages: Option<u32>,
-    /// Stop after N requests.
-    #[arg(long, value_name = "N")]
+    /// Stop after N requests, at least 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) limit: Option<u64>,
 }
 
@@ -95,6 +96,31 @@ pub(crate) fn trace_error(e: TraceError) -> CliError {
         | TraceError::UnknownFormat { .. }
         | TraceError::Undetected { .. } => CliError::Usage(e.to_string()),
         _ => CliError::Runtime(e.to_string()),
+    }
+}
+
+/// How a trace was read, for outputs that say so.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Settings {
+    /// As it was told, where it was not named; `generated` of a generator.
+    format: &'static str,
+    columns: Option<String>,
+    skip_bad: bool,
+    rate: Option<f64>,
+    pages: Option<u32>,
+    limit: Option<u64>,
+}
+
+impl Settings {
+    pub(crate) fn new(options: &larder_trace::Options, format: Option<Format>) -> Settings {
+        Settings {
+            format: format.map_or("generated", Format::name),
+            columns: options.columns.as_ref().map(ToString::to_string),
+            skip_bad: options.skip_bad,
+            rate: options.rate,
+            pages: options.pages,
+            limit: options.limit,
+        }
     }
 }
 
@@ -184,6 +210,13 @@ fn convert(input: &Input, output: &str, to: Format) -> Result<(), CliError> {
         return Err(CliError::Usage(format!(
             "'{output}' is the trace that is read; name another file to write"
         )));
+    }
+    // What a name promises that is not kept: the reader would take it for what it is, the user not.
+    if let Some(ending) =
+        [".bz2", ".lz4", ".zip", ".7z", ".br"].iter().find(|e| output.ends_with(*e))
+    {
+        let problem = "is not written: end the name in gz, xz or zst, or in none of them";
+        return Err(CliError::Usage(format!("'{output}': {ending} {problem}")));
     }
     let mut trace = input.open()?;
     let mut writer = Writer::create(output, to).map_err(trace_error)?;
@@ -285,6 +318,9 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
         value["skipped"] = reader.skipped().into();
         value["trace_hash"] = hash.text().into();
         value["version"] = env!("CARGO_PKG_VERSION").into();
+        value["configuration"] =
+            serde_json::to_value(Settings::new(&args.input.options(), trace.format))
+                .map_err(|e| CliError::Runtime(e.to_string()))?;
         return print(&format!("{value:#}\n"));
     }
     let mut out = String::new();
@@ -380,26 +416,40 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
 fn head(args: &HeadArgs) -> Result<(), CliError> {
     let mut trace = args.input.open()?;
     let mut out = String::new();
-    if !args.json {
-        out.push_str(&format!(
-            "{:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10} {:>5} {}\n",
-            "time_s", "op", "id", "offset", "size", "key", "ttl", "app", "host", "class"
-        ));
+    // In parts where a line does not fit; what nobody reads on a screen goes in lines all the same, as it comes.
+    let parts = !args.json && is_too_wide(HEAD_WIDTH) && args.requests <= 10_000;
+    let mut table = Columns::new(3, 0, HEAD);
+    if !args.json && !parts {
+        out.push_str(&head_line(&HEAD.map(str::to_owned)));
     }
     for _ in 0..args.requests {
         let Some(request) = trace.reader.next() else { break };
         let request = match request {
             Ok(r) => r,
             Err(e) => {
+                if parts {
+                    table.print()?;
+                }
                 print(&out)?;
                 return Err(trace_error(e));
             }
         };
-        out.push_str(&if args.json { json_line(&request) } else { table_line(&request) });
+        if parts {
+            table.row(head_cells(&request));
+            continue;
+        }
+        out.push_str(&if args.json {
+            json_line(&request)
+        } else {
+            head_line(&head_cells(&request))
+        });
         if out.len() > 1 << 16 {
             print(&out)?;
             out.clear();
         }
+    }
+    if parts {
+        table.print()?;
     }
     print(&out)?;
     if !args.json {
@@ -413,13 +463,33 @@ fn head(args: &HeadArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-fn table_line(r: &Request) -> String {
+const HEAD: [&str; 10] =
+    ["time_s", "op", "id", "offset", "size", "key", "ttl", "app", "host", "class"];
+/// Characters of a line of all of them.
+const HEAD_WIDTH: usize = 111;
+
+fn head_line(cells: &[String; 10]) -> String {
+    let [time, op, id, offset, size, key, ttl, app, host, class] = cells;
+    format!(
+        "{time:>14} {op:8} {id:>20} {offset:>14} {size:>10} {key:>5} {ttl:>8} {app:>10} {host:>5} {class}\n"
+    )
+}
+
+fn head_cells(r: &Request) -> [String; 10] {
     let time = r.time.map_or("-".to_owned(), |t| format!("{:.9}", t.as_secs_f64()));
     let class = if r.class == Class::Unstated { "-" } else { r.class.name() };
-    format!(
-        "{time:>14} {:8} {:>20} {:>14} {:>10} {:>5} {:>8} {:>10} {:>5} {class}\n",
-        r.op, r.id, r.offset, r.size, r.key_size, r.ttl, r.app, r.host
-    )
+    [
+        time,
+        r.op.to_string(),
+        r.id.to_string(),
+        r.offset.to_string(),
+        r.size.to_string(),
+        r.key_size.to_string(),
+        r.ttl.to_string(),
+        r.app.to_string(),
+        r.host.to_string(),
+        class.to_owned(),
+    ]
 }
 
 fn json_line(r: &Request) -> String {

@@ -176,3 +176,50 @@ fn an_interruption_leaves_what_was_found() {
         assert_eq!(found["complete"], false);
     }
 }
+
+/// The objective and the price reach the simulation, the settings, and by them a server.
+#[test]
+fn the_objective_is_of_the_answer_and_its_settings() {
+    let run = |more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+            .args(["sim", "advise", "--drive-tbw", "1", "--dram-cost", "4", "--flash-cost"])
+            .args(["0.1", "--trace"])
+            .arg("gen:zipf?objects=10000&requests=30000&skew=0.8&writes=0.03&rate=100&value=64..8k")
+            .args(["--target-hit-ratio", "0.2", "--policies", "flashiness", "--dram", "1m"])
+            .args(["--flash", "16m"])
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let bytes = ["--admission-objective", "bytes", "--price", "0.5"];
+    let json = |more: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&run(&[more, &["--json"]].concat())).unwrap()
+    };
+    let (requests, found) = (json(&[]), json(&bytes));
+    assert_eq!(requests["configuration"]["admission_objective"], "requests");
+    let asked = &found["configuration"];
+    assert_eq!((&asked["admission_objective"], &asked["price"]), (&"bytes".into(), &0.5.into()));
+    let figures = |of: &serde_json::Value| -> Vec<(String, String)> {
+        let all = of["measured"].as_array().unwrap().iter();
+        all.map(|m| (m["hit_ratio"].to_string(), m["byte_miss_ratio"].to_string())).collect()
+    };
+    assert_ne!(figures(&requests), figures(&found), "the objective makes a difference");
+    let shown = run(&bytes);
+    let (_, settings) = shown.split_once("as settings of larder kv --config:\n\n").unwrap();
+    for line in ["admission-objective = \"bytes\"", "policy = \"flashiness\"", "price = 0.5"] {
+        assert!(settings.contains(line), "no '{line}' in {settings}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("larder.toml");
+    std::fs::write(&file, settings).unwrap();
+    let taken = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["kv", "--print-config", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&taken.stdout).into_owned();
+    assert!(taken.status.success(), "{settings}: {}", String::from_utf8_lossy(&taken.stderr));
+    assert!(printed.contains("price = 0.5") && printed.contains("bytes"), "{printed}");
+}

@@ -70,12 +70,14 @@ fn baselines_and_drives_report() {
     let rows = json(&["baseline", TRACE, "--flash", "1m", "--block", "16k", "--json"]);
     assert_eq!(rows[0]["cache"], "victim");
     assert_eq!(rows[1]["cache"], "ripq");
-    assert!(rows[0]["clwa"].as_f64().unwrap() > rows[1]["clwa"].as_f64().unwrap());
+    assert!(
+        rows[0]["clwa_of_misses"].as_f64().unwrap() > rows[1]["clwa_of_misses"].as_f64().unwrap()
+    );
 
     let drive = ["ssd", "--capacity", "64m", "--page", "4k", "--block", "256k", "--json"];
-    let random = json(&drive)["write_amplification"].as_f64().unwrap();
+    let random = json(&drive)["dlwa"].as_f64().unwrap();
     let in_turn = json(&[&drive[..], &["--sequential"]].concat());
-    assert!(random > 4.0 && in_turn["write_amplification"].as_f64().unwrap() < 1.05, "{random}");
+    assert!(random > 4.0 && in_turn["dlwa"].as_f64().unwrap() < 1.05, "{random}");
 }
 
 #[test]
@@ -168,7 +170,7 @@ fn block_policies_are_compared() {
         let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"));
         assert!((0.0..1.0).contains(&number("hit_ratio")) && number("read_lines") > 1000.0);
         let clwa = number("flash_bytes") / number("written_bytes");
-        assert!((number("clwa") - clwa).abs() < 1e-9);
+        assert!((number("clwa_of_writes") - clwa).abs() < 1e-9);
         assert!(number("metadata_hits") <= number("metadata_lines"), "{row}");
         let selective = row["admission"].as_str().unwrap().contains("two_lbs");
         assert_eq!(number("not_hotter") > 0.0, selective, "{row}");
@@ -230,7 +232,7 @@ fn stack_has_hosts_and_restarts() {
         );
         assert!(row["filer_load"].as_f64().unwrap() > 0.1);
     }
-    assert!(rows[0]["read_us"].as_f64() < rows[1]["read_us"].as_f64(), "{report}");
+    assert!(rows[0]["read_mean_us"].as_f64() < rows[1]["read_mean_us"].as_f64(), "{report}");
     let table = larder(&[&base[..], &["--threads", "2"]].concat());
     let shown = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(shown.contains("invalidating") && shown.contains("filer load"), "{shown}");
@@ -249,7 +251,14 @@ fn every_output_names_version_seed_and_trace() {
         (FILES, &["block", FILES, "--sizes", "8m"]),
         (blocks, &["stack", blocks, "--ram", "256k", "--flash", "4m"]),
     ];
-    for (trace, command) in commands {
+    // A flag that was given, and one that was not.
+    let flags: [[(&str, serde_json::Value); 2]; 4] = [
+        [("unit", "objects".into()), ("warmup", 0.into())],
+        [("bucket", 4096.into()), ("align", 1.into())],
+        [("write", "hdd-ssd".into()), ("line", 4096.into())],
+        [("pages", 4096.into()), ("flash_read", 88.0.into())],
+    ];
+    for ((trace, command), flags) in commands.into_iter().zip(flags) {
         let seeded = [command, &["--seed", "7"]].concat();
         let found = json(&[&seeded[..], &["--json"]].concat());
         let rows = found.as_array().cloned().unwrap_or_else(|| vec![found]);
@@ -260,10 +269,18 @@ fn every_output_names_version_seed_and_trace() {
             let named = (&row["version"], &row["seed"], &row["trace"], &row["trace_hash"]);
             let wanted = (version.into(), 7.into(), trace.into(), hash.as_str().into());
             assert_eq!(named, (&wanted.0, &wanted.1, &wanted.2, &wanted.3));
+            let configuration = &row["configuration"];
+            assert_eq!(configuration["format"], "generated", "{configuration}");
+            assert_eq!(configuration["skip_bad"], false);
+            for (flag, value) in &flags {
+                assert_eq!(&configuration[*flag], value, "{flag} of {configuration}");
+            }
         }
         let table = String::from_utf8(larder(&seeded).stdout).unwrap();
         let line = format!("larder {version}, seed 7, trace {trace}, hash {hash}");
         assert!(table.contains(&line), "no '{line}' in\n{table}");
+        let (_, configuration) = table.split_once("\nconfiguration: ").unwrap();
+        assert!(configuration.contains(&format!("{}=", flags[0].0)), "{configuration}");
         // A rule around the header and at the end, none between rows.
         let rules = table.lines().filter(|l| l.starts_with(['─', '═'])).count();
         assert!(rules <= 3, "{rules} rules in\n{table}");
@@ -292,10 +309,12 @@ fn a_drive_says_what_it_was() {
     ];
     let found = json(&[&base[..], &["--hot", "0.9:0.1", "--json"]].concat());
     assert_eq!((&found["seed"], &found["version"]), (&5.into(), &env!("CARGO_PKG_VERSION").into()));
-    assert_eq!(found["drive"]["capacity"], 64 << 20);
-    assert_eq!(found["drive"]["super_block"], 1 << 20);
-    assert_eq!((&found["drive"]["victim"], &found["cleaned"]), (&"fifo".into(), &true.into()));
-    assert_eq!(found["workload"]["synthetic"]["io"], 16 << 10);
+    let configuration = &found["configuration"];
+    assert_eq!((&configuration["victim"], &found["cleaned"]), (&"fifo".into(), &true.into()));
+    for (flag, bytes) in [("capacity", 64 << 20), ("block", 1 << 20), ("io", 16 << 10)] {
+        assert_eq!(configuration[flag], bytes, "{configuration}");
+    }
+    assert_eq!((&configuration["hot"], &configuration["rounds"]), (&"0.9:0.1".into(), &8.into()));
     let shown = String::from_utf8(larder(&base).stdout).unwrap();
     for words in [
         "drive of 64 MiB",
@@ -327,4 +346,97 @@ fn the_exact_curve_ends_at_all_objects_and_is_marked() {
     let last = rows.last().unwrap();
     assert!(shown.contains(&format!("{} objects,", last["size"])), "{last} {shown}");
     assert_eq!((rows[1]["size"].as_u64(), rows.len()), (Some(1), 6));
+}
+
+/// A figure has one name in every output, and a name one meaning: those of `run`.
+#[test]
+fn a_figure_has_the_name_that_experiments_give_it() {
+    let blocks = "gen:fileserver?size=64m&set=8m&requests=5000&writes=0.3";
+    let found = [
+        json(&["baseline", TRACE, "--flash", "4m", "--cache", "victim", "--json"])[0].clone(),
+        json(&["block", FILES, "--sizes", "8m", "--reclaim", "fifo", "--json"])[0].clone(),
+        json(&["stack", blocks, "--ram", "256k", "--flash", "4m", "--json"])["rows"][0].clone(),
+        json(&["ssd", "--capacity", "64m", "--block", "1m", "--json"]),
+    ];
+    let wanted: [&[&str]; 4] = [
+        &["hit_ratio", "hits_dram", "clwa_of_misses", "flash", "dram"],
+        &["hit_ratio", "line_hit_ratio", "clwa_of_writes", "dlwa", "flash"],
+        &["hits_dram", "hits_flash", "read_mean_us", "write_mean_us", "flash", "dram"],
+        &["dlwa", "wear"],
+    ];
+    for (row, wanted) in found.iter().zip(wanted) {
+        for name in wanted {
+            assert!(!row[*name].is_null(), "no {name} in {row}");
+        }
+        for name in ["clwa", "flwa", "write_amplification", "ram", "dram_hits", "read_us"] {
+            assert!(row.get(name).is_none(), "{name} in {row}");
+        }
+    }
+    let of = |name: &str| found[1][name].as_f64().unwrap();
+    assert_eq!(of("hit_ratio"), of("whole_hits") / of("reads"));
+    assert_eq!(of("line_hit_ratio"), of("hit_lines") / of("read_lines"));
+}
+
+/// In a terminal of 80 columns no table has longer lines, and every figure is there.
+#[test]
+fn tables_fit_eighty_columns() {
+    let blocks = "gen:fileserver?size=64m&set=8m&hosts=2&requests=5000&writes=0.3";
+    let commands: [(&[&str], &[&str]); 3] = [
+        (&["stack", blocks, "--ram", "256k", "--flash", "4m"], &["filer load", "invalidating"]),
+        (&["block", FILES, "--sizes", "8m", "--reclaim", "fifo,greedy"], &["DLWA", "CLWA"]),
+        (&["baseline", TRACE, "--flash", "4m", "--block", "64k"], &["B/object", "missed"]),
+    ];
+    for (command, words) in commands {
+        let shown = |columns: &str| {
+            let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+                .arg("sim")
+                .args(command)
+                .env("COLUMNS", columns)
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let tables = |text: &str| -> Vec<String> {
+            let mut inside = 0;
+            let mut lines = Vec::new();
+            for line in text.lines() {
+                let rule = line.starts_with('─');
+                inside += usize::from(rule);
+                if rule || inside % 3 != 0 {
+                    lines.push(line.to_owned());
+                }
+            }
+            lines
+        };
+        let (narrow, wide) = (shown("80"), shown("400"));
+        assert!(tables(&narrow).len() > 4, "{narrow}");
+        for line in tables(&narrow) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert!(tables(&wide).iter().any(|line| line.chars().count() > 80), "{wide}");
+        for word in words.iter().flat_map(|w| w.split(' ')) {
+            assert!(narrow.contains(word), "no '{word}' in {narrow}");
+        }
+    }
+}
+
+/// Memory is for the objects that there are, and pages are for block I/O.
+#[test]
+fn a_small_trace_in_a_huge_cache_takes_little_memory() {
+    let trace = "gen:zipf?objects=1000&requests=5000";
+    let output = larder(&["mrc", trace, "--policies", "wtinylfu", "--sizes", "1000000000"]);
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let memory = shown.lines().find(|l| l.contains("of simulator memory")).unwrap();
+    assert!(memory.contains(" KiB of"), "{memory}");
+    for (arguments, noted) in
+        [(&["--pages"][..], true), (&[], false), (&["--pages", "--policies", "lru,belady"], true)]
+    {
+        let output = larder(&[&["mrc", trace, "--sizes", "10"], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success());
+        assert_eq!(said.contains("has no block I/O"), noted, "{arguments:?}: {said}");
+    }
+    let blocks = larder(&["mrc", FILES, "--sizes", "10", "--pages"]);
+    assert!(blocks.stderr.is_empty(), "{}", String::from_utf8_lossy(&blocks.stderr));
 }

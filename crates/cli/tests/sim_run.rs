@@ -123,6 +123,10 @@ fn the_table_and_the_series_name_what_was_run() {
     let series = std::fs::read_to_string(csv).unwrap();
     let lines: Vec<&str> = series.lines().collect();
     assert!(lines[0].starts_with("# larder ") && lines[0].contains(" seed 1 "), "{}", lines[0]);
+    // With every default.
+    let (_, configuration) = lines[0].split_once(" configuration ").unwrap();
+    let configuration: serde_json::Value = serde_json::from_str(configuration).unwrap();
+    assert_eq!(configuration["timing"]["flash_read_us"], 88.0, "{configuration}");
     assert!(lines[1].starts_with("cache,time,requests,reads,"));
     let requests = |name: &str| -> u64 {
         let of = lines[2..].iter().filter_map(|l| l.strip_prefix(name));
@@ -233,13 +237,13 @@ fn flash_on_the_client_is_a_win_whatever_the_policy() {
     assert_eq!((&json["version"], &json["seed"]), (&env!("CARGO_PKG_VERSION").into(), &1.into()));
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 12);
-    let read = |row: &serde_json::Value| row["read_us"].as_f64().unwrap();
+    let read = |row: &serde_json::Value| row["read_mean_us"].as_f64().unwrap();
     let (without, with): (Vec<_>, Vec<_>) = rows.iter().partition(|r| r["flash"] == 0);
     let best_without = without.iter().map(|r| read(r)).fold(f64::MAX, f64::min);
     for row in with {
         assert!(read(row) < 0.75 * best_without, "{row}");
         assert!(
-            row["flash_hits"].as_u64().unwrap() > 0 && row["filer_writes"].as_u64().unwrap() > 0
+            row["hits_flash"].as_u64().unwrap() > 0 && row["filer_writes"].as_u64().unwrap() > 0
         );
     }
     for (arguments, words) in [

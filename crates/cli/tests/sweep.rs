@@ -74,6 +74,18 @@ fn a_sweep_gives_the_same_bytes_however_it_is_run_and_goes_on_where_it_was_cut()
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     let json = done(&sweep(&file, &one, &["--threads", "1", "--json"]));
     let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+    // Each row leads to its whole configuration.
+    let log = std::fs::read_to_string(one.join("cells.jsonl")).unwrap();
+    let cells: BTreeMap<String, serde_json::Value> = log
+        .lines()
+        .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap())
+        .map(|l| (l["key"].as_str().unwrap().to_owned(), l["outcome"]["experiment"].clone()))
+        .collect();
+    for row in &rows {
+        let experiment = &cells[row["cell"].as_str().unwrap()];
+        assert_eq!(experiment["seed"], row["seed"], "{row}");
+        assert_eq!(experiment["cache"][0]["flash"], row["flash"], "{row}");
+    }
     assert_eq!(rows.len(), 8);
     for row in &rows {
         for field in ["version", "trace_hash", "seed", "miss_ratio", "flash_bytes"] {
@@ -130,6 +142,11 @@ fn what_cannot_be_meant_is_refused_before_anything_runs() {
         ("\"all\", ", "\"lru\", ", &["cell cache.flash=1m cache.admission.policy=lru", "lru"]),
         ("values = [1, 2]", "values = []", &["axis 'seed' has no values"]),
         ("gen:zipf?objects=8000", "-", &["standard input", "name a file"]),
+        (
+            "values = [\"1m\"",
+            "values = [\"1m\", 1048576",
+            &["same experiment", "cache.flash=1048576"],
+        ),
         ("[experiment.workload]", "[experimnt.workload]", &["experimnt"]),
         ("gen:zipf?", "gen:zopf?", &["cell cache.flash=1m", "zopf"]),
     ];
@@ -332,6 +349,7 @@ fn ticks_are_round(body: &str) {
                 .iter()
                 .map(|t| {
                     let (number, unit) = t.split_once(' ').unwrap_or((t, ""));
+                    assert!(number.len() <= 7, "{title} {axis}: {texts:?}");
                     (number.parse().unwrap_or_else(|_| panic!("{title} {axis}: {t}")), unit)
                 })
                 .collect();
@@ -372,6 +390,77 @@ fn curves_of_mrc_as_a_report() {
                 && number(m, "data-x") == row["size"].as_f64().unwrap()
         });
         assert_eq!(number(mark.unwrap(), "data-y"), row["miss_ratio"].as_f64().unwrap());
+    }
+}
+
+/// Of all policies at once no two curves look alike, in the figure and in its legend.
+#[test]
+fn every_policy_has_a_look_of_its_own() {
+    let Some(program) = chromium() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let html = dir.path().join("mrc.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "mrc", "gen:zipf?objects=500&requests=2000", "--policies", "all"])
+        .args(["--sizes", "50,200", "--json", "--html"])
+        .arg(&html)
+        .output()
+        .unwrap();
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&done(&output)).unwrap();
+    let policies: BTreeSet<&str> = rows.iter().map(|r| r["policy"].as_str().unwrap()).collect();
+    let dom = browse(&program, &format!("file://{}", html.display()), &["--dump-dom"]);
+    let figure = figure(&dom, "Miss ratio by size");
+    let attribute = |tag: &str, name: &str| {
+        let (_, rest) = tag.split_once(&format!(" {name}=\"")).unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let mut looks = BTreeSet::new();
+    let mut keys = BTreeSet::new();
+    for tag in figure.split("<path ").skip(1).map(|rest| rest.split('>').next().unwrap()) {
+        if !tag.contains("stroke-dasharray") {
+            continue;
+        }
+        let tag = format!(" {tag}");
+        let look = (attribute(&tag, "stroke"), attribute(&tag, "stroke-dasharray"));
+        if tag.contains("data-series") {
+            keys.insert(look)
+        } else {
+            looks.insert(look)
+        };
+    }
+    assert_eq!((looks.len(), policies.len() > 14), (policies.len(), true), "{looks:?}");
+    assert_eq!(keys, looks);
+}
+
+/// Hours are named in quarters at most, whatever the length of a run.
+#[test]
+fn long_times_have_short_names() {
+    let Some(program) = chromium() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for hours in [3, 7, 50] {
+        let rate = 4000.0 / (f64::from(hours) * 3600.0);
+        let text = format!(
+            "[workload]\ntrace = \"gen:zipf?objects=100&requests=4000&rate={rate}\"\n\
+             [report]\ninterval = 60.0\n[[cache]]\nkind = \"victim\"\ndram = \"8k\"\nflash = \"64k\"\n"
+        );
+        let (file, html) = (dir.path().join("e.toml"), dir.path().join("e.html"));
+        std::fs::write(&file, text).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+            .args(["sim", "run", "--html"])
+            .args([&html, &file])
+            .output()
+            .unwrap();
+        done(&output);
+        let dom = browse(&program, &format!("file://{}", html.display()), &["--dump-dom"]);
+        let figure = figure(&dom, "Hit ratio over time");
+        let texts: Vec<&str> = figure
+            .split("class=\"tick-x\">")
+            .skip(1)
+            .map(|rest| rest.split('<').next().unwrap())
+            .collect();
+        assert!(texts.len() >= 3, "{texts:?}");
+        for text in &texts {
+            assert!(text.len() <= 7 && (text.ends_with(" h") || text.ends_with(" d")), "{texts:?}");
+        }
     }
 }
 

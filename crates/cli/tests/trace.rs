@@ -150,3 +150,49 @@ fn a_scale_that_does_not_apply_is_named() {
     let said = text(&output.stderr);
     assert!(said.contains("give a larger size or a smaller set"), "{said}");
 }
+
+/// In a terminal of 80 columns no line of the first requests is longer, and every column is there.
+#[test]
+fn the_first_requests_fit_eighty_columns() {
+    let head = |columns: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        command.args(["trace", "head", "gen:specsfs?size=64m&requests=100&rate=10"]);
+        match columns {
+            Some(columns) => command.env("COLUMNS", columns),
+            None => command.env_remove("COLUMNS"),
+        };
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let narrow = head(Some("80"));
+    assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+    let wide = head(None);
+    assert_eq!((wide.lines().count(), &wide), (11, &head(Some("200"))));
+    let mut words: Vec<&str> = wide.split_whitespace().collect();
+    words.sort_unstable();
+    words.dedup();
+    for word in words {
+        assert!(narrow.contains(word), "no '{word}' in {narrow}");
+    }
+}
+
+#[test]
+fn what_would_give_nothing_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json").display().to_string();
+    std::fs::write(&config, "{\n  \"cache_config\": {}\n}\n").unwrap();
+    let squeezed = dir.path().join("x.lt.bz2").display().to_string();
+    for (arguments, words) in [
+        (&["stats", "gen:zipf", "--limit", "0"][..], "--limit"),
+        (&["head", "gen:zipf", "--limit", "0"], "--limit"),
+        (&["convert", "gen:zipf?requests=10", &squeezed], ".bz2 is not written"),
+        (&["stats", &config], "gen:cachebench?dir="),
+    ] {
+        let output = larder(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: '{said}' lacks '{words}'");
+    }
+    assert!(!std::path::Path::new(&squeezed).exists());
+}

@@ -76,18 +76,18 @@ fn check(trace: &str, file: &str) {
             "{what}: hit ratio {:.6} ({}), CLWA {:.4}; lsm-sim {:.6} ({}), {:.4}",
             counts.hit_ratio(),
             counts.hits,
-            counts.clwa(),
+            counts.clwa_of_misses(),
             figure.hit_ratio,
             figure.hits,
             figure.clwa
         );
         // All rows but one agree to the request; RIPQ with sections of seven blocks is off by 50 hits in 1.2 million.
         assert!((counts.hit_ratio() / figure.hit_ratio - 1.0).abs() < 0.0005, "{what}: hit ratio");
-        assert!((counts.clwa() / figure.clwa - 1.0).abs() < 0.001, "{what}: CLWA");
+        assert!((counts.clwa_of_misses() / figure.clwa - 1.0).abs() < 0.001, "{what}: CLWA");
         if figure.flash != 3_670_016 || figure.sections != 8 {
             assert_eq!(counts.hits, figure.hits, "{what}");
         }
-        found.push((figure.clwa, counts.clwa()));
+        found.push((figure.clwa, counts.clwa_of_misses()));
         if figure.policy == "ripq" {
             placed.push(with_places(&what, &figure, &requests));
         }
@@ -136,13 +136,13 @@ fn with_places(what: &str, figure: &Figure, requests: &[(u32, u32)]) -> (f64, f6
     assert!(written == counts.flash_bytes && most <= blocks, "{what}: {most} of {blocks} blocks");
     // Sections of seven blocks feel it most that deleted bytes and the ends of blocks take room.
     let (hits, clwa) =
-        (counts.hit_ratio() / figure.hit_ratio - 1.0, counts.clwa() / figure.clwa - 1.0);
+        (counts.hit_ratio() / figure.hit_ratio - 1.0, counts.clwa_of_misses() / figure.clwa - 1.0);
     assert!(hits.abs() < 0.03 && clwa.abs() < 0.04, "{what}: {hits} {clwa}");
     eprintln!(
         "{what}, with places: hit ratio {:.6} ({:+.2} %), CLWA {:.4} ({:+.2} %)",
         counts.hit_ratio(),
         hits * 100.0,
-        counts.clwa(),
+        counts.clwa_of_misses(),
         clwa * 100.0
     );
     (figure.hit_ratio, counts.hit_ratio())

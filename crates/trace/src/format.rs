@@ -238,8 +238,14 @@ pub(crate) fn detect(input: &mut Input) -> Result<Detected, TraceError> {
         }
         None if is_text => {
             let first = sample.lines.first().copied().unwrap_or_default();
+            let is_json = first.starts_with(b"{");
+            let hint = if is_json {
+                " (of cachebench's JSON a generator makes a trace: gen:cachebench?dir=FOLDER)"
+            } else {
+                ""
+            };
             Err(undetected(format!(
-                "{packed}, text whose first line {} fits none",
+                "{packed}, text whose first line {} fits none{hint}",
                 crate::error::quote(first)
             )))
         }

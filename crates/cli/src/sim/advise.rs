@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use comfy_table::CellAlignment;
 use larder_base::{ByteSize, Endurance};
-use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
 };
@@ -15,11 +14,12 @@ use larder_trace::{CsvColumns, Format, Hashed, Options, Trace};
 use serde::Serialize;
 use signal_hook::consts::SIGINT;
 
-use super::origin::Origin;
+use super::origin::{Origin, configuration};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::{print as print_text, print_json};
-use crate::trace::{note_skipped, parse_format, parse_page, parse_rate, trace_error};
+use crate::table::Columns;
+use crate::trace::{Settings, note_skipped, parse_format, parse_page, parse_rate, trace_error};
 
 /// Shown under the flags.
 const EXAMPLES: &str = "\
@@ -72,6 +72,12 @@ pub(super) struct AdviseArgs {
         default_value = "flashiness,reject_first,ghost,write_rate,all"
     )]
     policies: Vec<String>,
+    /// Which hits flashiness seeks where a write budget or a rate is held: requests or bytes. The target counts requests.
+    #[arg(long, value_name = "WHICH", default_value = "requests", value_parser = crate::kv::parse_objective)]
+    admission_objective: Objective,
+    /// Times the reads that a write costs which it has to be worth, for flashiness; 0 for none.
+    #[arg(long, value_name = "FACTOR", default_value_t = 0.0)]
+    price: f32,
     /// Requests that are simulated, at most: of a longer trace, all requests of a share of its objects.
     #[arg(long, value_name = "N", default_value_t = 400_000)]
     sample_requests: u64,
@@ -107,22 +113,25 @@ struct TraceFlags {
     /// Split block I/O into pages, 4 KiB unless a size is given.
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "4k", value_parser = parse_page)]
     pages: Option<u32>,
-    /// Stop after N requests.
-    #[arg(long, value_name = "N")]
+    /// Stop after N requests, at least 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
 }
 
 impl TraceFlags {
-    fn open(&self) -> Result<Trace, CliError> {
-        let options = Options {
+    fn options(&self) -> Options {
+        Options {
             format: self.format,
             skip_bad: self.skip_bad,
             columns: self.columns.clone(),
             rate: self.rate,
             pages: self.pages,
             limit: self.limit,
-        };
-        larder_trace::open(&self.trace, &options).map_err(trace_error)
+        }
+    }
+
+    fn open(&self) -> Result<Trace, CliError> {
+        larder_trace::open(&self.trace, &self.options()).map_err(trace_error)
     }
 }
 
@@ -169,14 +178,19 @@ fn question(args: &AdviseArgs) -> Result<Question, CliError> {
     if !(1.0..=100.0).contains(&dwa) {
         return Err(usage(format!("--device-write-amplification: '{dwa}': between 1 and 100")));
     }
+    if !(0.0..=10.0).contains(&args.price) {
+        return Err(usage(format!("--price: '{}': between 0 and 10", args.price)));
+    }
     Ok(Question {
         target_hit_ratio: target,
         dram_cost: above_zero("--dram-cost", args.dram_cost, 1e12)?,
         flash_cost: above_zero("--flash-cost", args.flash_cost, 1e12)?,
-        drive_tbw: args.drive_tbw.bytes,
+        endurance_bytes: args.drive_tbw.bytes,
         years: above_zero("--years", args.years, 100.0)?,
         device_write_amplification: dwa,
         most_flash: args.drive_capacity.map(|c| c.0),
+        admission_objective: args.admission_objective,
+        price: args.price,
         seed: args.seed,
     })
 }
@@ -206,12 +220,30 @@ fn interrupts() -> Result<Arc<AtomicBool>, CliError> {
     Ok(asked)
 }
 
-fn read(args: &AdviseArgs, stop: &AtomicBool) -> Result<(Model, Origin), CliError> {
+/// What was asked beside the question.
+#[derive(Serialize)]
+struct Asked<'a> {
+    dram: &'a [ByteSize],
+    flash: &'a [ByteSize],
+    policies: Vec<&'static str>,
+    sample_requests: u64,
+    #[serde(flatten)]
+    question: &'a Question,
+}
+
+fn read(
+    args: &AdviseArgs,
+    question: &Question,
+    policies: &[PolicyName],
+    stop: &AtomicBool,
+) -> Result<(Model, Origin), CliError> {
     if !(1000..=1 << 28).contains(&args.sample_requests) {
         let n = args.sample_requests;
         return Err(usage(format!("--sample-requests: '{n}': between 1000 and {}", 1 << 28)));
     }
-    let (mut reader, hash) = Hashed::over(args.input.open()?.reader);
+    let trace = args.input.open()?;
+    let settings = Settings::new(&args.input.options(), trace.format);
+    let (mut reader, hash) = Hashed::over(trace.reader);
     let mut sample = Sample::new(args.sample_requests as usize, args.seed);
     let mut watch = Watch::new(1);
     let mut requests = 0u64;
@@ -231,7 +263,15 @@ fn read(args: &AdviseArgs, stop: &AtomicBool) -> Result<(Model, Origin), CliErro
     watch.finish();
     note_skipped(&*reader);
     let model = Model::new(sample).map_err(|e| advise_error(&e))?;
-    Ok((model, Origin::new(args.seed, &args.input.trace, &hash)))
+    let asked = Asked {
+        dram: &args.dram,
+        flash: &args.flash,
+        policies: policies.iter().map(|p| p.as_str()).collect(),
+        sample_requests: args.sample_requests,
+        question,
+    };
+    let asked = configuration(Some(&settings), &asked)?;
+    Ok((model, Origin::new(args.seed, &args.input.trace, &hash, asked)))
 }
 
 /// What came of one candidate.
@@ -274,7 +314,7 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     let stop = interrupts()?;
-    let (model, origin) = read(args, &stop)?;
+    let (model, origin) = read(args, &question, &policies, &stop)?;
     let sizes = |list: &[ByteSize]| list.iter().map(|s| s.0).collect::<Vec<u64>>();
     let (dram, flash) = (sizes(&args.dram), sizes(&args.flash));
     let mut search =
@@ -371,16 +411,28 @@ fn limit_text(limit: WriteLimit) -> String {
 /// What a server is told so that it does what was simulated.
 fn settings(q: &Question, m: &Measured) -> Option<String> {
     let limit = m.write_limit?;
-    let terabytes = q.drive_tbw as f64 / 1e12;
+    let terabytes = q.endurance_bytes as f64 / 1e12;
     let (years, amplification) = (q.years, q.device_write_amplification);
     let endurance = format!(
         "endurance-tbw = {terabytes:?}\nendurance-years = {years:?}\ndevice-write-amplification = {amplification:?}\n"
     );
-    Some(match limit {
-        WriteLimit::Budget => format!("{endurance}admission = \"{}\"\n", m.policy),
-        WriteLimit::Threshold => format!("admission = \"{}\"\n", m.policy),
-        WriteLimit::Rate(bytes) => format!(
-            "{endurance}[admission]\npolicy = \"{}\"\n[admission.flashiness]\nbytes_per_second = {bytes}\n",
+    let mut out = if limit == WriteLimit::Threshold { String::new() } else { endurance };
+    let mut parameters = String::new();
+    if m.policy == PolicyName::Flashiness.as_str() {
+        if q.admission_objective != Objective::default() {
+            out += &format!("admission-objective = \"{}\"\n", q.admission_objective.as_str());
+        }
+        if let WriteLimit::Rate(bytes) = limit {
+            parameters += &format!("bytes_per_second = {bytes}\n");
+        }
+        if q.price > 0.0 {
+            parameters += &format!("price = {:?}\n", q.price);
+        }
+    }
+    Some(match &parameters[..] {
+        "" => format!("{out}admission = \"{}\"\n", m.policy),
+        _ => format!(
+            "{out}[admission]\npolicy = \"{}\"\n[admission.flashiness]\n{parameters}",
             m.policy
         ),
     })
@@ -388,7 +440,7 @@ fn settings(q: &Question, m: &Measured) -> Option<String> {
 
 fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Result<(), CliError> {
     let sample = model.sample();
-    let mut out = format!(
+    let out = format!(
         "{}: {} requests, about {} objects of {}; {} requests of {:.4} % of the objects simulated\n\
          wanted: hit ratio {:.4}; drive of {} written, {} years\n",
         origin.line(),
@@ -398,43 +450,51 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         sample.requests().len(),
         sample.rate() * 100.0,
         q.target_hit_ratio,
-        Endurance { bytes: q.drive_tbw },
+        Endurance { bytes: q.endurance_bytes },
         q.years
     );
-    let mut table = super::table();
-    table.set_header([
+    let mut header = vec![
         "",
-        "cost",
         "DRAM",
         "flash",
         "admission",
         "writes held by",
+        "cost",
         "hit ratio",
         "± error",
         "margin, hit ratio",
         "writes/s",
         "drive life, years",
         "margin, years",
-    ]);
+    ];
+    let by_bytes = q.admission_objective == Objective::Bytes;
+    if by_bytes {
+        header.push("byte miss ratio");
+    }
+    let mut table = Columns::new(5, 1, header);
     let mut row = |what: &str, m: &Measured| {
         let life = m.life_years.map_or("no writes".to_owned(), |y| {
             let held = if m.budget_binds { " (held)" } else { "" };
             format!("{y:.1}{held}")
         });
-        table.add_row([
+        let mut cells = vec![
             what.to_owned(),
-            cost(m.cost),
             ByteSize(m.dram).to_string(),
             ByteSize(m.flash).to_string(),
             m.policy.to_owned(),
             m.write_limit.map_or("-".to_owned(), limit_text),
+            cost(m.cost),
             format!("{:.4}", m.hit_ratio),
             m.error_text().unwrap_or_else(|| "-".to_owned()),
             format!("{:+.4}", m.hit_ratio_margin),
             ByteSize(m.flash_bytes_per_second as u64).to_string(),
             life,
             m.life_years.map_or("-".to_owned(), |y| format!("{:+.1}", y - q.years)),
-        ]);
+        ];
+        if by_bytes {
+            cells.push(format!("{:.4}", m.byte_miss_ratio));
+        }
+        table.row(cells);
     };
     let (answer, other) = (search.answer(), search.runner_up());
     if let Some(m) = answer {
@@ -448,10 +508,10 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
             row(if m.meets { "meets" } else { "misses" }, m);
         }
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    out += &format!("{table}\n");
+    print_text(&out)?;
+    table.print()?;
+    origin.print_configuration()?;
+    let mut out = String::new();
     out += "held: the write budget turns writes away so that the drive lasts; threshold: no budget, the classifier alone\n";
     if let (Some(a), Some(b)) = (answer, other)
         && a.equals(b)

@@ -1,7 +1,6 @@
 //! `larder sim baseline`: flash caches to measure against.
 
 use clap::{Parser, ValueEnum};
-use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_sim::baseline::{
     self, Baseline, BaselineError, Counts, FifoLog, HybridConfig, LogParams, Ripq, SetAssociative,
@@ -11,11 +10,12 @@ use larder_sim::mrc::{Interner, Items};
 use larder_trace::Hashed;
 use serde::Serialize;
 
-use super::origin::Origin;
+use super::origin::{Origin, configuration};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
-use crate::trace::{Input, trace_error};
+use crate::table::Columns;
+use crate::trace::{Input, Settings, trace_error};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Cache {
@@ -29,7 +29,7 @@ enum Cache {
     FifoLog,
 }
 
-#[derive(Debug, Parser)]
+#[derive(Debug, Parser, Serialize)]
 #[command(after_help = "\
 Examples:
   larder sim baseline trace.zst --cache victim,ripq --flash 64m,256m
@@ -37,25 +37,32 @@ Examples:
       --admission all,reject_first")]
 pub(super) struct BaselineArgs {
     #[command(flatten)]
+    #[serde(skip)]
     input: Input,
     /// The caches, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "victim,ripq")]
+    #[serde(skip)]
     cache: Vec<Cache>,
     /// Flash capacities, separated by commas (4m, 512m, 1g).
     #[arg(long, value_delimiter = ',', required = true, value_name = "LIST")]
+    #[serde(skip)]
     flash: Vec<ByteSize>,
     /// DRAM before the flash (not RIPQ); a seventh of the flash when not given (DRAM : flash = 1 : 7).
     #[arg(long, value_name = "SIZE")]
+    #[serde(skip)]
     dram: Option<ByteSize>,
     /// RIPQ's block.
     #[arg(long, default_value = "64k", value_name = "SIZE")]
+    #[serde(skip)]
     block: ByteSize,
     /// RIPQ's insertion points (K).
     #[arg(long, default_value_t = 8, value_name = "K")]
+    #[serde(skip)]
     sections: u16,
     /// Which of DRAM's victims set-associative and fifo-log write to flash: all, probability:P, reject_first, ghost
     /// (S3-FIFO's). Several, separated by commas, are run one beside the other.
     #[arg(long, default_value = "all", value_delimiter = ',', value_name = "LIST")]
+    #[serde(skip)]
     admission: Vec<String>,
     /// Mean size of an object, by which reject_first and ghost choose how many keys they remember.
     #[arg(long, default_value = "300", value_name = "SIZE")]
@@ -74,12 +81,14 @@ pub(super) struct BaselineArgs {
     reinsert: u32,
     /// Seed of hash functions and draws.
     #[arg(long, default_value_t = 1, value_name = "N")]
+    #[serde(skip)]
     seed: u64,
     /// Requests that only fill the caches, before counting starts.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
     /// Print as JSON.
     #[arg(long)]
+    #[serde(skip)]
     json: bool,
 }
 
@@ -98,7 +107,7 @@ struct Row {
     #[serde(flatten)]
     counts: Counts,
     hit_ratio: f64,
-    clwa: f64,
+    clwa_of_misses: f64,
     /// DRAM of the flash index for each object on flash, where the model has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     index_bytes_per_object: Option<f64>,
@@ -129,7 +138,7 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
                 admission: None,
                 counts: Counts::default(),
                 hit_ratio: 0.0,
-                clwa: 0.0,
+                clwa_of_misses: 0.0,
                 index_bytes_per_object: None,
             };
             match cache {
@@ -207,7 +216,9 @@ fn hybrid(
 
 pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     let mut caches = build(args)?;
-    let (reader, hash) = Hashed::over(args.input.open()?.reader);
+    let trace = args.input.open()?;
+    let settings = Settings::new(&args.input.options(), trace.format);
+    let (reader, hash) = Hashed::over(trace.reader);
     let mut items = Items::new(reader);
     let mut interner = Interner::new();
     let mut watch = Watch::new(1);
@@ -246,46 +257,43 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
             Row {
                 counts,
                 hit_ratio: counts.hit_ratio(),
-                clwa: counts.clwa(),
+                clwa_of_misses: counts.clwa_of_misses(),
                 index_bytes_per_object: cache.index_size().map(|s| s.per_object()),
                 ..row
             }
         })
         .collect();
-    let origin = Origin::new(args.seed, &args.input.trace, &hash);
+    let origin =
+        Origin::new(args.seed, &args.input.trace, &hash, configuration(Some(&settings), args)?);
     if args.json {
         return print_json(&origin.of(&rows));
     }
-    let mut table = super::table();
-    table.set_header(vec![
+    let header = [
         "cache",
         "admission",
         "flash",
         "DRAM",
         "hit ratio",
-        "CLWA",
+        "CLWA of misses",
         "flash written",
         "missed",
         "index B/object",
-    ]);
+    ];
+    let mut table = Columns::new(3, 2, header);
     for row in &rows {
-        table.add_row(vec![
+        table.row([
             row.cache.to_owned(),
             row.admission.clone().unwrap_or_else(|| "-".to_owned()),
             ByteSize(row.flash).to_string(),
             row.dram.map_or("-".to_owned(), |d| ByteSize(d).to_string()),
             format!("{:.4}", row.hit_ratio),
-            format!("{:.4}", row.clwa),
+            format!("{:.4}", row.clwa_of_misses),
             ByteSize(row.counts.flash_bytes).to_string(),
             ByteSize(row.counts.miss_bytes).to_string(),
             row.index_bytes_per_object.map_or("-".to_owned(), |b| format!("{b:.2}")),
         ]);
     }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")?;
+    table.print()?;
     outln!("CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)")?;
-    outln!("{}", origin.line())?;
-    Ok(())
+    origin.print()
 }

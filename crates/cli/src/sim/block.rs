@@ -3,7 +3,6 @@
 use std::sync::{Mutex, PoisonError};
 
 use clap::Parser;
-use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy};
 use larder_sim::block_study::{
@@ -12,11 +11,12 @@ use larder_sim::block_study::{
 use larder_trace::{Hashed, Request};
 use serde::Serialize;
 
-use super::origin::Origin;
+use super::origin::{Origin, configuration};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
-use crate::trace::{Input, trace_error};
+use crate::table::Columns;
+use crate::trace::{Input, Settings, trace_error};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -81,20 +81,33 @@ pub(super) struct BlockArgs {
     json: bool,
 }
 
+/// What all rows were simulated with; the rest is the row's own.
+#[derive(Serialize)]
+struct Shared {
+    write: &'static str,
+    line: ByteSize,
+    over_provisioning: Option<f64>,
+    warmup: u64,
+    backing: Option<ByteSize>,
+}
+
 #[derive(Serialize)]
 struct Row {
     admission: String,
     placement: String,
     replacement: &'static str,
-    size: u64,
+    /// Bytes.
+    flash: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaim: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     evict: Option<String>,
+    /// Of reads that were wholly in the cache, as in experiments.
     hit_ratio: f64,
-    clwa: Option<f64>,
+    line_hit_ratio: f64,
+    clwa_of_writes: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    flwa: Option<f64>,
+    dlwa: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     total_write_amplification: Option<f64>,
     #[serde(flatten)]
@@ -147,7 +160,9 @@ fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
 
 pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
     let mut caches = caches(args)?;
-    let (mut reader, hash) = Hashed::over(args.input.open()?.reader);
+    let trace = args.input.open()?;
+    let settings = Settings::new(&args.input.options(), trace.format);
+    let (mut reader, hash) = Hashed::over(trace.reader);
     let threads = super::threads(args.threads)?;
     let mut watch = Watch::new(1);
     let (mut requests, mut blocks) = (0u64, 0u64);
@@ -183,13 +198,20 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         noteln!("larder: {} malformed records passed over", reader.skipped());
     }
     let rows: Vec<Row> = caches.iter().map(row).collect();
-    let origin = Origin::new(args.seed, &args.input.trace, &hash);
+    let shared = Shared {
+        write: args.write.as_str(),
+        line: args.line,
+        over_provisioning: (!args.reclaim.is_empty()).then_some(args.over_provisioning),
+        warmup: args.warmup,
+        backing: args.backing,
+    };
+    let shared = configuration(Some(&settings), &shared)?;
+    let origin = Origin::new(args.seed, &args.input.trace, &hash, shared);
     if args.json {
         return print_json(&origin.of(&rows));
     }
     print_table(&rows)?;
-    outln!("{}", origin.line())?;
-    Ok(())
+    origin.print()
 }
 
 /// Requests that all caches take before the next are read.
@@ -226,61 +248,68 @@ fn feed(caches: &mut [BlockCache], chunk: &[Request], count_from: Option<u64>, t
 
 fn row(cache: &BlockCache) -> Row {
     let (spec, outcome) = (cache.spec(), cache.outcome());
-    let clwa = (outcome.written_bytes > 0).then(|| outcome.clwa());
+    let clwa_of_writes = (outcome.written_bytes > 0).then(|| outcome.clwa_of_writes());
     Row {
         admission: spec.admission.to_string(),
         placement: spec.placement.to_string(),
         replacement: spec.replacement.as_str(),
-        size: spec.bytes,
+        flash: spec.bytes,
         reclaim: spec.drive.map(|d| d.victim.name()),
         evict: spec.drive.map(|d| d.eviction.to_string()),
         hit_ratio: outcome.hit_ratio(),
-        clwa,
-        flwa: outcome.flwa(),
-        total_write_amplification: clwa.zip(outcome.flwa()).map(|(c, f)| c * f),
+        line_hit_ratio: outcome.line_hit_ratio(),
+        clwa_of_writes,
+        dlwa: outcome.dlwa(),
+        total_write_amplification: clwa_of_writes.zip(outcome.dlwa()).map(|(c, d)| c * d),
         outcome,
     }
 }
 
 fn print_table(rows: &[Row]) -> Result<(), CliError> {
     let metadata = rows.iter().any(|r| r.outcome.metadata_lines > 0);
-    let mut table = super::table();
-    let mut header = vec!["admission", "size", "cache", "read hits", "to flash", "CLWA", "DRAM"];
+    let mut header = vec![
+        "admission",
+        "flash",
+        "cache",
+        "hit ratio",
+        "of lines",
+        "flash written",
+        "CLWA of writes",
+        "admission's DRAM",
+    ];
     if metadata {
-        header.insert(4, "metadata");
+        header.insert(5, "of metadata lines");
     }
     let drives = rows.iter().any(|r| r.reclaim.is_some());
     if drives {
-        header.extend(["FLWA", "CLWA × FLWA"]);
+        header.extend(["DLWA", "CLWA × DLWA"]);
     }
-    table.set_header(header);
+    let mut table = Columns::new(3, 3, header);
     for row in rows {
         let o = &row.outcome;
         let mut cells = vec![
             row.admission.clone(),
-            ByteSize(row.size).to_string(),
+            ByteSize(row.flash).to_string(),
             match (row.reclaim, &row.evict) {
                 (Some(reclaim), Some(evict)) => {
                     format!("{} {} {reclaim} {evict}", row.placement, row.replacement)
                 }
                 _ => format!("{} {}", row.placement, row.replacement),
             },
-            format!("{:.2} %", 100.0 * row.hit_ratio),
+            format!("{:.4}", row.hit_ratio),
+            format!("{:.4}", row.line_hit_ratio),
             ByteSize(o.flash_bytes).to_string(),
-            row.clwa.map_or_else(|| "-".to_owned(), |c| format!("{c:.2}")),
+            row.clwa_of_writes.map_or_else(|| "-".to_owned(), |c| format!("{c:.3}")),
             ByteSize(o.admission_memory).to_string(),
         ];
         if metadata {
-            cells.insert(4, format!("{:.2} %", 100.0 * o.metadata_hit_ratio()));
+            cells.insert(5, format!("{:.4}", o.metadata_hit_ratio()));
         }
         if drives {
-            let shown = |v: Option<f64>| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.2}"));
-            cells.extend([shown(row.flwa), shown(row.total_write_amplification)]);
+            let shown = |v: Option<f64>| v.map_or_else(|| "-".to_owned(), |v| format!("{v:.3}"));
+            cells.extend([shown(row.dlwa), shown(row.total_write_amplification)]);
         }
-        table.add_row(cells);
+        table.row(cells);
     }
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")
+    table.print()
 }

@@ -4,7 +4,6 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
 use larder_engine::{index as engine, segment};
@@ -13,8 +12,10 @@ use larder_sim::baseline::paper_index::placement::{self, Order, PlacementConfig}
 use larder_sim::baseline::paper_index::table::{self, TableConfig};
 use serde::Serialize;
 
+use super::origin::{Origin, configuration};
 use crate::error::CliError;
 use crate::out::print_json;
+use crate::table::Columns;
 
 /// Sizes of objects, for both packers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,7 +116,7 @@ struct IndexRow {
     choices: u32,
     sized_load: f64,
     load: f64,
-    bytes_per_object: f64,
+    index_bytes_per_object: f64,
     flash_reads_per_hit: f64,
     flash_reads_per_miss: f64,
     forced_share: f64,
@@ -141,15 +142,22 @@ struct PackingRow {
     size_bias: Option<f64>,
 }
 
+/// What all rows were measured with; the rest is the row's own.
 #[derive(Debug, Serialize)]
-struct Report {
-    version: &'static str,
-    seed: u64,
+struct Shared {
     objects: u64,
     turnovers: u32,
     segments: u16,
     overwrites: f64,
-    segment_bytes: u64,
+    probes: u64,
+    segment: ByteSize,
+    arrival: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    origin: Origin,
     index: Vec<IndexRow>,
     packing: Vec<PackingRow>,
 }
@@ -182,21 +190,21 @@ pub(super) fn run(args: &IndexArgs) -> Result<(), CliError> {
     let index = tables(args, &bar, &mut done)?;
     let packing = packings(args, &bar, &mut done)?;
     bar.finish_and_clear();
-    let report = Report {
-        version: env!("CARGO_PKG_VERSION"),
-        seed: args.seed,
+    let shared = Shared {
         objects: args.objects,
         turnovers: args.turnovers,
         segments: args.segments,
         overwrites: args.overwrites,
-        segment_bytes: args.segment.0,
-        index,
-        packing,
+        probes: args.probes,
+        segment: args.segment,
+        arrival: args.arrival,
     };
+    let origin = Origin::without_trace(args.seed, configuration(None, &shared)?);
+    let report = Report { origin, index, packing };
     if args.json {
         return print_json(&report);
     }
-    show(&report)
+    show(&report, &shared)
 }
 
 fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<IndexRow>, CliError> {
@@ -224,7 +232,7 @@ fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<Ind
                 choices,
                 sized_load: load,
                 load: r.load,
-                bytes_per_object: r.bytes_per_object,
+                index_bytes_per_object: r.bytes_per_object,
                 flash_reads_per_hit: r.flash_reads_per_hit,
                 flash_reads_per_miss: r.flash_reads_per_miss,
                 forced_share: r.forced_share,
@@ -253,7 +261,7 @@ fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<Ind
             choices: 2,
             sized_load: load,
             load: r.load,
-            bytes_per_object: r.bytes_per_object_accounted,
+            index_bytes_per_object: r.bytes_per_object_accounted,
             flash_reads_per_hit: r.flash_reads_per_hit,
             flash_reads_per_miss: r.flash_reads_per_miss,
             forced_share: r.forced_share,
@@ -329,21 +337,8 @@ fn packings(
     Ok(rows)
 }
 
-fn grid(header: &[&str]) -> Table {
-    let mut table = super::table();
-    table.set_header(header.to_vec());
-    table
-}
-
-fn print_grid(mut table: Table, left: usize) -> Result<(), CliError> {
-    for column in table.column_iter_mut().skip(left) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")
-}
-
-fn show(report: &Report) -> Result<(), CliError> {
-    let mut t = grid(&[
+fn show(report: &Report, with: &Shared) -> Result<(), CliError> {
+    let header = [
         "index",
         "choices",
         "sized load",
@@ -353,30 +348,31 @@ fn show(report: &Report) -> Result<(), CliError> {
         "reads/miss",
         "forced out",
         "stale",
-    ]);
+    ];
+    let mut t = Columns::new(3, 1, header);
     for r in &report.index {
-        t.add_row(vec![
+        t.row([
             r.index.to_owned(),
             r.choices.to_string(),
             format!("{:.2}", r.sized_load),
             format!("{:.3}", r.load),
-            format!("{:.3}", r.bytes_per_object),
+            format!("{:.3}", r.index_bytes_per_object),
             format!("{:.4}", r.flash_reads_per_hit),
             format!("{:.4}", r.flash_reads_per_miss),
             format!("{:.3} %", 100.0 * r.forced_share),
             r.stale_answers.map_or("-".to_owned(), |n| n.to_string()),
         ]);
     }
-    print_grid(t, 1)?;
+    t.print()?;
     outln!(
         "{} live objects, {} segments, flash written {} times over, {:.0} % overwrites. forced out: entries lost for\n\
          lack of room, over insertions; stale: look-ups answered with an overwritten version",
-        report.objects,
-        report.segments,
-        report.turnovers,
-        100.0 * report.overwrites
+        with.objects,
+        with.segments,
+        with.turnovers,
+        100.0 * with.overwrites
     )?;
-    let mut t = grid(&[
+    let header = [
         "placement",
         "sizes",
         "functions",
@@ -385,9 +381,10 @@ fn show(report: &Report) -> Result<(), CliError> {
         "placed",
         "tries",
         "size bias",
-    ]);
+    ];
+    let mut t = Columns::new(4, 2, header);
     for r in &report.packing {
-        t.add_row(vec![
+        t.row([
             r.placement.to_owned(),
             r.sizes.clone(),
             r.functions.to_string(),
@@ -398,9 +395,10 @@ fn show(report: &Report) -> Result<(), CliError> {
             r.size_bias.map_or("-".to_owned(), |b| format!("{b:.2}")),
         ]);
     }
-    print_grid(t, 2)?;
+    t.print()?;
     outln!(
         "offered: bytes of candidates, in segments; placed: candidates that found a place; size bias: mean size of the\n\
          placed over that of all. larder packs objects into 4 KiB pages that 16 functions name"
-    )
+    )?;
+    report.origin.print()
 }

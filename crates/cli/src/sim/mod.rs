@@ -15,7 +15,6 @@ mod sweep;
 mod watch;
 
 use clap::{Parser, Subcommand};
-use comfy_table::{LineStyle, Table, TableStyle};
 
 use crate::error::CliError;
 
@@ -73,14 +72,4 @@ fn threads(given: Option<usize>) -> Result<usize, CliError> {
         Some(n) => Ok(n),
         None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
     }
-}
-
-/// A table with a rule around its header, and none between its rows.
-fn table() -> Table {
-    let line = || LineStyle::none().fill('─').junction('─');
-    let mut table = Table::new();
-    table.load_style(
-        TableStyle::new().top_border(line()).header_separator(line()).bottom_border(line()),
-    );
-    table
 }

@@ -4,21 +4,23 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use comfy_table::CellAlignment;
 use larder_base::ByteSize;
 use larder_policy::eviction::{EvictionKind, Unit};
 use larder_sim::mrc::{Filter, Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
 use larder_sim::report::miss_ratio_curves;
 use larder_trace::{HashOf, Hashed, Reader};
+use serde::Serialize;
 
-use super::origin::Origin;
+use super::origin::{Origin, configuration};
 use super::report::Output;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
-use crate::trace::{Input, trace_error};
+use crate::table::Columns;
+use crate::trace::{Input, Settings, trace_error};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
 enum UnitArg {
     /// Every object takes 1; sizes are numbers of objects.
     Objects,
@@ -105,7 +107,7 @@ fn parse_sizes(texts: &[String], unit: Unit) -> Result<Vec<u64>, CliError> {
         .map(|text| {
             let size = match unit {
                 Unit::Objects => text.trim().parse::<u64>().map_err(|_| {
-                    let remedy = "with --unit objects a size is a whole number of objects";
+                    let remedy = "with --unit objects a size is a whole number of objects; --unit bytes takes 64m and the like";
                     CliError::Usage(format!("--sizes: '{text}': {remedy}"))
                 })?,
                 Unit::Bytes => {
@@ -160,6 +162,14 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
     Ok(Sweep { jobs, unit, warmup: args.warmup, threads, seed: args.seed, sample, curve })
 }
 
+/// What all rows were simulated with; policy, size and admission are the row's own.
+#[derive(Serialize)]
+struct Shared {
+    unit: UnitArg,
+    warmup: u64,
+    sample: Option<f64>,
+}
+
 fn failure(e: SweepError) -> CliError {
     match e {
         SweepError::Trace(e) => trace_error(e),
@@ -175,18 +185,20 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     let html = html.transpose()?;
     let options = args.input.options();
     // Of the last reading: they are all the same.
-    let hash = RefCell::new(HashOf::default());
+    let read = RefCell::new((HashOf::default(), None));
     let open = || {
-        let (reader, of) = Hashed::over(larder_trace::open(&args.input.trace, &options)?.reader);
-        *hash.borrow_mut() = of;
+        let trace = larder_trace::open(&args.input.trace, &options)?;
+        let (reader, of) = Hashed::over(trace.reader);
+        *read.borrow_mut() = (of, trace.format);
         Ok(Items::new(reader))
     };
     let passes = if plan.jobs.iter().any(|j| j.policy.needs_future()) { 2 } else { 1 };
     let mut watch = Watch::new(passes);
-    let mut skipped = None;
+    let (mut skipped, mut blocks) = (None, false);
     let found = sweep(open, &plan, |items, requests| {
         let reader: &dyn Reader = items.inner();
         watch.tick(reader, requests);
+        blocks |= items.has_blocks();
         skipped = reader.first_skipped().map(|first| (reader.skipped(), first.to_string()));
     });
     watch.finish();
@@ -194,17 +206,27 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     if let Some((count, first)) = skipped {
         noteln!("larder: {count} malformed records passed over; the first: {first}");
     }
+    if args.input.pages.is_some() && !blocks {
+        noteln!(
+            "larder: --pages: '{}' has no block I/O, so that nothing was split",
+            args.input.trace
+        );
+    }
     if plan.sample.is_some() && found.objects < FEW_OBJECTS {
         noteln!(
             "larder: only {} objects were sampled (--sample): expect large errors under {FEW_OBJECTS}",
             found.objects
         );
     }
-    let origin = Origin::new(args.seed, &args.input.trace, &hash.borrow());
+    let (hash, format) = &*read.borrow();
+    let settings = Settings::new(&options, *format);
+    let shared = Shared { unit: args.unit, warmup: args.warmup, sample: args.sample };
+    let shared = configuration(Some(&settings), &shared)?;
+    let origin = Origin::new(args.seed, &args.input.trace, hash, shared);
     let rows = with_curve(&found, args.lru_curve);
     if let Some(html) = html {
         let title = format!("Miss ratios of {}", args.input.trace);
-        let facts = facts(args, &origin, &plan, &found);
+        let facts = facts(&origin, &found);
         html.write_report(&miss_ratio_curves(&title, &rows, plan.unit, facts))?;
     }
     if args.json {
@@ -212,22 +234,16 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
     } else {
         print_table(&rows, plan.unit)?;
         outln!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes))?;
-        outln!("{}", origin.line())?;
+        origin.print()?;
     }
     Ok(())
 }
 
 /// Where the numbers of a report come from.
-fn facts(args: &MrcArgs, origin: &Origin, plan: &Sweep, found: &Found) -> Vec<(String, String)> {
-    let sample = plan.sample.as_ref().map_or("all objects".to_owned(), |_| {
-        format!("{} of the objects", args.sample.unwrap_or(1.0))
-    });
-    let more = [
-        ("objects simulated", found.objects.to_string()),
-        ("warm-up", format!("{} requests", args.warmup)),
-        ("sample", sample),
-    ];
-    origin.facts().into_iter().chain(more).map(|(k, v)| (k.to_owned(), v)).collect()
+fn facts(origin: &Origin, found: &Found) -> Vec<(String, String)> {
+    let mut facts = origin.facts();
+    facts.push(("objects simulated".to_owned(), found.objects.to_string()));
+    facts
 }
 
 /// The rows, followed by the points of the exact LRU curve.
@@ -243,12 +259,11 @@ fn with_curve(found: &Found, points: Option<u64>) -> Vec<Row> {
 
 fn print_table(rows: &[Row], unit: Unit) -> Result<(), CliError> {
     let sampled = rows.iter().any(|r| r.sample_rate.is_some());
-    let mut table = super::table();
     let mut header = vec!["policy", "size", "requests", "misses", "miss ratio", "byte miss ratio"];
     if sampled {
         header.push("± error");
     }
-    table.set_header(header);
+    let mut table = Columns::new(2, 1, header);
     for row in rows {
         let size = match unit {
             Unit::Objects => row.size.to_string(),
@@ -269,10 +284,7 @@ fn print_table(rows: &[Row], unit: Unit) -> Result<(), CliError> {
         if sampled {
             cells.push(format!("{:.4}", row.miss_ratio_error.unwrap_or(0.0)));
         }
-        table.add_row(cells);
+        table.row(cells);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")
+    table.print()
 }

@@ -2,6 +2,10 @@
 
 use larder_trace::HashOf;
 use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::error::CliError;
+use crate::table::print_words;
 
 /// What every output names, so that it can be made again.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -9,10 +13,15 @@ pub(super) struct Origin {
     /// Of the program.
     version: &'static str,
     seed: u64,
-    /// The trace's name.
-    trace: String,
+    /// The trace's name; none where nothing was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<String>,
     /// Of the requests that were simulated.
-    trace_hash: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_hash: Option<String>,
+    /// Every flag that the figures depend on, by its name with `_` for `-`, as it was meant: defaults filled in, sizes in
+    /// bytes. In a row of a list without those that the row's own keys say.
+    configuration: Map<String, Value>,
 }
 
 /// A row of an output that is a list: its figures, and where they come from.
@@ -25,9 +34,25 @@ pub(super) struct Named<'a, T> {
 }
 
 impl Origin {
-    pub(super) fn new(seed: u64, trace: &str, hash: &HashOf) -> Origin {
-        let (version, trace) = (env!("CARGO_PKG_VERSION"), trace.to_owned());
-        Origin { version, seed, trace, trace_hash: hash.text() }
+    /// `configuration` comes from the function of that name.
+    pub(super) fn new(
+        seed: u64,
+        trace: &str,
+        hash: &HashOf,
+        configuration: Map<String, Value>,
+    ) -> Origin {
+        let (trace, hash) = (trace.to_owned(), hash.text());
+        Origin {
+            trace: Some(trace),
+            trace_hash: Some(hash),
+            ..Origin::without_trace(seed, configuration)
+        }
+    }
+
+    /// Of figures that no trace is behind.
+    pub(super) fn without_trace(seed: u64, configuration: Map<String, Value>) -> Origin {
+        let version = env!("CARGO_PKG_VERSION");
+        Origin { version, seed, trace: None, trace_hash: None, configuration }
     }
 
     pub(super) fn of<'a, T: Serialize>(&'a self, rows: &'a [T]) -> Vec<Named<'a, T>> {
@@ -36,16 +61,78 @@ impl Origin {
 
     /// The line under a table.
     pub(super) fn line(&self) -> String {
-        let Origin { version, seed, trace, trace_hash } = self;
-        format!("larder {version}, seed {seed}, trace {trace}, hash {trace_hash}")
+        let Origin { version, seed, .. } = self;
+        let trace = match (&self.trace, &self.trace_hash) {
+            (Some(trace), Some(hash)) => format!(", trace {trace}, hash {hash}"),
+            _ => String::new(),
+        };
+        format!("larder {version}, seed {seed}{trace}")
     }
 
-    pub(super) fn facts(&self) -> [(&'static str, String); 4] {
-        [
-            ("version", self.version.to_owned()),
-            ("seed", self.seed.to_string()),
-            ("trace", self.trace.clone()),
-            ("trace hash", self.trace_hash.clone()),
-        ]
+    /// The configuration as words, `name=value`; without what is not set.
+    fn words(&self) -> Vec<String> {
+        fn text(value: &Value) -> Option<String> {
+            match value {
+                Value::Null => None,
+                Value::String(text) => Some(text.clone()),
+                Value::Array(all) => {
+                    Some(all.iter().filter_map(text).collect::<Vec<_>>().join(","))
+                }
+                Value::Object(all) => {
+                    let one = |(k, v)| text(v).map(|v| format!("{k}={v}"));
+                    Some(format!("({})", all.iter().filter_map(one).collect::<Vec<_>>().join(" ")))
+                }
+                other => Some(other.to_string()),
+            }
+        }
+        let one = |(name, value): (&String, &Value)| text(value).map(|v| format!("{name}={v}"));
+        self.configuration.iter().filter_map(one).collect()
     }
+
+    /// What stands under a table: version, seed and trace, and below them the configuration.
+    ///
+    /// # Errors
+    /// As [`print_words`].
+    pub(super) fn print(&self) -> Result<(), CliError> {
+        outln!("{}", self.line())?;
+        self.print_configuration()
+    }
+
+    /// The configuration alone.
+    ///
+    /// # Errors
+    /// As [`print_words`].
+    pub(super) fn print_configuration(&self) -> Result<(), CliError> {
+        let words = std::iter::once("configuration:".to_owned()).chain(self.words());
+        print_words(&words.collect::<Vec<_>>())
+    }
+
+    /// For a report.
+    pub(super) fn facts(&self) -> Vec<(String, String)> {
+        let mut facts = vec![("version", self.version.to_owned()), ("seed", self.seed.to_string())];
+        facts.extend(self.trace.clone().map(|trace| ("trace", trace)));
+        facts.extend(self.trace_hash.clone().map(|hash| ("trace hash", hash)));
+        facts.push(("configuration", self.words().join("\n")));
+        facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// An object of `own` and, where a trace was read, of `input`.
+///
+/// # Errors
+/// None that is known: flags serialise as JSON.
+pub(super) fn configuration(
+    input: Option<&crate::trace::Settings>,
+    own: &impl Serialize,
+) -> Result<Map<String, Value>, CliError> {
+    let failed = |e: serde_json::Error| CliError::Runtime(e.to_string());
+    let mut all = Map::new();
+    for value in
+        [serde_json::to_value(input).map_err(failed)?, serde_json::to_value(own).map_err(failed)?]
+    {
+        if let Value::Object(entries) = value {
+            all.extend(entries);
+        }
+    }
+    Ok(all)
 }

@@ -13,6 +13,7 @@ use larder_engine::kv::record::Ended;
 use larder_sim::replay::{
     Difference, RecordFile, Recorded, Report, recorded_by, replay, replay_block,
 };
+use serde::Serialize;
 
 use crate::error::CliError;
 
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let report = report.map_err(failed)?;
     let seconds = begin.elapsed().as_secs_f64();
     if args.json {
-        crate::out::print_json(&report)?;
+        print_report(&report)?;
     } else {
         print(&report, seconds)?;
     }
@@ -124,7 +125,7 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     }
     let report = report.map_err(failed)?;
     if args.json {
-        crate::out::print_json(&report)?;
+        print_report(&report)?;
         return verdict(args, report.difference.as_ref(), report.compared);
     }
     let seconds = begin.elapsed().as_secs_f64();
@@ -144,6 +145,17 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     )?;
     print_difference(report.difference.as_ref(), report.compared, &report.larder)?;
     verdict(args, report.difference.as_ref(), report.compared)
+}
+
+/// A report as JSON, with the version of the program that replayed.
+fn print_report(report: &impl Serialize) -> Result<(), CliError> {
+    #[derive(Serialize)]
+    struct Versioned<'a, R> {
+        version: &'static str,
+        #[serde(flatten)]
+        report: &'a R,
+    }
+    crate::out::print_json(&Versioned { version: env!("CARGO_PKG_VERSION"), report })
 }
 
 fn ending(ended: Option<&str>) -> String {

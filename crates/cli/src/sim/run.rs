@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_sim::experiment::{
     BlockFigures, CacheOutcome, Experiment, ExperimentError, Latency, Outcome, Point,
@@ -16,6 +15,7 @@ use super::report::{Output, read_text};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
+use crate::table::Columns;
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -93,18 +93,24 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
         noteln!("larder: {count} malformed records passed over; the first: {first}");
     }
     if let Some(csv) = csv {
-        csv.write(series_csv(&outcome).as_bytes())?;
+        csv.write(series_csv(&outcome)?.as_bytes())?;
     }
     if let Some(html) = html {
         let json = serde_json::to_value(&outcome).map_err(|e| CliError::Runtime(e.to_string()))?;
         let mut results = Results::new(Vec::new());
-        results.add(&[], &json);
+        results.add(None, &[], &json);
         let title = if outcome.experiment.title.is_empty() {
             file
         } else {
             outcome.experiment.title.clone()
         };
-        let facts = results.facts(&[("seed", outcome.seed.to_string()), ("experiment", text)]);
+        let configuration = serde_json::to_string_pretty(&json["experiment"])
+            .map_err(|e| CliError::Runtime(e.to_string()))?;
+        let facts = results.facts(&[
+            ("seed", outcome.seed.to_string()),
+            ("experiment", text),
+            ("configuration", configuration),
+        ]);
         html.write_report(&results.report(&title, facts))?;
     }
     if args.json {
@@ -217,20 +223,15 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
         if w.times_from_rate { " by workload.rate" } else { "" }
     )?;
     outln!("larder {}, seed {}", outcome.version, outcome.seed)?;
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
     let names = outcome.caches.iter().map(|c| c.name.clone());
-    table.set_header(std::iter::once(String::new()).chain(names));
+    let mut table = Columns::new(1, 1, std::iter::once(String::new()).chain(names));
     for (what, show) in ROWS {
         let cells: Vec<String> = outcome.caches.iter().map(show).collect();
         if cells.iter().any(|cell| cell != "-") {
-            table.add_row(std::iter::once((*what).to_owned()).chain(cells));
+            table.row(std::iter::once((*what).to_owned()).chain(cells));
         }
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")?;
+    table.print()?;
     outln!("bytes set: written by clients, or brought in after a miss; bytes missed: the latter")?;
     if e.ssd.tbw.is_none() {
         outln!(
@@ -266,10 +267,13 @@ const COLUMNS: &[Column] = &[
     ("read_p99_us", |p| p.read_p99_us.to_string()),
 ];
 
-fn series_csv(outcome: &Outcome) -> String {
+/// A first line that says where the figures come from, as a remark; names; a line for each point.
+fn series_csv(outcome: &Outcome) -> Result<String, CliError> {
+    let configuration =
+        serde_json::to_string(&outcome.experiment).map_err(|e| CliError::Runtime(e.to_string()))?;
     let names: Vec<&str> = COLUMNS.iter().map(|c| c.0).collect();
     let mut out = format!(
-        "# larder {} seed {} trace {} hash {}\ncache,{}\n",
+        "# larder {} seed {} trace {} hash {} configuration {configuration}\ncache,{}\n",
         outcome.version,
         outcome.seed,
         outcome.experiment.workload.trace,
@@ -284,5 +288,5 @@ fn series_csv(outcome: &Outcome) -> String {
             out.push_str(&format!("\"{name}\",{}\n", cells.join(",")));
         }
     }
-    out
+    Ok(out)
 }

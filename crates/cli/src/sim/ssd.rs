@@ -3,14 +3,15 @@
 use clap::Parser;
 use larder_base::{ByteSize, Rng};
 use larder_runtime::machine::usable_memory;
-use larder_sim::ssd::{Geometry, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
-use larder_trace::{Hashed, Reader};
+use larder_sim::ssd::{Geometry, GeometryError, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
+use larder_trace::{HashOf, Hashed, Reader};
 use serde::Serialize;
 
+use super::origin::{Origin, configuration};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
-use crate::trace::trace_error;
+use crate::trace::{Settings, trace_error};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -71,45 +72,49 @@ fn parse_hot(text: &str) -> Result<(f64, f64), String> {
     })
 }
 
+/// The drive, and what was written to it where that was no trace.
 #[derive(Debug, Serialize)]
-struct Drive {
-    capacity: u64,
-    page: u64,
-    super_block: u64,
+struct Configuration {
+    capacity: ByteSize,
+    page: ByteSize,
+    block: ByteSize,
     over_provisioning: f64,
     victim: &'static str,
     separate_cleaning: bool,
+    #[serde(flatten)]
+    writes: Option<Writes>,
 }
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Workload {
-    Trace { name: String, hash: String },
-    Synthetic { io: u64, order: String, utilisation: f64, rounds: u32 },
+struct Writes {
+    io: ByteSize,
+    sequential: bool,
+    /// Shares of the writes and of the space, as the flag takes them.
+    hot: Option<String>,
+    utilisation: f64,
+    rounds: u32,
 }
 
-impl Workload {
+impl Writes {
     fn line(&self) -> String {
-        match self {
-            Workload::Trace { name, hash } => format!("trace {name}, hash {hash}"),
-            Workload::Synthetic { io, order, utilisation, rounds } => format!(
-                "{order} writes of {} over {utilisation} of the capacity, {rounds} rounds",
-                ByteSize(*io)
-            ),
-        }
+        let order = match &self.hot {
+            _ if self.sequential => "sequential".to_owned(),
+            Some(hot) => format!("random, {hot} hot,"),
+            None => "random".to_owned(),
+        };
+        let Writes { io, utilisation, rounds, .. } = self;
+        format!("{order} writes of {io} over {utilisation} of the capacity, {rounds} rounds")
     }
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
-    version: &'static str,
-    seed: u64,
-    /// What the drive was, and what was written to it.
-    drive: Drive,
-    workload: Workload,
+    #[serde(flatten)]
+    origin: Origin,
     /// Whether the drive was filled so far that its cleaner had to work.
     cleaned: bool,
-    write_amplification: f64,
+    /// Device-level write amplification: pages programmed over pages that the host wrote.
+    dlwa: f64,
     page_bytes: u64,
     traffic: Traffic,
     wear: Wear,
@@ -162,38 +167,48 @@ fn geometry(args: &SsdArgs) -> Result<Geometry, CliError> {
 pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
     let geometry = geometry(args)?;
     let ssd = Ssd::new(geometry, args.seed);
-    let mut ssd = ssd.map_err(|e| CliError::Usage(e.to_string()))?;
-    let workload = match &args.trace {
+    // The model's fields have the flags' names.
+    let refused = |e: GeometryError| match e {
+        GeometryError::Bad { what, .. } => {
+            CliError::Usage(e.to_string().replace(what, &format!("--{}", what.replace('_', "-"))))
+        }
+        e => CliError::Usage(e.to_string()),
+    };
+    let mut ssd = ssd.map_err(refused)?;
+    let mut drive = Configuration {
+        capacity: args.capacity,
+        page: args.page,
+        block: args.block,
+        over_provisioning: args.over_provisioning,
+        victim: args.victim.name(),
+        separate_cleaning: args.separate_cleaning,
+        writes: None,
+    };
+    let mut written = None;
+    let origin = match &args.trace {
         Some(trace) => {
-            let (name, hash) = (trace.clone(), from_trace(args, trace, &mut ssd)?);
-            Workload::Trace { name, hash }
+            let (settings, hash) = from_trace(args, trace, &mut ssd)?;
+            Origin::new(args.seed, trace, &hash, configuration(Some(&settings), &drive)?)
         }
         None => {
             synthetic(args, &mut ssd)?;
-            let order = match args.hot {
-                _ if args.sequential => "sequential".to_owned(),
-                Some((writes, space)) => format!("random, {writes}:{space} hot,"),
-                None => "random".to_owned(),
+            let writes = Writes {
+                io: args.io,
+                sequential: args.sequential,
+                hot: args.hot.map(|(writes, space)| format!("{writes}:{space}")),
+                utilisation: args.utilisation,
+                rounds: args.rounds,
             };
-            let (io, utilisation, rounds) = (args.io.0, args.utilisation, args.rounds);
-            Workload::Synthetic { io, order, utilisation, rounds }
+            written = Some(writes.line());
+            drive.writes = Some(writes);
+            Origin::without_trace(args.seed, configuration(None, &drive)?)
         }
     };
     let traffic = ssd.traffic();
     let report = Report {
-        version: env!("CARGO_PKG_VERSION"),
-        seed: args.seed,
-        drive: Drive {
-            capacity: args.capacity.0,
-            page: args.page.0,
-            super_block: args.block.0,
-            over_provisioning: args.over_provisioning,
-            victim: args.victim.name(),
-            separate_cleaning: args.separate_cleaning,
-        },
-        workload,
+        origin,
         cleaned: ssd.wear().most > 0,
-        write_amplification: traffic.write_amplification(),
+        dlwa: traffic.write_amplification(),
         page_bytes: args.page.0,
         traffic,
         wear: ssd.wear(),
@@ -203,7 +218,7 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         return print_json(&report);
     }
     let bytes = |pages: u64| ByteSize(pages.saturating_mul(args.page.0));
-    outln!("write amplification   {:.4}", report.write_amplification)?;
+    outln!("DLWA                  {:.4}", report.dlwa)?;
     outln!("written by the host   {}", bytes(traffic.host_pages))?;
     outln!("copied by the cleaner {}", bytes(traffic.copied_pages))?;
     let wear = report.wear;
@@ -231,9 +246,10 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         args.over_provisioning,
         args.victim.name()
     )?;
-    outln!("{}", report.workload.line())?;
-    outln!("larder {}, seed {}", report.version, report.seed)?;
-    Ok(())
+    if let Some(written) = written {
+        outln!("{written}")?;
+    }
+    report.origin.print()
 }
 
 fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
@@ -283,11 +299,12 @@ fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Writes what the trace writes; the trace's hash.
-fn from_trace(args: &SsdArgs, trace: &str, ssd: &mut Ssd) -> Result<String, CliError> {
+/// Writes what the trace writes; how it was read, and its hash.
+fn from_trace(args: &SsdArgs, name: &str, ssd: &mut Ssd) -> Result<(Settings, HashOf), CliError> {
     let options = larder_trace::Options::default();
-    let reader = larder_trace::open(trace, &options).map_err(trace_error)?.reader;
-    let (mut reader, hash) = Hashed::over(reader);
+    let trace = larder_trace::open(name, &options).map_err(trace_error)?;
+    let settings = Settings::new(&options, trace.format);
+    let (mut reader, hash) = Hashed::over(trace.reader);
     let pages = u64::from(ssd.geometry().logical_pages);
     let mut watch = Watch::new(1);
     let mut requests = 0;
@@ -316,8 +333,8 @@ fn from_trace(args: &SsdArgs, trace: &str, ssd: &mut Ssd) -> Result<String, CliE
     watch.finish();
     if ssd.traffic() == Traffic::default() {
         return Err(CliError::Runtime(format!(
-            "trace '{trace}' has no block writes: nothing to simulate"
+            "trace '{name}' has no block writes: nothing to simulate"
         )));
     }
-    Ok(hash.text())
+    Ok((settings, hash))
 }

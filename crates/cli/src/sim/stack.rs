@@ -1,17 +1,17 @@
 //! `larder sim stack`: RAM and flash on a client of a file server.
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
 use larder_base::ByteSize;
 use larder_sim::stack::{Architecture, Config, Figures, Policy, Restart, Timing, run as simulate};
 use larder_trace::{HashOf, Hashed, Options, Reader};
 use serde::Serialize;
 
-use super::origin::Origin;
+use super::origin::{Origin, configuration};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
-use crate::trace::{Input, trace_error};
+use crate::table::Columns;
+use crate::trace::{Input, Settings, trace_error};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -94,7 +94,7 @@ enum Persistence {
 #[derive(Debug, Serialize)]
 struct Row {
     architecture: Architecture,
-    ram: u64,
+    dram: u64,
     flash: u64,
     ram_policy: String,
     flash_policy: String,
@@ -109,9 +109,51 @@ struct Row {
 struct Report {
     #[serde(flatten)]
     origin: Origin,
+    rows: Vec<Row>,
+}
+
+/// What all rows were simulated with; the rest is the row's own.
+#[derive(Debug, Serialize)]
+struct Shared {
+    /// Of the application, on each host.
     threads: u16,
     warmup: u64,
-    rows: Vec<Row>,
+    restart: Option<u64>,
+    #[serde(flatten)]
+    times: Times,
+}
+
+/// Microseconds for a block of 4 KiB, of a bit apart.
+#[derive(Debug, Serialize)]
+struct Times {
+    ram_access: f64,
+    flash_read: f64,
+    flash_write: f64,
+    flash_channels: u16,
+    network_packet: f64,
+    network_block: f64,
+    filer_fast: f64,
+    filer_slow: f64,
+    filer_write: f64,
+    fast_share: f64,
+}
+
+impl Times {
+    fn of(t: &Timing) -> Times {
+        let us = |time: larder_base::Nanos| time.0 as f64 / 1000.0;
+        Times {
+            ram_access: us(t.ram),
+            flash_read: us(t.flash_read),
+            flash_write: us(t.flash_write),
+            flash_channels: t.flash_channels,
+            network_packet: us(t.packet),
+            network_block: us(t.data),
+            filer_fast: us(t.filer_fast),
+            filer_slow: us(t.filer_slow),
+            filer_write: us(t.filer_write),
+            fast_share: t.fast_share,
+        }
+    }
 }
 
 fn blocks(flag: &str, size: ByteSize, least: u64) -> Result<u32, CliError> {
@@ -203,11 +245,13 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
     let warmup = args.warmup.max(args.restart.unwrap_or(0));
     let mut watch = Watch::new(configs.len() as u64);
     let mut rows = Vec::new();
+    let times = Times::of(&timing(args)?);
     // Of the last reading: they are all the same.
-    let mut hash = HashOf::default();
+    let (mut hash, mut format) = (HashOf::default(), None);
     for config in configs {
-        let reader = larder_trace::open(&args.input.trace, &options).map_err(trace_error)?.reader;
-        let (mut reader, of) = Hashed::over(reader);
+        let trace = larder_trace::open(&args.input.trace, &options).map_err(trace_error)?;
+        format = trace.format;
+        let (mut reader, of) = Hashed::over(trace.reader);
         let tick = |reader: &dyn Reader, requests: u64| watch.tick(reader, requests);
         let figures = simulate(&config, args.threads, warmup, &mut *reader, tick);
         let figures = figures.map_err(trace_error)?;
@@ -222,7 +266,7 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         let none = config.architecture == Architecture::Lookaside || config.flash_blocks == 0;
         rows.push(Row {
             architecture: config.architecture,
-            ram: args.ram.0,
+            dram: args.ram.0,
             flash: u64::from(config.flash_blocks) * 4096,
             ram_policy: config.ram_policy.to_string(),
             flash_policy: if none { "-".to_owned() } else { config.flash_policy.to_string() },
@@ -231,19 +275,19 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         });
     }
     watch.finish();
-    let origin = Origin::new(args.seed, &args.input.trace, &hash);
+    let settings = Settings::new(&options, format);
+    let shared = Shared { threads: args.threads, warmup, restart: args.restart, times };
+    let shared = configuration(Some(&settings), &shared)?;
+    let origin = Origin::new(args.seed, &args.input.trace, &hash, shared);
     if args.json {
-        return print_json(&Report { origin, threads: args.threads, warmup, rows });
+        return print_json(&Report { origin, rows });
     }
     print_table(&rows)?;
-    outln!("{}", origin.line())?;
-    Ok(())
+    origin.print()
 }
 
 fn print_table(rows: &[Row]) -> Result<(), CliError> {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(vec![
+    let header = [
         "architecture",
         "flash",
         "RAM/flash policy",
@@ -256,21 +300,22 @@ fn print_table(rows: &[Row]) -> Result<(), CliError> {
         "flash writes",
         "filer load",
         "invalidating",
-    ]);
+    ];
+    let mut table = Columns::new(3, 1, header);
     for row in rows {
         let c = &row.figures.counts;
         let share = |n: u64| format!("{:.4}", n as f64 / c.reads.max(1) as f64);
-        table.add_row(vec![
+        table.row([
             row.architecture.name().to_owned(),
             ByteSize(row.flash).to_string(),
             match row.persistence {
                 Some(kept) => format!("{}/{}, {kept}", row.ram_policy, row.flash_policy),
                 None => format!("{}/{}", row.ram_policy, row.flash_policy),
             },
-            format!("{:.1}", row.figures.read_us),
-            format!("{:.1}", row.figures.write_us),
-            share(c.ram_hits),
-            share(c.flash_hits),
+            format!("{:.1}", row.figures.read_mean_us),
+            format!("{:.1}", row.figures.write_mean_us),
+            share(c.hits_dram),
+            share(c.hits_flash),
             c.filer_reads.to_string(),
             c.filer_writes.to_string(),
             c.flash_writes.to_string(),
@@ -283,10 +328,7 @@ fn print_table(rows: &[Row]) -> Result<(), CliError> {
             },
         ]);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")?;
+    table.print()?;
     if rows.iter().any(|r| r.figures.hosts > 1) {
         outln!("invalidating: writes that another host's copy was taken away for, of all")?;
     }

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
 use clap::Parser;
-use comfy_table::CellAlignment;
 use larder_sim::experiment::{self, ExperimentError};
 use larder_sim::sweep::log::{self, Line};
 use larder_sim::sweep::{Cell, Grid, Results, Sweep, SweepError, write_parquet};
@@ -18,6 +17,7 @@ use signal_hook::consts::SIGINT;
 use super::report::{failed_file, read_text, write_whole};
 use crate::error::CliError;
 use crate::out::print_json;
+use crate::table::Columns;
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -307,7 +307,7 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
     let mut unmet = Vec::new();
     for cell in &cells {
         let Some(line) = log.finished.lines.get(&cell.key) else { continue };
-        results.add(&cell.values, &line.outcome);
+        results.add(Some(&cell.key), &cell.values, &line.outcome);
         for check in line.outcome["expectations"].as_array().into_iter().flatten() {
             if check["met"] == false {
                 let (expected, found) = (&check["expected"], &check["found"]);
@@ -367,11 +367,11 @@ fn print_table(results: &Results) -> Result<(), CliError> {
     ];
     let grid = &results.results;
     let mut at = results.varied();
+    let keys = at.len();
     at.extend(few.iter().filter_map(|c| grid.column(c)));
-    let mut table = super::table();
-    table.set_header(at.iter().map(|&c| grid.columns[c].clone()));
+    let mut table = Columns::new(keys, 1, at.iter().map(|&c| grid.columns[c].clone()));
     for row in &grid.rows {
-        table.add_row(at.iter().map(|&c| {
+        table.row(at.iter().map(|&c| {
             let text = row[c].text();
             match (grid.columns[c].as_str(), row[c].number()) {
                 ("dram" | "flash" | "flash_bytes", Some(n)) => {
@@ -382,8 +382,5 @@ fn print_table(results: &Results) -> Result<(), CliError> {
             }
         }));
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")
+    table.print()
 }

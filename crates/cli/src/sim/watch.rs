@@ -25,7 +25,9 @@ impl Watch {
     pub(super) fn tick(&mut self, reader: &dyn Reader, requests: u64) {
         if requests < self.last_requests {
             self.pass = (self.pass + 1).min(self.passes - 1);
+            // Of a reading that has only begun no rate is known yet.
             self.started = Instant::now();
+            self.last = self.started;
         }
         self.last_requests = requests;
         let bar = &self.bar;

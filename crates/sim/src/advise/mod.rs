@@ -12,7 +12,7 @@ mod sample;
 mod search;
 
 use larder_base::ByteSize;
-use larder_policy::admission::{AdmissionConfig, PolicyName};
+use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_policy::budget::{WriteBudgetConfig, YEAR_SECONDS};
 use larder_trace::Request;
 use serde::Serialize;
@@ -33,13 +33,17 @@ pub struct Question {
     /// Cost of 10^9 bytes of flash.
     pub flash_cost: f64,
     /// Bytes that may be written to the drive in its life.
-    pub drive_tbw: u64,
+    pub endurance_bytes: u64,
     /// Years that it is to last.
     pub years: f64,
     /// Bytes that the drive programs for each byte written to it.
     pub device_write_amplification: f64,
     /// Most flash, such as the drive's capacity; none for no limit.
     pub most_flash: Option<u64>,
+    /// Which hits `flashiness` seeks where a rate is held.
+    pub admission_objective: Objective,
+    /// Times the reads that a write costs which it has to be worth: `admission.flashiness.price`.
+    pub price: f32,
     /// Seed of sampling and of all draws.
     pub seed: u64,
 }
@@ -87,7 +91,9 @@ pub struct Measured {
     /// Reads answered, of all reads.
     pub hit_ratio: f64,
     /// Its standard error by sampling; 0 when the whole trace was simulated.
-    pub standard_error: f64,
+    pub hit_ratio_error: f64,
+    /// Bytes of reads not answered, of the bytes of all reads.
+    pub byte_miss_ratio: f64,
     /// Hit ratio less the target.
     pub hit_ratio_margin: f64,
     /// Of all reads, those answered from flash.
@@ -107,7 +113,7 @@ pub struct Measured {
 impl Measured {
     /// The standard error in words; none where nothing was left out of the sample.
     pub fn error_text(&self) -> Option<String> {
-        (self.standard_error > 0.0).then(|| format!("{:.4}", self.standard_error))
+        (self.hit_ratio_error > 0.0).then(|| format!("{:.4}", self.hit_ratio_error))
     }
 
     /// Whether admission made no difference between the two: the same sizes, hits and writes.
@@ -212,7 +218,7 @@ impl Model {
 
     /// Bytes per second that the budget allows the whole.
     fn budget_rate(question: &Question) -> f64 {
-        question.drive_tbw as f64
+        question.endurance_bytes as f64
             / question.device_write_amplification
             / (question.years * YEAR_SECONDS)
     }
@@ -250,10 +256,12 @@ impl Model {
             admission.policy = PolicyName::Probability;
             admission.probability.probability = 0.0;
         }
+        admission.flashiness.objective = q.admission_objective;
+        admission.flashiness.price = q.price;
         if let WriteLimit::Rate(bytes) = limit {
             admission.flashiness.bytes_per_second = ByteSize(scaled(bytes).max(1));
         }
-        let tbw = ((q.drive_tbw as f64 * rate) as u64).max(1);
+        let tbw = ((q.endurance_bytes as f64 * rate) as u64).max(1);
         let budget = WriteBudgetConfig {
             tbw: (limit != WriteLimit::Threshold).then_some(ByteSize(tbw)),
             years: q.years,
@@ -293,7 +301,7 @@ impl Model {
             }
         }
         let counts = cache.counters().since(&warm);
-        let (hit_ratio, standard_error) = ratio(&groups, rate);
+        let (hit_ratio, hit_ratio_error) = ratio(&groups, rate);
         let time = |r: Option<&Request>| r.and_then(|r| r.time).map_or(0.0, |t| t.as_secs_f64());
         let counted = time(requests.last()) - time(requests.get(warmup));
         let written = if counted > 0.0 { counts.flash_bytes as f64 / counted / rate } else { 0.0 };
@@ -302,7 +310,7 @@ impl Model {
         let life_years = (written > 0.0).then(|| {
             // The first filling is lent: in the long run the budget is the bound.
             let held = if holds { written.min(allowed) } else { written };
-            q.drive_tbw as f64 / q.device_write_amplification / held / YEAR_SECONDS
+            q.endurance_bytes as f64 / q.device_write_amplification / held / YEAR_SECONDS
         });
         let hit_ratio_margin = hit_ratio - q.target_hit_ratio;
         Ok(Measured {
@@ -312,14 +320,15 @@ impl Model {
             write_limit: (c.flash > 0).then_some(limit),
             cost: cost(q, c.dram, c.flash),
             hit_ratio,
-            standard_error,
+            hit_ratio_error,
+            byte_miss_ratio: 1.0 - counts.byte_hit_ratio(),
             hit_ratio_margin,
             flash_hit_ratio: counts.hits_flash as f64 / (counts.gets.max(1)) as f64,
             flash_bytes_per_second: written,
             life_years,
             life_years_margin: life_years.map(|years| years - q.years),
             budget_binds: holds && written > 0.9 * allowed,
-            meets: hit_ratio_margin >= 1.64 * standard_error
+            meets: hit_ratio_margin >= 1.64 * hit_ratio_error
                 && life_years.is_none_or(|years| years >= q.years * (1.0 - 1e-9)),
         })
     }

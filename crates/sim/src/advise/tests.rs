@@ -14,10 +14,12 @@ fn question(target: f64) -> Question {
         target_hit_ratio: target,
         dram_cost: 5.0,
         flash_cost: 0.2,
-        drive_tbw: 1 << 50,
+        endurance_bytes: 1 << 50,
         years: 5.0,
         device_write_amplification: 1.1,
         most_flash: None,
+        admission_objective: Objective::default(),
+        price: 0.0,
         seed: 1,
     }
 }
@@ -45,7 +47,7 @@ fn the_answer_meets_the_target_and_nothing_tried_does_for_less() {
     let q = question(0.55);
     let search = search(&model, &q);
     let answer = search.answer().unwrap();
-    assert!(answer.hit_ratio >= 0.55 && answer.meets && answer.standard_error == 0.0);
+    assert!(answer.hit_ratio >= 0.55 && answer.meets && answer.hit_ratio_error == 0.0);
     assert!((answer.hit_ratio_margin - (answer.hit_ratio - 0.55)).abs() < 1e-12);
     for m in search.measured() {
         assert!(!m.meets || m.cost >= answer.cost);
@@ -87,7 +89,7 @@ fn little_endurance_binds() {
     let rich = one(&question(0.5));
     let mut q = question(0.5);
     // A thousand bytes a second for five years.
-    q.drive_tbw = (1000.0 * 5.0 * YEAR_SECONDS) as u64;
+    q.endurance_bytes = (1000.0 * 5.0 * YEAR_SECONDS) as u64;
     let poor = one(&q);
     assert!(!rich.budget_binds && rich.flash_bytes_per_second > 10_000.0, "{rich:?}");
     assert!(poor.flash_bytes_per_second < rich.flash_bytes_per_second / 10.0, "{poor:?}");
@@ -128,7 +130,7 @@ fn flashiness_is_tried_below_an_ample_budget() {
     assert!(flashiness[3].hit_ratio > all[0].hit_ratio, "{flashiness:?} {all:?}");
     // Nothing holds the life under the threshold: one that is too short does not meet the target.
     let mut poor = question(0.1);
-    poor.drive_tbw = (written[3] / 10.0 * 5.0 * YEAR_SECONDS) as u64;
+    poor.endurance_bytes = (written[3] / 10.0 * 5.0 * YEAR_SECONDS) as u64;
     let c = Candidate { dram: 256 << 10, flash: 2 << 20, policy: PolicyName::Flashiness };
     let short = model.measure(&poor, c).unwrap().pop().unwrap();
     assert!(short.hit_ratio_margin > 0.0 && short.life_years.unwrap() < 1.0, "{short:?}");
@@ -147,9 +149,9 @@ fn a_sample_tells_what_the_whole_does() {
     let q = question(0.3);
     let one = |m: &Model| m.measure(&q, c).unwrap().remove(0);
     let (a, b) = (one(&whole), one(&part));
-    assert!(b.standard_error > 0.0 && b.standard_error < 0.05, "{b:?}");
+    assert!(b.hit_ratio_error > 0.0 && b.hit_ratio_error < 0.05, "{b:?}");
     let off = (a.hit_ratio - b.hit_ratio).abs();
-    assert!(off < 4.0 * b.standard_error + 0.02, "{a:?} {b:?}");
+    assert!(off < 4.0 * b.hit_ratio_error + 0.02, "{a:?} {b:?}");
     let writes = b.flash_bytes_per_second / a.flash_bytes_per_second;
     assert!((0.8..1.25).contains(&writes), "{writes}");
 }

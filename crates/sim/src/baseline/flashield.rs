@@ -464,7 +464,7 @@ mod tests {
             validate(&cache);
             let c = cache.counts();
             assert_eq!(c.hits, hits);
-            assert!(c.flash_writes > 20 && c.hits > c.dram_hits, "{c:?}");
+            assert!(c.flash_writes > 20 && c.hits > c.hits_dram, "{c:?}");
             // A Bloom filter of 10 bits and 7 functions errs in 0.8 % of its answers.
             let hits_flash = c.flash_reads - c.false_reads;
             assert!(c.false_reads < hits_flash / 5, "{c:?}");

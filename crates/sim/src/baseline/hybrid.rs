@@ -220,7 +220,7 @@ impl<F: Flash> Baseline for Hybrid<F> {
             let stored = self.slab.get(at).size;
             if stored == size {
                 self.account.counts.hits += 1;
-                self.account.counts.dram_hits += 1;
+                self.account.counts.hits_dram += 1;
                 self.list.unlink(&mut self.slab, at);
                 self.list.push_front(&mut self.slab, at);
                 let item = self.slab.get_mut(at);
@@ -237,7 +237,7 @@ impl<F: Flash> Baseline for Hybrid<F> {
                 && stored == size
             {
                 self.account.counts.hits += 1;
-                self.account.counts.dram_hits += u64::from(in_memory);
+                self.account.counts.hits_dram += u64::from(in_memory);
                 let access = self.access(tag, size);
                 self.admission.on_flash_read(&access);
                 if u64::from(size) <= self.capacity {

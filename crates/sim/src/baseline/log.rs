@@ -195,9 +195,13 @@ impl FifoLog {
     /// # Errors
     /// Less flash than two regions, an empty region, no DRAM, a filter that cannot be set up.
     pub fn new(config: &HybridConfig, params: LogParams) -> Result<FifoLog, BaselineError> {
-        let sane = (4096..=1 << 30).contains(&params.region);
-        if !sane || params.align == 0 || u64::from(params.align) > params.region {
-            let must = "from 4 KiB to 1 GiB and no smaller than the alignment, which is at least 1";
+        let align = u64::from(params.align);
+        if !(1..=1 << 30).contains(&align) {
+            let must = "from 1 byte to 1 GiB".to_owned();
+            return Err(BaselineError::Size { what: "align", value: align, must });
+        }
+        if !(4096..=1 << 30).contains(&params.region) || align > params.region {
+            let must = "from 4 KiB to 1 GiB and no smaller than the alignment (align)";
             let must = must.to_owned();
             return Err(BaselineError::Size { what: "region", value: params.region, must });
         }
@@ -373,7 +377,7 @@ mod tests {
             c.request(tag, 232);
         }
         let counts = c.counts();
-        assert_eq!(counts.flash_reads, counts.hits - counts.dram_hits);
+        assert_eq!(counts.flash_reads, counts.hits - counts.hits_dram);
         assert_eq!((counts.hits, counts.false_reads), (500, 0));
         assert!((c.index_size().unwrap().per_object() - 9.25).abs() < 0.01);
     }

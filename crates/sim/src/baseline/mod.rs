@@ -85,7 +85,7 @@ pub struct Counts {
     /// Requests for an object that was there with the same size.
     pub hits: u64,
     /// Of these, hits served from DRAM.
-    pub dram_hits: u64,
+    pub hits_dram: u64,
     /// Bytes of the requests that missed: what the application writes to the cache.
     pub miss_bytes: u64,
     /// Bytes written to flash.
@@ -120,7 +120,7 @@ impl IndexSize {
 
 impl Counts {
     /// Cache-level write amplification: flash bytes written over bytes missed; 0 before any miss.
-    pub fn clwa(&self) -> f64 {
+    pub fn clwa_of_misses(&self) -> f64 {
         if self.miss_bytes == 0 { 0.0 } else { self.flash_bytes as f64 / self.miss_bytes as f64 }
     }
 

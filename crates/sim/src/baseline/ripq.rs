@@ -316,7 +316,7 @@ impl Baseline for Ripq {
                 self.unrank(at);
                 if self.blocks[physical as usize].active {
                     // Its bytes are still in memory: they move to the better block.
-                    self.account.counts.dram_hits += 1;
+                    self.account.counts.hits_dram += 1;
                     let items = &mut self.blocks[physical as usize].items;
                     if let Some(place) = items.iter().rposition(|&i| i == at) {
                         items[place] = NONE;

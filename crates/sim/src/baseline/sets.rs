@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(counts.flash_bytes, counts.flash_writes * 4096);
         assert_eq!(counts.flash_reads, counts.false_reads);
         assert_eq!(counts.flash_writes, 20_000 - (1 << 16) / 128);
-        assert!((counts.clwa() - 32.0).abs() < 1.0, "{}", counts.clwa());
+        assert!((counts.clwa_of_misses() - 32.0).abs() < 1.0, "{}", counts.clwa_of_misses());
     }
 
     #[test]

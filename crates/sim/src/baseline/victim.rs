@@ -108,7 +108,7 @@ impl Baseline for VictimCache {
             self.unlink(at);
             if self.slab.get(at).size == size {
                 self.account.counts.hits += 1;
-                self.account.counts.dram_hits += u64::from(was_in_dram);
+                self.account.counts.hits_dram += u64::from(was_in_dram);
                 if !was_in_dram {
                     let offset = self.place(tag, u64::from(size));
                     self.account.record(DeviceOp::Read { offset, len: size });

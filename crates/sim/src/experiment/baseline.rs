@@ -268,7 +268,7 @@ functions = 2
             ("\"probability:0.1\"", "\"flashiness\"", "cache 'tenth' admission is 'flashiness'"),
             ("region = \"64k\"", "region = \"2m\"", "flash is 2097152: it must be from 2"),
             ("dram = \"256k\"", "dram = 0", "cache 'set-associative' dram is 0"),
-            ("admission = \"ghost\"", "align = 0", "region is 65536: it must be"),
+            ("admission = \"ghost\"", "align = 0", "align is 0: it must be"),
             ("admission = \"ghost\"", "buckets = 4", "unknown field `buckets`"),
         ] {
             let text = TEXT.replace(from, to);

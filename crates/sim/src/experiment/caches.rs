@@ -158,14 +158,14 @@ impl<B: Baseline + Send> Cache for Modelled<B> {
         if !op.is_read() && !op.is_write() {
             return None;
         }
-        let before = cache.counts().dram_hits;
+        let before = cache.counts().hits_dram;
         let size = bytes_of(asked.request) as u32;
         if op.is_write() {
             // A new version, whatever its size.
             cache.remove(asked.tag);
         }
         let hit = cache.request(asked.tag, size);
-        let in_dram = cache.counts().dram_hits > before;
+        let in_dram = cache.counts().hits_dram > before;
         cache.take_device_ops(&mut effects.ops);
         if op.is_write() || !hit {
             return None;

@@ -88,7 +88,12 @@ impl Experiment {
 
 fn check_range(key: &str, v: f64, low: f64, high: f64, must: &str) -> Result<(), ExperimentError> {
     // NaN is in no range.
-    if (low..=high).contains(&v) { Ok(()) } else { Err(value(key, v, format!("give {must}"))) }
+    if (low..=high).contains(&v) {
+        return Ok(());
+    }
+    // 1e300 rather than three hundred digits.
+    let shown = if v.abs() < 1e15 { v.to_string() } else { format!("{v:e}") };
+    Err(value(key, shown, format!("give {must}")))
 }
 
 fn validate_store(store: &Store) -> Result<(), ExperimentError> {
@@ -156,6 +161,9 @@ impl Workload {
             return Err(value("workload.trace", "''", "name a file, - or gen:…"));
         }
         check_range("workload.rate", self.rate, 1e-6, 1e9, "requests per second up to 10^9")?;
+        if self.limit == Some(0) {
+            return Err(value("workload.limit", 0, "give at least 1, or leave it out for all"));
+        }
         if self.limit.is_some_and(|limit| limit <= self.warmup) {
             let must = "must be less than workload.limit";
             return Err(value("workload.warmup", self.warmup, must));

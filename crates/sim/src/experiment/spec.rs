@@ -72,8 +72,14 @@ pub struct Workload {
     #[serde(default)]
     pub skip_bad: bool,
     /// Split block I/O into pages of so many bytes. Default: each I/O is one object.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "page_bytes")]
     pub pages: Option<u32>,
+}
+
+/// A size as everywhere else. What 32 bits do not hold is no power of two then, and refused with the reason.
+fn page_bytes<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    let size = ByteSize::deserialize(d)?;
+    Ok(Some(u32::try_from(size.0).unwrap_or(u32::MAX)))
 }
 
 fn default_rate() -> f64 {

@@ -11,6 +11,8 @@ flash = "8m"
 
 #[test]
 fn defaults_are_filled_in_and_read_back() {
+    let pages = LEAST.replace("trace", "pages = \"4k\"\ntrace");
+    assert_eq!(Experiment::parse(&pages, "pages.toml").unwrap().workload.pages, Some(4096));
     let e = Experiment::parse(LEAST, "least.toml").unwrap();
     assert_eq!((e.seed, e.caches[0].name(), e.caches[0].flash()), (1, "hybrid", 8 << 20));
     let text = toml::to_string(&e).unwrap();
@@ -48,6 +50,9 @@ fn what_cannot_be_meant_is_named() {
         (LEAST.replace("trace", "warmup = 5\nlimit = 5\ntrace"), "workload.warmup is 5"),
         (LEAST.replace("trace", "format = \"excel\"\ntrace"), "excel"),
         (LEAST.replace("trace", "rate = 0\ntrace"), "workload.rate is 0"),
+        (LEAST.replace("trace", "rate = 1e300\ntrace"), "workload.rate is 1e300: give"),
+        (LEAST.replace("trace", "limit = 0\ntrace"), "workload.limit is 0: give at least 1"),
+        (LEAST.replace("trace", "pages = \"5k\"\ntrace"), "workload.pages is 5120: a page is"),
         ("[workload]\ntrace = \"x\"\ncache = []\n".to_owned(), "unknown field `cache`"),
         ("cache = []\n[workload]\ntrace = \"x\"\n".to_owned(), "at least one [[cache]]"),
         ("sed = 1\n".to_owned(), "line 1: unknown field `sed`"),

@@ -41,10 +41,10 @@ pub(super) fn run(
         if r.op.is_read() {
             counters.gets += 1;
             counters.get_bytes += bytes;
-            let before = cache.counts().dram_hits;
+            let before = cache.counts().hits_dram;
             if cache.holds(tag, size) {
                 cache.request(tag, size);
-                let in_dram = cache.counts().dram_hits > before;
+                let in_dram = cache.counts().hits_dram > before;
                 counters.hits_dram += u64::from(in_dram);
                 counters.hits_flash += u64::from(!in_dram);
                 counters.hit_bytes += bytes;

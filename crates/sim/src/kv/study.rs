@@ -115,7 +115,7 @@ pub struct Outcome {
     /// Bytes written to flash.
     pub flash_bytes: u64,
     /// Flash bytes over bytes set.
-    pub clwa: f64,
+    pub clwa_of_sets: f64,
     /// Flash bytes over bytes set after misses.
     pub clwa_of_misses: f64,
     /// Share of the objects leaving flash that were never read there.
@@ -441,7 +441,7 @@ impl<'a> Cell<'a> {
             hit_ratio_from_start: run.whole.hit_ratio(),
             fills: run.whole.flash_bytes as f64 / self.flash().max(1) as f64,
             flash_bytes: c.flash_bytes,
-            clwa: c.clwa(),
+            clwa_of_sets: c.clwa(),
             clwa_of_misses: c.clwa_of_misses(),
             unread: c.unread_share(),
             dram_evictions: c.dram_evictions,

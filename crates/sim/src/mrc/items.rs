@@ -28,12 +28,18 @@ impl From<&Request> for Item {
 /// Turns requests into items.
 pub struct Items<R> {
     requests: R,
+    blocks: bool,
 }
 
 impl<R> Items<R> {
     /// Items of `requests`.
     pub fn new(requests: R) -> Items<R> {
-        Items { requests }
+        Items { requests, blocks: false }
+    }
+
+    /// Whether there was block I/O among them so far.
+    pub fn has_blocks(&self) -> bool {
+        self.blocks
     }
 
     /// The requests left.
@@ -47,7 +53,11 @@ impl<R: Iterator<Item = Result<Request, TraceError>>> Iterator for Items<R> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        Some(self.requests.next()?.map(|request| Item::from(&request)))
+        let next = self.requests.next()?;
+        Some(next.map(|request| {
+            self.blocks |= request.op.is_block();
+            Item::from(&request)
+        }))
     }
 }
 

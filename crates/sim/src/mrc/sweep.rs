@@ -52,7 +52,7 @@ pub struct Row {
     /// The cache's capacity.
     pub size: u64,
     /// The filter before the cache, unless everything is admitted.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "admission")]
     pub admission: Option<String>,
     /// Requests counted (after warm-up; deletes and trims are not requests).
     pub requests: u64,
@@ -75,6 +75,12 @@ pub struct Row {
     /// A point of the exact LRU curve, which no job asked for.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub curve: bool,
+}
+
+/// A filter, or `all`.
+#[allow(clippy::ref_option, reason = "the signature that serde calls")]
+fn admission<S: serde::Serializer>(filter: &Option<String>, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(filter.as_deref().unwrap_or("all"))
 }
 
 /// What a sweep found.

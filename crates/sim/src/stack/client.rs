@@ -25,9 +25,9 @@ pub struct Counts {
     /// Blocks read by the application.
     pub reads: u64,
     /// Of these, found in RAM.
-    pub ram_hits: u64,
+    pub hits_dram: u64,
     /// Of these, found on flash.
-    pub flash_hits: u64,
+    pub hits_flash: u64,
     /// Blocks written by the application.
     pub writes: u64,
     /// Blocks read from the filer.
@@ -42,8 +42,8 @@ impl Counts {
     /// Adds another host's.
     pub fn add(&mut self, other: &Counts) {
         self.reads += other.reads;
-        self.ram_hits += other.ram_hits;
-        self.flash_hits += other.flash_hits;
+        self.hits_dram += other.hits_dram;
+        self.hits_flash += other.hits_flash;
         self.writes += other.writes;
         self.filer_reads += other.filer_reads;
         self.filer_writes += other.filer_writes;
@@ -54,8 +54,8 @@ impl Counts {
     pub fn since(&self, earlier: &Counts) -> Counts {
         Counts {
             reads: self.reads - earlier.reads,
-            ram_hits: self.ram_hits - earlier.ram_hits,
-            flash_hits: self.flash_hits - earlier.flash_hits,
+            hits_dram: self.hits_dram - earlier.hits_dram,
+            hits_flash: self.hits_flash - earlier.hits_flash,
             writes: self.writes - earlier.writes,
             filer_reads: self.filer_reads - earlier.filer_reads,
             filer_writes: self.filer_writes - earlier.filer_writes,
@@ -188,19 +188,19 @@ impl Stack {
         let ram = self.config.timing.ram;
         match self.ram.touch(block) {
             Some(false) => {
-                self.machines.counts.ram_hits += 1;
+                self.machines.counts.hits_dram += 1;
                 // Its frame on flash must not go before it does.
                 self.flash.touch(block);
                 return (now + ram, Source::Ram);
             }
             Some(true) => {
-                self.machines.counts.flash_hits += 1;
+                self.machines.counts.hits_flash += 1;
                 return (self.machines.flash_read(now), Source::Flash);
             }
             None => {}
         }
         if self.flash.touch(block).is_some() {
-            self.machines.counts.flash_hits += 1;
+            self.machines.counts.hits_flash += 1;
             let read = self.machines.flash_read(now);
             return (self.enter_ram(read, block) + ram, Source::Flash);
         }

@@ -189,9 +189,9 @@ pub struct Figures {
     /// Requests that the filer worked on at a time, in the mean, network apart.
     pub filer_load: f64,
     /// Mean latency of reading a block, microseconds.
-    pub read_us: f64,
+    pub read_mean_us: f64,
     /// Mean latency of writing a block, microseconds.
-    pub write_us: f64,
+    pub write_mean_us: f64,
     /// Virtual seconds that it took.
     pub seconds: f64,
 }
@@ -250,8 +250,8 @@ pub fn run(
         shared: hosts.shared().since(&shared),
         hosts: hosts.count(),
         filer_load: if seconds > 0.0 { work / seconds } else { 0.0 },
-        read_us: mean(read, counts.reads),
-        write_us: mean(written, counts.writes),
+        read_mean_us: mean(read, counts.reads),
+        write_mean_us: mean(written, counts.writes),
         seconds,
     })
 }

@@ -71,13 +71,16 @@ fn flash_is_a_win_and_the_policy_of_writing_hardly_matters() {
     let mut without = config(Architecture::Naive, "a", "a");
     without.flash_blocks = 0;
     let none = figures(&without, 8, SMALL);
-    assert_eq!((none.counts.flash_hits, none.counts.flash_writes), (0, 0));
+    assert_eq!((none.counts.hits_flash, none.counts.flash_writes), (0, 0));
     for architecture in Architecture::ALL {
         let with = figures(&config(architecture, "a", "a"), 8, SMALL);
-        assert!(with.read_us < 0.75 * none.read_us, "{architecture:?}: {with:?} {none:?}");
+        assert!(
+            with.read_mean_us < 0.75 * none.read_mean_us,
+            "{architecture:?}: {with:?} {none:?}"
+        );
         for (ram, flash) in [("n", "a"), ("p1", "p1"), ("a", "n"), ("p5", "a")] {
             let other = figures(&config(architecture, ram, flash), 8, SMALL);
-            let ratio = other.read_us / with.read_us;
+            let ratio = other.read_mean_us / with.read_mean_us;
             assert!((0.7..1.5).contains(&ratio), "{architecture:?} {ram} {flash}: {ratio}");
         }
     }
@@ -107,7 +110,7 @@ fn architectures_keep_their_promises_under_every_policy() {
                 stack.validate(1500).unwrap();
                 let c = stack.counts();
                 assert_eq!(c.reads + c.writes, 20_000);
-                assert_eq!(c.filer_reads, c.reads - c.ram_hits - c.flash_hits);
+                assert_eq!(c.filer_reads, c.reads - c.hits_dram - c.hits_flash);
                 // Writing through writes everything; nothing writes more than that.
                 let through = |p: &str| p == "s" || p == "a";
                 let all = match architecture {
@@ -155,7 +158,7 @@ fn consistency_matters_when_hosts_share_data() {
     let own = shared(4, 0, 0.3, "4m");
     assert_eq!((some.hosts, more.hosts), (4, 4));
     assert!(more.shared.invalidations > 2 * some.shared.invalidations, "{some:?} {more:?}");
-    assert!(more.read_us > 1.1 * some.read_us, "{some:?} {more:?}");
+    assert!(more.read_mean_us > 1.1 * some.read_mean_us, "{some:?} {more:?}");
     assert!(share(&some) > 0.3, "most of what is written is cached elsewhere: {some:?}");
     assert!(share(&own) < 0.5 * share(&more), "{own:?} {more:?}");
     // What no longer fits is not there to be taken away.
@@ -215,12 +218,15 @@ fn a_warm_start_is_better_than_a_cold_one_for_a_while() {
         let soon = |warm| run(restart(warm), 21_000);
         let (warm, cold) = (soon(true), soon(false));
         assert!(
-            warm.counts.flash_hits > 2 * cold.counts.flash_hits,
+            warm.counts.hits_flash > 2 * cold.counts.hits_flash,
             "{architecture:?} {warm:?} {cold:?}"
         );
-        assert!(warm.read_us < 0.8 * cold.read_us, "{architecture:?} {warm:?} {cold:?}");
+        assert!(warm.read_mean_us < 0.8 * cold.read_mean_us, "{architecture:?} {warm:?} {cold:?}");
         let (never, cold) = (run(None, 80_000), run(restart(false), 80_000));
-        assert!(cold.read_us < 1.15 * never.read_us, "{architecture:?} {never:?} {cold:?}");
+        assert!(
+            cold.read_mean_us < 1.15 * never.read_mean_us,
+            "{architecture:?} {never:?} {cold:?}"
+        );
     }
 }
 

@@ -9,7 +9,7 @@ pub mod log;
 mod parquet;
 mod results;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_base::{HashKey, KeyHasher};
 use serde::Deserialize;
@@ -81,6 +81,14 @@ pub enum SweepError {
         file: String,
         /// What is wrong, and the remedy.
         problem: String,
+    },
+    /// Two cells that are one, such as at the values `1m` and `1048576`.
+    #[error("cells {one} and {other} are the same experiment: leave out one of the values")]
+    Same {
+        /// The axes' values of the first.
+        one: String,
+        /// And of the second.
+        other: String,
     },
     /// The experiment is none at this cell.
     #[error("cell {cell}: {source}")]
@@ -173,7 +181,7 @@ impl Sweep {
     /// results of another are not taken for this one's; `version` is the program's.
     ///
     /// # Errors
-    /// [`SweepError::Cell`] for the first that is no experiment.
+    /// [`SweepError::Cell`] for the first that is no experiment, [`SweepError::Same`] for two that are one.
     pub fn cells(
         &self,
         version: &str,
@@ -181,7 +189,8 @@ impl Sweep {
     ) -> Result<Vec<Cell>, SweepError> {
         let hasher = KeyHasher::new(HashKey(*b"larder sim sweep"));
         let count = self.size().unwrap_or(0);
-        let mut cells = Vec::with_capacity(count);
+        let mut cells: Vec<Cell> = Vec::with_capacity(count);
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         for number in 0..count {
             let mut rest = number;
             let mut values: Vec<Value> = Vec::with_capacity(self.axes.len());
@@ -210,6 +219,12 @@ impl Sweep {
             let json = serde_json::to_value(&experiment).unwrap_or_default();
             let text = format!("{version}\n{}\n{json}", stamp(&experiment.workload.trace));
             let key = format!("{:032x}", hasher.hash(text.as_bytes()).0);
+            if let Some(other) = seen.insert(key.clone(), number) {
+                return Err(SweepError::Same {
+                    one: self.describe(&cells[other].values),
+                    other: self.describe(&values),
+                });
+            }
             cells.push(Cell { values, experiment, key });
         }
         Ok(cells)

@@ -54,8 +54,9 @@ impl Results {
         Results { axes, ..Results::default() }
     }
 
-    /// Adds an outcome (an [`Outcome`](crate::experiment::Outcome) as JSON) at these values of the axes.
-    pub fn add(&mut self, values: &[toml::Value], outcome: &Value) {
+    /// Adds an outcome (an [`Outcome`](crate::experiment::Outcome) as JSON) at these values of the axes. Of a sweep, `cell` is
+    /// the [key](super::Cell::key) under which the log of its cells has the whole configuration.
+    pub fn add(&mut self, cell: Option<&str>, values: &[toml::Value], outcome: &Value) {
         let mut named: Vec<(String, Field)> =
             self.axes.iter().cloned().zip(values.iter().map(Field::from)).collect();
         if !self.axes.iter().any(|a| a == "seed") {
@@ -68,6 +69,7 @@ impl Results {
         let (version, hash) = (&outcome["version"], &outcome["workload"]["trace_hash"]);
         named.push(("version".to_owned(), text(version)));
         named.push(("trace_hash".to_owned(), text(hash)));
+        named.extend(cell.map(|key| ("cell".to_owned(), Field::Text(key.to_owned()))));
         let trace = outcome["experiment"]["workload"]["trace"].as_str().unwrap_or_default();
         let known = (trace.to_owned(), hash.as_str().unwrap_or_default().to_owned());
         if !self.traces.contains(&known) {
@@ -176,8 +178,8 @@ mod tests {
                     "series": [ { "time": 1.0, "dram_hit_ratio": 0.25, "flash_hit_ratio": 0.5 } ] } ] })
         };
         let mut results = Results::new(vec!["cache.flash".into()]);
-        results.add(&["1m".into()], &outcome(0.5));
-        results.add(&["2m".into()], &outcome(0.25));
+        results.add(Some("k1"), &["1m".into()], &outcome(0.5));
+        results.add(Some("k2"), &["2m".into()], &outcome(0.25));
         let grid = &results.results;
         let row: Vec<String> = grid.rows[1].iter().map(Field::text).collect();
         let cell = |name: &str| row[grid.column(name).unwrap()].as_str();
@@ -185,6 +187,7 @@ mod tests {
             [cell("cache.flash"), cell("seed"), cell("version"), cell("trace_hash"), cell("name")],
             ["2m", "7", "1", "ab", "x"]
         );
+        assert_eq!(cell("cell"), "k2");
         assert_eq!([cell("miss_ratio"), cell("latency_read_p99_us")], ["0.25", "2.5"]);
         assert_eq!(grid.columns.iter().filter(|c| *c == "latency_read_p99_us").count(), 1);
         let shown: Vec<&str> =

@@ -436,6 +436,41 @@ impl CsvColumns {
     }
 }
 
+/// As [`CsvColumns::parse`] takes it, with every default.
+impl std::fmt::Display for CsvColumns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "obj-id-col={}", self.id)?;
+        for (name, column) in [
+            ("time-col", self.time),
+            ("obj-size-col", self.size),
+            ("op-col", self.op),
+            ("tenant-col", self.app),
+            ("ttl-col", self.ttl),
+            ("offset-col", self.offset),
+            ("key-size-col", self.key_size),
+            ("class-col", self.class),
+            ("host-col", self.host),
+        ] {
+            if let Some(column) = column {
+                write!(f, ",{name}={column}")?;
+            }
+        }
+        let unit = match self.time_unit {
+            SECOND => "s",
+            MILLISECOND => "ms",
+            1000 => "us",
+            _ => "ns",
+        };
+        write!(f, ",has-header={},time-unit={unit},delimiter=", u8::from(self.header))?;
+        match self.delimiter {
+            b',' => f.write_str("comma"),
+            b'\t' => f.write_str("tab"),
+            b' ' => f.write_str("space"),
+            other => write!(f, "{}", char::from(other)),
+        }
+    }
+}
+
 impl CsvColumns {
     /// The columns that a header's names tell, and the sentence that says so; `None` where no column is an id.
     pub(crate) fn from_header(line: &[u8]) -> Option<(CsvColumns, String)> {
