@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use larder_base::{KeyHasher, Now};
 use larder_engine::kv::record::{
     CHUNK_HEADER, ChunkHeader, Clocks, Cursor, Decision, END_STREAM, Ended, FILE_HEADER,
-    FrameError, Input, RunSetup, decode, parse_end, parse_file_header,
+    FrameError, Input, RunSetup, decode, end_bytes, parse_end, parse_file_header,
 };
 
 use serde::de::DeserializeOwned;
@@ -17,6 +17,8 @@ use super::ReplayError;
 struct Place {
     offset: u64,
     header: ChunkHeader,
+    /// Its checksum was seen to hold.
+    checked: bool,
 }
 
 /// What stands at the beginning of a record: by it a replay builds what was recorded.
@@ -144,6 +146,12 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
             let payload_at = offset + CHUNK_HEADER as u64;
             let next = payload_at + u64::from(header.len);
             if next > bytes {
+                let mut rest = vec![0; (bytes - payload_at) as usize];
+                read_exact(&mut input, payload_at, &mut rest)?;
+                if !is_cut_short(&header, &rest, streams) {
+                    let (len, left) = (header.len, bytes - payload_at);
+                    return Err(frame(offset)(FrameError::Length { len, left }));
+                }
                 break;
             }
             if header.stream == END_STREAM {
@@ -173,7 +181,7 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
                 );
                 return Err(ReplayError::Order { offset, what });
             }
-            stream.push(Place { offset, header });
+            stream.push(Place { offset, header, checked: false });
             offset = next;
             input.seek(SeekFrom::Start(offset)).map_err(system(offset))?;
         }
@@ -223,7 +231,8 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
         index: usize,
         out: &mut Vec<u8>,
     ) -> Result<Option<(u64, ChunkHeader)>, ReplayError> {
-        let Some(&Place { offset, header }) = self.chunks.get(stream).and_then(|c| c.get(index))
+        let Some(&Place { offset, header, .. }) =
+            self.chunks.get(stream).and_then(|c| c.get(index))
         else {
             return Ok(None);
         };
@@ -233,12 +242,49 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
         // At most 128 KiB: the header was checked.
         out.resize(header.len as usize, 0);
         read_exact(&mut self.input, at, out)?;
-        if header.check(out) {
-            Ok(Some((offset, header)))
-        } else {
-            Err(ReplayError::Frame { offset, source: FrameError::Checksum("chunk") })
+        if !header.check(out) {
+            return Err(ReplayError::Frame { offset, source: FrameError::Checksum("chunk") });
         }
+        if let Some(place) = self.chunks.get_mut(stream).and_then(|c| c.get_mut(index)) {
+            place.checked = true;
+        }
+        Ok(Some((offset, header)))
     }
+
+    /// Checks the chunks that nobody has asked for: "every decision is the same" is said of a file that is whole.
+    pub(super) fn check_rest(&mut self) -> Result<(), ReplayError> {
+        let mut payload = Vec::new();
+        for stream in 0..self.chunks.len() {
+            for index in 0..self.chunks[stream].len() {
+                if !self.chunks[stream][index].checked {
+                    self.chunk(stream, index, &mut payload)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file that ends before the payload of its last chunk does was cut short there. If not, the length in the
+/// chunk's header is not what was written: the payload fits its checksum with the length that it has, or chunks follow that
+/// would have been skipped. `rest` is what comes behind the header: less than the longest payload.
+fn is_cut_short(header: &ChunkHeader, rest: &[u8], streams: usize) -> bool {
+    if header.stream == END_STREAM && header.len as usize != end_bytes(streams) {
+        return false;
+    }
+    let as_it_is = ChunkHeader { len: rest.len() as u32, ..*header };
+    if as_it_is.check(rest) {
+        return false;
+    }
+    let whole = |at: usize| {
+        let head: Option<&[u8; CHUNK_HEADER]> = rest[at..].first_chunk();
+        let header = head.and_then(|head| ChunkHeader::parse(head).ok());
+        header.is_some_and(|h| {
+            let from = at + CHUNK_HEADER;
+            rest.get(from..from + h.len as usize).is_some_and(|payload| h.check(payload))
+        })
+    };
+    !(0..rest.len()).any(whole)
 }
 
 /// Whether the streams have as many records as the end says.

@@ -350,6 +350,9 @@ pub fn replay<R: Read + Seek>(
     report.difference = all.difference.map(|d| *d);
     let counts = stage.counts.into_inner();
     (report.compared, report.requests) = (counts.compared, counts.requests);
+    if report.difference.is_none() {
+        stage.file.into_inner().check_rest()?;
+    }
     Ok(report)
 }
 

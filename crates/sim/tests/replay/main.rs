@@ -164,6 +164,37 @@ fn damage_is_refused_with_its_place() {
     assert!(refused > 250, "{refused}");
 }
 
+/// No byte of a chunk's header can be another without being missed: least of all its length, by which the rest of the file
+/// would count as cut short.
+#[test]
+fn damage_in_the_headers_of_chunks_is_refused_with_its_place() {
+    let whole = recorded("all", 5, 3_000, true);
+    let mut chunks = chunks_of(&whole);
+    let last = *chunks.last().unwrap();
+    let end = last.0 + CHUNK_HEADER + last.1.len as usize;
+    chunks.push((end, ChunkHeader::parse(whole[end..].first_chunk().unwrap()).unwrap()));
+    // With its end, and as a kill between two chunks leaves it.
+    for bytes in [&whole[..], &whole[..end]] {
+        let mut refused = 0;
+        for &(at, _) in chunks.iter().filter(|c| c.0 < bytes.len()) {
+            for bit in 0..8 * CHUNK_HEADER {
+                let mut damaged = bytes.to_vec();
+                damaged[at + bit / 8] ^= 1 << (bit % 8);
+                let error = match RecordFile::open(Cursor::new(&damaged[..])) {
+                    Err(e) => e,
+                    Ok(mut file) => {
+                        let report = replay(&mut file, MEMORY, &mut |_| {});
+                        report.expect_err(&format!("bit {bit} of the chunk at {at}"))
+                    }
+                };
+                assert!(error.to_string().contains("byte "), "{error}");
+                refused += 1;
+            }
+        }
+        assert!(refused >= 5 * 8 * CHUNK_HEADER, "{refused}");
+    }
+}
+
 /// Records that make no sense, in chunks whose checksums hold, are refused or replayed to a difference; nothing panics.
 #[test]
 fn damaged_records_in_sound_chunks_do_no_harm() {

@@ -35,6 +35,16 @@ pub enum FrameError {
     /// The checksum does not hold.
     #[error("the checksum of the {0} does not hold: the file is damaged")]
     Checksum(&'static str),
+    /// The length of a chunk is not what was written.
+    #[error(
+        "a chunk of {len} bytes, where the file has {left} more and was not cut short: the file is damaged"
+    )]
+    Length {
+        /// What its header says.
+        len: u32,
+        /// Bytes from there to the end of the file.
+        left: u64,
+    },
 }
 
 /// Why recording ended.
@@ -204,6 +214,11 @@ pub fn end_chunk(why: Ended, records: &[u64]) -> Vec<u8> {
     out
 }
 
+/// Bytes of the payload of an end, where there are so many streams.
+pub fn end_bytes(streams: usize) -> usize {
+    5 + 8 * streams
+}
+
 /// Reads the payload of an end.
 ///
 /// # Errors
@@ -252,6 +267,7 @@ mod tests {
             let (head, payload) = chunk.split_at(CHUNK_HEADER);
             let header = ChunkHeader::parse(head.try_into().unwrap()).unwrap();
             assert!(header.stream == END_STREAM && header.check(payload));
+            assert_eq!(payload.len(), end_bytes(3));
             assert_eq!(parse_end(payload).unwrap(), (why, vec![1, u64::MAX, 0]));
             assert!(parse_end(&payload[..payload.len() - 1]).is_err());
         }

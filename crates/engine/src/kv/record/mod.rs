@@ -33,7 +33,7 @@ pub use bytes::{BadRecord, Cursor};
 pub use decision::{Decision, What, replay};
 pub use frame::{
     CHUNK_HEADER, ChunkHeader, END_STREAM, Ended, FILE_HEADER, FrameError, MAX_PAYLOAD, MAX_SETUP,
-    VERSION, end_chunk, file_header, parse_end, parse_file_header, seal,
+    VERSION, end_bytes, end_chunk, file_header, parse_end, parse_file_header, seal,
 };
 pub use input::{Clocks, Got, Input, Io, MAX_KEPT_VALUE, Op as RecordedOp, decode};
 pub use setup::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
