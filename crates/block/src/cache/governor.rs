@@ -276,18 +276,6 @@ impl Governor {
         selection.rule(volume.id, offset, bytes)
     }
 
-    /// Where, in `from..to` of the line space, lines end that have the rule of the one before `from`: what was said of that
-    /// one is not said of others.
-    pub(super) fn same_rule(&self, volume: &Attached, (from, to): (u64, u64), line: u32) -> u64 {
-        if !volume.selected.load(Ordering::Relaxed) {
-            return to;
-        }
-        let line = u64::from(line);
-        let rule = |at: u64| self.rule(volume, at - volume.base, line);
-        let first = rule(from.saturating_sub(line).max(volume.base));
-        (from..to).step_by(line as usize).find(|&at| rule(at) != first).unwrap_or(to)
-    }
-
     /// Whether the line at `victim` stays, though the one at `line` would take its place. If not, it counts as evicted.
     pub(super) fn keep(&self, victim: u64, line: Option<u64>, line_bytes: u64) -> bool {
         let Some(owner) = self.volume_at(victim) else { return false };

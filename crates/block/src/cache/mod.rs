@@ -6,7 +6,6 @@
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
-//! | `ahead` | reading ahead of clients that read in sequence |
 //! | `pieces` | requests for the store that become one |
 //! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
@@ -22,7 +21,6 @@
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
 //! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
 
-mod ahead;
 mod attached;
 mod cell;
 mod census;

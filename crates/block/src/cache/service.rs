@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_engine::block::{
-    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Verdict,
+    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Streams, Verdict,
 };
 use larder_format::PAGE_SIZE;
 use larder_policy::block::{BlockKind, BlockOp, Reason, Rule, Verdict as PolicyVerdict};
@@ -25,7 +25,6 @@ use bytes::copy;
 pub(super) use bytes::{aligned, crcs};
 use client_op::{ClientOp, RangeState};
 
-use super::ahead::Streams;
 use super::attached::count;
 use super::cell::{Load, Message, Out};
 use super::pieces::{Piece, Pieces};
@@ -415,7 +414,9 @@ impl Cached {
     /// Reads `from..to` of the line space before anybody asks for it.
     fn read_ahead(&mut self, known: usize, (from, to): (u64, u64)) {
         let Some(attached) = self.attached(known) else { return };
-        let to = self.cache.governor.same_rule(attached, (from, to), self.cache.line_bytes());
+        let line = u64::from(self.cache.line_bytes());
+        let rule = |at: u64| self.cache.governor.rule(attached, at - attached.base, line);
+        let to = self.streams.same_rule((from, to), attached.base, line, rule);
         let mut at = from;
         while at < to && self.cache.governor.refuses(self.cache.now(), to - at).is_none() {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);

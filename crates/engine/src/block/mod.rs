@@ -5,6 +5,7 @@
 //! each placement; [`address`] computes a line's place.
 
 pub mod address;
+mod ahead;
 pub mod api;
 mod clean;
 mod fill;
@@ -23,6 +24,7 @@ mod table;
 mod voids;
 mod write;
 
+pub use ahead::Streams;
 pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
     OpId, Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,

@@ -1,9 +1,23 @@
 //! Faults planted on purpose, to check the checker: the model test must catch each of them. Without the feature `planted`
 //! none can be, and every question is the constant `false`.
 
-/// A planted fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planted {
+/// The faults, once: as an enum, and as the list of all of them.
+macro_rules! faults {
+    ($($(#[$said:meta])+ $name:ident,)+) => {
+        /// A planted fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Planted {
+            $($(#[$said])+ $name,)+
+        }
+
+        impl Planted {
+            /// All of them.
+            pub const ALL: &[Planted] = &[$(Planted::$name,)+];
+        }
+    };
+}
+
+faults! {
     /// An update in place stays in the map while it is written.
     UpdateStaysInMap,
     /// What the backing store refused is published all the same.
@@ -62,6 +76,12 @@ pub enum Planted {
     FrameTakenDirty,
     /// A page of the table that was dropped as a whole comes back as the device has it.
     VoidForgotten,
+    /// A change does not wait for the fetch of a line that is only read ahead.
+    AheadNotAwaited,
+    /// What lies behind the end of a volume is read ahead.
+    AheadPastEnd,
+    /// What the operator has said something else of is read ahead.
+    AheadIgnoresRule,
 }
 
 impl super::BlockShard {

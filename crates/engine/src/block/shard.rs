@@ -434,7 +434,27 @@ impl BlockShard {
             .values()
             .filter(|f| f.line.group() == id)
             .fold(0u16, |m, f| m | 1 << f.line.index());
-        (group.fetching | group.filling & !given_up | group.reads()) & mask != 0
+        let mut fetching = group.fetching;
+        if self.planted(Planted::AheadNotAwaited) {
+            fetching &= !self.fetched_ahead(group);
+        }
+        (fetching | group.filling & !given_up | group.reads()) & mask != 0
+    }
+
+    /// Lines of the group that are fetched and that no client waits for.
+    fn fetched_ahead(&self, group: &Group) -> u16 {
+        let ahead = |io: &&IoId| match self.ios.get(io.0) {
+            Some(Io::Fetch { wants, .. }) => wants.iter().all(|want| {
+                let active = self.actives.get(want.active);
+                active.is_some_and(|a| a.part.kind == PartKind::Prefetch)
+            }),
+            _ => false,
+        };
+        let lines = |io: &IoId| match self.ios.get(io.0) {
+            Some(Io::Fetch { whole, .. }) => *whole,
+            _ => 0,
+        };
+        group.fetches.iter().filter(ahead).fold(0, |mask, io| mask | lines(io))
     }
 
     fn start(&mut self, part: Part, group: GroupId, mask: u16, fx: &mut impl BlockEffects) {

@@ -47,6 +47,9 @@ pub(crate) struct Seen {
     pub(crate) loads: u64,
     pub(crate) cleared_pages: u64,
     pub(crate) holes: u64,
+    /// What is read ahead: stretches, and reads of the backing store for them.
+    pub(crate) aheads: u64,
+    pub(crate) ahead_reads: u64,
 }
 
 impl Seen {
@@ -54,7 +57,7 @@ impl Seen {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled corrupt flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs
-            voids sweeps drops sparse loads cleared_pages holes);
+            voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -90,6 +93,8 @@ impl Seen {
             self.loads,
             self.cleared_pages,
             self.holes,
+            self.aheads,
+            self.ahead_reads,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -102,7 +107,7 @@ pub(crate) enum Event {
     Copy(IoId, SlotId, SlotId, u32),
     Merge(IoId, Merge, OpId),
     FlashWrite(IoId, SlotId, LineId, u32, Source),
-    BackingRead(IoId, u64, u32),
+    BackingRead(IoId, u64, u32, OpId),
     BackingChange(IoId, OpId, PartKind, u64, u32),
     Deliver(Source, OpId, u64, u32),
     Release(IoId),
@@ -133,8 +138,8 @@ impl BlockEffects for Fx {
     fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
         self.events.push(Event::FlashWrite(io, slot, line, lines, source));
     }
-    fn backing_read(&mut self, io: IoId, at: u64, len: u32, _op: OpId) {
-        self.events.push(Event::BackingRead(io, at, len));
+    fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
+        self.events.push(Event::BackingRead(io, at, len, op));
     }
     fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
         self.events.push(Event::BackingChange(io, op, kind, at, len));
@@ -183,6 +188,10 @@ pub(crate) struct Op {
     pub(crate) allowed: Vec<BTreeSet<u64>>,
     pub(crate) began: u64,
     pub(crate) range: Option<RangeOp>,
+    /// Nobody asked for it.
+    pub(crate) ahead: bool,
+    /// The backing store was asked on its behalf.
+    pub(crate) asked_store: bool,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
 //! The world around the engine: clients, devices that take their time, and what clients may be told.
 
+mod ahead;
 mod checks;
 mod ends;
 mod in_log;
@@ -17,8 +18,8 @@ use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, IoId, LineId, MapLog,
-    MapRecord, Merge, OpId, Part, PartKind, Regions, SlotId, Source, Sum, Verdict, WriteMode,
-    read_table,
+    MapRecord, Merge, OpId, Part, PartKind, Regions, SlotId, Source, Streams, Sum, Verdict,
+    WriteMode, read_table,
 };
 use larder_format::Uuid;
 use larder_format::block::log::Held;
@@ -37,16 +38,18 @@ const WAYS: u32 = 2;
 /// Lines of a segment and segments of a shard, where the slots are a log.
 const SEGMENT: u32 = 4;
 const SEGMENTS: u32 = 8;
-/// Stretches of groups in use: each in a region of its own.
+/// Stretches of groups in use, volumes: each in a region of its own, with so many lines (the last group is not whole).
 const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
+const VOLUME_LINES: u64 = GROUPS_EACH * GROUP_LINES as u64 - 5;
 const KEY: u64 = 0x5eed;
 /// From this seed on the cache is sparse; before, it has sets or a log.
 pub(crate) const SPARSE_FROM: u64 = 2_000;
-/// Lines that a sparse cache may hold, groups of a page of its table, and pages of each shard that memory has room for.
+/// Lines that a sparse cache may hold, groups of a page of its table, and pages of each shard that memory may have room for:
+/// from one to more than are in use.
 const MOST_LINES: u64 = 48;
 const PAGE_GROUPS: u32 = 2;
-const FRAMES: u32 = 3;
+const FRAMES: [u32; 8] = [1, 2, 2, 3, 3, 4, 6, 12];
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
@@ -94,6 +97,15 @@ pub(crate) struct World {
     writing: Vec<(usize, MapRecord)>,
     /// That of the superblock.
     generation: u64,
+    /// Pages of the table that memory has room for, in a shard.
+    frames: u32,
+    /// How far is read ahead, bytes; 0: not at all.
+    most_ahead: u64,
+    streams: Streams,
+    /// What is to be read ahead.
+    to_read_ahead: Vec<(u64, u64)>,
+    /// Where a client that reads in sequence has come to, in sectors.
+    scan: Option<u64>,
 }
 
 impl World {
@@ -151,7 +163,14 @@ impl World {
             durable: BTreeMap::new(),
             writing: Vec::new(),
             generation: 0,
+            frames: 0,
+            most_ahead: 0,
+            streams: Streams::new(0, 1),
+            to_read_ahead: Vec::new(),
+            scan: None,
         };
+        world.frames = FRAMES[world.rng.below(FRAMES.len() as u64) as usize];
+        world.most_ahead = [0, 0, 64 << 10, 256 << 10][world.rng.below(4) as usize];
         world.lazy_log = world.rng.chance(0.25);
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
@@ -211,7 +230,7 @@ impl World {
         let placing = Placing::of(&self.layout, KEY);
         let mut shape = Shape::of(&self.layout);
         if let Shape::Sparse { frames, .. } = &mut shape {
-            *frames = FRAMES;
+            *frames = self.frames;
         }
         let slots = shape.slots();
         let shared = survived.is_some();
@@ -294,6 +313,7 @@ impl World {
         if let Some(fault) = self.options.fault {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
+        self.begin_streams();
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
     }
@@ -302,15 +322,14 @@ impl World {
 
     fn random_sector(&mut self) -> u64 {
         let stretch = self.rng.below(STRETCHES);
-        let line = (stretch * self.layout.region_groups + self.rng.below(GROUPS_EACH))
-            * u64::from(GROUP_LINES)
-            + self.rng.below(u64::from(GROUP_LINES));
+        let line = stretch * self.layout.region_groups * u64::from(GROUP_LINES)
+            + self.rng.below(VOLUME_LINES);
         line * PER_LINE + self.rng.below(PER_LINE)
     }
 
     fn end_of_stretch(&self, at: u64) -> u64 {
         let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        at / per_region * per_region + GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE
+        at / per_region * per_region + VOLUME_LINES * PER_LINE
     }
 
     fn submit_random(&mut self) {
@@ -329,23 +348,43 @@ impl World {
             len = len.div_ceil(PER_LINE) * PER_LINE;
         }
         len = len.min(self.end_of_stretch(at) - at);
-        let op = OpId(self.next_op);
-        self.next_op += 1;
-        self.script.push(format!("{} {op:?} {kind:?} {at} {len}", self.time));
-        self.begin_op(op, kind, at, len, None);
         let verdict = [Verdict::Admit, Verdict::Admit, Verdict::Compete, Verdict::Reject]
             [self.rng.below(4) as usize];
+        self.submit_op(kind, at, len, verdict, false);
+    }
+
+    /// An operation on sectors `at..at + len` of a volume.
+    fn submit_op(&mut self, kind: PartKind, at: u64, len: u64, verdict: Verdict, ahead: bool) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        let by = if ahead { " ahead" } else { "" };
+        self.script.push(format!("{} {op:?} {kind:?} {at} {len}{by}", self.time));
+        self.begin_op(op, kind, at, len, None);
         let per_group = u64::from(GROUP_LINES) * PER_LINE;
         let mut parts = Vec::new();
         let mut from = at;
         while from < at + len {
             let to = ((from / per_group + 1) * per_group).min(at + len);
-            parts.push((from, to - from));
+            let never =
+                (from / PER_LINE..to.div_ceil(PER_LINE)).any(|line| World::is_never(LineId(line)));
+            // What is read ahead was looked through before.
+            if kind != PartKind::Prefetch || ahead || !never {
+                parts.push((from, to - from, if never { Verdict::Reject } else { verdict }));
+            }
             from = to;
         }
-        self.ops.get_mut(&op).expect("just begun").parts = parts.len() as u32;
+        let all = parts.iter().all(|p| p.2 == Verdict::Admit);
+        if let Some(o) = self.ops.get_mut(&op) {
+            (o.parts, o.ahead) = (parts.len() as u32, ahead);
+        }
+        if parts.is_empty() {
+            return self.finish_op(op);
+        }
+        if kind == PartKind::Read {
+            self.read_by_client(at, len, all);
+        }
         let placing = Placing::of(&self.layout, KEY);
-        for (from, len) in parts {
+        for (from, len, verdict) in parts {
             let group = LineId(from / PER_LINE).group();
             let shard = placing.shard(group) as usize;
             let (at, len) = (from * SECTOR as u64, (len * SECTOR as u64) as u32);
@@ -374,12 +413,21 @@ impl World {
         } else {
             self.seen.reads += 1;
         }
-        let got = vec![None; len as usize];
-        let began = self.time;
-        self.ops.insert(
-            op,
-            Op { kind, at, value, parts: 1, holds: 0, failed: false, got, allowed, began, range },
-        );
+        let op_state = Op {
+            kind,
+            at,
+            value,
+            parts: 1,
+            holds: 0,
+            failed: false,
+            got: vec![None; len as usize],
+            allowed,
+            began: self.time,
+            range,
+            ahead: false,
+            asked_store: false,
+        };
+        self.ops.insert(op, op_state);
     }
 
     // ---- effects ----
@@ -453,6 +501,9 @@ impl World {
             }
             Event::Intent(region) => self.asked.push((shard as u32, region)),
             event => {
+                if let Event::BackingRead(_, at, len, op) = event {
+                    self.store_is_asked(op, at, len);
+                }
                 self.check_slots(shard, &event);
                 self.doing.push(Doing { shard, event, read: None, landed: None });
             }
@@ -483,8 +534,12 @@ impl World {
             o.parts = 0;
         }
         let (kind, at, value, failed, began) = (o.kind, o.at, o.value, o.failed, o.began);
-        let got = o.got.clone();
+        let (got, ahead, asked_store) = (o.got.clone(), o.ahead, o.asked_store);
         let allowed = std::mem::take(&mut o.allowed);
+        if ahead && !asked_store {
+            self.streams.was_there(at * SECTOR as u64);
+        }
+        let o = self.ops.get(&op).expect("it is there");
         if o.holds == 0 {
             self.ops.remove(&op);
         }
@@ -604,7 +659,7 @@ impl World {
                         Ok(self.device.borrow().read(at, 4096 / SECTOR))
                     }
                 }
-                Event::BackingRead(_, at, len) => {
+                Event::BackingRead(_, at, len, _) => {
                     if self.backing_fails() {
                         Err(IoFailed)
                     } else {
@@ -667,7 +722,7 @@ impl World {
                     s.page_loaded(now, io, slots.as_deref().map_err(|&e| e), fx)
                 });
             }
-            Event::BackingRead(io, at, _) => {
+            Event::BackingRead(io, at, ..) => {
                 let result = outcome.as_ref().map(|_| ()).map_err(|&e| e);
                 if let Ok(bytes) = outcome {
                     self.buffers.insert((shard, io), (at, bytes));
@@ -747,8 +802,11 @@ impl World {
 
     fn step_log(&mut self) {
         let Some(mut log) = self.log.take() else { return };
-        for (shard, region) in std::mem::take(&mut self.asked) {
-            log.ask(shard, region);
+        // What was asked for since the log's thread last looked waits for its next turn.
+        if self.draining || self.trims || self.rng.chance(0.6) {
+            for (shard, region) in std::mem::take(&mut self.asked) {
+                log.ask(shard, region);
+            }
         }
         let (now, mut io) = (self.now(), self.io());
         let before = log.stats();
@@ -802,6 +860,7 @@ impl World {
     fn act(&mut self) -> Result<(), String> {
         let idle = self.ops.len() < if self.trims { 2 } else { 24 };
         match self.rng.below(1000) {
+            0..100 if idle && self.most_ahead > 0 && !self.trims => self.scan_on(),
             0..300 if idle => self.submit_random(),
             300..304 if self.ops.len() < 24 => self.begin_range(PartKind::Zero),
             447..449 if self.ops.len() < 24 => self.begin_range(PartKind::Prefetch),
@@ -828,6 +887,10 @@ impl World {
                 // A client that waits for a bit is served by a slow log too.
                 if !self.lazy_log || !self.asked.is_empty() || self.rng.chance(0.05) {
                     self.step_log();
+                    // What was asked for while the log wrote is not durable: the power fails here more often than elsewhere.
+                    if !self.asked.is_empty() && self.rng.chance(0.03) {
+                        self.power_cut();
+                    }
                 }
             }
             449..490 if self.trims && idle => self.begin_range(PartKind::Zero),
@@ -848,7 +911,11 @@ impl World {
 
     pub(crate) fn step(&mut self) -> Result<(), String> {
         self.time += 1;
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.act()));
+        let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
+            self.act()?;
+            self.read_ahead();
+            Ok(())
+        }));
         match outcome {
             Ok(result) => result?,
             Err(payload) if payload.is::<Killed>() => {

@@ -53,6 +53,9 @@ impl World {
     }
 
     fn check_line(&self, shard: usize, slot: SlotId, line: LineId) -> Result<(), String> {
+        if World::is_never(line) {
+            return Err(format!("shard {shard} {slot:?}: {line:?} is never to be cached"));
+        }
         if self.rotten.contains(&(shard, slot)) {
             return Ok(());
         }

@@ -4,6 +4,12 @@
 //! It begins when a read of such a stream misses, goes on while the store must be asked, and ends where everything is cached.
 //! How far it goes grows with the stream, up to a limit. Only streams whose lines are admitted are read ahead of: what
 //! admission keeps out (scans, if it is told so) is not brought in by this way.
+//!
+//! What is read ahead is asked for as [`PartKind::Prefetch`](super::PartKind): the shard brings it past admission, keeps it
+//! from changes like any other fetch, and lets it go where it would have to wait. Whoever asks sees to it that nothing beyond
+//! the end of the volume is asked for, and nothing of which the operator has said something else ([`Streams::same_rule`]).
+
+use super::planted::Planted;
 
 /// Streams that are known at a time, of one worker.
 const STREAMS: usize = 16;
@@ -26,31 +32,60 @@ struct Stream {
     used: u64,
 }
 
-/// The streams of one worker.
+/// The streams of one worker. Places are bytes of the line space.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub struct Streams {
     list: [Stream; STREAMS],
     clock: u64,
     /// The furthest, bytes; 0: never.
     most: u64,
     group: u64,
+    /// A stream is one from so many bytes on.
+    least: u64,
+    #[cfg(feature = "planted")]
+    fault: Option<Planted>,
 }
 
 impl Streams {
-    /// Up to `most` bytes are read ahead, in groups of `group` bytes.
-    pub(super) fn new(most: u64, group: u64) -> Streams {
-        Streams { list: Default::default(), clock: 0, most, group }
+    /// Up to `most` bytes are read ahead (0: none), in groups of `group` bytes.
+    pub fn new(most: u64, group: u64) -> Streams {
+        Streams {
+            list: Default::default(),
+            clock: 0,
+            most,
+            group,
+            least: BYTES,
+            #[cfg(feature = "planted")]
+            fault: None,
+        }
+    }
+
+    /// The same where reads of `least` bytes, one after the other, are a stream: for volumes that are small.
+    #[must_use]
+    pub fn with_least(self, least: u64) -> Streams {
+        Streams { least, ..self }
+    }
+
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Planted) {
+        self.fault = Some(fault);
+    }
+
+    #[cfg(feature = "planted")]
+    fn planted(&self, fault: Planted) -> bool {
+        self.fault == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    #[inline(always)]
+    fn planted(&self, _: Planted) -> bool {
+        false
     }
 
     /// Bytes `at..at + len` are read, of a volume whose cached part ends at `end`. Returns what is to be read ahead: from
     /// where and to where.
-    pub(super) fn read(
-        &mut self,
-        at: u64,
-        len: u64,
-        end: u64,
-        admitted: bool,
-    ) -> Option<(u64, u64)> {
+    pub fn read(&mut self, at: u64, len: u64, end: u64, admitted: bool) -> Option<(u64, u64)> {
         if self.most == 0 || len == 0 {
             return None;
         }
@@ -79,23 +114,41 @@ impl Streams {
     }
 
     /// The store was asked for a read at `at`.
-    pub(super) fn missed(&mut self, at: u64, end: u64) -> Option<(u64, u64)> {
+    pub fn missed(&mut self, at: u64, end: u64) -> Option<(u64, u64)> {
         let place = self.list.iter().position(|s| s.start <= at && at < s.next)?;
         self.list[place].cold = true;
         self.further(place, end)
     }
 
     /// All that was read ahead from `at` on was there already.
-    pub(super) fn was_there(&mut self, at: u64) {
+    pub fn was_there(&mut self, at: u64) {
         if let Some(s) = self.list.iter_mut().find(|s| s.start <= at && at < s.asked) {
             s.cold = false;
         }
     }
 
+    /// Where, in `from..to` of a volume that begins at `base`, lines of `line` bytes end of which `rule` says what it says of
+    /// the one before `from`: what admission said of that one is not said of others.
+    pub fn same_rule<R: PartialEq>(
+        &self,
+        (from, to): (u64, u64),
+        base: u64,
+        line: u64,
+        rule: impl Fn(u64) -> R,
+    ) -> u64 {
+        if self.planted(Planted::AheadIgnoresRule) {
+            return to;
+        }
+        let first = rule(from.saturating_sub(line).max(base));
+        (from..to).step_by(line as usize).find(|&at| rule(at) != first).unwrap_or(to)
+    }
+
     fn further(&mut self, place: usize, end: u64) -> Option<(u64, u64)> {
+        let end = if self.planted(Planted::AheadPastEnd) { u64::MAX } else { end };
+        let least = self.least;
         let stream = &mut self.list[place];
         let run = stream.next - stream.start;
-        if !stream.cold || !stream.admitted || stream.reads < READS || run < BYTES {
+        if !stream.cold || !stream.admitted || stream.reads < READS || run < least {
             return None;
         }
         let from = stream.asked.max(stream.next);
