@@ -284,6 +284,12 @@ pub fn map_memory(layout: &Layout) -> u64 {
     ((entries + rest) * 8) as u64 * u64::from(layout.shards)
 }
 
+/// The same at most, with what replacement policies and segments add: for the lines, and beside them.
+pub fn most_map_memory(layout: &Layout) -> (u64, u64) {
+    let (lines, rest) = Map::most_bytes(Shape::of(layout));
+    (lines * u64::from(layout.shards), rest * u64::from(layout.shards))
+}
+
 /// What is on a device, if anything is.
 fn occupied(device: &FlashDevice) -> Result<Option<String>, CacheError> {
     let size = device.geometry().size;

@@ -91,28 +91,30 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as u32);
     let layout = open::format(&config, super::seed()?, UnixSecs(now)).map_err(failed)?;
-    let a_line = match layout.placement() {
-        Placement::Sets(_) => 7,
-        Placement::Full => 16,
-        Placement::Sparse(span) => {
-            outln!(
-                "{}: up to {} lines of {}, of volumes of {} together; the map takes {} of DRAM, whatever is cached",
-                args.path.display(),
-                layout.capacity(),
-                ByteSize(u64::from(layout.line)),
-                ByteSize(span),
-                ByteSize(open::map_memory(&layout)),
-            )?;
-            return Ok(());
-        }
+    let path = args.path.display();
+    let line = ByteSize(u64::from(layout.line));
+    if let Placement::Sparse(span) = layout.placement() {
+        outln!(
+            "{path}: up to {} lines of {line}, of volumes of {} together; the map takes {} of DRAM, whatever is cached",
+            layout.capacity(),
+            ByteSize(span),
+            ByteSize(open::map_memory(&layout)),
+        )?;
+        return Ok(());
+    }
+    let (of_lines, rest) = open::most_map_memory(&layout);
+    let slots = layout.slots();
+    let beside = if layout.segments() > 0 {
+        let segments = u64::from(layout.segments()) * u64::from(layout.shards);
+        format!(", and {} for {segments} segments", ByteSize(rest))
+    } else {
+        String::new()
     };
     outln!(
-        "{}: {} lines of {}, {} for the map; it will take up to {} of DRAM ({a_line} bytes a line)",
-        args.path.display(),
-        layout.slots(),
-        ByteSize(u64::from(layout.line)),
+        "{path}: {slots} lines of {line}, {} for the map; it will take up to {} of DRAM ({} bytes a line{beside})",
         ByteSize(layout.data),
-        ByteSize(layout.slots() * a_line),
+        ByteSize(of_lines + rest),
+        of_lines / slots,
     )?;
     Ok(())
 }

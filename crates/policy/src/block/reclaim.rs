@@ -163,6 +163,9 @@ impl SegmentPicker {
         &self.list
     }
 
+    /// Bytes of memory that a segment takes at most.
+    pub const BYTES_EACH: usize = 16 + 40;
+
     /// Bytes of memory: about 16 for each segment, and 40 more where an order is kept.
     pub fn memory_bytes(&self) -> usize {
         self.position.capacity() * 4

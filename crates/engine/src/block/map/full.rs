@@ -1,4 +1,4 @@
-//! Fully associative placement: a log of segments, 15 bytes of DRAM a slot.
+//! Fully associative placement: a log of segments, 15 bytes of DRAM a slot, and about 90 a segment.
 //!
 //! ```text
 //! entry    64 bits   checksum 24 | line + 1 40      one store makes a line or takes it away
@@ -185,6 +185,14 @@ impl Full {
 
     pub(super) fn placing(&self) -> &Placing {
         &self.placing
+    }
+
+    /// Bytes of memory at most: of the slots, and of the segments. The second do not count where these are large: below 64
+    /// lines each they come to more than a byte a line.
+    pub(super) fn most_bytes(segments: u32, lines: u32) -> (u64, u64) {
+        // Entry, hint, index, and ghosts of policies that have some; the time when a segment was closed.
+        let each = Segments::BYTES_EACH + 8;
+        (u64::from(segments) * u64::from(lines) * 16, u64::from(segments) * each)
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {

@@ -216,6 +216,20 @@ impl Map {
         (entries, rest + VOID_WORDS)
     }
 
+    /// Bytes of memory that a map of this shape takes at most, words, index and all: for its slots, and beside them for what
+    /// does not follow from their number (segments; words that note what is void).
+    pub fn most_bytes(shape: Shape) -> (u64, u64) {
+        let (slots, rest) = match shape {
+            Shape::Sets { .. } => (u64::from(shape.slots()) * 7, 0),
+            Shape::Full { segments, lines } => Full::most_bytes(segments, lines),
+            Shape::Sparse { .. } => {
+                let (entries, rest) = Self::words(shape);
+                (0, (entries + rest) as u64 * 8)
+            }
+        };
+        (slots, rest + VOID_WORDS as u64 * 8)
+    }
+
     /// A map in `entries` and `rest`, which are zero or were one of the same shape.
     ///
     /// # Panics

@@ -112,8 +112,13 @@ impl Segments {
         segments
     }
 
+    /// Bytes of memory that a segment takes at most.
+    pub(super) const BYTES_EACH: u64 = (Self::OWN_EACH + SegmentPicker::BYTES_EACH) as u64;
+    /// Of it, what is here.
+    const OWN_EACH: usize = size_of::<Segment>() + 4 + 4;
+
     pub(super) fn memory_bytes(&self) -> u64 {
-        let each = size_of::<Segment>() + 4 + 4;
+        let each = Self::OWN_EACH;
         (self.all.capacity() * each + self.picker.memory_bytes()) as u64
     }
 

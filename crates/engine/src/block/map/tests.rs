@@ -148,6 +148,10 @@ fn every_way_of_making_room_keeps_what_it_says() {
         // There is always room for more, and the cache is not left empty.
         assert_eq!(refused, 0, "{making:?}");
         let least = if making.evict == EvictionBy::Cache { 200 } else { 180 };
+        // Segments so small cost more than their lines' sixteen bytes, and what is said of them is enough.
+        let (lines, rest) = Map::most_bytes(SHAPE);
+        let bytes = driver.map.memory_bytes();
+        assert!(lines == 16 * u64::from(SHAPE.slots()) && bytes <= lines + rest, "{bytes}");
         assert!(driver.lines.len() > least, "{} lines with {making:?}", driver.lines.len());
     }
 }
