@@ -265,6 +265,67 @@ fn replay(file: &Path) -> (serde_json::Value, Option<i32>) {
     (report.unwrap_or_else(|e| panic!("{e}: {problem}")), output.status.code())
 }
 
+/// The same where the placement is sparse, with more pages of the table than memory has room for: pages come and go, go
+/// with all their lines, and their space is given back.
+#[test]
+fn what_a_sparse_cache_decides_is_decided_again() {
+    use larder_sim::replay::flip_block_decision;
+    /// One group in each page of the first of eight shards.
+    const STEP: u64 = (63 * 8 * 64) << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    File::create(path("disk")).unwrap().set_len(48 << 30).unwrap();
+    let (cache, record) = (path("cache"), path("run.rec"));
+    let (cache, record_arg) = (cache.to_str().unwrap(), record.to_str().unwrap());
+    let (code, said) = larder(&["format", cache, "--size", "8m", "--placement", "sparse:64g"]);
+    assert_eq!(code, Some(0), "{said}");
+    let daemon = Daemon::start(dir.path(), &["--threads", "3", "--record", record_arg]);
+    under_load(dir.path(), 150);
+    let mut client = session(dir.path());
+    let places: Vec<u64> = (0..48u64 << 30).step_by(STEP as usize).collect();
+    assert!(places.len() > 1_200, "more than a shard has frames: {}", places.len());
+    for (i, &at) in places.iter().enumerate() {
+        write(&mut *client, at, 8192, i as u8 | 1);
+    }
+    for (i, &at) in places.iter().enumerate() {
+        assert!(read(&mut *client, at, 4096).iter().all(|&b| b == i as u8 | 1), "{at}");
+    }
+    drop(client);
+    daemon.stop();
+    let (report, code) = replay(&record);
+    assert_eq!((code, &report["difference"]), (Some(0), &serde_json::Value::Null), "{report}");
+    assert!(report["complete"] == true && report["records"] == report["compared"], "{report}");
+    let streams = report["streams"].as_array().unwrap();
+    assert_eq!(streams.len(), 10, "eight shards, the log, a volume");
+    for stream in [0, 5, 8] {
+        let of = &streams[stream];
+        let count = of[1].as_u64().unwrap();
+        // The first shard is told of a part, its fill, and of most places of a page that is read.
+        assert!(count > if stream == 0 { 5_000 } else { 50 }, "{report}");
+        let flipped = path("flipped.rec");
+        std::fs::copy(&record, &flipped).unwrap();
+        let mut file = File::options().read(true).write(true).open(&flipped).unwrap();
+        assert!(flip_block_decision(&mut file, stream, count / 2).unwrap());
+        let (found, code) = replay(&flipped);
+        assert_eq!(code, Some(1));
+        let found = &found["difference"];
+        assert_eq!((&found["stream"], &found["record"]), (&of[0], &serde_json::json!(count / 2)));
+    }
+    // Damage in the middle is no end: it is refused with its place.
+    let mut bytes = std::fs::read(&record).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(&record, &bytes).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "replay", record_arg])
+        .output()
+        .unwrap();
+    let (said, why) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{said}{why}");
+    assert!(why.contains("byte ") && !said.contains("is the same"), "{said}{why}");
+}
+
 /// What shards, log and admission decided under load from several clients, on several threads, is decided again; a
 /// decision that is changed is found where it is; what a killed daemon leaves replays as far as it goes.
 #[test]

@@ -544,16 +544,6 @@ pub fn open(
         sb.generation += 1 << 20;
         sb.snapshot = false;
     }
-    if let Some(record) = config.record.as_ref().filter(|_| sb.layout.is_sparse()) {
-        return Err(CacheError::Record {
-            path: record.file.display().to_string(),
-            reason: format!(
-                "what a sparse cache decides follows from its table on the device, which no record has: format '{}' with \
-                 another placement, or serve without --record",
-                path.display()
-            ),
-        });
-    }
     let (region, mut words, why_private) = Region::open(&sb)?;
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
@@ -637,7 +627,10 @@ pub fn open(
     let empty = recovered.records == 0
         && !log.superblock().snapshot
         && log.regions_set() == 0
-        && maps.iter().all(|m| (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free));
+        && maps.iter().all(|m| match m.sparse() {
+            Some(table) => table.is_new(),
+            None => (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free),
+        });
     if config.record.is_some() && !empty {
         return Err(CacheError::NotEmpty { path: path.display().to_string() });
     }

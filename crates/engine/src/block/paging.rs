@@ -255,6 +255,12 @@ impl BlockShard {
         self.bring_stalled(now, fx);
     }
 
+    /// Whether `io` reads a page of the table, and one of so many slots (`None`: it was not read).
+    pub(super) fn awaits_page(&self, io: IoId, slots: Option<usize>) -> bool {
+        let per = self.map.sparse().map_or(0, |m| m.page_slots() as usize);
+        matches!(self.ios.get(io.0), Some(Io::Load { .. })) && slots.is_none_or(|n| n == per)
+    }
+
     /// What waited for the page goes on.
     fn page_here(&mut self, now: Nanos, page: u32, fx: &mut impl BlockEffects) {
         let awaited = self.paging.as_mut().and_then(|p| p.awaited.remove(&page));

@@ -195,6 +195,11 @@ impl Sparse {
         self.per
     }
 
+    /// Whether it is as it is made: without lines, and without anything that an earlier run has left.
+    pub fn is_new(&self) -> bool {
+        (0..self.own_rest()).all(|word| self.states.load(word) == 0)
+    }
+
     /// Lines in the cache.
     pub fn lines(&self) -> u64 {
         self.lines

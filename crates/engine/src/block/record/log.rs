@@ -10,14 +10,16 @@ use super::digest::{Answers, Digest};
 use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
 use crate::block::api::{IoFailed, SlotId, Sum};
 use crate::block::log::{LogFailed, LogIo, LogShards, LogStep, MapLog};
+use crate::block::paging::TableChange;
 use crate::block::shard::MapRecord;
 use crate::kv::record::BadRecord;
-use crate::kv::record::bytes::put;
+use crate::kv::record::bytes::{put, unzigzag, zigzag};
 
 const ASK: u8 = 0;
 const STEP: u8 = 1;
 const SETTLE: u8 = 2;
 const UPDATE: u8 = 3;
+const WRITE_OUT: u8 = 4;
 
 /// What the log heard during one call: yes or no, and numbers.
 #[derive(Default)]
@@ -51,6 +53,38 @@ impl<S: LogShards> LogShards for Noting<'_, S> {
         let taken = &out[from..];
         heard.numbers.push(taken.len() as u64);
         heard.answers.push(taken.iter().any(|r| r.holds.is_some()));
+    }
+
+    fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
+        let from = out.len();
+        self.inner.take_pages(shard, most, out);
+        let mut heard = self.heard.borrow_mut();
+        heard.digest.all(&[12, shard.into(), most as u64]);
+        let taken = &out[from..];
+        heard.numbers.push(taken.len() as u64);
+        for change in taken {
+            // What lies in the pages is the shard's decision; where they go is the log's.
+            let numbers = match *change {
+                TableChange::Page { page, .. } => [page.into(), 0],
+                TableChange::Cleared { first, count } => [first.into(), count.into()],
+            };
+            heard.numbers.extend(numbers);
+        }
+    }
+
+    fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
+        let from = out.len();
+        self.inner.emptied(shard, out);
+        let mut heard = self.heard.borrow_mut();
+        heard.digest.all(&[13, shard.into()]);
+        let runs = &out[from..];
+        heard.numbers.push(runs.len() as u64);
+        let mut end = 0;
+        for &(first, count) in runs {
+            // From the end of the one before: small numbers.
+            heard.numbers.extend([zigzag(i64::from(first.0) - end), count.into()]);
+            end = i64::from(first.0) + i64::from(count);
+        }
     }
 
     fn records_durable(&mut self, shard: u32) {
@@ -119,6 +153,14 @@ impl<S: LogIo> LogIo for Noting<'_, S> {
         let outcome = self.inner.flush();
         let mut heard = self.heard.borrow_mut();
         heard.digest.add(11);
+        heard.answers.push(outcome.is_ok());
+        outcome
+    }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        let outcome = self.inner.punch(at, len);
+        let mut heard = self.heard.borrow_mut();
+        heard.digest.all(&[14, at, len]);
         heard.answers.push(outcome.is_ok());
         outcome
     }
@@ -252,7 +294,7 @@ impl TapedLog {
         outcome
     }
 
-    /// [`MapLog::write_out`]. Where the placement is sparse nothing is recorded.
+    /// [`MapLog::write_out`].
     ///
     /// # Errors
     /// The log's.
@@ -261,7 +303,13 @@ impl TapedLog {
         shards: &mut impl LogShards,
         io: &mut impl LogIo,
     ) -> Result<(), LogFailed> {
-        self.log.write_out(shards, io)
+        if self.tape.is_none() {
+            return self.log.write_out(shards, io);
+        }
+        let (outcome, mut heard) = decide(&mut self.log, shards, io, |l, s, i| l.write_out(s, i));
+        heard.digest.add(outcome.is_err().into());
+        self.keep(WRITE_OUT, Nanos::ZERO, &heard);
+        outcome
     }
 
     /// [`MapLog::update`]. What is changed is the caller's affair, and not compared.
@@ -293,7 +341,9 @@ impl TapedLog {
         let ended = reader.end()?;
         let now = begun.now;
         let next = std::cell::Cell::new(0);
-        let told = || Told { numbers: &numbers, number: 0, answers: &ended.answers, answer: &next };
+        let layout = self.log.superblock().layout;
+        let (number, answers) = (0, &ended.answers);
+        let told = || Told { numbers: &numbers, number, answers, answer: &next, layout };
         let (mut world, mut device) = (told(), told());
         let log = &mut self.log;
         let (input, digest) = match begun.tag {
@@ -328,6 +378,12 @@ impl TapedLog {
                     decide(log, &mut world, &mut device, |l, s, i| l.settle(now, s, i));
                 note_settled(&mut heard.digest, &outcome);
                 ("the end of the run".to_owned(), heard.digest)
+            }
+            WRITE_OUT => {
+                let (outcome, mut heard) =
+                    decide(log, &mut world, &mut device, |l, s, i| l.write_out(s, i));
+                heard.digest.add(outcome.is_err().into());
+                ("what is left to be written".to_owned(), heard.digest)
             }
             UPDATE => {
                 // The device of a replay takes everything.
@@ -377,9 +433,16 @@ struct Told<'a> {
     number: usize,
     answers: &'a Answers,
     answer: &'a std::cell::Cell<u64>,
+    layout: Layout,
 }
 
 impl Told<'_> {
+    /// A run `first, count` of `of` pages.
+    fn run(&mut self, of: u32) -> (u32, u32) {
+        let first = self.number().min(u64::from(of.max(1) - 1)) as u32;
+        (first, self.number().min(u64::from(of - first)) as u32)
+    }
+
     fn number(&mut self) -> u64 {
         self.number += 1;
         // Asked for more than was recorded: the digest differs then.
@@ -414,6 +477,34 @@ impl LogShards for Told<'_> {
         }
     }
 
+    fn take_pages(&mut self, _shard: u32, most: usize, out: &mut Vec<TableChange>) {
+        // (One behind the other: as many as it takes numbers.)
+        let count = self.number().min(self.numbers.len() as u64);
+        let mut pages = 0;
+        for _ in 0..count {
+            let change = match self.run(self.layout.table_pages()) {
+                (page, 0) => TableChange::Page { page, slots: Vec::new() },
+                (first, count) => TableChange::Cleared { first, count },
+            };
+            pages += usize::from(matches!(change, TableChange::Page { .. }));
+            if pages <= most {
+                out.push(change);
+            }
+        }
+    }
+
+    fn emptied(&mut self, _shard: u32, out: &mut Vec<(SlotId, u32)>) {
+        let count = self.number().min(self.numbers.len() as u64);
+        let slots = i64::from(self.layout.shard_slots());
+        let mut end = 0i64;
+        for _ in 0..count {
+            let first = end.saturating_add(unzigzag(self.number())).clamp(0, slots);
+            let count = self.number().min((slots - first) as u64) as u32;
+            out.push((SlotId(first as u32), count));
+            end = first + i64::from(count);
+        }
+    }
+
     fn records_durable(&mut self, _shard: u32) {}
 
     fn records_lost(&mut self, _shard: u32) {}
@@ -445,6 +536,10 @@ impl LogIo for Told<'_> {
     }
 
     fn flush(&mut self) -> Result<(), IoFailed> {
+        self.outcome()
+    }
+
+    fn punch(&mut self, _at: u64, _len: u64) -> Result<(), IoFailed> {
         self.outcome()
     }
 }

@@ -154,14 +154,7 @@ impl BlockRunSetup {
             };
             *byte = (high << 4 | low) as u8;
         }
-        let superblock = larder_format::block::superblock::choose(&bytes, &[0; COPY_BYTES])?;
-        if superblock.layout.is_sparse() {
-            // What a page of its table holds is in no record.
-            let value = superblock.layout.placement().to_string();
-            let must = "direct, set:W or full";
-            return Err(BlockSetupError::Field { field: "placement", value, must });
-        }
-        Ok(superblock)
+        Ok(larder_format::block::superblock::choose(&bytes, &[0; COPY_BYTES])?)
     }
 
     fn config(&self, superblock: &BlockSuperblock) -> Result<BlockConfig, BlockSetupError> {
@@ -250,7 +243,10 @@ impl BlockRunSetup {
         let a_slot = match layout.placement() {
             Placement::Sets(_) => 8,
             Placement::Full => 16,
-            Placement::Sparse(_) => 0,
+            Placement::Sparse(_) => {
+                let (entries, states) = Map::words(Shape::of(&layout));
+                return Ok((entries + states) as u64 * 8 * u64::from(layout.shards));
+            }
         };
         Ok(layout.slots() * a_slot)
     }
@@ -263,7 +259,7 @@ impl BlockRunSetup {
         let superblock = self.superblock()?;
         let layout = superblock.layout;
         let (shape, making) = (Shape::of(&layout), self.making()?);
-        let placing = Placing::new(layout.shards, layout.group_sets, superblock.key);
+        let placing = Placing::of(&layout, superblock.key);
         let (entries, sums) = Map::words(shape);
         let (entries, sums) = (Words::heap(entries), Words::heap(sums));
         let map = Map::new(entries, sums, placing, shard, shape, making);
@@ -290,7 +286,7 @@ impl BlockRunSetup {
         let of = self.volumes.get(volume);
         let setup = BlockSetup {
             line_bytes: layout.line,
-            lines: layout.slots(),
+            lines: layout.capacity(),
             backing_bytes: of.map_or(0, |v| v.bytes),
             seed: of.map_or(0, |v| v.seed),
         };

@@ -35,6 +35,9 @@ enum Input {
     Merged(IoId, Option<(u32, u32)>),
     VoidRange(LineId, LineId, u64),
     Sweep(u32),
+    PageLoaded(IoId, Option<Vec<Option<Sum>>>),
+    TakePages(u64),
+    Emptied,
 }
 
 /// Most checksums of one read or write.
@@ -55,6 +58,33 @@ fn take_sums(cursor: &mut Cursor<'_>) -> Result<Option<Vec<u32>>, BadRecord> {
         return Ok(None);
     }
     (1..count).map(|_| cursor.u32_le("checksum")).collect::<Result<_, _>>().map(Some)
+}
+
+/// A page of the table: how many slots and one, a bit for each that has a line, and the checksums of those, three bytes each.
+fn put_page(out: &mut Vec<u8>, page: Option<&[Option<Sum>]>) {
+    put(out, page.map_or(0, |p| p.len() as u64 + 1));
+    let page = page.unwrap_or_default();
+    for eight in page.chunks(8) {
+        out.push((0..).zip(eight).fold(0, |bits, (i, s)| bits | u8::from(s.is_some()) << i));
+    }
+    for sum in page.iter().flatten() {
+        out.extend_from_slice(&sum.0.to_le_bytes()[..3]);
+    }
+}
+
+fn take_page(cursor: &mut Cursor<'_>) -> Result<Option<Vec<Option<Sum>>>, BadRecord> {
+    let count = cursor.at_most(MOST_LINES + 1, "number of slots of a page")?;
+    let Some(slots) = count.checked_sub(1) else { return Ok(None) };
+    let bits = cursor.take(slots.div_ceil(8) as usize, "slots of a page that have lines")?;
+    let has = |slot: u64| bits[(slot / 8) as usize] >> (slot % 8) & 1 == 1;
+    let sum = |c: &mut Cursor<'_>| {
+        let sum = c.take(3, "checksum")?;
+        Ok(Sum(u32::from_le_bytes([sum[0], sum[1], sum[2], 0])))
+    };
+    (0..slots)
+        .map(|slot| has(slot).then(|| sum(cursor)).transpose())
+        .collect::<Result<_, _>>()
+        .map(Some)
 }
 
 impl Input {
@@ -78,6 +108,19 @@ impl Input {
             Input::Merged(..) => 15,
             Input::VoidRange(..) => 16,
             Input::Sweep(_) => 17,
+            Input::PageLoaded(..) => 18,
+            Input::TakePages(_) => 19,
+            Input::Emptied => 20,
+        }
+    }
+
+    /// For messages: of a page only how many lines it has.
+    fn describe(&self) -> String {
+        match self {
+            Input::PageLoaded(io, Some(page)) => {
+                format!("PageLoaded({io:?}, {} lines)", page.iter().flatten().count())
+            }
+            other => format!("{other:?}"),
         }
     }
 
@@ -119,13 +162,17 @@ impl Input {
                 [first.0, last.0, *least].iter().for_each(|&n| put(out, n));
             }
             Input::Sweep(steps) => put(out, (*steps).into()),
-            Input::TakeRecords(most) => put(out, *most),
+            Input::PageLoaded(io, page) => {
+                put(out, io.0.into());
+                put_page(out, page.as_deref());
+            }
+            Input::TakeRecords(most) | Input::TakePages(most) => put(out, *most),
             Input::State(first, most) => {
                 put(out, first.0.into());
                 put(out, (*most).into());
             }
             Input::Quiet(region) | Input::IntentReady(region) => put(out, (*region).into()),
-            Input::RecordsDurable | Input::RecordsLost | Input::Disable => {}
+            Input::RecordsDurable | Input::RecordsLost | Input::Disable | Input::Emptied => {}
         }
     }
 
@@ -188,6 +235,9 @@ impl Input {
             }
             16 => Input::VoidRange(line(c)?, line(c)?, c.varint("number of groups")?),
             17 => Input::Sweep(c.u32("steps")?),
+            18 => Input::PageLoaded(IoId(c.u32("I/O")?), take_page(c)?),
+            19 => Input::TakePages(c.varint("number of pages")?),
+            20 => Input::Emptied,
             other => return Err(unknown(other)),
         })
     }
@@ -216,6 +266,9 @@ fn check(shard: &BlockShard, input: &Input) -> Result<(), BadRecord> {
         {
             bad("the last line of a range", last.0, "behind the first, in the line space")
         }
+        Input::PageLoaded(io, page) if !shard.awaits_page(*io, page.as_ref().map(Vec::len)) => {
+            bad("the I/O of a page", io.0.into(), "one that reads a page of so many slots")
+        }
         Input::State(slot, _) if slot.0 >= shard.map().len() => {
             bad("a slot", slot.0.into(), "one of the shard's")
         }
@@ -230,6 +283,26 @@ fn note_records(digest: &mut Digest, records: &[MapRecord]) {
         digest.add(record.slot.0.into());
         digest.all(&holds);
     }
+}
+
+fn note_pages(digest: &mut Digest, pages: &[TableChange]) {
+    digest.add(pages.len() as u64);
+    for page in pages {
+        match page {
+            TableChange::Page { page, slots } => {
+                digest.all(&[0, (*page).into()]);
+                slots.iter().for_each(|s| digest.add(s.map_or(u64::MAX, |sum| sum.0.into())));
+            }
+            TableChange::Cleared { first, count } => {
+                digest.all(&[1, (*first).into(), (*count).into()]);
+            }
+        }
+    }
+}
+
+fn note_runs(digest: &mut Digest, runs: &[(SlotId, u32)]) {
+    digest.add(runs.len() as u64);
+    runs.iter().for_each(|(slot, count)| digest.all(&[slot.0.into(), (*count).into()]));
 }
 
 fn note_left(digest: &mut Digest, left: &[Option<(LineId, LineId)>; 2]) {
@@ -456,7 +529,7 @@ impl TapedShard {
         }
     }
 
-    /// [`BlockShard::page_loaded`]. Where the placement is sparse nothing is recorded.
+    /// [`BlockShard::page_loaded`].
     pub fn page_loaded(
         &mut self,
         now: Nanos,
@@ -464,12 +537,31 @@ impl TapedShard {
         outcome: Result<&[Option<Sum>], IoFailed>,
         fx: &mut impl BlockEffects,
     ) {
-        self.shard.page_loaded(now, io, outcome, fx);
+        let input = || Input::PageLoaded(io, outcome.ok().map(<[_]>::to_vec));
+        told!(self, now, fx, input(), |s, f| s.page_loaded(now, io, outcome, f));
     }
 
-    /// [`BlockShard::take_pages`]. Where the placement is sparse nothing is recorded.
+    /// [`BlockShard::take_pages`].
     pub fn take_pages(&mut self, most: usize, out: &mut Vec<TableChange>) {
+        let from = out.len();
         self.shard.take_pages(most, out);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            note_pages(&mut digest, &out[from..]);
+            let input = Input::TakePages(most as u64);
+            self.keep(Nanos::ZERO, &input, &Answers::default(), digest);
+        }
+    }
+
+    /// [`BlockShard::emptied`], which is recorded too: by it space is given back.
+    pub fn emptied(&mut self, out: &mut Vec<(SlotId, u32)>) {
+        let from = out.len();
+        self.shard.emptied(out);
+        if self.tape.is_some() {
+            let mut digest = Digest::default();
+            note_runs(&mut digest, &out[from..]);
+            self.keep(Nanos::ZERO, &Input::Emptied, &Answers::default(), digest);
+        }
     }
 
     /// [`BlockShard::records_durable`].
@@ -561,6 +653,20 @@ impl TapedShard {
                 s.take_records(usize::try_from(*most).unwrap_or(usize::MAX), &mut out);
                 note_records(&mut f.digest, &out);
             }
+            Input::PageLoaded(io, page) => {
+                let page = page.as_deref().ok_or(IoFailed);
+                s.page_loaded(now, *io, page, &mut f);
+            }
+            Input::TakePages(most) => {
+                let mut out = Vec::new();
+                s.take_pages(usize::try_from(*most).unwrap_or(usize::MAX), &mut out);
+                note_pages(&mut f.digest, &out);
+            }
+            Input::Emptied => {
+                let mut out = Vec::new();
+                s.emptied(&mut out);
+                note_runs(&mut f.digest, &out);
+            }
             Input::RecordsDurable => s.records_durable(now, &mut f),
             Input::RecordsLost => s.records_lost(),
             Input::State(first, most) => {
@@ -577,7 +683,7 @@ impl TapedShard {
             Input::Merged(io, sums) => s.merged(now, *io, sums.ok_or(IoFailed), &mut f),
         }
         let replayed = f.digest.finish();
-        let input = format!("{input:?}");
+        let input = input.describe();
         Ok(Again { nanos: now.0, input, recorded: ended.digest, replayed })
     }
 }
