@@ -10,7 +10,7 @@ MIB = 1 << 20
 VOLUME = 64 * MIB
 # Smaller than the volume, so that lines are evicted all the time.
 CACHE = 24 * MIB
-FORMAT = "{larder} block format {cache} --size {size} --yes"
+FORMAT = "{larder} block format {cache} --size {size} --placement {placement} --yes"
 SERVE = ("{larder} block serve --cache {cache} --volume disk=file:{disk} --listen unix:{socket} --listen vhost:{vhost},volume=disk"
          " --state-dir {state}")
 
@@ -30,8 +30,8 @@ class Unable(Exception):
 class Served:
     """A cached volume that can be stopped, killed and started again on the same cache."""
 
-    def __init__(self, options, folder, size=VOLUME, record=False):
-        words = {"larder": options.larder, "cache": folder / "cache", "disk": folder / "disk.img", "size": CACHE,
+    def __init__(self, options, folder, size=VOLUME, record=False, placement="set:8"):
+        words = {"larder": options.larder, "cache": folder / "cache", "disk": folder / "disk.img", "size": CACHE, "placement": placement,
                  "socket": folder / "socket", "state": folder / "state", "vhost": folder / "vhost"}
         self.vhost, self.options = words["vhost"], options
         self.disk, self.socket, self.folder = words["disk"], words["socket"], folder

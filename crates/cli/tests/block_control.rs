@@ -19,7 +19,13 @@ use daemon::{Daemon, larder, prepare, read, session, session_of, write};
 
 #[test]
 fn status_explain_and_drop() {
-    let dir = prepare("set:8");
+    for placement in ["set:8", "sparse"] {
+        explain_and_drop(placement);
+    }
+}
+
+fn explain_and_drop(placement: &str) {
+    let dir = prepare(placement);
     let dir = dir.path();
     let daemon = Daemon::start(dir, &[]);
     let socket = dir.join("state").join("block.sock");
@@ -70,7 +76,13 @@ fn status_explain_and_drop() {
 
 #[test]
 fn a_volume_comes_and_goes_and_comes_back() {
-    let dir = prepare("set:8");
+    for placement in ["set:8", "sparse"] {
+        comes_and_goes(placement);
+    }
+}
+
+fn comes_and_goes(placement: &str) {
+    let dir = prepare(placement);
     let dir = dir.path();
     let other = dir.join("other");
     std::fs::write(&other, vec![3u8; 8 << 20]).unwrap();

@@ -38,11 +38,22 @@ pub(crate) struct Host {
 impl Host {
     /// A host below `dir`, in front of the store `uri`.
     pub(crate) fn new(dir: &Path, name: &str, uri: &str, more: &[&str]) -> Host {
+        Host::placing("set:8", dir, name, uri, more)
+    }
+
+    /// The same with another placement.
+    pub(crate) fn placing(
+        placement: &str,
+        dir: &Path,
+        name: &str,
+        uri: &str,
+        more: &[&str],
+    ) -> Host {
         let dir = dir.join(name);
         std::fs::create_dir(&dir).unwrap();
         let cache = dir.join("cache");
-        let (code, message) =
-            larder(&["block", "format", cache.to_str().unwrap(), "--size", "64m"]);
+        let format = ["block", "format", cache.to_str().unwrap(), "--size", "64m", "--placement"];
+        let (code, message) = larder(&[&format[..], &[placement]].concat());
         assert_eq!(code, Some(0), "{message}");
         let more = more.iter().map(|&s| s.to_owned()).collect();
         Host { dir, uri: uri.to_owned(), more }

@@ -60,8 +60,10 @@ fn check(client: &mut Client, wanted: impl Fn(u64) -> u8) {
 
 /// A writes, B overwrites a third, A reads: whatever was cached at A, it is B's.
 fn moves(uri: &str, dir: &Path, kill: bool, keeps_others_away: bool) {
-    let a = Host::new(dir, "a", uri, &[]);
-    let b = Host::new(dir, "b", uri, &[]);
+    // One of the caches is sparse.
+    let (one, other) = if kill { ("sparse", "set:8") } else { ("set:8", "sparse") };
+    let a = Host::placing(one, dir, "a", uri, &[]);
+    let b = Host::placing(other, dir, "b", uri, &[]);
     let running = a.start();
     let mut client = running.client();
     write_all(&mut client, 1);
@@ -141,8 +143,10 @@ fn warm_where_it_is_proved() {
         (nbd.clone(), &[], false),
         (nbd, &["--trust-unchanged"], true),
     ];
-    for (number, (uri, more, warm)) in stores.into_iter().enumerate() {
-        let host = Host::new(dir.path(), &format!("host{number}"), &uri, more);
+    let both = |store| [("set:8", store), ("sparse", store)];
+    for (number, (placement, (uri, more, warm))) in stores.iter().flat_map(both).enumerate() {
+        let (more, warm) = (*more, *warm);
+        let host = Host::placing(placement, dir.path(), &format!("host{number}"), uri, more);
         for kill in [true, false] {
             let running = host.start();
             let mut client = running.client();
@@ -306,10 +310,11 @@ fn connections_that_are_lost() {
 /// what was last answered, or something that was tried since.
 #[test]
 fn errors_of_the_store_and_kills() {
-    for errno in [Errno::Io, Errno::NoSpc] {
+    for (errno, placement) in [(Errno::Io, "set:8"), (Errno::NoSpc, "sparse")] {
         let dir = TempDir::new().unwrap();
         let store = Store::start(dir.path(), 8 * MIB, errno);
-        let host = Host::new(dir.path(), "a", &store.uri(), &["--trust-unchanged"]);
+        let (uri, more) = (store.uri(), &["--trust-unchanged"]);
+        let host = Host::placing(placement, dir.path(), "a", &uri, more);
         // What may be there: the last answered version first.
         let mut may: Vec<Vec<u8>> = vec![vec![0]; PLACES as usize];
         let (mut version, mut failed) = (0u8, 0);
