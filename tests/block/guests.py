@@ -77,7 +77,7 @@ mount -t tmpfs none /dev/shm
 control=/tmp/state/block.sock
 serve() {
     : >/tmp/log
-    larder block serve --cache /tmp/cache --volume disk=file:/dev/vda --state-dir /tmp/state --listen $1 $plain 2>>/tmp/log &
+    larder block serve --cache /tmp/cache --volume disk=file:/dev/vda --state-dir /tmp/state --listen $* $plain 2>>/tmp/log &
     daemon=$!
     says ready:
 }
@@ -106,7 +106,7 @@ echo "killed under a writer"
 mount -t ext4 /dev/ublkb3 /mnt
 (
     i=0
-    while [ $i -lt 40 ]; do
+    while [ $i -lt 30 ]; do
         dd if=/dev/urandom of=/tmp/piece bs=64k count=8 2>/dev/null
         dd if=/tmp/piece of=/mnt/file$i bs=64k conv=fsync 2>/dev/null || echo "a write failed"
         (cd /tmp && sha256sum piece | sed "s/piece/file$i/") >>/tmp/written
@@ -119,7 +119,8 @@ for round in 1 2 3; do
     sleep 0.7
     stop 9
     sleep 0.5
-    serve ublk:3,volume=disk
+    # Two queues, by another number of threads each time.
+    serve ublk:3,volume=disk -t $round
     says "ublkb3 is taken over"
 done
 wait $writer

@@ -106,7 +106,7 @@ pub(super) enum Found {
     None,
     /// One of this volume, whose server has died: its requests wait, or will.
     Orphan(u32),
-    /// One of this volume, without a disk.
+    /// One of this volume, without a disk, or about to have none.
     Dead(u32),
 }
 
@@ -174,7 +174,12 @@ pub(super) fn find(
             (Some(_), true, true) => {
                 return Err(format!("device {id} is served by process {}: stop it", info.pid));
             }
-            (_, true, false) if info.state == state::DEAD => return Ok(Found::Dead(id)),
+            // Without recovery (Linux 6.0) the driver takes the disk away when its server dies.
+            (_, true, false)
+                if info.state == state::DEAD || info.flags & flag::USER_RECOVERY == 0 =>
+            {
+                return Ok(Found::Dead(id));
+            }
             (_, true, false) => return Ok(Found::Orphan(id)),
         }
     }
@@ -314,7 +319,8 @@ impl Device {
         let (info, taken_over) = match find(&mut self.control, self.listen.id, volume)? {
             Found::Orphan(id) => (self.adopt(id, sectors)?, true),
             Found::Dead(id) => {
-                self.delete(id).map_err(|e| format!("device {id}, which is left over: {e}"))?;
+                self.delete(id, SHORT)
+                    .map_err(|e| format!("device {id}, which is left over: {e}"))?;
                 (self.add(volume)?, false)
             }
             Found::None => (self.add(volume)?, false),
@@ -329,7 +335,7 @@ impl Device {
             }
             Err(why) => {
                 self.dismiss(0);
-                if !taken_over && let Err(e) = self.delete(info.id) {
+                if !taken_over && let Err(e) = self.delete(info.id, LET_GO) {
                     warn!("{}: device {} cannot be removed: {e}", self.listen, info.id);
                 }
                 Err(why)
@@ -367,7 +373,7 @@ impl Device {
         let params = params(&shape, volume.info().block.preferred);
         if let Err(e) = self.control.set_params(info.id, &params) {
             // It has no disk yet.
-            let _ = self.delete(info.id);
+            let _ = self.delete(info.id, LET_GO);
             return Err(format!("the driver does not take the disk's parameters: {e}"));
         }
         Ok(info)
@@ -464,7 +470,7 @@ impl Device {
         self.dismiss(if stopped.is_ok() { waiting } else { 0 });
         // Whoever waits for the volume need not wait for the number.
         drop(up);
-        match self.delete(id) {
+        match self.delete(id, LET_GO) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::TimedOut => warn!(
                 "{}: somebody still has {} open: its number is free when that is closed",
@@ -500,8 +506,8 @@ impl Device {
         }
     }
 
-    fn delete(&mut self, id: u32) -> io::Result<()> {
-        let until = Instant::now() + LET_GO;
+    fn delete(&mut self, id: u32, limit: Duration) -> io::Result<()> {
+        let until = Instant::now() + limit;
         match self.control.tell(control::DELETE, id, 0, &mut || Instant::now() < until) {
             Err(e) if Os::from_io_error(&e) == Some(Os::NODEV) => Ok(()),
             other => other,

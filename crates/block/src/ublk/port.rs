@@ -205,13 +205,11 @@ impl Port for KernelPort {
     fn descriptor(&self, slot: usize) -> [u8; DESCRIPTOR_BYTES] {
         let (queue, tag) = self.at(slot);
         let at = usize::from(tag) * DESCRIPTOR_BYTES;
-        let mut out = [0u8; DESCRIPTOR_BYTES];
-        for (i, byte) in out.iter_mut().enumerate() {
-            // SAFETY: the mapping has a descriptor for each tag. The driver may write meanwhile, as hardware would: each byte is
-            // read once, and whatever comes of it is checked.
-            *byte = unsafe { queue.descriptors.at.add(at + i).read_volatile() };
-        }
-        out
+        // SAFETY: the mapping has a descriptor for each tag.
+        let place = unsafe { queue.descriptors.at.add(at) };
+        // SAFETY: as above. The driver may write meanwhile, as hardware would: all bytes are read once, each is a value, and
+        // whatever comes of it is checked.
+        unsafe { place.cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
     }
 
     fn take_data(&mut self, slot: usize, into: &mut [u8]) -> io::Result<()> {
