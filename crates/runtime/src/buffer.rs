@@ -185,6 +185,8 @@ pub struct BufferPool {
     in_use: usize,
     /// Bytes that somebody holds elsewhere on this pool's account.
     charged: usize,
+    /// Bytes that somebody waits for.
+    aside: usize,
     /// Bytes of idle buffers that have memory.
     idle_bytes: usize,
     /// By capacity.
@@ -222,6 +224,7 @@ impl BufferPool {
             limit: limit / PAGE * PAGE,
             in_use: 0,
             charged: 0,
+            aside: 0,
             idle_bytes: 0,
             classes: BTreeMap::new(),
         }
@@ -240,6 +243,16 @@ impl BufferPool {
     /// Bytes that could still be had.
     pub fn room(&self) -> usize {
         self.limit.saturating_sub(self.in_use + self.charged)
+    }
+
+    /// Bytes that could be had by who has some already: half is left for those who have nothing, and what somebody waits for ([`BufferPool::set_aside`]).
+    pub fn spare(&self) -> usize {
+        self.room().saturating_sub(self.limit / 2 + self.aside)
+    }
+
+    /// Somebody waits for so many bytes (0: nobody does): they are not [spare](BufferPool::spare).
+    pub fn set_aside(&mut self, bytes: usize) {
+        self.aside = bytes;
     }
 
     /// What a buffer of `len` bytes takes from the pool: the next power of two, or whole pages where that would exceed

@@ -55,7 +55,7 @@ pub enum DeviceError {
     },
     /// The file does not exist (or is empty) and no size was given to make it with.
     #[error(
-        "flash file '{device}' does not exist yet: give the size to create it with (--flash-size)"
+        "flash file '{device}' does not exist yet, or is empty: give the size to create it with (--flash-size)"
     )]
     SizeMissing {
         /// The path.
@@ -195,6 +195,28 @@ fn by(holder: &Option<Holder>) -> String {
     holder.as_ref().map(|h| format!(" by {h}")).unwrap_or_default()
 }
 
+/// An error of the system in words, without its number, and with what to do about the usual ones.
+pub fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" (os error").next().unwrap_or(&text);
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound => ": create it, or name another path",
+        io::ErrorKind::PermissionDenied => ": run as a user who may, or choose another path",
+        io::ErrorKind::ReadOnlyFilesystem => ": choose a path on a writable file system",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free some space there",
+        io::ErrorKind::AddrInUse => ": stop who listens there, or choose another address",
+        io::ErrorKind::AddrNotAvailable => ": it is no address of this machine",
+        io::ErrorKind::NotADirectory => ": a directory of that name is needed",
+        io::ErrorKind::IsADirectory => ": name a file",
+        _ => match error.raw_os_error() {
+            Some(libc::EIO) => ": look at the device's health and the system's log",
+            Some(libc::EMFILE | libc::ENFILE) => ": raise ulimit -n",
+            _ => "",
+        },
+    };
+    format!("{words}{remedy}")
+}
+
 /// What to do about the usual refusals.
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
@@ -207,5 +229,19 @@ fn remedy(source: &io::Error) -> &'static str {
             " (it is mounted or part of another volume: choose a device that is free)"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_in_words() {
+        let text = |code: i32| plain(&io::Error::from_raw_os_error(code));
+        assert_eq!(text(libc::ENOSPC), "No space left on device: free some space there");
+        assert_eq!(text(libc::EINTR), "Interrupted system call");
+        assert!(text(libc::EIO).starts_with("Input/output error: look at"));
+        assert_eq!(plain(&io::Error::other("odd")), "odd");
     }
 }

@@ -45,9 +45,9 @@ pub use buffer::{AlignedBuf, BufferPool, PAGE};
 pub use clock::{Clock, TurnClock};
 pub use datadir::{DataDir, DataDirError};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
-pub use error::{DeviceError, IoOp};
+pub use error::{DeviceError, IoOp, plain};
 pub use extents::{ExtentsError, FileExtent, FileExtents};
-pub use lock::Holder;
+pub use lock::{Holder, LockError, LockFile, holder};
 pub use ring::{
     COMMAND_BYTES, CommandRing, Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload,
     ReadRing, RingChoice, RingOptions,

@@ -11,7 +11,9 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
@@ -84,6 +86,43 @@ fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
     }
 }
 
+/// A file that is locked as long as this lives. It stays behind: whether somebody has it is in the lock, not in the file.
+#[derive(Debug)]
+pub struct LockFile {
+    _file: fs::File,
+}
+
+/// Why a [`LockFile`] cannot be had.
+#[derive(Debug)]
+pub enum LockError {
+    /// Somebody has it.
+    Held(Option<Holder>),
+    /// The system refuses it.
+    System(io::Error),
+}
+
+impl LockFile {
+    /// Makes the file if it is not there, for this user alone, and locks it.
+    ///
+    /// # Errors
+    /// [`LockError`].
+    pub fn take(path: &Path) -> Result<LockFile, LockError> {
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path).map_err(LockError::System)?;
+        lock_exclusive(file.as_fd()).map_err(|refused| match refused {
+            Refused::Held(holder) => LockError::Held(holder),
+            Refused::Failed(e) => LockError::System(e),
+        })?;
+        Ok(LockFile { _file: file })
+    }
+}
+
+/// Who has a lock of either kind on the same file, by another open file.
+pub fn holder(fd: BorrowedFd<'_>) -> Option<Holder> {
+    holder_of(fd)
+}
+
 /// Lets the lock go although the open file stays, as it does while it is mapped.
 pub(crate) fn unlock(fd: BorrowedFd<'_>) {
     // Fails only for a descriptor that is not open, and this one is.
@@ -127,7 +166,9 @@ fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
 /// Looks through `/proc` for a process with a lock on the same file. The kernel does not say who holds a lock of this
 /// kind (`F_OFD_GETLK` answers -1), but `fdinfo` lists the locks of each descriptor.
 fn holder_of(fd: BorrowedFd<'_>) -> Option<Holder> {
-    let target = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    let place = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    // By whatever name.
+    let target = fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok().map(place)?;
     let me = fd.as_raw_fd().to_string();
     let my_pid = std::process::id();
     for process in fs::read_dir("/proc").ok()?.flatten() {
@@ -137,13 +178,13 @@ fn holder_of(fd: BorrowedFd<'_>) -> Option<Holder> {
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         for entry in descriptors.flatten() {
             let number = entry.file_name();
-            if (pid == my_pid && number == *me)
-                || fs::read_link(entry.path()).ok().as_ref() != Some(&target)
-            {
+            if pid == my_pid && number == *me {
                 continue;
             }
             let info = fs::read_to_string(process.path().join("fdinfo").join(&number));
-            if info.is_ok_and(|text| text.lines().any(|l| l.starts_with("lock:"))) {
+            if info.is_ok_and(|text| text.lines().any(|l| l.starts_with("lock:")))
+                && fs::metadata(entry.path()).ok().map(place) == Some(target)
+            {
                 let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
                 return Some(Holder { pid, command: command.trim().to_owned() });
             }

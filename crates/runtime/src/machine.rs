@@ -12,6 +12,16 @@ pub fn total_memory() -> Option<u64> {
     parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
+/// Has the allocator give whole pages that it keeps free back to the system. It looks at all of them: milliseconds where there
+/// are many.
+pub fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes no pointer, and may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 fn parse_meminfo(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

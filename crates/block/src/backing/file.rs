@@ -6,17 +6,18 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, PAGE, RingChoice};
-use rustix::fs::{FlockOperation, OFlags, SeekFrom};
+use rustix::fs::{AtFlags, FlockOperation, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno as Os;
 
 use super::device_name::lasting_name;
 use super::identity::FOREIGN;
 use super::notes::{self, Notes};
 use super::steps::Steps;
-use super::{About, Backing, BackingError, Identity, Session, Uri};
+use super::{About, Backing, BackingError, Identity, Session, StoreTrouble, Uri};
 use crate::nbd::wire::{Errno, MAX_PAYLOAD};
 use crate::op::{Done, Extent, Failure, Op, Outcome};
 
@@ -24,6 +25,8 @@ use crate::op::{Done, Extent, Failure, Op, Outcome};
 const DEPTH: u32 = 256;
 /// Threads of one session, where there is no io_uring.
 const THREADS: u32 = 8;
+/// Between two looks at how long a file is that is in use.
+const LOOK: Duration = Duration::from_millis(500);
 /// Extents of one status.
 const MAX_EXTENTS: usize = 256;
 /// Offset and length of direct transfers are multiples of this: every device's blocks divide it.
@@ -36,6 +39,7 @@ pub struct FileBacking {
     about: About,
     /// Bytes: it may grow.
     size: Arc<AtomicU64>,
+    cut: Arc<Cut>,
     /// A block device.
     device: bool,
     handles: Handles,
@@ -52,6 +56,42 @@ pub struct FileBacking {
 struct Handles {
     buffered: FileHandle,
     direct: Option<FileHandle>,
+}
+
+/// A file that somebody has cut short while it is served. What lay behind its end is gone: it would read as zeroes when it
+/// grows again, so it is not read any more.
+#[derive(Debug)]
+struct Cut {
+    /// The fewest bytes that it was seen to have; the most there can be as long as it was not cut.
+    end: AtomicU64,
+    since: Mutex<Option<Instant>>,
+}
+
+impl Cut {
+    fn none() -> Cut {
+        Cut { end: AtomicU64::new(u64::MAX), since: Mutex::new(None) }
+    }
+
+    /// Its first byte that is gone, if any is.
+    fn end(&self) -> Option<u64> {
+        Some(self.end.load(Ordering::Relaxed)).filter(|&end| end < u64::MAX)
+    }
+
+    /// The file was seen to have `found` bytes instead of `wanted`.
+    fn look(&self, uri: &str, found: u64, wanted: u64, now: Instant) {
+        if found >= wanted || found >= self.end.fetch_min(found, Ordering::SeqCst) {
+            return;
+        }
+        self.since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
+        tracing::error!("backing store {}", Cut::text(uri, found, wanted));
+    }
+
+    fn text(uri: &str, end: u64, wanted: u64) -> String {
+        format!(
+            "'{uri}' was cut short by something else, from {wanted} to {end} bytes: what lay behind is answered with errors; \
+             restore the file from a copy, then detach the volume and attach it again"
+        )
+    }
 }
 
 impl FileBacking {
@@ -83,9 +123,10 @@ impl FileBacking {
                     "does not exist: name an existing file or block device".into()
                 }
                 std::io::ErrorKind::PermissionDenied if !read_only => {
-                    format!("{e}: give the right to write, or attach it read-only")
+                    "this user may not write to it: give the right to, or attach it read-only"
+                        .into()
                 }
-                _ => e.to_string(),
+                _ => larder_runtime::plain(&e),
             })
         })?;
         let meta = file.metadata().map_err(|e| bad(e.to_string()))?;
@@ -105,7 +146,13 @@ impl FileBacking {
             };
             rustix::fs::flock(&file, lock).map_err(|e| {
                 bad(if e == Os::WOULDBLOCK {
-                    format!("{who}: stop that one first")
+                    match larder_runtime::holder(file.as_fd()) {
+                        Some(by) if by.pid == std::process::id() => {
+                            "is locked by this daemon itself, which has it as another volume or as its cache".into()
+                        }
+                        Some(by) => format!("{who}, {by}: stop that one first"),
+                        None => format!("{who}: stop that one first"),
+                    }
                 } else {
                     format!("cannot be locked: {e}; say --no-lease if nobody else writes to it")
                 })
@@ -151,13 +198,20 @@ impl FileBacking {
             .map_or(0, |f| f.run);
         let (size, notes) = (Arc::new(AtomicU64::new(size)), Arc::new(notes));
         let opened_ns = notes::changed_ns(&meta);
-        Ok(FileBacking { uri, about, size, device, handles, ring, notes, last_by, opened_ns })
+        let cut = Arc::new(Cut::none());
+        Ok(FileBacking { uri, about, size, cut, device, handles, ring, notes, last_by, opened_ns })
     }
 }
 
 /// What the file system calls itself; 0 if it does not.
 fn file_system(file: impl AsFd) -> u64 {
     rustix::fs::fstatvfs(file).map_or(0, |found| found.f_fsid)
+}
+
+/// How long a regular file is, as far as that is known here: a server that has it is not asked, since it may hang.
+fn length(file: impl AsFd) -> Option<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(file, "", flags, StatxFlags::SIZE).ok().map(|found| found.stx_size)
 }
 
 /// Of a regular file or a block device, bytes: both know where they end.
@@ -209,6 +263,31 @@ impl Backing for FileBacking {
         Ok(now)
     }
 
+    fn place(&self) -> String {
+        // Whatever it is called.
+        match rustix::fs::fstat(&self.handles.buffered) {
+            Ok(meta) if self.device => format!("device {:x}", meta.st_rdev),
+            Ok(meta) => format!("file {:x}:{:x}", meta.st_dev, meta.st_ino),
+            Err(_) => self.uri.clone(),
+        }
+    }
+
+    fn trouble(&self) -> Option<StoreTrouble> {
+        let wanted = self.about().size;
+        if !self.device
+            && let Some(found) = length(&self.handles.buffered)
+        {
+            self.cut.look(&self.uri, found, wanted, Instant::now());
+        }
+        let end = self.cut.end()?;
+        let since = *self.cut.since.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(StoreTrouble {
+            state: "shrunk",
+            since: since.unwrap_or_else(Instant::now),
+            what: Cut::text(&self.uri, end, wanted),
+        })
+    }
+
     fn identity(&self) -> Result<Identity, BackingError> {
         let bad = |reason: String| BackingError::Open { uri: self.uri.clone(), reason };
         // The descriptor, not the name: what was cached is this file's, whatever has taken its place meanwhile.
@@ -252,6 +331,8 @@ impl Backing for FileBacking {
         let session = FileSession {
             uri: self.uri.as_str().into(),
             size: self.size.clone(),
+            cut: self.cut.clone(),
+            looked: None,
             device: self.device,
             handles: self.handles.clone(),
             notes: self.notes.clone(),
@@ -284,6 +365,9 @@ enum Shape {
 struct FileSession {
     uri: Arc<str>,
     size: Arc<AtomicU64>,
+    cut: Arc<Cut>,
+    /// When it was last looked how long the file is.
+    looked: Option<Instant>,
     device: bool,
     handles: Handles,
     notes: Arc<Notes>,
@@ -359,7 +443,18 @@ impl FileSession {
             return Failure::new(errno, "this file system has no such way to make zeroes");
         }
         let uri = &self.uri;
-        Failure::new(errno, format!("{what} of {len} bytes at {offset} of '{uri}' failed: {e}"))
+        if e.kind() == std::io::ErrorKind::UnexpectedEof && !self.device {
+            // It is looked at again only now and then.
+            let wanted = self.size.load(Ordering::SeqCst);
+            self.cut.look(
+                uri,
+                length(&self.handles.buffered).unwrap_or(wanted),
+                wanted,
+                Instant::now(),
+            );
+        }
+        let why = larder_runtime::plain(&e);
+        Failure::new(errno, format!("{what} of {len} bytes at {offset} of '{uri}' failed: {why}"))
     }
 
     fn ended(&mut self, done: FileDone) -> Option<Done> {
@@ -407,6 +502,15 @@ impl Session for FileSession {
 
     fn submit(&mut self, token: u64, op: Op) {
         self.in_flight += 1;
+        if let Some(end) = self.cut.end() {
+            let (offset, len) = op.range();
+            if len > 0 && offset + len > end {
+                let wanted = self.size.load(Ordering::SeqCst);
+                let failure = Failure::new(Errno::Io, Cut::text(&self.uri, end, wanted));
+                self.ready.push(Done { token, op, outcome: Err(failure) });
+                return;
+            }
+        }
         if op.changes() && !self.device {
             self.notes.changing(&self.handles.buffered);
         }
@@ -450,7 +554,15 @@ impl Session for FileSession {
         }
     }
 
-    fn flush(&mut self, _now: Instant) {
+    fn flush(&mut self, now: Instant) {
+        let due = self.looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK);
+        if due && self.in_flight > 0 && !self.device {
+            self.looked = Some(now);
+            if let Some(found) = length(&self.handles.buffered) {
+                let wanted = self.size.load(Ordering::SeqCst);
+                self.cut.look(&self.uri, found, wanted, now);
+            }
+        }
         self.queue.flush();
     }
 

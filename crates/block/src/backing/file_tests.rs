@@ -210,11 +210,11 @@ fn what_cannot_be_opened() {
     File::create(&path).unwrap().set_len(5000).unwrap();
     let first = open(false).unwrap();
     assert_eq!(first.about().size, 5000);
-    assert!(why(false).contains("another process"), "two writers");
+    assert!(why(false).contains("locked by this daemon itself"), "two writers");
     drop(first);
     let first = open(true).unwrap();
     assert!(open(true).is_ok(), "two readers");
-    assert!(why(false).contains("another process"), "a writer beside a reader");
+    assert!(why(false).contains("locked by this daemon itself"), "a writer beside a reader");
     drop(first);
     let first = open(false).unwrap();
     assert!(why(true).contains("for writing"), "a reader beside a writer");

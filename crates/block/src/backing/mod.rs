@@ -98,6 +98,17 @@ pub enum BackingError {
     },
 }
 
+/// What is the matter with a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreTrouble {
+    /// In a word: `lost` or `shrunk`.
+    pub state: &'static str,
+    /// Since when.
+    pub since: Instant,
+    /// What it is, and what to do.
+    pub what: String,
+}
+
 /// A store.
 pub trait Backing: Send + Sync + fmt::Debug {
     /// As it was named.
@@ -115,6 +126,16 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// Somebody else has it now: nothing may be served of it any more, from the cache neither.
     fn is_lost(&self) -> bool {
         false
+    }
+
+    /// Which store it is, whatever it is called: two with the same are one store. As far as it can be told.
+    fn place(&self) -> String {
+        self.uri().to_owned()
+    }
+
+    /// What is the matter with it now, as far as it can tell by itself: it is not reached, or it was cut short.
+    fn trouble(&self) -> Option<StoreTrouble> {
+        None
     }
 
     /// Makes it as large as that (bytes; no smaller than it is), or looks how large it is by now. Returns its size, which

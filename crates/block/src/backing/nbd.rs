@@ -18,15 +18,15 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
 use mio::{Events, Poll, Registry, Token};
 
 use super::steps::Steps;
-use super::{About, Backing, BackingError, Identity, Patience, Session, TOKENS, Uri};
+use super::{About, Backing, BackingError, Identity, Patience, Session, StoreTrouble, TOKENS, Uri};
 use crate::nbd::client::Negotiated;
 use crate::nbd::wire::{Errno, transmission};
 use crate::op::{Done, Failure, Op};
@@ -64,6 +64,29 @@ struct Store {
     negotiated: Negotiated,
     patience: Patience,
     ledger: Ledger,
+    reach: Reach,
+}
+
+/// Whether the server is reached. What one session finds out holds for all.
+#[derive(Debug, Default)]
+struct Reach(Mutex<Option<(Instant, String)>>);
+
+impl Reach {
+    fn state(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session has no connection.
+    fn lost(&self, why: &str, now: Instant) {
+        let mut state = self.state();
+        let since = state.as_ref().map_or(now, |s| s.0);
+        *state = Some((since, why.to_owned()));
+    }
+
+    /// A session has one. How long there was none, if so.
+    fn found(&self, now: Instant) -> Option<Duration> {
+        self.state().take().map(|s| now.saturating_duration_since(s.0))
+    }
 }
 
 /// Which writes a server has answered and not made durable.
@@ -176,6 +199,7 @@ impl NbdBacking {
             negotiated,
             patience,
             ledger: Ledger::default(),
+            reach: Reach::default(),
         });
         let hub = if shared {
             None
@@ -250,6 +274,12 @@ impl Backing for NbdBacking {
 
     fn identity(&self) -> Result<Identity, BackingError> {
         Ok(Identity::Blind { name: self.store.uri.clone(), size: self.about.size })
+    }
+
+    fn trouble(&self) -> Option<StoreTrouble> {
+        let (since, why) = self.store.reach.state().clone()?;
+        let what = format!("'{}' is not reached: {why}; requests wait", self.store.uri);
+        Some(StoreTrouble { state: "lost", since, what })
     }
 
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
@@ -378,6 +408,9 @@ impl NbdSession {
         } else if self.trouble.as_ref() != Some(&reason) {
             tracing::warn!("backing store '{}': no connection: {reason}", self.store.uri);
         }
+        if !self.links.iter().any(Link::is_up) {
+            self.store.reach.lost(&reason, now);
+        }
         self.trouble = Some(reason);
         let until = self.until(now);
         // They came before what waits already.
@@ -418,11 +451,15 @@ impl NbdSession {
                             && negotiated.allocation.is_some() >= first.allocation.is_some()
                             && negotiated.block.maximum >= first.block.maximum;
                         if same {
-                            if self.trouble.take().is_some() {
+                            let had_trouble = self.trouble.take().is_some();
+                            if let Some(gone) = self.store.reach.found(now) {
                                 tracing::info!(
-                                    "backing store '{}': connected again",
-                                    self.store.uri
+                                    "backing store '{}': connected again, after {:.1} s",
+                                    self.store.uri,
+                                    gone.as_secs_f64()
                                 );
+                            } else if had_trouble {
+                                tracing::info!("backing store '{}': connected", self.store.uri);
                             }
                             self.links[index].up(&negotiated);
                         } else {
@@ -532,10 +569,11 @@ impl Session for NbdSession {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        if self.in_flight == 0 {
-            return None;
-        }
         let patience = self.store.patience;
+        if self.in_flight == 0 {
+            // One that was lost is looked for, so that it is known when it is there again.
+            return self.trouble.as_ref().and_then(|_| self.links.first()?.wake_at(patience));
+        }
         let links = self.links.iter().filter_map(|l| l.wake_at(patience));
         links.chain(self.waiting.iter().filter_map(|w| w.until)).min()
     }

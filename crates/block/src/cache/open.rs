@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Instant;
@@ -374,6 +375,9 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
     sb.map_err(|source| CacheError::Superblock { path, source })
 }
 
+/// Below the state directory: for each cache, by its UUID, the path that it was served by.
+const MAPS: &str = "block-maps";
+
 /// Memory of the map that outlives the process.
 pub(super) struct Region {
     header: Mutex<Words>,
@@ -391,6 +395,45 @@ impl Region {
     fn forget(sb: &BlockSuperblock) {
         if let Err(error) = SharedRegion::remove(Path::new(SHARED_DIR), &Self::name(sb)) {
             tracing::warn!(%error, "the shared memory of the former cache stays");
+        }
+    }
+
+    /// Notes which cache has a region, and removes those of caches whose file is gone: nobody else would.
+    fn note(state_dir: &Path, sb: &BlockSuperblock, path: &Path) {
+        let dir = state_dir.join(MAPS);
+        let own = sb.uuid.to_string();
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let Ok(uuid) = entry.file_name().into_string() else { continue };
+            let former = std::fs::read(entry.path()).unwrap_or_default();
+            let former = Path::new(std::ffi::OsStr::from_bytes(&former));
+            // A drive may be put in again.
+            if uuid == own
+                || !former.is_absolute()
+                || former.starts_with("/dev")
+                || former.symlink_metadata().is_ok()
+            {
+                continue;
+            }
+            let name = format!("larder-{uuid}");
+            match SharedRegion::remove(Path::new(SHARED_DIR), &name) {
+                Ok(()) => {
+                    tracing::info!(
+                        "the memory of cache '{}' is removed: that file is gone",
+                        former.display()
+                    );
+                    // If it stays, it is looked at again.
+                    let _ = std::fs::remove_file(entry.path());
+                }
+                Err(error) => tracing::debug!(%error, "the memory of a cache that is gone stays"),
+            }
+        }
+        // Without it, only that memory stays should the file go.
+        let noted = std::path::absolute(path).and_then(|path| {
+            std::fs::create_dir_all(&dir)?;
+            std::fs::write(dir.join(own), path.as_os_str().as_bytes())
+        });
+        if let Err(error) = noted {
+            tracing::debug!(%error, "it is not noted which cache has the memory");
         }
     }
 
@@ -544,6 +587,7 @@ pub fn open(
         sb.generation += 1 << 20;
         sb.snapshot = false;
     }
+    Region::note(&config.state_dir, &sb, path);
     let (region, mut words, why_private) = Region::open(&sb)?;
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");

@@ -778,6 +778,13 @@ impl Cached {
         }
     }
 
+    /// An operation of session `at` failed.
+    fn store_failed(&self, at: usize, failure: &Failure) {
+        if let Some(known) = self.known.iter().flatten().find(|k| k.session == at) {
+            known.volume.health().failed(known.volume.name(), failure, Instant::now());
+        }
+    }
+
     /// What the store said is more use to the client than that it failed.
     fn note(&mut self, id: OpId, failure: Option<Failure>) {
         if let Some(failure) = failure
@@ -798,6 +805,9 @@ impl Cached {
             for at in 0..self.sessions.len() {
                 while let Some(done) = self.sessions[at].as_mut().and_then(|s| s.pop()) {
                     any = true;
+                    if let Err(failure) = &done.outcome {
+                        self.store_failed(at, failure);
+                    }
                     self.backing_done(done);
                 }
             }

@@ -8,7 +8,7 @@ use larder_engine::block::{FoundPage, GroupId, IoFailed, LineId, LogIo, SlotId, 
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_format::{PAGE_SIZE, block::Placement};
 use larder_policy::block::VolumeId;
-use larder_runtime::{AlignedBuf, Device, DeviceOptions, FileOp, FlashDevice};
+use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
 
 use super::log::CacheIo;
 use super::open::{CacheError, FormatConfig};
@@ -35,12 +35,10 @@ pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
     let layout = Layout::sparse(size.0, config.line, span, config.shards)
         .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
     let made = found.is_none();
-    // One that is in use is locked; one that is smaller than a page is nobody's.
-    let lock = match found {
-        Some(found) if found.len() >= PAGE_SIZE as u64 => {
-            Some(FlashDevice::open(&DeviceOptions::new(&config.path))?)
-        }
-        _ => None,
+    // One that is in use is locked, whatever its size.
+    let lock = match found.map(|_| FlashDevice::open(&DeviceOptions::new(&config.path))) {
+        None | Some(Err(DeviceError::TooSmall { .. } | DeviceError::SizeMissing { .. })) => None,
+        Some(opened) => Some(opened?),
     };
     let file = File::options()
         .write(true)

@@ -33,7 +33,9 @@ use crate::nbd::server::Exports;
 use crate::server::{Counters, Volume, Volumes};
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
-use status::{CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, VolumeStatus};
+use status::{
+    CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, StoreStatus, VolumeStatus,
+};
 
 /// Opens a store for a volume that is attached: with what the daemon was started with, and to be read only if so asked.
 pub type OpenStore = dyn Fn(&Uri, bool) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
@@ -41,8 +43,14 @@ pub type OpenStore = dyn Fn(&Uri, bool) -> Result<Box<dyn Backing>, BackingError
 /// Between two questions to the drive about its wear.
 const WEAR: Duration = Duration::from_secs(60);
 
+/// For requests to end when a volume is detached, by default, seconds.
+const DETACH_SECONDS: u64 = 30;
+
 /// For everybody to let go of a detached volume's store.
 const RELEASE: Duration = Duration::from_secs(5);
+
+/// A store fails for so long after an operation of it failed.
+const FAILING: Duration = Duration::from_secs(60);
 
 /// Hears how far something is, and says whether whoever asked is still there.
 pub(crate) type GoOn<'a> = &'a mut dyn FnMut(Progress) -> bool;
@@ -111,6 +119,26 @@ fn counters(e: &BlockStats) -> Vec<(&'static str, u64)> {
     ]
 }
 
+/// How a volume's store does.
+fn store_status(volume: &Volume) -> StoreStatus {
+    let (failures, last) = volume.health().failures();
+    let mut status = StoreStatus { state: "ok".into(), failures, ..StoreStatus::default() };
+    if let Some(last) = last {
+        let ago = last.at.elapsed();
+        if ago < FAILING {
+            status.state = "failing".into();
+        }
+        status.last_failure = Some(last.what);
+        status.last_failure_seconds = Some(ago.as_secs());
+    }
+    if let Some(trouble) = volume.backing().trouble() {
+        status.state = trouble.state.into();
+        status.since_seconds = Some(trouble.since.elapsed().as_secs());
+        status.trouble = Some(trouble.what);
+    }
+    status
+}
+
 impl Control {
     /// Of a daemon with these. `warmth` says how the map was found.
     pub fn new(
@@ -146,7 +174,10 @@ impl Control {
         match request {
             Request::Status {} => Ok(json!(self.status())),
             Request::Attach { volume, uri, read_only } => self.attach(&volume, &uri, read_only),
-            Request::Detach { volume, disconnect } => self.detach(&volume, disconnect, go_on),
+            Request::Detach { volume, disconnect, seconds } => {
+                let patience = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
+                self.detach(&volume, disconnect, patience, go_on)
+            }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
             Request::Drop { volume } => {
                 let mut go_on = || go_on(Progress::default());
@@ -182,6 +213,7 @@ impl Control {
         let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
+        self.volumes.check_twin(&volume).map_err(|e| refused(e.to_string()))?;
         let warm = self.cache.attach(&volume)?;
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
         let how = match &warm {
@@ -199,7 +231,13 @@ impl Control {
         }))
     }
 
-    fn detach(&self, name: &str, disconnect: bool, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+    fn detach(
+        &self,
+        name: &str,
+        disconnect: bool,
+        patience: Duration,
+        go_on: GoOn<'_>,
+    ) -> Result<Value, Refusal> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(volume) = self.volumes.remove(name) else {
             return Err(self.cache.attached(name).map_or_else(Refusal::from, |_| {
@@ -207,30 +245,42 @@ impl Control {
             }));
         };
         let mut regions = 0;
+        let (mut waiting, mut too_long) = (None, false);
         let mut hear = |how: Detaching| {
-            go_on(match how {
-                Detaching::Clients(1) => Progress {
-                    what: "1 client is still there (--disconnect closes its connection)".into(),
-                    ..Progress::default()
-                },
-                Detaching::Clients(n) => Progress {
-                    what: format!(
-                        "{n} clients are still there (--disconnect closes their connections)"
-                    ),
-                    ..Progress::default()
-                },
-                Detaching::Draining => {
-                    Progress { what: "operations end".into(), ..Progress::default() }
-                }
-                Detaching::Durable(left) => {
-                    regions = regions.max(left);
-                    Progress {
-                        what: "regions durable".into(),
-                        done: regions - left,
-                        total: regions,
+            // Clients may take their time, unless they were told to go.
+            let hurry = match how {
+                Detaching::Clients(_) => disconnect,
+                Detaching::Draining => true,
+                Detaching::Durable(_) => false,
+            };
+            if hurry {
+                let begun: Instant = *waiting.get_or_insert_with(Instant::now);
+                too_long = begun.elapsed() >= patience;
+            }
+            !too_long
+                && go_on(match how {
+                    Detaching::Clients(1) => Progress {
+                        what: "1 client is still there (--disconnect closes its connection)".into(),
+                        ..Progress::default()
+                    },
+                    Detaching::Clients(n) => Progress {
+                        what: format!(
+                            "{n} clients are still there (--disconnect closes their connections)"
+                        ),
+                        ..Progress::default()
+                    },
+                    Detaching::Draining => {
+                        Progress { what: "operations end".into(), ..Progress::default() }
                     }
-                }
-            })
+                    Detaching::Durable(left) => {
+                        regions = regions.max(left);
+                        Progress {
+                            what: "regions durable".into(),
+                            done: regions - left,
+                            total: regions,
+                        }
+                    }
+                })
         };
         if self.cache.volume(name).is_none() {
             // It is served without the cache: there is nothing to put aside.
@@ -248,8 +298,20 @@ impl Control {
                 Ok(json!({ "volume": name, "durable": durable }))
             }
             Ok(None) => {
+                let volume_again = volume.clone();
                 self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
-                Err(refused(format!("interrupted: volume '{name}' stays attached")))
+                if !too_long {
+                    return Err(refused(format!("interrupted: volume '{name}' stays attached")));
+                }
+                let why = match volume_again.backing().trouble() {
+                    Some(trouble) => format!("its store {}", trouble.what),
+                    None => "its store has not answered them".to_owned(),
+                };
+                Err(refused(format!(
+                    "volume '{name}' stays attached: requests for it did not end within {} s: {why}. Nothing is lost: bring the \
+                     store back and detach again, or wait longer with --timeout",
+                    patience.as_secs()
+                )))
             }
             Err(error) => {
                 volume.reopen();
@@ -330,6 +392,7 @@ impl Control {
             accepted: load(&c.accepted),
             refused: load(&c.refused),
             broken: load(&c.broken),
+            tls_refused: load(&c.tls_refused),
             requests: load(&c.requests),
         };
         let volumes: Vec<VolumeStatus> =
@@ -342,6 +405,14 @@ impl Control {
         let mut alarms = Vec::new();
         if let Some(why) = &given_up {
             alarms.push(format!("the cache is out of use, volumes are in pass-through: {why}"));
+        }
+        for v in &volumes {
+            if let Some(trouble) = &v.store.trouble {
+                alarms.push(format!("volume '{}': its store {trouble}", v.name));
+            } else if v.store.state == "failing" {
+                let last = v.store.last_failure.as_deref().unwrap_or("nothing said why");
+                alarms.push(format!("volume '{}': its store fails: {last}", v.name));
+            }
         }
         let (rests, rest_count) = cache.filling_rests();
         if let Some(rest) = rests {
@@ -436,6 +507,7 @@ impl Control {
             clients: volume.clients(),
             rule: Rule::ByPolicy.as_str().to_owned(),
             pass_through: true,
+            store: store_status(volume),
             ..VolumeStatus::default()
         };
         let Some(attached) = self.cache.volume(volume.name()) else { return status };

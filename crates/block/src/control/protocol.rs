@@ -47,6 +47,9 @@ pub enum Request {
         /// Its clients' connections are closed, instead of waiting for them to go.
         #[serde(default)]
         disconnect: bool,
+        /// How long requests for it may take to end before it stays attached; 30 if nothing is said.
+        #[serde(default)]
+        seconds: Option<u64>,
     },
     /// All lines of a volume are to go.
     Drop {
@@ -183,7 +186,7 @@ mod tests {
             Request::Status {},
             Request::Attach { volume: "a".into(), uri: "file:/x".into(), read_only: true },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
-            Request::Detach { volume: "ä".into(), disconnect: true },
+            Request::Detach { volume: "ä".into(), disconnect: true, seconds: Some(7) },
             Request::Explain { volume: "a".into(), offset: u64::MAX },
             Request::Select {
                 volume: "a".into(),

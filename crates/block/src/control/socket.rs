@@ -1,11 +1,12 @@
 //! The control socket: a thread that accepts, and one for each of a few connections.
 
+use std::collections::VecDeque;
 use std::io::{BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -64,8 +65,17 @@ impl Drop for ControlServer {
     }
 }
 
+/// A connection that has not asked anything yet.
+struct Idle {
+    number: u64,
+    stream: Arc<UnixStream>,
+}
+
 fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool>) {
     let open = Arc::new(AtomicUsize::new(0));
+    // In the order in which they came.
+    let idle: Arc<Mutex<VecDeque<Idle>>> = Arc::default();
+    let mut number = 0;
     let mut threads: Vec<JoinHandle<()>> = Vec::new();
     while !stop.load(Ordering::SeqCst) {
         let stream = match listener.accept() {
@@ -78,20 +88,32 @@ fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool
             }
         };
         threads.retain(|t| !t.is_finished());
-        if open.load(Ordering::SeqCst) >= MOST {
+        // Whoever asks nothing makes way, the one that came first before others.
+        let in_the_way = (open.load(Ordering::SeqCst) >= MOST).then(|| locked(&idle).pop_front());
+        if let Some(Some(oldest)) = &in_the_way {
+            // Its thread reads the end, and ends.
+            let _ = oldest.stream.shutdown(std::net::Shutdown::Both);
+        } else if in_the_way.is_some() {
             let message = format!("{MOST} others ask something already: try again");
             say(&mut &stream, &Answer::Error(Refusal { message, usage: false }));
             continue;
         }
         open.fetch_add(1, Ordering::SeqCst);
+        number += 1;
+        let (mine, stream) = (number, Arc::new(stream));
+        locked(&idle).push_back(Idle { number, stream: stream.clone() });
         let (control, stop, count) = (control.clone(), stop.clone(), open.clone());
+        let waiting = idle.clone();
         let spawned = std::thread::Builder::new().name("block-control".into()).spawn(move || {
-            serve(&control, &stream, &stop);
+            let asked = || locked(&waiting).retain(|i| i.number != mine);
+            serve(&control, &stream, &stop, &asked);
+            asked();
             count.fetch_sub(1, Ordering::SeqCst);
         });
         match spawned {
             Ok(thread) => threads.push(thread),
             Err(error) => {
+                locked(&idle).retain(|i| i.number != number);
                 open.fetch_sub(1, Ordering::SeqCst);
                 tracing::warn!(%error, "no thread for a control connection");
             }
@@ -102,6 +124,11 @@ fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool
     }
 }
 
+/// Nothing panics while it holds it.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Writes a line. Returns whether it was taken.
 fn say(stream: &mut &UnixStream, answer: &Answer) -> bool {
     let Ok(mut text) = serde_json::to_vec(answer) else { return false };
@@ -110,7 +137,7 @@ fn say(stream: &mut &UnixStream, answer: &Answer) -> bool {
 }
 
 /// One request and its answer.
-fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool) {
+fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool, asked: &dyn Fn()) {
     let limits = stream
         .set_read_timeout(Some(PATIENCE))
         .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
@@ -127,6 +154,7 @@ fn serve(control: &Control, stream: &UnixStream, stop: &AtomicBool) {
             return;
         }
     };
+    asked();
     let mut said = Instant::now();
     let mut go_on = |progress: Progress| {
         if stop.load(Ordering::SeqCst) {

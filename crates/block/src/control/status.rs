@@ -161,6 +161,26 @@ pub struct VolumeStatus {
     pub selected: u64,
     /// Verdicts on its requests.
     pub verdicts: Vec<(String, u64)>,
+    /// Its store.
+    pub store: StoreStatus,
+}
+
+/// A volume's store.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreStatus {
+    /// `ok`; `lost`: it is not reached; `shrunk`: it was cut short; `failing`: an operation of the last minute failed.
+    pub state: String,
+    /// Seconds that it has not been ok.
+    pub since_seconds: Option<u64>,
+    /// What is the matter.
+    pub trouble: Option<String>,
+    /// Operations that failed.
+    pub failures: u64,
+    /// The last of them.
+    pub last_failure: Option<String>,
+    /// Seconds since then.
+    pub last_failure_seconds: Option<u64>,
 }
 
 /// Connections.
@@ -175,6 +195,8 @@ pub struct ConnectionStatus {
     pub refused: u64,
     /// Closed because the client broke the protocol.
     pub broken: u64,
+    /// Closed because TLS was required and not begun, or did not come about: a certificate that was not accepted, or none.
+    pub tls_refused: u64,
     /// Requests taken.
     pub requests: u64,
 }

@@ -9,6 +9,8 @@ use crate::op::Payload;
 
 /// Payloads up to this length are copied behind their header; longer ones are sent from where they are.
 const COPY: usize = 4096;
+/// With so many bytes copied and not sent, no more payloads are copied: memory that is no buffer of the pool stays small.
+const COPIED: usize = 64 << 10;
 /// Most slices offered for one write.
 const SLICES: usize = 64;
 
@@ -43,6 +45,10 @@ pub struct Output {
     /// Of the front part, sent already.
     sent: usize,
     len: usize,
+    /// Bytes of the buffers that wait with them.
+    held: usize,
+    /// The peer takes nothing: what waits is not copied.
+    stuck: bool,
     spent: Vec<AlignedBuf>,
 }
 
@@ -50,6 +56,35 @@ impl Output {
     /// Bytes that wait to be sent.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Bytes of the buffers that come back by [`Output::recycle`] once they are sent.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether the peer takes something.
+    pub fn set_stuck(&mut self, stuck: bool) {
+        self.stuck = stuck;
+    }
+
+    /// Bytes that were copied and wait to be sent.
+    pub fn copied(&self) -> usize {
+        self.bytes.len() - self.consumed
+    }
+
+    /// Bytes of memory that the queue takes beside its buffers.
+    pub fn own(&self) -> usize {
+        self.bytes.capacity() + self.parts.capacity() * size_of::<Part>()
+    }
+
+    /// Lets go of memory for what has been sent.
+    pub fn shrink(&mut self) {
+        self.bytes.drain(..self.consumed);
+        self.consumed = 0;
+        self.bytes.shrink_to_fit();
+        self.parts.shrink_to_fit();
+        self.spent.shrink_to_fit();
     }
 
     /// Nothing waits.
@@ -75,13 +110,14 @@ impl Output {
     /// # Panics
     /// If the buffer is shorter.
     pub fn push_buffer(&mut self, buf: AlignedBuf, start: usize, len: usize) {
-        if len <= COPY {
+        if len <= COPY && !self.stuck && self.copied() < COPIED {
             self.push(&buf[start..start + len]);
             self.spent.push(buf);
             return;
         }
         assert!(start + len <= buf.len());
         self.len += len;
+        self.held += buf.capacity();
         self.parts.push_back(Part::Buffer { buf, start, len });
     }
 
@@ -102,6 +138,7 @@ impl Output {
         if lent.peek().is_none() {
             return self.push_buffer(buf, 0, len);
         }
+        self.held += buf.capacity();
         let mut buf = Some(buf);
         while let Some(payload) = lent.next() {
             self.len += payload.len();
@@ -169,7 +206,10 @@ impl Output {
             n -= now;
             if self.sent == total {
                 self.sent = 0;
-                self.spent.extend(self.parts.pop_front().and_then(Part::into_buffer));
+                if let Some(buf) = self.parts.pop_front().and_then(Part::into_buffer) {
+                    self.held -= buf.capacity();
+                    self.spent.push(buf);
+                }
             }
         }
         if self.consumed == self.bytes.len() {
@@ -195,7 +235,7 @@ impl Output {
     pub fn clear(&mut self) {
         self.spent.extend(self.parts.drain(..).filter_map(Part::into_buffer));
         self.bytes.clear();
-        (self.consumed, self.sent, self.len) = (0, 0, 0);
+        (self.consumed, self.sent, self.len, self.held) = (0, 0, 0, 0);
     }
 }
 
@@ -247,6 +287,15 @@ mod tests {
                 back += 1;
             }
             assert_eq!(out.len(), expected.len() - got.len());
+            assert_eq!(
+                out.held() > 0,
+                out.parts
+                    .iter()
+                    .any(|p| matches!(p, Part::Buffer { .. } | Part::Shared(_, Some(_))))
+            );
+            if rng.chance(0.1) {
+                out.shrink();
+            }
         }
         while !out.is_empty() {
             let first = out.first().to_vec();
@@ -259,6 +308,20 @@ mod tests {
         assert!(got == expected);
         assert_eq!(buffers, back);
         assert!(buffers > 100);
+        assert_eq!(out.held(), 0);
+    }
+
+    /// Whoever reads nothing makes no memory grow but that of the buffers.
+    #[test]
+    fn little_is_copied() {
+        let mut out = Output::default();
+        for _ in 0..10_000 {
+            out.push(&[0; 32]);
+            out.push_buffer(AlignedBuf::zeroed(4096), 0, 4096);
+        }
+        let whole = out.held() + out.spent.len() * 4096;
+        assert_eq!((out.len(), whole), (10_000 * 4128, 10_000 * 4096));
+        assert!(out.copied() < COPIED + 10_000 * 32 + 4096);
     }
 
     #[test]

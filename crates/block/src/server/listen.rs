@@ -222,9 +222,11 @@ impl Listener {
             Socket1::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 debug!("{}: a connection from {peer}", self.name);
-                Stream::new(Accepted::Tcp(stream), self.tls)
+                Stream::new(Accepted::Tcp(stream), self.tls, Some(peer))
             }
-            Socket1::Unix(listener) => Stream::new(Accepted::Unix(listener.accept()?.0), self.tls),
+            Socket1::Unix(listener) => {
+                Stream::new(Accepted::Unix(listener.accept()?.0), self.tls, None)
+            }
         })
     }
 }

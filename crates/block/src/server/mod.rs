@@ -7,12 +7,14 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`volume`] | what is exported, and under which name |
+//! | [`health`] | how its store does |
 //! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
 //! | `worker` | connections, requests, replies |
 //! | `listen` | sockets to listen on, and the thread that accepts |
 //!
 //! A request stays on the thread that its connection was dealt to, from the socket to the reply.
 
+pub mod health;
 pub(crate) mod listen;
 pub mod service;
 mod stream;
@@ -131,6 +133,8 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Connections closed because the client broke the protocol.
     pub broken: AtomicU64,
+    /// Connections closed because TLS was required and not begun, or did not come about.
+    pub tls_refused: AtomicU64,
     /// Requests taken.
     pub requests: AtomicU64,
     /// Requests answered with an error of the store.

@@ -163,8 +163,14 @@ impl Service for PassThrough {
         if let Some(answer) = self.ended.pop() {
             return Some(answer);
         }
-        self.sessions.iter_mut().find_map(|session| {
+        self.sessions.iter_mut().enumerate().find_map(|(index, session)| {
             let Done { token, op, outcome } = session.pop()?;
+            if let Err(failure) = &outcome {
+                let mut volumes = self.by_volume.values();
+                if let Some((volume, _)) = volumes.find(|v| v.1 == index) {
+                    volume.health().failed(volume.name(), failure, Instant::now());
+                }
+            }
             let buf = self.lingering.buffer(op);
             Some(Answer { ticket: token, outcome, buf, lent: Vec::new() })
         })

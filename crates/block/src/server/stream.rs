@@ -1,6 +1,7 @@
 //! An accepted connection's bytes, whatever it came in by.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -61,6 +62,8 @@ pub(super) struct Stream {
     socket: Socket,
     tls: Option<Box<Tls>>,
     policy: TlsPolicy,
+    /// Over TCP.
+    peer: Option<SocketAddr>,
 }
 
 /// What one [`Stream::read`] found.
@@ -74,11 +77,11 @@ pub(super) enum Read1 {
 }
 
 impl Stream {
-    pub(super) fn new(socket: Socket, policy: TlsPolicy) -> Stream {
+    pub(super) fn new(socket: Socket, policy: TlsPolicy, peer: Option<SocketAddr>) -> Stream {
         if let Socket::Unix(unix) = &socket {
             make_room(unix);
         }
-        Stream { socket, tls: None, policy }
+        Stream { socket, tls: None, policy, peer }
     }
 
     /// What its listener says of TLS.
@@ -121,6 +124,16 @@ impl Stream {
             None => self.socket.write_vectored(slices),
             Some(tls) => tls.write(&mut self.socket, slices),
         }
+    }
+
+    /// Whose it is, for the log.
+    pub(super) fn peer(&self) -> String {
+        self.peer.map_or_else(|| "a client of a unix socket".into(), |peer| peer.to_string())
+    }
+
+    /// TLS has begun and is not agreed upon.
+    pub(super) fn agrees_on_tls(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.is_handshaking())
     }
 
     /// A short write means that the socket takes no more.

@@ -83,6 +83,11 @@ impl Tls {
         Ok(Tls { session, eof: false })
     }
 
+    /// The handshake is not over.
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.session.is_handshaking()
+    }
+
     /// Ciphertext is waiting for the socket.
     pub(super) fn wants_write(&self) -> bool {
         self.session.wants_write()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::health::Health;
 use crate::backing::{About, Backing};
 use crate::nbd::server::{BlockSizes, Export, ExportInfo, Exports};
 use crate::nbd::wire::MAX_STRING;
@@ -23,6 +24,7 @@ pub struct Volume {
     closing: AtomicBool,
     /// Nothing is done for it any more.
     closed: AtomicBool,
+    health: Health,
 }
 
 /// A client of a volume, as long as it lives.
@@ -58,7 +60,13 @@ impl Volume {
             clients: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            health: Health::default(),
         }
+    }
+
+    /// How its store does.
+    pub fn health(&self) -> &Health {
+        &self.health
     }
 
     /// Connections of clients that have asked something of it and are still there: one client may have several.
@@ -149,11 +157,36 @@ pub enum VolumeError {
     /// There is one of that name.
     #[error("volume '{0}' exists already: choose another name")]
     Exists(String),
+    /// Its store is another volume's.
+    #[error(
+        "volume '{name}': its store '{uri}' is volume '{other}' already, perhaps by another name: what is written to one would be \
+         missing from what is cached of the other"
+    )]
+    Twin {
+        /// The volume.
+        name: String,
+        /// Its store.
+        uri: String,
+        /// The one that is there.
+        other: String,
+    },
     /// The name cannot be one.
     #[error(
         "'{0}' cannot be a volume's name: use 1 to 4096 bytes of text without control characters"
     )]
     Name(String),
+}
+
+fn no_twin(map: &BTreeMap<String, Arc<Volume>>, volume: &Volume) -> Result<(), VolumeError> {
+    let place = volume.backing().place();
+    match map.values().find(|other| other.backing().place() == place) {
+        Some(other) => Err(VolumeError::Twin {
+            name: volume.name.clone(),
+            uri: volume.backing().uri().to_owned(),
+            other: other.name.clone(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// The volumes of a server.
@@ -186,9 +219,18 @@ impl Volumes {
         if map.contains_key(&name) {
             return Err(VolumeError::Exists(name));
         }
+        no_twin(&map, &volume)?;
         let volume = Arc::new(volume);
         map.insert(name, volume.clone());
         Ok(volume)
+    }
+
+    /// Whether the store of `volume` is no other volume's.
+    ///
+    /// # Errors
+    /// [`VolumeError::Twin`].
+    pub fn check_twin(&self, volume: &Volume) -> Result<(), VolumeError> {
+        no_twin(&self.map.read().unwrap_or_else(PoisonError::into_inner), volume)
     }
 
     /// Puts a volume back that was taken away.

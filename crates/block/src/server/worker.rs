@@ -29,6 +29,14 @@ const READS_PER_TURN: u32 = 8;
 const STARVED_RETRY: Duration = Duration::from_millis(5);
 /// How often connections are looked for that do not go on.
 const SCAN: Duration = Duration::from_secs(1);
+/// A connection on which nothing came or went for so long lets go of memory that waits for more.
+const REST: Duration = Duration::from_secs(1);
+/// Between two lines about clients that TLS keeps out.
+const QUIET: Duration = Duration::from_secs(10);
+/// So many buffers at a time are given back to the system, which takes it a microsecond each.
+const TRIM: usize = 4096;
+/// With so many bytes given back, the allocator is asked for what it has beside them.
+const FREED: usize = 4 << 20;
 /// How long a stopping server waits for requests that have begun, and a closing connection for its last replies.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -102,6 +110,11 @@ pub(super) struct Worker<S> {
     now: Instant,
     next_scan: Instant,
     drain_until: Option<Instant>,
+    /// Bytes that the pool gave back since the allocator was asked.
+    freed: usize,
+    /// When a line was last said about clients that TLS keeps out, and how many were not said since.
+    tls_said: Option<Instant>,
+    tls_unsaid: u64,
 }
 
 impl<S: Service> Worker<S> {
@@ -124,6 +137,9 @@ impl<S: Service> Worker<S> {
             now,
             next_scan: now + SCAN,
             drain_until: None,
+            freed: 0,
+            tls_said: None,
+            tls_unsaid: 0,
         }
     }
 
@@ -167,6 +183,9 @@ impl<S: Service> Worker<S> {
                     }
                 }
             }
+            // Who has something already leaves it what it waits for.
+            let hunger = self.hunger();
+            self.pool.set_aside(hunger);
             self.service.flush(self.now);
             // What was there at once, in memory, is answered in the same turn.
             self.take_answers();
@@ -197,7 +216,8 @@ impl<S: Service> Worker<S> {
         if self.drain_until.is_some() {
             return Some(Duration::from_millis(20));
         }
-        let scan = (self.free.len() < self.slots.len()).then_some(self.next_scan);
+        let unfinished = self.pool.allocated() > 0 || self.freed > 0;
+        let scan = (unfinished || self.free.len() < self.slots.len()).then_some(self.next_scan);
         // Buffers come back at the end of a turn too, when it has tried already.
         let retry = (!self.starved.is_empty()).then(|| Instant::now() + STARVED_RETRY);
         let at = [scan, retry, self.service.wake_at()].into_iter().flatten().min()?;
@@ -270,9 +290,23 @@ impl<S: Service> Worker<S> {
                         }
                         // Without a word of leave; what is under way is done, and the answers go nowhere.
                         Ok(Read1::End) => {
+                            if conn.stream.agrees_on_tls() {
+                                let peer = conn.stream.peer();
+                                self.tls_refused(
+                                    &peer,
+                                    "it went away in the middle of TLS's handshake",
+                                );
+                                let Some(conn) = self.slots[slot].conn.as_mut() else { return };
+                                conn.closing = Some(self.now);
+                                continue;
+                            }
                             conn.closing = Some(self.now);
                         }
                         Err(e) => {
+                            if e.kind() == ErrorKind::InvalidData {
+                                let peer = conn.stream.peer();
+                                self.tls_refused(&peer, &e.to_string());
+                            }
                             debug!("a connection ended: {e}");
                             self.close(slot);
                             return;
@@ -299,6 +333,21 @@ impl<S: Service> Worker<S> {
         {
             mark(&mut self.dirty, &mut conn.dirty, slot);
         }
+    }
+
+    /// Counts a client that TLS keeps out, and says so now and then.
+    fn tls_refused(&mut self, peer: &str, why: &str) {
+        self.shared.counters.tls_refused.fetch_add(1, Ordering::Relaxed);
+        if self.tls_said.is_some_and(|at| self.now.saturating_duration_since(at) < QUIET) {
+            self.tls_unsaid += 1;
+            return;
+        }
+        self.tls_said = Some(self.now);
+        let more = match std::mem::take(&mut self.tls_unsaid) {
+            0 => String::new(),
+            n => format!(" (and {n} more since the last such line)"),
+        };
+        warn!("{peer} is refused: {why}{more}");
     }
 
     /// Hands a request to the service.
@@ -431,6 +480,8 @@ impl<S: Service> Worker<S> {
             conn.watches_room = conn.blocked;
         }
         conn.proto.recycle(&mut self.pool);
+        conn.proto.output().set_stuck(conn.blocked);
+        conn.proto.settle(&mut self.pool);
         let sent_all = conn.proto.output().is_empty() && !conn.stream.wants_write();
         if conn.closing.is_some() && conn.proto.under_way() == 0 && sent_all {
             self.close(slot);
@@ -455,6 +506,10 @@ impl<S: Service> Worker<S> {
     }
 
     fn close(&mut self, slot: usize) {
+        if let Some(conn) = self.slots[slot].conn.as_ref().filter(|c| c.proto.lacks_tls()) {
+            let peer = conn.stream.peer();
+            self.tls_refused(&peer, "it spoke plainly where TLS is required");
+        }
         let entry = &mut self.slots[slot];
         let Some(mut conn) = entry.conn.take() else { return };
         entry.life = entry.life.wrapping_add(1);
@@ -470,10 +525,13 @@ impl<S: Service> Worker<S> {
     fn scan(&mut self) {
         self.next_scan = self.now + SCAN;
         let patience = self.shared.config.patience;
-        let starving = !self.starved.is_empty();
+        let starving = self.hunger() > 0;
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
             let idle = self.now.saturating_duration_since(conn.moved);
+            if idle >= REST {
+                conn.proto.rest(&mut self.pool);
+            }
             let why = if conn.proto.export().is_some_and(|v| v.is_closing()) {
                 "its volume is put aside"
             } else if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
@@ -492,6 +550,26 @@ impl<S: Service> Worker<S> {
             };
             info!("a connection is closed: {why}");
             self.close(slot);
+        }
+        self.trim();
+    }
+
+    /// The longest request that waits for a buffer though its connection has none.
+    fn hunger(&self) -> usize {
+        let conns = self.starved.iter().filter_map(|&slot| self.slots[slot].conn.as_ref());
+        conns.map(|conn| conn.proto.hungry()).max().unwrap_or(0)
+    }
+
+    /// Gives memory back that was not needed for a while.
+    fn trim(&mut self) {
+        let gone = self.pool.trim(TRIM);
+        self.freed += gone;
+        if gone == 0 && self.freed > 0 {
+            if self.freed >= FREED {
+                // Replies that were queued beside the buffers, and reads of stores.
+                larder_runtime::machine::release_free_memory();
+            }
+            self.freed = 0;
         }
     }
 

@@ -128,6 +128,9 @@ pub(crate) struct DetachArgs {
     /// Close its clients' connections instead of waiting for them to go
     #[arg(long)]
     disconnect: bool,
+    /// Seconds for requests under way to end, as with a store that is not reached; then the volume stays attached
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -189,7 +192,11 @@ fn from_here(uri: &str) -> Result<String, CliError> {
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
-    let request = Request::Detach { volume: args.volume.clone(), disconnect: args.disconnect };
+    let request = Request::Detach {
+        volume: args.volume.clone(),
+        disconnect: args.disconnect,
+        seconds: Some(args.timeout),
+    };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
         Ok(if answer["durable"] == true {
@@ -257,8 +264,37 @@ pub(super) fn quantity(n: u64, what: &str) -> String {
 }
 
 pub(super) fn two_columns(rows: Vec<(&str, String)>) -> String {
-    let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0);
-    rows.iter().map(|(name, text)| format!("{name:width$}  {text}\n")).collect()
+    folded(&rows, columns())
+}
+
+/// How wide the terminal is that is printed on, if one is.
+fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
+}
+
+/// Names and what there is to say, folded between words where a width is given.
+fn folded(rows: &[(&str, String)], columns: Option<usize>) -> String {
+    let names = rows.iter().map(|r| r.0.len()).max().unwrap_or(0);
+    let room = columns.map_or(usize::MAX, |c| c.saturating_sub(names + 2).max(20));
+    let mut out = String::new();
+    for (name, text) in rows {
+        let (mut line, mut used, mut name) = (String::new(), 0, *name);
+        for word in text.split(' ') {
+            let long = word.chars().count();
+            if used > 0 && used + 1 + long > room {
+                out.push_str(&format!("{name:names$}  {line}\n"));
+                (line, used, name) = (String::new(), 0, "");
+            } else if !line.is_empty() {
+                line.push(' ');
+                used += 1;
+            }
+            line.push_str(word);
+            used += long;
+        }
+        out.push_str(&format!("{name:names$}  {line}\n"));
+    }
+    out
 }
 
 fn duration(seconds: f64) -> String {
@@ -351,31 +387,33 @@ pub(super) fn status_text(s: &Status) -> String {
     }
     let mut out = two_columns(rows);
     out.push('\n');
+    let head = ["volume", "size", "cached", "share", "hit ratio", "reads", "writes"];
+    out.push_str(&table(&head, 1..7, s.volumes.iter().map(|v| volume_row(v, &bytes))));
+    out.push_str("\n\n");
+    let head = ["volume", "clients", "rule", "store", "errors"];
+    out.push_str(&table(&head, 1..2, s.volumes.iter().map(store_row)));
+    out.push_str("\n\n");
+    let stores = s.volumes.iter().map(|v| (v.name.as_str(), v.uri.clone())).collect();
+    out.push_str(&two_columns(stores));
+    out
+}
+
+/// Rows under a head, some columns of numbers.
+fn table(
+    head: &[&str],
+    numbers: std::ops::Range<usize>,
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
-    let head = [
-        "volume",
-        "size",
-        "cached",
-        "share",
-        "hit ratio",
-        "reads",
-        "writes",
-        "clients",
-        "rule",
-        "store",
-    ];
     table.set_header(head);
-    for column in 1..8 {
+    for column in numbers {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    for v in &s.volumes {
-        table.add_row(volume_row(v, &bytes));
-    }
-    out.push_str(&table.to_string());
-    out
+    table.add_rows(rows);
+    table.to_string()
 }
 
 fn volume_row(v: &VolumeStatus, bytes: &dyn Fn(u64) -> ByteSize) -> Vec<String> {
@@ -389,10 +427,6 @@ fn volume_row(v: &VolumeStatus, bytes: &dyn Fn(u64) -> ByteSize) -> Vec<String> 
             )
         }
     };
-    let mut rule = v.rule.clone();
-    if v.selected > 0 {
-        rule.push_str(&format!(" + {}", v.selected));
-    }
     vec![
         v.name.clone(),
         ByteSize(v.bytes).to_string(),
@@ -401,8 +435,57 @@ fn volume_row(v: &VolumeStatus, bytes: &dyn Fn(u64) -> ByteSize) -> Vec<String> 
         percent(v.hit_ratio()),
         v.reads.to_string(),
         v.writes.to_string(),
-        v.clients.to_string(),
-        rule,
-        v.uri.clone(),
     ]
+}
+
+fn store_row(v: &VolumeStatus) -> Vec<String> {
+    let mut rule = v.rule.clone();
+    if v.selected > 0 {
+        rule.push_str(&format!(" + {}", v.selected));
+    }
+    let state = match v.store.since_seconds {
+        Some(since) => format!("{} for {}", v.store.state, duration(since as f64)),
+        None => v.store.state.clone(),
+    };
+    vec![v.name.clone(), v.clients.to_string(), rule, state, v.store.failures.to_string()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_block::control::status::StoreStatus;
+
+    #[test]
+    fn a_status_fits_a_terminal_of_80_columns() {
+        let volume = |name: &str| VolumeStatus {
+            name: name.into(),
+            uri: "nbd://filer.example:10809/exports-vm1".into(),
+            bytes: 2 << 40,
+            lines: 123_456_789,
+            floor: 12_345_678,
+            ceiling: Some(23_456_789),
+            reads: 123_456_789,
+            read_hits: 99_999_999,
+            writes: 987_654_321,
+            clients: 12,
+            rule: "by-policy".into(),
+            selected: 3,
+            store: StoreStatus {
+                state: "lost".into(),
+                since_seconds: Some(100),
+                ..StoreStatus::default()
+            },
+            ..VolumeStatus::default()
+        };
+        let mut status = Status { volumes: vec![volume("vm1"), volume("db")], ..Status::default() };
+        status.cache.line_bytes = 4096;
+        for line in status_text(&status).lines().skip_while(|l| !l.contains("volume ")) {
+            assert!(line.trim_end().chars().count() <= 80, "{line}");
+        }
+        let rows = [("cache", "word ".repeat(40)), ("", "x".repeat(90)), ("up", "1 s".into())];
+        let text = folded(&rows, Some(80));
+        assert!(text.lines().filter(|l| !l.contains("xx")).all(|l| l.len() <= 80), "{text}");
+        assert!(text.contains("cache  word") && text.contains("\n       word"), "{text}");
+        assert_eq!(folded(&rows, None).lines().count(), 3);
+    }
 }

@@ -121,13 +121,29 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
 
 /// What cannot be meant is usage, the rest is not.
 pub(super) fn failed(error: CacheError) -> CliError {
+    let text = by_flags(&error.to_string());
     match error {
         CacheError::Layout { .. }
         | CacheError::Occupied { .. }
         | CacheError::NotSparse { .. }
         | CacheError::NotEmpty { .. }
         | CacheError::Admission(_)
-        | CacheError::Budget(_) => CliError::Usage(error.to_string()),
-        error => CliError::Runtime(error.to_string()),
+        | CacheError::Budget(_) => CliError::Usage(text),
+        _ => CliError::Runtime(text),
     }
+}
+
+/// What lies below names things as `larder kv` or a configuration does: here they are flags.
+fn by_flags(text: &str) -> String {
+    const NAMES: [(&str, &str); 8] = [
+        ("--flash-size", "--size"),
+        ("write_budget.tbw", "--endurance-tbw"),
+        ("write_budget.dwpd", "--endurance-dwpd"),
+        ("write_budget.warranty_years", "--endurance-warranty-years"),
+        ("write_budget.drive_capacity", "--drive-capacity"),
+        ("write_budget.years", "--endurance-years"),
+        ("write_budget.device_write_amplification", "--device-write-amplification"),
+        ("write_budget.burst_hours", "--burst-hours"),
+    ];
+    NAMES.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }

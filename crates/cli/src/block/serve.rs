@@ -13,10 +13,11 @@ use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
+use larder_format::block::Placement;
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
 use larder_policy::budget::WriteBudgetConfig;
-use larder_runtime::RingChoice;
 use larder_runtime::record::RecordConfig;
+use larder_runtime::{LockError, LockFile, RingChoice, plain};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
@@ -71,6 +72,33 @@ const VHOST_BUFFERS: usize = 64 << 20;
 /// Memory of one thread of a ublk device for requests under way, bytes.
 const UBLK_BUFFERS: usize = 32 << 20;
 
+/// Memory for the connections of one worker thread by default, and the least: twice the longest request, which is read into
+/// memory beside the reply's, and an eighth of it for others. Bytes.
+const WORKER_MEMORY: (u64, u64) = (256 << 20, 80 << 20);
+/// Of a connection beside that, bytes: its input, while something comes.
+const CONNECTION_INPUT: u64 = 64 << 10;
+
+/// What connections of one worker may take, bytes.
+fn worker_memory(given: Option<ByteSize>, threads: u16) -> Result<u64, CliError> {
+    let Some(given) = given else { return Ok(WORKER_MEMORY.0) };
+    let each = given.0 / u64::from(threads);
+    let machine = larder_runtime::machine::usable_memory().unwrap_or(u64::MAX);
+    if each < WORKER_MEMORY.1 {
+        return Err(CliError::Usage(format!(
+            "--connection-memory {given}: each of {threads} worker threads needs {}: say {} or more, or fewer --threads",
+            ByteSize(WORKER_MEMORY.1),
+            ByteSize(WORKER_MEMORY.1 * u64::from(threads)),
+        )));
+    }
+    if given.0 > machine {
+        return Err(CliError::Usage(format!(
+            "--connection-memory {given}: this machine lets it use {}",
+            ByteSize(machine)
+        )));
+    }
+    Ok(each)
+}
+
 /// Serve volumes over NBD and vhost-user-blk, and as disks of this host, through a cache device
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -119,6 +147,10 @@ pub(crate) struct Args {
     /// Connections at a time
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     connections: u64,
+    /// Memory for requests and replies of all NBD connections, and for what is read for them; a connection has no more of
+    /// it than is left, so that nobody takes it all [default: 256m for each worker thread]
+    #[arg(long, value_name = "SIZE")]
+    connection_memory: Option<ByteSize>,
     /// Volumes are only read
     #[arg(long)]
     read_only: bool,
@@ -291,6 +323,28 @@ pub(super) fn state_dir(given: Option<&PathBuf>) -> PathBuf {
         .join("larder")
 }
 
+/// Sizes that nothing could be done with, and flags that have no effect.
+fn check_sizes(args: &Args) -> Result<(), CliError> {
+    const FILL: (u64, u64) = (1 << 20, 1 << 40);
+    const AHEAD: u64 = 64 << 20;
+    let fill = args.fill_memory;
+    if fill.0 < FILL.0 || fill.0 > FILL.1 {
+        return Err(CliError::Usage(format!(
+            "--fill-memory {fill}: it must be from {} to {}: without any nothing would be cached",
+            ByteSize(FILL.0),
+            ByteSize(FILL.1)
+        )));
+    }
+    if args.readahead.0 > AHEAD {
+        return Err(CliError::Usage(format!(
+            "--readahead {}: it must be at most {} (0: not at all)",
+            args.readahead,
+            ByteSize(AHEAD)
+        )));
+    }
+    Ok(())
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let usage = |e: &dyn std::fmt::Display| CliError::Usage(e.to_string());
     let runtime = |e: &dyn std::fmt::Display| CliError::Runtime(e.to_string());
@@ -304,6 +358,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         others.into_iter().partition(|l| VhostListen::is_meant(l));
     let listen: Vec<Listen> =
         nbd.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    let worker_memory = worker_memory(args.connection_memory, args.threads)?;
+    check_sizes(args)?;
     let tls = args.tls.files()?;
     if let Some(wants) = listen.iter().find(|l| l.wants_tls() && tls.is_none()) {
         return Err(usage(&format!(
@@ -342,7 +398,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
                 args.cache.display()
             )));
         }
-        Err(e) => return Err(runtime(&format!("cache '{}': {e}", args.cache.display()))),
+        Err(e) => return Err(runtime(&format!("cache '{}': {}", args.cache.display(), plain(&e)))),
     };
     let page = args.http.as_ref().map(|address| bind_page(address)).transpose()?;
     let workers = usize::from(args.threads);
@@ -350,6 +406,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         listen,
         threads: workers,
         connections: args.connections,
+        // The other half is what is read from stores meanwhile.
+        buffer_bytes: (worker_memory / 2) as usize,
         tls,
         ..ServerConfig::default()
     };
@@ -364,6 +422,20 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         );
     }
     let layout = open::layout_of(&args.cache).map_err(failed)?;
+    if layout.placement() != Placement::Full {
+        let without = |flag: &str, value: &dyn std::fmt::Display| {
+            let (cache, placement) = (args.cache.display(), layout.placement());
+            usage(&format!(
+                "{flag} {value}: it is of the placement full alone, and cache '{cache}' has {placement}: leave it out"
+            ))
+        };
+        if args.reclaim != VictimPolicy::Fifo {
+            return Err(without("--reclaim", &args.reclaim));
+        }
+        if args.evict != EvictionBy::default() {
+            return Err(without("--evict", &args.evict));
+        }
+    }
     // A sparse file seems to be larger than it will be.
     let most = layout.capacity() * u64::from(layout.line);
     let size = if layout.is_sparse() { most } else { size };
@@ -372,6 +444,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     }
     let volumes = Arc::new(Volumes::default());
     let state_dir = state_dir(args.state_dir.as_ref());
+    let _alone = claim(&state_dir)?;
     let stores = args.stores.clone();
     let (all_read_only, dir) = (args.read_only, state_dir.clone());
     let open_store = move |uri: &Uri, read_only: bool| {
@@ -421,6 +494,25 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         ByteSize(u64::from(layout.line)),
         ByteSize(stats.map_bytes),
         cache.count_lines(),
+    );
+    let connections = worker_memory * u64::from(args.threads);
+    let inputs = CONNECTION_INPUT * args.connections;
+    let devices = (VHOST_BUFFERS * vhost.count()) as u64;
+    let sum = stats.map_bytes + args.fill_memory.0 + connections + inputs + devices;
+    info!(
+        "memory: at most {} in all: {} for the map, {} for fills (--fill-memory), {} for connections (--connection-memory) and {} \
+         for what comes in by {} of them{}",
+        ByteSize(sum),
+        ByteSize(stats.map_bytes),
+        args.fill_memory,
+        ByteSize(connections),
+        ByteSize(inputs),
+        args.connections,
+        if devices == 0 {
+            String::new()
+        } else {
+            format!(", {} for vhost-user", ByteSize(devices))
+        },
     );
     let served = cache.clone();
     let server =
@@ -507,6 +599,31 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The state directory for this daemon alone: two would write each other's notes, and the operator would ask the wrong one.
+fn claim(dir: &Path) -> Result<Option<LockFile>, CliError> {
+    let refused = |e: std::io::Error| {
+        warn!("the state directory '{}' cannot be used: {}", dir.display(), plain(&e));
+    };
+    if let Err(e) = std::fs::create_dir_all(dir) {
+        refused(e);
+        return Ok(None);
+    }
+    match LockFile::take(&dir.join("block.lock")) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(LockError::Held(holder)) => {
+            let by = holder.map_or_else(|| "another process".to_owned(), |h| h.to_string());
+            Err(CliError::Runtime(format!(
+                "the state directory '{}' is in use by {by}: stop that daemon, or give this one another --state-dir",
+                dir.display()
+            )))
+        }
+        Err(LockError::System(e)) => {
+            refused(e);
+            Ok(None)
+        }
+    }
+}
+
 fn start_log() {
     use std::io::IsTerminal;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -535,7 +652,7 @@ fn bind_page(address: &str) -> Result<std::net::TcpListener, CliError> {
         )));
     }
     std::net::TcpListener::bind(address)
-        .map_err(|e| CliError::Runtime(format!("--http '{address}': {e}: choose another address")))
+        .map_err(|e| CliError::Runtime(format!("--http '{address}': {}", plain(&e))))
 }
 
 /// The control socket. One that another daemon has by default costs the socket, not the start.

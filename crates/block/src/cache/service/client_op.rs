@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use larder_engine::block::{LineId, PartKind};
 use larder_policy::block::BlockKind;
-use larder_runtime::{AlignedBuf, Payload};
+use larder_runtime::{AlignedBuf, PAGE, Payload};
 
 use crate::op::Failure;
 
@@ -76,6 +76,10 @@ impl ClientOp {
         let end = lent
             .iter()
             .try_fold(self.at, |end, (at, bytes)| (*at == end).then_some(end + bytes.len() as u64));
+        // A small part of what was read for somebody else would keep all of that, for as long as a client likes.
+        let most = 2 * self.len.max(PAGE as u64);
+        let costly = |piece: &(u64, Payload)| piece.1.capacity() as u64 > most;
+        let end = end.filter(|_| !lent.iter().any(costly));
         if self.failure.is_none() && end == Some(self.at + self.len) {
             return lent.into_iter().map(|piece| piece.1).collect();
         }
@@ -115,6 +119,17 @@ mod tests {
             lent.iter().map(|p| (p.len(), p[0])).collect::<Vec<_>>(),
             [(100, 1), (100, 2), (100, 3)]
         );
+    }
+
+    #[test]
+    fn a_part_of_much_more_is_copied() {
+        let mut op = read(&[(1000, 1), (1100, 2)]);
+        let mut long = AlignedBuf::zeroed(64 << 10);
+        long.fill(3);
+        op.lent.push((1200, Payload::new(long).part(5000, 100)));
+        assert!(op.take_lent().is_empty());
+        let buf = op.buf.unwrap();
+        assert!((0..300).all(|i| buf[i] == 1 + (i / 100) as u8));
     }
 
     #[test]

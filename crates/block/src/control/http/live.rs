@@ -42,8 +42,8 @@ pub struct Point {
     pub reads: f64,
     /// Writes.
     pub writes: f64,
-    /// Share of reads from flash alone.
-    pub hits: f64,
+    /// Share of reads from flash alone; `None` without reads.
+    pub hits: Option<f64>,
     /// 99th percentile of the latency of hits, microseconds.
     pub p99_hit: f64,
     /// Of misses.
@@ -131,7 +131,7 @@ impl Sampler {
                 at: at as u64,
                 reads: rate(sums.reads, before.sums.reads),
                 writes: rate(sums.writes, before.sums.writes),
-                hits: if reads > 0 { hits as f64 / reads as f64 } else { 0.0 },
+                hits: (reads > 0).then(|| hits as f64 / reads as f64),
                 p99_hit: recent.hit.p99,
                 p99_miss: recent.miss.p99,
                 p99_write: recent.write.p99,

@@ -141,6 +141,12 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         "Connections closed because the client broke the protocol",
         c.broken,
     );
+    counter(
+        r,
+        "connections_tls_refused",
+        "Connections closed because TLS was required and not begun, or did not come about",
+        c.tls_refused,
+    );
     counter(r, "requests", "Requests taken", c.requests);
     volumes(r, &s.volumes);
 
@@ -178,6 +184,17 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
     r.register_with_unit("volume_read", "Bytes read", Unit::Bytes, by(|v| v.read_bytes));
     r.register_with_unit("volume_written", "Bytes written", Unit::Bytes, by(|v| v.write_bytes));
     r.register("volume_failed", "Requests that failed", by(|v| v.failed));
+    let usable = |v: &VolumeStatus| f64::from(u8::from(v.store.trouble.is_none()));
+    r.register(
+        "volume_store_usable",
+        "0 while a volume's store is not reached or was cut short",
+        now(usable),
+    );
+    r.register(
+        "volume_store_failures",
+        "Operations of a volume's store that failed",
+        by(|v| v.store.failures),
+    );
     r.register("volume_filled", "Lines that began to be filled", by(|v| v.filled));
     r.register(
         "volume_metadata_reads",

@@ -1,4 +1,4 @@
-graph("g-hit", [{ name: "hits", colour: "var(--a)", value: p => p.hits, area: 1 }], pct, 1);
+graph("g-hit", [{ name: "hits", colour: "var(--a)", value: p => p.hits || 0, shown: p => p.hits, area: 1 }], pct, 1);
 graph("g-ops", [
   { name: "reads", colour: "var(--a)", value: p => p.reads, area: 1 },
   { name: "writes", colour: "var(--b)", value: p => p.writes }], x => num(x) + "/s");
@@ -18,7 +18,7 @@ function show(d) {
   // Written only when it changes: a screen reader would say it again.
   if (alarms.dataset.shown !== list) { alarms.dataset.shown = list; alarms.querySelector("ul").innerHTML = list; }
 
-  $("hit").textContent = d.hit_ratio == null ? "no reads" : pct(d.hit_ratio);
+  $("hit").textContent = pct(d.hit_ratio);
   $("hitbar").innerHTML = fill(d.hit_ratio || 0, "var(--a)");
   $("hitsub").textContent = "since start " + (s.hit_ratio == null ? "–" : pct(s.hit_ratio)) + " of reads answered without the store";
   const ops = d.operations_per_second;
@@ -64,12 +64,13 @@ function show(d) {
   $("policy").textContent = "admission: " + c.admission;
   table("rej", null, s.verdicts.filter(r => r[1]).map(r => [words(r[0]), num(r[1])]), "no requests yet");
 
-  table("vols", ["volume", "size", "cached", "floor", "ceiling", "hit ratio", "reads", "writes", "read", "written", "metadata hits", "clients", "rule"],
+  table("vols", ["volume", "size", "cached", "floor", "ceiling", "hit ratio", "reads", "writes", "read", "written", "metadata hits", "clients", "rule", "store"],
     s.volumes.map(v => [v.name + (v.pass_through ? " (pass-through)" : ""), bytes(v.bytes), bytes(v.lines * c.line_bytes),
       v.floor ? bytes(v.floor * c.line_bytes) : "–", v.ceiling == null ? "–" : bytes(v.ceiling * c.line_bytes),
       v.reads ? pct(v.read_hits / v.reads) : "–", num(v.reads), num(v.writes), bytes(v.read_bytes), bytes(v.write_bytes),
       v.metadata_reads ? pct(v.metadata_hits / v.metadata_reads) : "–", v.clients,
-      v.rule + (v.selected ? " + " + v.selected + " selected" : "")]), "no volumes");
+      v.rule + (v.selected ? " + " + v.selected + " selected" : ""),
+      v.store.state + (v.store.since_seconds == null ? "" : " for " + span(v.store.since_seconds))]), "no volumes");
 
   const P = d.history;
   for (const g of Object.values(graphs)) { g.points = P; draw(g); }

@@ -18,6 +18,8 @@ const INPUT: usize = 64 << 10;
 const MAX_SKIP: u32 = 64 << 20;
 /// Reads at least this long are looked through for zeroes, to be sent as a hole.
 const HOLE: usize = 4096;
+/// With so many bytes of short replies unsent, errors come without their message and block statuses with one extent.
+const TERSE: usize = 16 << 10;
 
 const _: () = assert!(INPUT > MAX_OPTION + 16);
 
@@ -27,7 +29,8 @@ pub struct Limits {
     /// Requests that were taken and not answered.
     pub requests: u32,
     /// Bytes of payloads, of requests under way and of replies not yet sent. One request of the largest size is always
-    /// let through.
+    /// let through. Less, if the pool has not as much left as the connection would have: and half of it is left to those
+    /// that have nothing.
     pub bytes: usize,
 }
 
@@ -141,7 +144,7 @@ struct Incoming {
 pub struct Connection<E> {
     phase: Phase<E>,
     limits: Limits,
-    /// The input; `start..end` has not been looked at.
+    /// The input; `start..end` has not been looked at. Empty while nothing comes for long.
     input: Box<[u8]>,
     start: usize,
     end: usize,
@@ -154,6 +157,10 @@ pub struct Connection<E> {
     under_way: u32,
     /// Bytes of their buffers.
     held: usize,
+    /// Bytes that the pool counts for memory that is not its own.
+    charged: usize,
+    /// It has nothing under way and nothing to send, and there is no buffer for it: of so many bytes.
+    hungry: usize,
     closed: Option<Option<String>>,
 }
 
@@ -164,7 +171,7 @@ impl<E: Export> Connection<E> {
         Connection {
             phase: Phase::Handshake(Handshake::new(tls, &mut out)),
             limits,
-            input: vec![0; INPUT].into_boxed_slice(),
+            input: Box::default(),
             start: 0,
             end: 0,
             incoming: None,
@@ -173,6 +180,8 @@ impl<E: Export> Connection<E> {
             out,
             under_way: 0,
             held: 0,
+            charged: 0,
+            hungry: 0,
             closed: None,
         }
     }
@@ -184,6 +193,9 @@ impl<E: Export> Connection<E> {
             && let Some(incoming) = &mut self.incoming
         {
             return &mut incoming.buf[incoming.filled..];
+        }
+        if self.input.is_empty() {
+            self.input = vec![0; INPUT].into_boxed_slice();
         }
         if self.end == self.input.len() && self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
@@ -224,6 +236,11 @@ impl<E: Export> Connection<E> {
         self.incoming.is_some() || self.skip > 0 || self.start != self.end
     }
 
+    /// TLS is required, and the client asked for something else.
+    pub fn lacks_tls(&self) -> bool {
+        matches!(&self.phase, Phase::Handshake(handshake) if handshake.lacks_tls())
+    }
+
     /// The handshake is over.
     pub fn in_transmission(&self) -> bool {
         matches!(self.phase, Phase::Transmission { .. })
@@ -251,6 +268,41 @@ impl<E: Export> Connection<E> {
         }
         self.out.clear();
         self.recycle(pool);
+        pool.charge(std::mem::take(&mut self.charged), 0);
+    }
+
+    /// Nothing came or went for long: memory that waits for more is let go of.
+    pub fn rest(&mut self, pool: &mut BufferPool) {
+        if self.start == self.end {
+            self.input = Box::default();
+            (self.start, self.end) = (0, 0);
+        }
+        self.out.shrink();
+        self.settle(pool);
+    }
+
+    /// Has the pool count what waits to be sent in memory that is not its own.
+    pub fn settle(&mut self, pool: &mut BufferPool) {
+        // Where others could use it, it is not kept for the next time.
+        if self.out.is_empty() && self.out.own() > pool.room() / 64 {
+            self.out.shrink();
+        }
+        let own = self.out.own();
+        if own != self.charged {
+            pool.charge(self.charged, own);
+            self.charged = own;
+        }
+    }
+
+    /// Bytes that it has of the pool, by its requests and replies.
+    fn has(&self) -> usize {
+        let incoming = self.incoming.as_ref().map_or(0, |i| i.buf.capacity());
+        self.held + incoming + self.out.held() + self.charged
+    }
+
+    /// It waits for a buffer of so many bytes though it has nothing of the pool: others have it all. 0 if it does not.
+    pub fn hungry(&self) -> usize {
+        self.hungry
     }
 
     /// Gives buffers that have been sent back to the pool.
@@ -366,16 +418,27 @@ impl<E: Export> Connection<E> {
         }
         let payload =
             if matches!(kind, command::READ | command::WRITE) { length as usize } else { 0 };
+        self.hungry = 0;
         let busy = self.under_way > 0 || !self.out.is_empty();
+        let has = self.has();
         if self.under_way >= self.limits.requests
             || self.out.len() > self.limits.bytes
-            || (busy && self.held + self.out.len() + payload > self.limits.bytes)
+            || (busy && has + payload > self.limits.bytes.min(pool.spare()))
         {
+            return Some(Event::Starved);
+        }
+        // A long one leaves something for those that come after it, unless nobody is there.
+        let (long, left) = (pool.limit() / 64, pool.limit() / 8);
+        if payload > long && pool.room() < payload + left && pool.room() < pool.limit() {
+            self.hungry = if busy { 0 } else { payload };
             return Some(Event::Starved);
         }
         let fua = flags & flag::FUA != 0;
         let buf = if payload > 0 {
-            let Some(buf) = pool.take(payload) else { return Some(Event::Starved) };
+            let Some(buf) = pool.take(payload) else {
+                self.hungry = if busy { 0 } else { payload };
+                return Some(Event::Starved);
+            };
             Some(buf)
         } else {
             None
@@ -465,6 +528,7 @@ impl<E: Export> Connection<E> {
         self.answered(0);
         let mut left = len;
         let mut body = ALLOCATION_ID.to_be_bytes().to_vec();
+        let one = one || self.out.copied() > TERSE;
         for extent in extents.iter().take(if one { 1 } else { usize::MAX }) {
             let now = extent.len.min(left);
             if now == 0 {
@@ -503,7 +567,8 @@ impl<E: Export> Connection<E> {
             self.out.push(&simple_reply(errno.code(), cookie));
             return;
         }
-        let mut end = message.len().min(1000);
+        let most = if self.out.copied() > TERSE { 0 } else { 1000 };
+        let mut end = message.len().min(most);
         while !message.is_char_boundary(end) {
             end -= 1;
         }

@@ -59,6 +59,8 @@ pub(super) enum Step<E> {
 pub(super) struct Handshake {
     tls: TlsPolicy,
     under_tls: bool,
+    /// Something was asked for without TLS, and TLS is required.
+    plain: bool,
     greeted: bool,
     no_zeroes: bool,
     fixed: bool,
@@ -79,6 +81,7 @@ impl Handshake {
         Handshake {
             tls,
             under_tls: false,
+            plain: false,
             greeted: false,
             no_zeroes: false,
             fixed: false,
@@ -89,9 +92,15 @@ impl Handshake {
         }
     }
 
+    /// TLS is required, and something else was asked for.
+    pub(super) fn lacks_tls(&self) -> bool {
+        self.plain
+    }
+
     /// What was agreed before TLS could have been altered on its way, so it is forgotten.
     pub(super) fn tls_started(&mut self) {
         self.under_tls = true;
+        self.plain = false;
         self.structured = false;
         self.allocation_for = None;
     }
@@ -169,6 +178,7 @@ impl Handshake {
         }
         let locked = self.tls == TlsPolicy::Required && !self.under_tls;
         if locked && !matches!(code, option::STARTTLS | option::ABORT) {
+            self.plain = true;
             if code == option::EXPORT_NAME {
                 return Step::Close("an export was asked for without TLS".into());
             }
