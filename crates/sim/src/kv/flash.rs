@@ -5,9 +5,9 @@
 //! twenty bytes an object, whatever its size.
 //!
 //! ```text
-//! entry: | bits u8 | key length u8 | bytes of id, of cas: 4 bits each | value length, varint | id - |
-//!        | cas above the segment's least - | last access before the segment's latest, varint |
-//!        | expiry u32, flags u32, application, varint: where the bits say so | checksum u32: where it does not follow |
+//! entry: | bits u8 | key length u8 | bytes of id, of cas: 4 bits each | id - | cas above the segment's least - |
+//!        | value length, varint | last access before the segment's latest, varint |
+//!        | application, varint, expiry u32, flags u32: where the bits say so | checksum u32: where it does not follow |
 //! ```
 //!
 //! A record's checksum follows from its bytes and the generation of its segment, which is found by trial when the segment
@@ -178,15 +178,15 @@ impl Stored {
         let out = &mut self.entries;
         let bits = head.bits | if head.crc.is_some() { HAS_CRC } else { 0 };
         out.extend([bits, head.key as u8, (id_len | cas_len << 4) as u8]);
-        put_varint(out, head.value as u32);
         out.extend(&head.id.to_le_bytes()[..id_len]);
         out.extend(&cas.to_le_bytes()[..cas_len]);
+        put_varint(out, head.value as u32);
         put_varint(out, self.last - head.last);
         let fixed = optional_len(head.bits & !HAS_APP);
-        out.extend(&head.optional[..fixed]);
         if head.bits & HAS_APP != 0 {
             put_varint(out, number(&head.optional[fixed..fixed + 2]) as u32);
         }
+        out.extend(&head.optional[..fixed]);
         out.extend(head.crc.into_iter().flatten());
     }
 
@@ -196,24 +196,49 @@ impl Stored {
         let e = &self.entries[start..];
         let (bits, lens) = (e[0] & !HAS_CRC, usize::from(e[2]));
         let mut at = 3;
-        let value = take_varint(e, &mut at) as usize;
         let id = short(&e[at..], lens & 15);
         at += lens & 15;
         let cas = self.cas + short(&e[at..], lens >> 4);
         at += lens >> 4;
+        let value = take_varint(e, &mut at) as usize;
         let last = self.last - take_varint(e, &mut at);
         let fixed = optional_len(bits & !HAS_APP);
         let mut optional = [0; OPTIONAL_LEN];
-        optional[..fixed].copy_from_slice(&e[at..at + fixed]);
-        at += fixed;
         if bits & HAS_APP != 0 {
             let app = take_varint(e, &mut at) as u16;
             optional[fixed..fixed + 2].copy_from_slice(&app.to_le_bytes());
         }
+        optional[..fixed].copy_from_slice(&e[at..at + fixed]);
+        at += fixed;
         let crc = (e[0] & HAS_CRC != 0).then(|| [e[at], e[at + 1], e[at + 2], e[at + 3]]);
         at += crc.map_or(0, |crc| crc.len());
         let head = Head { crc, bits, key: usize::from(e[1]), value, last, cas, id, optional };
         (head, start + at)
+    }
+
+    /// Where the entry at `start` ends, and whether it is of a living record with this id and length of key. Nothing else of
+    /// it is looked at: a search passes over many.
+    #[inline]
+    fn pass(&self, start: usize, (id, key): (u64, usize)) -> (usize, bool) {
+        let e = &self.entries[start..];
+        let (bits, lens) = (e[0], usize::from(e[2]));
+        let found = usize::from(e[1]) == key && bits & DEAD == 0 && short(&e[3..], lens & 15) == id;
+        let mut at = 3 + (lens & 15) + (lens >> 4);
+        // Where varints end, of up to eight bytes: the second or third end is wanted.
+        let next =
+            e[at..].first_chunk().map_or_else(|| number(&e[at..]), |b| u64::from_le_bytes(*b));
+        let ends = !next & 0x8080_8080_8080_8080;
+        let ends = ends & ends.wrapping_sub(1);
+        let ends = if bits & HAS_APP != 0 { ends & ends.wrapping_sub(1) } else { ends };
+        if ends != 0 {
+            at += ends.trailing_zeros() as usize / 8 + 1;
+        } else {
+            for _ in 0..2 + u32::from(bits & HAS_APP != 0) {
+                take_varint(e, &mut at);
+            }
+        }
+        at += optional_len(bits & !HAS_APP) + if bits & HAS_CRC != 0 { 4 } else { 0 };
+        (start + at, found)
     }
 
     /// About where among the extents the one at `offset` is.
@@ -257,32 +282,25 @@ impl Stored {
         Some(())
     }
 
-    /// Puts a page back for a search for the key of `id` and `key` bytes, which looks at lengths and keys up to it:
-    /// what else is in `out` may be anything. `false` if it is not there; then nothing is said of `out`.
-    fn restore_for(
+    /// Puts the living record of `id` and a key of so many bytes back, which is in this page, and returns its length;
+    /// `None` if it is not.
+    fn restore_one(
         &self,
         page: usize,
         contents: &Contents,
         out: &mut [u8],
-        (id, key): (u64, usize),
-    ) -> Option<bool> {
+        wanted: (u64, usize),
+    ) -> Option<usize> {
         let range = self.page(page)?;
-        let (mut from, mut to) = (range.start, 0);
+        let mut from = range.start;
         while from < range.end {
-            let (head, next) = self.entry(from);
-            let rest = &mut out[to..];
-            if head.id == id && head.key == key && head.bits & DEAD == 0 {
-                head.restore(self.seed, contents, rest)?;
-                return Some(true);
+            let (next, found) = self.pass(from, wanted);
+            if found {
+                return self.entry(from).0.restore(self.seed, contents, out);
             }
-            let (start, len) = (head.header(), head.len());
-            let rest = rest.get_mut(..len)?;
-            head.lengths(rest);
-            rest[start..start + ID_LEN].copy_from_slice(&head.id.to_le_bytes());
-            to += len;
             from = next;
         }
-        Some(false)
+        None
     }
 }
 
@@ -396,7 +414,7 @@ impl Flash {
     }
 
     /// The bytes that a request waits for, of the present filling. Where a living record with the `wanted` id and length of
-    /// key is among them, nothing but what leads to it and itself need be there: nobody looks at the rest.
+    /// key is among them, it alone: nobody looks at the rest, and a search finds it at once.
     pub(super) fn span(&mut self, read: &FlashRead, wanted: (u64, usize)) -> Option<&[u8]> {
         let offset = self.offset_of(read.at.segment) + u64::from(read.at.offset);
         self.note(DeviceOp::Read { offset, len: read.at.len });
@@ -423,17 +441,16 @@ impl Flash {
         if stored.pages.is_empty() {
             let (head, _) = stored.entry(stored.extent(at.offset, self.segment_bytes)?);
             let end = head.restore(stored.seed, &self.contents, out)?;
-            out[end..].fill(0);
-        } else {
-            let page = at.offset as usize / PAGE_SIZE;
-            let found = match wanted {
-                Some(wanted) => stored.restore_for(page, &self.contents, out, wanted)?,
-                None => false,
-            };
-            if !found {
-                stored.restore_page(page, &self.contents, out)?;
-            }
+            // What follows in the last page is never looked at.
+            return Some(&self.scratch[..end]);
         }
+        let page = at.offset as usize / PAGE_SIZE;
+        if let Some(wanted) = wanted
+            && let Some(end) = stored.restore_one(page, &self.contents, out, wanted)
+        {
+            return Some(&self.scratch[..end]);
+        }
+        stored.restore_page(page, &self.contents, out)?;
         Some(&self.scratch[..len])
     }
 }
