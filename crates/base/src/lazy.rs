@@ -34,24 +34,47 @@ enum Table {
 /// [`GROUP`] words: which are not zero, and those in their order, with room behind them.
 #[derive(Clone, Default)]
 struct Group {
-    present: u128,
+    /// In halves: shifts of 128 bits are many instructions, and so is counting where the processor does not.
+    present: [u64; 2],
     words: Box<[u64]>,
 }
 
 impl Group {
     fn count(&self) -> usize {
-        self.present.count_ones() as usize
+        (self.present[0].count_ones() + self.present[1].count_ones()) as usize
     }
 
     /// How many words are kept before the one at `at`.
     #[inline]
     fn rank(&self, at: usize) -> usize {
-        (self.present & ((1 << at) - 1)).count_ones() as usize
+        let [low, high] = self.present;
+        let before = (1 << (at % 64)) - 1;
+        let ones = if at < 64 {
+            (low & before).count_ones()
+        } else {
+            low.count_ones() + (high & before).count_ones()
+        };
+        ones as usize
+    }
+
+    /// The eight words from `at` on, a multiple of eight.
+    #[inline]
+    fn line(&self, at: usize) -> [u64; 8] {
+        let mut line = [0; 8];
+        let mut left = (self.present[at / 64] >> (at % 64)) as u8;
+        if left != 0 {
+            let mut words = self.words[self.rank(at)..].iter();
+            while left != 0 {
+                line[left.trailing_zeros() as usize % 8] = *words.next().unwrap_or(&0);
+                left &= left - 1;
+            }
+        }
+        line
     }
 
     #[inline]
     fn has(&self, at: usize) -> bool {
-        self.present >> at & 1 == 1
+        self.present[at / 64] >> (at % 64) & 1 == 1
     }
 
     fn resize(&mut self, count: usize, room: usize) {
@@ -76,11 +99,11 @@ impl Group {
                 }
                 self.words.copy_within(rank..count, rank + 1);
                 self.words[rank] = value;
-                self.present |= 1 << at;
+                self.present[at / 64] |= 1 << (at % 64);
             }
             (true, false) => {
                 self.words.copy_within(rank + 1..count, rank);
-                self.present &= !(1 << at);
+                self.present[at / 64] &= !(1 << (at % 64));
                 if before - count >= 3 * STEP {
                     self.resize(count - 1, before - STEP);
                 }
@@ -111,6 +134,15 @@ impl LazyWords {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The words, where they are an array.
+    #[inline]
+    pub fn array(&self) -> Option<&[u64]> {
+        match &self.table {
+            Table::Whole(words) => Some(words),
+            Table::Sparse { .. } => None,
+        }
     }
 
     /// Word `index`.
@@ -144,18 +176,7 @@ impl LazyWords {
             Table::Sparse { groups, .. } => {
                 assert!(index + 8 <= self.len, "line {index} of {}", self.len);
                 let (group, at) = (&groups[index / GROUP], index % GROUP);
-                let present = (group.present >> at) as u8;
-                let mut line = [0; 8];
-                if present != 0 {
-                    let mut rank = group.rank(at);
-                    for (i, word) in line.iter_mut().enumerate() {
-                        if present >> i & 1 == 1 {
-                            *word = group.words[rank];
-                            rank += 1;
-                        }
-                    }
-                }
-                line
+                group.line(at)
             }
         }
     }
@@ -190,15 +211,24 @@ impl LazyWords {
         let mut whole = LineWords::zeroed(self.len);
         if let Table::Sparse { groups, .. } = &mut self.table {
             for (number, group) in groups.iter_mut().enumerate() {
-                let (mut left, start) = (group.present, number * GROUP);
-                for &word in &group.words[..group.count()] {
-                    whole[start + left.trailing_zeros() as usize] = word;
-                    left &= left - 1;
+                let start = number * GROUP;
+                for (at, &word) in (0..GROUP).filter(|&at| group.has(at)).zip(&group.words) {
+                    whole[start + at] = word;
                 }
                 // Given back as it is copied: the two are never there whole at a time.
                 *group = Group::default();
             }
             self.table = Table::Whole(whole);
+        }
+    }
+
+    /// Asks for the cache line that says where word `index` is, or for its own where that is known: before
+    /// [`LazyWords::warm`], which would wait for it. Nothing when it is out of bounds.
+    #[inline]
+    pub fn expect(&self, index: usize) {
+        match &self.table {
+            Table::Whole(words) => crate::prefetch(words, index),
+            Table::Sparse { groups, .. } => crate::prefetch(groups, index / GROUP),
         }
     }
 
@@ -265,6 +295,7 @@ mod tests {
                 let zero = rng.chance(if step < 10_000 { 0.3 } else { 0.9 });
                 let value = if zero { 0 } else { rng.next_u64() | 1 };
                 lazy.set(at, value);
+                lazy.expect(at);
                 lazy.warm(at);
                 plain[at] = value;
                 let at = rng.below(len as u64) as usize;

@@ -229,9 +229,10 @@ impl<M: ObjectMemory> KvShard<M> {
         self.admission.warm(hash);
     }
 
-    /// The second step, some requests after [`KvShard::warm`]: the object that the table names.
+    /// The second step, some requests after [`KvShard::warm`]: the object that the table names, and what admission knows.
     #[inline]
     pub fn warm_object(&self, hash: ObjectHash) {
+        self.admission.warm_again(hash);
         self.table.warm_object(&self.arena, hash.dram());
     }
 

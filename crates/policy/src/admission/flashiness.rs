@@ -430,13 +430,20 @@ impl AdmissionPolicy for Flashiness {
     #[inline]
     fn warm(&self, hash: ObjectHash) {
         if let Some(history) = &self.history {
+            history.expect(hash.fingerprint());
+        }
+    }
+
+    #[inline]
+    fn warm_again(&self, hash: ObjectHash) {
+        if let Some(history) = &self.history {
             history.warm(hash.fingerprint());
         }
     }
 
     #[inline]
     fn warm_candidate(&self, hash: ObjectHash) {
-        self.warm(hash);
+        self.warm_again(hash);
     }
 
     fn grow_as_filled(&mut self) {

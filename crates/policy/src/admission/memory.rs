@@ -78,9 +78,17 @@ impl KeyMemory {
         (set as usize * WAYS, (fingerprint & 0xf_ffff).max(1))
     }
 
-    fn find(&self, fingerprint: u64) -> Option<usize> {
-        let (start, tag) = self.place(fingerprint);
-        self.entries.line(start).iter().position(|e| e >> 44 == tag).map(|i| start + i)
+    /// The key's set, as it is, and which of its words is the key's.
+    #[inline]
+    fn find(&self, start: usize, tag: u64) -> ([u64; WAYS], Option<usize>) {
+        let set = self.entries.line(start);
+        (set, set.iter().position(|e| e >> 44 == tag))
+    }
+
+    /// Asks for the cache line that leads to the key's set.
+    #[inline]
+    pub(crate) fn expect(&self, fingerprint: u64) {
+        self.entries.expect(self.place(fingerprint).0);
     }
 
     /// Asks for the cache line of the key's set.
@@ -91,10 +99,11 @@ impl KeyMemory {
 
     /// What is known of a key.
     pub(crate) fn recall(&self, fingerprint: u64) -> History {
-        let Some(at) = self.find(fingerprint) else {
+        let (start, tag) = self.place(fingerprint);
+        let (set, Some(at)) = self.find(start, tag) else {
             return History { first_life: true, ..History::default() };
         };
-        let e = Entry::unpack(self.entries.get(at));
+        let e = Entry::unpack(set[at]);
         // Known from the write that began this life alone?
         let first_life = e.refetches == 0 && e.updates == 0;
         History {
@@ -107,8 +116,9 @@ impl KeyMemory {
 
     /// A read missed this key.
     pub(crate) fn miss(&mut self, fingerprint: u64) {
-        if let Some(at) = self.find(fingerprint) {
-            self.entries.set(at, self.entries.get(at) | 1 << 31);
+        let (start, tag) = self.place(fingerprint);
+        if let (set, Some(at)) = self.find(start, tag) {
+            self.entries.set(start + at, set[at] | 1 << 31);
         }
     }
 
@@ -116,8 +126,9 @@ impl KeyMemory {
     pub(crate) fn write(&mut self, fingerprint: u64, update: bool, now: Nanos) {
         let (start, tag) = self.place(fingerprint);
         let last = tick(now);
-        if let Some(at) = self.find(fingerprint) {
-            let mut e = Entry::unpack(self.entries.get(at));
+        let (set, known) = self.find(start, tag);
+        if let Some(at) = known {
+            let mut e = Entry::unpack(set[at]);
             if e.missed && !update {
                 e.refetches = (e.refetches + 1).min(63);
             } else {
@@ -127,10 +138,9 @@ impl KeyMemory {
             let ticks = last.wrapping_sub(e.last) & 0xf_ffff;
             e.away = log(((ticks << TICK_SHIFT) / 1_000_000).min(u64::from(u32::MAX)) as u32);
             e.last = last;
-            self.entries.set(at, e.pack());
+            self.entries.set(start + at, e.pack());
             return;
         }
-        let set = self.entries.line(start);
         // The empty slot, or the one written longest ago.
         let age = |word: u64| if word == 0 { u64::MAX } else { last.wrapping_sub(word) & 0xf_ffff };
         let mut victim = 0;
@@ -245,7 +255,11 @@ mod tests {
         for (i, &k) in keys.iter().enumerate() {
             m.write(k, false, Nanos::from_secs(i as u64));
         }
-        let known = |range: &[u64]| range.iter().filter(|&&k| m.find(k).is_some()).count();
+        let knows = |k: u64| {
+            let (start, tag) = m.place(k);
+            m.find(start, tag).1.is_some()
+        };
+        let known = |range: &[u64]| range.iter().filter(|&&k| knows(k)).count();
         assert!(
             known(&keys[4500..]) > 480,
             "the last 500 of 1024 places: {}",

@@ -58,6 +58,11 @@ pub trait AdmissionPolicy: Send {
         let _ = hash;
     }
 
+    /// The second step, some requests after [`AdmissionPolicy::warm`]: asks for what that line leads to.
+    fn warm_again(&self, hash: ObjectHash) {
+        let _ = hash;
+    }
+
     /// Asks for the cache line at which judging a candidate of this key begins: for who knows what will be judged.
     fn warm_candidate(&self, hash: ObjectHash) {
         let _ = hash;
@@ -377,6 +382,11 @@ impl AdmissionPolicy for Admission {
     #[inline]
     fn warm(&self, hash: ObjectHash) {
         dispatch!(&self.policy, p => p.warm(hash));
+    }
+
+    #[inline]
+    fn warm_again(&self, hash: ObjectHash) {
+        dispatch!(&self.policy, p => p.warm_again(hash));
     }
 
     #[inline]
