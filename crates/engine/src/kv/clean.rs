@@ -104,6 +104,15 @@ pub struct Heat {
     pub entries: u64,
 }
 
+/// What is known of the blocks that the CLOCK hand comes to next.
+#[derive(Default)]
+struct Lookout {
+    /// The block after them; none behind the memory's end.
+    at: Option<Block>,
+    /// Those that CLOCK will give up, and their hashes: the one of step n at n modulo [`AHEAD`].
+    coming: [Option<(Block, ObjectHash)>; AHEAD],
+}
+
 /// An object of the window that admission wants on flash.
 struct Wanted {
     score: f32,
@@ -130,13 +139,11 @@ impl<M: ObjectMemory> KvShard<M> {
             self.stage_best(now, sink, &mut report);
         }
         let mut looked = 0;
-        let mut coming = [None; AHEAD];
+        let mut lookout = Lookout::default();
         while self.wants_room() && looked < WINDOW && self.may_stage() && !report.waits {
-            if looked % AHEAD == 0 {
-                coming = self.look_ahead();
-            }
+            self.look_out(&mut lookout, looked);
             looked += 1;
-            self.clean_step(now, flash, &coming, sink, &mut report);
+            self.clean_step(now, flash, &lookout.coming, sink, &mut report);
         }
         report.satisfied = !self.wants_room();
         if report.satisfied {
@@ -179,24 +186,38 @@ impl<M: ObjectMemory> KvShard<M> {
         self.staged_bytes < self.arena.capacity() / 2
     }
 
-    /// The hashes of those of the next blocks that CLOCK will give up, whose places in the tables are asked for.
-    fn look_ahead(&self) -> [Option<(Block, ObjectHash)>; AHEAD] {
-        let mut at = self.hand;
-        std::array::from_fn(|_| {
-            let block = at;
-            at = self.arena.next(block);
-            if !self.arena.is_used(block) {
-                return None;
-            }
-            let h = ObjectHeader::load(&self.arena, block);
-            if h.state.has(State::STAGED) || h.state.clock() != 0 {
-                return None;
-            }
-            let hash = self.hash_of(block, &h);
-            self.table.warm(hash.dram());
+    /// Keeps a look-out [`AHEAD`] blocks before the hand, which is about to make its `step`-th step of a call. One block with
+    /// each step: each says where the next is, and waiting for several in a row would be most of the work.
+    fn look_out(&self, lookout: &mut Lookout, step: usize) {
+        // The look-out ends with the memory, so that the hand, which may free a block, never comes up from behind.
+        if step == 0 || self.hand == self.arena.first() {
+            lookout.at = Some(self.hand);
+            (step..step + AHEAD - 1).for_each(|number| self.look_at_next(lookout, number));
+        }
+        self.look_at_next(lookout, step + AHEAD - 1);
+        if let Some((_, hash)) = lookout.coming[(step + AHEAD / 2) % AHEAD] {
             self.admission.warm_candidate(hash);
-            Some((block, hash))
-        })
+        }
+    }
+
+    /// Asks for the places in the tables of the next block, if CLOCK will give it up.
+    fn look_at_next(&self, lookout: &mut Lookout, number: usize) {
+        let coming = &mut lookout.coming[number % AHEAD];
+        *coming = None;
+        let Some(block) = lookout.at else { return };
+        let next = self.arena.next(block);
+        lookout.at = (next != self.arena.first()).then_some(next);
+        if !self.arena.is_used(block) {
+            return;
+        }
+        let h = ObjectHeader::load(&self.arena, block);
+        if h.state.has(State::STAGED) || h.state.clock() != 0 {
+            return;
+        }
+        let hash = self.hash_of(block, &h);
+        self.table.warm(hash.dram());
+        self.admission.warm(hash);
+        *coming = Some((block, hash));
     }
 
     /// One step of the CLOCK hand: what CLOCK gives up is offered to admission (which for `Pool::Everything` has had its
@@ -404,6 +425,9 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         for (i, s) in staged.iter().enumerate() {
             if let Some(next) = staged.get(i + AHEAD) {
+                // A whole segment's objects were looked at since: what the first loop asked for may be gone.
+                self.table.warm(next.hash.dram());
+                self.arena.warm(next.block);
                 self.index.warm(next.hash);
             }
             let entry = Entry { segment, place: s.place, clock: 0 };
