@@ -77,6 +77,14 @@ impl Contents {
         self.pattern.as_ref().map_or(0, |p| p.len())
     }
 
+    /// The key of this id and length, at least eight bytes.
+    #[inline]
+    pub fn key_of(id: u64, len: u8) -> Key {
+        let mut key = Key { bytes: [Contents::FILLER; 255], len };
+        key.bytes[..ID_LEN].copy_from_slice(&id.to_le_bytes());
+        key
+    }
+
     /// Writes the key of this id, `key.len()` bytes and at least eight.
     #[inline]
     pub fn key(id: u64, key: &mut [u8]) {
@@ -85,7 +93,7 @@ impl Contents {
     }
 }
 
-/// A key as [`CompactArena`] hands it out.
+/// A key by value, of an id and a filler.
 #[derive(Clone, Copy)]
 pub struct Key {
     bytes: [u8; 255],
@@ -258,6 +266,8 @@ impl CompactArena {
         }
         let slot = self.spare;
         self.spare = self.slot(slot).u32(NEXT);
+        // Until it is wanted it is here.
+        self.warm(Block(self.spare));
         *self.slot_mut(slot) = Slot([0; SLOT]);
         slot
     }
@@ -567,9 +577,9 @@ impl ObjectMemory for CompactArena {
 
     #[inline]
     fn key(&self, block: Block, header: &ObjectHeader) -> Key {
-        let mut key = Key { bytes: [Contents::FILLER; 255], len: header.key_len };
-        key.bytes[..ID_LEN].copy_from_slice(&self.slot(block.0).0[ID..]);
-        key
+        let mut id = [0; ID_LEN];
+        id.copy_from_slice(&self.slot(block.0).0[ID..]);
+        Contents::key_of(u64::from_le_bytes(id), header.key_len)
     }
 
     #[inline]

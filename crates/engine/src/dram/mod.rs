@@ -8,7 +8,7 @@ mod object;
 mod table;
 
 pub use arena::{Arena, Block, Tail, UNIT, footprint};
-pub use compact::{CompactArena, Contents};
+pub use compact::{CompactArena, Contents, Key};
 pub use memory::ObjectMemory;
 pub use object::{HEADER_BYTES, ObjectHeader, State, object_bytes};
 pub use table::Table;

@@ -23,8 +23,8 @@ use crate::mrc::Interner;
 
 /// Requests that a cache is told of before they come.
 const AHEAD: usize = 12;
-/// Requests decoded at a time.
-const CHUNK: usize = 16_384;
+/// Requests decoded at a time: few enough to be in the processor's cache still when a cache takes them.
+const CHUNK: usize = 4096;
 
 /// A stretch of the trace.
 #[derive(Default)]

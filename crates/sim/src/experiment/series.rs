@@ -1,5 +1,7 @@
 //! Figures over time.
 
+use std::ops::Range;
+
 use larder_base::Nanos;
 
 use super::drive::Traffic;
@@ -52,6 +54,9 @@ pub(super) struct Series {
     interval: u64,
     start: Nanos,
     intervals: Vec<Interval>,
+    /// The interval that was asked for last, and what lies in it, since the start: mostly the next event does.
+    index: usize,
+    within: Range<u64>,
     traffic: Traffic,
 }
 
@@ -63,16 +68,28 @@ impl Series {
             interval: ((report.interval * 1e9) as u64).max(1),
             start,
             intervals: Vec::new(),
+            index: 0,
+            within: 0..0,
             traffic: Traffic::default(),
         }
     }
 
     /// The interval of `at`.
+    #[inline]
     fn of(&mut self, at: Nanos) -> Option<&mut Interval> {
-        if self.most == 0 {
-            return None;
-        }
         let since = at.saturating_sub(self.start).0;
+        if !self.within.contains(&since) {
+            self.go_to(since);
+        }
+        self.intervals.get_mut(self.index)
+    }
+
+    /// Makes the interval of what is `since` nanoseconds after the start the present one. Where there are to be none there
+    /// is none.
+    fn go_to(&mut self, since: u64) {
+        if self.most == 0 {
+            return;
+        }
         while since / self.interval >= self.most as u64 {
             self.interval *= 2;
             self.intervals = self
@@ -87,11 +104,12 @@ impl Series {
                 })
                 .collect();
         }
-        let index = (since / self.interval) as usize;
-        if self.intervals.len() <= index {
-            self.intervals.resize(index + 1, Interval::default());
+        self.index = (since / self.interval) as usize;
+        let begin = since - since % self.interval;
+        self.within = begin..begin.saturating_add(self.interval);
+        if self.intervals.len() <= self.index {
+            self.intervals.resize(self.index + 1, Interval::default());
         }
-        self.intervals.get_mut(index)
     }
 
     pub(super) fn add(&mut self, event: &Event) {

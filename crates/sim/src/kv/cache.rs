@@ -6,7 +6,7 @@ use std::sync::Arc;
 use larder_base::{
     AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
 };
-use larder_engine::dram::{Arena, CompactArena, Contents, ObjectMemory};
+use larder_engine::dram::{Arena, CompactArena, Contents, Key, ObjectMemory};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
@@ -363,10 +363,7 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// Announces a request: what is announced comes in this order, before anything that is not. What is needed of memory
     /// is fetched ahead, which changes how long it takes and nothing else.
     pub fn announce(&mut self, r: &Request) {
-        let mut key = [0u8; 250];
-        let key = &mut key[..key_len(r)];
-        Contents::key(r.id, key);
-        let hash = self.hasher.hash(key);
+        let hash = self.hasher.hash(&key_of(r));
         self.shards.0[self.shards.shard_of(hash)].warm(hash);
         let announced = self.ahead.len();
         if let Some(near) = announced.checked_sub(WARM_AFTER) {
@@ -393,9 +390,7 @@ impl<M: ObjectMemory> HybridCache<M> {
         let wall = EPOCH.saturating_add((mono.0 / 1_000_000_000) as u32);
         self.now = Now { mono, wall: UnixSecs(wall) };
         self.counters.requests += 1;
-        let mut key = [0u8; 250];
-        let key = &mut key[..key_len(r)];
-        Contents::key(r.id, key);
+        let key = &*key_of(r);
         let hash = match self.ahead.pop_front() {
             Some(a) if (a.id, a.key_size) == (r.id, r.key_size) => a.hash,
             _ => self.hasher.hash(key),
@@ -601,8 +596,8 @@ impl<M: ObjectMemory> HybridCache<M> {
     }
 }
 
-fn key_len(r: &Request) -> usize {
-    (r.key_size as usize).clamp(ID_LEN, 250)
+fn key_of(r: &Request) -> Key {
+    Contents::key_of(r.id, r.key_size.clamp(ID_LEN as u32, 250) as u8)
 }
 
 #[cfg(test)]
