@@ -47,23 +47,27 @@ impl ObjectHash {
     pub const VIRTUAL_SHARDS: u32 = 256;
 
     /// The virtual shard, 0..256.
+    #[inline]
     pub fn virtual_shard(self) -> u8 {
         (self.0 >> 120) as u8
     }
 
     /// 56 bits that choose a bucket, scaled to `0..buckets` by multiplication (any number of buckets, not only powers
     /// of two).
+    #[inline]
     pub fn bucket(self, buckets: u32) -> u32 {
         let bits = (self.0 >> 88) as u32;
         ((u64::from(bits) * u64::from(buckets)) >> 32) as u32
     }
 
     /// The 12-bit tag.
+    #[inline]
     pub fn tag(self) -> u16 {
         (self.0 >> 52) as u16 & 0xfff
     }
 
     /// The page that function `function` (0..16) names among `pages`.
+    #[inline]
     pub fn page(self, function: u8, pages: u32) -> u32 {
         let low = self.0 as u64 & ((1 << 52) - 1);
         let mixed = splitmix(low ^ (u64::from(function) << 56));
@@ -71,11 +75,13 @@ impl ObjectHash {
     }
 
     /// 32 bits for the DRAM table and for comparing before the key is touched.
+    #[inline]
     pub fn dram(self) -> u32 {
         (self.0 >> 64) as u32
     }
 
     /// 64 bits that stand for the key in sketches, samplers and side tables.
+    #[inline]
     pub fn fingerprint(self) -> u64 {
         (self.0 >> 32) as u64
     }

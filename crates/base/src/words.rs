@@ -95,6 +95,7 @@ impl Words {
     ///
     /// # Panics
     /// If `index` is out of bounds.
+    #[inline]
     pub fn load(&self, index: usize) -> u64 {
         match self.cells() {
             Ok(cells) => cells[index].load(Ordering::Relaxed),
@@ -115,6 +116,7 @@ impl Words {
     ///
     /// # Panics
     /// If `index` is out of bounds.
+    #[inline]
     pub fn store(&mut self, index: usize, value: u64) {
         if let Some(fuse) = &self.fuse {
             let left = fuse.load(Ordering::Relaxed);
@@ -149,6 +151,27 @@ impl Words {
             Err(lazy) if index.is_multiple_of(8) => lazy.line(index),
             Err(lazy) => std::array::from_fn(|i| lazy.get(index + i)),
         }
+    }
+
+    /// Folds the words of [`Words::load_line`] with their numbers, 0 to 7, where they lie: for who looks at most lines to
+    /// find that there is nothing in them. `None` where they are not kept as an array, or out of bounds.
+    #[inline]
+    pub fn fold_line<A>(
+        &self,
+        index: usize,
+        start: A,
+        f: impl Fn(A, (usize, u64)) -> A,
+    ) -> Option<A> {
+        Some(match &self.cells {
+            Cells::Lazy(lazy) => {
+                let line: &[u64; 8] = lazy.array()?.get(index..)?.first_chunk()?;
+                line.iter().copied().enumerate().fold(start, f)
+            }
+            _ => {
+                let line: &[AtomicU64; 8] = self.cells().ok()?.get(index..)?.first_chunk()?;
+                line.iter().map(|w| w.load(Ordering::Relaxed)).enumerate().fold(start, f)
+            }
+        })
     }
 
     /// After `stores` more stores, further ones are dropped: the memory as a kill at that moment would leave it.
@@ -224,6 +247,13 @@ mod tests {
         assert_eq!((w.len(), w.load(3), w.load(4)), (64, 4, 0));
         assert!((0..56).all(|i| w.load_line(i) == copy.load_line(i)));
         assert!(w.held_bytes() < 64 * 8 && copy.held_bytes() >= 64 * 8);
+        // Line by line where they are an array: of cells, or of what has grown into one.
+        let mut grown = Words::growing(64, 10);
+        (0..64).for_each(|i| grown.store(i, copy.load(i)));
+        let fold = |w: &Words, i| w.fold_line(i, 0, |sum, (k, word)| sum * 9 + word * k as u64);
+        assert!((0..56).all(|i| fold(&grown, i) == fold(&copy, i) && fold(&copy, i).is_some()));
+        assert!(fold(&copy, 8) != fold(&copy, 16) && fold(&copy, 57).is_none());
+        assert!(fold(&Words::growing(64, 50), 8).is_none());
         w.set_fuse(0);
         w.store(4, 1);
         assert_eq!(w.load(4), 0);

@@ -148,8 +148,8 @@ impl FlashIndex {
                     report.dropped += 1;
                     settle = true;
                 } else if entry.clock > index.clock_max {
-                    let lowered = index.line(bucket).with_clock(pos, index.clock_max);
-                    index.update(bucket, lowered);
+                    let line = index.line(bucket);
+                    index.update(bucket, &line, &line.with_clock(pos, index.clock_max));
                 }
             }
             if settle {

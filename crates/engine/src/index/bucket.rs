@@ -62,13 +62,69 @@ const _: () = assert!(WORDS * 64 == SLOTS * 30 + 2 && SMALL[0] == 0x1_ffff);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Line(pub(super) [u64; WORDS]);
 
-/// For the two 12-bit fields of `x`: the flag bit of each that is zero.
-fn zero_fields(x: u64) -> u64 {
-    (FLAGS - (x & FIELDS)) & FLAGS
+/// For the two 12-bit fields of `x`: in its flag bit, whether each is not zero; other bits are anything. What is added
+/// carries out of a field unless it is zero.
+#[inline]
+fn filled_fields(x: u64) -> u64 {
+    (x & FIELDS) + FIELDS
+}
+
+/// The bits of `even` at positions 0, 2, 4, … and those of `odd` between them.
+#[inline]
+fn interleave(even: u32, odd: u32) -> u32 {
+    // Both at a time: each bit of either half moves away from the others.
+    let mut both = even | odd << 16;
+    both = (both | both << 4) & 0x0f0f_0f0f;
+    both = (both | both << 2) & 0x3333_3333;
+    both = (both | both << 1) & 0x5555_5555;
+    both & 0xffff | both >> 15
+}
+
+/// As positions, the flags that are set in words 0 to 7.
+#[inline]
+fn flagged(flags: impl Iterator<Item = u64>) -> u32 {
+    // Flags of word k to bits k and 30 + k.
+    let all = flags.zip((5..=12).rev()).fold(0, |all, (flags, by)| all | (flags & FLAGS) >> by);
+    interleave(all as u32 & 0xff, (all >> 30) as u32 & 0xff)
+}
+
+/// A look for a tag at a bucket's words, which says quickly what is so mostly: that it is not there.
+#[derive(Clone, Copy)]
+pub(super) struct Seek {
+    both: u64,
+    /// Less the flags of fields that hold the tag.
+    none: u64,
+    /// The tag of the spread slot.
+    spread: u64,
+}
+
+impl Seek {
+    #[inline]
+    pub(super) fn of(tag: u16) -> Seek {
+        Seek { both: u64::from(tag) | u64::from(tag) << 30, none: FLAGS, spread: 0 }
+    }
+
+    /// Looks at word `k`.
+    #[inline]
+    pub(super) fn look(self, (k, word): (usize, u64)) -> Seek {
+        let spread = if k < 3 { word >> 60 << (4 * k) } else { 0 };
+        Seek {
+            none: self.none & filled_fields(word ^ self.both),
+            spread: self.spread | spread,
+            ..self
+        }
+    }
+
+    /// After all eight words: whether no slot holds the tag, nor half of a wide entry that looks like it.
+    #[inline]
+    pub(super) fn is_vain(self) -> bool {
+        self.none == FLAGS && self.spread != self.both & 0xfff
+    }
 }
 
 impl Line {
     /// The eight nibbles: width and spread slot.
+    #[inline]
     fn nibbles(&self) -> u32 {
         let mut all = 0;
         for (k, word) in self.0.iter().enumerate() {
@@ -78,11 +134,13 @@ impl Line {
     }
 
     /// How many words belong to wide entries, as an index into [`PAIRS`].
+    #[inline]
     pub(super) fn width(&self) -> usize {
         (self.0[7] >> 62) as usize
     }
 
     /// The 30 bits of slot `pos` (0..17).
+    #[inline]
     pub(super) fn slot(&self, pos: usize) -> u32 {
         if pos == SPREAD {
             self.nibbles() & SLOT_MASK as u32
@@ -92,71 +150,74 @@ impl Line {
     }
 
     /// The 60 bits of the pair in `word`.
+    #[inline]
     pub(super) fn pair(&self, word: usize) -> u64 {
         self.0[word] & PAIR_MASK
     }
 
     /// Whether the slot at `pos` belongs to the words of wide entries.
+    #[inline]
     pub(super) fn is_wide(&self, pos: usize) -> bool {
         SMALL[self.width()] & 1 << pos == 0
     }
 
     /// The positions, as bits, of live entries whose tag is `tag`.
+    #[inline]
     pub(super) fn matches(&self, tag: u16) -> u32 {
         let both = u64::from(tag) | u64::from(tag) << 30;
-        let mut found = 0;
-        for (k, word) in self.0.iter().enumerate() {
-            let hit = zero_fields(word ^ both) & !zero_fields(word >> SEGMENT_SHIFT);
-            found |= ((hit >> 12 & 1 | hit >> 41 & 2) as u32) << (2 * k);
-        }
-        let spread = self.nibbles();
-        let hit = (spread & 0xfff) as u16 == tag && (spread >> SEGMENT_SHIFT) & 0xfff != 0;
-        (found | u32::from(hit) << SPREAD) & STARTS[self.width()]
+        let spread = (self.0[0] >> 60 | self.0[1] >> 60 << 4 | self.0[2] >> 60 << 8) as u16 == tag;
+        let found = flagged(self.0.iter().map(|word| !filled_fields(word ^ both)));
+        (found | u32::from(spread) << SPREAD) & self.live()
     }
 
     /// The positions, as bits, of all live entries.
+    #[inline]
     pub(super) fn live(&self) -> u32 {
-        let mut found = 0;
-        for (k, word) in self.0.iter().enumerate() {
-            let hit = !zero_fields(word >> SEGMENT_SHIFT);
-            found |= ((hit >> 12 & 1 | hit >> 41 & 2) as u32) << (2 * k);
-        }
-        let hit = (self.nibbles() >> SEGMENT_SHIFT) & 0xfff != 0;
+        let found = flagged(self.0.iter().map(|word| filled_fields(word >> SEGMENT_SHIFT)));
+        // The segment's three nibbles.
+        let hit = (self.0[3] | self.0[4] | self.0[5]) >> 60 != 0;
         (found | u32::from(hit) << SPREAD) & STARTS[self.width()]
     }
 
     /// The positions of live small entries.
+    #[inline]
     pub(super) fn live_small(&self) -> u32 {
         self.live() & SMALL[self.width()]
     }
 
     /// The positions of live wide entries (each the even slot of its word).
+    #[inline]
     pub(super) fn live_wide(&self) -> u32 {
         self.live() & !SMALL[self.width()]
     }
 
     /// The positions free for small entries.
+    #[inline]
     pub(super) fn free_small(&self) -> u32 {
         !self.live() & SMALL[self.width()]
     }
 
     /// The positions free for wide entries at the present width.
+    #[inline]
     pub(super) fn free_wide(&self) -> u32 {
         !self.live() & STARTS[self.width()] & !SMALL[self.width()]
     }
 
     /// The small positions that the next larger width takes away.
+    #[inline]
     pub(super) fn taken_by_widening(&self) -> u32 {
         let width = self.width();
         if width == MAX_WIDTH { 0 } else { SMALL[width] & !SMALL[width + 1] }
     }
 
     /// The tag of the entry at `pos`.
+    #[inline]
     pub(super) fn tag(&self, pos: usize) -> u16 {
         slot_tag(self.slot(pos))
     }
 
     /// The entry at `pos`, as [`Self::raw`] encodes it.
+    #[inline]
     pub(super) fn raw(&self, pos: usize) -> Raw {
         if self.is_wide(pos) {
             Raw(self.pair(pos / 2) | WIDE)
@@ -166,6 +227,7 @@ impl Line {
     }
 
     /// The bucket with `slot` at small position `pos`.
+    #[inline]
     pub(super) fn with_slot(mut self, pos: usize, slot: u32) -> Line {
         if pos == SPREAD {
             let all = slot | self.nibbles() & 3 << 30;
@@ -181,6 +243,7 @@ impl Line {
     }
 
     /// The bucket with `pair` in the word at position `pos` (even).
+    #[inline]
     pub(super) fn with_pair(mut self, pos: usize, pair: u64) -> Line {
         let word = &mut self.0[pos / 2];
         *word = *word & !PAIR_MASK | pair & PAIR_MASK;
@@ -188,12 +251,14 @@ impl Line {
     }
 
     /// The bucket with another width: one word differs.
+    #[inline]
     pub(super) fn with_width(mut self, width: usize) -> Line {
         self.0[7] = self.0[7] & !(3 << 62) | (width as u64) << 62;
         self
     }
 
     /// The bucket with another CLOCK at `pos`: one word differs, for the spread slot too.
+    #[inline]
     pub(super) fn with_clock(self, pos: usize, clock: u8) -> Line {
         let change = |slot: u32| slot & !(3 << CLOCK_SHIFT) | u32::from(clock) << CLOCK_SHIFT;
         // Of a wide entry, too, only the even slot changes, whose CLOCK lies where a small entry has it.
@@ -209,11 +274,13 @@ const WIDE: u64 = 1 << 63;
 pub(super) struct Raw(pub(super) u64);
 
 /// The tag of a slot's 30 bits.
+#[inline]
 pub(super) fn slot_tag(slot: u32) -> u16 {
     (slot & 0xfff) as u16
 }
 
 /// The CLOCK of a slot's 30 bits.
+#[inline]
 pub(super) fn slot_clock(slot: u32) -> u8 {
     (slot >> CLOCK_SHIFT & 3) as u8
 }
@@ -249,21 +316,25 @@ impl Raw {
     }
 
     /// Whether it is a wide entry.
+    #[inline]
     pub(super) fn is_wide(self) -> bool {
         self.0 & WIDE != 0
     }
 
     /// The 30 bits of a small entry, or the even slot of a wide one.
+    #[inline]
     pub(super) fn slot(self) -> u32 {
         (self.0 & SLOT_MASK) as u32
     }
 
     /// The CLOCK.
+    #[inline]
     pub(super) fn clock(self) -> u8 {
         slot_clock(self.slot())
     }
 
     /// The entry; its segment is 0 if the slot was empty.
+    #[inline]
     pub(super) fn entry(self) -> Entry {
         let segment = (self.0 >> SEGMENT_SHIFT & 0xfff) as u16;
         let function = self.0 >> FUNCTION_SHIFT & 15;
@@ -280,22 +351,26 @@ impl Raw {
     }
 
     /// What an empty place of the same kind holds.
+    #[inline]
     pub(super) fn cleared(self) -> Raw {
         Raw(self.0 & WIDE)
     }
 
     /// Whether bits are set in a slot that is empty.
+    #[inline]
     pub(super) fn is_dirty(self) -> bool {
         self.0 & PAIR_MASK != 0
     }
 
     /// Whether it is the same object as `other`: equal but for CLOCK.
+    #[inline]
     pub(super) fn same_object(self, other: Raw) -> bool {
         (self.0 ^ other.0) & !(3 << CLOCK_SHIFT) == 0
     }
 }
 
 /// The positions set in `mask`, from the lowest.
+#[inline]
 pub(super) fn positions(mut mask: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let pos = mask.trailing_zeros() as usize;
@@ -321,6 +396,10 @@ mod tests {
         (rng.below(4096) as u16, entry)
     }
 
+    fn is_vain(line: &Line, tag: u16) -> bool {
+        line.0.iter().copied().enumerate().fold(Seek::of(tag), Seek::look).is_vain()
+    }
+
     #[test]
     fn every_slot_keeps_its_bits_and_disturbs_no_other() {
         let mut rng = Rng::new(1);
@@ -344,6 +423,7 @@ mod tests {
                 assert_eq!((line.tag(pos), line.raw(pos).entry()), (tag, entry));
                 let want = expected.iter().filter(|e| e.1 == tag).fold(0, |m, e| m | 1 << e.0);
                 assert_eq!(line.matches(tag), want);
+                assert!(!is_vain(&line, tag));
                 for clock in 0..4 {
                     let changed = line.with_clock(pos, clock);
                     assert_eq!(changed.raw(pos).entry(), Entry { clock, ..entry });
@@ -361,6 +441,8 @@ mod tests {
         for (width, starts) in STARTS.into_iter().enumerate() {
             let line = Line([0; WORDS]).with_width(width);
             assert!((0..4096).all(|tag| line.matches(tag) == 0));
+            // An empty slot looks like tag 0, no other.
+            assert!((0..4096).all(|tag| is_vain(&line, tag) == (tag != 0)));
             assert_eq!(line.free_small() | line.free_wide(), starts);
         }
     }

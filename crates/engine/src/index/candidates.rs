@@ -16,11 +16,13 @@ impl Candidates {
     pub const CAPACITY: usize = 8;
 
     /// Number of entries.
+    #[inline]
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -37,10 +39,12 @@ impl Candidates {
     }
 
     /// The entries, in the order in which to try them.
+    #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Entry> + '_ {
         self.raw[..self.len()].iter().map(|raw| raw.entry())
     }
 
+    #[inline]
     pub(super) fn push(&mut self, raw: Raw) {
         match self.raw.get_mut(usize::from(self.len)) {
             Some(free) => {
@@ -51,6 +55,7 @@ impl Candidates {
         }
     }
 
+    #[inline]
     pub(super) fn push_distinct(&mut self, raw: Raw) {
         if !self.raw[..self.len()].iter().any(|known| known.same_object(raw)) {
             self.push(raw);

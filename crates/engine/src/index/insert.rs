@@ -168,8 +168,9 @@ impl FlashIndex {
             self.count_out(line.raw(pos));
             line = line.with_slot(pos, 0);
         }
+        let before = line;
         line = line.with_width(line.width() + 1);
-        self.update(bucket, line);
+        self.update(bucket, &before, &line);
         self.write(bucket, line.free_wide().trailing_zeros() as usize, raw);
         self.count_in(raw);
         for &small in &displaced[..count] {

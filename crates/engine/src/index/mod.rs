@@ -38,7 +38,7 @@ pub use attach::{Attached, IndexError};
 pub use candidates::Candidates;
 pub use insert::Inserted;
 
-use bucket::{Line, PAIRS, Raw, SLOTS, SPREAD, WORDS, positions};
+use bucket::{Line, PAIRS, Raw, SLOTS, SPREAD, Seek, WORDS, positions};
 
 /// Words before the first bucket: one line of the index's own, one of its owner's.
 const HEADER_WORDS: usize = 2 * WORDS;
@@ -171,23 +171,21 @@ impl FlashIndex {
 
     /// The entries that may be `hash`'s object: those of its tag in its two buckets, those of the first bucket first.
     /// Identical entries of different objects are given once (they name the same place). Reads two cache lines.
+    #[inline]
     pub fn probe(&self, hash: ObjectHash) -> Candidates {
-        let (tag, [first, second]) = self.buckets_of(hash);
+        let (tag, both) = self.buckets_of(hash);
         let mut found = Candidates::default();
-        let (a, b) = (self.line(first), self.line(second));
-        let (in_a, mut in_b) = (a.matches(tag), b.matches(tag));
-        if first == second {
-            in_b = 0;
-        }
-        if in_a | in_b != 0 {
-            positions(in_a).for_each(|pos| found.push_distinct(a.raw(pos)));
-            positions(in_b).for_each(|pos| found.push_distinct(b.raw(pos)));
+        for &bucket in distinct(&both) {
+            if let Some((line, matches)) = self.matching(bucket, tag) {
+                positions(matches).for_each(|pos| found.push_distinct(line.raw(pos)));
+            }
         }
         found
     }
 
     /// Fetches `hash`'s two cache lines. Called for many hashes in a row before what needs them, it lets their cache
     /// misses overlap: worth it in batches (a segment that is published or reclaimed), not for one.
+    #[inline]
     pub fn warm(&self, hash: ObjectHash) {
         let (_, [first, second]) = self.buckets_of(hash);
         for bucket in [first, second] {
@@ -216,9 +214,7 @@ impl FlashIndex {
         let (tag, both) = self.buckets_of(hash);
         let mut removed = Candidates::default();
         for &bucket in distinct(&both) {
-            let line = self.line(bucket);
-            let matches = line.matches(tag);
-            if matches != 0 {
+            if let Some((_, matches)) = self.matching(bucket, tag) {
                 for pos in positions(matches) {
                     removed.push(self.clear(bucket, pos));
                 }
@@ -261,7 +257,7 @@ impl FlashIndex {
             ClockMode::Increment => (clock + 1).min(self.clock_max),
         };
         if next != clock {
-            self.update(bucket, line.with_clock(pos, next));
+            self.update(bucket, &line, &line.with_clock(pos, next));
         }
         self.hot += u64::from(clock == 0);
         Some(clock == 0)
@@ -286,7 +282,7 @@ impl FlashIndex {
                 }
             }
             // Every CLOCK lies within one word: no store leaves a half-changed entry.
-            self.update(self.hand, line);
+            self.update(self.hand, &before, &line);
             self.hand = (self.hand + 1) % self.buckets;
         }
         self.hot -= done.ghosts_made;
@@ -409,6 +405,7 @@ impl FlashIndex {
     }
 
     /// The tag of `hash` and its two buckets, the primary one first.
+    #[inline]
     fn buckets_of(&self, hash: ObjectHash) -> (u16, [u32; 2]) {
         let (tag, first) = (hash.tag(), hash.bucket(self.buckets));
         (tag, [first, self.other(first, tag)])
@@ -416,6 +413,7 @@ impl FlashIndex {
 
     /// The other bucket of an entry in `bucket` with `tag`: (F(tag) − bucket) mod n, so that the other of the other is
     /// the first again.
+    #[inline]
     fn other(&self, bucket: u32, tag: u16) -> u32 {
         // F: Fibonacci hashing with an odd constant, xorshift and again, scaled to 0..n by multiplication.
         let mut mixed = (u64::from(tag) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -425,26 +423,42 @@ impl FlashIndex {
         (if sum >= n { sum - n } else { sum }) as u32
     }
 
+    #[inline]
     fn line(&self, bucket: u32) -> Line {
         Line(self.words.load_line(HEADER_WORDS + bucket as usize * WORDS))
     }
 
+    /// A bucket and the positions in it of live entries with this tag, unless there is none.
+    #[inline]
+    fn matching(&self, bucket: u32, tag: u16) -> Option<(Line, u32)> {
+        let at = HEADER_WORDS + bucket as usize * WORDS;
+        if self.words.fold_line(at, Seek::of(tag), Seek::look).is_some_and(Seek::is_vain) {
+            return None;
+        }
+        let line = self.line(bucket);
+        let matches = line.matches(tag);
+        (matches != 0).then_some((line, matches))
+    }
+
+    #[inline]
     fn find(&self, hash: ObjectHash, segment: u16, place: Place) -> Option<(u32, usize)> {
         let (tag, both) = self.buckets_of(hash);
         let wanted = Raw::encode(tag, &Entry { segment, place, clock: 0 });
         distinct(&both).iter().find_map(|&bucket| {
-            let line = self.line(bucket);
-            positions(line.matches(tag))
+            let (line, matches) = self.matching(bucket, tag)?;
+            positions(matches)
                 .find(|&pos| line.raw(pos).same_object(wanted))
                 .map(|pos| (bucket, pos))
         })
     }
 
-    /// Stores those words of `line` that differ. The caller sees to it that every state in between is sound.
-    fn update(&mut self, bucket: u32, line: Line) {
+    /// Stores those words of `line` that differ from what the bucket holds, `before`. The caller sees to it that every
+    /// state in between is sound.
+    #[inline]
+    fn update(&mut self, bucket: u32, before: &Line, line: &Line) {
         let base = HEADER_WORDS + bucket as usize * WORDS;
-        for (k, &word) in line.0.iter().enumerate() {
-            if self.words.load(base + k) != word {
+        for (k, (old, &word)) in before.0.iter().zip(&line.0).enumerate() {
+            if *old != word {
                 self.words.store(base + k, word);
             }
         }
@@ -454,13 +468,13 @@ impl FlashIndex {
     fn write(&mut self, bucket: u32, pos: usize, raw: Raw) {
         let line = self.line(bucket);
         if raw.is_wide() {
-            self.update(bucket, line.with_pair(pos, raw.0));
+            self.update(bucket, &line, &line.with_pair(pos, raw.0));
         } else if pos == SPREAD {
             self.words.store(JOURNAL, u64::from(bucket) + 1);
-            self.update(bucket, line.with_slot(pos, raw.slot()));
+            self.update(bucket, &line, &line.with_slot(pos, raw.slot()));
             self.words.store(JOURNAL, 0);
         } else {
-            self.update(bucket, line.with_slot(pos, raw.slot()));
+            self.update(bucket, &line, &line.with_slot(pos, raw.slot()));
         }
     }
 
@@ -472,12 +486,14 @@ impl FlashIndex {
         raw
     }
 
+    #[inline]
     fn count_in(&mut self, raw: Raw) {
         self.len += 1;
         self.wide += u64::from(raw.is_wide());
         self.hot += u64::from(raw.clock() > 0);
     }
 
+    #[inline]
     fn count_out(&mut self, raw: Raw) {
         self.len -= 1;
         self.wide -= u64::from(raw.is_wide());
@@ -502,8 +518,8 @@ impl FlashIndex {
             self.write(bucket, free.trailing_zeros() as usize, raw);
             free &= free - 1;
         }
-        let narrowed = self.line(bucket).with_width(width);
-        self.update(bucket, narrowed);
+        let line = self.line(bucket);
+        self.update(bucket, &line, &line.with_width(width));
     }
 }
 

@@ -180,7 +180,8 @@ fn ghosts_are_forced_out_first() {
     for bucket in 0..4 {
         for pos in [3, SPREAD] {
             let line = index.line(bucket).with_clock(pos, 0);
-            index.update(bucket, line);
+            let before = index.line(bucket);
+            index.update(bucket, &before, &line);
             index.hot -= 1;
         }
     }
