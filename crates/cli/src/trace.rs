@@ -104,10 +104,14 @@ pub(crate) fn trace_error(e: TraceError) -> CliError {
 pub(crate) struct Settings {
     /// As it was told, where it was not named; `generated` of a generator.
     format: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
     columns: Option<String>,
     skip_bad: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
     rate: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pages: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u64>,
 }
 
@@ -327,6 +331,7 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<22}{value}\n"));
     line("trace", args.input.trace.clone());
     line("hash", hash.text());
+    line("counted by", format!("larder {}", env!("CARGO_PKG_VERSION")));
     line(
         "format",
         format!("{} ({})", trace.format.map_or("generated", Format::name), trace.explanation),

@@ -104,7 +104,7 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (&["index", "--choices", "0"], 2, "choices is 0: it must be 1 to 64"),
         (&["index", "--sizes", "big"], 2, "lognormal:MEAN:SIGMA"),
         (&["ssd", "--page", "3k"], 2, "not a multiple"),
-        (&["ssd", "--over-provisioning", "0"], 2, "over_provisioning"),
+        (&["ssd", "--over-provisioning", "0"], 2, "--over-provisioning"),
         (&["ssd", "--capacity", "1g", "--io", "1g", "--hot", "0.9:0.1"], 2, "at least two regions"),
         (&["ssd", "--hot", "0.9"], 2, "0.9:0.1"),
         (&["ssd", "--utilisation", "nan"], 2, "0 < SHARE <= 1"),

@@ -29,7 +29,14 @@ fn calibration_figures_are_shown() {
     let hash = made["trace_hash"].as_str().unwrap();
     assert_eq!((&made["trace_hash"], hash.len()), (&read["trace_hash"], 16));
     assert_eq!(made["version"], env!("CARGO_PKG_VERSION"));
-    assert!(text(&larder(&["stats", spec]).stdout).contains(hash));
+    let shown = text(&larder(&["stats", spec]).stdout);
+    let version = format!("larder {}", env!("CARGO_PKG_VERSION"));
+    assert!(shown.contains(hash) && shown.contains(&version), "{shown}");
+    let paged = stats(&[spec, "--pages", "--limit", "900"]);
+    let wanted = serde_json::json!(
+        { "format": "generated", "skip_bad": false, "pages": 4096, "limit": 900 }
+    );
+    assert_eq!(paged["configuration"], wanted);
     assert_eq!(made["block"]["metadata_share"], 0.7);
     assert_eq!((&made["read_share"], &made["hosts"]), (&0.4.into(), &1.into()));
     for name in ["unique_bytes", "nonsequential_unique_bytes"] {

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::io;
 
+/// What to do where a format cannot be told.
+fn remedy(known: &str) -> String {
+    if known.is_empty() { String::new() } else { format!("; name it with --format ({known})") }
+}
+
 /// Where in a file a record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -84,13 +89,13 @@ pub enum TraceError {
     #[error(transparent)]
     Record(Box<BadRecord>),
     /// No format fits the file.
-    #[error("cannot tell the format of '{file}': {reason}; name it with --format ({known})")]
+    #[error("cannot tell the format of '{file}': {reason}{}", remedy(known))]
     Undetected {
         /// The file's name as given.
         file: String,
         /// What was looked at and found.
         reason: String,
-        /// The names of all formats.
+        /// The names of all formats; none where naming one would not help.
         known: String,
     },
     /// A format name that does not exist.

@@ -202,7 +202,8 @@ pub(crate) fn detect(input: &mut Input) -> Result<Detected, TraceError> {
         known: Format::known(),
     };
     if head.is_empty() {
-        return Err(undetected("it is empty".to_owned()));
+        let (file, reason, known) = (file.clone(), "it is empty".to_owned(), String::new());
+        return Err(TraceError::Undetected { file, reason, known });
     }
     let whole = head.len() < SAMPLE;
     let is_text = !head.iter().any(|&b| b == 0 || (b < 32 && !b"\t\r\n\x0c".contains(&b)));

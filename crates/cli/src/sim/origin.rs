@@ -20,7 +20,7 @@ pub(super) struct Origin {
     #[serde(skip_serializing_if = "Option::is_none")]
     trace_hash: Option<String>,
     /// Every flag that the figures depend on, by its name with `_` for `-`, as it was meant: defaults filled in, sizes in
-    /// bytes. In a row of a list without those that the row's own keys say.
+    /// bytes, without what is not set. In a row of a list without those that the row's own keys say.
     configuration: Map<String, Value>,
 }
 
@@ -117,7 +117,7 @@ impl Origin {
     }
 }
 
-/// An object of `own` and, where a trace was read, of `input`.
+/// An object of `own` and, where a trace was read, of `input`, without what is not set.
 ///
 /// # Errors
 /// None that is known: flags serialise as JSON.
@@ -131,7 +131,7 @@ pub(super) fn configuration(
         [serde_json::to_value(input).map_err(failed)?, serde_json::to_value(own).map_err(failed)?]
     {
         if let Value::Object(entries) = value {
-            all.extend(entries);
+            all.extend(entries.into_iter().filter(|(_, value)| !value.is_null()));
         }
     }
     Ok(all)
