@@ -562,7 +562,8 @@ impl BlockShard {
         if !self.planted(Planted::UpdateStaysInMap) {
             self.map.hold(slot);
         }
-        self.reserved.insert(slot);
+        // It takes up room meanwhile: a sparse cache that gave it to another line would be fuller when this one comes back.
+        self.reserve(slot);
         self.changed.remove(slot);
     }
 
