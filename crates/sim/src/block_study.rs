@@ -51,7 +51,7 @@ impl FromStr for Placement {
             _ => text.strip_prefix("set:").and_then(|w| w.parse::<u32>().ok()),
         };
         let ways = ways.filter(|w| (1..=MOST_WAYS).contains(w)).map(Placement::Set);
-        ways.ok_or_else(|| format!("'{text}' is no placement: write direct, set:WAYS with 1 to {MOST_WAYS} ways, or full"))
+        ways.ok_or_else(|| format!("'{text}' is no placement: write direct, set:WAYS with 1 to {MOST_WAYS} ways, or full (sparse is in larder sim run)"))
     }
 }
 

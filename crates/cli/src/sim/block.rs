@@ -38,7 +38,7 @@ pub(super) struct BlockArgs {
     /// Which line leaves: lru, clock, sieve, s3fifo; separated by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lru")]
     replacement: Vec<Replacement>,
-    /// Where lines lie: full, direct, set:WAYS; separated by commas.
+    /// Where lines lie: full, direct, set:WAYS; separated by commas. (sparse is the engine's affair: larder sim run has it.)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "full")]
     placement: Vec<Placement>,
     /// What a write does: hdd-ssd, hdd-upd, hdd-inv.

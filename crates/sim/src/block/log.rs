@@ -2,7 +2,9 @@
 
 use larder_base::Nanos;
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{IoFailed, LogIo, LogShards, LogStep, MapLog, MapRecord, SlotId};
+use larder_engine::block::{
+    IoFailed, LogIo, LogShards, LogStep, MapLog, MapRecord, SlotId, TableChange,
+};
 use larder_format::block::log::Held;
 
 use super::BlockSim;
@@ -10,13 +12,27 @@ use super::world::{Event, Fx, World};
 
 /// Stands for a shard where a whole range asks for bits.
 const RANGE: u32 = u32::MAX;
+/// What a table has to record is gathered for so long, and if much waits, or somebody for it, for so long: as in the daemon.
+const RECORDS_PACE: Nanos = Nanos::from_millis(100);
+const COMMIT_PACE: Nanos = Nanos::from_millis(10);
+/// Pages of a shard that are much.
+const MUCH: usize = 128;
 /// How often it is looked for regions that have become quiet.
 const TICK: Nanos = Nanos::from_secs(1);
 
-/// The device as the log sees it: what is written is noted, what is read is as formatting leaves it.
+/// What the log does to the device.
+pub(super) enum Done {
+    Write(u64, Vec<u8>),
+    Punch(u64, u64),
+}
+
+/// The device as the log sees it: what is written is noted (with its bytes, where they are a table's), what is read is as
+/// formatting leaves it.
 #[derive(Default)]
 pub(super) struct NotedIo {
     pub writes: Vec<(u64, u32)>,
+    pub done: Vec<Done>,
+    pub keeps: bool,
     pub flushes: u64,
 }
 
@@ -27,7 +43,16 @@ impl LogIo for NotedIo {
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
-        self.writes.push((at, bytes.len() as u32));
+        if self.keeps {
+            self.done.push(Done::Write(at, bytes.to_vec()));
+        } else {
+            self.writes.push((at, bytes.len() as u32));
+        }
+        Ok(())
+    }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        self.done.push(Done::Punch(at, len));
         Ok(())
     }
 
@@ -61,6 +86,14 @@ impl LogShards for Shards<'_> {
 
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
         self.shards[shard as usize].take_records(most, out);
+    }
+
+    fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
+        self.shards[shard as usize].take_pages(most, out);
+    }
+
+    fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
+        self.shards[shard as usize].emptied(out);
     }
 
     fn records_durable(&mut self, shard: u32) {
@@ -118,6 +151,17 @@ impl BlockSim {
         if std::mem::take(&mut self.world.log_wanted) {
             self.schedule_log(Nanos(now.0.max(self.log_free.0)) + self.flush);
         }
+        // Every step writes each page that differs, however little: they are gathered.
+        let soon = std::mem::take(&mut self.world.commit_wanted);
+        if self.world.files.is_some() && (soon || self.pages_wait(1)) {
+            let pace = if soon { COMMIT_PACE } else { RECORDS_PACE };
+            self.schedule_log(Nanos(now.0.max(self.log_free.0)) + pace);
+        }
+    }
+
+    /// Whether a shard has so many pages to be written.
+    fn pages_wait(&self, count: usize) -> bool {
+        self.shards.iter().any(|shard| shard.records_waiting() >= count)
     }
 
     fn schedule_log(&mut self, at: Nanos) {
@@ -134,7 +178,7 @@ impl BlockSim {
             return;
         }
         self.log_due = None;
-        let mut io = NotedIo::default();
+        let mut io = NotedIo { keeps: self.world.files.is_some(), ..NotedIo::default() };
         let mut shards = Shards { shards: &mut self.shards, world: &mut self.world, now };
         // The device takes everything, so that the log cannot fail.
         let step = self.log.step(now, &mut shards, &mut io).unwrap_or(LogStep::Idle);
@@ -142,8 +186,23 @@ impl BlockSim {
             self.map_bytes_written += u64::from(len);
             self.world.drive.write(now, at, len);
         }
+        if let World { drive, files: Some(files), .. } = &mut self.world {
+            for done in &io.done {
+                match done {
+                    Done::Write(at, bytes) => {
+                        self.map_bytes_written += bytes.len() as u64;
+                        files.write_meta(drive, now, *at, bytes);
+                    }
+                    Done::Punch(at, len) => files.punch(drive, now, *at, *len),
+                }
+            }
+        }
         self.log_free = now + Nanos(self.flush.0 * io.flushes.saturating_sub(1));
         match step {
+            LogStep::Worked if self.world.files.is_some() => {
+                let pace = if self.pages_wait(MUCH) { COMMIT_PACE } else { RECORDS_PACE };
+                self.schedule_log(self.log_free + pace);
+            }
             LogStep::Worked => self.schedule_log(self.log_free + self.flush),
             LogStep::Idle if self.log.regions_set() > 0 => self.schedule_log(now + TICK),
             LogStep::Idle => {}

@@ -9,6 +9,7 @@
 
 mod log;
 mod space;
+mod sparse;
 mod spec;
 mod store;
 #[cfg(test)]
@@ -20,12 +21,12 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, LineId, OpId, Part, PartKind,
-    Regions,
+    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, IoFailed, LineId, OpId, Part,
+    PartKind, Regions,
 };
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
-use larder_format::block::{BlockSuperblock, Layout};
+use larder_format::block::{BlockSuperblock, Layout, Placement};
 use larder_policy::block::{BlockAccess, BlockKind, BlockOp, VerdictCounts, VolumeId};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
@@ -58,6 +59,8 @@ pub(crate) enum Stop {
     Space(u64),
     /// Admission for another volume takes too much memory.
     Admission(String),
+    /// The table of a sparse cache takes more of the drive than there is for it.
+    Table,
 }
 
 /// Counts of engine, admission and store since counting began.
@@ -68,6 +71,8 @@ pub(crate) struct Sums {
     pub store: StoreCounts,
     pub line_bytes_written: u64,
     pub map_bytes_written: u64,
+    /// Pages of the table of a sparse cache that were read.
+    pub table_reads: u64,
 }
 
 /// What a shard may have under way, as in the daemon.
@@ -112,12 +117,14 @@ impl BlockSim {
         };
         let line = u32::try_from(spec.line.0).unwrap_or(u32::MAX);
         let placement = spec.placement().map_err(wrong)?;
-        let layout = Layout::of(spec.flash.0, line, placement, spec.shards)
+        let sparse = matches!(placement, Placement::Sparse(_));
+        let size = if sparse { sparse::line_bytes(spec.flash.0) } else { spec.flash.0 };
+        let layout = Layout::of(size, line, placement, spec.shards)
             .map_err(|e| wrong(("flash", spec.flash.to_string(), e.to_string())))?;
         let key = mix(seed ^ 0x626c_6f63_6b00);
         let superblock =
             BlockSuperblock::format(Uuid([0; 16]), key, mix(key) >> 16, layout, UnixSecs(0));
-        let placing = Placing::new(layout.shards, layout.group_sets, key);
+        let placing = Placing::of(&layout, key);
         let making =
             Making { replacement: spec.replacement().map_err(wrong)?, ..Making::default() };
         let config = BlockConfig {
@@ -137,20 +144,22 @@ impl BlockSim {
             TapedShard::new(shard)
         });
         let shards: Vec<TapedShard> = shards.collect();
+        let generation = superblock.generation;
         let Ok(log) = log::new_log(superblock, QUIET) else {
             unreachable!("a device that answers every read")
         };
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
-        let world = World::new(
+        let mut world = World::new(
             layout,
-            drive(layout.device)?,
+            drive(if sparse { spec.flash.0 } else { layout.device })?,
             StoreModel::new(store, timing, seed),
             spec.admission().map_err(wrong)?,
             (volume, spec.volume.0),
             seed,
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
+        world.files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));
         let mut sim = BlockSim {
             shards,
             placing,
@@ -187,6 +196,9 @@ impl BlockSim {
             self.run_until(comes);
         }
         while self.world.ops.len() >= self.depth && self.turn() {}
+        if self.world.files.as_ref().is_some_and(|f| f.full) {
+            return Err(Stop::Table);
+        }
         let came = match self.load {
             Load::Open => request.time.unwrap_or_default(),
             Load::Closed => self.now,
@@ -217,6 +229,7 @@ impl BlockSim {
             store: self.world.store.counts(),
             line_bytes_written: self.world.line_bytes_written,
             map_bytes_written: self.map_bytes_written,
+            table_reads: self.world.files.as_ref().map_or(0, |f| f.reads),
         }
     }
 
@@ -245,9 +258,9 @@ impl BlockSim {
         &self.world.store
     }
 
-    /// Slots of the cache.
+    /// Lines that the cache may hold.
     pub(crate) fn slots(&self) -> u64 {
-        self.world.layout.slots()
+        self.world.layout.capacity()
     }
 
     /// Lines in it, by a walk over the map.
@@ -278,6 +291,14 @@ impl BlockSim {
             }
             Event::FlashWritten { shard, io, lines } => {
                 self.call(shard, |s, now, fx| s.flash_written(now, io, Ok(sums(lines)), fx));
+            }
+            Event::FlashFull { shard, io } => {
+                self.call(shard, |s, now, fx| s.flash_written(now, io, Err(IoFailed), fx));
+            }
+            Event::Loaded { shard, io, page } => {
+                let slots = self.world.files.as_ref().map(|f| f.page(shard, page));
+                let slots = slots.as_deref().ok_or(IoFailed);
+                self.call(shard, |s, now, fx| s.page_loaded(now, io, slots, fx));
             }
             Event::Merged { shard, io } => {
                 let same = (CRCS[0], CRCS[0]);

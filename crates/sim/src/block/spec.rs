@@ -15,12 +15,13 @@ pub struct Block {
     /// Its name in reports. Default: the kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The cache device, map and log included, as `larder block format --size` takes it.
+    /// The cache device, map and log included, as `larder block format --size` takes it. With `sparse`, the file system that
+    /// has its file: lines take up 15/16 of it.
     pub flash: ByteSize,
     /// Bytes of a line. Default 4 KiB.
     #[serde(default = "line")]
     pub line: ByteSize,
-    /// Where a line may lie: `direct` or `set:W`. Default `set:8`.
+    /// Where a line may lie: `direct`, `set:W`, `full`, `sparse` or `sparse:SPAN`. Default `set:8`.
     #[serde(default = "placement")]
     pub placement: String,
     /// Shards. Default 1.
@@ -94,13 +95,21 @@ impl Block {
     /// The engine's placement.
     pub(crate) fn placement(&self) -> Result<larder_format::block::Placement, Wrong> {
         use larder_format::block::Placement as Engine;
+        let wrong = || {
+            let must = "write direct, set:W with W from 1 to 16, full, sparse or sparse:SPAN";
+            ("placement", format!("'{}'", self.placement), must.to_owned())
+        };
+        if let Some(span) = self.placement.strip_prefix("sparse") {
+            return match span.strip_prefix(':').map(str::parse::<ByteSize>) {
+                None if span.is_empty() => Ok(Engine::Sparse(0)),
+                Some(Ok(span)) if span.0 > 0 => Ok(Engine::Sparse(span.0)),
+                _ => Err(wrong()),
+            };
+        }
         match self.placement.parse() {
             Ok(Placement::Set(ways)) if ways <= 16 => Ok(Engine::Sets(ways)),
             Ok(Placement::Full) => Ok(Engine::Full),
-            _ => {
-                let must = "write direct, set:W with W from 1 to 16, or full";
-                Err(("placement", format!("'{}'", self.placement), must.to_owned()))
-            }
+            _ => Err(wrong()),
         }
     }
 

@@ -162,12 +162,12 @@ fn a_closed_loop_keeps_its_depth() {
 /// Whatever is asked, everything is answered, nothing is left behind, and the bytes add up.
 #[test]
 fn accounts_agree_under_any_requests() {
-    for (number, placement) in ["direct", "set:2", "set:16"].into_iter().enumerate() {
+    for (number, placement) in ["direct", "set:2", "set:16", "sparse:8g"].into_iter().enumerate() {
         for write in ["hdd-ssd", "hdd-upd", "hdd-inv"] {
             for admission in ["all", "sseqr(length=64k)+tc", "two_lbs"] {
                 let spec = Block {
                     shards: 2,
-                    replacement: ["lru", "clock", "fifo"][number].to_owned(),
+                    replacement: ["lru", "clock", "fifo", "lru"][number].to_owned(),
                     ..spec(placement, write, admission)
                 };
                 let mut sim = sim(&spec);
@@ -211,10 +211,60 @@ fn accounts_agree_under_any_requests() {
                 assert!(sums.engine.evicted > 0 || !evicts, "{placement}");
                 assert_eq!(sums.line_bytes_written, sums.engine.flash_lines_written * 4096);
                 let lines = sim.lines();
-                assert!(lines > 0 && lines <= sim.slots());
+                let slots = sim.slots();
+                assert!(lines > 0 && lines <= slots, "{placement} {write}: {lines} of {slots}");
             }
         }
     }
+}
+
+/// More pages of the table than memory has room for: each line is there when it is asked for again, one read of the table
+/// later; and the same in a record.
+#[test]
+fn pages_of_a_table_come_and_go() {
+    const PLACES: u64 = 9000;
+    const STEP: u64 = 63 * 65_536;
+    let spec = Block {
+        flash: ByteSize::gib(2),
+        volume: ByteSize::gib(48),
+        ..spec("sparse:64g", "hdd-ssd", "all")
+    };
+    let mut sim = sim(&spec);
+    let round = |from: u64| (0..PLACES).map(move |i| at((from + i) * 20_000, read(i * STEP, 4096)));
+    let first = run(&mut sim, round(0));
+    assert!(first.iter().all(|a| a.reached_store));
+    assert_eq!(sim.sums().table_reads, 0, "a page without lines is known as such");
+    let again = run(&mut sim, round(PLACES));
+    assert!(again.iter().all(|a| !a.reached_store && a.from_flash == 4096));
+    // A clock does not help against a cycle, but for what waited to be written when its hand came by.
+    let reads = sim.sums().table_reads;
+    assert!((PLACES * 9 / 10..=PLACES).contains(&reads), "{reads}");
+    let two = again.iter().filter(|a| (micros(a) - 2.0 * 88.0).abs() < 25.0).count() as u64;
+    assert!(two >= PLACES * 9 / 10, "one read more each: {two}");
+    assert!(sim.sums().map_bytes_written >= PLACES * 4096);
+    // What memory holds does not follow from what the cache does.
+    assert!(sim.memory().0 < 34 << 20, "{}", sim.memory().0);
+    settle(&mut sim);
+    assert_eq!(sim.lines(), PLACES);
+    // A trim takes pages with all their lines, unread.
+    let trim = Request::block(TraceOp::Trim, 0, 0, 1 << 30);
+    let last = 2 * PLACES * 20_000;
+    let steps = (0..37).map(|i| at(last + i, Request { offset: i << 30, ..trim }));
+    assert_eq!(run(&mut sim, steps).len(), 37);
+    settle(&mut sim);
+    assert_eq!((sim.lines(), sim.sums().table_reads <= reads + 2 * 37), (0, true));
+    // Scattered so thinly over a small drive, the table itself would not fit.
+    let mut small = BlockSim::new(
+        &Block { flash: ByteSize::mib(16), ..spec },
+        &Store::default(),
+        &Timing::default(),
+        |bytes| Drive::new(&DriveSpec::default(), &Timing::default(), "x", bytes, 1),
+        7,
+    )
+    .unwrap();
+    let mut answered = Vec::new();
+    let stop = (0..).zip(round(0)).find_map(|(n, r)| small.request(n, &r, &mut answered).err());
+    assert_eq!(stop, Some(Stop::Table));
 }
 
 #[test]
@@ -230,6 +280,9 @@ fn what_cannot_be_meant_is_named() {
     };
     let good = spec("set:8", "hdd-ssd", "all");
     refuse(&spec("set:17", "hdd-ssd", "all"), "placement 'set:17'");
+    refuse(&spec("sparse:0", "hdd-ssd", "all"), "placement 'sparse:0'");
+    refuse(&spec("sparser", "hdd-ssd", "all"), "placement 'sparser'");
+    refuse(&spec("sparse:1m", "hdd-ssd", "all"), "room for volumes of 1048576 bytes");
     refuse(&spec("set:8", "back", "all"), "write 'back'");
     refuse(&spec("set:8", "hdd-ssd", "none"), "admission 'none'");
     refuse(&Block { replacement: "mru".into(), ..good.clone() }, "replacement 'mru'");
@@ -331,12 +384,14 @@ fn replayed(file: &[u8]) -> Result<crate::replay::BlockReport, crate::replay::Re
 
 #[test]
 fn what_was_recorded_is_decided_again_and_a_change_is_found() {
-    for (number, admission) in ["all", "sseqr(length=64k)+tc", "two_lbs"].into_iter().enumerate() {
-        let spec = Block {
-            shards: 2,
-            replacement: ["lru", "clock", "fifo"][number].to_owned(),
-            ..spec("set:4", ["hdd-ssd", "hdd-upd", "hdd-ssd"][number], admission)
-        };
+    for (placement, replacement, write, admission) in [
+        ("set:4", "lru", "hdd-ssd", "all"),
+        ("set:4", "clock", "hdd-upd", "sseqr(length=64k)+tc"),
+        ("set:4", "fifo", "hdd-ssd", "two_lbs"),
+        ("sparse:8g", "lru", "hdd-ssd", "two_lbs"),
+    ] {
+        let replacement = replacement.to_owned();
+        let spec = Block { shards: 2, replacement, ..spec(placement, write, admission) };
         let file = recorded(&spec, 2500);
         let report = replayed(&file).unwrap();
         assert_eq!(report.difference, None);
@@ -357,8 +412,13 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
 /// Chunks with bytes changed and sound checksums: an error or a difference, and never a panic.
 #[test]
 fn mangled_records_are_refused_or_differ() {
+    mangled("set:4");
+    mangled("sparse:8g");
+}
+
+fn mangled(placement: &str) {
     use larder_engine::kv::record::{CHUNK_HEADER, ChunkHeader, seal};
-    let file = recorded(&spec("set:4", "hdd-ssd", "two_lbs"), 150);
+    let file = recorded(&spec(placement, "hdd-ssd", "two_lbs"), 150);
     let setup = u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize + 20;
     let mut rng = Rng::new(21);
     let (mut refused, mut differ) = (0, 0);

@@ -15,6 +15,7 @@ use larder_policy::block::{
 };
 
 use super::space::Space;
+use super::sparse::Files;
 use super::store::StoreModel;
 use crate::experiment::drive::Drive;
 
@@ -30,6 +31,17 @@ pub(super) enum Event {
         shard: u32,
         io: IoId,
         lines: u32,
+    },
+    /// The file system has no room for lines.
+    FlashFull {
+        shard: u32,
+        io: IoId,
+    },
+    /// A page of the table is there.
+    Loaded {
+        shard: u32,
+        io: IoId,
+        page: u32,
     },
     Merged {
         shard: u32,
@@ -115,6 +127,8 @@ enum Brings {
 pub(super) struct World {
     pub layout: Layout,
     pub drive: Drive,
+    /// Of a sparse cache, what lies between its file and the drive.
+    pub files: Option<Files>,
     pub store: StoreModel,
     pub space: Space,
     pub admission: BlockAdmissionConfig,
@@ -134,6 +148,8 @@ pub(super) struct World {
     pub given: VecDeque<OpId>,
     pub asks: Vec<(u32, u32)>,
     pub log_wanted: bool,
+    /// Somebody waits for pages of the table to be written.
+    pub commit_wanted: bool,
     pub answered: Vec<Answered>,
     /// Bytes written to the cache device: lines, and map with log.
     pub line_bytes_written: u64,
@@ -152,6 +168,7 @@ impl World {
             space: Space::new(&layout, stretch),
             layout,
             drive,
+            files: None,
             store,
             admission,
             volume_bytes,
@@ -168,6 +185,7 @@ impl World {
             given: VecDeque::new(),
             asks: Vec::new(),
             log_wanted: true,
+            commit_wanted: false,
             answered: Vec::new(),
             line_bytes_written: 0,
         };
@@ -179,7 +197,7 @@ impl World {
     fn new_admission(&self) -> Result<BlockAdmission, BlockAdmissionError> {
         let setup = BlockSetup {
             line_bytes: self.layout.line,
-            lines: self.layout.slots(),
+            lines: self.layout.capacity(),
             backing_bytes: self.volume_bytes,
             seed: self.seed,
         };
@@ -353,50 +371,68 @@ pub(super) struct Fx<'a> {
 }
 
 impl Fx<'_> {
-    fn write(&mut self, io: IoId, slot: SlotId, lines: u32) {
-        let world = &mut *self.world;
-        let len = lines * world.layout.line;
-        world.line_bytes_written += u64::from(len);
-        let offset = world.layout.slot_at(self.shard, slot.0);
-        let done = world.drive.write(self.now, offset, len);
-        world.at(done, Event::FlashWritten { shard: self.shard, io, lines });
+    /// Lines are read from `slot` on: when they are there.
+    fn read_lines(&mut self, now: Nanos, slot: SlotId, lines: u32) -> Nanos {
+        let World { drive, files, layout, .. } = &mut *self.world;
+        match files {
+            Some(files) => files.read(drive, now, (self.shard, slot), lines),
+            None => drive.read(now, layout.slot_at(self.shard, slot.0), lines * layout.line),
+        }
+    }
+
+    /// They are written: when that is done. `None`: there is no room for them.
+    fn write_lines(&mut self, now: Nanos, slot: SlotId, lines: u32) -> Option<Nanos> {
+        let World { drive, files, layout, line_bytes_written, .. } = &mut *self.world;
+        let len = lines * layout.line;
+        let done = match files {
+            Some(files) => files.write(drive, now, (self.shard, slot), lines)?,
+            None => drive.write(now, layout.slot_at(self.shard, slot.0), len),
+        };
+        *line_bytes_written += u64::from(len);
+        Some(done)
+    }
+
+    fn write(&mut self, now: Nanos, io: IoId, slot: SlotId, lines: u32) {
+        let shard = self.shard;
+        match self.write_lines(now, slot, lines) {
+            Some(done) => self.world.at(done, Event::FlashWritten { shard, io, lines }),
+            None => self.world.at(now, Event::FlashFull { shard, io }),
+        }
     }
 }
 
 impl BlockEffects for Fx<'_> {
     fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
-        let world = &mut *self.world;
-        let offset = world.layout.slot_at(self.shard, slot.0);
-        let done = world.drive.read(self.now, offset, lines * world.layout.line);
-        world.reads.insert((self.shard, io), Brings::Flash);
-        world.at(done, Event::FlashRead { shard: self.shard, io, lines });
+        let done = self.read_lines(self.now, slot, lines);
+        self.world.reads.insert((self.shard, io), Brings::Flash);
+        self.world.at(done, Event::FlashRead { shard: self.shard, io, lines });
     }
 
     fn flash_write(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
-        self.write(io, slot, lines);
+        self.write(self.now, io, slot, lines);
     }
 
     fn fill(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _source: Source) {
-        self.write(io, slot, lines);
+        self.write(self.now, io, slot, lines);
     }
 
     fn merge(&mut self, io: IoId, merge: Merge, _op: OpId) {
-        let world = &mut *self.world;
-        let len = world.layout.line;
-        let read = world.drive.read(self.now, world.layout.slot_at(self.shard, merge.from.0), len);
-        world.line_bytes_written += u64::from(len);
-        let done = world.drive.write(read, world.layout.slot_at(self.shard, merge.to.0), len);
-        world.at(done, Event::Merged { shard: self.shard, io });
+        let read = self.read_lines(self.now, merge.from, 1);
+        // (It has its place already.)
+        let done = self.write_lines(read, merge.to, 1).unwrap_or(read);
+        self.world.at(done, Event::Merged { shard: self.shard, io });
     }
 
     fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
-        let world = &mut *self.world;
-        let len = lines * world.layout.line;
-        let offset = world.layout.slot_at(self.shard, from.0);
-        let read = world.drive.read(self.now, offset, len);
-        world.line_bytes_written += u64::from(len);
-        let done = world.drive.write(read, world.layout.slot_at(self.shard, to.0), len);
-        world.at(done, Event::FlashWritten { shard: self.shard, io, lines });
+        let read = self.read_lines(self.now, from, lines);
+        self.write(read, io, to, lines);
+    }
+
+    fn load(&mut self, io: IoId, page: u32, _op: OpId) {
+        let World { drive, files, .. } = &mut *self.world;
+        let shard = self.shard;
+        let done = files.as_mut().map_or(self.now, |f| f.load(drive, self.now, shard, page));
+        self.world.at(done, Event::Loaded { shard, io, page });
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
@@ -443,7 +479,10 @@ impl BlockEffects for Fx<'_> {
     }
 
     fn commit_soon(&mut self) {
-        self.world.log_wanted = true;
+        match self.world.files {
+            Some(_) => self.world.commit_wanted = true,
+            None => self.world.log_wanted = true,
+        }
     }
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {

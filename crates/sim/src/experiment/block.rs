@@ -55,6 +55,8 @@ pub struct BlockFigures {
     pub written_bytes: u64,
     /// Of the bytes written to flash, those of the map and its log.
     pub map_bytes: u64,
+    /// Pages of the table of a sparse cache that were read, 4 KiB each; 0 for others.
+    pub table_reads: u64,
     /// Lines written to flash behind the reply.
     pub fills: u64,
     /// Lines that made room.
@@ -271,6 +273,12 @@ impl Lane for BlockLane {
                 );
                 return Err(value(format!("cache '{name}' flash"), spec.flash(), must));
             }
+            Some(Stop::Table) => {
+                let must = "the table takes more than a 32nd of the file system, since lines are scattered thinly: give more \
+                            flash, or larger lines"
+                    .to_owned();
+                return Err(value(format!("cache '{name}' flash"), spec.flash(), must));
+            }
             Some(Stop::Admission(why)) => {
                 return Err(value(format!("cache '{name}' admission"), "too large", why));
             }
@@ -316,6 +324,7 @@ impl Lane for BlockLane {
             store_write_bytes: sums.store.write_bytes,
             written_bytes: c.written_bytes,
             map_bytes: sums.map_bytes_written - self.before.map_bytes_written,
+            table_reads: sums.table_reads - self.before.table_reads,
             fills: engine.fills,
             evicted: engine.evicted,
             updated: engine.updated,

@@ -219,7 +219,7 @@ impl Drive {
     }
 
     /// Whatever the cache did at `now`. Returns when what a request waits for is done, if anything is.
-    pub(super) fn apply(&mut self, now: Nanos, op: DeviceOp) -> Option<Nanos> {
+    pub(crate) fn apply(&mut self, now: Nanos, op: DeviceOp) -> Option<Nanos> {
         match op {
             DeviceOp::Read { offset, len } => return Some(self.read(now, offset, len)),
             DeviceOp::BackgroundRead { offset, len } => {
