@@ -235,7 +235,9 @@ impl LogThread {
                 if self.commit { COMMIT_PACE.saturating_sub(self.logged.elapsed()) } else { TICK };
             inbox = sleep(inbox, tick, &|i| !i.commit && i.fills.is_empty() && i.copies.is_empty());
         }
+        inbox.gathers = true;
         inbox = sleep(inbox, PACE, &|i| i.fills.len() < BATCH);
+        inbox.gathers = false;
         inbox.stop
     }
 
