@@ -197,7 +197,10 @@ impl<E: Export> Connection<E> {
         if self.input.is_empty() {
             self.input = vec![0; INPUT].into_boxed_slice();
         }
-        if self.end == self.input.len() && self.start > 0 {
+        if self.start == self.end {
+            // From the beginning again: with less room, what has come would take several reads.
+            (self.start, self.end) = (0, 0);
+        } else if self.end == self.input.len() && self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;

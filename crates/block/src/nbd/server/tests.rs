@@ -445,6 +445,17 @@ fn simple_replies() {
 }
 
 #[test]
+fn what_is_taken_makes_room() {
+    let mut bench = open(1 << 20, false);
+    let room = bench.conn.space().len();
+    for cookie in 0..4 {
+        bench.feed(&request(command::READ, 0, cookie, 4096, 512), 28);
+        assert_eq!(bench.requests.len() as u64, cookie + 1);
+        assert_eq!(bench.conn.space().len(), room);
+    }
+}
+
+#[test]
 fn structured_replies() {
     let mut bench = open(1 << 20, true);
     bench.disk[8192] = 9;
