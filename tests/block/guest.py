@@ -22,7 +22,7 @@ END = "the job is done"
 # Without KVM: what a nested one can do differs from machine to machine, and these guests boot in three seconds. QEMU 7.2
 # trips over cmpxchg16b, which Linux 6.12 uses where it is.
 ACCELERATION = ["-accel", "tcg", "-cpu", "max,cx16=off"]
-PATIENCE = 180
+PATIENCE = 300
 
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
