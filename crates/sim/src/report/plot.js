@@ -65,7 +65,7 @@ function ticks(axis, low, high, count) {
   const [unit, name] = unitOf(axis, Math.max(Math.abs(low), Math.abs(high))), rough = (high - low) / count / unit;
   const ten = 10 ** Math.floor(Math.log10(rough));
   let step = [1, 2, 5, 10].map(m => m * ten).find(s => s >= rough * (1 - 1e-9)) * unit;
-  if (axis.unit === "seconds" && rough * unit > 30 && rough * unit <= 86400) 
+  if (axis.unit === "seconds" && rough * unit > 30 && rough * unit <= 86400)
     step = CLOCK.find(s => s >= rough * unit && s % (unit / 4) === 0);
   const text = t => String(Number((t / unit).toPrecision(10))) + name;
   if (!(step > 0)) return [[low, show(axis, low)]];
