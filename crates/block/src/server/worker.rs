@@ -37,6 +37,9 @@ const QUIET: Duration = Duration::from_secs(10);
 const TRIM: usize = 4096;
 /// With so many bytes given back, the allocator is asked for what it has beside them.
 const FREED: usize = 4 << 20;
+/// How long the thread asks to run at a time: short, so that it soon has its turn behind the threads of clients and of stores
+/// on this machine. What it has to do in a turn takes less.
+const SLICE: Duration = Duration::from_micros(100);
 /// How long a stopping server waits for requests that have begun, and a closing connection for its last replies.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -146,6 +149,9 @@ impl<S: Service> Worker<S> {
     /// Serves until the server stops.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(256);
+        if let Err(error) = larder_runtime::prefer_slices(SLICE) {
+            debug!(%error, "worker {} cannot ask for shorter slices", self.index);
+        }
         loop {
             if let Err(e) = self.poll.poll(&mut events, self.timeout())
                 && e.kind() != ErrorKind::Interrupted
