@@ -950,6 +950,10 @@ impl Service for Cached {
         self.lends = true;
     }
 
+    fn rest(&mut self) -> usize {
+        self.spare.rest()
+    }
+
     fn spent(&mut self) -> Option<AlignedBuf> {
         self.lingering.pop()
     }

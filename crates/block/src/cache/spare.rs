@@ -41,6 +41,12 @@ impl Spare {
         AlignedBuf::zeroed(len)
     }
 
+    /// Keeps nothing: those that somebody has go when they let go. Returns how many bytes were kept.
+    pub(super) fn rest(&mut self) -> usize {
+        self.list = VecDeque::new();
+        std::mem::take(&mut self.bytes)
+    }
+
     /// The bytes of `buf`, to be shared; when they are not any more, it can be had again.
     pub(super) fn share(&mut self, buf: AlignedBuf) -> Payload {
         let payload = Payload::new(buf);
@@ -82,5 +88,6 @@ mod tests {
         let held: Vec<Payload> =
             (0..40).map(|_| spare.share(AlignedBuf::zeroed(1 << 20))).collect();
         assert_eq!((spare.bytes, held.len()), (MOST, 40));
+        assert_eq!((spare.rest(), spare.rest(), spare.list.len()), (MOST, 0, 0));
     }
 }

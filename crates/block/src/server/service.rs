@@ -49,6 +49,11 @@ pub trait Service {
     /// called.
     fn lend(&mut self) {}
 
+    /// Nothing was asked for a while: memory that is kept for the next request may go. Returns how many bytes did.
+    fn rest(&mut self) -> usize {
+        0
+    }
+
     /// A buffer that was kept beyond its request.
     fn spent(&mut self) -> Option<AlignedBuf> {
         None

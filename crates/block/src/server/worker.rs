@@ -115,6 +115,8 @@ pub(super) struct Worker<S> {
     drain_until: Option<Instant>,
     /// Bytes that the pool gave back since the allocator was asked.
     freed: usize,
+    /// Something was asked since the last scan.
+    asked: bool,
     /// When a line was last said about clients that TLS keeps out, and how many were not said since.
     tls_said: Option<Instant>,
     tls_unsaid: u64,
@@ -141,6 +143,7 @@ impl<S: Service> Worker<S> {
             next_scan: now + SCAN,
             drain_until: None,
             freed: 0,
+            asked: false,
             tls_said: None,
             tls_unsaid: 0,
         }
@@ -222,7 +225,7 @@ impl<S: Service> Worker<S> {
         if self.drain_until.is_some() {
             return Some(Duration::from_millis(20));
         }
-        let unfinished = self.pool.allocated() > 0 || self.freed > 0;
+        let unfinished = self.pool.allocated() > 0 || self.freed > 0 || self.asked;
         let scan = (unfinished || self.free.len() < self.slots.len()).then_some(self.next_scan);
         // Buffers come back at the end of a turn too, when it has tried already.
         let retry = (!self.starved.is_empty()).then(|| Instant::now() + STARVED_RETRY);
@@ -379,6 +382,7 @@ impl<S: Service> Worker<S> {
                 self.tickets.len() - 1
             }
         };
+        self.asked = true;
         self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
         self.service.submit(volume, index as u64, command);
     }
@@ -568,7 +572,10 @@ impl<S: Service> Worker<S> {
 
     /// Gives memory back that was not needed for a while.
     fn trim(&mut self) {
-        let gone = self.pool.trim(TRIM);
+        let mut gone = self.pool.trim(TRIM);
+        if !std::mem::take(&mut self.asked) {
+            gone += self.service.rest();
+        }
         self.freed += gone;
         if gone == 0 && self.freed > 0 {
             if self.freed >= FREED {
