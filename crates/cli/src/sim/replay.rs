@@ -44,7 +44,7 @@ pub(crate) struct ReplayArgs {
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let name = args.file.display();
     let input = File::open(&args.file).map_err(|e| {
-        CliError::Usage(format!("record '{name}': {e}: give a file of larder kv --record"))
+        CliError::Usage(format!("record '{name}': {e}: give a file of `larder kv --record` or `larder block serve --record`"))
     })?;
     let failed = |e| CliError::Runtime(format!("record '{name}': {e}"));
     let what = recorded_by(&input).map_err(failed)?;

@@ -284,7 +284,15 @@ fn is_cut_short(header: &ChunkHeader, rest: &[u8], streams: usize) -> bool {
             rest.get(from..from + h.len as usize).is_some_and(|payload| h.check(payload))
         })
     };
-    !(0..rest.len()).any(whole)
+    // The chunk itself is whole, with another length: what follows may be cut short, it is not.
+    let is_whole_to = |at: usize| {
+        let follows = match rest[at..].first_chunk::<CHUNK_HEADER>() {
+            Some(head) => ChunkHeader::parse(head).is_ok(),
+            None => true,
+        };
+        follows && ChunkHeader { len: at as u32, ..*header }.check(&rest[..at])
+    };
+    !(0..rest.len()).any(|at| whole(at) || is_whole_to(at))
 }
 
 /// Whether the streams have as many records as the end says.
