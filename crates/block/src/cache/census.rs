@@ -78,12 +78,22 @@ impl Cache {
     }
 }
 
-/// Counts the lines of each volume. Those that are being filled meanwhile are counted as far as they have come.
+/// Counts the lines of each volume, with those that are on their way to flash: a volume at its ceiling must not get as many
+/// again. One that arrives meanwhile may be counted twice, until the next count.
 fn count(cache: &Cache) {
     let line = u64::from(cache.layout.line);
     let mut counts: BTreeMap<VolumeId, (Arc<Attached>, i64)> =
         cache.volumes().into_iter().map(|v| (v.id, (v, 0))).collect();
     let mut slots = Vec::new();
+    for cell in &cache.shards {
+        for (group, lines) in locked(cell).shard.filling() {
+            if let Some(volume) = cache.governor.volume_at(group.line(0).0 * line)
+                && let Some((_, counted)) = counts.get_mut(&volume.id)
+            {
+                *counted += i64::from(lines);
+            }
+        }
+    }
     if cache.layout.is_sparse() {
         cache.count_pages(|volume, lines| {
             if let Some((_, counted)) = counts.get_mut(&volume) {

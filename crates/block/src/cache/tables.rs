@@ -1,5 +1,6 @@
 //! What only a sparse cache has: its file, its table at a start, and pages of the table that are not in memory.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 
 use larder_base::ByteSize;
@@ -218,13 +219,25 @@ impl Cache {
                         of(first).into_iter().for_each(|volume| each(volume, lines as i64));
                         continue;
                     }
+                    if map.is_here(page) {
+                        let per = map.page_slots();
+                        for slot in (page * per..(page + 1) * per).map(SlotId) {
+                            if let Slot::Line(line) = map.get(slot) {
+                                of(line.group()).into_iter().for_each(|volume| each(volume, 1));
+                            }
+                        }
+                        continue;
+                    }
+                    // Where none of a volume's groups are, there are no lines: the rest of the page has them.
                     let stride = map.placing().shards() as usize;
-                    let groups: Vec<_> =
-                        (first.0..=last.0).step_by(stride).map(|g| of(GroupId(g))).collect();
-                    for volume in groups.iter().flatten().collect::<std::collections::BTreeSet<_>>()
+                    let mut groups: BTreeMap<VolumeId, u64> = BTreeMap::new();
+                    for volume in (first.0..=last.0).step_by(stride).filter_map(|g| of(GroupId(g)))
                     {
-                        let share = groups.iter().filter(|g| g.as_ref() == Some(volume)).count();
-                        each(*volume, (lines * share as u64 / groups.len() as u64) as i64);
+                        *groups.entry(volume).or_default() += 1;
+                    }
+                    let all: u64 = groups.values().sum();
+                    for (volume, share) in groups {
+                        each(volume, (lines * share / all) as i64);
                     }
                 }
                 from = until;

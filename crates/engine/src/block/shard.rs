@@ -316,6 +316,12 @@ impl BlockShard {
         BlockStats { cleaned: self.map.cleaning().0, ..self.stats }
     }
 
+    /// Groups of which lines are on their way to flash, and how many of each: the map has not got them yet.
+    pub fn filling(&self) -> impl Iterator<Item = (GroupId, u32)> {
+        let lines = self.groups.iter().map(|(&group, of)| (group, of.filling.count_ones()));
+        lines.filter(|&(_, lines)| lines > 0)
+    }
+
     /// The map, to look at.
     pub fn map(&self) -> &Map {
         &self.map

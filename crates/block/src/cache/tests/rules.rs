@@ -142,8 +142,14 @@ fn more_pinned_than_fits() {
         bench.read_all(0, 0, 32 * MIB);
         bench.settle();
         let evicted = bench.engine().evicted;
-        bench.read_all(1, 0, MIB);
-        bench.settle();
+        // On a machine that has more to do, fills are dropped: as often as it takes.
+        for _ in 0..20 {
+            bench.read_all(1, 0, MIB);
+            bench.settle();
+            if bench.cached(1, 0, MIB) > 128 {
+                break;
+            }
+        }
         assert!(bench.cached(1, 0, MIB) > 128, "{:?}", bench.engine());
         assert!(bench.engine().evicted > evicted);
         // An exception within it.
@@ -199,20 +205,33 @@ fn a_floor_is_kept() {
     assert!(with > 384 && without < 128, "{with} {without}");
 }
 
-/// A volume takes no more than its ceiling, though there is room.
+/// A volume takes no more than its ceiling, though there is room; also when lines have been counted anew, of which a page of
+/// a sparse cache's table holds those of many volumes.
 #[test]
 fn a_ceiling_is_kept() {
-    let shape = Shape { rules: ceiling, ..SHAPE };
-    let bench = bench(&[8 * MIB, 64 * MIB], least(shape), shape);
-    bench.read_all(1, 0, 8 * MIB);
-    bench.settle();
-    let has = bench.cached(1, 0, 8 * MIB);
-    assert!((128..=288).contains(&has), "{has} of 1024 lines, and it may have 256");
-    assert!(bench.refused(Reason::Ceiling) > 0);
-    // Nobody else is held to it.
-    bench.read_all(0, 0, 2 * MIB);
-    bench.settle();
-    assert!(bench.cached(0, 0, 2 * MIB) > 384);
+    for ways in [SHAPE.ways, SPARSE] {
+        let shape = Shape { rules: ceiling, ways, ..SHAPE };
+        let size = if ways == SPARSE { 4 * MIB } else { least(shape) };
+        let bench = bench(&[8 * MIB, 64 * MIB], size, shape);
+        let quarter = bench.cache.layout().capacity() / 4;
+        for _ in 0..3 {
+            bench.read_all(1, 0, 32 * MIB);
+            bench.settle();
+            let has = bench.cached(1, 0, 32 * MIB);
+            let most = quarter + quarter / 8;
+            assert!(
+                (quarter / 2..=most).contains(&has),
+                "{ways}: {has}, and it may have {quarter}"
+            );
+            // Longer than from one count to the next.
+            std::thread::sleep(Duration::from_millis(1_200));
+        }
+        assert!(bench.refused(Reason::Ceiling) > 0);
+        // Nobody else is held to it.
+        bench.read_all(0, 0, 2 * MIB);
+        bench.settle();
+        assert!(bench.cached(0, 0, 2 * MIB) > 384);
+    }
 }
 
 fn budget(first_fill: bool) -> RulesConfig {
