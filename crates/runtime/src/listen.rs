@@ -1,10 +1,12 @@
 //! Sockets to listen on, as every server of this project wants them: none of them waits in accept.
 
+use std::fs::Metadata;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::Mode;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -13,13 +15,20 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 #[derive(Debug)]
 pub struct UnixPath {
     path: PathBuf,
-    inode: (u64, u64),
+    which: Which,
+}
+
+/// Which file it is. An inode's number is soon another file's, which was not made at the same time.
+type Which = (u64, u64, Option<SystemTime>);
+
+fn which(m: &Metadata) -> Which {
+    (m.dev(), m.ino(), m.created().ok())
 }
 
 impl Drop for UnixPath {
     fn drop(&mut self) {
         if let Ok(m) = std::fs::symlink_metadata(&self.path)
-            && (m.dev(), m.ino()) == self.inode
+            && which(&m) == self.which
         {
             std::fs::remove_file(&self.path).ok();
         }
@@ -95,7 +104,7 @@ pub fn listen_unix(
     };
     let listener = make().map_err(|e| format!("{e}: the directory must exist and be writable"))?;
     let meta = std::fs::symlink_metadata(path).map_err(|e| e.to_string())?;
-    Ok((listener, UnixPath { path: path.to_owned(), inode: (meta.dev(), meta.ino()) }))
+    Ok((listener, UnixPath { path: path.to_owned(), which: which(&meta) }))
 }
 
 #[cfg(test)]
