@@ -92,11 +92,11 @@ fn kills(placement: &str) {
     let mut versions = [0u8; 64];
     for round in 0..4u8 {
         let mode = ["hdd-ssd", "hdd-upd", "hdd-inv"][usize::from(round) % 3];
-        let evict = ["cache", "gc", "gc:0"][usize::from(round) % 3];
-        let daemon = Daemon::start(
-            dir.path(),
-            &["--write", mode, "--evict", evict, "--replacement", "s3fifo"],
-        );
+        let mut flags = vec!["--write", mode, "--replacement", "s3fifo"];
+        if placement == "full" {
+            flags.extend(["--evict", ["cache", "gc", "gc:0"][usize::from(round) % 3]]);
+        }
+        let daemon = Daemon::start(dir.path(), &flags);
         let mut s = session(dir.path());
         for (place, version) in versions.iter().enumerate() {
             let bytes = read(&mut *s, place as u64 * 6144, 6144);

@@ -53,5 +53,5 @@ pub use ring::{
     ReadRing, RingChoice, RingOptions,
 };
 pub use shared::{SHARED_DIR, SharedError, SharedRegion, boot_id};
-pub use slices::{never_interrupt, prefer_slices};
+pub use slices::prefer_slices;
 pub use wear::Wear;

@@ -1,4 +1,4 @@
-//! How long a thread runs before the kernel gives its processor to another, and whom it may interrupt.
+//! How long a thread runs before the kernel gives its processor to another.
 
 use std::io;
 use std::time::Duration;
@@ -30,15 +30,6 @@ fn attributes() -> io::Result<Attributes> {
     if result == 0 { Ok(now) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets those of the calling thread.
-fn set(wanted: Attributes) -> io::Result<()> {
-    // SAFETY: the kernel reads `SIZE` bytes from the structure that the pointer is to. 0 names the calling thread; what
-    // the caller has not changed stays as it was read.
-    let result =
-        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0 as libc::c_uint) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Asks the kernel to give the calling thread the processor in slices of this length, 100 µs to 100 ms: where several
 /// threads share one, each waits less long for its turn, and has it more often. Its share stays the same. Heeded by Linux
 /// 6.12 and later, in vain before. Returns whether it was asked: a thread under a real-time policy is left alone.
@@ -50,23 +41,12 @@ pub fn prefer_slices(of: Duration) -> io::Result<bool> {
     if !matches!(before.policy as libc::c_int, libc::SCHED_OTHER | libc::SCHED_BATCH) {
         return Ok(false);
     }
-    set(Attributes { size: SIZE, runtime: of.as_nanos() as u64, ..before })?;
-    Ok(true)
-}
-
-/// Has the kernel take the calling thread for one that nobody waits for (`SCHED_BATCH`): when it wakes, it does not
-/// interrupt the thread that runs, but waits for its turn. Its share stays the same. Returns whether it was asked: a thread
-/// under another policy than the ordinary one is left alone.
-///
-/// # Errors
-/// When the system call is refused (a sandbox may).
-pub fn never_interrupt() -> io::Result<bool> {
-    let before = attributes()?;
-    if before.policy as libc::c_int != libc::SCHED_OTHER {
-        return Ok(false);
-    }
-    set(Attributes { size: SIZE, policy: libc::SCHED_BATCH as u32, ..before })?;
-    Ok(true)
+    let wanted = Attributes { size: SIZE, runtime: of.as_nanos() as u64, ..before };
+    // SAFETY: the kernel reads `SIZE` bytes from the structure that the pointer is to. 0 names the calling thread, whose
+    // policy, nice value and flags stay as they were read.
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0 as libc::c_uint) };
+    if result == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -87,31 +67,5 @@ mod tests {
             // Only a sandbox forbids it.
             Err(e) => assert!(matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{e}"),
         }
-    }
-
-    #[test]
-    fn who_interrupts_nobody_keeps_all_else() {
-        // On a thread of its own: others of this process go on as they were.
-        let thread = std::thread::spawn(|| {
-            let before = attributes().unwrap();
-            match never_interrupt() {
-                Ok(asked) => {
-                    let after = attributes().unwrap();
-                    assert_eq!(asked, before.policy as libc::c_int == libc::SCHED_OTHER);
-                    if asked {
-                        assert_eq!(after.policy as libc::c_int, libc::SCHED_BATCH);
-                        assert_eq!(
-                            (before.nice, before.priority, before.flags),
-                            (after.nice, after.priority, after.flags)
-                        );
-                        assert!(!never_interrupt().unwrap(), "it was asked already");
-                    }
-                }
-                Err(e) => {
-                    assert!(matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{e}")
-                }
-            }
-        });
-        thread.join().unwrap();
     }
 }

@@ -188,10 +188,6 @@ impl LogThread {
     }
 
     pub(super) fn run(mut self) {
-        // Clients wait for the workers, and for this thread hardly ever: fills can wait until a processor is free.
-        if let Err(error) = larder_runtime::never_interrupt() {
-            tracing::debug!(%error, "the log's thread cannot stand back");
-        }
         loop {
             let stop = self.wait();
             self.take_work();

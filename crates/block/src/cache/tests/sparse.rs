@@ -34,7 +34,18 @@ fn more_pages_than_memory_has_room_for() {
     for (i, &at) in places.iter().enumerate() {
         one(&mut *session, write(at, 8192, i as u8 | 1)).outcome.unwrap();
     }
-    until("all are filled", || bench.engine().fills == 2 * places.len() as u64);
+    // On a machine that has more to do, fills are dropped; those are written again.
+    until("all are filled", || {
+        if bench.cache.count_lines() == 2 * places.len() as u64 {
+            return true;
+        }
+        for (i, &at) in places.iter().enumerate() {
+            if !bench.cache.explain("disk0", at + 4096).unwrap().cached {
+                one(&mut *session, write(at, 8192, i as u8 | 1)).outcome.unwrap();
+            }
+        }
+        false
+    });
     let before = bench.engine().read_hits;
     for (i, &at) in places.iter().enumerate() {
         let got = bytes(one(&mut *session, read(at, 4096)));
