@@ -297,10 +297,21 @@ impl Drop for Watch {
     }
 }
 
-pub(crate) fn note_skipped(reader: &dyn Reader) {
-    if let Some(first) = reader.first_skipped() {
-        noteln!("larder: {} malformed records passed over; the first: {first}", reader.skipped());
+/// How many records `--skip-bad` passed over and the first one, where it did: for [`note`] when the reader is gone.
+pub(crate) fn skipped_of(reader: &dyn Reader) -> Option<(u64, String)> {
+    reader.first_skipped().map(|first| (reader.skipped(), first.to_string()))
+}
+
+/// Tells of records that were passed over.
+pub(crate) fn note(skipped: Option<(u64, String)>) {
+    if let Some((count, first)) = skipped {
+        let records = if count == 1 { "record" } else { "records" };
+        noteln!("larder: {count} malformed {records} passed over; the first: {first}");
     }
+}
+
+pub(crate) fn note_skipped(reader: &dyn Reader) {
+    note(skipped_of(reader));
 }
 
 fn stats(args: &StatsArgs) -> Result<(), CliError> {
@@ -313,6 +324,7 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
         watch.tick(&*reader);
     }
     drop(watch);
+    note_skipped(&*reader);
     let s = collector.finish();
     if args.json {
         let mut value = serde_json::to_value(&s).map_err(|e| CliError::Runtime(e.to_string()))?;
@@ -413,9 +425,7 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
             line("metadata", format!("{:.2} % of block requests", 100.0 * share));
         }
     }
-    print(&out)?;
-    note_skipped(&*reader);
-    Ok(())
+    print(&out)
 }
 
 fn head(args: &HeadArgs) -> Result<(), CliError> {

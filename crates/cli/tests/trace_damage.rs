@@ -103,19 +103,34 @@ fn damaged_traces_are_refused_with_one_line_or_counted() {
             }
             let place = ["line ", "byte "].iter().any(|p| said.contains(p));
             assert!(place && said.contains("expected ") && said.contains("found "), "{said}");
-            assert!(said.contains(format.name()) && said.contains("--skip-bad"), "{said}");
+            assert!(said.contains(format.name()), "{said}");
+            // What passing over records would not mend does not advise it.
+            let nothing = said.contains("expected a request,");
+            assert_eq!(said.contains("--skip-bad"), !nothing, "{said}");
 
             let output = stats(&file, format, &["--skip-bad"]);
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!said.contains("--skip-bad"), "{case}: {said}");
+            // Nothing but bad records is no trace, and has no figures.
+            if output.status.code() == Some(1) {
+                let said = refusal(&output, 1, &case);
+                assert!(said.contains("expected a request, found "), "{case}: {said}");
+                if matches!(damage, Damage::Cut) {
+                    // A sample of a single record.
+                    assert!(said.contains("passed over: 1, the first, "), "{case}: {said}");
+                }
+                continue;
+            }
             assert!(output.status.success(), "{case} --skip-bad: {said}");
             let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
             let skipped = json["skipped"].as_u64().unwrap();
             match damage {
                 Damage::Cut => assert_eq!(skipped, 1, "{case}: {said}"),
                 Damage::Signature | Damage::Noise => {
-                    assert!(skipped > 0 || json["requests"] == 0, "{case}: {json}");
+                    assert!(skipped > 0 && json["requests"] != 0, "{case}: {json}");
+                    assert!(said.contains("passed over; the first: "), "{case}: {said}");
                 }
-                Damage::Empty => assert_eq!(json["requests"], 0, "{case}"),
+                Damage::Empty => panic!("{case}: figures of nothing: {json}"),
             }
         }
     }
@@ -173,5 +188,50 @@ fn a_line_without_an_end_ends_the_run() {
             said.contains("/dev/zero, line 1: expected a line of at most 4194304 bytes"),
             "{said}"
         );
+    }
+}
+
+/// Every simulation of a trace tells what was passed over, and makes no figures of nothing.
+#[test]
+fn simulations_tell_what_was_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t.csv");
+    let sims: &[&[&str]] = &[
+        &["mrc", "--sizes", "10"],
+        &["baseline", "--flash", "4m"],
+        &["block", "--sizes", "4m"],
+        &["stack", "--ram", "1m", "--flash", "0", "--architecture", "naive"],
+    ];
+    let line =
+        |time: u64| format!("{},hm,0,Write,{},4096,413\n", 128166372003061629 + time, time * 4096);
+    let good: String = (0..100).map(line).collect();
+    for sim in sims {
+        let run = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            Command::new(env!("CARGO_BIN_EXE_larder"))
+                .args(["sim", sim[0]])
+                .args(&sim[1..])
+                .args(["--format", "msr", "--skip-bad"])
+                .arg(&file)
+                .output()
+                .unwrap()
+        };
+        let output = run(&format!("{}rubbish\nmore\n{}", line(0), good));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{sim:?}: {said}");
+        assert!(
+            said.starts_with("larder: 2 malformed records passed over; the first: ")
+                && said.contains("line 2: expected ")
+                && said.lines().count() == 1,
+            "{sim:?}: {said}"
+        );
+        let said = refusal(&run("rubbish\nmore\n"), 1, sim[0]);
+        assert!(
+            said.contains("expected a request, found the end of the file, and none in its 2 lines")
+                && said.contains("malformed records passed over: 2, the first, line 1: expected "),
+            "{sim:?}: {said}"
+        );
+        let said = refusal(&run(""), 1, sim[0]);
+        assert!(said.contains("expected a request, found an empty file"), "{sim:?}: {said}");
     }
 }

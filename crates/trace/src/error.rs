@@ -28,9 +28,7 @@ impl fmt::Display for Place {
 
 /// A record that does not follow its format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{file}, {place}: expected {expected}, found {found} (format {format}; --skip-bad passes over such records)"
-)]
+#[error("{file}, {place}: expected {expected}, found {found} (format {format})")]
 pub struct BadRecord {
     /// The file's name as given.
     pub file: String,
@@ -86,8 +84,11 @@ pub enum TraceError {
         limit: &'static str,
     },
     /// A record does not follow its format.
-    #[error(transparent)]
+    #[error("{0}; --skip-bad passes over such records")]
     Record(Box<BadRecord>),
+    /// A file without a single request: [`BadRecord::found`] says what was passed over.
+    #[error(transparent)]
+    NoRequest(Box<BadRecord>),
     /// No format fits the file.
     #[error("cannot tell the format of '{file}': {reason}{}", remedy(known))]
     Undetected {

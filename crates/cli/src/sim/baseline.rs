@@ -15,7 +15,7 @@ use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
-use crate::trace::{Input, Settings, trace_error};
+use crate::trace::{Input, Settings, note_skipped, trace_error};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Cache {
@@ -250,6 +250,7 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
             args.warmup
         )));
     }
+    note_skipped(items.inner());
     let rows: Vec<Row> = caches
         .into_iter()
         .map(|(row, cache)| {

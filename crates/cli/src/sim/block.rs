@@ -16,7 +16,7 @@ use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
-use crate::trace::{Input, Settings, trace_error};
+use crate::trace::{Input, Settings, note_skipped, trace_error};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -194,9 +194,7 @@ pub(super) fn run(args: &BlockArgs) -> Result<(), CliError> {
         );
         return Err(CliError::Usage(problem));
     }
-    if reader.skipped() > 0 {
-        noteln!("larder: {} malformed records passed over", reader.skipped());
-    }
+    note_skipped(&*reader);
     let rows: Vec<Row> = caches.iter().map(row).collect();
     let shared = Shared {
         write: args.write.as_str(),

@@ -17,7 +17,7 @@ use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
-use crate::trace::{Input, Settings, trace_error};
+use crate::trace::{Input, Settings, note, skipped_of, trace_error};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -199,13 +199,11 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
         let reader: &dyn Reader = items.inner();
         watch.tick(reader, requests);
         blocks |= items.has_blocks();
-        skipped = reader.first_skipped().map(|first| (reader.skipped(), first.to_string()));
+        skipped = skipped_of(reader);
     });
     watch.finish();
     let found = found.map_err(failure)?;
-    if let Some((count, first)) = skipped {
-        noteln!("larder: {count} malformed records passed over; the first: {first}");
-    }
+    note(skipped);
     if args.input.pages.is_some() && !blocks {
         noteln!(
             "larder: --pages: '{}' has no block I/O, so that nothing was split",

@@ -16,6 +16,7 @@ use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
+use crate::trace::{note, skipped_of};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -85,13 +86,11 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
     let mut skipped = None;
     let outcome = simulate(&experiment, threads, |reader: &dyn Reader, requests| {
         watch.tick(reader, requests);
-        skipped = reader.first_skipped().map(|first| (reader.skipped(), first.to_string()));
+        skipped = skipped_of(reader);
     });
     watch.finish();
     let outcome = outcome.map_err(failure)?;
-    if let Some((count, first)) = skipped {
-        noteln!("larder: {count} malformed records passed over; the first: {first}");
-    }
+    note(skipped);
     if let Some(csv) = csv {
         csv.write(series_csv(&outcome)?.as_bytes())?;
     }

@@ -11,7 +11,7 @@ use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
 use crate::table::Columns;
-use crate::trace::{Input, Settings, trace_error};
+use crate::trace::{Input, Settings, note, skipped_of, trace_error};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
@@ -247,7 +247,7 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
     let mut rows = Vec::new();
     let times = Times::of(&timing(args)?);
     // Of the last reading: they are all the same.
-    let (mut hash, mut format) = (HashOf::default(), None);
+    let (mut hash, mut format, mut skipped) = (HashOf::default(), None, None);
     for config in configs {
         let trace = larder_trace::open(&args.input.trace, &options).map_err(trace_error)?;
         format = trace.format;
@@ -256,6 +256,7 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         let figures = simulate(&config, args.threads, warmup, &mut *reader, tick);
         let figures = figures.map_err(trace_error)?;
         hash = of;
+        skipped = skipped_of(&*reader);
         if figures.counts.reads + figures.counts.writes == 0 {
             watch.finish();
             return Err(CliError::Runtime(format!(
@@ -275,6 +276,7 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         });
     }
     watch.finish();
+    note(skipped);
     let settings = Settings::new(&options, format);
     let shared = Shared { threads: args.threads, warmup, restart: args.restart, times };
     let shared = configuration(Some(&settings), &shared)?;

@@ -254,9 +254,9 @@ impl FileReader {
 
     /// At the end of an input that held no request at all: the error that says so, once. Figures of nothing would be taken for
     /// those of a trace; formats that pass over lines of other kinds would do so with any text. Larder's own format says
-    /// how many requests it holds, and may hold none.
+    /// how many requests it holds, and may hold none; but what was passed over was meant to be some.
     fn nothing_found(&mut self) -> Option<TraceError> {
-        if self.any || self.skip_bad || self.format == Format::Larder {
+        if self.any || (self.format == Format::Larder && self.skipped == 0) {
             return None;
         }
         self.any = true;
@@ -266,12 +266,20 @@ impl FileReader {
             (0, n) => (Place::Byte(n), format!("the end of the file, and none in its {n} bytes")),
             (n, _) => (Place::Line(n), format!("the end of the file, and none in its {n} lines")),
         };
-        Some(TraceError::Record(Box::new(BadRecord {
+        let found = match &self.first_skipped {
+            None => passed,
+            Some(first) => {
+                let BadRecord { place, expected, found, .. } = first;
+                let first = format!("the first, {place}: expected {expected}, found {found}");
+                format!("{passed}; malformed records passed over: {}, {first}", self.skipped)
+            }
+        };
+        Some(TraceError::NoRequest(Box::new(BadRecord {
             file: self.input.file().to_owned(),
             place,
             format: self.format.name(),
             expected: "a request".to_owned(),
-            found: passed,
+            found,
         })))
     }
 
