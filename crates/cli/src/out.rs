@@ -36,6 +36,16 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// What reads back from `value` as JSON. Unlike `serde_json::to_value`, which widens numbers of 32 bits to 64, it has them as
+/// text has them: 0.2, not 0.20000000298.
+///
+/// # Errors
+/// What JSON cannot carry.
+pub(crate) fn as_json(value: &impl serde::Serialize) -> Result<serde_json::Value, CliError> {
+    let failed = |e: serde_json::Error| CliError::Runtime(e.to_string());
+    serde_json::from_str(&serde_json::to_string(value).map_err(failed)?).map_err(failed)
+}
+
 /// Prints `value` as indented JSON.
 ///
 /// # Errors

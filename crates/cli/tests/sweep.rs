@@ -96,7 +96,28 @@ fn a_sweep_gives_the_same_bytes_however_it_is_run_and_goes_on_where_it_was_cut()
     assert!(table.contains("8 cells") && table.contains("reject_first"), "{table}");
     let hash = rows[0]["trace_hash"].as_str().unwrap();
     assert!(table.contains(env!("CARGO_PKG_VERSION")) && table.contains(hash), "{table}");
+    // One figure is one text, wherever it stands: numbers of 32 bits too.
+    let csv = std::fs::read_to_string(one.join("results.csv")).unwrap();
+    for row in &rows {
+        for name in ["miss_ratio", "clwa_of_sets"] {
+            let figure = row[name].to_string();
+            assert!(csv.contains(&figure) && log.contains(&figure), "{name} {figure}");
+        }
+    }
+    assert!(log.contains("0.2") && !log.contains("0.20000000298"));
     let whole = files(&one);
+    // A line that is no JSON any more: its cell runs again.
+    let mut lines: Vec<&str> = log.lines().collect();
+    let half = &lines[2][..lines[2].len() / 2];
+    for bad in [half, "rubbish"] {
+        lines[2] = bad;
+        std::fs::write(one.join("cells.jsonl"), lines.join("\n") + "\n").unwrap();
+        let output = sweep(&file, &one, &["--resume"]);
+        done(&output);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("line 3 is damaged") && said.contains("7 of 8 cells"), "{said}");
+        assert!(files(&one) == whole, "another outcome after {bad}");
+    }
     for (i, name) in FILES.iter().enumerate() {
         assert!(whole[i] == files(&two)[i], "{name} depends on the number of threads");
     }
@@ -169,10 +190,14 @@ fn what_cannot_be_meant_is_refused_before_anything_runs() {
     std::fs::write(&file, SWEEP).unwrap();
     let out = dir.path().join("foreign");
     std::fs::create_dir(&out).unwrap();
-    std::fs::write(out.join("cells.jsonl"), "hello\n").unwrap();
-    let output = sweep(&file, &out, &["--resume"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("line 1 is no finished cell"));
+    for (other, more) in [("hello\n", &["--resume"][..]), ("hello", &["--resume"]), ("hello", &[])]
+    {
+        std::fs::write(out.join("cells.jsonl"), other).unwrap();
+        let output = sweep(&file, &out, more);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("line 1 is no finished cell"));
+        assert_eq!(std::fs::read_to_string(out.join("cells.jsonl")).unwrap(), other);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::error::CliError;
+use crate::out::as_json;
 use crate::table::print_words;
 
 /// What every output names, so that it can be made again.
@@ -125,11 +126,8 @@ pub(super) fn configuration(
     input: Option<&crate::trace::Settings>,
     own: &impl Serialize,
 ) -> Result<Map<String, Value>, CliError> {
-    let failed = |e: serde_json::Error| CliError::Runtime(e.to_string());
     let mut all = Map::new();
-    for value in
-        [serde_json::to_value(input).map_err(failed)?, serde_json::to_value(own).map_err(failed)?]
-    {
+    for value in [as_json(&input)?, as_json(own)?] {
         if let Value::Object(entries) = value {
             all.extend(entries.into_iter().filter(|(_, value)| !value.is_null()));
         }

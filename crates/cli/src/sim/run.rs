@@ -14,7 +14,7 @@ use larder_trace::Reader;
 use super::report::{Output, read_text};
 use super::watch::Watch;
 use crate::error::CliError;
-use crate::out::print_json;
+use crate::out::{as_json, print_json};
 use crate::table::Columns;
 use crate::trace::{note, skipped_of};
 
@@ -95,7 +95,7 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
         csv.write(series_csv(&outcome)?.as_bytes())?;
     }
     if let Some(html) = html {
-        let json = serde_json::to_value(&outcome).map_err(|e| CliError::Runtime(e.to_string()))?;
+        let json = as_json(&outcome)?;
         let mut results = Results::new(Vec::new());
         results.add(None, &[], &json);
         let title = if outcome.experiment.title.is_empty() {

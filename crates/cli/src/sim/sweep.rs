@@ -16,7 +16,7 @@ use signal_hook::consts::SIGINT;
 
 use super::report::{failed_file, read_text, write_whole};
 use crate::error::CliError;
-use crate::out::print_json;
+use crate::out::{as_json, print_json};
 use crate::table::Columns;
 
 #[derive(Debug, Parser)]
@@ -183,8 +183,7 @@ fn run_cells(sweep: &Sweep, cells: &[Cell], log: &mut Log, threads: usize) -> Re
                             o.workload.requests.saturating_sub(counted),
                             Ordering::Relaxed,
                         );
-                        let outcome = serde_json::to_value(&o)
-                            .map_err(|e| CliError::Runtime(e.to_string()))?;
+                        let outcome = as_json(&o)?;
                         let line =
                             Line::new(cell.key.clone(), sweep.describe(&cell.values), outcome)
                                 .map_err(|e| CliError::Runtime(e.to_string()))?;

@@ -23,8 +23,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// The line of a cell. Its outcome is what reads back from the text, which may be off in a number's last place: so a sweep
-    /// gives the same whether its cells were run just now or read from the file.
+    /// The line of a cell. Its outcome is what reads back from the text: so a sweep gives the same whether its cells were run just
+    /// now or read from the file.
     ///
     /// # Errors
     /// A number that JSON cannot carry.
@@ -63,18 +63,35 @@ pub struct Finished {
     pub lines: BTreeMap<String, Line>,
     /// Bytes of the file up to the end of its last whole line: what follows is torn.
     pub whole: u64,
-    /// Lines that are none of this program's, by number from 1.
+    /// Lines that are none of this program's, by number from 1: they do not look like a cell's, and no other line of the file
+    /// is a cell.
     pub foreign: Vec<usize>,
-    /// Lines of cells whose checksum is not right, by number from 1: the cells are not finished.
+    /// Lines of cells whose checksum is not right or that cannot be read, by number from 1: the cells are not finished.
     pub damaged: Vec<usize>,
+}
+
+/// How every line begins.
+const BEGIN: &[u8] = br#"{"key":""#;
+
+/// Whether damage may have made this of a cell's line: its beginning or its checksum is still there.
+fn was_a_cell(raw: &[u8]) -> bool {
+    let end = br#","crc32c":""#;
+    let begins = raw.iter().zip(BEGIN).all(|(a, b)| a == b);
+    begins || raw.windows(end.len()).any(|w| w == end)
 }
 
 /// Reads the file's bytes. The last of several lines of a key counts.
 pub fn read(bytes: &[u8]) -> Finished {
     let mut finished = Finished::default();
     let mut at = 0;
+    // Neither a cell's nor anything that was one, as far as can be seen.
+    let mut strange = Vec::new();
     for (number, raw) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
         if raw.last() != Some(&b'\n') {
+            // Torn, and cut off; but the text of another file is not to be cut off.
+            if !was_a_cell(raw) && finished.lines.is_empty() {
+                finished.foreign.push(number + 1);
+            }
             break;
         }
         at += raw.len();
@@ -90,9 +107,14 @@ pub fn read(bytes: &[u8]) -> Finished {
             Some((text, line)) => {
                 finished.lines.insert(line.key.clone(), Line { text: text.to_owned(), ..line });
             }
-            None => finished.foreign.push(number + 1),
+            None if was_a_cell(raw) => finished.damaged.push(number + 1),
+            None => strange.push(number + 1),
         }
     }
+    // In a file that has cells they are damaged ones.
+    let of = if finished.lines.is_empty() { &mut finished.foreign } else { &mut finished.damaged };
+    of.extend(strange);
+    of.sort_unstable();
     finished
 }
 
@@ -144,6 +166,45 @@ mod tests {
         let bare = r#"{"key":"00","cell":"seed=1","outcome":{}}"#.to_owned() + "\n";
         let found = read(bare.as_bytes());
         assert_eq!((found.lines.len(), found.damaged), (0, vec![1]));
+    }
+
+    #[test]
+    fn a_line_that_is_no_json_is_damaged_where_there_are_cells() {
+        let sound = line(1).text;
+        let half = format!("{}\n", &sound[..sound.len() / 2]);
+        let other_half = &sound[sound.len() / 2..];
+        for bad in [half.as_str(), other_half, "rubbish\n", "\u{0}\u{0}\n"] {
+            let found = read(format!("{}{bad}{}", line(0).text, line(2).text).as_bytes());
+            assert_eq!(
+                (found.lines.len(), found.damaged, found.foreign),
+                (2, vec![2], vec![]),
+                "{bad}"
+            );
+        }
+        // The only line, and still to be seen as one.
+        for bad in [half.as_str(), other_half] {
+            let found = read(bad.as_bytes());
+            assert_eq!((found.damaged, found.foreign), (vec![1], vec![]), "{bad}");
+        }
+        // Another file, with and without an end of its last line.
+        for (other, lines) in
+            [("notes\nmore\n", vec![1, 2]), ("notes", vec![1]), ("a\nb", vec![1, 2])]
+        {
+            let found = read(other.as_bytes());
+            assert_eq!((found.damaged, found.foreign), (vec![], lines), "{other}");
+        }
+    }
+
+    #[test]
+    fn numbers_read_back_as_they_were() {
+        let mut rng = Rng::new(9);
+        for _ in 0..20_000 {
+            let x = f64::from_bits(rng.next_u64());
+            if x.is_finite() {
+                let line = Line::new("k".into(), "c".into(), serde_json::json!(x)).unwrap();
+                assert_eq!(line.outcome.as_f64(), Some(x), "{x:e}");
+            }
+        }
     }
 
     #[test]
