@@ -32,7 +32,7 @@ use std::io::Write;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::error::CliError;
 
@@ -88,8 +88,19 @@ fn dispatch(command: Command) -> Result<(), CliError> {
     }
 }
 
+/// Lets every flag that takes a value take a negative number: the flag's own parser then refuses it and names both, where
+/// clap would take -1 for a flag that there is not.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let flag = |arg: clap::Arg| {
+        let takes = !arg.is_positional() && arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes)
+    };
+    command.mut_args(flag).mut_subcommands(with_negative_numbers)
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = with_negative_numbers(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     if !cli.command.has_sockets() {
         larder_runtime::machine::end_on_broken_pipe();
     }

@@ -481,3 +481,33 @@ fn json_logs_are_json() {
     }
     assert!(log.lines().count() >= 2);
 }
+
+/// A negative number is a value that a flag refuses, not a flag that there is not.
+#[test]
+fn negative_numbers_are_refused_by_the_flag_they_were_given_to() {
+    let mrc = ["sim", "mrc", "gen:zipf?objects=10&requests=20", "--sizes"];
+    let advise = ["sim", "advise", "--trace", "gen:zipf", "--drive-tbw", "1", "--price"];
+    let cases: &[(&[&str], &[&str], &str)] = &[
+        (&mrc, &["-1"], "--sizes"),
+        (&mrc, &["5", "--seed", "-1"], "--seed"),
+        (&mrc, &["5", "--threads", "-1"], "--threads"),
+        (&mrc, &["5", "--lru-curve", "-1"], "--lru-curve"),
+        (
+            &advise,
+            &["-1", "--dram-cost", "1", "--flash-cost", "1", "--target-hit-ratio", "0.5"],
+            "price",
+        ),
+        (&["trace", "head", "gen:zipf", "-n"], &["-1"], "--requests"),
+    ];
+    for (command, more, flag) in cases {
+        let output = run(&[*command, *more].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {said}");
+        assert!(said.contains(flag) && said.contains("-1"), "{more:?}: {said}");
+        assert!(!said.contains("unexpected argument"), "{more:?}: {said}");
+    }
+    // Where a word stands by itself it is still no flag.
+    let output = run(&["trace", "head", "-1"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("unexpected argument"), "{said}");
+}
