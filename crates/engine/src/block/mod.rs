@@ -12,6 +12,7 @@ mod fill;
 mod left;
 pub mod log;
 pub mod map;
+mod merge;
 mod paging;
 mod planted;
 mod ranges;

@@ -58,6 +58,10 @@ faults! {
     CopyNotVerified,
     /// A line that is overwritten in part is taken for right as it was read.
     MergeNotVerified,
+    /// A change of a line that another overwrites in part is not laid over it too.
+    MergeNotJoined,
+    /// Changes that share bytes do not wait for one another.
+    ChangesRace,
     /// The old copy of a line that moved stays in the durable map.
     OldCopyNotRecorded,
     /// A part begins in a void region whose lines are still in the map.

@@ -3,7 +3,7 @@
 //! # What must never happen, and what keeps it from happening
 //!
 //! **A read returns something older than the last acknowledged write.** Reads and changes of one line exclude each
-//! other, and so do changes and fills: a change waits for the fetches, fills and reads of its lines that are under way
+//! other, and so do changes that share bytes (not those that only share a line: see `merge.rs`), and changes and fills: a change waits for the fetches, fills and reads of its lines that are under way
 //! (a fill that has not begun to write is given up instead), and everything else waits for the change. The lines of a
 //! change are taken out of the map before it reaches the backing store, and put back, if at all, when both copies are
 //! written. So a kill at any moment leaves no line in the map whose two copies may differ.
@@ -52,6 +52,7 @@ use super::api::{
 };
 use super::left::Left;
 use super::map::{Map, Slot};
+use super::merge::Merging;
 use super::paging::Paging;
 use super::planted::Planted;
 use super::ranges::{Range, Waiting};
@@ -211,6 +212,10 @@ pub(super) struct Group {
     pub moving: u16,
     /// Lines that a change has.
     pub changing: u16,
+    /// The changes that have them.
+    pub changes: Vec<u32>,
+    /// Lines that changes overwrite in part and that are to come back.
+    pub merging: Vec<Merging>,
     pub waiting: VecDeque<(Part, Nanos)>,
 }
 
@@ -420,12 +425,16 @@ impl BlockShard {
         let Some(group) = self.groups.get(&id) else { return false };
         let changes = part.kind.changes();
         let mut earlier = group.waiting.iter().take(ahead);
-        if earlier
-            .any(|(p, _)| (changes || p.kind.changes()) && self.span(p.at, p.len).1 & mask != 0)
-        {
+        let excludes = |p: &Part| match (changes, p.kind.changes()) {
+            (true, true) => self.exclude(part, p),
+            (false, false) => false,
+            _ => self.span(p.at, p.len).1 & mask != 0,
+        };
+        if earlier.any(|(p, _)| excludes(p)) {
             return true;
         }
-        if group.changing & mask != 0 {
+        let mut running = group.changes.iter().filter_map(|&a| self.actives.get(a));
+        if group.changing & mask != 0 && running.any(|a| excludes(&a.part)) {
             return true;
         }
         if !changes || self.planted(Planted::ChangeIgnoresFill) {
@@ -445,6 +454,14 @@ impl BlockShard {
             fetching &= !self.fetched_ahead(group);
         }
         (fetching | group.filling & !given_up | group.reads()) & mask != 0
+    }
+
+    /// Whether two changes may not run at the same time: which of them the backing store has last must be the one that flash
+    /// has last. Where they share lines and no bytes, see the header of `merge.rs`.
+    fn exclude(&self, a: &Part, b: &Part) -> bool {
+        !self.planted(Planted::ChangesRace)
+            && a.at < b.at + u64::from(b.len)
+            && b.at < a.at + u64::from(a.len)
     }
 
     /// Lines of the group that are fetched and that no client waits for.

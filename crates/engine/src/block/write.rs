@@ -3,11 +3,9 @@
 use larder_base::Nanos;
 
 use super::api::{
-    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, Part, PartKind, SlotId, Sum, Verdict,
-    WriteMode,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Part, PartKind, SlotId, Sum, Verdict, WriteMode,
 };
-use super::fill::is_busy;
-use super::map::{Slot, Want};
+use super::merge::Next;
 use super::planted::Planted;
 use super::shard::{Active, BlockShard, FillSource, Io};
 
@@ -29,7 +27,6 @@ impl BlockShard {
         for slot in given_up {
             self.cancel_fill(slot, fx);
         }
-        self.group(group).changing |= mask;
         let active = self.actives.insert(Active {
             part,
             pending: 0,
@@ -41,6 +38,9 @@ impl BlockShard {
             refs: 0,
             answered: false,
         });
+        let entry = self.group(group);
+        entry.changing |= mask;
+        entry.changes.push(active);
         let first = group.line(mask.trailing_zeros());
         if !self.enabled || self.may_change(first, active, fx) {
             self.run_change(Nanos::ZERO, active, fx);
@@ -55,13 +55,27 @@ impl BlockShard {
         let end = part.at + u64::from(part.len);
         let mut updates: Vec<(SlotId, LineId, u32)> = Vec::new();
         let (mut fill, mut renew) = (0u16, 0u16);
-        let mut merges: Vec<(Merge, Sum)> = Vec::new();
+        let mut merges: Vec<Next> = Vec::new();
+        let mut joined = 0;
         for index in (0..16).filter(|i| mask & 1 << i != 0) {
             let line = group.line(index);
             let start = self.line_start(line);
             let whole =
                 part.kind == PartKind::Write && part.at <= start && start + line_bytes <= end;
             self.stats.write_lines += 1;
+            let merge = part.kind == PartKind::Write
+                && self.enabled
+                && self.config.write != WriteMode::HddInv;
+            let (from, to) = (part.at.max(start), end.min(start + line_bytes));
+            if self.joins_merge(line) {
+                // Another change of other bytes of the line is under way.
+                self.stats.write_hits += 1;
+                let bytes = merge.then_some((from, to));
+                let (waits, next) = self.join_merge(line, active, bytes);
+                joined += u32::from(waits && next.is_none());
+                merges.extend(next);
+                continue;
+            }
             match self.map.find(line) {
                 Some(slot) => {
                     self.stats.write_hits += 1;
@@ -83,12 +97,8 @@ impl BlockShard {
                             _ => updates.push((slot, line, 1)),
                         }
                     } else if self.planted(Planted::PartialWriteKeepsLine) {
-                    } else if part.kind == PartKind::Write
-                        && self.enabled
-                        && self.config.write != WriteMode::HddInv
-                    {
-                        let (from, to) = (part.at.max(start), end.min(start + line_bytes));
-                        merges.extend(self.begin_merge(slot, line, from, (to - from) as u32));
+                    } else if merge {
+                        merges.extend(self.begin_merge(slot, line, active, (from, to)));
                     } else {
                         self.drop_line(slot);
                     }
@@ -106,7 +116,7 @@ impl BlockShard {
         }
         if let Some(a) = self.actives.get_mut(active) {
             (a.fill, a.renew) = (fill, renew);
-            a.pending = 1 + (updates.len() + merges.len()) as u32;
+            a.pending = 1 + joined + (updates.len() + merges.len()) as u32;
         }
         let io = IoId(self.ios.insert(Io::Change { active }));
         fx.backing_change(io, part.op, part.kind, part.at, part.len);
@@ -114,80 +124,9 @@ impl BlockShard {
             let io = IoId(self.ios.insert(Io::Update { active, slot, first, lines }));
             fx.flash_write(io, slot, first, lines, part.op);
         }
-        for (merge, sum) in merges {
-            let io = IoId(self.ios.insert(Io::Merge { active, merge, sum }));
-            fx.merge(io, merge, part.op);
+        for (io, merge, op) in merges {
+            fx.merge(io, merge, op);
         }
-    }
-
-    /// The line in `slot` leaves the map, to come back with `len` bytes from `at` on overwritten: in its slot, or in another
-    /// if there is one. Else it stays away.
-    fn begin_merge(
-        &mut self,
-        slot: SlotId,
-        line: LineId,
-        at: u64,
-        len: u32,
-    ) -> Option<(Merge, Sum)> {
-        let sum = self.map.sum(slot);
-        if self.map.updates_in_place() {
-            self.map.hit(slot);
-            self.begin_update(slot);
-            return Some((Merge { line, from: slot, to: slot, at, len }, sum));
-        }
-        self.map.drop_line(slot);
-        self.record(slot);
-        let (groups, reserved) = (&self.groups, &self.reserved);
-        let busy = |slot: SlotId, now: Slot| is_busy(groups, reserved, slot, now, false);
-        let choice = self.map.choose(line, busy, Want::Place);
-        let Some(choice) = choice.filter(|c| c.rival.is_none()) else {
-            self.stats.dropped += 1;
-            return None;
-        };
-        self.reserve(choice.slot);
-        self.map.begin_read(slot);
-        Some((Merge { line, from: slot, to: choice.slot, at, len }, sum))
-    }
-
-    /// A [`BlockEffects::merge`] is complete: the CRC-32C of the line as it was read, and as it was written.
-    pub fn merged(
-        &mut self,
-        now: Nanos,
-        io: IoId,
-        outcome: Result<(u32, u32), IoFailed>,
-        fx: &mut impl BlockEffects,
-    ) {
-        let Some(Io::Merge { active, merge: Merge { line, from, to, .. }, sum }) =
-            self.ios.remove(io.0)
-        else {
-            return;
-        };
-        if from != to {
-            self.map.end_read(from);
-        }
-        let after = match outcome {
-            Ok((before, after))
-                if Sum::of(line, before) == sum || self.planted(Planted::MergeNotVerified) =>
-            {
-                self.stats.flash_lines_written += 1;
-                Some(after)
-            }
-            Ok(_) => {
-                self.stats.corrupt += 1;
-                None
-            }
-            Err(IoFailed) => {
-                self.stats.flash_errors += 1;
-                None
-            }
-        };
-        if let Some(a) = self.actives.get_mut(active) {
-            match after {
-                Some(crc) => a.updated.push((to, line, Sum::of(line, crc))),
-                None => a.lost.push(to),
-            }
-        }
-        self.step(now, active, false, fx);
     }
 
     /// A [`BlockEffects::backing_change`] is complete.
@@ -230,6 +169,16 @@ impl BlockShard {
         self.step(now, active, false, fx);
     }
 
+    /// `active` has its lines no longer; another change may have a part of one.
+    fn end_change(&mut self, group: GroupId, active: u32) {
+        let entry = self.group(group);
+        entry.changes.retain(|&other| other != active);
+        let left = entry.changes.clone();
+        let masks = left.iter().filter_map(|&other| self.actives.get(other));
+        let changing = masks.fold(0, |m, a| m | self.span(a.part.at, a.part.len).1);
+        self.group(group).changing = changing;
+    }
+
     /// Both copies are written, or as far as they will be.
     pub(super) fn finish_change(&mut self, now: Nanos, active: u32, fx: &mut impl BlockEffects) {
         let Some(a) = self.actives.get_mut(active) else { return };
@@ -252,7 +201,8 @@ impl BlockShard {
             self.stats.dropped += 1;
             self.record(slot);
         }
-        self.group(group).changing &= !mask;
+        self.end_change(group, active);
+        self.end_merges(group, mask, failed);
         let refs = if failed || fill == 0 || !self.enabled {
             0
         } else {
