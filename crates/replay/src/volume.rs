@@ -3,6 +3,10 @@
 //! One thread keeps so many requests under way over so many connections, in the order of the trace. Offsets and lengths
 //! are the trace's, but for those beyond the export's end, which begin again at its start. Each volume but number 0 is
 //! moved by an amount of its own, so that volumes do not share blocks.
+//!
+//! A request that shares bytes with one under way, of which one changes them, waits until that is answered, and what comes
+//! after it in the trace waits too: no client has two such requests under way, since neither it nor the store could tell
+//! what would come of them. In the trace they lay further apart in time.
 
 use std::time::{Duration, Instant};
 
@@ -89,6 +93,8 @@ pub struct VolumeReport {
     /// The first of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
+    /// Requests that waited for one whose bytes they share.
+    pub overlapping: u64,
     /// Furthest behind its time that a request was sent, milliseconds.
     pub behind_ms: f64,
     /// Malformed records of the trace passed over.
@@ -105,6 +111,7 @@ struct Tally {
     all: Histogram<u64>,
     moved: u64,
     empty: u64,
+    overlapping: u64,
     errors: u64,
     first_error: Option<String>,
 }
@@ -118,6 +125,7 @@ impl Tally {
             all: new_histogram(),
             moved: 0,
             empty: 0,
+            overlapping: 0,
             errors: 0,
             first_error: None,
         }
@@ -128,19 +136,40 @@ impl Tally {
 struct Sent {
     since: Instant,
     kind: usize,
-    bytes: u64,
+    place: Place,
     counted: bool,
 }
 
+/// Where a request lies in the export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    offset: u64,
+    /// Bytes.
+    len: u64,
+    /// It is not where the trace has it.
+    moved: bool,
+}
+
+/// The next request of the trace.
+#[derive(Clone, Copy)]
+struct Next {
+    op: TraceOp,
+    /// Of the trace's clock, nanoseconds.
+    time: Option<u64>,
+    place: Place,
+    /// It has waited for another.
+    waited: bool,
+}
+
 /// The place of a request in an export of `size` bytes, and whether it was moved. Its length is at most `most`.
-fn place(request: &Request, shift: u64, size: u64, most: u64) -> (u64, u64, bool) {
+fn place(request: &Request, shift: u64, size: u64, most: u64) -> Place {
     let len = request.size.min(most).min(size);
-    let at = request.offset.wrapping_add(shift);
-    if at.checked_add(len).is_some_and(|end| end <= size) {
-        return (at, len, false);
+    let offset = request.offset.wrapping_add(shift);
+    if offset.checked_add(len).is_some_and(|end| end <= size) {
+        return Place { offset, len, moved: false };
     }
     let room = size - len + 1;
-    (at % room / SECTOR * SECTOR, len, true)
+    Place { offset: offset % room / SECTOR * SECTOR, len, moved: true }
 }
 
 struct Replayer<'a> {
@@ -165,15 +194,34 @@ impl Replayer<'_> {
         if volume == 0 { 0 } else { mix(u64::from(volume)) % stretches * STRETCH }
     }
 
-    fn send(&mut self, request: &Request, since: Instant, counted: bool) {
-        let shift = self.shift(request.app);
-        let (offset, len, moved) = place(request, shift, self.size, self.most);
+    /// What is to be done for a request of the trace.
+    fn place(&self, request: &Request) -> Result<Next, ReplayError> {
+        if !request.op.is_block() {
+            return Err(ReplayError::NotBlocks(request.op.name()));
+        }
+        let place = place(request, self.shift(request.app), self.size, self.most);
+        Ok(Next { op: request.op, time: request.time.map(|t| t.0), place, waited: false })
+    }
+
+    /// Whether a request under way shares bytes with `next`, and one of them changes them.
+    fn excludes(&self, next: &Next) -> bool {
+        let Place { offset, len, .. } = next.place;
+        self.under_way.iter().flatten().any(|sent| {
+            (sent.kind != 0 || next.op != TraceOp::Read)
+                && offset < sent.place.offset + sent.place.len
+                && sent.place.offset < offset + len
+        })
+    }
+
+    fn send(&mut self, next: Next, since: Instant, counted: bool) {
+        let Place { offset, len, moved } = next.place;
         if len == 0 {
             self.tally.empty += u64::from(counted);
             return;
         }
         self.tally.moved += u64::from(counted && moved);
-        let (kind, op) = match request.op {
+        self.tally.overlapping += u64::from(counted && next.waited);
+        let (kind, op) = match next.op {
             TraceOp::Read => {
                 let mut buf = self.buffers.pop().unwrap_or_else(|| AlignedBuf::zeroed(0));
                 if buf.capacity() < len as usize {
@@ -188,7 +236,7 @@ impl Replayer<'_> {
             }
             _ => (2, Op::Trim { offset, len: len as u32, fua: false }),
         };
-        let sent = Some(Sent { since, kind, bytes: len, counted });
+        let sent = Some(Sent { since, kind, place: next.place, counted });
         let index = match self.free.pop() {
             Some(index) => {
                 self.under_way[index] = sent;
@@ -223,7 +271,7 @@ impl Replayer<'_> {
             if sent.counted {
                 let nanos = sent.since.elapsed().as_nanos() as u64;
                 tally.counts[sent.kind] += 1;
-                tally.bytes[sent.kind] += sent.bytes;
+                tally.bytes[sent.kind] += sent.place.len;
                 tally.times[sent.kind].saturating_record(nanos);
                 tally.all.saturating_record(nanos);
             }
@@ -280,27 +328,26 @@ pub fn run_volume(
     let depth = options.connections.max(1) * options.depth.max(1);
     let started = Instant::now();
     let (mut sent, mut counting_since) = (0u64, started);
-    let mut next: Option<Request> = None;
+    let mut next: Option<Next> = None;
     let (mut ended, mut behind) = (false, Duration::ZERO);
     let mut said = started;
     loop {
         let now = Instant::now();
         let mut wait: Option<Instant> = None;
+        let mut blocked = false;
         while replayer.busy() < depth && !ended {
             if next.is_none() {
-                next = trace.next().transpose()?;
+                let request = trace.next().transpose()?;
+                next = request.map(|r| replayer.place(&r)).transpose()?;
             }
-            let Some(request) = next else {
+            let Some(request) = &mut next else {
                 ended = true;
                 break;
             };
-            if !request.op.is_block() {
-                return Err(ReplayError::NotBlocks(request.op.name()));
-            }
             let mut since = now;
             if let Some(speed) = replayer.options.speed {
                 let time = request.time.ok_or(ReplayError::Untimed)?;
-                let due = started + Duration::from_secs_f64(time.0 as f64 / 1e9 / speed);
+                let due = started + Duration::from_secs_f64(time as f64 / 1e9 / speed);
                 if due > now {
                     wait = Some(due);
                     break;
@@ -308,13 +355,17 @@ pub fn run_volume(
                 behind = behind.max(now - due);
                 since = due;
             }
+            if replayer.excludes(request) {
+                (request.waited, blocked) = (true, true);
+                break;
+            }
             if sent == options.warmup {
                 counting_since = now;
             }
             let counted = sent >= options.warmup;
             sent += 1;
+            replayer.send(*request, since, counted);
             next = None;
-            replayer.send(&request, since, counted);
         }
         replayer.session.flush(now);
         replayer.take_answers();
@@ -322,7 +373,7 @@ pub fn run_volume(
             break;
         }
         let room = !ended && replayer.busy() < depth;
-        if !room || wait.is_some() {
+        if !room || blocked || wait.is_some() {
             let wake = replayer.session.wake_at();
             let until = [wait, wake].into_iter().flatten().min();
             let tick = Duration::from_millis(200);
@@ -380,6 +431,7 @@ pub fn run_volume(
         operations,
         moved: tally.moved,
         empty: tally.empty,
+        overlapping: tally.overlapping,
         errors: tally.errors,
         first_error: tally.first_error,
         behind_ms: behind.as_secs_f64() * 1e3,
@@ -394,15 +446,16 @@ mod tests {
     #[test]
     fn places_lie_within_the_export() {
         let request = |offset, size| Request::block(TraceOp::Read, 0, offset, size);
-        assert_eq!(place(&request(4096, 512), 0, 8192, 1 << 20), (4096, 512, false));
-        assert_eq!(place(&request(7680, 512), 0, 8192, 1 << 20), (7680, 512, false));
+        let here = |offset, len| Place { offset, len, moved: false };
+        assert_eq!(place(&request(4096, 512), 0, 8192, 1 << 20), here(4096, 512));
+        assert_eq!(place(&request(7680, 512), 0, 8192, 1 << 20), here(7680, 512));
         let mut rng = larder_base::Rng::new(1);
         for _ in 0..20_000 {
             let size = rng.range(1, 1 << 24);
             let (offset, len) = (rng.next_u64() >> rng.below(60), rng.below(1 << 26));
             let shift = rng.below(1 << 24);
-            let (at, len, _) = place(&request(offset, len), shift, size, 1 << 20);
-            assert!(at + len <= size && len <= 1 << 20);
+            let place = place(&request(offset, len), shift, size, 1 << 20);
+            assert!(place.offset + place.len <= size && place.len <= 1 << 20);
         }
     }
 }

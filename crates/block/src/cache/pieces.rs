@@ -30,7 +30,8 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// `first`, and what follows it at the front of `inbox`: the same kind of request, for the same operation.
+    /// `first`, and what follows it in `inbox`: the same kind of request, for the same operation. What the operation asks
+    /// of the cache device in between stays where it is.
     pub(super) fn gather(
         op: OpId,
         first: Piece,
@@ -38,7 +39,8 @@ impl Pieces {
         inbox: &mut VecDeque<(OpId, Message)>,
     ) -> Pieces {
         let mut pieces = Pieces { first, more: Vec::new() };
-        while let Some((of, message)) = inbox.front() {
+        let mut next = 0;
+        while let Some((of, message)) = inbox.get(next) {
             let piece = match *message {
                 Message::BackingRead { shard, io, at, len } if reads => {
                     Piece { shard, io, at, len }
@@ -46,13 +48,17 @@ impl Pieces {
                 Message::BackingChange { shard, io, at, len } if !reads => {
                     Piece { shard, io, at, len }
                 }
+                Message::FlashWrite { .. } | Message::Merge { .. } if *of == op => {
+                    next += 1;
+                    continue;
+                }
                 _ => break,
             };
             let together = u64::from(pieces.len()) + u64::from(piece.len);
             if *of != op || piece.at != pieces.end() || together > MOST {
                 break;
             }
-            inbox.pop_front();
+            inbox.remove(next);
             pieces.more.push(piece);
         }
         pieces
@@ -81,6 +87,8 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
+    use larder_engine::block::SlotId;
+
     use super::*;
 
     fn read(op: u64, shard: u32, at: u64, len: u32) -> (OpId, Message) {
@@ -96,6 +104,36 @@ mod tests {
         let pieces = Pieces::gather(OpId(1), first, true, &mut inbox);
         assert_eq!((pieces.at(), pieces.len(), pieces.iter().count(), inbox.len()), (0, 40, 3, 2));
         assert_eq!(pieces.iter().map(|p| p.shard).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn updates_of_cached_lines_do_not_keep_changes_apart() {
+        let change =
+            |shard: u32, at| Message::BackingChange { shard, io: IoId(shard), at, len: 10 };
+        let update = |shard: u32, len: usize| {
+            let bytes = larder_runtime::Payload::new(larder_runtime::AlignedBuf::zeroed(len));
+            Message::FlashWrite { shard, io: IoId(100 + shard), slot: SlotId(7), bytes }
+        };
+        let mut inbox: VecDeque<_> =
+            [update(0, 1), change(1, 10), update(1, 1), update(1, 2), change(2, 20), change(3, 40)]
+                .map(|message| (OpId(1), message))
+                .into();
+        let first = Piece { shard: 0, io: IoId(0), at: 0, len: 10 };
+        let pieces = Pieces::gather(OpId(1), first, false, &mut inbox);
+        assert_eq!((pieces.len(), pieces.iter().count(), inbox.len()), (30, 3, 4));
+        // What stays keeps its order.
+        let lens: Vec<usize> = inbox.iter().filter_map(|(_, m)| len_of_update(m)).collect();
+        assert_eq!(lens, [1, 1, 2]);
+        inbox.insert(0, (OpId(2), update(9, 1)));
+        let pieces = Pieces::gather(OpId(1), Piece { at: 30, ..first }, false, &mut inbox);
+        assert_eq!(pieces.len(), 10, "not past another operation");
+    }
+
+    fn len_of_update(message: &Message) -> Option<usize> {
+        match message {
+            Message::FlashWrite { bytes, .. } => Some(bytes.len()),
+            _ => None,
+        }
     }
 
     #[test]

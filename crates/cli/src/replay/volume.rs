@@ -119,6 +119,7 @@ fn print_report(r: &VolumeReport) -> Result<(), CliError> {
     for (n, what) in [
         (r.moved, "requests beyond the export's end, moved"),
         (r.empty, "records without a length passed over"),
+        (r.overlapping, "requests that waited for one whose bytes they share"),
         (r.skipped_records, "malformed records of the trace passed over"),
         (r.errors, "requests that FAILED"),
     ] {

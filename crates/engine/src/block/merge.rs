@@ -72,7 +72,11 @@ impl BlockShard {
         let queue = VecDeque::new();
         let new = Merging { line, slot: place, sum, lost: false, running: true, queue };
         self.group(line.group()).merging.push(new);
-        self.merge_io(active, Merge { line, from: slot, to: place, at: from, len: (to - from) as u32 }, sum)
+        self.merge_io(
+            active,
+            Merge { line, from: slot, to: place, at: from, len: (to - from) as u32 },
+            sum,
+        )
     }
 
     fn merge_io(&mut self, active: u32, merge: Merge, sum: Sum) -> Option<Next> {
