@@ -159,12 +159,12 @@ pub trait BlockEffects {
     /// `op`; answer with `BlockShard::flash_read`.
     fn flash_read(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId);
     /// Write `lines` whole lines, the first of which is `line`, to `slot` and the next ones, from the bytes of `op`, which
-    /// waits for it; answer with `BlockShard::flash_written`, with the checksums of what was written.
+    /// may wait for it; answer with `BlockShard::flash_written`, with the checksums of what was written.
     fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId);
     /// The same from `source`, for nobody who waits; answer with `BlockShard::flash_written` too.
     fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source);
     /// Read a line, lay the bytes over it that the client sent with `op` and that fall into the stretch, and write it; `op`
-    /// waits for it. Answer with `BlockShard::merged`, with the checksums of what was read and of what was written.
+    /// may wait for it. Answer with `BlockShard::merged`, with the checksums of what was read and of what was written.
     fn merge(&mut self, io: IoId, merge: Merge, op: OpId);
     /// Copy `lines` whole lines from slot `from` and the next ones to slot `to` and the next ones, for nobody who waits;
     /// answer with `BlockShard::flash_written`, with the checksums of what was read and written.
@@ -184,7 +184,7 @@ pub trait BlockEffects {
     /// The buffer of `io` is no longer needed.
     fn release(&mut self, io: IoId);
     /// This part is finished. For a write that succeeds while `holds` is true the client may be answered, but the bytes
-    /// it sent are still the source of a fill: keep them until [`BlockEffects::release_op`].
+    /// it sent are still the source of a fill or an update: keep them until [`BlockEffects::release_op`].
     fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool);
     /// A part of `op` that was done with `holds` needs its bytes no longer.
     fn release_op(&mut self, op: OpId);
@@ -221,7 +221,8 @@ pub enum WriteMode {
 /// How much of what may be under way in a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLimits {
-    /// Fills under way or waiting; beyond, lines are not cached.
+    /// Fills under way or waiting; beyond, lines are not cached. As many updates may be under way behind replies; beyond, the
+    /// client waits for them.
     pub fills: u32,
     /// Parts waiting for others in all groups together; the caller should stop reading from clients before it comes to
     /// this. Beyond, parts are refused as failed.

@@ -32,6 +32,8 @@ faults! {
     LeftIgnored,
     /// A region is called quiet though a change of it is under way.
     QuietTooEarly,
+    /// A region is called quiet though a line of it is still being updated, behind the reply.
+    QuietBehindReply,
     /// Changes do not wait for fetches and fills of their lines.
     ChangeIgnoresFill,
     /// Lines with something under way are evicted.

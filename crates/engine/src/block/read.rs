@@ -62,6 +62,7 @@ impl BlockShard {
             fill: 0,
             renew: 0,
             refs: 0,
+            behind: 0,
             answered: false,
         });
         let prefetch = part.kind == PartKind::Prefetch;

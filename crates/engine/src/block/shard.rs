@@ -116,7 +116,9 @@ pub(super) struct Active {
     pub renew: u16,
     /// Fills that still need the client's bytes.
     pub refs: u32,
-    /// The client was answered; only `refs` keeps it.
+    /// I/Os on flash that were under way when the client was answered.
+    pub behind: u32,
+    /// The client was answered: what is `pending` keeps it, and then `refs`.
     pub answered: bool,
 }
 
@@ -249,6 +251,8 @@ pub struct BlockShard {
     /// Lines that the cleaner is moving.
     pub(super) copies: u32,
     pub(super) waiting_parts: u32,
+    /// I/Os of updates that are under way behind replies.
+    pub(super) behind: u32,
     /// Slots whose state must be written to the log, and how many times each was recorded so far.
     changed: SlotSet,
     /// What was taken to be written and is not durable yet. (Of a table: slots that are held.)
@@ -299,6 +303,7 @@ impl BlockShard {
             fills: 0,
             copies: 0,
             waiting_parts: 0,
+            behind: 0,
             taken: BTreeSet::new(),
             dirty: BTreeSet::new(),
             asked: BTreeMap::new(),
@@ -707,7 +712,8 @@ impl BlockShard {
                 .iter()
                 .any(|r| regions.of(r.first) <= region && region <= regions.of(r.last))
             || self.actives.iter().any(|a| {
-                a.part.kind.changes() && !a.answered && {
+                let lax = a.answered && self.planted(Planted::QuietBehindReply);
+                a.part.kind.changes() && (!a.answered || a.pending > 0) && !lax && {
                     regions.of(LineId(a.part.at / u64::from(self.config.line_bytes))) == region
                 }
             });

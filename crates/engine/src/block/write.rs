@@ -36,6 +36,7 @@ impl BlockShard {
             fill: 0,
             renew: 0,
             refs: 0,
+            behind: 0,
             answered: false,
         });
         let entry = self.group(group);
@@ -138,10 +139,24 @@ impl BlockShard {
         fx: &mut impl BlockEffects,
     ) {
         let Some(Io::Change { active }) = self.ios.remove(io.0) else { return };
-        if outcome.is_err() {
-            self.stats.backing_errors += 1;
+        match outcome {
+            Ok(()) => self.answer(active, fx),
+            Err(IoFailed) => self.stats.backing_errors += 1,
         }
         self.step(now, active, outcome.is_err(), fx);
+    }
+
+    /// The backing store has the change `active`: the client is answered, if there is room behind replies. What is still
+    /// under way on flash belongs to lines that are in no map and that nobody else gets meanwhile.
+    fn answer(&mut self, active: u32, fx: &mut impl BlockEffects) {
+        let Some(a) = self.actives.get_mut(active) else { return };
+        let lines = a.pending - 1;
+        if lines == 0 || !self.enabled || self.behind + lines > self.config.limits.fills {
+            return;
+        }
+        self.behind += lines;
+        (a.behind, a.answered) = (lines, true);
+        fx.done(a.part.op, Ok(()), true);
     }
 
     pub(super) fn updated(
@@ -183,6 +198,8 @@ impl BlockShard {
     pub(super) fn finish_change(&mut self, now: Nanos, active: u32, fx: &mut impl BlockEffects) {
         let Some(a) = self.actives.get_mut(active) else { return };
         let (part, failed, fill, renew) = (a.part, a.failed, a.fill, a.renew);
+        let answered = a.answered;
+        self.behind -= std::mem::take(&mut a.behind);
         let (updated, lost) = (std::mem::take(&mut a.updated), std::mem::take(&mut a.lost));
         let (group, mask) = self.span(part.at, part.len);
         for (slot, line, sum) in updated {
@@ -209,7 +226,11 @@ impl BlockShard {
             let compete = if part.verdict == Verdict::Compete { !renew } else { 0 };
             self.start_fills(group, fill, FillSource::Active(active), compete, fx)
         };
-        fx.done(part.op, if failed { Err(IoFailed) } else { Ok(()) }, refs > 0);
+        if !answered {
+            fx.done(part.op, if failed { Err(IoFailed) } else { Ok(()) }, refs > 0);
+        } else if refs == 0 {
+            fx.release_op(part.op);
+        }
         if refs == 0 {
             self.actives.remove(active);
         } else if let Some(a) = self.actives.get_mut(active) {
