@@ -172,6 +172,16 @@ fn place(request: &Request, shift: u64, size: u64, most: u64) -> Place {
     Place { offset: offset % room / SECTOR * SECTOR, len, moved: true }
 }
 
+/// Whether a request under way shares bytes with `next`, and one of the two changes them.
+fn excludes(under_way: &[Option<Sent>], next: &Next) -> bool {
+    let Place { offset, len, .. } = next.place;
+    under_way.iter().flatten().any(|sent| {
+        (sent.kind != 0 || next.op != TraceOp::Read)
+            && offset < sent.place.offset + sent.place.len
+            && sent.place.offset < offset + len
+    })
+}
+
 struct Replayer<'a> {
     options: &'a VolumeOptions,
     session: Box<dyn Session>,
@@ -201,16 +211,6 @@ impl Replayer<'_> {
         }
         let place = place(request, self.shift(request.app), self.size, self.most);
         Ok(Next { op: request.op, time: request.time.map(|t| t.0), place, waited: false })
-    }
-
-    /// Whether a request under way shares bytes with `next`, and one of them changes them.
-    fn excludes(&self, next: &Next) -> bool {
-        let Place { offset, len, .. } = next.place;
-        self.under_way.iter().flatten().any(|sent| {
-            (sent.kind != 0 || next.op != TraceOp::Read)
-                && offset < sent.place.offset + sent.place.len
-                && sent.place.offset < offset + len
-        })
     }
 
     fn send(&mut self, next: Next, since: Instant, counted: bool) {
@@ -355,7 +355,7 @@ pub fn run_volume(
                 behind = behind.max(now - due);
                 since = due;
             }
-            if replayer.excludes(request) {
+            if excludes(&replayer.under_way, request) {
                 (request.waited, blocked) = (true, true);
                 break;
             }
@@ -442,6 +442,22 @@ pub fn run_volume(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_that_share_bytes_and_change_them_are_not_under_way_together() {
+        let place = |offset, len| Place { offset, len, moved: false };
+        let sent = |kind, at, len| {
+            Some(Sent { since: Instant::now(), kind, place: place(at, len), counted: true })
+        };
+        let under_way = [sent(0, 0, 4096), None, sent(1, 8192, 512), sent(2, 16_384, 4096)];
+        let waits = |op, at, len| {
+            excludes(&under_way, &Next { op, time: None, place: place(at, len), waited: false })
+        };
+        assert!(!waits(TraceOp::Read, 0, 4096), "two reads");
+        assert!(waits(TraceOp::Write, 4095, 512) && waits(TraceOp::Trim, 0, 1));
+        assert!(waits(TraceOp::Read, 4096, 8192) && waits(TraceOp::Read, 20_479, 1));
+        assert!(!waits(TraceOp::Write, 4096, 4096) && !waits(TraceOp::Write, 8704, 7680));
+    }
 
     #[test]
     fn places_lie_within_the_export() {

@@ -196,3 +196,244 @@ impl BlockShard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use larder_base::Words;
+    use larder_policy::block::{EvictionBy, VictimPolicy};
+
+    use super::super::address::Placing;
+    use super::super::api::{BlockLimits, Part, PartKind, Source, Verdict, WriteMode};
+    use super::super::map::{Making, Map, Replacement, Shape};
+    use super::super::shard::{BlockConfig, Regions};
+    use super::*;
+
+    /// What the engine asked for that matters here.
+    #[derive(Debug, PartialEq)]
+    enum Asked {
+        Fill(IoId),
+        Merge(IoId, Merge, OpId),
+        Change(IoId, OpId),
+        Read(IoId),
+        Done(OpId, bool, bool),
+        Release(OpId),
+    }
+
+    #[derive(Default)]
+    struct Fx(Vec<Asked>);
+
+    impl BlockEffects for Fx {
+        fn flash_read(&mut self, io: IoId, _: SlotId, _: LineId, _: u32, _: OpId) {
+            self.0.push(Asked::Read(io));
+        }
+        fn flash_write(&mut self, io: IoId, _: SlotId, _: LineId, _: u32, _: OpId) {
+            self.0.push(Asked::Fill(io));
+        }
+        fn fill(&mut self, io: IoId, _: SlotId, _: LineId, _: u32, _: Source) {
+            self.0.push(Asked::Fill(io));
+        }
+        fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {
+            self.0.push(Asked::Merge(io, merge, op));
+        }
+        fn copy(&mut self, _: IoId, _: SlotId, _: SlotId, _: u32) {}
+        fn backing_read(&mut self, io: IoId, _: u64, _: u32, _: OpId) {
+            self.0.push(Asked::Read(io));
+        }
+        fn backing_change(&mut self, io: IoId, op: OpId, _: PartKind, _: u64, _: u32) {
+            self.0.push(Asked::Change(io, op));
+        }
+        fn deliver(&mut self, _: Source, _: OpId, _: u64, _: u32) {}
+        fn release(&mut self, _: IoId) {}
+        fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool) {
+            self.0.push(Asked::Done(op, result.is_ok(), holds));
+        }
+        fn release_op(&mut self, op: OpId) {
+            self.0.push(Asked::Release(op));
+        }
+        fn intent(&mut self, _: u32) {}
+        fn commit_soon(&mut self) {}
+        fn prefer(&mut self, _: LineId, _: LineId) -> bool {
+            true
+        }
+    }
+
+    const LINE: u64 = 4096;
+    const NOW: Nanos = Nanos(1);
+
+    struct Bench {
+        shard: BlockShard,
+        fx: Fx,
+    }
+
+    impl Bench {
+        /// Line 0 is cached, with the checksum of `crc`; the bit of its region is durable.
+        fn new(crc: u32) -> Bench {
+            let shape = Shape::Sets { group_sets: 4, ways: 2 };
+            let (entries, sums) = Map::words(shape);
+            let making = Making {
+                replacement: Replacement::Lru,
+                reclaim: VictimPolicy::Greedy,
+                evict: EvictionBy::Cache,
+            };
+            let placing = Placing::new(1, 4, 7);
+            let map = Map::new(Words::heap(entries), Words::heap(sums), placing, 0, shape, making);
+            let config = BlockConfig {
+                line_bytes: LINE as u32,
+                write: WriteMode::HddSsd,
+                limits: BlockLimits::default(),
+                regions: Regions { groups: 64, count: 1 },
+            };
+            let mut bench = Bench { shard: BlockShard::new(config, map), fx: Fx::default() };
+            bench.shard.intent_ready(NOW, 0, &mut bench.fx);
+            bench.write(1, 0, LINE);
+            let Asked::Change(io, OpId(1)) = bench.fx.0[0] else { panic!("{:?}", bench.fx.0) };
+            bench.changed(io, true);
+            let [Asked::Fill(io), Asked::Done(OpId(1), true, true)] = bench.asked()[..] else {
+                panic!("no fill");
+            };
+            bench.shard.flash_written(NOW, io, Ok(&[crc]), &mut bench.fx);
+            assert_eq!(bench.asked(), [Asked::Release(OpId(1))]);
+            bench
+        }
+
+        fn submit(&mut self, kind: PartKind, op: u64, at: u64, len: u64) {
+            let part = Part { op: OpId(op), kind, at, len: len as u32, verdict: Verdict::Admit };
+            self.shard.submit(NOW, part, &mut self.fx);
+        }
+
+        fn write(&mut self, op: u64, at: u64, len: u64) {
+            self.submit(PartKind::Write, op, at, len);
+        }
+
+        fn changed(&mut self, io: IoId, good: bool) {
+            self.fx.0.clear();
+            let outcome = if good { Ok(()) } else { Err(IoFailed) };
+            self.shard.backing_changed(NOW, io, outcome, &mut self.fx);
+        }
+
+        fn merged(&mut self, io: IoId, outcome: Result<(u32, u32), IoFailed>) {
+            self.shard.merged(NOW, io, outcome, &mut self.fx);
+        }
+
+        fn asked(&mut self) -> Vec<Asked> {
+            std::mem::take(&mut self.fx.0)
+        }
+
+        fn is_cached(&self) -> Option<Sum> {
+            let map = self.shard.map();
+            map.find(LineId(0)).map(|slot| map.sum(slot))
+        }
+    }
+
+    /// Two writes of different sectors of the line: their I/Os on the store, and that of the merge of the first.
+    fn two_writes(bench: &mut Bench) -> (IoId, IoId, IoId) {
+        bench.write(2, 0, 512);
+        bench.write(3, 512, 512);
+        let asked = bench.asked();
+        let [Asked::Change(first, _), Asked::Merge(merge, _, OpId(2)), Asked::Change(second, _)] =
+            asked[..]
+        else {
+            panic!("{asked:?}");
+        };
+        assert_eq!(bench.shard.stats().waited, 0);
+        (first, second, merge)
+    }
+
+    #[test]
+    fn writes_that_share_a_line_and_no_bytes_do_not_wait_for_one_another() {
+        let mut bench = Bench::new(10);
+        let (first, second, merge) = two_writes(&mut bench);
+        // A read of the line waits for both.
+        bench.submit(PartKind::Read, 4, 0, LINE);
+        bench.merged(merge, Ok((10, 11)));
+        let asked = bench.asked();
+        let [Asked::Merge(next, Merge { at: 512, len: 512, .. }, OpId(3))] = asked[..] else {
+            panic!("{asked:?}");
+        };
+        bench.changed(second, true);
+        assert_eq!(bench.asked(), [Asked::Done(OpId(3), true, true)]);
+        bench.changed(first, true);
+        assert_eq!(bench.asked(), [Asked::Done(OpId(2), true, false)]);
+        assert_eq!(bench.is_cached(), None, "bytes of the second are not on flash yet");
+        bench.merged(next, Ok((11, 12)));
+        assert_eq!(bench.is_cached(), Some(Sum::of(LineId(0), 12)));
+        let asked = bench.asked();
+        assert!(matches!(asked[..], [Asked::Release(OpId(3)), Asked::Read(_)]), "{asked:?}");
+    }
+
+    #[test]
+    fn a_line_does_not_come_back_when_one_of_its_changes_failed() {
+        for failing in 0..4 {
+            let mut bench = Bench::new(10);
+            let (first, second, merge) = two_writes(&mut bench);
+            // The first fails on flash, or it finds what it did not write, or the second does.
+            let outcome = match failing {
+                0 => Err(IoFailed),
+                1 => Ok((9, 11)),
+                _ => Ok((10, 11)),
+            };
+            bench.merged(merge, outcome);
+            if let [Asked::Merge(next, ..)] = bench.asked()[..] {
+                assert!(failing > 1);
+                bench.merged(next, if failing == 2 { Ok((99, 12)) } else { Ok((11, 12)) });
+            }
+            bench.changed(first, failing != 3);
+            assert_eq!(bench.asked(), [Asked::Done(OpId(2), failing != 3, false)]);
+            bench.changed(second, true);
+            assert_eq!(
+                bench.asked(),
+                [Asked::Done(OpId(3), true, false)],
+                "a cache never fails a write"
+            );
+            assert_eq!(bench.is_cached(), None, "{failing}");
+            assert!(bench.shard.is_idle());
+        }
+    }
+
+    #[test]
+    fn a_trim_of_a_part_takes_the_line_from_writes_beside_it() {
+        let mut bench = Bench::new(10);
+        let (first, second, merge) = two_writes(&mut bench);
+        bench.submit(PartKind::Trim, 4, 1024, 512);
+        let asked = bench.asked();
+        let [Asked::Change(third, OpId(4))] = asked[..] else { panic!("{asked:?}") };
+        bench.merged(merge, Ok((10, 11)));
+        for io in [first, second, third] {
+            bench.changed(io, true);
+        }
+        assert_eq!(bench.is_cached(), None);
+        assert!(bench.shard.is_idle());
+    }
+
+    #[test]
+    fn a_region_is_not_quiet_while_a_line_is_updated_behind_a_reply() {
+        let mut bench = Bench::new(10);
+        bench.write(2, 0, LINE);
+        let asked = bench.asked();
+        let [Asked::Change(io, _), Asked::Fill(update)] = asked[..] else { panic!("{asked:?}") };
+        bench.changed(io, true);
+        assert_eq!(bench.asked(), [Asked::Done(OpId(2), true, true)]);
+        assert!(!bench.shard.quiet(0));
+        // The same bytes again wait for the update.
+        bench.write(3, 0, LINE);
+        assert_eq!(bench.asked(), []);
+        bench.shard.flash_written(NOW, update, Ok(&[20]), &mut bench.fx);
+        let asked = bench.asked();
+        let [Asked::Release(OpId(2)), Asked::Change(..), Asked::Fill(_)] = asked[..] else {
+            panic!("{asked:?}");
+        };
+    }
+
+    #[test]
+    fn so_many_updates_are_behind_replies_and_no_more() {
+        let mut bench = Bench::new(10);
+        bench.shard.config.limits.fills = 0;
+        bench.write(2, 0, LINE);
+        let asked = bench.asked();
+        let [Asked::Change(io, _), Asked::Fill(update)] = asked[..] else { panic!("{asked:?}") };
+        bench.changed(io, true);
+        assert_eq!(bench.asked(), [], "the client waits");
+        bench.shard.flash_written(NOW, update, Ok(&[20]), &mut bench.fx);
+        assert_eq!(bench.asked(), [Asked::Done(OpId(2), true, false)]);
+    }
+}
