@@ -22,7 +22,7 @@ use larder_engine::block::map::{Making, Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, IoFailed, LineId, OpId, Part,
-    PartKind, Regions,
+    PartKind, Regions, Verdict,
 };
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
@@ -37,12 +37,14 @@ pub(crate) use world::Answered;
 use crate::experiment::drive::Drive;
 use crate::experiment::{ExperimentError, Timing};
 use spec::Wrong;
-use world::{Event, Fx, Op, Range, World};
+use world::{Ahead, Event, Fx, Op, Range, World};
 
 /// Of a request at most this much counts; no device takes more at once.
 const MOST_REQUEST: u64 = 1 << 30;
 /// A trim of more groups than this locks its range as a whole, as in the daemon.
 const RANGE_GROUPS: u64 = 256;
+/// What is read ahead is asked for in pieces of so many bytes, as in the daemon.
+const AHEAD: u64 = 256 << 10;
 /// Slots or groups that are looked at in one turn when a range is dropped.
 const RANGE_STEP: u32 = 1 << 20;
 /// A region that has had no write for so long loses its bit, as in the daemon.
@@ -97,7 +99,7 @@ pub(crate) struct BlockSim {
     load: Load,
     depth: usize,
     parts: Vec<(u64, u32)>,
-    verdicts: Vec<larder_engine::block::Verdict>,
+    verdicts: Vec<Verdict>,
 }
 
 impl BlockSim {
@@ -156,6 +158,7 @@ impl BlockSim {
             StoreModel::new(store, timing, seed),
             spec.admission().map_err(wrong)?,
             (volume, spec.volume.0),
+            spec.readahead.0,
             seed,
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
@@ -314,6 +317,7 @@ impl BlockSim {
             Event::Log => self.step_log(now),
         }
         self.serve_ranges();
+        self.read_ahead_of_misses();
         self.wake_log(self.now);
         true
     }
@@ -350,11 +354,16 @@ impl BlockSim {
         let mut parts = std::mem::take(&mut self.parts);
         parts.clear();
         let mut ranges: Vec<(u64, u64)> = Vec::new();
+        // Where the first byte lies, and how far its neighbours are cached.
+        let mut place = (0, 0);
         let (mut offset, end) = (request.offset, request.offset + bytes);
         while offset < end {
             let (at, left) =
                 self.world.space.map(volume, offset).map_err(|f| Stop::Space(f.bytes))?;
             let run = left.min(end - offset);
+            if offset == request.offset {
+                place = (at, self.world.end_of_volume(at + left, request.offset + left));
+            }
             self.world.note(LineId(at / line), LineId((at + run - 1) / line), class);
             if kind == PartKind::Trim && run.div_ceil(group) > RANGE_GROUPS {
                 ranges.push((at, run));
@@ -374,6 +383,8 @@ impl BlockSim {
             class,
             bytes,
             number,
+            at: place.0,
+            end: place.1,
             // One for the beginning: it is not over before all parts are begun.
             pending: 1 + (parts.len() + ranges.len()) as u32,
             from_flash: 0,
@@ -393,6 +404,10 @@ impl BlockSim {
                 BlockAccess { volume, offset, bytes, op: what, kind: class, now: self.now };
             self.world.judge(&access, &parts, &mut verdicts);
         }
+        let admitted = verdicts.iter().all(|v| *v == Verdict::Admit);
+        let ahead = (kind == PartKind::Read)
+            .then(|| self.world.streams.read(place.0, bytes, place.1, admitted))
+            .flatten();
         for (&(at, len), &verdict) in parts.iter().zip(&verdicts) {
             let shard = self.placing.shard(LineId(at / line).group());
             let part = Part { op, kind, at, len, verdict };
@@ -404,8 +419,45 @@ impl BlockSim {
         (self.parts, self.verdicts) = (parts, verdicts);
         self.world.step(self.now, op, false);
         self.serve_ranges();
+        if let Some(range) = ahead {
+            self.read_ahead(range, number);
+        }
+        self.read_ahead_of_misses();
         self.wake_log(self.now);
         Ok(())
+    }
+
+    // ---- reading ahead: as the daemon's worker does it ----
+
+    fn read_ahead_of_misses(&mut self) {
+        while let Some((at, end, number)) = self.world.missed.pop_front() {
+            if let Some(range) = self.world.streams.missed(at, end) {
+                self.read_ahead(range, number);
+            }
+        }
+    }
+
+    /// Reads `from..to` of the line space before anybody asks for it.
+    fn read_ahead(&mut self, (from, to): (u64, u64), number: u64) {
+        let line = u64::from(self.world.layout.line);
+        let group = line * u64::from(GROUP_LINES);
+        let mut at = from;
+        while at < to {
+            let next = ((at / AHEAD + 1) * AHEAD).min(to);
+            let op = self.world.new_op();
+            // One for the beginning.
+            self.world.aheads.insert(op, Ahead { at, pending: 1, number, asked_store: false });
+            while at < next {
+                let end = ((at / group + 1) * group).min(next);
+                let (kind, len) = (PartKind::Prefetch, (end - at) as u32);
+                let part = Part { op, kind, at, len, verdict: Verdict::Admit };
+                self.world.begin_ahead(op);
+                let shard = self.placing.shard(LineId(at / line).group());
+                self.call(shard, |s, now, fx| s.submit(now, part, fx));
+                at = end;
+            }
+            self.world.step_ahead(op);
+        }
     }
 
     // ---- ranges: as the daemon's worker does them ----

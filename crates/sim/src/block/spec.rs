@@ -39,6 +39,10 @@ pub struct Block {
     /// Bytes that may be on their way to flash behind replies; beyond, lines are not cached. Default 64 MiB.
     #[serde(default = "fill_memory")]
     pub fill_memory: ByteSize,
+    /// How far streams of reads are read ahead of at most, as `larder block serve --readahead` takes it (by default that reads
+    /// ahead 1 MiB). Default 0: not at all, as in the papers' caches.
+    #[serde(default)]
+    pub readahead: ByteSize,
     /// Bytes of a volume: its stretch of the line space, and what admission sizes its tables by. Default 0: stretches of
     /// 1 GiB as they are touched, and tables for sixteen times the flash.
     #[serde(default)]
@@ -51,6 +55,9 @@ pub struct Block {
     #[serde(default = "depth")]
     pub depth: u32,
 }
+
+/// The furthest that anything is read ahead.
+const MOST_AHEAD: ByteSize = ByteSize::mib(64);
 
 fn line() -> ByteSize {
     ByteSize::kib(4)
@@ -148,6 +155,10 @@ impl Block {
         self.replacement()?;
         self.write_mode()?;
         self.admission()?;
+        if self.readahead.0 > MOST_AHEAD.0 {
+            let must = format!("{MOST_AHEAD} at most, as the daemon takes it");
+            return Err(("readahead", self.readahead.to_string(), must));
+        }
         if !(1..=65_536).contains(&self.depth) {
             let must = "between 1 and 65536 requests under way".to_owned();
             return Err(("depth", self.depth.to_string(), must));

@@ -49,7 +49,7 @@ fn micros(a: &Answered) -> f64 {
     a.done.saturating_sub(a.came).as_secs_f64() * 1e6
 }
 
-/// A read that misses costs the store's time, one that hits flash's; a write the store's, and both copies when cached.
+/// A read that misses costs the store's time, one that hits flash's; a write what the store takes, cached or not.
 #[test]
 fn latencies_are_the_closed_forms_where_nothing_waits() {
     let mut sim = sim(&spec("set:8", "hdd-ssd", "all"));
@@ -448,4 +448,50 @@ fn mangled(placement: &str) {
         }
     }
     assert!(refused > 100 && differ > 100, "{refused} {differ}");
+}
+
+/// The requests of a scan, one after the other, with pauses.
+fn scan(from: u64, requests: u64) -> impl Iterator<Item = Request> {
+    (0..requests).map(move |i| at(1000 + i * 400, read(from + i * 4096, 4096)))
+}
+
+#[test]
+fn streams_are_read_ahead_of_as_the_daemon_does_it() {
+    let reached = |readahead: u64, volume: u64, admission: &str| {
+        let spec = Block {
+            readahead: ByteSize::kib(readahead),
+            volume: ByteSize(volume),
+            ..spec("set:8", "hdd-ssd", admission)
+        };
+        let mut sim = sim(&spec);
+        let answered = run(&mut sim, scan(0, 1000));
+        settle(&mut sim);
+        assert!(sim.world.aheads.is_empty() && sim.world.missed.is_empty());
+        let bytes = sim.sums().store.read_bytes;
+        (answered.iter().filter(|a| a.reached_store).count(), bytes)
+    };
+    assert_eq!(reached(0, 0, "all"), (1000, 1000 * 4096));
+    // Until it is a stream (128 KiB) each read asks the store; then hardly one does.
+    let (asked, bytes) = reached(1024, 0, "all");
+    assert!((32..80).contains(&asked), "{asked}");
+    assert!((1000 * 4096..1000 * 4096 + (1 << 20)).contains(&bytes), "{bytes}");
+    // Nothing behind the end of a volume, and nothing of what admission keeps out.
+    assert_eq!(reached(1024, 1000 * 4096, "all").1, 1000 * 4096);
+    assert_eq!(reached(1024, 0, "seqr").1, 1000 * 4096);
+}
+
+#[test]
+fn what_is_cached_is_not_read_ahead_again() {
+    let spec = Block { readahead: ByteSize::mib(1), ..spec("set:8", "hdd-ssd", "all") };
+    let mut sim = sim(&spec);
+    run(&mut sim, scan(0, 1000));
+    settle(&mut sim);
+    let before = sim.sums().store.read_bytes;
+    let second = scan(0, 1000).map(|r| at(r.time.unwrap().0 / 1000 + 9_000_000, r));
+    let answered = run(&mut sim, second);
+    let lines = sim.lines();
+    assert!(lines > 950, "{lines}");
+    let missed = answered.iter().filter(|a| a.reached_store).count();
+    let again = sim.sums().store.read_bytes - before;
+    assert!(missed < 20 && again <= (missed as u64 + 256) * 4096, "{missed} {again}");
 }

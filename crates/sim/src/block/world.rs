@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use larder_base::Nanos;
 use larder_engine::block::record::TapedAdmission;
 use larder_engine::block::{
-    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source, Verdict,
+    BlockEffects, GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+    Streams, Verdict,
 };
 use larder_format::block::Layout;
 use larder_policy::block::{
@@ -71,12 +72,26 @@ pub(super) struct Op {
     pub class: BlockKind,
     pub bytes: u64,
     pub number: u64,
+    /// First byte in the line space, and where what may be cached of its volume ends.
+    pub at: u64,
+    pub end: u64,
     pub pending: u32,
     /// Bytes that came from flash, and from what others had asked for or brought.
     pub from_flash: u64,
     pub shared: u64,
     pub reached_store: bool,
     pub failed: bool,
+}
+
+/// A stretch that is read ahead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ahead {
+    /// First byte in the line space.
+    pub at: u64,
+    pub pending: u32,
+    /// On whose behalf, by number.
+    pub number: u64,
+    pub asked_store: bool,
 }
 
 /// A request that is answered.
@@ -133,6 +148,8 @@ pub(super) struct World {
     pub space: Space,
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
+    /// That is what a volume has, and no guess.
+    knows_volumes: bool,
     pub seed: u64,
     pub admissions: BTreeMap<u32, TapedAdmission>,
     /// Lines last seen as metadata; kept where that makes a difference.
@@ -141,6 +158,10 @@ pub(super) struct World {
     events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
     sequence: u64,
     pub ops: BTreeMap<OpId, Op>,
+    pub streams: Streams,
+    pub aheads: BTreeMap<OpId, Ahead>,
+    /// Reads for which the store was asked: first byte, end of what may be cached, number. Streams have not heard of it yet.
+    pub missed: VecDeque<(u64, u64, u64)>,
     next_op: u64,
     reads: BTreeMap<(u32, IoId), Brings>,
     pub ranges: BTreeMap<OpId, Range>,
@@ -162,6 +183,7 @@ impl World {
         store: StoreModel,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
+        readahead: u64,
         seed: u64,
     ) -> Result<World, BlockAdmissionError> {
         let mut world = World {
@@ -172,6 +194,7 @@ impl World {
             store,
             admission,
             volume_bytes,
+            knows_volumes: stretch > 0,
             seed,
             admissions: BTreeMap::new(),
             metadata: BTreeSet::new(),
@@ -179,6 +202,9 @@ impl World {
             events: BinaryHeap::new(),
             sequence: 0,
             ops: BTreeMap::new(),
+            streams: Streams::new(readahead, u64::from(layout.line) * u64::from(GROUP_LINES)),
+            aheads: BTreeMap::new(),
+            missed: VecDeque::new(),
             next_op: 0,
             reads: BTreeMap::new(),
             ranges: BTreeMap::new(),
@@ -263,7 +289,38 @@ impl World {
         });
     }
 
+    /// Where what may be cached of a volume ends in the line space, whose stretch ends at `end` there and at byte `offset` of
+    /// the volume.
+    pub(super) fn end_of_volume(&self, end: u64, offset: u64) -> u64 {
+        let beyond = if self.knows_volumes { offset.saturating_sub(self.volume_bytes) } else { 0 };
+        end.saturating_sub(beyond)
+    }
+
+    /// Another part of a stretch that is read ahead begins.
+    pub(super) fn begin_ahead(&mut self, op: OpId) {
+        if let Some(ahead) = self.aheads.get_mut(&op) {
+            ahead.pending += 1;
+        }
+    }
+
+    /// A part of a stretch that is read ahead is over.
+    pub(super) fn step_ahead(&mut self, op: OpId) {
+        let Some(ahead) = self.aheads.get_mut(&op) else { return };
+        ahead.pending -= 1;
+        let Ahead { at, pending, asked_store, .. } = *ahead;
+        if pending == 0 {
+            self.aheads.remove(&op);
+            if !asked_store {
+                self.streams.was_there(at);
+            }
+        }
+    }
+
     fn number(&mut self, op: OpId) -> u64 {
+        if let Some(ahead) = self.aheads.get_mut(&op) {
+            ahead.asked_store = true;
+            return ahead.number;
+        }
         let op = self.ranges.get(&op).map_or(op, |r| r.op);
         self.ops.get_mut(&op).map_or(0, |o| {
             o.reached_store = true;
@@ -438,6 +495,10 @@ impl BlockEffects for Fx<'_> {
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
         let done = self.world.ask_store(self.now, op, PartKind::Read, at, u64::from(len));
         self.world.reads.insert((self.shard, io), Brings::Store(op));
+        if let Some(o) = self.world.ops.get(&op).filter(|o| o.kind == PartKind::Read) {
+            let missed = (o.at, o.end, o.number);
+            self.world.missed.push_back(missed);
+        }
         self.world.at(done, Event::StoreRead { shard: self.shard, io });
     }
 
@@ -466,6 +527,8 @@ impl BlockEffects for Fx<'_> {
     fn done(&mut self, op: OpId, result: Result<(), IoFailed>, _holds: bool) {
         if self.world.ranges.contains_key(&op) {
             self.world.given.push_back(op);
+        } else if self.world.aheads.contains_key(&op) {
+            self.world.step_ahead(op);
         } else {
             self.world.step(self.now, op, result.is_err());
         }
