@@ -31,6 +31,8 @@ const STEP: u32 = 4096;
 const DURABLE: Duration = Duration::from_secs(20);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(100);
+/// The same at first where fills are waited for.
+const SETTLE: Duration = Duration::from_micros(20);
 
 /// See [`Cache::desk_worker`].
 #[derive(Debug, Default)]
@@ -148,6 +150,26 @@ impl Cache {
             Err(RecvTimeoutError::Disconnected) => "the cache is stopping".to_owned(),
         };
         Err(CacheError::System { what: "the map's log", reason })
+    }
+
+    /// Waits until nothing is done behind the replies any more: all fills have ended, one way or the other, and the
+    /// durable map says of every slot what it holds. For whoever counts what a request does; while others ask, it may
+    /// take any time. Returns what was left after `patience`: I/O, fills that wait for their slot, and slots to record.
+    ///
+    /// # Errors
+    /// When the log's thread does not answer.
+    pub fn settle(&self, patience: Duration) -> Result<usize, CacheError> {
+        let until = Instant::now() + patience;
+        let mut pause = SETTLE;
+        loop {
+            // A job there has the log step, too: what waits for a slot to be durably empty does not wait for its pace.
+            let left = self.on_log(|log| log.unsettled())?;
+            if left == 0 || Instant::now() >= until {
+                return Ok(left);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK);
+        }
     }
 
     /// Does `act` while nothing is under way in lines `first..=last`, and nothing begins. `None` if `go_on`, which is

@@ -187,6 +187,17 @@ impl LogThread {
         }
     }
 
+    /// What is under way or waits in all shards, and slots that the durable map does not know as they are.
+    pub(super) fn unsettled(&self) -> usize {
+        let of = |cell: &std::sync::Mutex<super::cell::Cell>| {
+            let cell = locked(cell);
+            // Where the cache was given up nothing is recorded any more.
+            let records = self.log.as_ref().map_or(0, |_| cell.shard.records_waiting());
+            cell.shard.unsettled() + records
+        };
+        self.cache.shards.iter().map(of).sum()
+    }
+
     pub(super) fn run(mut self) {
         loop {
             let stop = self.wait();

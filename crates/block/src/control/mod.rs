@@ -46,6 +46,9 @@ const WEAR: Duration = Duration::from_secs(60);
 /// For requests to end when a volume is detached, by default, seconds.
 const DETACH_SECONDS: u64 = 30;
 
+/// For fills to end, where that is waited for, by default, seconds.
+const SETTLE_SECONDS: u64 = 60;
+
 /// For everybody to let go of a detached volume's store.
 const RELEASE: Duration = Duration::from_secs(5);
 
@@ -196,8 +199,19 @@ impl Control {
                     |done, total| go_on(Progress { what: "slots looked at".into(), done, total });
                 Ok(json!(self.cache.check(&wish, &mut hear)?))
             }
+            Request::Settle { seconds } => self.settle(seconds.unwrap_or(SETTLE_SECONDS)),
             Request::Selected { volume } => select::selected(&self.cache, &volume),
             Request::Explain { volume, offset } => Ok(json!(self.cache.explain(&volume, offset)?)),
+        }
+    }
+
+    fn settle(&self, seconds: u64) -> Result<Value, Refusal> {
+        // Nobody waits longer than a day, and the clock's arithmetic ends somewhere.
+        match self.cache.settle(Duration::from_secs(seconds.min(86_400)))? {
+            0 => Ok(json!({})),
+            left => Err(refused(format!(
+                "after {seconds} s {left} things are still done behind the replies: ask again when clients ask nothing"
+            ))),
         }
     }
 

@@ -96,6 +96,12 @@ pub enum Request {
         #[serde(default)]
         drop: bool,
     },
+    /// Is answered when nothing is done behind the replies any more: fills have ended and are recorded.
+    Settle {
+        /// How long that may take before it is refused; 60 if nothing is said.
+        #[serde(default)]
+        seconds: Option<u64>,
+    },
     /// What is selected of a volume.
     Selected {
         /// Its name.
@@ -199,6 +205,7 @@ mod tests {
             Request::Selected { volume: "a".into() },
             Request::Prefetch { volume: "a".into(), ranges: None },
             Request::Check { volume: None, compare: true, drop: false },
+            Request::Settle { seconds: Some(1) },
         ]
     }
 

@@ -4,7 +4,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use larder_block::control::client;
+use larder_block::control::protocol::Request;
 use serde_json::Value;
+
+/// Whatever is waited for has come by then, on the slowest machine.
+const LONG: Duration = Duration::from_secs(120);
 
 /// What a command prints, and its exit code.
 pub(crate) fn ask(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
@@ -29,7 +34,7 @@ pub(crate) fn json(dir: &Path, arguments: &[&str]) -> Value {
 
 /// The status, as soon as it is as wanted.
 pub(crate) fn status_when(dir: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + LONG;
     loop {
         let status = json(dir, &["status"]);
         if wanted(&status) {
@@ -38,6 +43,12 @@ pub(crate) fn status_when(dir: &Path, what: &str, wanted: impl Fn(&Value) -> boo
         assert!(Instant::now() < end, "not {what}: {status:#}");
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Waits until the daemon has nothing to do behind its replies: what was to be filled is filled, or was dropped.
+pub(crate) fn settle(dir: &Path) {
+    let request = Request::Settle { seconds: Some(LONG.as_secs()) };
+    client::ask(&dir.join("state/block.sock"), &request, &mut |_| {}).unwrap();
 }
 
 pub(crate) fn counter(status: &Value, name: &str) -> u64 {

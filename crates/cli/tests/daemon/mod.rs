@@ -65,7 +65,7 @@ impl Daemon {
     }
 
     pub(crate) fn wait_for(&mut self, what: &str) -> String {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(120);
         while Instant::now() < end {
             match self.log.recv_timeout(Duration::from_millis(100)) {
                 Ok(line) => {
@@ -99,7 +99,7 @@ impl Daemon {
 
     /// A line of the counters that says `what`, asked for until it does.
     pub(crate) fn counters(&mut self, what: &str) -> String {
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             self.signal(rustix::process::Signal::USR1);
             let line = self.wait_for("lines read");
@@ -136,7 +136,7 @@ pub(crate) fn one(session: &mut dyn Session, op: Op) -> Op {
 
 pub(crate) fn try_one(session: &mut dyn Session, op: Op) -> Result<Op, Failure> {
     session.submit(1, op);
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(120);
     loop {
         session.flush(Instant::now());
         session.turn(Instant::now());

@@ -332,6 +332,12 @@ impl BlockShard {
         lines.filter(|&(_, lines)| lines > 0)
     }
 
+    /// What has not come to its end: I/O of clients, fills, copies and pages of the table, and fills that wait for their
+    /// slot. Without clients' requests it is what is done behind the replies.
+    pub fn unsettled(&self) -> usize {
+        self.ios.len() + self.waiting_fills.len()
+    }
+
     /// The map, to look at.
     pub fn map(&self) -> &Map {
         &self.map

@@ -84,6 +84,11 @@ fn limits(spec: &Block, layout: &Layout) -> BlockLimits {
     BlockLimits { fills, ..BlockLimits::default() }
 }
 
+/// The key of the placement under `seed`: a device whose superblock has it places every line where the simulator does.
+pub fn placement_key(seed: u64) -> u64 {
+    mix(seed ^ 0x626c_6f63_6b00)
+}
+
 /// A block cache under simulation. See the [module](self).
 pub(crate) struct BlockSim {
     shards: Vec<TapedShard>,
@@ -123,7 +128,7 @@ impl BlockSim {
         let size = if sparse { sparse::line_bytes(spec.flash.0) } else { spec.flash.0 };
         let layout = Layout::of(size, line, placement, spec.shards)
             .map_err(|e| wrong(("flash", spec.flash.to_string(), e.to_string())))?;
-        let key = mix(seed ^ 0x626c_6f63_6b00);
+        let key = placement_key(seed);
         let superblock =
             BlockSuperblock::format(Uuid([0; 16]), key, mix(key) >> 16, layout, UnixSecs(0));
         let placing = Placing::of(&layout, key);
