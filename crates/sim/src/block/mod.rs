@@ -216,9 +216,11 @@ impl BlockSim {
         Ok(true)
     }
 
-    /// Lets what is under way come to its end.
+    /// Lets what is under way come to its end, behind replies too: what a request does is counted whenever it came.
     pub(crate) fn finish(&mut self, answered: &mut Vec<Answered>) {
-        while !self.world.ops.is_empty() && self.turn() {}
+        while (!self.world.ops.is_empty() || self.shards.iter().any(|s| s.unsettled() > 0))
+            && self.turn()
+        {}
         answered.append(&mut self.world.answered);
     }
 
