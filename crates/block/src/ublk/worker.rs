@@ -280,7 +280,13 @@ impl<S: Service, P: Port> Worker<S, P> {
                 0 => {
                     self.counters.requests.fetch_add(1, Ordering::Relaxed);
                     let what = request::parse(&serving.port.descriptor(slot), &serving.shape);
-                    self.begin(slot, what)?;
+                    let wants_memory = matches!(what, What::Read { .. } | What::Write { .. });
+                    if wants_memory && !serving.waiting.is_empty() {
+                        // Nobody passes those that wait for memory: they could wait for ever.
+                        serving.wait(slot, what);
+                    } else {
+                        self.begin(slot, what)?;
+                    }
                 }
                 _ => {
                     serving.slots[slot] = State::Over;
