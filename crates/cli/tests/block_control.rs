@@ -14,8 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use daemon::ask::{ask, counter, json, status_when};
+use daemon::ask::{ask, counter, json, settle, status_when};
 use daemon::{Daemon, larder, prepare, read, session, session_of, write};
+use serde_json::Value;
 
 #[test]
 fn status_explain_and_drop() {
@@ -33,7 +34,8 @@ fn explain_and_drop(placement: &str) {
     let mut s = session(dir);
     write(&mut *s, 0, 1 << 20, 5);
     read(&mut *s, 4 << 20, 1 << 20);
-    status_when(dir, "filled", |s| counter(s, "fills") == 512);
+    settle(dir);
+    assert_eq!(counter(&json(dir, &["status"]), "fills"), 512);
     read(&mut *s, 0, 1 << 20);
     let status = status_when(dir, "counted", |s| s["cache"]["lines"] == 512);
     let volume = &status["volumes"][0];
@@ -95,7 +97,8 @@ fn comes_and_goes(placement: &str) {
     let mut s = session_of(dir, "more");
     assert!(read(&mut *s, 0, 1 << 20).iter().all(|&b| b == 3));
     write(&mut *s, 0, 65536, 7);
-    status_when(dir, "filled", |s| counter(s, "fills") >= 256);
+    settle(dir);
+    assert!(counter(&json(dir, &["status"]), "fills") >= 256);
 
     // A client is there: the detach waits for it, and can be interrupted.
     let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
@@ -104,11 +107,12 @@ fn comes_and_goes(placement: &str) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(600));
+    let volumes = |s: &Value| s["volumes"].as_array().unwrap().len();
+    status_when(dir, "closed to others", |s| volumes(s) == 1);
     assert!(waiting.try_wait().unwrap().is_none(), "it did not wait");
     waiting.kill().unwrap();
     waiting.wait().unwrap();
-    status_when(dir, "back", |s| s["volumes"].as_array().unwrap().len() == 2);
+    status_when(dir, "back", |s| volumes(s) == 2);
     assert!(read(&mut *s, 0, 4096).iter().all(|&b| b == 7));
 
     let gone = json(dir, &["detach", "more", "--disconnect"]);
@@ -202,7 +206,7 @@ fn a_disk_of_a_guest_is_put_aside_and_comes_back() {
     let daemon = Daemon::start(dir, &["--listen", &listen]);
     let connect = || {
         let mut guest = UnixStream::connect(&path).unwrap();
-        guest.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        guest.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         // VHOST_USER_GET_FEATURES: 12 bytes of header, and as much with eight bytes more comes back.
         guest.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         std::io::Read::read_exact(&mut guest, &mut [0; 20]).unwrap();
@@ -219,11 +223,12 @@ fn a_disk_of_a_guest_is_put_aside_and_comes_back() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(600));
+    let volumes = |s: &Value| s["volumes"].as_array().unwrap().len();
+    status_when(dir, "closed to others", |s| volumes(s) == 0);
     assert!(waiting.try_wait().unwrap().is_none(), "it did not wait");
     waiting.kill().unwrap();
     waiting.wait().unwrap();
-    status_when(dir, "back", |s| s["volumes"].as_array().unwrap().len() == 1);
+    status_when(dir, "back", |s| volumes(s) == 1);
 
     let disk = std::fs::File::options().read(true).write(true).open(dir.join("disk")).unwrap();
     let lock = || rustix::fs::flock(&disk, rustix::fs::FlockOperation::NonBlockingLockExclusive);

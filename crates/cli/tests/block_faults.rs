@@ -86,7 +86,7 @@ impl Model {
 
     /// Works until the log says it.
     fn work_until(&mut self, session: &mut dyn Session, daemon: &mut Daemon, what: &str) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(120);
         while !daemon.said(what) {
             assert!(Instant::now() < end, "no '{what}' in the log: {:#?}", daemon.seen);
             self.work(session, 20);
@@ -193,7 +193,7 @@ impl Drop for Device {
 }
 
 fn await_path(path: &Path) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(120);
     while !path.exists() {
         assert!(Instant::now() < end, "{} does not come up", path.display());
         std::thread::sleep(Duration::from_millis(20));
@@ -414,6 +414,7 @@ fn a_cache_without_space() {
     let script = "\"$1\" block format cache --size 64m >../format.out 2>../format.err";
     let Some(program) = in_small_file_system(dir, "4m", script) else { return };
     let cache = dir.join("small").join("cache");
+    let begun = Instant::now();
     let mut daemon = Daemon::start_by(program, dir, &cache, &[]);
     let warning = "less than the cache of 64 MiB may take";
     let format = std::fs::read_to_string(dir.join("format.err")).unwrap();
@@ -430,10 +431,12 @@ fn a_cache_without_space() {
     // Filling rests: it is said once, with what helps, seen in the counters, and tried again a few times, not for every line.
     let now = status(dir);
     let rests = counter(&now, "fill_rests");
-    assert!((1..8).contains(&rests) && daemon.said("free some space there"), "{now:#}");
+    // Each is twice as long as the one before, until one was without a failure: at worst every other one is of a second.
+    let most = 8 + begun.elapsed().as_secs() / 2;
+    assert!((1..most).contains(&rests) && daemon.said("free some space there"), "{now:#}");
     let said =
         daemon.seen.iter().filter(|l| l.contains("nothing new is cached for")).count() as u64;
-    assert!((rests..8).contains(&said), "{:#?}", daemon.seen);
+    assert!((rests..most).contains(&said), "{:#?}", daemon.seen);
     if now["cache"]["given_up"].is_null() {
         let verdicts = now["verdicts"].as_array().unwrap();
         assert!(verdicts.iter().any(|v| v[0] == "no_space"), "{now:#}");

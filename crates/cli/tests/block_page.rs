@@ -16,6 +16,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use browser::{browse, chromium};
+use daemon::ask::settle;
 use daemon::{Daemon, prepare, read, session, write};
 
 fn get(address: &str, path: &str) -> String {
@@ -45,11 +46,11 @@ fn page_and_metrics_show_what_status_says() {
     write(&mut *s, 0, 1 << 20, 5);
     read(&mut *s, 4 << 20, 1 << 20);
     // A read that comes before the fill would be no hit.
-    std::thread::sleep(Duration::from_millis(500));
+    settle(dir.path());
     for _ in 0..3 {
         read(&mut *s, 4 << 20, 1 << 20);
     }
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(120);
     let live = loop {
         let live: serde_json::Value =
             serde_json::from_str(&get(&address, "/api/live.json")).unwrap();

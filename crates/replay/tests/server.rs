@@ -252,7 +252,7 @@ fn memcached_where_installed() {
         eprintln!("skipped: memcached is not installed");
         return;
     };
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !socket.exists() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use larder_block::backing::{self, Patience, Session};
+use larder_block::control::client;
+use larder_block::control::protocol::Request;
 use larder_block::op::{Done, Failure, Op};
 use larder_runtime::{AlignedBuf, Payload};
 
@@ -106,7 +108,7 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn wait_for(&mut self, what: &str) -> String {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(120);
         while Instant::now() < end {
             match self.log.recv_timeout(Duration::from_millis(100)) {
                 Ok(line) => {
@@ -133,6 +135,13 @@ impl Daemon {
         let words: Vec<&str> = line.split_whitespace().collect();
         let at = words.windows(2).position(|w| w == ["lines", "cached"]).unwrap();
         words[at - 1].parse().unwrap()
+    }
+
+    /// Waits until it has nothing to do behind its replies: what was to be filled is filled.
+    pub(crate) fn settle(&self) {
+        let control = self.socket.with_file_name("state").join("block.sock");
+        let request = Request::Settle { seconds: Some(120) };
+        client::ask(&control, &request, &mut |_| {}).unwrap();
     }
 
     pub(crate) fn kill(mut self) {
@@ -176,7 +185,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn one(&mut self, op: Op) -> Done {
         self.session.submit(1, op);
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             self.session.flush(Instant::now());
             self.session.turn(Instant::now());

@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) errno: Errno,
     /// Nothing is carried out.
     pub(crate) hang: AtomicBool,
+    /// Operations that were begun and have not ended.
+    pub(crate) under_way: AtomicU64,
     count: AtomicU64,
     pub(crate) reads: AtomicU64,
 }
@@ -95,6 +97,7 @@ impl Session for FaultySession {
         self.inner.fd()
     }
     fn submit(&mut self, token: u64, op: Op) {
+        self.plan.under_way.fetch_add(1, Ordering::SeqCst);
         self.held.push_back((token, op));
         self.let_go();
     }
@@ -109,9 +112,11 @@ impl Session for FaultySession {
     }
     fn pop(&mut self) -> Option<Done> {
         if let Some(done) = self.ended.pop_front() {
+            self.plan.under_way.fetch_sub(1, Ordering::SeqCst);
             return Some(done);
         }
         let done = self.inner.pop()?;
+        self.plan.under_way.fetch_sub(1, Ordering::SeqCst);
         match self.lost.iter().position(|&t| t == done.token) {
             Some(at) => {
                 self.lost.swap_remove(at);
@@ -126,6 +131,13 @@ impl Session for FaultySession {
     fn wake_at(&self) -> Option<Instant> {
         let mine = (!self.held.is_empty()).then(|| Instant::now() + Duration::from_millis(10));
         mine.into_iter().chain(self.inner.wake_at()).min()
+    }
+}
+
+/// What it did not end it never will.
+impl Drop for FaultySession {
+    fn drop(&mut self) {
+        self.plan.under_way.fetch_sub(self.in_flight() as u64, Ordering::SeqCst);
     }
 }
 
@@ -147,6 +159,7 @@ impl Store {
             hang: false.into(),
             count: 0.into(),
             reads: 0.into(),
+            under_way: 0.into(),
         };
         let socket = dir.join("store");
         let mut store = Store { plan: Arc::new(plan), disk, socket, server: None };

@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) cut_every: AtomicU64,
     /// Nothing is answered.
     pub(crate) hang: AtomicBool,
+    /// Requests that have come and were not carried out yet.
+    pub(crate) under_way: AtomicU64,
 }
 
 pub(crate) struct S3 {
@@ -97,6 +99,7 @@ fn serve(state: &State, stream: TcpStream) -> Option<()> {
         let mut body = vec![0; len];
         reader.read_exact(&mut body).ok()?;
         let number = state.requests.fetch_add(1, Ordering::SeqCst) + 1;
+        state.under_way.fetch_add(1, Ordering::SeqCst);
         while state.hang.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -110,6 +113,7 @@ fn serve(state: &State, stream: TcpStream) -> Option<()> {
         } else {
             carry_out(state, &method, &target, &headers, body)
         };
+        state.under_way.fetch_sub(1, Ordering::SeqCst);
         if hit(&state.cut_every) {
             return None;
         }
