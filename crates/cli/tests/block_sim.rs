@@ -62,8 +62,9 @@ fn counter(status: &Status, name: &str) -> u64 {
     status.counters.iter().find(|c| c.0 == name).unwrap().1
 }
 
-/// What came of it: lines read, of them those that cost the volume nothing, lines filled, evicted and updated.
-type Counts = [u64; 5];
+/// What came of it: lines read, of them those that cost the volume nothing, lines evicted and updated. (Not those filled: the
+/// simulator stops with the last answer, and the last fill comes behind it.)
+type Counts = [u64; 4];
 
 fn through_the_daemon(
     placement: &str,
@@ -106,7 +107,7 @@ fn through_the_daemon(
     for name in ["fill_dropped", "fill_cancelled", "read_shared", "waited", "flash_errors"] {
         assert_eq!(of(name), 0, "{name}: {:?}", status.counters);
     }
-    [of("read_lines"), of("read_hits"), of("fills"), of("evicted"), of("updated")]
+    [of("read_lines"), of("read_hits"), of("evicted"), of("updated")]
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn simulator_and_daemon_hit_the_same() {
     let mut ratios = Vec::new();
     for ((case, daemon), cache) in cases.iter().zip(served).zip(&simulated.caches) {
         let b = cache.block.as_ref().unwrap();
-        let sim = [b.read_lines, b.hit_lines, b.fills, b.evicted, b.updated];
+        let sim = [b.read_lines, b.hit_lines, b.evicted, b.updated];
         let ratio = |counts: Counts| counts[1] as f64 / counts[0] as f64;
         ratios.push((ratio(sim), ratio(daemon)));
         let (of_sim, of_daemon) = (100.0 * ratio(sim), 100.0 * ratio(daemon));
