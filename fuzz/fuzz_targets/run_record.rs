@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use larder_base::{HashKey, KeyHasher, Nanos, UnixSecs};
 use larder_engine::block::map::Making;
-use larder_engine::block::record::{BlockRunSetup, StreamReader, VolumeSetup};
+use larder_engine::block::record::{BlockRunSetup, StreamReader, TapedAdmission, VolumeSetup};
 use larder_engine::block::{BlockConfig, BlockLimits, Regions, WriteMode};
 use larder_engine::kv::record::{Clocks, Cursor, decode};
 use larder_format::Uuid;
@@ -48,7 +48,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let Some((&which, records)) = data.split_first() else { return };
     let (setup, mut reader) = (block_setup(), StreamReader::new(records));
-    match which % 3 {
+    match which % 5 {
         0 => {
             let mut shard = setup.build_shard(0).expect("a shard");
             while reader.position() < records.len() && shard.replay(&mut reader).is_ok() {}
@@ -56,6 +56,15 @@ fuzz_target!(|data: &[u8]| {
         1 => {
             let mut log = setup.build_log().expect("a log");
             while reader.position() < records.len() && log.replay(&mut reader).is_ok() {}
+        }
+        2 => {
+            let mut volumes = setup.build_volumes().expect("a list of volumes");
+            while reader.position() < records.len() && volumes.replay(&mut reader).is_ok() {}
+        }
+        3 => {
+            if let Ok((mut late, _)) = TapedAdmission::replay_later(setup, &mut reader) {
+                while reader.position() < records.len() && late.replay(&mut reader).is_ok() {}
+            }
         }
         _ => {
             let mut admission = setup.build_admission(0).expect("admission");

@@ -122,7 +122,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the file, begins it with `setup` (what a replay builds on) and starts the thread that writes it.
+    /// Creates the file, begins it with `setup` (what a replay builds on) and starts the thread that writes it. It has
+    /// `streams` streams at least; others may begin later.
     ///
     /// # Errors
     /// A file that is there already or cannot be written, a setup that is too long.
@@ -267,9 +268,12 @@ impl Writer {
         self.file.write_all(&chunk.payload)?;
         self.state.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.state.records.fetch_add(u64::from(chunk.records), Ordering::Relaxed);
-        if let Some(records) = self.records.get_mut(usize::from(chunk.stream)) {
-            *records += u64::from(chunk.records);
+        // Streams may begin later than the file.
+        let stream = usize::from(chunk.stream);
+        if stream >= self.records.len() {
+            self.records.resize(stream + 1, 0);
         }
+        self.records[stream] += u64::from(chunk.records);
         if self.latest.len() == LATEST {
             self.latest.pop_front();
         }

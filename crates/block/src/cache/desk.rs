@@ -10,8 +10,8 @@ use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use larder_engine::block::volumes::{self, CannotGrow, put_aside, room_to_grow};
 use larder_engine::block::{LineId, OpId};
-use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_policy::block::{
     BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
 };
@@ -114,15 +114,6 @@ impl Cache {
             _ => format!("it is not attached; these are: {}", names.join(", ")),
         };
         CacheError::Volume { name: name.to_owned(), reason }
-    }
-
-    /// A record is of the volumes that were there when it began.
-    fn not_recorded(&self, name: &str) -> Result<(), CacheError> {
-        if !self.is_recorded() {
-            return Ok(());
-        }
-        let reason = "volumes cannot come or go while --record writes: start the daemon without it";
-        Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() })
     }
 
     /// The volume of that name.
@@ -268,18 +259,22 @@ impl Cache {
             let reason = "it is attached already: choose another name".to_owned();
             return Err(CacheError::Volume { name, reason });
         }
-        self.not_recorded(&name)?;
+        self.may_be_recorded(&name)?;
         let spec = volume.clone();
         let trust = self.config.trust_unchanged;
         let planned = self.on_log(move |log| {
-            let Some(mut superblock) = log.superblock().cloned() else { return Ok(None) };
+            let mut superblock = log.superblock().cloned()?;
             let mut plan = VolumePlan::default();
-            open::plan_one(&mut superblock, &mut plan, &spec, trust)?;
-            Ok::<_, CacheError>(Some((superblock, plan)))
-        })??;
-        let Some((superblock, plan)) = planned else {
+            let outcome = open::plan_one(&mut superblock, &mut plan, &spec, trust);
+            Some((superblock, plan, outcome))
+        })?;
+        let Some((superblock, plan, outcome)) = planned else {
             return Ok(Err("the cache was given up: it is served without".into()));
         };
+        if let (Err(_), Some((coming, refused))) = (&outcome, &plan.decision) {
+            self.record_arrival(coming, refused, None);
+        }
+        outcome?;
         let record = plan.records.last().cloned().ok_or_else(|| self.no_volume(&name))?;
         let attached =
             Attached::new(volume, self.governor.next_id(), &record, &superblock, &self.config)?;
@@ -300,6 +295,9 @@ impl Cache {
         })?;
         if !changed {
             return Ok(Err("the cache device failed: it is served without a cache".into()));
+        }
+        if let Some((coming, decision)) = &plan.decision {
+            self.record_arrival(coming, decision, Some(&attached));
         }
         self.admit_volume(attached);
         Ok(if warm {
@@ -336,7 +334,6 @@ impl Cache {
         go_on: &mut dyn FnMut(Detaching) -> bool,
     ) -> Result<Option<bool>, CacheError> {
         let attached = self.attached(name)?;
-        self.not_recorded(name)?;
         let volume = attached.volume().clone();
         if disconnect {
             volume.close_clients();
@@ -374,13 +371,10 @@ impl Cache {
         }
         let identity = attached.identity();
         let of = name.to_owned();
-        self.on_log(move |log| {
-            log.change_superblock(false, |sb| {
-                for v in sb.volumes.iter_mut().filter(|v| v.name == of) {
-                    v.state = VolumeState::Detached;
-                    v.identity = identity;
-                }
-            })
+        let aside = self.on_log(move |log| {
+            let mut stretch = None;
+            let changed = log.change_superblock(false, |sb| stretch = put_aside(sb, &of, identity));
+            changed.then_some(stretch)
         })?;
         let mut volumes = self.volumes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         volumes.remove(name);
@@ -389,6 +383,7 @@ impl Cache {
         // By this number nothing is selected any more; by its name it is, for when it comes back.
         self.governor.select(|selection| selection.remove_volume(attached.id));
         self.governor.set_volumes(all);
+        self.record_departure(&attached, left == 0, aside);
         // Its sessions go, with the workers' and this one.
         *locked(&attached.backing) = None;
         self.governor.gone.fetch_add(1, Ordering::SeqCst);
@@ -402,26 +397,29 @@ impl Cache {
     /// What is in the way.
     pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
         let volume = self.attached(name)?;
-        self.not_recorded(name)?;
-        let fail = |reason: String| Err(CacheError::Volume { name: name.to_owned(), reason });
-        if volume.bytes() != volume.cached_bytes() {
-            // The bytes behind the last whole line go past the shards, which would not know of a write under way there.
-            return fail(
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        let of = name.to_owned();
+        let decided = self.on_log(move |log| Some(room_to_grow(log.superblock()?, &of, bytes)))?;
+        // Without a cache there is no superblock, and what is behind the last whole line goes past the shards all the same.
+        let uneven = volume.bytes() != volume.cached_bytes();
+        let decided = match decided {
+            Some(decided) => decided.map(|_| ()),
+            None if uneven => Err(CannotGrow::Uneven),
+            None => Ok(()),
+        };
+        let Err(why) = decided else { return Ok(()) };
+        self.record_growth(name, bytes, &Err(why));
+        Err(match why {
+            CannotGrow::Unknown => self.no_volume(name),
+            CannotGrow::Uneven => fail(
                 "its size is no multiple of the cache's line: detach it and attach it again"
                     .to_owned(),
-            );
-        }
-        let of = name.to_owned();
-        let free = self.on_log(move |log| {
-            log.superblock().is_none_or(|sb| room_to_grow(sb, &of, bytes).is_some())
-        })?;
-        match free {
-            true => Ok(()),
-            false => fail(format!(
+            ),
+            CannotGrow::NoRoom => fail(format!(
                 "{bytes} bytes do not fit where it lies in the line space of this cache: detach it and attach it again \
                  (what is cached of it is lost)"
             )),
-        }
+        })
     }
 
     /// A volume has so many bytes from now on: its store has grown. What is cached of it stays.
@@ -438,9 +436,8 @@ impl Cache {
         let identity = identity.encode();
         let of = name.to_owned();
         let grown = self.on_log(move |log| {
-            let sb = log.superblock()?;
-            let (first, groups, needed) = room_to_grow(sb, &of, bytes)?;
-            Some((first + groups, needed - groups))
+            let growth = room_to_grow(log.superblock()?, &of, bytes).ok()?;
+            Some((growth.first_group + growth.groups, growth.needed - growth.groups))
         })?;
         let mut dropped = 0;
         if let Some((first, groups)) = grown
@@ -454,14 +451,19 @@ impl Cache {
             dropped = done.unwrap_or(0);
         }
         let of = name.to_owned();
-        self.on_log(move |log| {
-            log.change_superblock(dropped > 0, |sb| {
-                let Some((_, _, needed)) = room_to_grow(sb, &of, bytes) else { return };
-                for v in sb.volumes.iter_mut().filter(|v| v.name == of) {
-                    (v.groups, v.bytes, v.identity) = (needed, bytes, identity);
-                }
-            })
+        let grown = self.on_log(move |log| {
+            let mut outcome = Err(CannotGrow::Unknown);
+            let changed = log.change_superblock(dropped > 0, |sb| {
+                outcome = volumes::grow(sb, &of, bytes, identity);
+            });
+            changed.then_some(outcome)
         })?;
+        if let Some(outcome) = &grown {
+            self.record_growth(name, bytes, outcome);
+        }
+        if let Some(Err(_)) = grown {
+            return Err(fail("it was put aside or moved in the meantime: try again".to_owned()));
+        }
         volume.set_bytes(bytes);
         self.governor.select(|_| ());
         Ok(())
@@ -546,22 +548,6 @@ impl Cache {
             verdicts: named(&verdicts),
         })
     }
-}
-
-/// The first group of a volume, its groups, and how many it needs for so many bytes, if it can have those where it lies.
-fn room_to_grow(sb: &BlockSuperblock, name: &str, bytes: u64) -> Option<(u64, u64, u64)> {
-    let volume = sb.volumes.iter().find(|v| v.name == name)?;
-    let region = sb.layout.region_groups;
-    let group_bytes = u64::from(sb.layout.line) * larder_format::block::layout::GROUP_LINES;
-    let needed = bytes.div_ceil(group_bytes).max(1).checked_next_multiple_of(region)?;
-    let needed = needed.max(volume.groups);
-    let end = volume.first_group.checked_add(needed)?;
-    let space = sb.layout.space_lines() / larder_format::block::layout::GROUP_LINES;
-    let apart = |v: &larder_format::block::Volume| {
-        v.name == name || v.first_group + v.groups <= volume.first_group || end <= v.first_group
-    };
-    let fits = end <= space / region * region && sb.volumes.iter().all(apart);
-    fits.then_some((volume.first_group, volume.groups, needed))
 }
 
 /// Whether the range lies in the volume.

@@ -301,11 +301,6 @@ impl Cache {
         larder_runtime::Wear::of(&self.device)
     }
 
-    /// Whether what is decided is being written down.
-    fn is_recorded(&self) -> bool {
-        self.recorder.is_some()
-    }
-
     /// Counters now.
     pub fn stats(&self) -> CacheStats {
         let (mut sum, mut map_bytes) = (BlockStats::default(), 0);

@@ -21,6 +21,7 @@ use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::record::{TapedLog, TapedShard};
+use larder_engine::block::volumes::{CannotCome, Coming, Found, TakenUp, take_up};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, LineId, MapLog, Regions, SlotId,
     Sum, WriteMode,
@@ -798,6 +799,8 @@ pub(super) struct VolumePlan {
     pub kept: Vec<(u64, u64)>,
     /// Why the last one's lines are not used, if it had any.
     pub cold: Option<String>,
+    /// What was decided of the last one.
+    pub decision: Option<(Coming, Result<TakenUp, CannotCome>)>,
 }
 
 impl VolumePlan {
@@ -846,54 +849,50 @@ pub(super) fn plan_one(
     }
     let bytes = spec.backing().about().size;
     let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
-    let found = sb.volumes.iter().position(|v| v.name == spec.name());
-    if let Some(at) = found {
-        let volume = sb.volumes[at].clone();
-        if bytes < volume.bytes {
-            return Err(fail(format!(
-                "it has {bytes} bytes but had {} when it was last attached: restore its size, or attach it under another name",
-                volume.bytes
-            )));
-        }
-        plan.kept.retain(|k| k.0 != volume.first_group);
-        let let_go = volume.state == VolumeState::Detached;
-        let proof = identity.proves(&volume.identity, let_go, trust);
-        let warm = proof.is_ok();
-        if warm && bytes == volume.bytes {
-            plan.kept.push((volume.first_group, volume.groups));
-        } else {
-            let why = proof.err().unwrap_or("its store has grown");
-            tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
-            plan.cold = Some(why.to_owned());
-        }
-        sb.volumes.remove(at);
-        if warm && bytes == volume.bytes {
-            sb.volumes.push(VolumeRecord {
-                state: VolumeState::Attached,
-                identity: identity.encode(),
-                ..volume
-            });
-            plan.records.push(sb.volumes[sb.volumes.len() - 1].clone());
-            return Ok(());
-        }
-    }
-    if sb.volumes.len() >= MAX_VOLUMES {
-        return Err(fail(format!("the cache knows {MAX_VOLUMES} volumes already: drop one")));
-    }
-    let (first_group, groups) = sb.allocate(bytes).ok_or_else(|| {
-        fail(format!("{bytes} bytes do not fit in the line space of this cache: drop volumes that are not used any more"))
-    })?;
-    let record = VolumeRecord {
+    let known = sb.volumes.iter().find(|v| v.name == spec.name());
+    let proof = known.map(|v| {
+        let let_go = v.state == VolumeState::Detached;
+        identity.proves(&v.identity, let_go, trust)
+    });
+    let coming = Coming {
         name: spec.name().to_owned(),
-        first_group,
-        groups,
         bytes,
-        state: VolumeState::Attached,
+        unchanged: proof == Some(Ok(())),
         identity: identity.encode(),
     };
-    sb.volumes.push(record.clone());
+    let taken = take_up(sb, &coming);
+    plan.decision = Some((coming, taken.clone()));
+    let taken = taken.map_err(|why| {
+        fail(match why {
+            CannotCome::Shrunk(had) => format!(
+                "it has {bytes} bytes but had {had} when it was last attached: restore its size, or attach it under another name"
+            ),
+            CannotCome::TooMany => {
+                format!("the cache knows {MAX_VOLUMES} volumes already: drop one")
+            }
+            CannotCome::NoRoom => format!(
+                "{bytes} bytes do not fit in the line space of this cache: drop volumes that are not used any more"
+            ),
+        })
+    })?;
+    if let Some((first, _)) = taken.former {
+        plan.kept.retain(|k| k.0 != first);
+    }
+    let stretch = (taken.volume.first_group, taken.volume.groups);
     // Lines of whoever had the stretch before are not its own.
-    plan.kept.retain(|k| k.0 + k.1 <= first_group || first_group + groups <= k.0);
-    plan.records.push(record);
+    plan.kept.retain(|k| k.0 + k.1 <= stretch.0 || stretch.0 + stretch.1 <= k.0);
+    plan.cold = match taken.found {
+        Found::Warm => {
+            plan.kept.push(stretch);
+            None
+        }
+        Found::New => None,
+        Found::Changed => proof.and_then(Result::err).map(str::to_owned),
+        Found::Grown => Some("its store has grown".to_owned()),
+    };
+    if let Some(why) = &plan.cold {
+        tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
+    }
+    plan.records.push(taken.volume);
     Ok(())
 }

@@ -1,10 +1,15 @@
 //! `--record`: what shards, log and admission were told and decided, in a file.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use larder_engine::block::BlockConfig;
-use larder_engine::block::record::{BlockRunSetup, BlockTape, TapedLog, VolumeSetup};
+use larder_engine::block::record::{
+    Arrival, BlockRunSetup, BlockTape, TapedLog, VolumeSetup, VolumesTape,
+};
+use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
+use larder_engine::kv::record::END_STREAM;
 use larder_format::block::BlockSuperblock;
 use larder_runtime::record::{RecordConfig, RecordError, RecordStats, Recorder};
 
@@ -14,8 +19,16 @@ use super::{Attached, Cache, locked};
 /// A recording under way.
 pub(super) struct Recording {
     recorder: Recorder,
-    /// Volumes in the order of their streams.
+    /// Volumes of the beginning, in the order of their streams.
     volumes: Vec<String>,
+    /// That of the first of these.
+    first_admission: usize,
+    /// What happens to volumes.
+    changes: Mutex<VolumesTape>,
+    /// The stream of the next volume that comes.
+    next: AtomicUsize,
+    /// Seed of admission's hashes.
+    seed: u64,
 }
 
 impl Recording {
@@ -45,7 +58,17 @@ impl Recording {
                 CacheError::System { what: "a thread", reason: e.to_string() }
             }
         })?;
-        Ok(Recording { recorder, volumes: attached.keys().cloned().collect() })
+        let first_admission = streams - attached.len();
+        let recording = Recording {
+            recorder,
+            volumes: attached.keys().cloned().collect(),
+            first_admission,
+            changes: Mutex::new(VolumesTape::new(None)),
+            next: AtomicUsize::new(streams),
+            seed: superblock.key,
+        };
+        *locked(&recording.changes) = VolumesTape::new(recording.tape(first_admission - 1));
+        Ok(recording)
     }
 
     fn tape(&self, stream: usize) -> Option<BlockTape> {
@@ -67,15 +90,84 @@ impl Cache {
         }
         for (number, name) in recording.volumes.iter().enumerate() {
             if let (Some(volume), Some(tape)) =
-                (self.volume(name), recording.tape(self.shards.len() + 1 + number))
+                (self.volume(name), recording.tape(recording.first_admission + number))
             {
                 locked(&volume.admission).record(tape);
             }
         }
     }
 
-    /// Hands on what is on the tapes of shards and admission.
+    /// Whether the record has a stream left for a volume that comes.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub(super) fn may_be_recorded(&self, name: &str) -> Result<(), CacheError> {
+        let full = |r: &Recording| r.next.load(Ordering::Relaxed) >= usize::from(END_STREAM);
+        if !self.recorder.as_ref().is_some_and(full) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the record that --record writes has {END_STREAM} streams already: start the daemon anew, with another file"
+        );
+        Err(CacheError::Volume { name: name.to_owned(), reason })
+    }
+
+    /// A volume came, or was refused. What is asked of its admission is recorded from now on.
+    pub(super) fn record_arrival(
+        &self,
+        coming: &Coming,
+        outcome: &Result<TakenUp, CannotCome>,
+        attached: Option<&Attached>,
+    ) {
+        let Some(recording) = &self.recorder else { return };
+        let (now, name) = (self.now(), coming.name.clone());
+        let stream = attached.map(|_| recording.next.fetch_add(1, Ordering::Relaxed));
+        let arrival = Arrival {
+            name: name.clone(),
+            bytes: coming.bytes,
+            unchanged: coming.unchanged,
+            share: attached.map_or((0, None), Attached::share),
+            stream: stream.map(|s| s as u16),
+        };
+        locked(&recording.changes).came(now, &arrival, outcome);
+        if let (Some(attached), Some(tape)) = (attached, stream.and_then(|s| recording.tape(s))) {
+            let of = VolumeSetup { name, bytes: coming.bytes, seed: recording.seed };
+            locked(&attached.admission).record_later(tape, now, &of);
+        }
+    }
+
+    /// A volume grew, or was refused to.
+    pub(super) fn record_growth(
+        &self,
+        name: &str,
+        bytes: u64,
+        outcome: &Result<Growth, CannotGrow>,
+    ) {
+        if let Some(recording) = &self.recorder {
+            locked(&recording.changes).grew(self.now(), name, bytes, outcome);
+        }
+    }
+
+    /// A volume was put aside: whether all of it was made durable, and what it keeps of the line space (`None`: the cache was
+    /// given up, and nobody remembers it).
+    pub(super) fn record_departure(
+        &self,
+        attached: &Attached,
+        durable: bool,
+        aside: Option<Option<(u64, u64)>>,
+    ) {
+        let Some(recording) = &self.recorder else { return };
+        if let Some(stretch) = aside {
+            locked(&recording.changes).went(self.now(), &attached.name, durable, stretch);
+        }
+        locked(&attached.admission).end_recording();
+    }
+
+    /// Hands on what is on the tapes of shards, volumes and admission.
     pub(super) fn hand_on_tapes(&self) {
+        if let Some(recording) = &self.recorder {
+            locked(&recording.changes).hand_on();
+        }
         self.shards.iter().for_each(|cell| locked(cell).shard.hand_on());
         self.volumes().iter().for_each(|v| locked(&v.admission).hand_on());
     }
@@ -84,6 +176,7 @@ impl Cache {
     pub(super) fn end_recording(&self) {
         let Some(recording) = &self.recorder else { return };
         self.shards.iter().for_each(|cell| locked(cell).shard.end_recording());
+        locked(&recording.changes).end_recording();
         self.volumes().iter().for_each(|v| locked(&v.admission).end_recording());
         recording.recorder.finish();
     }

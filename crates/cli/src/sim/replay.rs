@@ -131,10 +131,14 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     let seconds = begin.elapsed().as_secs_f64();
     let streams = report.streams.len();
     outln!(
-        "recorded by larder block {}: {} shards, {} volumes, {} records in {streams} streams, {}",
+        "recorded by larder block {}: {} shards, {} volumes{}, {} records in {streams} streams, {}",
         report.larder,
         report.shards,
         report.volumes,
+        match report.changes {
+            0 => String::new(),
+            n => format!(" ({n} times one came, grew or went)"),
+        },
         report.records,
         ending(report.ended),
     )?;

@@ -23,6 +23,7 @@ mod shard;
 mod slots;
 mod table;
 mod voids;
+pub mod volumes;
 mod write;
 
 pub use ahead::Streams;

@@ -308,8 +308,39 @@ impl larder_engine::kv::record::ChunkSink for Kept {
     }
 }
 
-/// Runs random requests with every stream recorded; returns the record as a file, and the names of its streams.
-fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
+/// What may happen to volumes: they come, are refused, grow, go and come back.
+fn tape_volumes(
+    tape: larder_engine::block::record::BlockTape,
+    superblock: &larder_format::block::BlockSuperblock,
+) {
+    use larder_engine::block::record::{Arrival, VolumesTape};
+    use larder_engine::block::volumes::{Coming, grow, put_aside, take_up};
+    let (mut sb, mut tape) = (superblock.clone(), VolumesTape::new(Some(tape)));
+    let (mut now, mut refused) = (Nanos::ZERO, [0, 0]);
+    for round in 0..20u64 {
+        for (name, bytes) in [("v0", 1 << 20), ("v1", (1 + round) << 22), ("ä", 1 << 60)] {
+            now = now + Nanos::from_millis(7);
+            let unchanged = round % 3 > 0;
+            let coming = Coming { name: name.into(), bytes, unchanged, identity: [9; 64] };
+            let outcome = take_up(&mut sb, &coming);
+            // One fits nowhere, and one is smaller than it was now and then.
+            refused[usize::from(name.is_ascii())] += u32::from(outcome.is_err());
+            let stream = outcome.is_ok().then_some(round as u16);
+            let share = (round, (round % 2 > 0).then_some(1 << 40));
+            let of = Arrival { name: name.into(), bytes, unchanged, share, stream };
+            tape.came(now, &of, &outcome);
+            let more = bytes + (round << 21);
+            tape.grew(now, name, more, &grow(&mut sb, name, more, [8; 64]));
+            tape.went(now, name, unchanged, put_aside(&mut sb, name, [7; 64]));
+        }
+    }
+    assert!(refused[0] == 20 && (1..40).contains(&refused[1]), "{refused:?}");
+    tape.end_recording();
+}
+
+/// Runs random requests with every stream recorded; returns the record as a file of version `version` of its setup. From
+/// version 2 on volumes come and go beside it, and one of three came late.
+fn recorded(spec: &Block, requests: u64, version: u32) -> Vec<u8> {
     use larder_engine::block::record::{BlockRunSetup, BlockTape, VolumeSetup};
     use larder_engine::kv::record::{Ended, end_chunk, file_header, seal};
     let kept = Kept::default();
@@ -323,9 +354,8 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
             count: sim.world.layout.regions,
         },
     };
-    let volumes =
-        (0..2u32).map(|n| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 });
-    let setup = BlockRunSetup::new(
+    let volume = |n: u32| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 };
+    let mut setup = BlockRunSetup::new(
         sim.log.superblock(),
         &config,
         larder_engine::block::map::Making {
@@ -334,8 +364,10 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
         },
         QUIET,
         &spec.admission().unwrap(),
-        volumes.collect(),
+        (0..2).map(volume).collect(),
     );
+    assert_eq!(setup.block, 2);
+    setup.block = version;
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.shards.len();
@@ -345,7 +377,16 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     sim.log.record(tape(shards));
     for volume in 0..2u32 {
         sim.world.add_volume(volume).unwrap();
-        sim.world.admissions.get_mut(&volume).unwrap().record(tape(shards + 1 + volume as usize));
+        let stream = setup.streams().unwrap() - 2 + volume as usize;
+        sim.world.admissions.get_mut(&volume).unwrap().record(tape(stream));
+    }
+    let mut apps = 2;
+    if version > 1 {
+        tape_volumes(tape(shards + 1), sim.log.superblock());
+        sim.world.add_volume(2).unwrap();
+        let late = sim.world.admissions.get_mut(&2).unwrap();
+        late.record_later(tape(setup.streams().unwrap()), Nanos::from_millis(3), &volume(2));
+        apps = 3;
     }
     let mut rng = Rng::new(9);
     let requests: Vec<Request> = (0..requests)
@@ -353,7 +394,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
             let op = [TraceOp::Read, TraceOp::Write, TraceOp::Read][rng.below(3) as usize];
             let op = if rng.chance(0.01) { TraceOp::Trim } else { op };
             let size = if op == TraceOp::Trim { 40 << 20 } else { 1 + rng.below(40_000) };
-            let (app, offset) = (rng.below(2) as u32, rng.below(6000) * 4096);
+            let (app, offset) = (rng.below(apps) as u32, rng.below(6000) * 4096);
             let class = Class::ALL[rng.below(3) as usize];
             at(i * 300, Request { class, ..Request::block(op, app, offset, size) })
         })
@@ -367,7 +408,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     sim.log.end_recording();
     sim.world.admissions.values_mut().for_each(|a| a.end_recording());
     let mut file = file_header(&serde_json::to_vec(&setup).unwrap()).unwrap();
-    let mut counts = vec![0; setup.streams().unwrap()];
+    let mut counts = vec![0; setup.streams().unwrap() + usize::from(version > 1)];
     for c in kept.0.lock().unwrap().iter() {
         file.extend_from_slice(&seal(c.stream, c.first, c.records, &c.payload));
         file.extend_from_slice(&c.payload);
@@ -392,11 +433,13 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
     ] {
         let replacement = replacement.to_owned();
         let spec = Block { shards: 2, replacement, ..spec(placement, write, admission) };
-        let file = recorded(&spec, 2500);
+        let file = recorded(&spec, 2500, 2);
         let report = replayed(&file).unwrap();
         assert_eq!(report.difference, None);
         assert!(report.complete && report.compared == report.records, "{report:?}");
-        assert_eq!((report.shards, report.streams.len()), (2, 5));
+        assert_eq!((report.shards, report.streams.len()), (2, 7));
+        assert_eq!((report.volumes, report.changes), (3, 180));
+        assert_eq!(report.streams[6].0, "admission of volume 'v2' (attachment 1)");
         assert!(report.streams.iter().all(|(_, n)| *n > 50), "{report:?}");
         for (stream, (name, count)) in report.streams.iter().enumerate() {
             let mut changed = std::io::Cursor::new(file.clone());
@@ -409,6 +452,36 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
     }
 }
 
+/// A record of the version before volumes could come and go is read as it was; one of a later version is not.
+#[test]
+fn records_of_other_versions_are_read_or_refused() {
+    let spec = Block { shards: 2, ..spec("set:4", "hdd-ssd", "two_lbs") };
+    let file = recorded(&spec, 800, 1);
+    let report = replayed(&file).unwrap();
+    assert_eq!(report.difference, None);
+    assert!(report.complete && report.compared == report.records, "{report:?}");
+    let names: Vec<&str> = report.streams.iter().map(|s| s.0.as_str()).collect();
+    let admissions = ["admission of volume 'v0'", "admission of volume 'v1'"];
+    assert_eq!(names, [&["shard 0", "shard 1", "log"][..], &admissions].concat());
+    let (mut later, at) = (file.clone(), 20..20 + 10);
+    assert_eq!(&later[at.clone()], b"{\"block\":1");
+    later[29] = b'3';
+    let len = u32::from_le_bytes(later[12..16].try_into().unwrap()) as usize;
+    let crc = crc32c::crc32c(&later[20..20 + len]);
+    later[16..20].copy_from_slice(&crc.to_le_bytes());
+    let said = replayed(&later).unwrap_err().to_string();
+    assert!(said.contains("of version 3, and this larder reads versions 1 and 2"), "{said}");
+    // What a later stream needs is in its first record; and where none may begin later, none does.
+    let file = recorded(&spec, 50, 2);
+    let mut old = file.clone();
+    old[29] = b'1';
+    let len = u32::from_le_bytes(old[12..16].try_into().unwrap()) as usize;
+    let crc = crc32c::crc32c(&old[20..20 + len]);
+    old[16..20].copy_from_slice(&crc.to_le_bytes());
+    let said = replayed(&old).unwrap_err().to_string();
+    assert!(said.contains("there are 5"), "{said}");
+}
+
 /// Chunks with bytes changed and sound checksums: an error or a difference, and never a panic.
 #[test]
 fn mangled_records_are_refused_or_differ() {
@@ -418,7 +491,7 @@ fn mangled_records_are_refused_or_differ() {
 
 fn mangled(placement: &str) {
     use larder_engine::kv::record::{CHUNK_HEADER, ChunkHeader, seal};
-    let file = recorded(&spec(placement, "hdd-ssd", "two_lbs"), 150);
+    let file = recorded(&spec(placement, "hdd-ssd", "two_lbs"), 150, 2);
     let setup = u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize + 20;
     let mut rng = Rng::new(21);
     let (mut refused, mut differ) = (0, 0);

@@ -4,7 +4,8 @@ use std::io::{Read, Seek};
 
 use larder_base::ByteSize;
 use larder_engine::block::record::{
-    Again, BlockRunSetup, Replayed, StreamReader, TapedAdmission, TapedLog, TapedShard,
+    Again, BlockRunSetup, Replayed, ReplayedVolumes, StreamReader, TapedAdmission, TapedLog,
+    TapedShard, Whose, later_volume,
 };
 use larder_engine::kv::record::{BadRecord, Ended};
 use serde::Serialize;
@@ -26,6 +27,10 @@ impl Setup for BlockRunSetup {
         BlockRunSetup::streams(self).unwrap_or(0)
     }
 
+    fn most_streams(&self) -> usize {
+        BlockRunSetup::most_streams(self).unwrap_or(0)
+    }
+
     fn name(&self, stream: usize) -> String {
         BlockRunSetup::name(self, stream)
     }
@@ -38,8 +43,10 @@ pub struct BlockReport {
     pub larder: String,
     /// Shards.
     pub shards: usize,
-    /// Volumes whose admission was recorded.
+    /// Volumes whose admission was recorded: one that came back counts again.
     pub volumes: usize,
+    /// Times that a volume came, grew or went, or that this was refused.
+    pub changes: u64,
     /// Records in the file.
     pub records: u64,
     /// Of these, compared.
@@ -58,16 +65,20 @@ pub struct BlockReport {
 enum Player {
     Shard(Box<TapedShard>),
     Log(Box<TapedLog>),
+    Volumes(Box<ReplayedVolumes>),
     Admission(Box<TapedAdmission>),
+    /// Of a volume that came later: its first record says what it is.
+    Later(Box<BlockRunSetup>),
 }
 
 impl Player {
     fn new(setup: &BlockRunSetup, stream: usize) -> Result<Player, ReplayError> {
-        let shards = setup.shards()?;
-        Ok(match stream.checked_sub(shards) {
-            None => Player::Shard(Box::new(setup.build_shard(stream as u32)?)),
-            Some(0) => Player::Log(Box::new(setup.build_log()?)),
-            Some(n) => Player::Admission(Box::new(setup.build_admission(n - 1)?)),
+        Ok(match setup.whose(stream)? {
+            Whose::Shard(shard) => Player::Shard(Box::new(setup.build_shard(shard)?)),
+            Whose::Log => Player::Log(Box::new(setup.build_log()?)),
+            Whose::Volumes => Player::Volumes(Box::new(setup.build_volumes()?)),
+            Whose::Admission(n) => Player::Admission(Box::new(setup.build_admission(n)?)),
+            Whose::Later(_) => Player::Later(Box::new(setup.clone())),
         })
     }
 
@@ -75,9 +86,31 @@ impl Player {
         match self {
             Player::Shard(shard) => shard.replay(reader),
             Player::Log(log) => log.replay(reader),
+            Player::Volumes(volumes) => volumes.replay(reader),
             Player::Admission(admission) => admission.replay(reader),
+            Player::Later(setup) => {
+                let (made, again) = TapedAdmission::replay_later(setup, reader)?;
+                *self = Player::Admission(Box::new(made));
+                Ok(again)
+            }
         }
     }
+}
+
+/// What a stream is called: one that began later says itself whose it is.
+fn name_of<R: Read + Seek>(
+    file: &mut RecordFile<R, BlockRunSetup>,
+    stream: usize,
+) -> Result<String, ReplayError> {
+    let name = file.name(stream);
+    let Whose::Later(number) = file.setup().whose(stream)? else { return Ok(name) };
+    let mut payload = Vec::new();
+    let found = file.chunk(stream, 0, &mut payload)?;
+    // What makes no sense is said when it is replayed.
+    let volume = found.and_then(|_| later_volume(&mut StreamReader::new(&payload)).ok());
+    let attachment = number + 1;
+    Ok(volume
+        .map_or(name, |v| format!("admission of volume '{}' (attachment {attachment})", v.name)))
 }
 
 /// Visits every record of `stream` up to the first at which `each` says to stop: its number, where its chunk begins, where
@@ -88,7 +121,7 @@ fn visit<R: Read + Seek>(
     mut each: impl FnMut(u64, u64, usize, &[u8], Again) -> bool,
 ) -> Result<(), ReplayError> {
     let mut player = Player::new(file.setup(), stream)?;
-    let name = file.name(stream);
+    let name = name_of(file, stream)?;
     let mut payload = Vec::new();
     let mut index = 0;
     while let Some((offset, header)) = file.chunk(stream, index, &mut payload)? {
@@ -133,12 +166,22 @@ pub fn replay_block<R: Read + Seek>(
     if need > memory {
         return Err(ReplayError::Memory { need: ByteSize(need), limit: ByteSize(memory) });
     }
-    let streams: Vec<(String, u64)> =
-        (0..file.streams()).map(|s| (file.name(s), file.records_of(s))).collect();
+    let streams = (0..file.streams())
+        .map(|s| Ok((name_of(file, s)?, file.records_of(s))))
+        .collect::<Result<Vec<_>, ReplayError>>()?;
+    let (mut changes, mut later) = (0, 0);
+    for stream in shards..file.streams() {
+        match setup.whose(stream)? {
+            Whose::Volumes => changes = file.records_of(stream),
+            Whose::Later(_) => later += 1,
+            _ => {}
+        }
+    }
     let mut report = BlockReport {
         larder: setup.larder.clone(),
         shards,
-        volumes: setup.volumes.len(),
+        volumes: setup.volumes.len() + later,
+        changes,
         records: file.records(),
         compared: 0,
         streams,
@@ -147,7 +190,7 @@ pub fn replay_block<R: Read + Seek>(
         difference: None,
     };
     for stream in 0..file.streams() {
-        let name = file.name(stream);
+        let name = report.streams[stream].0.clone();
         let (compared, difference) = (&mut report.compared, &mut report.difference);
         visit(file, stream, |record, _, _, _, again| {
             *compared += 1;

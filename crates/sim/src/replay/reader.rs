@@ -29,8 +29,13 @@ pub trait Setup: DeserializeOwned {
     /// What cannot be.
     fn check(&self) -> Result<(), ReplayError>;
 
-    /// Streams of the record.
+    /// Streams that the record begins with.
     fn streams(&self) -> usize;
+
+    /// Streams that it has at most: others may begin later.
+    fn most_streams(&self) -> usize {
+        self.streams()
+    }
 
     /// What messages call a stream.
     fn name(&self, stream: usize) -> String;
@@ -133,8 +138,8 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
         let text = setup_text(&mut input)?;
         let setup: S = serde_json::from_slice(&text)?;
         setup.check()?;
-        let streams = setup.streams();
-        let mut chunks: Vec<Vec<Place>> = vec![Vec::new(); streams];
+        let most = setup.most_streams();
+        let mut chunks: Vec<Vec<Place>> = vec![Vec::new(); setup.streams()];
         let mut ended = None;
         let mut offset = (FILE_HEADER + text.len()) as u64;
         while offset < bytes {
@@ -148,7 +153,7 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
             if next > bytes {
                 let mut rest = vec![0; (bytes - payload_at) as usize];
                 read_exact(&mut input, payload_at, &mut rest)?;
-                if !is_cut_short(&header, &rest, streams) {
+                if !is_cut_short(&header, &rest, chunks.len()..=most) {
                     let (len, left) = (header.len, bytes - payload_at);
                     return Err(frame(offset)(FrameError::Length { len, left }));
                 }
@@ -161,6 +166,10 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
                     return Err(frame(offset)(FrameError::Checksum("end")));
                 }
                 let (why, records) = parse_end(&payload).map_err(frame(offset))?;
+                // Of what began last there may be nothing.
+                if (chunks.len()..=most).contains(&records.len()) {
+                    chunks.resize(records.len(), Vec::new());
+                }
                 check_end(offset, &chunks, &records)?;
                 if next != bytes {
                     let what = format!("{} bytes follow the end of the record", bytes - next);
@@ -169,8 +178,13 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
                 ended = Some(why);
                 break;
             }
-            let Some(stream) = chunks.get_mut(usize::from(header.stream)) else {
-                let what = format!("a chunk of stream {}: there are {streams}", header.stream);
+            let number = usize::from(header.stream);
+            if (chunks.len()..most).contains(&number) {
+                chunks.resize(number + 1, Vec::new());
+            }
+            let there = chunks.len();
+            let Some(stream) = chunks.get_mut(number) else {
+                let what = format!("a chunk of stream {number}: there are {there}");
                 return Err(ReplayError::Order { offset, what });
             };
             let due = stream.last().map_or(0, |p| p.header.first + u64::from(p.header.records));
@@ -214,7 +228,7 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
         last.map_or(0, |p| p.header.first + u64::from(p.header.records))
     }
 
-    /// Number of streams: one for each shard, and one for the log if there is a flash.
+    /// Number of streams that are there.
     pub fn streams(&self) -> usize {
         self.chunks.len()
     }
@@ -268,8 +282,17 @@ impl<R: Read + Seek, S: Setup> RecordFile<R, S> {
 /// Whether a file that ends before the payload of its last chunk does was cut short there. If not, the length in the
 /// chunk's header is not what was written: the payload fits its checksum with the length that it has, or chunks follow that
 /// would have been skipped. `rest` is what comes behind the header: less than the longest payload.
-fn is_cut_short(header: &ChunkHeader, rest: &[u8], streams: usize) -> bool {
-    if header.stream == END_STREAM && header.len as usize != end_bytes(streams) {
+/// Of `streams` streams there may be so many.
+fn is_cut_short(
+    header: &ChunkHeader,
+    rest: &[u8],
+    streams: std::ops::RangeInclusive<usize>,
+) -> bool {
+    let end = end_bytes(0);
+    let of = (header.len as usize).wrapping_sub(end) / (end_bytes(1) - end);
+    if header.stream == END_STREAM
+        && (!streams.contains(&of) || header.len as usize != end_bytes(of))
+    {
         return false;
     }
     let as_it_is = ChunkHeader { len: rest.len() as u32, ..*header };

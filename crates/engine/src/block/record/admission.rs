@@ -9,13 +9,17 @@ use larder_policy::block::{
 };
 
 use super::digest::{Answers, Digest};
+use super::setup::{BlockRunSetup, VolumeSetup};
 use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
+use super::volumes::{put_name, take_name};
 use crate::kv::record::bytes::put;
 use crate::kv::record::{BadRecord, Cursor};
 
 const OBSERVE: u8 = 0;
 const JUDGE: u8 = 1;
 const ADMIT: u8 = 2;
+/// The first record of a volume that came later: what its admission is made for.
+const BEGIN: u8 = 3;
 
 fn op_and_kind(op: BlockOp, kind: BlockKind) -> u64 {
     let kind = match kind {
@@ -102,6 +106,34 @@ fn note_observed(observed: Observed) -> Digest {
     digest
 }
 
+/// How large its tables are depends on the volume.
+fn note_made(admission: &BlockAdmission) -> Digest {
+    let mut digest = Digest::default();
+    digest.add(admission.memory_bytes() as u64);
+    digest
+}
+
+/// For what a stream of a volume that came later begins: its first record.
+fn take_begin(reader: &mut StreamReader<'_>) -> Result<(u64, VolumeSetup, u32), BadRecord> {
+    let begun = reader.begin()?;
+    if begun.tag != BEGIN {
+        return Err(unknown(begun.tag));
+    }
+    let c = &mut reader.cursor;
+    let name = take_name(c)?;
+    let (bytes, seed) = (c.varint("bytes of a volume")?, c.varint("seed")?);
+    let ended = reader.end()?;
+    Ok((begun.now.0, VolumeSetup { name, bytes, seed }, ended.digest))
+}
+
+/// Whose admission a stream is that begins with `reader`'s first record: of a volume that came later.
+///
+/// # Errors
+/// Another record, or none that makes sense.
+pub fn later_volume(reader: &mut StreamReader<'_>) -> Result<VolumeSetup, BadRecord> {
+    take_begin(reader).map(|(_, of, _)| of)
+}
+
 /// Admission that records what it is asked, if it has a tape. To look at it, it is a [`BlockAdmission`].
 pub struct TapedAdmission {
     admission: BlockAdmission,
@@ -124,6 +156,17 @@ impl TapedAdmission {
     /// Records from now on; admission must be new.
     pub fn record(&mut self, tape: BlockTape) {
         self.tape = Some(Box::new(tape));
+    }
+
+    /// The same of a volume that came later, of which the setup knows nothing.
+    pub fn record_later(&mut self, tape: BlockTape, now: Nanos, of: &VolumeSetup) {
+        self.tape = Some(Box::new(tape));
+        let digest = note_made(&self.admission);
+        self.keep(BEGIN, now, digest, |out| {
+            put_name(out, &of.name);
+            put(out, of.bytes);
+            put(out, of.seed);
+        });
     }
 
     /// Hands on what is on the tape.
@@ -180,6 +223,25 @@ impl TapedAdmission {
     /// [`BlockAdmission::count`]: a verdict that was somebody else's. Not recorded, since nothing depends on it.
     pub fn count(&mut self, verdict: Verdict) {
         self.admission.count(verdict);
+    }
+
+    /// Reads the first record of a stream of a volume that came later: its admission, and what was decided then and now.
+    ///
+    /// # Errors
+    /// Another record, or one that makes no sense.
+    pub fn replay_later(
+        setup: &BlockRunSetup,
+        reader: &mut StreamReader<'_>,
+    ) -> Result<(TapedAdmission, Again), BadRecord> {
+        let (nanos, of, recorded) = take_begin(reader)?;
+        let made = setup.admission_of(&of).map_err(|_| BadRecord::Value {
+            what: "the bytes of a volume",
+            value: of.bytes,
+            must: "so many that tables of admission can be had for them",
+        })?;
+        let replayed = note_made(&made.admission).finish();
+        let input = format!("admission of volume '{}' of {} bytes begins", of.name, of.bytes);
+        Ok((made, Again { nanos, input, recorded, replayed }))
     }
 
     /// Reads the next record of a stream, asks the same, and says what was decided then and now.

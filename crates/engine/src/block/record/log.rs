@@ -20,6 +20,7 @@ const STEP: u8 = 1;
 const SETTLE: u8 = 2;
 const UPDATE: u8 = 3;
 const WRITE_OUT: u8 = 4;
+const BEGIN_ANEW: u8 = 5;
 
 /// What the log heard during one call: yes or no, and numbers.
 #[derive(Default)]
@@ -213,7 +214,7 @@ impl TapedLog {
         }
     }
 
-    /// [`MapLog::begin_anew`], which no replay can follow: recording ends.
+    /// [`MapLog::begin_anew`]. What else is changed is the caller's affair, and not compared.
     ///
     /// # Errors
     /// As there.
@@ -222,8 +223,11 @@ impl TapedLog {
         io: &mut impl LogIo,
         change: impl FnOnce(&mut BlockSuperblock),
     ) -> Result<(), LogFailed> {
-        self.end_recording();
-        self.log.begin_anew(io, change)
+        let outcome = self.log.begin_anew(io, change);
+        if self.tape.is_some() && outcome.is_ok() {
+            self.keep(BEGIN_ANEW, Nanos::ZERO, &Heard::default());
+        }
+        outcome
     }
 
     /// Ends recording: hands on what is on the tape.
@@ -389,6 +393,10 @@ impl TapedLog {
                 // The device of a replay takes everything.
                 let _ = log.update(&mut Taken, |_| {});
                 ("another superblock".to_owned(), Digest::default())
+            }
+            BEGIN_ANEW => {
+                let _ = log.begin_anew(&mut Taken, |_| {});
+                ("an empty map on the device".to_owned(), Digest::default())
             }
             other => return Err(unknown(other)),
         };

@@ -2,9 +2,11 @@
 //! decided, so that the same code can be shown to decide alike.
 //!
 //! The file is that of [`kv::record`](crate::kv::record) (chunks of streams behind a setup), the setup is a
-//! [`BlockRunSetup`]. Streams `0..shards` are the shards', the next one is the log's, and those behind it belong to the
-//! volumes, in the setup's order. No stream needs another: what a shard asks its caller (whether admission would rather
-//! have another line) and what the log asks the shards are answers in the stream of who asked, and decisions in the
+//! [`BlockRunSetup`]. Streams `0..shards` are the shards', the next one is the log's, then comes what happens to volumes
+//! ([`VolumesTape`]: they come, grow and go; not in version 1), and those behind it are the volumes' admission: first of
+//! those that were there at the beginning, in the setup's order, then of each that came later. The first record of a stream
+//! of the latter says of what size it was. No stream needs another: what a shard asks its caller (whether admission would
+//! rather have another line) and what the log asks the shards are answers in the stream of who asked, and decisions in the
 //! stream of who answered.
 //!
 //! ```text
@@ -22,9 +24,11 @@ mod log;
 mod setup;
 mod shard;
 mod tape;
+mod volumes;
 
-pub use admission::TapedAdmission;
+pub use admission::{TapedAdmission, later_volume};
 pub use log::TapedLog;
-pub use setup::{BlockRunSetup, BlockSetupError, VolumeSetup};
+pub use setup::{BlockRunSetup, BlockSetupError, VolumeSetup, Whose};
 pub use shard::TapedShard;
 pub use tape::{Again, BlockTape, Replayed, StreamReader};
+pub use volumes::{Arrival, ReplayedVolumes, VolumesTape};

@@ -6,11 +6,12 @@ use larder_format::block::{BlockSuperblock, Placement};
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use serde::{Deserialize, Serialize};
 
-use super::{TapedAdmission, TapedLog, TapedShard};
+use super::{ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
 use crate::block::map::{Making, Map, Replacement, Shape};
 use crate::block::shard::{BlockConfig, BlockShard, Regions};
+use crate::kv::record::END_STREAM;
 
 /// What a run was built from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,12 +55,27 @@ pub struct VolumeSetup {
     pub seed: u64,
 }
 
+/// Whose stream one of a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// A shard's.
+    Shard(u32),
+    /// The log's.
+    Log,
+    /// What happens to volumes.
+    Volumes,
+    /// The admission of a volume of the setup, by its number.
+    Admission(usize),
+    /// The admission of a volume that came later, by its number among these.
+    Later(usize),
+}
+
 /// Why a setup is of no run.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockSetupError {
     /// Another version.
     #[error(
-        "the record of the block cache is of version {0}, and this larder reads version 1: replay it with the larder that wrote it"
+        "the record of the block cache is of version {0}, and this larder reads versions 1 and 2: replay it with the larder that wrote it"
     )]
     Version(u32),
     /// A field that cannot be.
@@ -80,10 +96,12 @@ pub enum BlockSetupError {
     Admission(#[from] BlockAdmissionError),
 }
 
-/// The version that is written.
-const VERSION: u32 = 1;
+/// The version that is written. Version 1 had no stream of volumes, and none that began later: it is read.
+const VERSION: u32 = 2;
 /// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
 const MOST_VOLUMES: usize = 4096;
+/// See [`BlockRunSetup::validate`].
+const MOST_COUNTED: u64 = (1 << 62) - 1;
 
 const WRITES: [(&str, WriteMode); 3] = [
     ("hdd-ssd", WriteMode::HddSsd),
@@ -191,10 +209,19 @@ impl BlockRunSetup {
     /// # Errors
     /// The first that cannot be.
     pub fn validate(&self) -> Result<(), BlockSetupError> {
-        if self.block != VERSION {
+        if !(1..=VERSION).contains(&self.block) {
             return Err(BlockSetupError::Version(self.block));
         }
         let superblock = self.superblock()?;
+        // Both are counted up: what no run has come to has no end either.
+        for (field, count) in
+            [("generation", superblock.generation), ("sequence", superblock.sequence)]
+        {
+            if count > MOST_COUNTED {
+                let value = count.to_string();
+                return Err(BlockSetupError::Field { field, value, must: "less than 2^62" });
+            }
+        }
         self.config(&superblock)?;
         self.making()?;
         let _: BlockAdmissionConfig = self.admission.parse()?;
@@ -213,24 +240,51 @@ impl BlockRunSetup {
         Ok(self.superblock()?.layout.shards as usize)
     }
 
-    /// Streams of a record: the shards', the log's, the volumes'.
+    /// Streams that a record begins with: the shards', the log's, that of volumes, and their admission.
     ///
     /// # Errors
     /// As [`superblock`](Self::superblock).
     pub fn streams(&self) -> Result<usize, BlockSetupError> {
-        Ok(self.shards()? + 1 + self.volumes.len())
+        Ok(self.first_admission(self.shards()?) + self.volumes.len())
+    }
+
+    /// Streams that it may have at most: with those of volumes that came later.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn most_streams(&self) -> Result<usize, BlockSetupError> {
+        if self.block == 1 { self.streams() } else { Ok(usize::from(END_STREAM)) }
+    }
+
+    fn first_admission(&self, shards: usize) -> usize {
+        shards + 1 + usize::from(self.block > 1)
+    }
+
+    /// Whose stream it is.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn whose(&self, stream: usize) -> Result<Whose, BlockSetupError> {
+        let shards = self.shards()?;
+        let first = self.first_admission(shards);
+        Ok(match stream {
+            s if s < shards => Whose::Shard(s as u32),
+            s if s == shards => Whose::Log,
+            s if s < first => Whose::Volumes,
+            s if s - first < self.volumes.len() => Whose::Admission(s - first),
+            s => Whose::Later(s - first - self.volumes.len()),
+        })
     }
 
     /// What a stream is called.
     pub fn name(&self, stream: usize) -> String {
-        let shards = self.shards().unwrap_or(0);
-        match stream.checked_sub(shards) {
-            None => format!("shard {stream}"),
-            Some(0) => "log".to_owned(),
-            Some(n) => {
-                let name = self.volumes.get(n - 1).map_or("", |v| v.name.as_str());
-                format!("admission of volume '{name}'")
-            }
+        match self.whose(stream) {
+            Ok(Whose::Shard(shard)) => format!("shard {shard}"),
+            Ok(Whose::Log) => "log".to_owned(),
+            Ok(Whose::Volumes) => "volumes".to_owned(),
+            Ok(Whose::Admission(n)) => format!("admission of volume '{}'", self.volumes[n].name),
+            Ok(Whose::Later(n)) => format!("admission of attached volume {}", n + 1),
+            Err(_) => format!("stream {stream}"),
         }
     }
 
@@ -276,19 +330,32 @@ impl BlockRunSetup {
         Ok(TapedLog::new(log))
     }
 
+    /// The list of volumes as it was when the run began.
+    ///
+    /// # Errors
+    /// A setup that is of no run.
+    pub fn build_volumes(&self) -> Result<ReplayedVolumes, BlockSetupError> {
+        Ok(ReplayedVolumes::new(self.superblock()?))
+    }
+
     /// The admission of volume number `volume` as it was when the run began.
     ///
     /// # Errors
     /// A setup that is of no run.
     pub fn build_admission(&self, volume: usize) -> Result<TapedAdmission, BlockSetupError> {
+        let none = VolumeSetup { name: String::new(), bytes: 0, seed: 0 };
+        self.admission_of(self.volumes.get(volume).unwrap_or(&none))
+    }
+
+    /// The admission of a volume of which nothing was asked yet.
+    pub(super) fn admission_of(&self, of: &VolumeSetup) -> Result<TapedAdmission, BlockSetupError> {
         let layout = self.superblock()?.layout;
         let config: BlockAdmissionConfig = self.admission.parse()?;
-        let of = self.volumes.get(volume);
         let setup = BlockSetup {
             line_bytes: layout.line,
             lines: layout.capacity(),
-            backing_bytes: of.map_or(0, |v| v.bytes),
-            seed: of.map_or(0, |v| v.seed),
+            backing_bytes: of.bytes,
+            seed: of.seed,
         };
         Ok(TapedAdmission::new(BlockAdmission::new(&config, &setup)?))
     }

@@ -1,0 +1,165 @@
+//! `larder block serve --record` while volumes come, grow and go: every decision is made again by `larder sim replay`.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test of a process waits for it"
+)]
+
+mod daemon;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use daemon::ask::{ask, counter, json, status_when};
+use daemon::{Daemon, larder, read, session_of, write};
+use larder_sim::replay::flip_block_decision;
+
+const MIB: u64 = 1 << 20;
+
+fn replay(file: &Path) -> (serde_json::Value, Option<i32>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "replay", file.to_str().unwrap(), "--json"])
+        .output()
+        .unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = serde_json::from_slice(&output.stdout);
+    (report.unwrap_or_else(|e| panic!("{e}: {problem}")), output.status.code())
+}
+
+/// Reads and writes all over a volume of `bytes`, by two clients.
+fn under_load(dir: &Path, volume: &str, bytes: u64, seed: u64) {
+    std::thread::scope(|scope| {
+        for client in 0..2u64 {
+            scope.spawn(move || {
+                let mut session = session_of(dir, volume);
+                let mut rng = larder_base::Rng::new(seed * 2 + client);
+                for round in 0..150u64 {
+                    let len = rng.range(1, 9) * 4096;
+                    let at = rng.below((bytes - len) / 4096) * 4096;
+                    if rng.chance(0.6) {
+                        read(&mut *session, at, len as usize);
+                    } else {
+                        write(&mut *session, at, len as usize, (round % 250) as u8 + 1);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A daemon that records, while volumes come, grow, go, come back warm and cold, and are refused. What is in the record then.
+fn recorded(placement: &str, killed: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let path = |name: &str| dir.join(name);
+    File::create(path("disk")).unwrap().set_len(16 * MIB).unwrap();
+    std::fs::write(path("more"), vec![3u8; 8 * MIB as usize]).unwrap();
+    std::fs::write(path("odd"), vec![4u8; 5_000_001]).unwrap();
+    let cache = path("cache");
+    let format = ["format", cache.to_str().unwrap(), "--size", "24m", "--shards", "2"];
+    let (code, said) = larder(&[&format[..], &["--placement", placement]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    let record = path("run.rec");
+    let options = ["--threads", "3", "--admission", "sseqr(length=64k)+tc", "--share", "more=..8m"];
+    let daemon =
+        Daemon::start(dir, &[&options[..], &["--record", record.to_str().unwrap()]].concat());
+    let uri = |name: &str| format!("{name}=file:{}", path(name).display());
+    under_load(dir, "disk", 16 * MIB, 1);
+    // It comes, grows, goes, and comes back as it went.
+    assert_eq!(json(dir, &["attach", &uri("more")])["warm"], false);
+    under_load(dir, "more", 8 * MIB, 2);
+    assert_eq!(json(dir, &["resize", "more", "12m"])["bytes"], 12 * MIB);
+    under_load(dir, "more", 12 * MIB, 3);
+    json(dir, &["detach", "more", "--disconnect"]);
+    assert_eq!(json(dir, &["attach", &uri("more")])["warm"], true);
+    under_load(dir, "more", 12 * MIB, 4);
+    // Changed behind its back, what is cached of it is dropped, and the durable map begins anew.
+    status_when(dir, "filled", |s| counter(s, "fills") > 100);
+    json(dir, &["detach", "more", "--disconnect"]);
+    File::options().write(true).open(path("more")).unwrap().write_all_at(&[9; 8192], 0).unwrap();
+    assert_eq!(json(dir, &["attach", &uri("more")])["warm"], false);
+    under_load(dir, "more", 12 * MIB, 5);
+    // Refusals are decisions too: no multiple of a line, and smaller than it was.
+    json(dir, &["attach", &uri("odd")]);
+    let (code, _, error) = ask(dir, &["resize", "odd", "8m"]);
+    assert!(code == 1 && error.contains("no multiple of the cache's line"), "{error}");
+    json(dir, &["detach", "odd", "--disconnect"]);
+    File::options().write(true).open(path("odd")).unwrap().set_len(4 * MIB).unwrap();
+    let (code, _, error) = ask(dir, &["attach", &uri("odd")]);
+    assert!(code == 1 && error.contains("restore its size"), "{error}");
+    under_load(dir, "disk", 16 * MIB, 6);
+    if killed {
+        // What is on the tapes is handed on once a second.
+        std::thread::sleep(Duration::from_millis(2500));
+        daemon.kill();
+    } else {
+        daemon.stop();
+    }
+
+    let (report, code) = replay(&record);
+    assert_eq!((code, &report["difference"]), (Some(0), &serde_json::Value::Null), "{report}");
+    assert_eq!(report["complete"], !killed, "{report}");
+    assert_eq!(report["records"], report["compared"], "{report}");
+    let streams = report["streams"].as_array().unwrap();
+    let names: Vec<&str> = streams.iter().map(|s| s[0].as_str().unwrap()).collect();
+    let expected = [
+        "shard 0",
+        "shard 1",
+        "log",
+        "volumes",
+        "admission of volume 'disk'",
+        "admission of volume 'more' (attachment 1)",
+        "admission of volume 'more' (attachment 2)",
+        "admission of volume 'more' (attachment 3)",
+        "admission of volume 'odd' (attachment 4)",
+    ];
+    assert_eq!(names, expected);
+    // Five came (one of them was refused), one grew and one could not, three went.
+    assert_eq!((&report["changes"], &report["volumes"]), (&10.into(), &5.into()), "{report}");
+    for (stream, of) in streams.iter().enumerate() {
+        let count = of[1].as_u64().unwrap();
+        let last = stream == 8;
+        assert!(count > [5, 0][usize::from(last)], "{report}");
+        for at in [0, count / 2, count - 1] {
+            let flipped = path("flipped.rec");
+            std::fs::copy(&record, &flipped).unwrap();
+            let mut file = File::options().read(true).write(true).open(&flipped).unwrap();
+            assert!(flip_block_decision(&mut file, stream, at).unwrap());
+            let (found, code) = replay(&flipped);
+            assert_eq!(code, Some(1));
+            let found = &found["difference"];
+            assert_eq!((&found["stream"], &found["record"]), (&of[0], &serde_json::json!(at)));
+        }
+    }
+    // For people: what was decided otherwise.
+    let flipped = path("flipped.rec");
+    std::fs::copy(&record, &flipped).unwrap();
+    let mut file = File::options().read(true).write(true).open(&flipped).unwrap();
+    assert!(flip_block_decision(&mut file, 3, 1).unwrap());
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["sim", "replay", flipped.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("(10 times one came, grew or went)"), "{said}");
+    assert!(said.contains("volume 'more' grows to 12582912 bytes"), "{said}");
+}
+
+#[test]
+fn volumes_that_come_grow_and_go_are_part_of_the_record() {
+    recorded("set:8", false);
+}
+
+#[test]
+fn the_same_in_a_log_of_segments_and_after_a_kill() {
+    recorded("full", true);
+}
+
+#[test]
+fn the_same_with_a_table_on_the_device() {
+    recorded("sparse", false);
+}
