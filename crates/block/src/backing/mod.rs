@@ -142,13 +142,8 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// [`Backing::about`] says from then on. What was there is as it was.
     ///
     /// # Errors
-    /// When it cannot be made larger, has become smaller, or is of a kind whose size is fixed while it is open.
-    fn resize(&self, _bytes: Option<u64>) -> Result<u64, BackingError> {
-        Err(BackingError::Open {
-            uri: self.uri().to_owned(),
-            reason: "a store of this kind has the size that it was opened with: detach the volume and attach it again".into(),
-        })
-    }
+    /// When it cannot be made larger from here, has become smaller, or does not say how large it is.
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError>;
 
     /// A worker's own way to it.
     ///

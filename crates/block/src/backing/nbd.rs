@@ -7,6 +7,11 @@
 //! **What a lost connection may have taken with it.** A server that was killed may have lost writes that it had answered
 //! and not yet made durable. Who comes back cannot be asked. So if there were such writes, the next flush fails, once, and
 //! says why: a client that was told that its flush succeeded must find its data.
+//!
+//! **An export that grows.** A connection knows the size that it was told when it was made. Asked to ([`Backing::resize`]),
+//! the store looks how large the export is by now, over a connection of its own, and each of its sessions makes its
+//! connections anew before it asks for anything else. An export that is found to have another size without that is taken for
+//! another export.
 
 mod hub;
 mod link;
@@ -46,6 +51,8 @@ const EVENTS: usize = 16;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The engine asks for up to this at once; a server that takes less cannot be used.
 const LEAST_MAXIMUM: u32 = 1 << 20;
+/// The token of a flush that no client asked for: before a connection is made anew.
+const RENEWAL: u64 = u64::MAX;
 
 /// Where the server is.
 #[derive(Clone, Debug)]
@@ -61,10 +68,28 @@ struct Store {
     uri: String,
     place: Place,
     export: String,
+    /// With the first contact; its size is that of then.
     negotiated: Negotiated,
+    /// Bytes: the export may grow. A connection that was made before keeps the size that it was told, and is made anew.
+    size: AtomicU64,
     patience: Patience,
     ledger: Ledger,
     reach: Reach,
+}
+
+impl Store {
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::SeqCst)
+    }
+
+    /// Whether the server can do what it could, but for the size.
+    fn can_do_as_much(&self, now: &Negotiated) -> bool {
+        let first = &self.negotiated;
+        first.flags & !now.flags == 0
+            && now.allocation.is_some() >= first.allocation.is_some()
+            && now.block.minimum <= first.block.minimum
+            && now.block.maximum >= first.block.maximum
+    }
 }
 
 /// Whether the server is reached. What one session finds out holds for all.
@@ -101,9 +126,14 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// There are writes that were answered and that no flush has covered.
+    fn is_owed(&self) -> bool {
+        self.answered.load(Ordering::SeqCst) > self.durable.load(Ordering::SeqCst)
+    }
+
     /// A connection has gone.
     fn lost(&self) {
-        if self.answered.load(Ordering::SeqCst) > self.durable.load(Ordering::SeqCst) {
+        if self.is_owed() {
             self.doubt.store(true, Ordering::SeqCst);
         }
     }
@@ -196,6 +226,7 @@ impl NbdBacking {
             uri: name.clone(),
             place,
             export: export.clone(),
+            size: AtomicU64::new(negotiated.size),
             negotiated,
             patience,
             ledger: Ledger::default(),
@@ -269,11 +300,42 @@ impl Backing for NbdBacking {
     }
 
     fn about(&self) -> About {
-        self.about
+        About { size: self.store.size(), ..self.about }
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {
-        Ok(Identity::Blind { name: self.store.uri.clone(), size: self.about.size })
+        Ok(Identity::Blind { name: self.store.uri.clone(), size: self.store.size() })
+    }
+
+    /// Asks the server, over a connection of its own, how large the export is by now. A server has no command by which it
+    /// could be made larger.
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
+        let store = &self.store;
+        let bad = |reason: String| BackingError::Open { uri: store.uri.clone(), reason };
+        let found = first_contact(&store.place, &store.export, store.patience.connect)
+            .map_err(|e| bad(format!("its size: {e}")))?;
+        let (before, now) = (store.size(), found.size);
+        if now < before {
+            return Err(bad(format!("it had {before} bytes and has {now}: restore its size")));
+        }
+        if !store.can_do_as_much(&found) || (found.read_only() && !self.about.read_only) {
+            return Err(bad(
+                "the export can do less than when it was attached: detach the volume and attach it again"
+                    .into(),
+            ));
+        }
+        match bytes {
+            Some(bytes) if bytes > now => Err(bad(format!(
+                "the server exports {now} bytes: make the export larger there first"
+            ))),
+            Some(bytes) if bytes < now => Err(bad(format!(
+                "it has {now} bytes already, more than {bytes}: say no size, or that"
+            ))),
+            _ => {
+                store.size.store(now, Ordering::SeqCst);
+                Ok(now)
+            }
+        }
     }
 
     fn trouble(&self) -> Option<StoreTrouble> {
@@ -388,8 +450,9 @@ impl NbdSession {
                 self.end(token, op, Err(Failure::new(Errno::Io, text)));
             }
         }
+        let size = self.store.size();
         while !self.waiting.is_empty() {
-            let up = self.links.iter_mut().filter(|l| l.is_up());
+            let up = self.links.iter_mut().filter(|l| l.is_up() && l.size() == size);
             let best = up.min_by_key(|link| link.load().saturating_sub(FILLED));
             let Some(link) = best else { break };
             if let Some(next) = self.waiting.pop_front() {
@@ -415,8 +478,49 @@ impl NbdSession {
         let until = self.until(now);
         // They came before what waits already.
         for (token, op) in left.into_iter().rev() {
+            if token == RENEWAL {
+                self.covers.retain(|c| c.0 != RENEWAL);
+                continue;
+            }
             let until = until.map(|until| *self.deadlines.entry(token).or_insert(until));
             self.waiting.push_front(Waiting { token, op, until });
+        }
+    }
+
+    /// Lets go of connections that know the export by a smaller size, as soon as nothing is under way on them: a server
+    /// may refuse by them what lies behind. Where no other connection's flush covers what was written by one, it flushes
+    /// first.
+    fn renew(&mut self, now: Instant) {
+        let size = self.store.size();
+        for link in &mut self.links {
+            if !link.is_up() || link.size() == size || !link.is_idle() {
+                continue;
+            }
+            let negotiated = &self.store.negotiated;
+            let apart = !negotiated.has(transmission::CAN_MULTI_CONN)
+                && negotiated.has(transmission::SEND_FLUSH);
+            if apart && self.store.ledger.is_owed() {
+                let answered = self.store.ledger.answered.load(Ordering::SeqCst);
+                self.covers.push((RENEWAL, answered));
+                link.submit(RENEWAL, Op::Flush, now);
+            } else {
+                link.goodbye();
+            }
+        }
+    }
+
+    /// A flush that no client asked for has ended.
+    fn renewed(&mut self, outcome: &crate::op::Outcome) {
+        let Some(at) = self.covers.iter().position(|c| c.0 == RENEWAL) else { return };
+        let (_, covers) = self.covers.swap_remove(at);
+        let ledger = &self.store.ledger;
+        match outcome {
+            Ok(_) => drop(ledger.durable.fetch_max(covers, Ordering::SeqCst)),
+            // Somebody's flush has to say so.
+            Err(_) => {
+                ledger.lost();
+                ledger.durable.fetch_max(covers, Ordering::SeqCst);
+            }
         }
     }
 
@@ -443,14 +547,11 @@ impl NbdSession {
             let result = self.links[index].turn(now, &mut news);
             for item in news.drain(..) {
                 match item {
+                    News::Done(Done { token: RENEWAL, outcome, .. }) => self.renewed(&outcome),
                     News::Done(Done { token, op, outcome }) => self.end(token, op, outcome),
                     News::Ready(negotiated) => {
-                        let first = &self.store.negotiated;
-                        let same = negotiated.size == first.size
-                            && first.flags & !negotiated.flags == 0
-                            && negotiated.allocation.is_some() >= first.allocation.is_some()
-                            && negotiated.block.maximum >= first.block.maximum;
-                        if same {
+                        let was = self.store.size();
+                        if negotiated.size == was && self.store.can_do_as_much(&negotiated) {
                             let had_trouble = self.trouble.take().is_some();
                             if let Some(gone) = self.store.reach.found(now) {
                                 tracing::info!(
@@ -463,9 +564,13 @@ impl NbdSession {
                             }
                             self.links[index].up(&negotiated);
                         } else {
-                            let (now_size, was) = (negotiated.size, first.size);
+                            let now_size = negotiated.size;
+                            let grown = match now_size > was {
+                                true => " (if it has grown, say so with larder block resize)",
+                                false => "",
+                            };
                             let reason = format!(
-                                "the export is another one now: {now_size} bytes instead of {was}, or it can do less"
+                                "the export is another one now: {now_size} bytes instead of {was}{grown}, or it can do less"
                             );
                             self.broke(index, reason, now);
                         }
@@ -522,6 +627,7 @@ impl Session for NbdSession {
             let until = self.until(now);
             self.waiting.iter_mut().for_each(|w| w.until = w.until.or(until));
         }
+        self.renew(now);
         self.connect(now);
         self.dispatch(now);
         // Sends; and a connection on this machine may be there at once.

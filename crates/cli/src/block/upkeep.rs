@@ -62,7 +62,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct ResizeArgs {
     /// The volume
     volume: String,
-    /// Make its file this large first. None: the file or device has grown already
+    /// Make its file, or its volume in an object store, this large first. None: the store has grown already
     size: Option<ByteSize>,
     #[command(flatten)]
     daemon: Daemon,

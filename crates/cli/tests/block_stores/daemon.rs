@@ -92,6 +92,12 @@ impl Host {
         daemon
     }
 
+    /// What a command of `larder block` says to its daemon's answer.
+    pub(crate) fn ask(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let state = self.dir.join("state").display().to_string();
+        larder(&[&["block"], arguments, &["--state-dir", &state]].concat())
+    }
+
     /// Starts a daemon that is to be refused: its exit code and what it says.
     pub(crate) fn refused(&self) -> (Option<i32>, String) {
         let output = self.command().output().unwrap();

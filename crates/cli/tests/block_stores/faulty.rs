@@ -44,6 +44,9 @@ impl Backing for Faulty {
     fn identity(&self) -> Result<Identity, BackingError> {
         self.inner.identity()
     }
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
+        self.inner.resize(bytes)
+    }
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
         let inner = self.inner.session()?;
         let plan = self.plan.clone();
@@ -147,6 +150,7 @@ pub(crate) struct Store {
     disk: PathBuf,
     socket: PathBuf,
     server: Option<Server>,
+    volume: Option<Arc<Volume>>,
 }
 
 impl Store {
@@ -162,7 +166,7 @@ impl Store {
             under_way: 0.into(),
         };
         let socket = dir.join("store");
-        let mut store = Store { plan: Arc::new(plan), disk, socket, server: None };
+        let mut store = Store { plan: Arc::new(plan), disk, socket, server: None, volume: None };
         store.serve();
         store
     }
@@ -173,7 +177,7 @@ impl Store {
         let inner = backing::open_with(&uri.parse().unwrap(), &options).unwrap();
         let backing = Box::new(Faulty { inner, plan: self.plan.clone() });
         let volumes = Arc::new(Volumes::default());
-        volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
+        self.volume = Some(volumes.add(Volume::new("disk", backing, 4096, false)).unwrap());
         let listen = vec![Listen::unix(self.socket.clone())];
         let config = ServerConfig { listen, ..ServerConfig::default() };
         self.server = Some(Server::start(config, volumes, pass_through).unwrap());
@@ -181,6 +185,13 @@ impl Store {
 
     pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///disk?socket={}", self.socket.display())
+    }
+
+    /// The export has so many bytes from now on. Connections that are there keep the size that they were told.
+    pub(crate) fn grow(&self, bytes: u64) {
+        let volume = self.volume.as_ref().unwrap();
+        assert_eq!(volume.backing().resize(Some(bytes)).unwrap(), bytes);
+        volume.set_size(bytes);
     }
 
     /// All connections go; the store comes back after a while.

@@ -371,6 +371,60 @@ fn errors_of_the_store_and_kills() {
     }
 }
 
+/// Volumes on an NBD server and in an object store grow while they are served: clients that connect see the new size, those
+/// that are there go on, and what was cached is used, now and after a stop or a kill.
+#[test]
+fn volumes_on_other_stores_grow() {
+    let dir = TempDir::new().unwrap();
+    let s3 = S3::start();
+    let store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let (nbd, object) = (store.uri(), object_volume(&s3));
+    for (name, uri, more) in [("nbd", nbd, &["--trust-unchanged"][..]), ("s3", object, &[])] {
+        let host = Host::new(dir.path(), name, &uri, more);
+        let mut running = host.start();
+        let mut old = running.client();
+        write_all(&mut old, 1);
+        check(&mut old, |_| 1);
+        let ask = |arguments: &[&str]| host.ask(arguments);
+        let (code, text) = ask(&["resize", "disk"]);
+        assert!(code == Some(0) && text.contains("8 MiB as before"), "{text}");
+        if name == "nbd" {
+            let (code, text) = ask(&["resize", "disk", "12m"]);
+            assert!(code == Some(1) && text.contains("larger there first"), "{text}");
+            store.grow(12 * MIB);
+            let (code, text) = ask(&["resize", "disk"]);
+            assert!(code == Some(0) && text.contains("from 8 MiB to 12 MiB"), "{text}");
+        } else {
+            let (code, text) = ask(&["resize", "disk", "12m"]);
+            assert!(code == Some(0) && text.contains("from 8 MiB to 12 MiB"), "{text}");
+            assert!(s3.text("vm1/volume.json").contains("\"size\": 12582912"));
+            let (code, text) = ask(&["resize", "disk", "12582913"]);
+            assert!(code == Some(1) && text.contains("a multiple of 512"), "{text}");
+        }
+        let (code, text) = ask(&["resize", "disk", "4m"]);
+        assert!(code == Some(2) && text.contains("cannot be made smaller"), "{text}");
+        // Who was there goes on, within what it knows.
+        check(&mut old, |_| 1);
+        assert!(old.try_read(11 * MIB, 4096).is_err());
+        let mut new = running.client();
+        assert_eq!(new.read(11 * MIB, 4096), 0);
+        new.write(12 * MIB - 8192, 8192, 7);
+        old.write(at(0), LEN, 2);
+        assert_eq!(new.read(12 * MIB - 8192, 8192), 7);
+        new.flush().unwrap();
+        drop((old, new));
+        for kill in [true, false] {
+            running.end(kill);
+            running = host.start();
+            assert!(running.lines_at_start() > 0, "{uri}, {kill}: {:#?}", running.seen);
+            let mut client = running.client();
+            assert_eq!(client.read(12 * MIB - 8192, 8192), 7);
+            check(&mut client, |place| if place == 0 { 2 } else { 1 });
+        }
+        running.stop();
+    }
+}
+
 #[test]
 fn block_io_is_replayed_through_a_daemon() {
     let dir = TempDir::new().unwrap();

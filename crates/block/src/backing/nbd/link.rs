@@ -89,6 +89,8 @@ struct Wire {
     watches_room: bool,
     /// The handshake is over and was found good.
     up: bool,
+    /// How large the export is, as far as this connection was told.
+    size: u64,
     /// Bytes to be moved for requests that were not answered, and something for each request.
     load: usize,
     /// When the connection was begun, or something was last heard or began to be waited for.
@@ -112,6 +114,16 @@ impl Link {
 
     pub(super) fn is_up(&self) -> bool {
         self.wire.as_ref().is_some_and(|w| w.up)
+    }
+
+    /// How large the export is, as far as it was told.
+    pub(super) fn size(&self) -> u64 {
+        self.wire.as_ref().map_or(0, |w| w.size)
+    }
+
+    /// Nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.wire.as_ref().is_none_or(|w| w.client.in_flight() == 0)
     }
 
     /// How much it has to do: bytes to be moved, and something for each request.
@@ -163,6 +175,7 @@ impl Link {
             // A connection that was begun without waiting is there when it can be written to.
             watches_room: true,
             up: false,
+            size: 0,
             load: 0,
             heard: now,
         }));
@@ -170,9 +183,10 @@ impl Link {
     }
 
     /// The handshake was found good.
-    pub(super) fn up(&mut self, _negotiated: &Negotiated) {
+    pub(super) fn up(&mut self, negotiated: &Negotiated) {
         if let Some(wire) = &mut self.wire {
             wire.up = true;
+            wire.size = negotiated.size;
         }
         self.pause = Duration::ZERO;
         self.retry = None;

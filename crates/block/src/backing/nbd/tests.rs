@@ -326,7 +326,61 @@ fn an_export_of_another_size() {
     server.hang_up();
     let failure = one(&mut *session, write(0, 6)).outcome.unwrap_err();
     assert!(failure.message.contains("another one now"), "{failure}");
+    assert!(failure.message.contains("larder block resize"), "{failure}");
     assert!(locked(&server.state).disk.iter().all(|&b| b == 0));
+}
+
+/// Asked how large the export is, the store sees that it has grown, and connections that were told the old size are made
+/// anew; what was written by them is durable before they go, or the server's flush covers it.
+#[test]
+fn an_export_that_grows() {
+    for multi_conn in [true, false] {
+        let server = Server::start(1 << 20, Manner { multi_conn, ..Manner::default() });
+        let backing = server.open(patient());
+        let mut session = backing.session().unwrap();
+        let mut other = backing.session().unwrap();
+        one(&mut *session, write(0, 5)).outcome.unwrap();
+        one(&mut *other, write(8192, 6)).outcome.unwrap();
+        assert_eq!(backing.resize(None).unwrap(), 1 << 20, "as before");
+        locked(&server.state).disk.resize(2 << 20, 0);
+        // Nobody has said so: what lies behind the old end is refused by connections that know no better.
+        assert_eq!(backing.about().size, 1 << 20);
+        let end = (2 << 20) - 8192;
+        assert!(one(&mut *session, write(end, 7)).outcome.is_err());
+        let refuse = |bytes| backing.resize(Some(bytes)).unwrap_err().to_string();
+        assert!(refuse(4 << 20).contains("make the export larger there first"));
+        assert!(refuse(1 << 20).contains("more than 1048576"));
+        // What is under way meanwhile goes by the connection that it is on.
+        (0..40).for_each(|i| session.submit(i, write(i * 8192, 5)));
+        session.flush(Instant::now());
+        let connections = locked(&server.state).connections;
+        assert_eq!(backing.resize(None).unwrap(), 2 << 20);
+        session.submit(40, write(end - 16384, 4));
+        assert!(run(&mut *session, 41).iter().all(|d| d.outcome.is_ok()));
+        assert_eq!(backing.about().size, 2 << 20);
+        let Identity::Blind { size, .. } = backing.identity().unwrap() else { panic!() };
+        assert_eq!(size, 2 << 20);
+        one(&mut *other, write(end, 7)).outcome.unwrap();
+        one(&mut *other, write(end - 8192, 8)).outcome.unwrap();
+        one(&mut *other, Op::Flush).outcome.unwrap();
+        let done = one(&mut *other, Op::Read { offset: 0, buf: AlignedBuf::zeroed(8192) });
+        let Op::Read { buf, .. } = done.op else { panic!() };
+        assert!(done.outcome.is_ok() && buf.iter().all(|&b| b == 5));
+        let state = locked(&server.state);
+        assert!(state.disk[end as usize..].iter().all(|&b| b == 7));
+        assert!(state.connections > connections + 1, "asked, and made anew");
+        if !multi_conn {
+            assert!(state.flushes >= 2, "the old connection's, and the client's");
+        }
+        drop(state);
+        // Broken, it is found again with its new size.
+        server.hang_up();
+        one(&mut *other, write(end, 9)).outcome.unwrap();
+        locked(&server.state).disk.truncate(1 << 20);
+        let shrunk = backing.resize(None).unwrap_err().to_string();
+        assert!(shrunk.contains("restore its size"), "{shrunk}");
+        assert_eq!(backing.about().size, 2 << 20);
+    }
 }
 
 #[test]

@@ -121,6 +121,8 @@ pub(super) struct Chunks {
     marking: tokio::sync::Mutex<()>,
     marked: Cell<bool>,
     versions: RefCell<BTreeMap<u64, Version>>,
+    /// The first chunk behind the volume's end that was there when the chunks were listed: somebody else's, or left over.
+    stray: Cell<Option<u64>>,
     /// Sum over the versions.
     digest: Cell<u64>,
     /// A chunk has an entry as long as a task works on it.
@@ -163,6 +165,7 @@ impl Chunks {
             marking: tokio::sync::Mutex::default(),
             marked: Cell::new(false),
             versions: RefCell::default(),
+            stray: Cell::new(None),
             digest: Cell::new(0),
             queues: RefCell::default(),
             kept: RefCell::default(),
@@ -236,7 +239,11 @@ impl Chunks {
                 };
                 let parts: Vec<String> =
                     meta.location.parts().skip(depth).map(|p| p.as_ref().to_owned()).collect();
-                if let Some(chunk) = chunk_of(&parts.join("/"))
+                let chunk = chunk_of(&parts.join("/"));
+                if let Some(chunk) = chunk.filter(|&c| self.chunk_len(c) == 0) {
+                    self.stray.set(Some(self.stray.get().map_or(chunk, |s| s.min(chunk))));
+                }
+                if let Some(chunk) = chunk
                     && self.chunk_len(chunk) > 0
                     && let Some(tag) = &meta.e_tag
                 {
@@ -663,6 +670,54 @@ impl Chunks {
                 self.check_fence()
             }
             Err(e) => Err(self.failure(&format!("its {MANIFEST} could not be written: {e}"))),
+        }
+    }
+
+    /// Makes the volume `bytes` large, or only looks whether it is still as it is known. Returns its size. What is added is
+    /// zeroes: there is no chunk of it.
+    ///
+    /// # Errors
+    /// What is in the way: it is read only, would shrink, cannot be laid out so, or something lies where its chunks would.
+    pub(super) async fn resize(&self, bytes: Option<u64>) -> Result<u64, String> {
+        // Nothing else replaces the manifest meanwhile.
+        let _one = self.marking.lock().await;
+        let now = self.manifest().size;
+        let Some(bytes) = bytes.filter(|&b| b != now) else {
+            self.check_manifest().await;
+            return self.check_fence().map(|()| now).map_err(|e| e.message);
+        };
+        self.check_fence().map_err(|e| e.message)?;
+        if bytes < now {
+            return Err(format!(
+                "it has {now} bytes already, more than {bytes}: say no size, or that"
+            ));
+        }
+        if self.holding.generation().is_none() {
+            return Err("it was attached to be read only".into());
+        }
+        let larger = self.manifest().resized(bytes)?;
+        let chunks = bytes.div_ceil(u64::from(larger.chunk));
+        if let Some(stray) = self.stray.get().filter(|&s| s < chunks) {
+            let name = self.path(stray);
+            return Err(format!(
+                "'{name}' lies where the volume would grow to, and is none of its chunks: remove what is behind the volume's end, \
+                 detach the volume and attach it again"
+            ));
+        }
+        let tag = self.manifest_tag.borrow().clone();
+        let at = below(&self.prefix, MANIFEST);
+        match self.requests.put_record(&at, larger.encode(), tag.as_deref()).await {
+            Ok(tag) => {
+                *self.manifest_tag.borrow_mut() = tag;
+                *self.manifest.borrow_mut() = larger;
+                Ok(bytes)
+            }
+            Err(Trouble::Changed | Trouble::Missing) => {
+                self.fence("another writer has attached the volume".into());
+                self.check_fence().map(|()| now).map_err(|e| e.message)
+            }
+            // It may have been carried out all the same: asked once more, that is found.
+            Err(e) => Err(format!("its {MANIFEST} could not be written: {e}; try again")),
         }
     }
 

@@ -71,6 +71,16 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// The same volume with another size.
+    ///
+    /// # Errors
+    /// What does not fit, and the remedy.
+    pub fn resized(&self, size: u64) -> Result<Manifest, String> {
+        let manifest = Manifest { size, ..self.clone() };
+        manifest.check()?;
+        Ok(manifest)
+    }
+
     fn check(&self) -> Result<(), String> {
         let (least, most) = CHUNK_BYTES;
         if !self.chunk.is_power_of_two() || self.chunk < least || self.chunk > most {

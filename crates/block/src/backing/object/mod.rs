@@ -26,7 +26,7 @@ mod tests;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use object_store::ObjectStore;
@@ -47,6 +47,8 @@ const LEASE_LASTS: Duration = Duration::from_secs(15);
 pub struct ObjectBacking {
     uri: String,
     about: About,
+    /// Bytes: it may grow.
+    size: AtomicU64,
     hub: Hub,
 }
 
@@ -97,7 +99,7 @@ impl ObjectBacking {
             minimum: 1,
             maximum: MAX_PAYLOAD,
         };
-        Ok(ObjectBacking { uri, about, hub })
+        Ok(ObjectBacking { uri, about, size: AtomicU64::new(size), hub })
     }
 }
 
@@ -107,7 +109,14 @@ impl Backing for ObjectBacking {
     }
 
     fn about(&self) -> About {
-        self.about
+        About { size: self.size.load(Ordering::SeqCst), ..self.about }
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
+        let bad = |reason: String| BackingError::Open { uri: self.uri.clone(), reason };
+        let now = self.hub.resize(bytes).map_err(bad)?;
+        self.size.store(now, Ordering::SeqCst);
+        Ok(now)
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {

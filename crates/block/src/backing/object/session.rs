@@ -35,6 +35,7 @@ struct Port {
 enum Command {
     Ops(Arc<Port>, Vec<(u64, Op)>),
     Identity(mpsc::SyncSender<Result<Identity, String>>),
+    Resize(Option<u64>, mpsc::SyncSender<Result<u64, String>>),
     Stop,
 }
 
@@ -100,6 +101,14 @@ impl Hub {
         told.recv().map_err(|_| gone())?
     }
 
+    /// Makes it as large as that, or looks how large it is.
+    pub(super) fn resize(&self, bytes: Option<u64>) -> Result<u64, String> {
+        let (tell, told) = mpsc::sync_channel(1);
+        let gone = || "its thread has ended".to_owned();
+        self.commands.send(Command::Resize(bytes, tell)).map_err(|_| gone())?;
+        told.recv().map_err(|_| gone())?
+    }
+
     pub(super) fn session(&self) -> io::Result<ObjectSession> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let port = Arc::new(Port { event, done: Mutex::default() });
@@ -153,6 +162,13 @@ async fn run(
             }
             Command::Identity(tell) => {
                 let _ = tell.send(identity(&chunks));
+            }
+            Command::Resize(bytes, tell) => {
+                // What clients ask goes on meanwhile.
+                let chunks = chunks.clone();
+                under_way.spawn_local(async move {
+                    let _ = tell.send(chunks.resize(bytes).await);
+                });
             }
             Command::Stop => break,
         }

@@ -168,6 +168,76 @@ fn against_the_model() {
 
 /// Requests that fail, and writes whose answers are lost, are made up for: no byte differs, and nobody is taken for
 /// another writer.
+/// What is added is zeroes, also behind the bytes of a last chunk that was short; what was there is as it was.
+#[test]
+fn a_volume_that_grows() {
+    let size = MIB + 12_800;
+    let chunk = 128 << 10;
+    let store = volume(size, chunk);
+    let backing = attached(&store);
+    let mut session = backing.session().unwrap();
+    assert!(write(&mut *session, size - 4096, 4096, 5).outcome.is_ok());
+    assert_eq!(backing.resize(None).unwrap(), size);
+    let more = 2 * MIB + 512;
+    assert_eq!(backing.resize(Some(more)).unwrap(), more);
+    assert_eq!(backing.about().size, more);
+    assert!(matches!(backing.identity().unwrap(), Identity::Objects { size, .. } if size == more));
+    assert!(read(&mut *session, size - 4096, 4096).iter().all(|&b| b == 5));
+    assert!(read(&mut *session, size, 300_000).iter().all(|&b| b == 0));
+    assert!(write(&mut *session, size - 2048, 200_000, 7).outcome.is_ok());
+    let refused = |bytes| backing.resize(Some(bytes)).unwrap_err().to_string();
+    assert!(refused(MIB).contains("more than 1048576"));
+    assert!(refused(more + 1).contains("a multiple of 512"));
+    assert!(refused(1 << 40).contains("larger chunks"));
+    // The answer to the write of the manifest is lost: it is looked up.
+    store.faults.after.store(1, Ordering::SeqCst);
+    assert_eq!(backing.resize(Some(3 * MIB)).unwrap(), 3 * MIB);
+    store.faults.after.store(0, Ordering::SeqCst);
+    assert!(write(&mut *session, 3 * MIB - 512, 512, 8).outcome.is_ok());
+    let let_go = backing.identity().unwrap();
+    drop((session, backing));
+    let backing = attached(&store);
+    assert_eq!(backing.about().size, 3 * MIB);
+    assert!(backing.identity().unwrap().proves(&let_go.encode(), true, false).is_ok());
+    let mut session = backing.session().unwrap();
+    let bytes = read(&mut *session, 0, 3 * MIB as usize);
+    let from = |at: u64, len: usize| &bytes[at as usize..at as usize + len];
+    assert!(from(size - 4096, 2048).iter().all(|&b| b == 5));
+    assert!(from(size - 2048, 200_000).iter().all(|&b| b == 7));
+    assert!(from(size + 197_952, 500_000).iter().all(|&b| b == 0));
+    assert!(from(3 * MIB - 512, 512).iter().all(|&b| b == 8));
+    // Who only reads looks, and does not change it.
+    let mut reading = setup();
+    (reading.options.read_only, reading.nonce) = (true, 9);
+    let reader = attach_with(&store, reading).unwrap();
+    assert_eq!(reader.resize(None).unwrap(), 3 * MIB);
+    assert!(reader.resize(Some(4 * MIB)).unwrap_err().to_string().contains("read only"));
+    // It reads on as long as nobody makes it larger; then it is another volume than it knows.
+    assert_eq!(backing.resize(Some(4 * MIB)).unwrap(), 4 * MIB);
+    assert!(reader.resize(None).is_err() && reader.is_lost());
+}
+
+/// What lies where a volume would grow to is never taken for a part of it.
+#[test]
+fn a_volume_does_not_grow_over_what_it_does_not_know() {
+    let store = volume(MIB, 128 << 10);
+    let at = Path::from(format!("a/{}", manifest::chunk_name(12)));
+    run(store.store.put(&at, PutPayload::from_static(&[7; 5000]))).unwrap();
+    let backing = attached(&store);
+    assert_eq!(backing.resize(Some(12 * (128 << 10))).unwrap(), 12 * (128 << 10));
+    let error = backing.resize(Some(2 * MIB)).unwrap_err().to_string();
+    assert!(error.contains("none of its chunks") && error.contains("00000c"), "{error}");
+    // Another writer has attached it: nothing is changed, and it is not used any more.
+    let mut careless = setup();
+    (careless.options.lease, careless.nonce) = (false, 2);
+    let other = attach_with(&store, careless).unwrap();
+    let error = backing.resize(Some(MIB + MIB / 2 + 512)).unwrap_err().to_string();
+    assert!(error.contains("another writer") || error.contains("none of its chunks"), "{error}");
+    let error = backing.resize(None).unwrap_err().to_string();
+    assert!(error.contains("writer has attached") && backing.is_lost(), "{error}");
+    assert_eq!(other.about().size, 12 * (128 << 10));
+}
+
 #[test]
 fn failing_requests_are_repeated() {
     for (before, after) in [(5, 0), (0, 3), (7, 4)] {
