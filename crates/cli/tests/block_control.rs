@@ -217,6 +217,16 @@ fn a_disk_of_a_guest_is_put_aside_and_comes_back() {
         status_when(dir, "there", |s| s["volumes"][0]["clients"] == 1)["volumes"][0]["name"],
         "disk"
     );
+    // Which face it is, and what it has come to; a larger volume is told of, or to be connected to again.
+    let face = &json(dir, &["status"])["faces"][0];
+    assert_eq!((&face["face"], &face["volume"]), (&"vhost-user-blk".into(), &"disk".into()));
+    assert_eq!((&face["connected"], &face["grows"]), (&true.into(), &false.into()), "{face}");
+    assert_eq!((&face["queues"], &face["bytes"]), (&0.into(), &(32 << 20).into()), "{face}");
+    let (code, text, _) = ask(dir, &["status"]);
+    assert!(code == 0 && text.contains("a guest's disk of 32 MiB, 0 queues of 0"), "{text}");
+    let (code, text, _) = ask(dir, &["resize", "disk", "40m"]);
+    assert!(code == 0 && text.contains("1 client keeps the old size"), "{text}");
+    status_when(dir, "larger", |s| s["faces"][0]["bytes"] == 40 << 20);
     let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "detach", "disk", "--state-dir"])
         .arg(dir.join("state"))

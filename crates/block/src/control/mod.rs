@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use crate::backing::{Backing, BackingError, Uri};
 use crate::cache::{Cache, CacheError, CheckWish, Detaching, Prefetching, named};
 use crate::nbd::server::Exports;
-use crate::server::{Counters, Volume, Volumes};
+use crate::server::{Counters, Face, Volume, Volumes};
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{
@@ -66,6 +66,7 @@ pub struct Control {
     open: Box<OpenStore>,
     warmth: String,
     version: &'static str,
+    faces: Vec<Face>,
     wear: Mutex<Option<(Instant, Option<Wear>)>>,
     /// One attach or detach at a time.
     changing: Mutex<()>,
@@ -148,6 +149,7 @@ impl Control {
         cache: Arc<Cache>,
         volumes: Arc<Volumes>,
         counters: Arc<Counters>,
+        faces: Vec<Face>,
         open: Box<OpenStore>,
         warmth: String,
         version: &'static str,
@@ -156,6 +158,7 @@ impl Control {
             cache,
             volumes,
             counters,
+            faces,
             open,
             warmth,
             version,
@@ -355,11 +358,15 @@ impl Control {
             self.cache.grow(name, now)?;
             tracing::info!("volume '{name}' has grown from {before} to {now} bytes");
         }
+        // Disks that are told; whoever is connected over NBD is not.
+        let faces = self.faces.iter().map(Face::status);
+        let told = faces.filter(|f| f.volume == name && f.connected && f.grows).count() as u64;
         Ok(json!({
             "volume": name,
             "bytes_before": before,
             "bytes": now,
             "clients": volume.clients(),
+            "told": told.min(volume.clients()),
         }))
     }
 
@@ -505,6 +512,7 @@ impl Control {
             verdicts: named(&stats.verdicts),
             volumes,
             connections,
+            faces: self.faces.iter().map(Face::status).collect(),
             counters: counted,
             resident_bytes: machine::resident_memory().unwrap_or(0),
             cpu_seconds: (user.as_secs_f64(), system.as_secs_f64()),

@@ -8,12 +8,14 @@
 //! | --- | --- |
 //! | [`volume`] | what is exported, and under which name |
 //! | [`health`] | how its store does |
+//! | [`face`] | devices that a volume is served by beside NBD, to be looked at |
 //! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
 //! | `worker` | connections, requests, replies |
 //! | `listen` | sockets to listen on, and the thread that accepts |
 //!
 //! A request stays on the thread that its connection was dealt to, from the socket to the reply.
 
+pub mod face;
 pub mod health;
 pub(crate) mod listen;
 pub mod service;
@@ -37,6 +39,7 @@ use larder_runtime::listen::UnixPath;
 use mio::{Poll, Registry, Waker};
 
 use crate::nbd::server::Limits;
+pub use face::{Counted, Face};
 pub(crate) use listen::bind_unix;
 pub use listen::{Address, Listen};
 use service::Service;

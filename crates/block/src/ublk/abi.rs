@@ -34,6 +34,8 @@ pub mod control {
     pub const END_RECOVERY: u8 = 0x11;
     /// What the driver can do (Linux 6.5).
     pub const GET_FEATURES: u8 = 0x13;
+    /// Its disk has so many sectors from now on (Linux 6.16).
+    pub const UPDATE_SIZE: u8 = 0x15;
 
     /// Those that only ask: their code says so.
     pub(super) fn only_asks(number: u8) -> bool {
@@ -59,6 +61,20 @@ pub mod flag {
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
     /// Data are read from and written to `/dev/ublkcN`.
     pub const USER_COPY: u64 = 1 << 7;
+    /// A disk that is there may be given another size.
+    pub const UPDATE_SIZE: u64 = 1 << 10;
+
+    /// What those of a device mean, for people.
+    pub fn names(flags: u64) -> Vec<&'static str> {
+        let all = [
+            (USER_RECOVERY, "recovery"),
+            (USER_RECOVERY_REISSUE, "reissue"),
+            (CMD_IOCTL_ENCODE, "ioctl-encode"),
+            (USER_COPY, "user-copy"),
+            (UPDATE_SIZE, "update-size"),
+        ];
+        all.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
+    }
 }
 
 /// States of a device.
@@ -316,6 +332,7 @@ mod tests {
         assert_eq!(io_code(io::FETCH, true), 0xc010_7520);
         assert_eq!(io_code(io::COMMIT_AND_FETCH, true), 0xc010_7521);
         assert_eq!(control_code(control::START, false), 6);
+        assert_eq!(control_code(control::UPDATE_SIZE, true), 0xc020_7515);
         assert_eq!(io_code(io::FETCH, false), 0x20);
     }
 

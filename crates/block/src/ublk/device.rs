@@ -11,8 +11,8 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,12 +21,12 @@ use mio::Waker;
 use rustix::io::Errno as Os;
 use tracing::{info, warn};
 
-use super::UblkListen;
 use super::abi::{self, Info, Params, SECTOR, attribute, control, flag, state};
 use super::control::Control;
 use super::port::{KernelPort, Place};
 use super::request::{MAX_RANGE_SECTORS, Shape};
 use super::worker::{Job, Order, Report};
+use super::{UblkCounters, UblkListen, UblkState};
 use crate::nbd::server::{Export, Exports};
 use crate::server::{Client, Volume, Volumes};
 
@@ -97,6 +97,10 @@ pub(super) struct Up {
     info: Info,
     /// Threads that serve queues of it.
     serving: usize,
+    /// Of the disk, as it was told last.
+    sectors: u64,
+    /// It was said that the disk cannot grow to this.
+    stays: u64,
 }
 
 /// What is there of a device.
@@ -117,6 +121,7 @@ pub(super) struct Device {
     volumes: Arc<Volumes>,
     hands: Vec<Hand>,
     reports: Receiver<Report>,
+    counters: Arc<UblkCounters>,
 }
 
 /// By what a volume's device is known again.
@@ -222,8 +227,9 @@ impl Device {
         volumes: Arc<Volumes>,
         hands: Vec<Hand>,
         reports: Receiver<Report>,
+        counters: Arc<UblkCounters>,
     ) -> Device {
-        Device { listen, control, volumes, hands, reports }
+        Device { listen, control, volumes, hands, reports, counters }
     }
 
     /// The device's thread: until `stopped` is closed.
@@ -240,7 +246,7 @@ impl Device {
                 break;
             }
             let there = self.volumes.find(&name).filter(|v| !v.is_closing());
-            match &up {
+            match &mut up {
                 Some(now) => {
                     let left = self.reports.try_recv();
                     let listed = there.is_some_and(|v| Arc::ptr_eq(&v, &now.volume));
@@ -256,6 +262,7 @@ impl Device {
                     } else if go {
                         info!("{}: {} goes: its volume is put aside", self.listen, self.disk(now));
                     } else {
+                        self.grow(now);
                         continue;
                     }
                     if let Some(now) = up.take() {
@@ -316,18 +323,28 @@ impl Device {
         if sectors == 0 {
             return Err(format!("a volume of {} bytes is no disk", about.size));
         }
-        let (info, taken_over) = match find(&mut self.control, self.listen.id, volume)? {
+        let ((info, disk), taken_over) = match find(&mut self.control, self.listen.id, volume)? {
+            // Smaller than the volume, if that has grown meanwhile.
             Found::Orphan(id) => (self.adopt(id, sectors)?, true),
             Found::Dead(id) => {
                 self.delete(id, SHORT)
                     .map_err(|e| format!("device {id}, which is left over: {e}"))?;
-                (self.add(volume)?, false)
+                ((self.add(volume)?, sectors), false)
             }
-            Found::None => (self.add(volume)?, false),
+            Found::None => ((self.add(volume)?, sectors), false),
         };
         match self.serve(volume, &info, taken_over) {
             Ok(serving) => {
-                let up = Up { volume: volume.clone(), _client: Client::new(volume), info, serving };
+                let mut up = Up {
+                    volume: volume.clone(),
+                    _client: Client::new(volume),
+                    info,
+                    serving,
+                    sectors: disk,
+                    stays: 0,
+                };
+                self.grow(&mut up);
+                self.show(Some(&up));
                 let how = if taken_over { "is taken over" } else { "is there" };
                 let disk = self.disk(&up);
                 info!("{}: {disk} {how}: volume '{}'", self.listen, volume.name());
@@ -341,6 +358,50 @@ impl Device {
                 Err(why)
             }
         }
+    }
+
+    /// For whoever asks for the status.
+    fn show(&self, up: Option<&Up>) {
+        let grows = self.control.features & flag::UPDATE_SIZE != 0;
+        let state = up.map(|up| UblkState {
+            id: up.info.id,
+            queues: up.info.queues,
+            depth: up.info.depth,
+            flags: up.info.flags | self.control.features & flag::UPDATE_SIZE,
+            sectors: up.sectors,
+            grows,
+        });
+        *self.counters.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// Tells the disk if its volume has grown, where the driver can be told.
+    fn grow(&mut self, up: &mut Up) {
+        let wanted = up.volume.about().size / SECTOR;
+        if wanted <= up.sectors || wanted == up.stays {
+            return;
+        }
+        let (disk, id) = (self.disk(up), up.info.id);
+        let told = tell_size(self.control.features, wanted, &mut |sectors| {
+            let until = Instant::now() + SHORT;
+            self.control.tell(control::UPDATE_SIZE, id, sectors, &mut || Instant::now() < until)
+        });
+        match told {
+            Ok(()) => {
+                info!("{}: {disk} has grown from {} to {wanted} sectors", self.listen, up.sectors);
+                up.sectors = wanted;
+            }
+            Err(why) => {
+                warn!(
+                    "{}: {disk} keeps its {} sectors, and volume '{}' has {wanted}: {why}; detach the volume and attach it \
+                     again to have the larger disk",
+                    self.listen,
+                    up.sectors,
+                    up.volume.name()
+                );
+                up.stays = wanted;
+            }
+        }
+        self.show(Some(&*up));
     }
 
     fn add(&mut self, volume: &Volume) -> Result<Info, String> {
@@ -379,8 +440,8 @@ impl Device {
         Ok(info)
     }
 
-    /// Takes over a device whose server has died.
-    fn adopt(&mut self, id: u32, sectors: u64) -> Result<Info, String> {
+    /// Takes over a device whose server has died. Returns the sectors of its disk too.
+    fn adopt(&mut self, id: u32, sectors: u64) -> Result<(Info, u64), String> {
         let failed = |e: io::Error| format!("device {id} cannot be taken over: {e}");
         let until = Instant::now() + NOTICE;
         loop {
@@ -404,7 +465,7 @@ impl Device {
                 "device {id} is a disk of {disk} sectors, and the volume has {sectors}: remove it (`ublk del -n {id}`)"
             ));
         }
-        Ok(info)
+        Ok((info, disk))
     }
 
     /// Deals the queues to the threads, and has the disk started. Returns how many threads serve.
@@ -459,6 +520,7 @@ impl Device {
 
     /// The device goes. `left`: threads that have left it already.
     fn remove(&mut self, up: Up, left: usize) {
+        self.show(None);
         let id = up.info.id;
         let until = Instant::now() + DRAIN;
         let stopped = self.control.tell(control::STOP, id, 0, &mut || Instant::now() < until);
@@ -483,6 +545,7 @@ impl Device {
 
     /// The device stays for another daemon.
     fn leave(&mut self, up: Up) {
+        self.show(None);
         self.hands.iter().for_each(|hand| hand.tell(Order::Leave));
         self.hear(up.serving, DRAIN);
         self.hands.iter().for_each(|hand| hand.tell(Order::Drop));
@@ -515,6 +578,21 @@ impl Device {
     }
 }
 
+/// Gives a disk that is there so many sectors, by `tell`, where a driver with these features can.
+///
+/// # Errors
+/// Why not, for people.
+fn tell_size(
+    features: u64,
+    sectors: u64,
+    tell: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> Result<(), String> {
+    if features & flag::UPDATE_SIZE == 0 {
+        return Err("this kernel cannot tell a disk a new size (Linux 6.16 and later can)".into());
+    }
+    tell(sectors).map_err(|e| format!("the driver does not take it: {e}"))
+}
+
 /// Somebody has the disk for himself: it is mounted, swapped to, or part of another.
 fn in_use(id: u32) -> bool {
     use rustix::fs::{Mode, OFlags};
@@ -535,5 +613,26 @@ fn open_node(path: &PathBuf) -> io::Result<File> {
             }
             other => return other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_told_where_that_can_be_done() {
+        let mut asked = Vec::new();
+        let mut tell = |sectors| {
+            asked.push(sectors);
+            if sectors > 100 { Err(io::Error::from_raw_os_error(19)) } else { Ok(()) }
+        };
+        let why = tell_size(flag::USER_COPY, 50, &mut tell).unwrap_err();
+        assert!(why.contains("Linux 6.16"), "{why}");
+        let can = flag::USER_COPY | flag::UPDATE_SIZE;
+        assert_eq!(tell_size(can, 50, &mut tell), Ok(()));
+        let why = tell_size(can, 101, &mut tell).unwrap_err();
+        assert!(why.contains("does not take it"), "{why}");
+        assert_eq!(asked, [50, 101], "nothing is asked of a driver that cannot");
     }
 }

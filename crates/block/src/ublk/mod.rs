@@ -25,14 +25,14 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
 use mio::{Poll, Registry, Token, Waker};
 
 use crate::nbd::server::Exports;
 use crate::server::service::Service;
-use crate::server::{ServerError, Volume, Volumes};
+use crate::server::{Counted, Face, ServerError, Volume, Volumes};
 use control::Control;
 use device::{Device, Hand};
 use port::KernelPort;
@@ -110,6 +110,25 @@ pub struct UblkCounters {
     pub failed: AtomicU64,
     /// Requests that no volume could do.
     pub refused: AtomicU64,
+    /// The disk as it is there now.
+    pub state: Mutex<Option<UblkState>>,
+}
+
+/// A disk that is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UblkState {
+    /// N of `/dev/ublkbN`.
+    pub id: u32,
+    /// Its queues.
+    pub queues: u16,
+    /// Requests of each, at most.
+    pub depth: u16,
+    /// What driver and daemon have agreed on: of [`abi::flag`].
+    pub flags: u64,
+    /// Sectors of 512 bytes, as the disk knows.
+    pub sectors: u64,
+    /// It can be given another size while it is there.
+    pub grows: bool,
 }
 
 /// The driver, asked on behalf of each address, and no device yet.
@@ -173,6 +192,7 @@ struct Running {
     thread: Option<JoinHandle<()>>,
     counters: Arc<UblkCounters>,
     volume: String,
+    address: String,
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
@@ -228,7 +248,9 @@ impl UblkServer {
                 hands.push(Hand::new(orders, waker, thread));
             }
             let name = volume.name().to_owned();
-            let mut device = Device::new(listen.clone(), control, volumes.clone(), hands, heard);
+            let seen = counters.clone();
+            let mut device =
+                Device::new(listen.clone(), control, volumes.clone(), hands, heard, seen);
             let up = device.bring_up(&volume).map_err(|reason| listen_error(&listen, reason))?;
             drop(volume);
             let (stop, stopped) = mpsc::channel();
@@ -241,6 +263,7 @@ impl UblkServer {
                 thread: Some(thread),
                 counters,
                 volume: name,
+                address: listen.to_string(),
             });
         }
         Ok(server)
@@ -249,6 +272,15 @@ impl UblkServer {
     /// What each device has done, with the name of its volume.
     pub fn counters(&self) -> impl Iterator<Item = (&str, &Arc<UblkCounters>)> {
         self.devices.iter().map(|d| (d.volume.as_str(), &d.counters))
+    }
+
+    /// Each device, to be looked at.
+    pub fn faces(&self) -> impl Iterator<Item = Face> {
+        self.devices.iter().map(|d| Face {
+            address: d.address.clone(),
+            volume: d.volume.clone(),
+            counted: Counted::Ublk(d.counters.clone()),
+        })
     }
 
     /// Answers what is under way. Devices that nobody uses go; the others stay, and their requests wait for the next daemon.

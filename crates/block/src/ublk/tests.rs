@@ -116,6 +116,7 @@ impl Port for FakePort {
 
 struct Bench {
     dir: TempDir,
+    volume: Arc<Volume>,
     shared: Arc<Shared>,
     orders: Option<mpsc::Sender<Order<FakePort>>>,
     reports: mpsc::Receiver<Report>,
@@ -159,11 +160,13 @@ impl Bench {
         let thread = std::thread::spawn(move || worker.run());
         let port = FakePort(shared.clone());
         let shape = Shape::new(&volume.about(), TRANSFER);
-        let job = Job { volume, shape, open: Box::new(move || Ok(port)) };
+        let served = volume.clone();
+        let job = Job { volume: served, shape, open: Box::new(move || Ok(port)) };
         orders.send(Order::Serve(job)).unwrap();
         waker.wake().unwrap();
         let bench = Bench {
             dir,
+            volume,
             shared,
             orders: Some(orders),
             reports,
@@ -234,6 +237,21 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0u8; len];
     Rng::new(seed).fill(&mut out);
     out
+}
+
+/// The disk is told after the volume has grown: what it asks for then is there.
+#[test]
+fn what_lies_behind_the_old_end_is_done_once_the_volume_has_grown() {
+    let bench = Bench::start(false, 4 << 20);
+    let end = VOLUME / 512;
+    assert!(bench.ask(u32::from(op::READ), 8, end, Vec::new()) < 0);
+    let more = bench.volume.backing().resize(Some(2 * VOLUME)).unwrap();
+    assert!(bench.ask(u32::from(op::READ), 8, end, Vec::new()) < 0, "nobody has said so");
+    bench.volume.set_size(more);
+    let data = bytes(9, 4096);
+    assert_eq!(bench.ask(u32::from(op::WRITE), 8, 2 * end - 8, data.clone()), 4096);
+    assert_eq!(bench.disk()[2 * VOLUME as usize - 4096..], data);
+    assert!(bench.ask(u32::from(op::READ), 8, 2 * end - 7, Vec::new()) < 0);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use rustix::io::Errno as Os;
 use tracing::{debug, warn};
 
 use super::UblkCounters;
+use super::abi::SECTOR;
 use super::port::Port;
 use super::request::{self, Shape, What};
 use crate::nbd::server::Command;
@@ -279,6 +280,8 @@ impl<S: Service, P: Port> Worker<S, P> {
                 0 if serving.leaving => serving.slots[slot] = State::Held,
                 0 => {
                     self.counters.requests.fetch_add(1, Ordering::Relaxed);
+                    // The volume may have grown: then the disk is told after it, and asks for more.
+                    serving.shape.sectors = serving.volume.about().size / SECTOR;
                     let what = request::parse(&serving.port.descriptor(slot), &serving.shape);
                     let wants_memory = matches!(what, What::Read { .. } | What::Write { .. });
                     if wants_memory && !serving.waiting.is_empty() {

@@ -53,6 +53,26 @@ pub mod feature {
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     /// Virtio 1.
     pub const VERSION_1: u64 = 1 << 32;
+
+    /// What the bits of `features` mean, for people.
+    pub fn names(features: u64) -> Vec<&'static str> {
+        let all = [
+            (SIZE_MAX, "size-max"),
+            (SEG_MAX, "seg-max"),
+            (RO, "read-only"),
+            (BLK_SIZE, "blk-size"),
+            (FLUSH, "flush"),
+            (TOPOLOGY, "topology"),
+            (CONFIG_WCE, "config-wce"),
+            (MQ, "mq"),
+            (DISCARD, "discard"),
+            (WRITE_ZEROES, "write-zeroes"),
+            (INDIRECT, "indirect-desc"),
+            (EVENT_IDX, "event-idx"),
+            (VERSION_1, "version-1"),
+        ];
+        all.iter().filter(|(bit, _)| features & bit != 0).map(|(_, name)| *name).collect()
+    }
 }
 
 /// A volume as a driver sees it.

@@ -3,18 +3,20 @@
 //! One thread does all of it. A turn: wait; take what the queues have; start what the service has collected; answer what has
 //! ended; tell the guest. Memory is bounded by the pool of buffers: a queue whose next request finds none waits.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_runtime::{AlignedBuf, BufferPool};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use tracing::{debug, warn};
+use rustix::net::SendFlags;
+use tracing::{debug, info, warn};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::config::{MAX_QUEUES, Shape, feature};
+use super::config::{MAX_QUEUES, SECTOR, Shape, feature};
 use super::inflight::Inflight;
 use super::memory::Shared;
 use super::request::{self, Malformed, Parsed, Piece, What, status};
@@ -31,6 +33,9 @@ pub(super) const CONNECTION: usize = 1;
 pub(super) const KICK: usize = 2;
 /// The first token for the service.
 pub(super) const SERVICE: usize = 1 << 40;
+/// To the front end: the configuration space is another one (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, protocol version 1, no
+/// reply wanted, no payload). The protocol's crate has no call for it.
+const CONFIG_CHANGED: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 /// Queues that wait for memory are tried again after this.
 const STARVED_RETRY: Duration = Duration::from_millis(5);
 
@@ -49,6 +54,23 @@ pub struct VhostCounters {
     pub refused: AtomicU64,
     /// Requests begun by an earlier front end or an earlier run, and done again.
     pub resumed: AtomicU64,
+    /// What the front end has agreed on.
+    pub state: Mutex<VhostState>,
+}
+
+/// What a front end has agreed on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VhostState {
+    /// Queues that run.
+    pub queues: u32,
+    /// Descriptors of the largest of them.
+    pub queue_size: u16,
+    /// Of [`feature`].
+    pub features: u64,
+    /// It is told when the volume grows.
+    pub told: bool,
+    /// Sectors of 512 bytes, as the configuration space says.
+    pub sectors: u64,
 }
 
 /// A request that has been handed to the service.
@@ -84,6 +106,10 @@ pub(super) struct Device<S> {
     pool: BufferPool,
     pub(super) features: u64,
     pub(super) writeback: bool,
+    /// Where the front end hears of changes, if it wants to.
+    pub(super) channel: Option<OwnedFd>,
+    /// Something has been agreed on since that was last shown.
+    pub(super) changed: bool,
     pub(super) shared: Shared,
     pub(super) rings: Vec<Ring>,
     pub(super) inflight: Option<Inflight>,
@@ -121,6 +147,8 @@ impl<S: Service> Device<S> {
             pool: BufferPool::new(buffer_bytes.max(least)),
             features: 0,
             writeback: true,
+            channel: None,
+            changed: true,
             shared: Shared::default(),
             rings: (0..MAX_QUEUES).map(|_| Ring::new()).collect(),
             inflight: None,
@@ -246,6 +274,49 @@ impl<S: Service> Device<S> {
         self.inflight = None;
         self.features = 0;
         self.writeback = true;
+        self.channel = None;
+        self.changed = true;
+    }
+
+    /// For whoever asks for the status, if something is new.
+    pub(super) fn show(&mut self) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let running = || self.rings.iter().filter(|r| r.queue.ready());
+        let state = VhostState {
+            queues: running().count() as u32,
+            queue_size: running().map(|r| r.size).max().unwrap_or(0),
+            features: self.features,
+            told: self.channel.is_some(),
+            sectors: self.shape.sectors,
+        };
+        *self.counters.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// Looks whether the volume has grown: then the configuration space says so, and the front end is told to read it.
+    pub(super) fn look(&mut self) {
+        let Some(volume) = &self.volume else { return };
+        let (now, before) = (volume.about().size / SECTOR, self.shape.sectors);
+        if now <= before {
+            return;
+        }
+        self.shape.sectors = now;
+        self.changed = true;
+        info!("{}: the volume has grown from {before} to {now} sectors", self.name);
+        let Some(channel) = &self.channel else { return };
+        // A front end that does not listen holds nobody up.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(channel, &CONFIG_CHANGED, flags) {
+            Ok(n) if n == CONFIG_CHANGED.len() => {}
+            told => {
+                warn!(
+                    "{}: the front end cannot be told that the volume has grown: {told:?}",
+                    self.name
+                );
+                self.channel = None;
+            }
+        }
     }
 
     /// A queue as it was at first.

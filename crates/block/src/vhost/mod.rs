@@ -28,8 +28,9 @@ mod ring;
 mod tests;
 
 use std::fmt;
-use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -42,14 +43,15 @@ use larder_runtime::listen::UnixPath;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketType};
 use tracing::{info, warn};
 use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 use crate::nbd::server::{Export, Exports};
 use crate::server::service::Service;
-use crate::server::{Client, ServerError, Volume, Volumes, bind_unix};
-pub use device::VhostCounters;
+use crate::server::{Client, Counted, Face, ServerError, Volume, Volumes, bind_unix};
 use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
+pub use device::{VhostCounters, VhostState};
 pub use memory::Memory;
 
 /// A front end that stops in the middle of a message is left alone after this.
@@ -58,7 +60,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(10);
 /// Messages taken before the queues have their turn.
 const MESSAGES: u32 = 64;
-/// Between two looks at whether the volume is put aside, or has come back.
+/// The number of the message that brings a socket for the device's own (`VHOST_USER_SET_BACKEND_REQ_FD`).
+const SET_BACKEND_REQ_FD: u32 = 21;
+/// Between two looks at whether the volume is put aside, has come back, or has grown.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// An address of a device: `vhost:PATH,volume=NAME`. The volume may be left out where there is only one.
@@ -174,6 +178,7 @@ struct Running {
     thread: Option<JoinHandle<()>>,
     counters: Arc<VhostCounters>,
     volume: String,
+    address: String,
     _path: UnixPath,
 }
 
@@ -246,6 +251,7 @@ impl VhostServer {
                 thread: Some(thread),
                 counters,
                 volume: of,
+                address: name,
                 _path: path,
             });
         }
@@ -255,6 +261,15 @@ impl VhostServer {
     /// What each device has done, with the name of its volume.
     pub fn counters(&self) -> impl Iterator<Item = (&str, &Arc<VhostCounters>)> {
         self.devices.iter().map(|d| (d.volume.as_str(), &d.counters))
+    }
+
+    /// Each device, to be looked at.
+    pub fn faces(&self) -> impl Iterator<Item = Face> {
+        self.devices.iter().map(|d| Face {
+            address: d.address.clone(),
+            volume: d.volume.clone(),
+            counted: Counted::Vhost(d.counters.clone()),
+        })
     }
 
     /// Answers what is under way, hangs up, ends.
@@ -359,7 +374,10 @@ fn run<S: Service>(
             }
             close(&device, &mut front, connection, None);
         }
-        locked(&device).run(true);
+        let mut device = locked(&device);
+        device.look();
+        device.run(true);
+        device.show();
     }
     let until = Some(Instant::now() + DRAIN);
     if front.is_some() {
@@ -429,11 +447,39 @@ fn messages<S: Service>(
             Ok(0) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(ProtocolError::SocketError(e.into())),
-            Ok(_) => front.handler.handle_request()?,
+            Ok(_) => {
+                if let Some(channel) = channel(&front.stream) {
+                    locked(device).channel = Some(channel);
+                }
+                locked(device).changed = true;
+                front.handler.handle_request()?;
+            }
         }
     }
     locked(device).ready.connection = true;
     Ok(())
+}
+
+/// The socket that the next message brings, if it is one by which the front end wants to hear of changes. The protocol's crate
+/// keeps that socket to itself, so the message is looked at before it is taken: both have a descriptor of it then.
+fn channel(stream: &UnixStream) -> Option<OwnedFd> {
+    // Request, flags and size, 4 bytes each.
+    let mut header = [0u8; 12];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let (_, seen) = rustix::net::recv(stream, &mut header[..], flags).ok()?;
+    if seen < header.len() || header[..4] != SET_BACKEND_REQ_FD.to_ne_bytes() {
+        return None;
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut header)];
+    rustix::net::recvmsg(stream, &mut into, &mut control, flags).ok()?;
+    let file = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    // The protocol's crate refuses what is none.
+    file.filter(|f| rustix::net::sockopt::socket_type(f) == Ok(SocketType::STREAM))
 }
 
 fn close<S: Service>(

@@ -183,7 +183,8 @@ impl<S: Service> VhostUserBackendReqHandlerMut for Device<S> {
             | F::REPLY_ACK
             | F::INFLIGHT_SHMFD
             | F::RESET_DEVICE
-            | F::CONFIGURE_MEM_SLOTS)
+            | F::CONFIGURE_MEM_SLOTS
+            | F::BACKEND_REQ)
     }
 
     fn set_protocol_features(&mut self, _features: u64) -> Result<()> {

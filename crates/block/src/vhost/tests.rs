@@ -63,23 +63,24 @@ fn shared_memory() -> (File, Memory) {
 struct Bench {
     dir: TempDir,
     server: Option<VhostServer>,
+    volume: Option<Arc<Volume>>,
 }
 
 impl Bench {
     fn start(read_only: bool, buffers: usize) -> Bench {
         let dir = TempDir::new().unwrap();
         File::create(dir.path().join("disk")).unwrap().set_len(VOLUME).unwrap();
-        let mut bench = Bench { dir, server: None };
+        let mut bench = Bench { dir, server: None, volume: None };
         bench.again(read_only, buffers);
         bench
     }
 
     fn again(&mut self, read_only: bool, buffers: usize) {
-        self.server = None;
+        (self.server, self.volume) = (None, None);
         let uri = format!("file:{}", self.dir.path().join("disk").display()).parse().unwrap();
         let store = backing::open(&uri, read_only, false, Patience::default()).unwrap();
         let volumes = Arc::new(Volumes::default());
-        volumes.add(Volume::new("disk", store, 4096, false)).unwrap();
+        self.volume = Some(volumes.add(Volume::new("disk", store, 4096, false)).unwrap());
         let listen = [format!("vhost:{},volume=disk", self.socket()).parse().unwrap()];
         let server = VhostServer::start(&listen, &volumes, buffers, pass_through).unwrap();
         self.server = Some(server);
@@ -124,8 +125,11 @@ impl Driver {
         front.set_owner().unwrap();
         front.get_features().unwrap();
         let offered = front.get_protocol_features().unwrap();
-        let wanted =
-            Protocol::MQ | Protocol::CONFIG | Protocol::REPLY_ACK | Protocol::INFLIGHT_SHMFD;
+        let wanted = Protocol::MQ
+            | Protocol::CONFIG
+            | Protocol::REPLY_ACK
+            | Protocol::INFLIGHT_SHMFD
+            | Protocol::BACKEND_REQ;
         assert!(offered.contains(wanted));
         front.set_protocol_features(wanted).unwrap();
         front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
@@ -346,6 +350,73 @@ fn random_requests_against_a_model() {
     // A stopped queue says where it is, and goes on from there.
     let base = driver.front.get_vring_base(1).unwrap();
     assert_eq!(base, u32::from(driver.queues[1].available));
+}
+
+/// A volume that grows while a guest has it: the configuration space says so, what lies behind the old end can be had, and a
+/// front end that has given a socket for it is told to look.
+#[test]
+fn a_volume_that_grows_is_a_larger_disk() {
+    for listens in [true, false] {
+        let bench = Bench::start(false, 64 << 20);
+        let mut driver = Driver::connect(&bench);
+        driver.negotiate(0);
+        let (mut mine, theirs) = UnixStream::pair().unwrap();
+        if listens {
+            driver.front.set_backend_request_fd(&theirs).unwrap();
+        }
+        drop(theirs);
+        driver.queue(0);
+        let end = VOLUME / 512;
+        assert_eq!(driver.ask(0, (kind::IN, end), &[(BUFFER, 512)]), (status::IOERR, 1));
+        let face = || bench.server.as_ref().unwrap().faces().next().unwrap().status();
+        let until = Instant::now() + Duration::from_secs(20);
+        while face().queues == 0 {
+            assert!(Instant::now() < until, "{:?}", face());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let seen = face();
+        assert_eq!((seen.queues, seen.queue_size, seen.grows), (1, u64::from(SIZE), listens));
+        assert_eq!((&*seen.face, &*seen.volume, seen.connected), ("vhost-user-blk", "disk", true));
+        assert_eq!((seen.bytes, seen.requests, seen.refused), (VOLUME, 1, 1));
+        assert!(seen.features.iter().any(|f| f == "flush"), "{seen:?}");
+        let volume = bench.volume.as_ref().unwrap();
+        volume.set_size(volume.backing().resize(Some(2 * VOLUME)).unwrap());
+        mine.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut told = [0u8; 12];
+        if listens {
+            std::io::Read::read_exact(&mut mine, &mut told).unwrap();
+            // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, no payload.
+            assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        } else {
+            while face().bytes == VOLUME {
+                assert!(Instant::now() < until, "{:?}", face());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let none = VhostUserConfigFlags::empty();
+        let (_, space) = driver.front.get_config(0, 60, none, &[0; 60]).unwrap();
+        assert_eq!(space[..8], (2 * end).to_le_bytes());
+        assert_eq!(driver.ask(0, (kind::IN, 2 * end - 1), &[(BUFFER, 512)]), (0, 513));
+        assert_eq!(driver.ask(0, (kind::IN, 2 * end), &[(BUFFER, 512)]), (status::IOERR, 1));
+        // Nothing else comes by it, and it goes with the front end.
+        drop(driver);
+        assert_eq!(std::io::Read::read(&mut mine, &mut told).unwrap(), 0);
+    }
+}
+
+/// What is no socket is refused, and the next front end is served.
+#[test]
+fn a_channel_that_is_none() {
+    let bench = Bench::start(false, 64 << 20);
+    let mut driver = Driver::connect(&bench);
+    driver.negotiate(0);
+    let file = driver.file.try_clone().unwrap();
+    assert!(driver.front.set_backend_request_fd(&file).is_err());
+    drop(driver);
+    let mut driver = Driver::connect(&bench);
+    driver.negotiate(0);
+    driver.queue(0);
+    assert_eq!(driver.ask(0, (kind::IN, 0), &[(BUFFER, 512)]), (0, 513));
 }
 
 #[test]

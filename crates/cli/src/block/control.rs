@@ -9,7 +9,7 @@ use larder_base::ByteSize;
 use larder_block::cache::Explanation;
 use larder_block::control::client::{self, ClientError};
 use larder_block::control::protocol::{Progress, Request};
-use larder_block::control::status::{Status, VolumeStatus};
+use larder_block::control::status::{FaceStatus, Status, VolumeStatus};
 use larder_runtime::latency::Percentiles;
 use serde_json::Value;
 
@@ -393,9 +393,39 @@ pub(super) fn status_text(s: &Status) -> String {
     let head = ["volume", "clients", "rule", "store", "errors"];
     out.push_str(&table(&head, 1..2, s.volumes.iter().map(store_row)));
     out.push_str("\n\n");
+    if !s.faces.is_empty() {
+        out.push_str(&two_columns(s.faces.iter().map(|f| (&*f.address, face_text(f))).collect()));
+        out.push('\n');
+    }
     let stores = s.volumes.iter().map(|v| (v.name.as_str(), v.uri.clone())).collect();
     out.push_str(&two_columns(stores));
     out
+}
+
+/// A disk of a guest or of this host.
+fn face_text(f: &FaceStatus) -> String {
+    let what = f.device.as_deref().unwrap_or("a guest's disk");
+    let mut text = format!("volume {}: {what}", f.volume);
+    if f.connected {
+        text.push_str(&format!(
+            " of {}, {} of {}",
+            ByteSize(f.bytes),
+            quantity(f.queues, "queue"),
+            f.queue_size,
+        ));
+        if !f.features.is_empty() {
+            text.push_str(&format!(", {}", f.features.join(" ")));
+        }
+    } else {
+        text.push_str(", not there now");
+    }
+    text.push_str(&format!("; {}", quantity(f.requests, "request")));
+    for (count, how) in [(f.failed, "failed"), (f.refused, "refused"), (f.resumed, "done again")] {
+        if count > 0 {
+            text.push_str(&format!(", {count} {how}"));
+        }
+    }
+    text
 }
 
 /// Rows under a head, some columns of numbers.
@@ -479,6 +509,30 @@ mod tests {
         };
         let mut status = Status { volumes: vec![volume("vm1"), volume("db")], ..Status::default() };
         status.cache.line_bytes = 4096;
+        let guests = FaceStatus {
+            face: "vhost-user-blk".into(),
+            address: "vhost:/run/larder.vm1,volume=vm1".into(),
+            volume: "vm1".into(),
+            connected: true,
+            queues: 4,
+            queue_size: 128,
+            features: vec!["flush".into(), "discard".into()],
+            bytes: 2 << 40,
+            requests: 123_456_789,
+            refused: 1,
+            ..FaceStatus::default()
+        };
+        let text = face_text(&guests);
+        assert!(
+            text.contains("of 2 TiB, 4 queues of 128, flush discard; 123456789 requests"),
+            "{text}"
+        );
+        assert!(text.ends_with(", 1 refused"), "{text}");
+        let gone =
+            FaceStatus { device: Some("/dev/ublkb0".into()), connected: false, ..guests.clone() };
+        assert!(face_text(&gone).contains("/dev/ublkb0, not there now; "));
+        let shown = status_text(&Status { faces: vec![guests, gone], ..status.clone() });
+        assert!(shown.contains("vhost:/run/larder.vm1"), "{shown}");
         for line in status_text(&status).lines().skip_while(|l| !l.contains("volume ")) {
             assert!(line.trim_end().chars().count() <= 80, "{line}");
         }

@@ -541,6 +541,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         cache.clone(),
         volumes,
         server.counters().clone(),
+        devices.faces().chain(disks.faces()).collect(),
         Box::new(open_store),
         how,
         env!("CARGO_PKG_VERSION"),

@@ -68,6 +68,11 @@ pub(crate) struct ResizeArgs {
     daemon: Daemon,
 }
 
+/// `n` of something, and that they are.
+fn quantity_is(n: u64, what: &str) -> String {
+    format!("{} {}", quantity(n, what), if n == 1 { "is" } else { "are" })
+}
+
 pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
     let request = Request::Resize { volume: args.volume.clone(), bytes: args.size.map(|s| s.0) };
     args.daemon.print(&request, |answer| {
@@ -76,15 +81,15 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
         if before == now {
             return Ok(format!("{}: {} as before", args.volume, ByteSize(now)));
         }
-        let clients = match bytes("clients") {
+        let told = bytes("told");
+        let again = match bytes("clients").saturating_sub(told) {
             0 => String::new(),
-            n => format!(
-                "; {} to connect again to see it",
-                match n {
-                    1 => "1 client has".to_owned(),
-                    n => format!("{n} clients have"),
-                }
-            ),
+            1 => "; 1 client keeps the old size until it connects again".to_owned(),
+            n => format!("; {n} clients keep the old size until they connect again"),
+        };
+        let clients = match told {
+            0 => again,
+            n => format!("; {} told of it{again}", quantity_is(n, "disk")),
         };
         Ok(format!(
             "{}: grown from {} to {}{clients}",

@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::super::status::{Status, VolumeStatus};
+use super::super::status::{FaceStatus, Status, VolumeStatus};
 
 type Labels = Vec<(&'static str, String)>;
 type Decimal = Gauge<f64, AtomicU64>;
@@ -149,6 +149,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
     );
     counter(r, "requests", "Requests taken", c.requests);
     volumes(r, &s.volumes);
+    faces(r, &s.faces);
 
     let mut text = String::new();
     encode_text(&mut text, &registry)?;
@@ -208,6 +209,27 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
     );
 }
 
+fn faces(r: &mut Registry, faces: &[FaceStatus]) {
+    let labels = |f: &FaceStatus| {
+        vec![("face", f.face.clone()), ("address", f.address.clone()), ("volume", f.volume.clone())]
+    };
+    let by = |pick: fn(&FaceStatus) -> u64| {
+        let family = Family::<Labels, Counter>::default();
+        for f in faces {
+            family.get_or_create(&labels(f)).inc_by(pick(f));
+        }
+        family
+    };
+    let connected = Family::<Labels, Decimal>::default();
+    for f in faces {
+        connected.get_or_create(&labels(f)).set(f64::from(u8::from(f.connected)));
+    }
+    r.register("face_connected", "1 while a guest's or this host's disk is there", connected);
+    r.register("face_requests", "Requests taken by a disk", by(|f| f.requests));
+    r.register("face_failed", "Requests of a disk that the store failed", by(|f| f.failed));
+    r.register("face_refused", "Requests of a disk that were refused", by(|f| f.refused));
+}
+
 fn counter(r: &mut Registry, name: &str, help: &str, value: u64) {
     r.register(name, help, ConstCounter::new(value));
 }
@@ -238,12 +260,22 @@ mod tests {
                 ..Default::default()
             }],
             verdicts: vec![("admitted".into(), 7), ("budget".into(), 2)],
+            faces: vec![FaceStatus {
+                face: "ublk".into(),
+                address: "ublk:0".into(),
+                volume: "v".into(),
+                connected: true,
+                requests: 9,
+                ..Default::default()
+            }],
             ..Status::default()
         };
         let text = encode(&status).unwrap();
         for line in [
             r#"larder_block_volume_reads_total{volume="a\"b",result="miss"} 2"#,
             r#"larder_block_admission_verdicts_total{verdict="budget"} 2"#,
+            r#"larder_block_face_requests_total{face="ublk",address="ublk:0",volume="v"} 9"#,
+            r#"larder_block_face_connected{face="ublk",address="ublk:0",volume="v"} 1"#,
             "# EOF",
         ] {
             assert!(text.contains(line), "no {line} in {text}");

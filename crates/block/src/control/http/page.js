@@ -72,6 +72,11 @@ function show(d) {
       v.rule + (v.selected ? " + " + v.selected + " selected" : ""),
       v.store.state + (v.store.since_seconds == null ? "" : " for " + span(v.store.since_seconds))]), "no volumes");
 
+  $("faces").closest("section").hidden = !s.faces.length;
+  table("faces", ["address", "volume", "disk", "there", "size", "queues", "requests", "failed", "refused", "done again", "agreed on"],
+    s.faces.map(f => [f.address, f.volume, f.device || f.face, f.connected ? "yes" : "no", f.connected ? bytes(f.bytes) : "–",
+      f.connected ? f.queues + " of " + f.queue_size : "–", num(f.requests), num(f.failed), num(f.refused), num(f.resumed), f.features.join(" ")]), "no disks");
+
   const P = d.history;
   for (const g of Object.values(graphs)) { g.points = P; draw(g); }
   table("past", ["second", "reads/s", "writes/s", "hits", "p99 hit", "p99 miss", "p99 write", "flash writes"],
