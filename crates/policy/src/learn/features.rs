@@ -39,6 +39,60 @@ pub(crate) const SURVIVOR: usize = 13;
 /// Integers, so that every platform computes the same vector: a model's decisions must replay.
 pub type Vector = [u16; DIMENSIONS];
 
+/// Components that are 0 or [`ONE`].
+const INDICATORS: [usize; 4] = [8, 9, SURVIVOR, 14];
+
+/// A [`Vector`] in less room: indicators are bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packed {
+    values: [u16; DIMENSIONS - INDICATORS.len()],
+    /// From the lowest, those of [`INDICATORS`]; the highest is the owner's.
+    bits: u8,
+}
+
+impl Packed {
+    /// As [`vector`] makes them.
+    pub(crate) fn of(x: &Vector) -> Packed {
+        let mut packed = Packed { values: [0; DIMENSIONS - INDICATORS.len()], bits: 0 };
+        let (mut value, mut bit) = (0, 0);
+        for (at, &component) in x.iter().enumerate() {
+            if INDICATORS.contains(&at) {
+                debug_assert!(component == 0 || component == ONE, "{}", FEATURE_NAMES[at]);
+                packed.bits |= u8::from(component != 0) << bit;
+                bit += 1;
+            } else {
+                packed.values[value] = component;
+                value += 1;
+            }
+        }
+        packed
+    }
+
+    /// The vector.
+    pub(crate) fn vector(&self) -> Vector {
+        let (mut value, mut bit) = (0, 0);
+        std::array::from_fn(|at| {
+            if INDICATORS.contains(&at) {
+                bit += 1;
+                if self.bits >> (bit - 1) & 1 == 1 { ONE } else { 0 }
+            } else {
+                value += 1;
+                self.values[value - 1]
+            }
+        })
+    }
+
+    /// With the owner's bit.
+    pub(crate) fn marked(self, mark: bool) -> Packed {
+        Packed { bits: self.bits & 0x7f | u8::from(mark) << 7, ..self }
+    }
+
+    /// The owner's bit; not set at first.
+    pub(crate) fn mark(&self) -> bool {
+        self.bits >> 7 == 1
+    }
+}
+
 /// 1.0 in the fixed point of a [`Vector`].
 pub(crate) const ONE: u16 = 1 << 10;
 
@@ -138,6 +192,39 @@ mod tests {
         let f = Features { reads: 1, ..Features::default() };
         let x = vector(&f, History { refetches: 3, ..History::default() }, true);
         assert_eq!((x[READS], x[REFETCHES], x[SURVIVOR]), (ONE, 2 * ONE, ONE));
+    }
+
+    #[test]
+    fn packed_vectors_come_back() {
+        let mut f = Features::default();
+        for i in 0..64u32 {
+            for (by, field) in [
+                &mut f.reads,
+                &mut f.mean_gap,
+                &mut f.last_gap,
+                &mut f.max_gap,
+                &mut f.first_read,
+                &mut f.size,
+                &mut f.age,
+                &mut f.idle,
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                *field = (i / 4).pow(1 + by as u32);
+            }
+            let past = History {
+                first_life: i % 2 == 0,
+                refetches: i as u8,
+                updates: 255 - i as u8,
+                away: u32::MAX - i,
+            };
+            let x = vector(&f, past, i % 3 == 0);
+            let packed = Packed::of(&x);
+            assert_eq!((packed.vector(), packed.mark()), (x, false));
+            let marked = packed.marked(true);
+            assert_eq!((marked.vector(), marked.mark(), marked.marked(false)), (x, true, packed));
+        }
     }
 
     #[test]

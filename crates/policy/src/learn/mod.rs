@@ -5,6 +5,7 @@
 //! input with a time, so that a recorded run replays.
 
 mod features;
+mod followed;
 mod reservoir;
 mod sampler;
 mod svm;

@@ -3,6 +3,7 @@
 use larder_base::AppId;
 
 use super::Sample;
+use super::features::Packed;
 
 const NONE: u32 = u32::MAX;
 
@@ -17,7 +18,8 @@ pub(crate) struct Reservoir {
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    sample: Sample,
+    /// Marked: positive.
+    x: Packed,
     /// The next younger of the same application.
     next: u32,
 }
@@ -30,27 +32,35 @@ struct Queue {
     positives: u32,
 }
 
-/// Bytes of one sample in the store.
-pub(crate) const RESERVED_BYTES: usize = size_of::<Node>();
+/// Bytes that a sample is given when a policy's memory is divided: more than it takes. Fixed, since how many there are
+/// decides what is learnt.
+pub(crate) const RESERVED_BYTES: usize = 36;
+const _: () = assert!(RESERVED_BYTES >= size_of::<Node>());
+/// Samples by which the store grows.
+const STEP: usize = 256;
 
 impl Reservoir {
     /// A store of at most `capacity` samples for `apps` applications.
     pub(crate) fn new(capacity: usize, apps: usize) -> Reservoir {
         let empty = Queue { oldest: NONE, youngest: NONE, len: 0, positives: 0 };
         Reservoir {
-            slab: Vec::with_capacity(capacity.max(1)),
+            slab: Vec::new(),
             capacity: capacity.max(1),
             queues: vec![empty; apps].into_boxed_slice(),
         }
     }
 
     pub(crate) fn push(&mut self, app: AppId, sample: Sample) {
+        let node = Node { x: Packed::of(&sample.x).marked(sample.positive), next: NONE };
         let at = if self.slab.len() < self.capacity {
-            self.slab.push(Node { sample, next: NONE });
+            if self.slab.len() == self.slab.capacity() {
+                self.slab.reserve_exact(STEP.min(self.capacity - self.slab.len()));
+            }
+            self.slab.push(node);
             self.slab.len() as u32 - 1
         } else {
             let at = self.drop_oldest();
-            self.slab[at as usize] = Node { sample, next: NONE };
+            self.slab[at as usize] = node;
             at
         };
         let q = &mut self.queues[app.index()];
@@ -76,7 +86,7 @@ impl Reservoir {
         let at = q.oldest;
         q.oldest = self.slab[at as usize].next;
         q.len -= 1;
-        q.positives -= u32::from(self.slab[at as usize].sample.positive);
+        q.positives -= u32::from(self.slab[at as usize].x.mark());
         at
     }
 
@@ -95,7 +105,7 @@ impl Reservoir {
         (0..q.len).map(move |_| {
             let node = &self.slab[at as usize];
             at = node.next;
-            node.sample
+            Sample { x: node.x.vector(), positive: node.x.mark() }
         })
     }
 
@@ -110,7 +120,7 @@ mod tests {
 
     use larder_base::Rng;
 
-    use super::super::DIMENSIONS;
+    use super::super::{DIMENSIONS, SURVIVOR};
     use super::*;
 
     #[test]
@@ -121,7 +131,9 @@ mod tests {
         for i in 0..5000u16 {
             // One application is far busier than the others.
             let app = AppId(if rng.chance(0.9) { 0 } else { rng.below(5) as u16 });
-            let sample = Sample { x: [i; DIMENSIONS], positive: rng.chance(0.3) };
+            let mut x = [0; DIMENSIONS];
+            (x[0], x[SURVIVOR]) = (i, (i % 2) << 10);
+            let sample = Sample { x, positive: rng.chance(0.3) };
             if naive.iter().map(VecDeque::len).sum::<usize>() == 50 {
                 let most = naive.iter().map(VecDeque::len).max().unwrap();
                 naive.iter_mut().find(|q| q.len() == most).unwrap().pop_front();

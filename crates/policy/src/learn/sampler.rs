@@ -1,11 +1,10 @@
 //! Samples with labels, one per object, in bounded memory.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use larder_base::{AppId, Nanos, Rng};
 use serde::{Deserialize, Serialize};
 
-use super::features::Vector;
+use super::features::{Packed, Vector};
+use super::followed::{Followed, Tracked};
 
 /// What an object's eviction means for its label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,9 +33,7 @@ pub struct SamplerLimits {
 /// on or not at all, and shrinks by half when the table is full (as in SHARDS, Waldspurger et al., FAST 2015).
 #[derive(Debug)]
 pub struct Sampler {
-    tracked: BTreeMap<u64, Tracked>,
-    /// (deadline, fingerprint) of each.
-    schedule: BTreeSet<(Nanos, u64)>,
+    followed: Followed,
     limits: SamplerLimits,
     /// Fingerprints below this are followed.
     threshold: u64,
@@ -46,35 +43,6 @@ pub struct Sampler {
     reviewed: Nanos,
     at_leave: AtLeave,
     rng: Rng,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Tracked {
-    x: Vector,
-    app: AppId,
-    /// Accesses offered in the window.
-    offered: u32,
-    /// Reads since the kept access.
-    reads: u32,
-    /// One of them came late.
-    late: bool,
-    /// End of the window in which another access may be kept.
-    window_end: Nanos,
-    /// When the label closes.
-    deadline: Nanos,
-    /// What the caller noted at the kept access (its prediction, say).
-    note: u8,
-    /// Reads no longer count: it was updated, removed, or left.
-    frozen: bool,
-    /// It was missed and is expected to be fetched again.
-    missed: bool,
-}
-
-impl Tracked {
-    fn count(&mut self, now: Nanos, horizon: Nanos) {
-        self.reads = self.reads.saturating_add(1);
-        self.late |= now + Nanos(horizon.0 / 2) >= self.deadline;
-    }
 }
 
 /// A sample whose label is known.
@@ -92,15 +60,16 @@ pub struct Closed {
     pub note: u8,
 }
 
-/// Estimated heap bytes of one followed object: its two tree entries, with B-tree nodes two thirds full.
-pub(crate) const TRACKED_BYTES: usize = (size_of::<Tracked>() + 8 + 16) * 3 / 2;
+/// Bytes that one followed object is given when a policy's memory is divided: more than it takes. Fixed, since how many are
+/// followed decides what is learnt.
+pub(crate) const TRACKED_BYTES: usize = 132;
+const _: () = assert!(TRACKED_BYTES >= Followed::MOST_BYTES);
 
 impl Sampler {
     /// A sampler that follows everything until it is full.
     pub fn new(limits: SamplerLimits, at_leave: AtLeave, seed: u64) -> Sampler {
         Sampler {
-            tracked: BTreeMap::new(),
-            schedule: BTreeSet::new(),
+            followed: Followed::default(),
             limits: SamplerLimits { tracked: limits.tracked.max(1) },
             threshold: u64::MAX,
             peak: 0,
@@ -111,6 +80,7 @@ impl Sampler {
     }
 
     /// Whether this object belongs to the followed subset. Cheap: everything else starts with it.
+    #[inline]
     pub fn follows(&self, fingerprint: u64) -> bool {
         fingerprint <= self.threshold
     }
@@ -122,12 +92,12 @@ impl Sampler {
 
     /// Objects followed now.
     pub fn len(&self) -> usize {
-        self.tracked.len()
+        self.followed.len()
     }
 
     /// Whether none is.
     pub fn is_empty(&self) -> bool {
-        self.tracked.is_empty()
+        self.followed.len() == 0
     }
 
     /// Offers an access as the sample of its object. `features` is called only if it is kept, and yields the vector and
@@ -143,7 +113,8 @@ impl Sampler {
         if !self.follows(fingerprint) {
             return;
         }
-        if let Some(t) = self.tracked.get_mut(&fingerprint) {
+        if let Some(at) = self.followed.find(fingerprint) {
+            let t = self.followed.at(at);
             if now > t.window_end {
                 return;
             }
@@ -151,78 +122,74 @@ impl Sampler {
             if self.rng.below(u64::from(t.offered)) != 0 {
                 return;
             }
-            self.schedule.remove(&(t.deadline, fingerprint));
-            (t.x, t.note) = features();
+            let (x, note) = features();
+            (t.x, t.note) = (Packed::of(&x), note);
             t.app = app;
             t.reads = 0;
-            t.late = false;
-            t.frozen = false;
-            t.missed = false;
-            t.deadline = now + horizon;
-            self.schedule.insert((t.deadline, fingerprint));
+            t.marks = 0;
+            self.followed.set_deadline(at, now + horizon);
             return;
         }
-        if self.tracked.len() >= self.limits.tracked {
+        if self.followed.len() >= self.limits.tracked {
             self.halve(now, horizon);
-            if !self.follows(fingerprint) || self.tracked.len() >= self.limits.tracked {
+            if !self.follows(fingerprint) || self.followed.len() >= self.limits.tracked {
                 return;
             }
         }
         let (x, note) = features();
         let deadline = now + horizon;
-        let t = Tracked {
-            x,
+        self.followed.insert(Tracked {
+            fingerprint,
+            window_end: deadline,
+            deadline,
+            x: Packed::of(&x),
             app,
             offered: 1,
             reads: 0,
-            late: false,
-            window_end: deadline,
-            deadline,
+            place: 0,
             note,
-            frozen: false,
-            missed: false,
-        };
-        self.tracked.insert(fingerprint, t);
-        self.schedule.insert((deadline, fingerprint));
-        self.peak = self.peak.max(self.tracked.len());
+            marks: 0,
+        });
+        self.peak = self.peak.max(self.followed.len());
+    }
+
+    /// The followed object, unless its reads no longer count.
+    #[inline]
+    fn counting(&mut self, fingerprint: u64) -> Option<&mut Tracked> {
+        if !self.follows(fingerprint) {
+            return None;
+        }
+        let at = self.followed.find(fingerprint)?;
+        Some(self.followed.at(at)).filter(|t| !t.has(Tracked::FROZEN))
     }
 
     /// A read that was a hit, in either tier.
     pub fn read(&mut self, fingerprint: u64, now: Nanos, horizon: Nanos) {
-        if !self.follows(fingerprint) {
-            return;
-        }
-        if let Some(t) = self.tracked.get_mut(&fingerprint)
-            && !t.frozen
-        {
+        if let Some(t) = self.counting(fingerprint) {
             t.count(now, horizon);
         }
     }
 
     /// A read that missed.
     pub fn miss(&mut self, fingerprint: u64, now: Nanos, horizon: Nanos) {
-        if self.at_leave == AtLeave::Close || !self.follows(fingerprint) {
+        if self.at_leave == AtLeave::Close {
             return;
         }
-        if let Some(t) = self.tracked.get_mut(&fingerprint)
-            && !t.frozen
-        {
+        if let Some(t) = self.counting(fingerprint) {
             t.count(now, horizon);
-            t.missed = true;
+            t.marks |= Tracked::MISSED;
         }
     }
 
     /// A write. `update`: the key was in the cache. A write after a miss fetches the same object again; any other makes a
     /// new one, and reads of that are not the sample's.
     pub fn write(&mut self, fingerprint: u64, update: bool) {
-        if !self.follows(fingerprint) {
-            return;
-        }
-        if let Some(t) = self.tracked.get_mut(&fingerprint) {
-            if update || !t.missed {
-                t.frozen = true;
+        // One that does not count stays so, and that it was missed means nothing any more.
+        if let Some(t) = self.counting(fingerprint) {
+            if update || !t.has(Tracked::MISSED) {
+                t.marks |= Tracked::FROZEN;
             }
-            t.missed = false;
+            t.marks &= !Tracked::MISSED;
         }
     }
 
@@ -235,34 +202,28 @@ impl Sampler {
 
     /// The object was deleted, or expired.
     pub fn removed(&mut self, fingerprint: u64) {
-        if !self.follows(fingerprint) {
-            return;
-        }
-        if let Some(t) = self.tracked.get_mut(&fingerprint) {
-            t.frozen = true;
+        if let Some(t) = self.counting(fingerprint) {
+            t.marks |= Tracked::FROZEN;
         }
     }
 
     /// The next sample whose label has closed by `now`. Call it before counting anything that happens at `now`.
+    #[inline]
     pub fn next_closed(&mut self, now: Nanos, horizon: Nanos) -> Option<Closed> {
-        let &(deadline, fingerprint) = self.schedule.first()?;
-        if deadline >= now {
+        if self.followed.first_deadline()? >= now {
             return None;
         }
-        self.schedule.pop_first();
-        let t = self.tracked.remove(&fingerprint)?;
+        let t = self.followed.take_first()?;
         self.review(now, horizon);
-        Some(Closed { app: t.app, x: t.x, reads: t.reads, late: t.late, note: t.note })
+        let (x, late) = (t.x.vector(), t.has(Tracked::LATE));
+        Some(Closed { app: t.app, x, reads: t.reads, late, note: t.note })
     }
 
     /// Halves the followed subset, dropping what falls out of it.
     fn halve(&mut self, now: Nanos, horizon: Nanos) {
         self.threshold /= 2;
-        let dropped = self.tracked.split_off(&self.threshold.saturating_add(1));
-        for (fingerprint, t) in dropped {
-            self.schedule.remove(&(t.deadline, fingerprint));
-        }
-        self.peak = self.tracked.len();
+        self.followed.keep_to(self.threshold);
+        self.peak = self.followed.len();
         self.reviewed = now + horizon + horizon;
     }
 
@@ -274,13 +235,13 @@ impl Sampler {
         if self.peak * 3 < self.limits.tracked {
             self.threshold = self.threshold.saturating_mul(2) | 1;
         }
-        self.peak = self.tracked.len();
+        self.peak = self.followed.len();
         self.reviewed = now + horizon + horizon;
     }
 
-    /// Estimated heap bytes in use; at most the limit times the size of one.
+    /// Heap bytes in use.
     pub fn memory_bytes(&self) -> usize {
-        self.tracked.len() * TRACKED_BYTES
+        self.followed.memory_bytes()
     }
 }
 
@@ -391,7 +352,10 @@ mod tests {
         for t in 0..50_000 {
             while s.next_closed(secs(t), secs(600)).is_some() {}
             s.offer(rng.next_u64(), AppId(0), secs(t), secs(600), || marked(0));
-            assert!(s.len() <= 100 && s.schedule.len() == s.len());
+            assert!(s.len() <= 100);
+            if t % 100 == 0 {
+                s.followed.validate();
+            }
         }
         let low = s.rate();
         assert!(low < 0.3, "{low}");
