@@ -3,7 +3,7 @@
 //! read. The applications differ widely in all of these and in popularity; the table below is ours, the totals are the
 //! paper's and hold whatever the number of applications.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::{Rng, prefetch};
 
@@ -72,12 +72,47 @@ struct App {
     ttl: u32,
     key: u32,
     slots: u64,
-    /// How many objects have lived in each slot.
-    generations: Vec<u32>,
+    generations: Generations,
     unread_ids: u64,
     /// Objects just written whose first read is due: (request number of the application, slot).
     pending: VecDeque<(u64, u64)>,
     requests: u64,
+}
+
+/// How many objects have lived in each slot: most numbers are small, and a table that is looked up at random is the faster
+/// the smaller it is.
+struct Generations {
+    /// [`Generations::MANY`] where the number is kept apart.
+    few: Vec<u8>,
+    many: BTreeMap<u64, u32>,
+}
+
+impl Generations {
+    const MANY: u8 = u8::MAX;
+
+    fn new(slots: u64) -> Generations {
+        Generations { few: vec![0; slots as usize], many: BTreeMap::new() }
+    }
+
+    fn of(&self, slot: u64) -> u32 {
+        match self.few[slot as usize] {
+            Self::MANY => self.many.get(&slot).copied().unwrap_or_default(),
+            few => u32::from(few),
+        }
+    }
+
+    fn add(&mut self, slot: u64) {
+        let few = &mut self.few[slot as usize];
+        if *few == Self::MANY {
+            let many = self.many.entry(slot).or_default();
+            *many = many.wrapping_add(1);
+            return;
+        }
+        *few += 1;
+        if *few == Self::MANY {
+            self.many.insert(slot, u32::from(Self::MANY));
+        }
+    }
 }
 
 /// The object of a request that has been drawn.
@@ -174,7 +209,7 @@ pub(crate) fn build(spec: &mut Spec) -> Result<(u64, Box<dyn Draw>), TraceError>
                 ttl: k.ttl,
                 key: k.key,
                 slots,
-                generations: vec![0; slots as usize],
+                generations: Generations::new(slots),
                 unread_ids: 0,
                 pending: VecDeque::new(),
                 requests: 0,
@@ -188,9 +223,7 @@ pub(crate) fn build(spec: &mut Spec) -> Result<(u64, Box<dyn Draw>), TraceError>
 impl App {
     fn live(&self, slot: u64) -> u64 {
         // application 8 bits, generation 20, slot 36.
-        u64::from(self.number) << 56
-            | u64::from(self.generations[slot as usize] & 0xf_ffff) << 32
-            | slot
+        u64::from(self.number) << 56 | u64::from(self.generations.of(slot) & 0xf_ffff) << 32 | slot
     }
 
     fn popular(&self, rng: &mut Rng) -> u64 {
@@ -240,7 +273,7 @@ impl App {
     /// Asks for what [`App::id`] will look at.
     fn warm(&self, drawn: Drawn) {
         if let Drawn::Next(slot) | Drawn::Slot(slot) = drawn {
-            prefetch(&self.generations, slot as usize);
+            prefetch(&self.generations.few, slot as usize);
         }
     }
 
@@ -250,8 +283,7 @@ impl App {
             Drawn::Id(id) => id,
             Drawn::Slot(slot) => self.live(slot),
             Drawn::Next(slot) => {
-                let generation = &mut self.generations[slot as usize];
-                *generation = generation.wrapping_add(1);
+                self.generations.add(slot);
                 self.live(slot)
             }
         }
@@ -293,8 +325,22 @@ impl Draw for Memcachier {
 
 #[cfg(test)]
 mod tests {
+    use super::Generations;
     use crate::generate::parse;
     use crate::stats::Collector;
+
+    #[test]
+    fn generations_are_counted_past_a_byte() {
+        let mut g = Generations::new(3);
+        for n in 0..1000 {
+            assert_eq!((g.of(0), g.of(1), g.of(2)), (0, n, n / 2));
+            g.add(1);
+            if n % 2 == 1 {
+                g.add(2);
+            }
+        }
+        assert_eq!(g.many.len(), 2);
+    }
 
     #[test]
     fn totals_are_the_papers() {
