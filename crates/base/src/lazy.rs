@@ -222,13 +222,12 @@ impl LazyWords {
         }
     }
 
-    /// Asks for the cache line that says where word `index` is, or for its own where that is known: before
-    /// [`LazyWords::warm`], which would wait for it. Nothing when it is out of bounds.
+    /// Asks for the cache line that says where word `index` is, unless that is known: before [`LazyWords::warm`], which
+    /// would wait for it. Nothing when it is out of bounds.
     #[inline]
     pub fn expect(&self, index: usize) {
-        match &self.table {
-            Table::Whole(words) => crate::prefetch(words, index),
-            Table::Sparse { groups, .. } => crate::prefetch(groups, index / GROUP),
+        if let Table::Sparse { groups, .. } = &self.table {
+            crate::prefetch(groups, index / GROUP);
         }
     }
 
@@ -240,6 +239,23 @@ impl LazyWords {
             Table::Sparse { groups, .. } => {
                 if let Some(group) = groups.get(index / GROUP) {
                     crate::prefetch(&group.words, group.rank(index % GROUP));
+                }
+            }
+        }
+    }
+
+    /// Asks for the cache lines that change when word `index` does, which may not have been in use: where only words in use
+    /// are kept, those behind it move.
+    #[inline]
+    pub fn warm_to_set(&self, index: usize) {
+        match &self.table {
+            Table::Whole(words) => crate::prefetch(words, index),
+            Table::Sparse { groups, .. } => {
+                if let Some(group) = groups.get(index / GROUP) {
+                    let first = group.rank(index % GROUP);
+                    (first..group.words.len()).step_by(8).for_each(|at| {
+                        crate::prefetch(&group.words, at);
+                    });
                 }
             }
         }
@@ -297,6 +313,7 @@ mod tests {
                 lazy.set(at, value);
                 lazy.expect(at);
                 lazy.warm(at);
+                lazy.warm_to_set(at);
                 plain[at] = value;
                 let at = rng.below(len as u64) as usize;
                 assert_eq!(lazy.get(at), plain[at]);

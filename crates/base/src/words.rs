@@ -112,6 +112,15 @@ impl Words {
         }
     }
 
+    /// Asks for the cache line that says where word `index` is, where the words take memory as they are filled: before
+    /// [`Words::prefetch`], which would wait for it.
+    #[inline]
+    pub fn expect(&self, index: usize) {
+        if let Err(lazy) = self.cells() {
+            lazy.expect(index);
+        }
+    }
+
     /// Changes word `index`, after every earlier store and before every later one.
     ///
     /// # Panics

@@ -1,4 +1,5 @@
-//! Rate and memory of `larder sim run`: `run_rate EXPERIMENT.toml`, on one thread, the reader included.
+//! Rate and memory of `larder sim run`: `run_rate EXPERIMENT.toml [OUT.json]`, on one thread, the reader included. What came
+//! out, as `larder sim run --json` prints it, goes to the second file, to be compared with another version's.
 #![allow(
     clippy::disallowed_methods,
     reason = "a benchmark reads the clock; nothing of it is in the simulator"
@@ -27,7 +28,7 @@ fn most_memory() -> f64 {
 
 fn main() {
     let Some(file) = std::env::args().nth(1) else {
-        eprintln!("run_rate EXPERIMENT.toml");
+        eprintln!("run_rate EXPERIMENT.toml [OUT.json]");
         std::process::exit(2);
     };
     let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -35,6 +36,10 @@ fn main() {
     let started = Instant::now();
     let outcome = run(&experiment, 1, |_, _| ()).unwrap_or_else(|e| panic!("{e}"));
     let (wall, cpu) = (started.elapsed().as_secs_f64(), processor_seconds());
+    if let Some(to) = std::env::args().nth(2) {
+        let text = serde_json::to_string(&outcome).unwrap_or_else(|e| panic!("{to}: {e}"));
+        std::fs::write(&to, text).unwrap_or_else(|e| panic!("{to}: {e}"));
+    }
     let requests = outcome.workload.requests as f64 * outcome.caches.len() as f64;
     println!(
         "{requests:.0} requests, {:.3} million/s of processor time, {:.3} by the clock",

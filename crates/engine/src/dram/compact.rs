@@ -100,6 +100,16 @@ pub struct Key {
     len: u8,
 }
 
+impl Key {
+    /// Makes it the key of this id and length, which is at least eight.
+    #[inline]
+    pub fn set(&mut self, id: u64, len: u8) -> &[u8] {
+        self.bytes[..ID_LEN].copy_from_slice(&id.to_le_bytes());
+        self.len = len;
+        self
+    }
+}
+
 impl Deref for Key {
     type Target = [u8];
     #[inline]
@@ -198,6 +208,12 @@ impl Apart {
 
     fn set(&mut self, entry: u32, reads: Reads) {
         self.chunks[entry as usize / CHUNK][entry as usize % CHUNK] = reads;
+    }
+
+    fn warm(&self, entry: u32) {
+        if let Some(chunk) = self.chunks.get(entry as usize / CHUNK) {
+            larder_base::prefetch(&chunk[..], entry as usize % CHUNK);
+        }
     }
 
     fn take(&mut self) -> u32 {
@@ -455,6 +471,14 @@ impl ObjectMemory for CompactArena {
     }
 
     #[inline]
+    fn warm_reads(&self, block: Block) {
+        let slot = self.slot(block.0);
+        if slot.0[KEPT] == APART {
+            self.apart.warm(slot.u32(READS));
+        }
+    }
+
+    #[inline]
     fn warm_neighbours(&self, block: Block) {
         let slot = self.slot(block.0);
         self.warm(Block(slot.u32(BEFORE)));
@@ -570,9 +594,10 @@ impl ObjectMemory for CompactArena {
     }
 
     #[inline]
-    fn has_key(&self, block: Block, header: &ObjectHeader, _hash: u32, key: &[u8]) -> bool {
-        usize::from(header.key_len) == key.len()
-            && key.get(..ID_LEN) == Some(&self.slot(block.0).0[ID..])
+    fn has_key(&self, block: Block, _hash: u32, key: &[u8]) -> bool {
+        let slot = self.slot(block.0);
+        (slot.u32(LENGTHS) >> KEY_SHIFT & 0xFF) as usize == key.len()
+            && key.get(..ID_LEN) == Some(&slot.0[ID..])
     }
 
     #[inline]
@@ -742,9 +767,9 @@ mod tests {
                         assert_eq!(a.value(*in_a, h), c.value(*in_c, h));
                         let mut k = vec![0; usize::from(h.key_len)];
                         Contents::key(*id, &mut k);
-                        assert!(c.has_key(*in_c, h, 0, &k));
+                        assert!(c.has_key(*in_c, 0, &k));
                         k[3] ^= 1;
-                        assert!(!c.has_key(*in_c, h, 0, &k));
+                        assert!(!c.has_key(*in_c, 0, &k));
                     }
                 }
             }

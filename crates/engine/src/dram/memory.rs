@@ -40,6 +40,8 @@ pub trait ObjectMemory {
     fn held_bytes(&self) -> usize;
     /// Asks for the cache line of a block's header.
     fn warm(&self, block: Block);
+    /// Asks for what of the object's header is kept elsewhere, if anything is. The block's own header is best at hand.
+    fn warm_reads(&self, _block: Block) {}
     /// Asks for what freeing the block will look at beside it. The block's own header is best at hand.
     fn warm_neighbours(&self, block: Block);
 
@@ -57,7 +59,7 @@ pub trait ObjectMemory {
     /// Changes the state bits alone.
     fn set_state(&mut self, block: Block, state: State);
     /// Whether the object has this key, whose [`larder_base::ObjectHash::dram`] is `hash`.
-    fn has_key(&self, block: Block, header: &ObjectHeader, hash: u32, key: &[u8]) -> bool;
+    fn has_key(&self, block: Block, hash: u32, key: &[u8]) -> bool;
     /// The object's key.
     fn key(&self, block: Block, header: &ObjectHeader) -> Self::Key<'_>;
     /// The object's value.
@@ -161,10 +163,10 @@ impl ObjectMemory for Arena {
         self.payload_mut(block)[29] = state.0;
     }
     #[inline]
-    fn has_key(&self, block: Block, header: &ObjectHeader, hash: u32, key: &[u8]) -> bool {
-        header.hash == hash
-            && usize::from(header.key_len) == key.len()
-            && self.key(block, header) == key
+    fn has_key(&self, block: Block, hash: u32, key: &[u8]) -> bool {
+        let payload = self.payload(block);
+        ObjectHeader::hash_and_key_len(payload) == (hash, key.len())
+            && payload[HEADER_BYTES..].starts_with(key)
     }
     #[inline]
     fn key(&self, block: Block, header: &ObjectHeader) -> &[u8] {

@@ -116,6 +116,13 @@ impl ObjectHeader {
         memory.set_header(block, self);
     }
 
+    /// Of the header at the start of `payload` what a look-up compares.
+    #[inline]
+    pub(super) fn hash_and_key_len(payload: &[u8]) -> (u32, usize) {
+        let hash = u32::from_le_bytes([payload[4], payload[5], payload[6], payload[7]]);
+        (hash, usize::from(payload[28]))
+    }
+
     /// The header at the start of `payload`.
     #[inline]
     pub(super) fn decode(payload: &[u8]) -> ObjectHeader {

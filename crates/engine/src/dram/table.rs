@@ -67,11 +67,11 @@ impl Table {
     ) -> Option<(Block, ObjectHeader)> {
         let mut at = self.heads[(hash & self.mask) as usize];
         while at != 0 {
-            let h = ObjectHeader::load(arena, Block(at));
-            if arena.has_key(Block(at), &h, hash, key) {
-                return Some((Block(at), h));
+            let block = Block(at);
+            if arena.has_key(block, hash, key) {
+                return Some((block, ObjectHeader::load(arena, block)));
             }
-            at = h.next;
+            at = ObjectHeader::next_of(arena, block);
         }
         None
     }
@@ -88,6 +88,23 @@ impl Table {
         arena.warm(Block(self.heads[(hash & self.mask) as usize]));
     }
 
+    /// Whether the first object that looking for `hash` meets has this key, when [`Table::warm_object`] has been asked some
+    /// time ago. Asks for what is read of it besides, or else for the second object.
+    #[inline]
+    pub fn warm_further(&self, arena: &impl ObjectMemory, hash: u32, key: &[u8]) -> bool {
+        let at = self.heads[(hash & self.mask) as usize];
+        if at == 0 {
+            return false;
+        }
+        let found = arena.has_key(Block(at), hash, key);
+        if found {
+            arena.warm_reads(Block(at));
+        } else {
+            arena.warm(Block(ObjectHeader::next_of(arena, Block(at))));
+        }
+        found
+    }
+
     /// The object in `block`, if one is linked there under `hash`: safe to ask of a block that may be gone.
     pub fn holds(
         &self,
@@ -97,11 +114,10 @@ impl Table {
     ) -> Option<ObjectHeader> {
         let mut at = self.heads[(hash & self.mask) as usize];
         while at != 0 {
-            let h = ObjectHeader::load(arena, Block(at));
             if at == block.0 {
-                return Some(h);
+                return Some(ObjectHeader::load(arena, block));
             }
-            at = h.next;
+            at = ObjectHeader::next_of(arena, Block(at));
         }
         None
     }

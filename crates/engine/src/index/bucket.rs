@@ -167,7 +167,14 @@ impl Line {
         let both = u64::from(tag) | u64::from(tag) << 30;
         let spread = (self.0[0] >> 60 | self.0[1] >> 60 << 4 | self.0[2] >> 60 << 8) as u16 == tag;
         let found = flagged(self.0.iter().map(|word| !filled_fields(word ^ both)));
-        (found | u32::from(spread) << SPREAD) & self.live()
+        let mut found = (found | u32::from(spread) << SPREAD) & STARTS[self.width()];
+        // Of one slot in a hundred or so it must be asked whether it is empty, not of all.
+        for pos in positions(found) {
+            if slot_segment(self.slot(pos)) == 0 {
+                found &= !(1 << pos);
+            }
+        }
+        found
     }
 
     /// The positions, as bits, of all live entries.
@@ -277,6 +284,12 @@ pub(super) struct Raw(pub(super) u64);
 #[inline]
 pub(super) fn slot_tag(slot: u32) -> u16 {
     (slot & 0xfff) as u16
+}
+
+/// The segment of a slot's 30 bits; 0 in one that is empty.
+#[inline]
+fn slot_segment(slot: u32) -> u32 {
+    slot >> SEGMENT_SHIFT & 0xfff
 }
 
 /// The CLOCK of a slot's 30 bits.

@@ -183,6 +183,26 @@ impl FlashIndex {
         found
     }
 
+    /// The first entry of [`Self::probe`].
+    #[inline]
+    pub fn first(&self, hash: ObjectHash) -> Option<Entry> {
+        let (tag, both) = self.buckets_of(hash);
+        distinct(&both).iter().find_map(|&bucket| {
+            let (line, matches) = self.matching(bucket, tag)?;
+            Some(line.raw(matches.trailing_zeros() as usize).entry())
+        })
+    }
+
+    /// Where the index takes memory as it is filled: asks for what says where `hash`'s two cache lines are, before
+    /// [`Self::warm`].
+    #[inline]
+    pub fn expect(&self, hash: ObjectHash) {
+        let (_, both) = self.buckets_of(hash);
+        for bucket in both {
+            self.words.expect(HEADER_WORDS + bucket as usize * WORDS);
+        }
+    }
+
     /// Fetches `hash`'s two cache lines. Called for many hashes in a row before what needs them, it lets their cache
     /// misses overlap: worth it in batches (a segment that is published or reclaimed), not for one.
     #[inline]

@@ -220,28 +220,47 @@ impl<M: ObjectMemory> KvShard<M> {
         }
     }
 
-    /// Fetches the cache lines at which a request for `hash` begins. Called some requests ahead, it lets their cache
+    /// Fetches the cache line at which a request for `hash` begins. Called some requests ahead, it lets their cache
     /// misses overlap: worth it for who knows what will be asked (a trace is read, many keys came at once).
     #[inline]
     pub fn warm(&self, hash: ObjectHash) {
         self.table.warm(hash.dram());
-        self.index.warm(hash);
+    }
+
+    /// The second step, some requests after [`KvShard::warm`]: the object that the table names.
+    #[inline]
+    pub fn warm_object(&self, hash: ObjectHash) {
+        self.table.warm_object(&self.arena, hash.dram());
+        self.index.expect(hash);
         self.admission.warm(hash);
     }
 
-    /// The second step, some requests after [`KvShard::warm`]: the object that the table names, and what admission knows.
+    /// The third step: whether that is the object, in which case nothing else is needed. If not, the flash index.
     #[inline]
-    pub fn warm_object(&self, hash: ObjectHash) {
-        self.admission.warm_again(hash);
-        self.table.warm_object(&self.arena, hash.dram());
+    pub fn warm_index(&self, hash: ObjectHash, key: &[u8]) -> bool {
+        let found = self.table.warm_further(&self.arena, hash.dram(), key);
+        if !found {
+            self.index.warm(hash);
+        }
+        found
     }
 
-    /// Where a look-up would read flash first, if the object is on flash: for who can have it at hand sooner.
+    /// The fourth step: where a look-up would read flash first, if the object is on flash, for who can have it at hand
+    /// sooner. Nothing is on flash of an object that is to be written (`write`), or will be missed: then what admission knows
+    /// is needed.
     #[inline]
-    pub fn first_on_flash(&self, hash: ObjectHash) -> Option<Location> {
-        let entry = self.index.probe(hash).iter().next()?;
-        self.access_times.warm(hash.fingerprint());
-        Some(self.location(hash, &entry))
+    pub fn warm_flash(&self, hash: ObjectHash, write: bool) -> Option<Location> {
+        let entry = if write { None } else { self.index.first(hash) };
+        match entry {
+            Some(entry) => {
+                self.access_times.warm(hash.fingerprint());
+                Some(self.location(hash, &entry))
+            }
+            None => {
+                self.admission.warm_again(hash);
+                None
+            }
+        }
     }
 
     /// The shard's counters.

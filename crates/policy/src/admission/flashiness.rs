@@ -437,13 +437,15 @@ impl AdmissionPolicy for Flashiness {
     #[inline]
     fn warm_again(&self, hash: ObjectHash) {
         if let Some(history) = &self.history {
-            history.warm(hash.fingerprint());
+            history.warm_to_write(hash.fingerprint());
         }
     }
 
     #[inline]
     fn warm_candidate(&self, hash: ObjectHash) {
-        self.warm_again(hash);
+        if let Some(history) = &self.history {
+            history.warm(hash.fingerprint());
+        }
     }
 
     fn grow_as_filled(&mut self) {

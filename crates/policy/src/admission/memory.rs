@@ -97,6 +97,12 @@ impl KeyMemory {
         self.entries.warm(self.place(fingerprint).0);
     }
 
+    /// Asks for what changes when the key is written.
+    #[inline]
+    pub(crate) fn warm_to_write(&self, fingerprint: u64) {
+        self.entries.warm_to_set(self.place(fingerprint).0);
+    }
+
     /// What is known of a key.
     pub(crate) fn recall(&self, fingerprint: u64) -> History {
         let (start, tag) = self.place(fingerprint);

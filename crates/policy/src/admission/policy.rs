@@ -53,12 +53,13 @@ pub trait AdmissionPolicy: Send {
         false
     }
 
-    /// Asks for the cache line at which what is known of the key begins: for who knows what will be asked.
+    /// Asks for the cache line that says where what is known of the key is: for who knows what will be asked.
     fn warm(&self, hash: ObjectHash) {
         let _ = hash;
     }
 
-    /// The second step, some requests after [`AdmissionPolicy::warm`]: asks for what that line leads to.
+    /// The second step, some requests after [`AdmissionPolicy::warm`]: asks for what that line leads to, for a miss or a
+    /// write of the key. Other requests ask for nothing there.
     fn warm_again(&self, hash: ObjectHash) {
         let _ = hash;
     }

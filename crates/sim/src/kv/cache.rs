@@ -141,21 +141,24 @@ pub const MAX_VALUE: u64 = 1 << 20;
 #[derive(Clone, Copy)]
 struct Ahead {
     id: u64,
-    key_size: u32,
+    key_len: u8,
     hash: ObjectHash,
+    /// Whatever is there is replaced, and not read.
+    write: bool,
+    /// It is in DRAM.
+    in_dram: bool,
     /// Where on flash it may be.
     on_flash: Option<Location>,
 }
 
-/// How many announced requests after its announcement an object's header is asked for, and what says where it is on flash.
-const WARM_AFTER: usize = 5;
-/// And after how many what flash holds of it.
-const WARM_FLASH_AFTER: usize = 9;
+/// How many announced requests after its announcement an object's header is asked for, then the index of what is not in
+/// DRAM, then what says where it is on flash, then what flash holds of it.
+const WARM_AFTER: [usize; 4] = [3, 6, 9, 11];
 
 /// An object that a request is about.
-struct Object<'a> {
+struct Object {
     id: u64,
-    key: &'a [u8],
+    key_len: u8,
     hash: ObjectHash,
     app: AppId,
 }
@@ -196,6 +199,8 @@ pub struct HybridCache<M = CompactArena> {
     counters: Counters,
     /// Requests that were announced, in their order.
     ahead: VecDeque<Ahead>,
+    /// Of any object, to be made that of one.
+    key: Key,
     seed: u64,
     training: learn::TrainParams,
     now: Now,
@@ -342,6 +347,7 @@ impl<M: ObjectMemory> HybridCache<M> {
             sink: Sink::default(),
             counters: Counters::default(),
             ahead: VecDeque::new(),
+            key: Contents::key_of(0, ID_LEN as u8),
             seed: config.seed,
             training: config.admission.flashiness.training,
             now: Now { mono: Nanos::ZERO, wall: UnixSecs(EPOCH) },
@@ -363,24 +369,42 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// Announces a request: what is announced comes in this order, before anything that is not. What is needed of memory
     /// is fetched ahead, which changes how long it takes and nothing else.
     pub fn announce(&mut self, r: &Request) {
-        let hash = self.hasher.hash(&key_of(r));
-        self.shards.0[self.shards.shard_of(hash)].warm(hash);
-        let announced = self.ahead.len();
-        if let Some(near) = announced.checked_sub(WARM_AFTER) {
-            let near = &mut self.ahead[near];
-            let shard = &self.shards.0[OwnerOf::shard_of(near.hash, self.shards.0.len())];
-            shard.warm_object(near.hash);
-            near.on_flash = shard.first_on_flash(near.hash);
+        let hash = self.hasher.hash(self.key.set(r.id, key_len(r)));
+        let HybridCache { shards, device, ahead, key, .. } = self;
+        let shard_of = |hash| &shards.0[OwnerOf::shard_of(hash, shards.0.len())];
+        shard_of(hash).warm(hash);
+        let [object, index, place, flash] = WARM_AFTER.map(|after| ahead.len().checked_sub(after));
+        if let Some(near) = object {
+            let near = ahead[near].hash;
+            shard_of(near).warm_object(near);
+        }
+        if let Some(near) = index {
+            let near = &mut ahead[near];
+            let key = key.set(near.id, near.key_len);
+            near.in_dram = shard_of(near.hash).warm_index(near.hash, key);
+        }
+        if let Some(near) = place
+            && !ahead[near].in_dram
+        {
+            let near = &mut ahead[near];
+            near.on_flash = shard_of(near.hash).warm_flash(near.hash, near.write);
             if let Some(at) = &near.on_flash {
-                self.device.warm_place(at);
+                device.warm_place(at);
             }
         }
-        if let Some(near) = announced.checked_sub(WARM_FLASH_AFTER)
-            && let Some(at) = &self.ahead[near].on_flash
+        if let Some(near) = flash
+            && let Some(at) = &ahead[near].on_flash
         {
-            self.device.warm(at);
+            device.warm(at);
         }
-        self.ahead.push_back(Ahead { id: r.id, key_size: r.key_size, hash, on_flash: None });
+        ahead.push_back(Ahead {
+            id: r.id,
+            key_len: key_len(r),
+            hash,
+            write: !r.op.is_read() && !r.op.is_removal() && r.op != TraceOp::Touch,
+            in_dram: false,
+            on_flash: None,
+        });
     }
 
     /// Carries out one request of a trace; one without a time happens a microsecond after the one before it. Block
@@ -390,15 +414,15 @@ impl<M: ObjectMemory> HybridCache<M> {
         let wall = EPOCH.saturating_add((mono.0 / 1_000_000_000) as u32);
         self.now = Now { mono, wall: UnixSecs(wall) };
         self.counters.requests += 1;
-        let key = &*key_of(r);
+        let key_len = key_len(r);
         let hash = match self.ahead.pop_front() {
-            Some(a) if (a.id, a.key_size) == (r.id, r.key_size) => a.hash,
-            _ => self.hasher.hash(key),
+            Some(a) if (a.id, a.key_len) == (r.id, key_len) => a.hash,
+            _ => self.hasher.hash(self.key.set(r.id, key_len)),
         };
         let app = AppId(r.app.min(u32::from(AppId::OTHER.0)) as u16);
         let size = r.size.min(MAX_VALUE) as usize;
-        let bytes = (key.len() + size) as u64;
-        let object = Object { id: r.id, key, hash, app };
+        let bytes = (usize::from(key_len) + size) as u64;
+        let object = Object { id: r.id, key_len, hash, app };
         let expiry = match r.ttl {
             0 => Expiry::NEVER,
             ttl => Expiry::at(UnixSecs(self.now.wall.0.saturating_add(ttl))),
@@ -432,15 +456,16 @@ impl<M: ObjectMemory> HybridCache<M> {
         tier
     }
 
-    fn set(&mut self, object: &Object<'_>, size: usize, expiry: Expiry) {
-        self.counters.set_bytes += (object.key.len() + size) as u64;
+    fn set(&mut self, object: &Object, size: usize, expiry: Expiry) {
+        self.counters.set_bytes += (usize::from(object.key_len) + size) as u64;
         self.execute(object, Asked::Set { size, expiry });
     }
 
-    fn execute(&mut self, object: &Object<'_>, asked: Asked) -> Option<Tier> {
-        let &Object { id, key, hash, app } = object;
+    fn execute(&mut self, object: &Object, asked: Asked) -> Option<Tier> {
+        let &Object { id, key_len, hash, app } = object;
         let shard = self.shards.shard_of(hash);
-        let HybridCache { shards, device, sink, now, values, .. } = self;
+        let HybridCache { shards, device, sink, now, values, key, .. } = self;
+        let key = key.set(id, key_len);
         let op = match asked {
             Asked::Get => Op::Get(Get::default()),
             Asked::Delete => Op::Delete(Delete::default()),
@@ -596,8 +621,9 @@ impl<M: ObjectMemory> HybridCache<M> {
     }
 }
 
-fn key_of(r: &Request) -> Key {
-    Contents::key_of(r.id, r.key_size.clamp(ID_LEN as u32, 250) as u8)
+/// Bytes of a request's key as it is simulated.
+fn key_len(r: &Request) -> u8 {
+    r.key_size.clamp(ID_LEN as u32, 250) as u8
 }
 
 #[cfg(test)]

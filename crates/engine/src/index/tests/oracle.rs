@@ -119,6 +119,8 @@ fn check_probe(index: &FlashIndex, model: &Contents, rng: &mut Rng, tags: u64) {
         family_of(model, index.family(hash)).iter().map(|e| (e.segment, e.place)).collect();
     expected.dedup();
     let found = index.probe(hash);
+    assert_eq!(index.first(hash), found.iter().next());
+    index.expect(hash);
     let mut got: Vec<(u16, Place)> = found.iter().map(|e| (e.segment, e.place)).collect();
     got.sort_unstable();
     expected.sort_unstable();
