@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use larder_base::{ByteSize, Endurance};
+use larder_base::{ByteSize, Endurance, Short};
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
@@ -162,7 +162,7 @@ fn above_zero(flag: &str, value: f64, most: f64) -> Result<f64, CliError> {
     if value > 0.0 && value <= most {
         return Ok(value);
     }
-    Err(usage(format!("{flag}: '{value}': above 0 and at most {most}")))
+    Err(usage(format!("{flag}: '{}': above 0 and at most {}", Short(value), Short(most))))
 }
 
 fn question(args: &AdviseArgs) -> Result<Question, CliError> {
@@ -172,14 +172,20 @@ fn question(args: &AdviseArgs) -> Result<Question, CliError> {
         (None, None) => return Err(usage("--target-hit-ratio SHARE is needed")),
     };
     if !(share > 0.0 && share < 1.0) {
-        return Err(usage(format!("{flag}: '{share}': between 0 and 1, as 0.8")));
+        return Err(usage(format!("{flag}: '{}': between 0 and 1, as 0.8", Short(share))));
     }
     let dwa = args.device_write_amplification;
     if !(1.0..=100.0).contains(&dwa) {
-        return Err(usage(format!("--device-write-amplification: '{dwa}': between 1 and 100")));
+        return Err(usage(format!(
+            "--device-write-amplification: '{}': between 1 and 100",
+            Short(dwa)
+        )));
     }
     if !(0.0..=10.0).contains(&args.price) {
-        return Err(usage(format!("--price: '{}': between 0 and 10", args.price)));
+        return Err(usage(format!(
+            "--price: '{}': between 0 and 10",
+            Short(f64::from(args.price))
+        )));
     }
     Ok(Question {
         target_hit_ratio: target,

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use clap::Parser;
-use larder_base::ByteSize;
+use larder_base::{ByteSize, Short};
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy};
 use larder_sim::block_study::{
     BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive, Writes,
@@ -118,7 +118,7 @@ fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
     let line_bytes = u32::try_from(args.line.0)
         .map_err(|_| CliError::Usage(format!("--line: {} is too large: at most 1m", args.line)))?;
     if !(1e-3..=100.0).contains(&args.over_provisioning) {
-        let given = args.over_provisioning;
+        let given = Short(args.over_provisioning);
         let must = "give a share from 0.001 to 100, such as 0.07";
         return Err(CliError::Usage(format!("--over-provisioning: '{given}': {must}")));
     }

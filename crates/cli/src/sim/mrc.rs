@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use larder_base::ByteSize;
+use larder_base::{ByteSize, Short};
 use larder_policy::eviction::{EvictionKind, Unit};
 use larder_sim::mrc::{Filter, Found, Items, Job, Row, Sampler, Sweep, SweepError, sweep};
 use larder_sim::report::miss_ratio_curves;
@@ -145,7 +145,8 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
     let sample = match args.sample {
         None => None,
         Some(rate) => Some(Sampler::new(rate, args.seed).ok_or_else(|| {
-            CliError::Usage(format!("--sample: '{rate}' is not a share: give 0 < SHARE <= 1"))
+            let shown = Short(rate);
+            CliError::Usage(format!("--sample: '{shown}' is not a share: give 0 < SHARE <= 1"))
         })?),
     };
     if args.lru_curve.is_some() && (sample.is_some() || unit == Unit::Bytes) {

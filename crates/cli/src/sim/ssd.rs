@@ -1,7 +1,7 @@
 //! `larder sim ssd`: what a drive makes of writes.
 
 use clap::Parser;
-use larder_base::{ByteSize, Rng};
+use larder_base::{ByteSize, Rng, Short};
 use larder_runtime::machine::usable_memory;
 use larder_sim::ssd::{Geometry, GeometryError, NoEviction, Ssd, Traffic, VictimPolicy, Wear};
 use larder_trace::{HashOf, Hashed, Reader};
@@ -132,6 +132,11 @@ fn geometry(args: &SsdArgs) -> Result<Geometry, CliError> {
         let text = format!("--block: {} is not a multiple of --page {}", args.block, args.page);
         return usage(text);
     }
+    if !(args.over_provisioning > 0.0 && args.over_provisioning <= 100.0) {
+        let shown = Short(args.over_provisioning);
+        let must = "give a share above 0 and at most 100, such as 0.07";
+        return usage(format!("--over-provisioning: '{shown}': {must}"));
+    }
     let logical = u32::try_from(capacity / page).unwrap_or(u32::MAX);
     let per_block = u32::try_from(block / page).unwrap_or(u32::MAX);
     if logical == 0 || f64::from(logical) * (1.0 + args.over_provisioning) > 3e9 {
@@ -256,7 +261,7 @@ fn synthetic(args: &SsdArgs, ssd: &mut Ssd) -> Result<(), CliError> {
     if !(args.utilisation > 0.0 && args.utilisation <= 1.0) {
         return usage(format!(
             "--utilisation: '{}' is not a share: give 0 < SHARE <= 1",
-            args.utilisation
+            Short(args.utilisation)
         ));
     }
     if args.io.0 == 0 || !args.io.0.is_multiple_of(args.page.0) {

@@ -1,7 +1,7 @@
 //! `larder sim stack`: RAM and flash on a client of a file server.
 
 use clap::Parser;
-use larder_base::ByteSize;
+use larder_base::{ByteSize, Short};
 use larder_sim::stack::{Architecture, Config, Figures, Policy, Restart, Timing, run as simulate};
 use larder_trace::{HashOf, Hashed, Options, Reader};
 use serde::Serialize;
@@ -170,13 +170,17 @@ fn blocks(flag: &str, size: ByteSize, least: u64) -> Result<u32, CliError> {
 fn timing(args: &StackArgs) -> Result<Timing, CliError> {
     let micros = |flag: &str, us: f64| {
         if !(0.0..=1e9).contains(&us) {
-            let text = format!("--{flag}: '{us}' is not a time: give microseconds from 0 to 10^9");
+            let text = format!(
+                "--{flag}: '{}' is not a time: give microseconds from 0 to 10^9",
+                Short(us)
+            );
             return Err(CliError::Usage(text));
         }
         Ok(larder_base::Nanos((us * 1000.0) as u64))
     };
     if !(0.0..=1.0).contains(&args.fast_share) {
-        let text = format!("--fast-share: '{}' is not a share: give 0 to 1", args.fast_share);
+        let text =
+            format!("--fast-share: '{}' is not a share: give 0 to 1", Short(args.fast_share));
         return Err(CliError::Usage(text));
     }
     Ok(Timing {

@@ -21,6 +21,7 @@ mod spec;
 
 use std::collections::BTreeSet;
 
+use larder_base::Short;
 use larder_trace::{CsvColumns, Options};
 
 pub use baseline::{FifoLog, SetAssociative};
@@ -91,9 +92,7 @@ fn check_range(key: &str, v: f64, low: f64, high: f64, must: &str) -> Result<(),
     if (low..=high).contains(&v) {
         return Ok(());
     }
-    // 1e300 rather than three hundred digits.
-    let shown = if v.abs() < 1e15 { v.to_string() } else { format!("{v:e}") };
-    Err(value(key, shown, format!("give {must}")))
+    Err(value(key, Short(v), format!("give {must}")))
 }
 
 fn validate_store(store: &Store) -> Result<(), ExperimentError> {

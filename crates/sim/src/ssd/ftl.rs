@@ -1,6 +1,6 @@
 //! The flash translation layer.
 
-use larder_base::{ByteSize, Rng};
+use larder_base::{ByteSize, Rng, Short};
 use larder_policy::block::{SegmentPicker, VictimPolicy};
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ impl Geometry {
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum GeometryError {
     /// Nothing to write to.
-    #[error("{what} is {value}: give {remedy}")]
+    #[error("{what} is {}: give {remedy}", Short(*value))]
     Bad {
         /// The field.
         what: &'static str,

@@ -26,5 +26,14 @@ fn check(
     good: bool,
     must: &'static str,
 ) -> Result<(), SettingError> {
-    if good { Ok(()) } else { Err(SettingError { name, value: value.to_string(), must }) }
+    if good {
+        return Ok(());
+    }
+    let value = value.to_string();
+    // 1e300 in three hundred digits is a number too.
+    let value = match value.parse::<f64>() {
+        Ok(number) if value.len() > 20 => larder_base::Short(number).to_string(),
+        _ => value,
+    };
+    Err(SettingError { name, value, must })
 }
