@@ -148,6 +148,11 @@ fn of_block(c: &CacheOutcome, show: fn(&BlockFigures) -> Option<String>) -> Stri
     c.block.as_ref().and_then(show).unwrap_or_else(|| "-".to_owned())
 }
 
+/// Of caches of objects a write is a write to DRAM.
+fn writes_of_block(c: &CacheOutcome, figure: fn(&Latency) -> f64) -> String {
+    if c.block.is_some() { latency(&c.latency.write, figure) } else { "-".to_owned() }
+}
+
 /// A row of the table: what it shows, and how.
 type Row = (&'static str, fn(&CacheOutcome) -> String);
 
@@ -193,8 +198,8 @@ const ROWS: &[Row] = &[
     ("requests that ask the store", |c| of_block(c, |b| Some(format!("{:.4}", b.store_share)))),
     ("  of reads", |c| of_block(c, |b| Some(format!("{:.4}", b.store_read_share)))),
     ("requests per second", |c| of_block(c, |b| Some(format!("{:.0}", b.requests_per_second)))),
-    ("write latency, mean", |c| of_block(c, |b| Some(micros(b.write_mean_us)))),
-    ("  99 %", |c| of_block(c, |b| Some(micros(b.write_p99_us)))),
+    ("write latency, mean", |c| writes_of_block(c, |l| l.mean_us)),
+    ("  99 %", |c| writes_of_block(c, |l| l.p99_us)),
     ("DRAM per line", |c| of_block(c, |b| Some(format!("{:.1} B", b.dram_per_line)))),
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
     ("backing store busy", |c| format!("{:.3}", c.backend_utilisation)),
@@ -262,8 +267,8 @@ const COLUMNS: &[Column] = &[
     ("flash_bytes", |p| p.flash_bytes.to_string()),
     ("clwa_of_sets", |p| p.clwa_of_sets.to_string()),
     ("dlwa", |p| p.dlwa.to_string()),
-    ("read_mean_us", |p| p.read_mean_us.to_string()),
-    ("read_p99_us", |p| p.read_p99_us.to_string()),
+    ("latency_read_mean_us", |p| p.latency_read_mean_us.to_string()),
+    ("latency_read_p99_us", |p| p.latency_read_p99_us.to_string()),
 ];
 
 /// A first line that says where the figures come from, as a remark; names; a line for each point.

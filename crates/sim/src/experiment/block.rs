@@ -67,7 +67,7 @@ pub struct BlockFigures {
     pub dropped: u64,
     /// Lines that were not filled because too many fills were under way, or no slot was free to be taken.
     pub fill_dropped: u64,
-    /// Lines that admission refused, by reason.
+    /// Lines that admission refused, by reason: all reasons, whether met with or not.
     pub rejected: BTreeMap<&'static str, u64>,
     /// DRAM of the map and of admission, for each line that fits, bytes.
     pub dram_per_line: f64,
@@ -79,10 +79,20 @@ pub struct BlockFigures {
     pub requests_per_second: f64,
     /// Bytes read and written a second of virtual time.
     pub bytes_per_second: f64,
-    /// Of writes and trims, mean latency, microseconds.
-    pub write_mean_us: f64,
-    /// Of writes and trims, 99th percentile, microseconds.
-    pub write_p99_us: f64,
+}
+
+impl BlockFigures {
+    /// With every figure that there may be.
+    pub(super) fn shape() -> BlockFigures {
+        BlockFigures {
+            metadata_hit_ratio: Some(0.0),
+            data_hit_ratio: Some(0.0),
+            clwa_of_writes: Some(0.0),
+            total_write_amplification: Some(0.0),
+            rejected: Reason::ALL.iter().map(|r| (r.as_str(), 0)).collect(),
+            ..BlockFigures::default()
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -303,7 +313,6 @@ impl Lane for BlockLane {
         let clwa_of_writes = (c.written_bytes > 0).then(|| share(flash_bytes, c.written_bytes));
         let (map, admission) = self.sim.memory();
         let lines = self.sim.lines();
-        let latency = self.recorder.latencies();
         let ratio = |(saved, all): (u64, u64)| (all > 0).then(|| share(saved, all));
         let figures = BlockFigures {
             slots: self.sim.slots(),
@@ -336,7 +345,6 @@ impl Lane for BlockLane {
                     let before = self.before.verdicts.rejected(r);
                     (r.as_str(), sums.verdicts.rejected(r) - before)
                 })
-                .filter(|(_, n)| *n > 0)
                 .collect(),
             dram_per_line: share(map + admission, self.sim.slots()),
             admission_bytes: admission,
@@ -347,13 +355,11 @@ impl Lane for BlockLane {
             } else {
                 0.0
             },
-            write_mean_us: latency.write.mean_us,
-            write_p99_us: latency.write.p99_us,
         };
         let hits = c.from_flash + c.shared;
         Ok(CacheOutcome {
             name: spec.name().to_owned(),
-            kind: spec.kind().to_owned(),
+            kind: spec.kind().name().to_owned(),
             flash: spec.flash(),
             requests: c.requests,
             reads: c.reads,
@@ -377,7 +383,7 @@ impl Lane for BlockLane {
             flash_objects: Some(lines),
             metadata_bytes: Some(map + admission),
             metadata_per_flash_object: (lines > 0).then(|| share(map + admission, lines)),
-            latency,
+            latency: self.recorder.latencies(),
             flash_utilisation: drive.utilisation(seconds),
             backend_utilisation: self.sim.store().utilisation(seconds),
             block: Some(figures),
@@ -389,7 +395,7 @@ impl Lane for BlockLane {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Experiment, Outcome, run};
+    use super::super::{CacheKind, Experiment, Outcome, figures_of, run};
 
     const TEXT: &str = r#"
 [workload]
@@ -432,7 +438,10 @@ hit_ratio = { min = 0.01, max = 0.99 }
         let outcome = outcome(2, 1);
         assert!(outcome.expectations.iter().all(|c| c.met), "{:?}", outcome.expectations);
         for c in &outcome.caches {
+            let found: Vec<String> = c.figures().into_keys().collect();
+            assert_eq!(found, figures_of(CacheKind::Block));
             let b = c.block.as_ref().unwrap();
+            assert_eq!(c.metric("line_hit_ratio"), Some(b.line_hit_ratio));
             // In a closed loop some of the warm-up's are still under way when counting begins.
             assert!((40_000..40_100).contains(&c.requests), "{}", c.requests);
             assert_eq!(c.latency.all.count, c.requests);

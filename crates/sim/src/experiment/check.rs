@@ -1,36 +1,54 @@
 //! Whether what came out is what was expected.
 
 use super::error::{ExperimentError, value};
-use super::outcome::{CacheOutcome, Checked, METRICS};
-use super::spec::{Bound, Expectations};
+use super::outcome::{CacheOutcome, Checked, figures_of};
+use super::spec::{Bound, CacheKind, Expectations};
 
-/// Checks the names in the expectations, before anything is run.
-pub(super) fn validate(expect: &Expectations, caches: &[&str]) -> Result<(), ExperimentError> {
-    let known_cache = |key: &str, name: &str| {
-        if caches.contains(&name) {
-            return Ok(());
+/// Checks the names in the expectations, before anything is run: each is of a cache, and of a figure that its kind has.
+pub(super) fn validate(
+    expect: &Expectations,
+    caches: &[(&str, CacheKind)],
+) -> Result<(), ExperimentError> {
+    let kind_of = |key: &str, name: &str| match caches.iter().find(|c| c.0 == name) {
+        Some(&(_, kind)) => Ok(kind),
+        None => {
+            let names: Vec<&str> = caches.iter().map(|c| c.0).collect();
+            Err(value(key, format!("'{name}'"), format!("name a cache: {}", names.join(", "))))
         }
-        Err(value(key, format!("'{name}'"), format!("name a cache: {}", caches.join(", "))))
     };
-    let known_metric = |key: &str, name: &str| {
-        if METRICS.iter().any(|(known, _)| *known == name) {
+    let known_figure = |key: &str, metric: &str, cache: &str, kind: CacheKind| {
+        let has = figures_of(kind);
+        if has.iter().any(|known| known == metric) {
             return Ok(());
         }
-        let names: Vec<&str> = METRICS.iter().map(|m| m.0).collect();
-        Err(value(key, format!("'{name}'"), format!("name a figure: {}", names.join(", "))))
+        let inside = format!("_{metric}");
+        let meant: Vec<&str> =
+            has.iter().map(String::as_str).filter(|name| name.ends_with(&inside)).collect();
+        Err(ExperimentError::NoFigure {
+            key: key.to_owned(),
+            figure: metric.to_owned(),
+            cache: cache.to_owned(),
+            kind: kind.name(),
+            meant: match meant.len() {
+                0 => String::new(),
+                _ => format!(" Perhaps {} is meant.", meant.join(" or ")),
+            },
+            has: has.join(", "),
+        })
     };
     for (metric, order) in &expect.order {
-        known_metric("expect.order", metric)?;
         let key = format!("expect.order.{metric}");
-        order.iter().try_for_each(|name| known_cache(&key, name))?;
+        for name in order {
+            known_figure("expect.order", metric, name, kind_of(&key, name)?)?;
+        }
         if order.len() < 2 {
             return Err(value(key, format!("{order:?}"), "an order is of two caches at least"));
         }
     }
     for (cache, bounds) in &expect.bounds {
-        known_cache("expect", cache)?;
+        let kind = kind_of("expect", cache)?;
         for (metric, bound) in bounds {
-            known_metric(&format!("expect.{cache}"), metric)?;
+            known_figure(&format!("expect.{cache}"), metric, cache, kind)?;
             let sane = match (bound.min, bound.max) {
                 (None, None) => false,
                 (Some(min), Some(max)) => min <= max,
@@ -108,7 +126,7 @@ mod tests {
         let caches = [outcome("a", 0.25), outcome("b", 0.5), outcome("c", 0.5)];
         let met = |text: &str| {
             let expect = expect(text);
-            validate(&expect, &["a", "b", "c"]).unwrap();
+            validate(&expect, &["a", "b", "c"].map(|name| (name, CacheKind::Ripq))).unwrap();
             let all = check(&expect, &caches);
             assert_eq!(all.len(), 1);
             all[0].met
@@ -126,13 +144,28 @@ mod tests {
     fn unknown_names_are_refused() {
         for (text, words) in [
             ("[z]\nhit_ratio = { min = 0 }", "expect is 'z': name a cache: a, b"),
-            ("[a]\nhits = { min = 0 }", "expect.a is 'hits': name a figure: hit_ratio"),
+            (
+                "[a]\nhits = { min = 0 }",
+                "expect.a names 'hits', which cache 'a' of kind hybrid does not have. It has byte_miss_ratio, ",
+            ),
+            (
+                "[a]\nread_p99_us = { min = 0 }",
+                "does not have. Perhaps latency_read_p99_us is meant. It has ",
+            ),
+            ("[a]\nline_hit_ratio = { min = 0 }", "cache 'a' of kind hybrid does not have"),
+            ("[b]\nflash_reads = { min = 0 }", "'flash_reads', which cache 'b' of kind block"),
+            ("[b]\nlatency_hit_dram_p50_us = { min = 0 }", "cache 'b' of kind block"),
+            (
+                "[order]\nmetadata_hit_ratio = ['b', 'a']",
+                "expect.order names 'metadata_hit_ratio', which cache 'a' of kind hybrid",
+            ),
             ("[a]\nhit_ratio = {}", "expect.a.hit_ratio is no bound"),
             ("[a]\nhit_ratio = { min = 2, max = 1 }", "min at most max"),
             ("[order]\nhit_ratio = ['a', 'z']", "expect.order.hit_ratio is 'z'"),
             ("[order]\nhit_ratio = ['a']", "two caches"),
         ] {
-            let e = validate(&expect(text), &["a", "b"]).unwrap_err().to_string();
+            let caches = [("a", CacheKind::Hybrid), ("b", CacheKind::Block)];
+            let e = validate(&expect(text), &caches).unwrap_err().to_string();
             assert!(e.contains(words), "{text}: {e}");
         }
     }

@@ -29,6 +29,24 @@ pub enum ExperimentError {
         /// What it must be.
         must: String,
     },
+    /// A figure is expected of a cache whose kind does not have it.
+    #[error(
+        "{key} names '{figure}', which cache '{cache}' of kind {kind} does not have.{meant} It has {has}"
+    )]
+    NoFigure {
+        /// The table of the key.
+        key: String,
+        /// The figure.
+        figure: String,
+        /// The cache's name.
+        cache: String,
+        /// Its kind.
+        kind: &'static str,
+        /// Figures that may have been meant, as a sentence; empty without any.
+        meant: String,
+        /// Every figure that it has.
+        has: String,
+    },
     /// A cache cannot be built.
     #[error("cache '{name}': {source}")]
     Cache {

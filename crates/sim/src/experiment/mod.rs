@@ -29,12 +29,12 @@ pub use block::BlockFigures;
 pub use check::check;
 pub use error::ExperimentError;
 pub use outcome::{
-    CacheOutcome, Checked, Latencies, Latency, METRICS, Metric, Outcome, Point, WorkloadFacts,
+    CacheOutcome, Checked, Latencies, Latency, Outcome, Point, WorkloadFacts, figures_of,
 };
 pub use run::run;
 pub use spec::{
-    Bound, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq, Timing,
-    Victim, Workload,
+    Bound, CacheKind, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq,
+    Timing, Victim, Workload,
 };
 
 use crate::block::Store;
@@ -82,8 +82,8 @@ impl Experiment {
         check_range("report.interval", interval, 1e-6, 1e9, "seconds between 0.000001 and 10^9")?;
         let points = f64::from(self.report.points);
         check_range("report.points", points, 0.0, 100_000.0, "at most 100000")?;
-        let names: Vec<&str> = self.caches.iter().map(CacheSpec::name).collect();
-        check::validate(&self.expect, &names)
+        let caches: Vec<_> = self.caches.iter().map(|c| (c.name(), c.kind())).collect();
+        check::validate(&self.expect, &caches)
     }
 }
 

@@ -1,9 +1,12 @@
 //! What a run of an experiment gives.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
+use serde_json::Value;
 
 use super::block::BlockFigures;
-use super::spec::Experiment;
+use super::spec::{CacheKind, Experiment};
 use crate::ssd::Wear;
 
 /// Everything about one run: what was run, on what, and what came out.
@@ -104,8 +107,8 @@ pub struct CacheOutcome {
     /// Erases over the drive's super-blocks, warm-up included.
     pub wear: Option<Wear>,
 
-    /// Reads of flash that requests waited for.
-    pub flash_reads: u64,
+    /// Reads of flash that requests waited for, where counted.
+    pub flash_reads: Option<u64>,
     /// Flash reads of the requests that hit on flash, over their number. None without hits on flash.
     pub flash_reads_per_hit: Option<f64>,
     /// Flash reads of the reads that missed, over their number. None without misses.
@@ -135,8 +138,8 @@ pub struct CacheOutcome {
     /// Share of the backing store's servers' time spent working; where their number is not limited, the mean number of
     /// requests under way.
     pub backend_utilisation: f64,
-    /// What is told of block caches alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// What is told of block caches alone; beside the others, not in a table of its own.
+    #[serde(flatten)]
     pub block: Option<BlockFigures>,
     /// Figures over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -199,9 +202,9 @@ pub struct Point {
     /// Device-level write amplification; 1 where nothing was written.
     pub dlwa: f64,
     /// Mean latency of reads, microseconds.
-    pub read_mean_us: f64,
+    pub latency_read_mean_us: f64,
     /// 99th percentile of the latency of reads, microseconds.
-    pub read_p99_us: f64,
+    pub latency_read_p99_us: f64,
 }
 
 /// An expectation, met or not.
@@ -215,54 +218,81 @@ pub struct Checked {
     pub met: bool,
 }
 
-/// A figure of a cache, by name.
-pub type Metric = (&'static str, fn(&CacheOutcome) -> Option<f64>);
-
-/// The figures that expectations, sweeps and reports go by.
-pub const METRICS: &[Metric] = &[
-    ("hit_ratio", |c| Some(c.hit_ratio)),
-    ("dram_hit_ratio", |c| Some(c.dram_hit_ratio)),
-    ("flash_hit_ratio", |c| Some(c.flash_hit_ratio)),
-    ("miss_ratio", |c| Some(c.miss_ratio)),
-    ("byte_miss_ratio", |c| Some(c.byte_miss_ratio)),
-    ("clwa_of_sets", |c| Some(c.clwa_of_sets)),
-    ("clwa_of_misses", |c| Some(c.clwa_of_misses)),
-    ("dlwa", |c| c.dlwa),
-    ("write_amplification", |c| c.write_amplification),
-    ("flash_bytes", |c| Some(c.flash_bytes as f64)),
-    ("flash_bytes_per_second", |c| Some(c.flash_bytes_per_second)),
-    ("life_years", |c| c.life_years),
-    ("flash_reads_per_hit", |c| c.flash_reads_per_hit),
-    ("flash_reads_per_miss", |c| c.flash_reads_per_miss),
-    ("flash_fill", |c| c.flash_fill),
-    ("unread_share", |c| c.unread_share),
-    ("simulator_bytes_per_object", |c| c.simulator_bytes_per_object),
-    ("metadata_per_flash_object", |c| c.metadata_per_flash_object),
-    ("read_mean_us", |c| Some(c.latency.read.mean_us)),
-    ("read_p50_us", |c| Some(c.latency.read.p50_us)),
-    ("read_p99_us", |c| Some(c.latency.read.p99_us)),
-    ("read_p999_us", |c| Some(c.latency.read.p999_us)),
-    ("hit_flash_mean_us", |c| Some(c.latency.hit_flash.mean_us)),
-    ("hit_flash_p99_us", |c| Some(c.latency.hit_flash.p99_us)),
-    ("miss_mean_us", |c| Some(c.latency.miss.mean_us)),
-    ("flash_utilisation", |c| Some(c.flash_utilisation)),
-    ("backend_utilisation", |c| Some(c.backend_utilisation)),
-    ("line_hit_ratio", |c| c.block.as_ref().map(|b| b.line_hit_ratio)),
-    ("metadata_hit_ratio", |c| c.block.as_ref().and_then(|b| b.metadata_hit_ratio)),
-    ("data_hit_ratio", |c| c.block.as_ref().and_then(|b| b.data_hit_ratio)),
-    ("clwa_of_writes", |c| c.block.as_ref().and_then(|b| b.clwa_of_writes)),
-    ("total_write_amplification", |c| c.block.as_ref().and_then(|b| b.total_write_amplification)),
-    ("store_share", |c| c.block.as_ref().map(|b| b.store_share)),
-    ("store_read_share", |c| c.block.as_ref().map(|b| b.store_read_share)),
-    ("dram_per_line", |c| c.block.as_ref().map(|b| b.dram_per_line)),
-    ("requests_per_second", |c| c.block.as_ref().map(|b| b.requests_per_second)),
-    ("write_mean_us", |c| c.block.as_ref().map(|b| b.write_mean_us)),
-    ("write_p99_us", |c| c.block.as_ref().map(|b| b.write_p99_us)),
-];
-
 impl CacheOutcome {
-    /// The figure of this name; none where there is no such name, or the run gives no value for it.
+    /// The figure of this name: where it is in the outcome's JSON, names joined by `_` (`hit_ratio`, `latency_read_p99_us`).
+    /// None where there is no such name, or the run gives no value for it: of a distribution of nothing there is the count alone.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        METRICS.iter().find(|(known, _)| *known == name).and_then(|(_, value)| value(self))
+        self.figures().remove(name)
+    }
+
+    /// Every figure that has a value, by name.
+    pub fn figures(&self) -> BTreeMap<String, f64> {
+        let mut all = BTreeMap::new();
+        // Plain data under names that are text: that it cannot be written as JSON does not happen.
+        collect(&serde_json::to_value(self).unwrap_or_default(), "", &mut all);
+        all
+    }
+
+    /// What a cache of a kind tells of itself, with every figure that it may have a value for.
+    fn shape(kind: CacheKind) -> CacheOutcome {
+        use CacheKind::{Block, FifoLog, FlashieldPaper, Hybrid, Ripq, SetAssociative, Victim};
+        let objects = kind != Block;
+        let hybrid = kind == Hybrid;
+        let any = Latency { count: 1, ..Latency::default() };
+        let indexed = match kind {
+            Hybrid | Block | SetAssociative | FifoLog | FlashieldPaper => true,
+            Victim | Ripq => false,
+        };
+        let filled = matches!(kind, Hybrid | FifoLog | FlashieldPaper);
+        CacheOutcome {
+            dlwa: Some(1.0),
+            write_amplification: Some(1.0),
+            life_years: Some(1.0),
+            wear: Some(Wear::default()),
+            flash_reads: objects.then_some(0),
+            flash_reads_per_hit: objects.then_some(0.0),
+            flash_reads_per_miss: objects.then_some(0.0),
+            flash_fill: filled.then_some(0.0),
+            unread_share: hybrid.then_some(0.0),
+            dram_objects: hybrid.then_some(0),
+            flash_objects: indexed.then_some(0),
+            metadata_bytes: indexed.then_some(0),
+            metadata_per_flash_object: indexed.then_some(0.0),
+            simulator_bytes: hybrid.then_some(0),
+            simulator_bytes_per_object: hybrid.then_some(0.0),
+            block: (!objects).then(BlockFigures::shape),
+            latency: Latencies {
+                // A block cache has no tier in DRAM; of RIPQ the blocks' buffers are one.
+                hit_dram: Latency { count: u64::from(objects), ..any },
+                all: any,
+                read: any,
+                hit_flash: any,
+                miss: any,
+                write: any,
+            },
+            ..CacheOutcome::default()
+        }
+    }
+}
+
+/// Names of the figures that caches of this kind have, in a run that gives a value to each.
+pub fn figures_of(kind: CacheKind) -> Vec<String> {
+    CacheOutcome::shape(kind).figures().into_keys().collect()
+}
+
+fn collect(value: &Value, name: &str, all: &mut BTreeMap<String, f64>) {
+    match value {
+        // No mean and no percentile without anything to take them of.
+        Value::Object(map) if map.contains_key("mean_us") && map["count"] == 0 => {
+            all.insert(format!("{name}_count"), 0.0);
+        }
+        Value::Object(map) => {
+            for (key, value) in map {
+                let name = if name.is_empty() { key.clone() } else { format!("{name}_{key}") };
+                collect(value, &name, all);
+            }
+        }
+        // The time series is the only list.
+        leaf => all.extend(leaf.as_f64().map(|figure| (name.to_owned(), figure))),
     }
 }

@@ -314,7 +314,7 @@ impl Lane for KvLane {
         let hits = c.hits_dram + c.hits_flash;
         Ok(CacheOutcome {
             name: spec.name().to_owned(),
-            kind: spec.kind().to_owned(),
+            kind: spec.kind().name().to_owned(),
             dram: spec.dram(),
             flash: spec.flash(),
             requests: c.requests,
@@ -338,7 +338,7 @@ impl Lane for KvLane {
             flash_bytes_per_second: rate,
             life_years: life(e, self.drive.capacity, dlwa, rate),
             wear: dlwa.map(|_| self.drive.wear()),
-            flash_reads: c.flash_reads,
+            flash_reads: Some(c.flash_reads),
             flash_reads_per_hit: (c.hits_flash > 0).then(|| share(c.hit_flash_reads, c.hits_flash)),
             flash_reads_per_miss: (c.reads > hits)
                 .then(|| share(c.miss_flash_reads, c.reads - hits)),

@@ -149,8 +149,8 @@ impl Series {
                 flash_bytes: i.flash_bytes,
                 clwa_of_sets: share(i.flash_bytes, i.set_bytes),
                 dlwa: i.traffic.amplification(),
-                read_mean_us: i.latency as f64 / reads.max(1) as f64 / 1000.0,
-                read_p99_us: i.reads.quantile_us(0.99),
+                latency_read_mean_us: i.latency as f64 / reads.max(1) as f64 / 1000.0,
+                latency_read_p99_us: i.reads.quantile_us(0.99),
             }
         };
         self.intervals.iter().enumerate().map(point).collect()
@@ -185,7 +185,9 @@ mod tests {
         assert_eq!(points.iter().map(|p| p.requests).sum::<u64>(), 3000);
         assert_eq!(points.iter().map(|p| p.flash_bytes).sum::<u64>(), 15_000);
         assert!((points[3].flash_hit_ratio - 0.75).abs() < 1e-9);
-        assert!((points[3].read_mean_us - 101.5).abs() < 1e-9 && points[3].clwa_of_sets == 0.5);
+        assert!(
+            (points[3].latency_read_mean_us - 101.5).abs() < 1e-9 && points[3].clwa_of_sets == 0.5
+        );
         assert_eq!((points[0].dlwa, points[7].dlwa), (1.0, 1.5));
         // A jump of years makes few points, not many.
         series.add(&Event { at: Nanos::from_secs(1 << 30), ..event(0) });

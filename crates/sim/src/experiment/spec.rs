@@ -119,19 +119,19 @@ impl CacheSpec {
             CacheSpec::Block(c) => &c.name,
             CacheSpec::FlashieldPaper(c) => &c.name,
         };
-        name.as_deref().unwrap_or(self.kind())
+        name.as_deref().unwrap_or(self.kind().name())
     }
 
-    /// The kind, as the experiment names it.
-    pub fn kind(&self) -> &'static str {
+    /// Its kind.
+    pub fn kind(&self) -> CacheKind {
         match self {
-            CacheSpec::Hybrid(_) => "hybrid",
-            CacheSpec::Victim(_) => "victim",
-            CacheSpec::Ripq(_) => "ripq",
-            CacheSpec::SetAssociative(_) => "set-associative",
-            CacheSpec::FifoLog(_) => "fifo-log",
-            CacheSpec::Block(_) => "block",
-            CacheSpec::FlashieldPaper(_) => "flashield-paper",
+            CacheSpec::Hybrid(_) => CacheKind::Hybrid,
+            CacheSpec::Victim(_) => CacheKind::Victim,
+            CacheSpec::Ripq(_) => CacheKind::Ripq,
+            CacheSpec::SetAssociative(_) => CacheKind::SetAssociative,
+            CacheSpec::FifoLog(_) => CacheKind::FifoLog,
+            CacheSpec::Block(_) => CacheKind::Block,
+            CacheSpec::FlashieldPaper(_) => CacheKind::FlashieldPaper,
         }
     }
 
@@ -157,6 +157,40 @@ impl CacheSpec {
             CacheSpec::FifoLog(c) => c.flash.0,
             CacheSpec::Block(c) => c.flash.0,
             CacheSpec::FlashieldPaper(c) => c.flash.0,
+        }
+    }
+}
+
+/// A kind of cache: [`CacheSpec`] without its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheKind {
+    /// See [`CacheSpec::Hybrid`].
+    Hybrid,
+    /// See [`CacheSpec::Victim`].
+    Victim,
+    /// See [`CacheSpec::Ripq`].
+    Ripq,
+    /// See [`CacheSpec::SetAssociative`].
+    SetAssociative,
+    /// See [`CacheSpec::FifoLog`].
+    FifoLog,
+    /// See [`CacheSpec::Block`].
+    Block,
+    /// See [`CacheSpec::FlashieldPaper`].
+    FlashieldPaper,
+}
+
+impl CacheKind {
+    /// As the experiment names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheKind::Hybrid => "hybrid",
+            CacheKind::Victim => "victim",
+            CacheKind::Ripq => "ripq",
+            CacheKind::SetAssociative => "set-associative",
+            CacheKind::FifoLog => "fifo-log",
+            CacheKind::Block => "block",
+            CacheKind::FlashieldPaper => "flashield-paper",
         }
     }
 }
@@ -401,7 +435,7 @@ pub struct Bound {
     pub max: Option<f64>,
 }
 
-/// What must come out, by the names of [`METRICS`](super::METRICS).
+/// What must come out, by the names of [`figures_of`](super::figures_of).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Expectations {
     /// For a figure, names of caches from the least to the most, each strictly below the next.

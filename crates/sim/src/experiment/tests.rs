@@ -47,6 +47,10 @@ fn what_cannot_be_meant_is_named() {
             with("[expect.ripq]\nclwa_of_sets = { max = 1 }\n"),
             "expect is 'ripq': name a cache: hybrid",
         ),
+        (
+            with("[expect.hybrid]\nstore_share = { max = 1 }\n"),
+            "expect.hybrid names 'store_share', which cache 'hybrid' of kind hybrid does not have.",
+        ),
         (LEAST.replace("trace", "warmup = 5\nlimit = 5\ntrace"), "workload.warmup is 5"),
         (LEAST.replace("trace", "format = \"excel\"\ntrace"), "excel"),
         (LEAST.replace("trace", "rate = 0\ntrace"), "workload.rate is 0"),
@@ -186,6 +190,26 @@ fn figures_add_up() {
     }
 }
 
+/// What expectations may name of a kind is what its outcome says, no more and no less.
+#[test]
+fn figures_of_a_kind_are_those_of_its_outcome() {
+    let more = "[[cache]]\nkind = \"flashield-paper\"\ndram = \"256k\"\nflash = \"1m\"\nsegment = \"64k\"\n";
+    let text = SIDE_BY_SIDE
+        .replace("requests=60000", "requests=60000&writes=0.05")
+        .replace("[report]", &format!("{more}[report]"));
+    let e = Experiment::parse(&text, "all.toml").unwrap();
+    let outcome = run(&e, 2, |_, _| {}).unwrap();
+    assert_eq!(outcome.caches.len(), 7);
+    for (c, spec) in outcome.caches.iter().zip(&e.caches) {
+        let found: Vec<String> = c.figures().into_keys().collect();
+        assert_eq!(found, figures_of(spec.kind()), "{}", c.name);
+        assert_eq!(c.metric("latency_read_p99_us"), Some(c.latency.read.p99_us));
+        assert_eq!(c.metric("wear_most"), c.wear.map(|w| f64::from(w.most)));
+        assert_eq!(c.metric("flash_fill"), c.flash_fill);
+        assert_eq!(c.metric("line_hit_ratio"), None, "of block caches alone");
+    }
+}
+
 /// The lane's own counts are the engine's.
 #[test]
 fn the_hybrid_counts_as_the_engine_does() {
@@ -203,7 +227,7 @@ fn the_hybrid_counts_as_the_engine_does() {
     let counters = cache.counters();
     assert_eq!((c.requests, c.reads), (counters.requests, counters.gets));
     assert_eq!((c.hits_dram, c.hits_flash), (counters.hits_dram, counters.hits_flash));
-    assert_eq!((c.flash_bytes, c.flash_reads), (counters.flash_bytes, counters.flash_reads));
+    assert_eq!((c.flash_bytes, c.flash_reads), (counters.flash_bytes, Some(counters.flash_reads)));
     assert!(c.flash_bytes > 0 && c.hits_flash > 0);
 }
 

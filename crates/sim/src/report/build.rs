@@ -338,7 +338,12 @@ fn over_time(series: &Grid, kinds: &Kinds, names: Vec<String>) -> Vec<Plot> {
         ("hit_ratio", "Hit ratio over time", "hit ratio", Unit::Ratio),
         ("flash_bytes", "Flash writes over time", "bytes written to flash", Unit::Bytes),
         ("dlwa", "Device-level write amplification over time", "DLWA", Unit::Plain),
-        ("read_p99_us", "Tail latency of reads over time", "99th percentile, µs", Unit::Plain),
+        (
+            "latency_read_p99_us",
+            "Tail latency of reads over time",
+            "99th percentile, µs",
+            Unit::Plain,
+        ),
     ];
     let mut plots = Vec::new();
     for (column, title, label, unit) in figures {
