@@ -5,6 +5,7 @@
     reason = "tests of a process use processes and clocks"
 )]
 
+use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
 fn advise(arguments: &[&str]) -> Output {
@@ -48,6 +49,50 @@ fn the_answer_names_sizes_policy_cost_and_margins() {
     for m in found["measured"].as_array().unwrap() {
         assert!(m["meets"] == false || m["cost"].as_f64().unwrap() >= cost, "{m}");
     }
+    // Under the names of the flags, and as they take it.
+    let asked = found["configuration"].as_object().unwrap();
+    let names: Vec<&str> = asked.keys().map(String::as_str).collect();
+    let flags = "admission_objective device_write_amplification dram dram_cost drive_tbw flash flash_cost format \
+                 policies price sample_requests skip_bad target_hit_ratio years";
+    assert_eq!(names, flags.split(' ').collect::<Vec<_>>());
+    assert_eq!((&asked["drive_tbw"], &asked["flash_cost"]), (&600.0.into(), &0.1.into()));
+}
+
+/// The other target and the optional flag, by their names too; what was not given is not there.
+#[test]
+fn the_configuration_is_what_was_given() {
+    let more =
+        ["--target-miss-ratio", "0.6", "--drive-capacity", "1g", "--limit", "20000", "--json"];
+    let output = advise(&[&["--trace", TRACE], &more[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let asked = &found["configuration"];
+    assert_eq!((&asked["target_miss_ratio"], &asked["limit"]), (&0.6.into(), &20_000.into()));
+    assert_eq!(asked["drive_capacity"], 1u64 << 30);
+    for name in ["target_hit_ratio", "endurance_bytes", "most_flash", "seed"] {
+        assert!(asked.get(name).is_none(), "{name}: {asked}");
+    }
+}
+
+/// What is dear is bought less of.
+#[test]
+fn costs_decide_what_is_bought() {
+    let bought = |dram_cost: &str, flash_cost: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+            .args(["sim", "advise", "--drive-tbw", "600", "--policies", "all", "--json"])
+            .args(["--dram-cost", dram_cost, "--flash-cost", flash_cost])
+            .args(["--trace", TRACE, "--target-hit-ratio", "0.5", "--limit", "20000"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let bytes = |what: &str| found["answer"][what].as_u64().unwrap();
+        (bytes("dram"), bytes("flash"))
+    };
+    let (dram, flash) = bought("4", "0.1");
+    let (dear_flash_dram, dear_flash) = bought("0.1", "4");
+    assert!(flash > dram, "flash is cheap: {dram} {flash}");
+    assert!(dear_flash < flash && dear_flash_dram > dram, "{dear_flash_dram} {dear_flash}");
 }
 
 #[test]
@@ -198,6 +243,19 @@ fn the_objective_is_of_the_answer_and_its_settings() {
         serde_json::from_str(&run(&[more, &["--json"]].concat())).unwrap()
     };
     let (requests, found) = (json(&[]), json(&bytes));
+    // A price alone: under the same budget fewer writes are worth theirs.
+    let priced = json(&["--price", "2"]);
+    let written = |of: &serde_json::Value| -> BTreeMap<(u64, u64), f64> {
+        let all = of["measured"].as_array().unwrap().iter();
+        let under_budget = all.filter(|m| m["write_limit"] == "budget");
+        let sizes =
+            |m: &serde_json::Value| (m["dram"].as_u64().unwrap(), m["flash"].as_u64().unwrap());
+        under_budget.map(|m| (sizes(m), m["flash_bytes_per_second"].as_f64().unwrap())).collect()
+    };
+    let (free, dear) = (written(&requests), written(&priced));
+    let fewer =
+        |(sizes, rate): (&(u64, u64), &f64)| free.get(sizes).is_some_and(|f| *rate < 0.75 * f);
+    assert!(dear.iter().any(fewer), "a price of 2 makes it {dear:?} instead of {free:?}");
     assert_eq!(requests["configuration"]["admission_objective"], "requests");
     let asked = &found["configuration"];
     assert_eq!((&asked["admission_objective"], &asked["price"]), (&"bytes".into(), &0.5.into()));

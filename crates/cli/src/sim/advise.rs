@@ -226,20 +226,27 @@ fn interrupts() -> Result<Arc<AtomicBool>, CliError> {
     Ok(asked)
 }
 
-/// What was asked beside the question.
+/// What was asked, by the flags' names and as they take it (of the two targets, the one that was given).
 #[derive(Serialize)]
 struct Asked<'a> {
+    drive_tbw: Endurance,
+    years: f64,
+    dram_cost: f64,
+    flash_cost: f64,
+    target_hit_ratio: Option<f64>,
+    target_miss_ratio: Option<f64>,
+    drive_capacity: Option<ByteSize>,
+    device_write_amplification: f64,
     dram: &'a [ByteSize],
     flash: &'a [ByteSize],
     policies: Vec<&'static str>,
+    admission_objective: Objective,
+    price: f32,
     sample_requests: u64,
-    #[serde(flatten)]
-    question: &'a Question,
 }
 
 fn read(
     args: &AdviseArgs,
-    question: &Question,
     policies: &[PolicyName],
     stop: &AtomicBool,
 ) -> Result<(Model, Origin), CliError> {
@@ -270,11 +277,20 @@ fn read(
     note_skipped(&*reader);
     let model = Model::new(sample).map_err(|e| advise_error(&e))?;
     let asked = Asked {
+        drive_tbw: args.drive_tbw,
+        years: args.years,
+        dram_cost: args.dram_cost,
+        flash_cost: args.flash_cost,
+        target_hit_ratio: args.target_hit_ratio,
+        target_miss_ratio: args.target_miss_ratio,
+        drive_capacity: args.drive_capacity,
+        device_write_amplification: args.device_write_amplification,
         dram: &args.dram,
         flash: &args.flash,
         policies: policies.iter().map(|p| p.as_str()).collect(),
+        admission_objective: args.admission_objective,
+        price: args.price,
         sample_requests: args.sample_requests,
-        question,
     };
     let asked = configuration(Some(&settings), &asked)?;
     Ok((model, Origin::new(args.seed, &args.input.trace, &hash, asked)))
@@ -320,7 +336,7 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     let stop = interrupts()?;
-    let (model, origin) = read(args, &question, &policies, &stop)?;
+    let (model, origin) = read(args, &policies, &stop)?;
     let sizes = |list: &[ByteSize]| list.iter().map(|s| s.0).collect::<Vec<u64>>();
     let (dram, flash) = (sizes(&args.dram), sizes(&args.flash));
     let mut search =
