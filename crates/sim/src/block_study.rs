@@ -113,6 +113,16 @@ pub struct BlockCacheSpec {
     pub seed: u64,
 }
 
+impl BlockCacheSpec {
+    /// Bytes of the tables that are made before the first request: 29 for each line, and those of the drive.
+    pub fn table_bytes(&self) -> u64 {
+        let lines = self.bytes / u64::from(self.line_bytes.max(1));
+        // Two maps of four bytes, by logical and by physical page.
+        let drive = self.drive.map_or(0.0, |d| 4.0 * (2.0 + d.over_provisioning));
+        (lines as f64 * (29.0 + drive)) as u64
+    }
+}
+
 /// A drive under a cache of a study: one page for each slot, mapped by a translation layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StudyDrive {

@@ -10,7 +10,9 @@ use larder_sim::mrc::{Interner, Items};
 use larder_trace::Hashed;
 use serde::Serialize;
 
+use super::once;
 use super::origin::{Origin, configuration};
+use super::run::beyond_memory;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
@@ -126,9 +128,24 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
             "--dram: '0': the caches before flash need room for an object, as 64m".to_owned(),
         );
     }
+    if args.cache.contains(&Cache::SetAssociative) {
+        let buckets = |flash: &ByteSize| flash.0 / args.bucket.0.max(1);
+        let each = args.flash.iter().map(buckets).fold(0, u64::saturating_add);
+        let bytes = each
+            .saturating_mul(SetAssociative::BUCKET_BYTES)
+            .saturating_mul(args.admission.len() as u64);
+        if let Some((needed, memory)) = beyond_memory(bytes) {
+            return usage(format!(
+                "--flash: the buckets of set-associative take {needed} of memory, and there are {memory}: give less flash, or a larger \
+                 --bucket"
+            ));
+        }
+    }
     let mut caches: Vec<Contender> = Vec::new();
-    for &ByteSize(flash) in &args.flash {
-        for cache in &args.cache {
+    let kinds = once("--cache", &args.cache);
+    let admissions = once("--admission", &args.admission);
+    for ByteSize(flash) in once("--flash", &args.flash) {
+        for cache in &kinds {
             let empty = Row {
                 cache: "victim",
                 flash,
@@ -166,7 +183,7 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
                         .push((row, Box::new(Ripq::new(flash, block, usize::from(args.sections)))));
                 }
                 Cache::SetAssociative | Cache::FifoLog => {
-                    for text in &args.admission {
+                    for text in &admissions {
                         let dram = args.dram.map_or(flash / 7, |d| d.0);
                         let config = HybridConfig {
                             dram,

@@ -11,7 +11,9 @@ use larder_sim::block_study::{
 use larder_trace::{Hashed, Request};
 use serde::Serialize;
 
+use super::once;
 use super::origin::{Origin, configuration};
+use super::run::beyond_memory;
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::print_json;
@@ -122,9 +124,14 @@ fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
         let must = "give a share from 0.001 to 100, such as 0.07";
         return Err(CliError::Usage(format!("--over-provisioning: '{given}': {must}")));
     }
+    if args.backing == Some(ByteSize(0)) {
+        let text = "--backing: '0': volumes hold something: give their bytes, or leave it out for sixteen times the cache";
+        return Err(CliError::Usage(text.to_owned()));
+    }
     let mut drives: Vec<Option<StudyDrive>> = Vec::new();
-    for &victim in &args.reclaim {
-        for &eviction in &args.evict {
+    let evict = once("--evict", &args.evict);
+    for victim in once("--reclaim", &args.reclaim) {
+        for &eviction in &evict {
             let over_provisioning = args.over_provisioning;
             drives.push(Some(StudyDrive { over_provisioning, victim, eviction }));
         }
@@ -132,13 +139,16 @@ fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
     if drives.is_empty() {
         drives.push(None);
     }
-    let mut caches = Vec::new();
-    for &size in &args.sizes {
-        for &placement in &args.placement {
-            for &replacement in &args.replacement {
-                for admission in &args.admission {
+    let (mut caches, mut table_bytes) = (Vec::new(), 0u64);
+    let placements = once("--placement", &args.placement);
+    let replacements = once("--replacement", &args.replacement);
+    let admissions = once("--admission", &args.admission);
+    for size in once("--sizes", &args.sizes) {
+        for &placement in &placements {
+            for &replacement in &replacements {
+                for admission in &admissions {
                     for &drive in &drives {
-                        let cache = BlockCache::new(BlockCacheSpec {
+                        let spec = BlockCacheSpec {
                             bytes: size.0,
                             line_bytes,
                             placement,
@@ -148,8 +158,15 @@ fn caches(args: &BlockArgs) -> Result<Vec<BlockCache>, CliError> {
                             drive,
                             backing_bytes: args.backing.map_or(0, |b| b.0),
                             seed: args.seed,
-                        });
-                        caches.push(cache.map_err(CliError::Usage)?);
+                        };
+                        table_bytes = table_bytes.saturating_add(spec.table_bytes());
+                        if let Some((needed, memory)) = beyond_memory(table_bytes) {
+                            return Err(CliError::Usage(format!(
+                                "--sizes: up to {size} the tables of the caches take {needed} of memory, and there are {memory}: \
+                                 give smaller or fewer sizes, or a larger --line"
+                            )));
+                        }
+                        caches.push(BlockCache::new(spec).map_err(CliError::Usage)?);
                     }
                 }
             }

@@ -65,6 +65,21 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     }
 }
 
+/// The values of a list in their order, each once: to simulate one again would show the same again. Says so of `flag` where
+/// there were repeats.
+fn once<T: PartialEq + Clone>(flag: &str, list: &[T]) -> Vec<T> {
+    let mut all: Vec<T> = Vec::with_capacity(list.len());
+    for value in list {
+        if !all.contains(value) {
+            all.push(value.clone());
+        }
+    }
+    if all.len() < list.len() {
+        noteln!("larder: {flag} names some more than once: each is simulated once");
+    }
+    all
+}
+
 /// The number of threads that `--threads` asks for; all cores when not given.
 fn threads(given: Option<usize>) -> Result<usize, CliError> {
     match given {

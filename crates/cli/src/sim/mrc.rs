@@ -11,6 +11,7 @@ use larder_sim::report::miss_ratio_curves;
 use larder_trace::{HashOf, Hashed, Reader};
 use serde::Serialize;
 
+use super::once;
 use super::origin::{Origin, configuration};
 use super::report::Output;
 use super::watch::Watch;
@@ -88,17 +89,7 @@ fn policies(names: &[String]) -> Result<Vec<EvictionKind>, CliError> {
             kinds.push(kind.map_err(|e| CliError::Usage(format!("--policies: {e}")))?);
         }
     }
-    let named = kinds.len();
-    let mut seen = Vec::new();
-    kinds.retain(|kind| {
-        let new = !seen.contains(kind);
-        seen.push(*kind);
-        new
-    });
-    if kinds.len() < named {
-        noteln!("larder: --policies names some more than once: each is simulated once");
-    }
-    Ok(kinds)
+    Ok(once("--policies", &kinds))
 }
 
 fn parse_sizes(texts: &[String], unit: Unit) -> Result<Vec<u64>, CliError> {
@@ -129,11 +120,12 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
         UnitArg::Objects => Unit::Objects,
         UnitArg::Bytes => Unit::Bytes,
     };
-    let sizes = parse_sizes(&args.sizes, unit)?;
+    let sizes = once("--sizes", &parse_sizes(&args.sizes, unit)?);
+    let admissions = once("--admission", &args.admission);
     let kinds = policies(&args.policies)?;
     let mut jobs = Vec::new();
     for &policy in &kinds {
-        for &admission in &args.admission {
+        for &admission in &admissions {
             jobs.extend(sizes.iter().map(|&size| Job { policy, size, admission }));
         }
     }

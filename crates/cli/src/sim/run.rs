@@ -50,14 +50,18 @@ fn failure(e: ExperimentError) -> CliError {
 
 /// Refuses tables that the machine has no memory for: `what` names whose.
 pub(super) fn fits_memory(what: &str, bytes: u64) -> Result<(), CliError> {
-    match larder_runtime::machine::usable_memory() {
-        Some(memory) if bytes > memory => Err(CliError::Usage(format!(
-            "{what}: the tables of its caches and drives take {}, and there are {} of memory: less flash, or a larger ssd.page",
-            ByteSize(bytes),
-            ByteSize(memory)
+    match beyond_memory(bytes) {
+        Some((needed, memory)) => Err(CliError::Usage(format!(
+            "{what}: the tables of its caches and drives take {needed}, and there are {memory} of memory: less flash, or a larger ssd.page"
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
+}
+
+/// So many bytes and those of the memory that may be used, where they are more.
+pub(super) fn beyond_memory(bytes: u64) -> Option<(ByteSize, ByteSize)> {
+    let memory = larder_runtime::machine::usable_memory().filter(|&memory| bytes > memory)?;
+    Some((ByteSize(bytes), ByteSize(memory)))
 }
 
 pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {

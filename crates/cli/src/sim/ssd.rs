@@ -55,7 +55,7 @@ pub(super) struct SsdArgs {
     #[arg(long, default_value_t = 8, value_name = "N")]
     rounds: u32,
     /// Write what this block trace writes (and discard what it trims), page by page modulo the capacity, instead.
-    #[arg(long, value_name = "TRACE", conflicts_with_all = ["io", "sequential", "hot", "utilisation"])]
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["io", "sequential", "hot", "utilisation", "rounds"])]
     trace: Option<String>,
     /// Seed of random writes and victims.
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -312,7 +312,7 @@ fn from_trace(args: &SsdArgs, name: &str, ssd: &mut Ssd) -> Result<(Settings, Ha
     let (mut reader, hash) = Hashed::over(trace.reader);
     let pages = u64::from(ssd.geometry().logical_pages);
     let mut watch = Watch::new(1);
-    let mut requests = 0;
+    let (mut requests, mut writes) = (0u64, 0u64);
     while let Some(request) = reader.next() {
         let request = request.map_err(trace_error)?;
         requests += 1;
@@ -323,6 +323,7 @@ fn from_trace(args: &SsdArgs, name: &str, ssd: &mut Ssd) -> Result<(Settings, Ha
         if request.size == 0 || !request.op.is_block() || request.op.is_read() {
             continue;
         }
+        writes += u64::from(request.op.is_write());
         let first = request.offset / args.page.0;
         let last = request.offset.saturating_add(request.size - 1) / args.page.0;
         // A request larger than the drive covers all of it once.
@@ -336,10 +337,10 @@ fn from_trace(args: &SsdArgs, name: &str, ssd: &mut Ssd) -> Result<(Settings, Ha
         }
     }
     watch.finish();
-    if ssd.traffic() == Traffic::default() {
-        return Err(CliError::Runtime(format!(
-            "trace '{name}' has no block writes: nothing to simulate"
-        )));
+    if writes == 0 {
+        return usage(format!(
+            "--trace: '{name}' has no block writes: give a block trace that has, see larder trace stats"
+        ));
     }
     Ok((settings, hash))
 }

@@ -158,6 +158,11 @@ impl Times {
 
 fn blocks(flag: &str, size: ByteSize, least: u64) -> Result<u32, CliError> {
     let count = size.0 / 4096;
+    if count == 0 && size.0 > 0 && least == 0 {
+        let text =
+            format!("--{flag}: {size} is less than a block: give 4k or more, or 0 for no {flag}");
+        return Err(CliError::Usage(text));
+    }
     if count < least || count > 1 << 31 {
         let text = format!(
             "--{flag}: {size} is {count} blocks of 4 KiB: {least} to 2^31 can be simulated"
@@ -261,12 +266,9 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
         let figures = figures.map_err(trace_error)?;
         hash = of;
         skipped = skipped_of(&*reader);
-        if figures.counts.reads + figures.counts.writes == 0 {
+        if figures.blocks <= warmup {
             watch.finish();
-            return Err(CliError::Runtime(format!(
-                "trace '{}' has no block reads or writes after the first {warmup} (--warmup, --restart): nothing to simulate",
-                args.input.trace
-            )));
+            return Err(too_few(args, figures.blocks));
         }
         let none = config.architecture == Architecture::Lookaside || config.flash_blocks == 0;
         rows.push(Row {
@@ -290,6 +292,23 @@ pub(super) fn run(args: &StackArgs) -> Result<(), CliError> {
     }
     print_table(&rows)?;
     origin.print()
+}
+
+/// Why a trace of so many blocks leaves none to count.
+fn too_few(args: &StackArgs, blocks: u64) -> CliError {
+    CliError::Usage(match (blocks, args.restart) {
+        (0, _) => format!(
+            "'{}' has no block reads or writes: give a block trace, see larder trace stats",
+            args.input.trace
+        ),
+        (_, Some(after)) if after >= args.warmup => format!(
+            "--restart: '{after}': the trace has {blocks} blocks of 4 KiB, so that none is left to count"
+        ),
+        _ => format!(
+            "--warmup: '{}': the trace has {blocks} blocks of 4 KiB, so that none is left to count",
+            args.warmup
+        ),
+    })
 }
 
 fn print_table(rows: &[Row]) -> Result<(), CliError> {

@@ -151,6 +151,9 @@ impl Flash for Sets {
 pub struct SetAssociative(Hybrid<Sets>);
 
 impl SetAssociative {
+    /// Bytes of memory that an empty bucket takes in the simulation.
+    pub const BUCKET_BYTES: u64 = BUCKET_BYTES;
+
     /// An empty cache.
     ///
     /// # Errors

@@ -181,6 +181,9 @@ pub struct Figures {
     /// Blocks read and written, by where from and to.
     #[serde(flatten)]
     pub counts: Counts,
+    /// Blocks read and written in all, the warm-up included.
+    #[serde(skip)]
+    pub blocks: u64,
     /// What keeping hosts alike cost.
     #[serde(flatten)]
     pub shared: Shared,
@@ -197,7 +200,7 @@ pub struct Figures {
 }
 
 /// Runs the block requests of `reader` (4 KiB each: open it with pages of that size) on `threads` threads of each host that
-/// the trace names; the first `warmup` of them are not counted: where there are no others, every figure is 0. `tick` is
+/// the trace names; the first `warmup` of them are not counted: where there are no others, every figure but [`blocks`](Figures::blocks) is 0. `tick` is
 /// called now and then.
 ///
 /// # Errors
@@ -239,7 +242,7 @@ pub fn run(
         }
     }
     if requests <= warmup {
-        return Ok(Figures { hosts: hosts.count(), ..Figures::default() });
+        return Ok(Figures { blocks: requests, hosts: hosts.count(), ..Figures::default() });
     }
     let counts = hosts.counts().since(&before);
     let mean = |sum: u128, n: u64| if n == 0 { 0.0 } else { sum as f64 / n as f64 / 1000.0 };
@@ -247,6 +250,7 @@ pub fn run(
     let work = hosts.filer_seconds() - filer;
     Ok(Figures {
         counts,
+        blocks: requests,
         shared: hosts.shared().since(&shared),
         hosts: hosts.count(),
         filer_load: if seconds > 0.0 { work / seconds } else { 0.0 },

@@ -97,7 +97,8 @@ pub fn parse(text: &str) -> Result<Box<dyn Reader>, TraceError> {
         }
     };
     let seed = spec.number("seed", 1, 0..=u64::MAX)?;
-    let rate = spec.float("rate", default_rate, 0.0..=1e9)?;
+    // Without a rate there are no times; a rate of 0 would be another name for that, and surprise who meant another.
+    let rate = spec.float("rate", default_rate, 1e-6..=1e9)?;
     spec.finish()?;
     let mut rng = Rng::new(seed);
     let arrivals = rng.fork(1);
