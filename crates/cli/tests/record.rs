@@ -104,6 +104,18 @@ fn what_is_recorded_under_load_is_decided_again() {
     );
     assert!(report["requests"].as_u64().unwrap() > answers, "{report}");
     assert!(report["segments_written"].as_u64().unwrap() > 3, "{report}");
+    // Where it comes from; the secret of the keys' hashes is nobody's.
+    assert_eq!(
+        (&report["version"], &report["trace"]),
+        (&env!("CARGO_PKG_VERSION").into(), &file.into())
+    );
+    let (seeds, setup) = (report["seed"].as_array().unwrap(), &report["configuration"]);
+    assert_eq!(seeds.len(), report["shards"].as_u64().unwrap() as usize, "{report}");
+    assert_eq!(
+        (&setup["admission"]["policy"], &setup["shards"][0]["seed"]),
+        (&"all".into(), &seeds[0])
+    );
+    assert!(setup["segments"].as_u64().unwrap() > 1 && setup.get("hash_key").is_none(), "{setup}");
     assert_eq!(record.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
     // One decision flipped, in a shard and in the log: that record's number, and exit code 1.

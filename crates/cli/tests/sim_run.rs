@@ -81,6 +81,8 @@ fn json_says_what_was_run_and_repeats_on_any_number_of_threads() {
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!((&json["seed"], &json["experiment"]["seed"]), (&1.into(), &1.into()));
     assert_eq!(json["workload"]["requests"], 40_000);
+    assert_eq!(json["trace"], json["experiment"]["workload"]["trace"]);
+    assert_eq!(json["trace_hash"], json["workload"]["trace_hash"]);
     assert_eq!(json["workload"]["trace_hash"].as_str().unwrap().len(), 16);
     assert_eq!(json["experiment"]["cache"][0]["admission"]["policy"], "all");
     let caches = json["caches"].as_array().unwrap();

@@ -14,7 +14,9 @@ use larder_sim::replay::{
     Difference, RecordFile, Recorded, Report, recorded_by, replay, replay_block,
 };
 use serde::Serialize;
+use serde_json::{Map, Value};
 
+use super::origin::configuration;
 use crate::error::CliError;
 
 /// The flags of `larder sim replay`.
@@ -69,7 +71,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let report = report.map_err(failed)?;
     let seconds = begin.elapsed().as_secs_f64();
     if args.json {
-        print_report(&report)?;
+        let seeds = file.setup().shards.iter().map(|s| s.seed).collect();
+        print_report(args, seeds, file.setup(), &report)?;
     } else {
         print(&report, seconds)?;
     }
@@ -125,7 +128,8 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     }
     let report = report.map_err(failed)?;
     if args.json {
-        print_report(&report)?;
+        let seeds = file.setup().volumes.iter().map(|v| v.seed).collect();
+        print_report(args, seeds, file.setup(), &report)?;
         return verdict(args, report.difference.as_ref(), report.compared);
     }
     let seconds = begin.elapsed().as_secs_f64();
@@ -151,15 +155,32 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     verdict(args, report.difference.as_ref(), report.compared)
 }
 
-/// A report as JSON, with the version of the program that replayed.
-fn print_report(report: &impl Serialize) -> Result<(), CliError> {
+/// A report as JSON, with where it comes from: the version of the program that replayed, the record, and what of its head a
+/// reader may know. The secret under which keys are hashed stays in the file.
+fn print_report(
+    args: &ReplayArgs,
+    seeds: Vec<u64>,
+    setup: &impl Serialize,
+    report: &impl Serialize,
+) -> Result<(), CliError> {
     #[derive(Serialize)]
-    struct Versioned<'a, R> {
+    struct Named<'a, R> {
         version: &'static str,
+        /// Of the shards; of a block cache those of its volumes' admission.
+        seed: Vec<u64>,
+        /// The record's file.
+        trace: String,
+        configuration: Map<String, Value>,
         #[serde(flatten)]
         report: &'a R,
     }
-    crate::out::print_json(&Versioned { version: env!("CARGO_PKG_VERSION"), report })
+    let mut configuration = configuration(None, setup)?;
+    for secret in ["hash_key", "salt"] {
+        configuration.remove(secret);
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let trace = args.file.display().to_string();
+    crate::out::print_json(&Named { version, seed: seeds, trace, configuration, report })
 }
 
 fn ending(ended: Option<&str>) -> String {

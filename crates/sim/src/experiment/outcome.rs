@@ -16,6 +16,10 @@ pub struct Outcome {
     pub version: String,
     /// Seed of the run.
     pub seed: u64,
+    /// The trace's name.
+    pub trace: String,
+    /// Hash of its requests, as in `workload`.
+    pub trace_hash: String,
     /// The experiment with every default filled in.
     pub experiment: Experiment,
     /// The workload as it was read.

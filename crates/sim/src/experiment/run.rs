@@ -425,11 +425,14 @@ pub fn run(
         .zip(&e.caches)
         .map(|(lane, spec)| unpoisoned(lane.into_inner()).outcome(e, spec, feed.last))
         .collect::<Result<_, ExperimentError>>()?;
+    let workload = feed.facts();
     Ok(Outcome {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         seed: e.seed,
+        trace: e.workload.trace.clone(),
+        trace_hash: workload.trace_hash.clone(),
         experiment: e.clone(),
-        workload: feed.facts(),
+        workload,
         expectations: check::check(&e.expect, &caches),
         caches,
     })
