@@ -206,22 +206,34 @@ pub(crate) fn detect(input: &mut Input) -> Result<Detected, TraceError> {
         return Err(TraceError::Undetected { file, reason, known });
     }
     let whole = head.len() < SAMPLE;
-    let is_text = !head.iter().any(|&b| b == 0 || (b < 32 && !b"\t\r\n\x0c".contains(&b)));
-    let mut lines: Vec<&[u8]> = Vec::new();
-    if is_text {
-        let usable = match memchr::memrchr(b'\n', &head) {
-            Some(at) if !whole => &head[..at],
-            _ => &head[..],
-        };
-        lines = usable
-            .split(|&b| b == b'\n')
-            .map(|l| l.strip_suffix(b"\r").unwrap_or(l))
-            .filter(|l| !l.trim_ascii().is_empty())
-            .take(SAMPLE_RECORDS)
-            .collect();
-    }
+    let is_text = !head.iter().any(|&b| is_control(b));
+    let usable = match memchr::memrchr(b'\n', &head) {
+        Some(at) if !whole => &head[..at],
+        _ => &head[..],
+    };
+    // With their numbers in the file.
+    let (numbers, lines): (Vec<usize>, Vec<&[u8]>) = (1..)
+        .zip(usable.split(|&b| b == b'\n').map(|l| l.strip_suffix(b"\r").unwrap_or(l)))
+        .filter(|(_, l)| !l.trim_ascii().is_empty())
+        .take(SAMPLE_RECORDS)
+        .unzip();
     let sample = Sample { head: &head, lines, whole };
-    let found = if is_text { detect_text(&sample) } else { detect_binary(&sample) };
+    let mut found = if is_text { detect_text(&sample) } else { detect_binary(&sample) };
+    let mut behind = String::new();
+    if found.is_none()
+        && let Some((odd, format, why)) = all_but_one(&sample)
+    {
+        // The first line may be a header: without it, what fits need not be the trace's format.
+        if odd == 0 {
+            behind = format!(" (the lines behind it are as of {format})");
+        } else {
+            // Reading says what is wrong with it, and where.
+            found = Some((format, format!("{why}, but for line {}", numbers[odd])));
+        }
+    }
+    // One line with bytes that are no text does not make the file binary.
+    let odd = sample.lines.iter().filter(|l| is_odd(l)).count();
+    let is_text = is_text || odd == 1 && sample.lines.len() >= ENOUGH_LINES;
     if found.is_none()
         && is_text
         && let Some((columns, why)) =
@@ -243,12 +255,18 @@ pub(crate) fn detect(input: &mut Input) -> Result<Detected, TraceError> {
             let hint = if is_json {
                 " (of cachebench's JSON a generator makes a trace: gen:cachebench?dir=FOLDER)"
             } else {
-                ""
+                &behind
             };
-            Err(undetected(format!(
-                "{packed}, text whose first line {} fits none{hint}",
-                crate::error::quote(first)
-            )))
+            let first = crate::error::quote(first);
+            let reason = match fitting(&sample).filter(|_| behind.is_empty()) {
+                None => format!("{packed}, text whose first line {first} fits none{hint}"),
+                Some((last, format)) => format!(
+                    "{packed}, text whose line {} {} does not fit {format}, as the lines before it do, nor another",
+                    numbers[last + 1],
+                    crate::error::quote(sample.lines[last + 1])
+                ),
+            };
+            Err(undetected(reason))
         }
         None => Err(undetected(format!(
             "{packed}, binary that starts with {}; formats without a signature (keys alone, IQI, twr, …) must be named",
@@ -262,6 +280,48 @@ fn fields(line: &[u8], delimiter: Option<u8>) -> usize {
         Some(d) => line.split(|&b| b == d).count(),
         None => line.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty()).count(),
     }
+}
+
+/// What no text has.
+fn is_control(b: u8) -> bool {
+    b < 32 && !b"\t\r\n\x0c".contains(&b)
+}
+
+fn is_odd(line: &[u8]) -> bool {
+    line.iter().any(|&b| is_control(b))
+}
+
+/// Lines below which one that is left out says nothing of the others.
+const ENOUGH_LINES: usize = 10;
+
+/// A line, counted from 0, without which the others of the sample fit a format: a damaged one. The format, and why.
+fn all_but_one(s: &Sample<'_>) -> Option<(usize, Format, String)> {
+    if s.lines.len() < ENOUGH_LINES {
+        return None;
+    }
+    // Bytes that are no text in more than one line are not one line's damage.
+    let mut suspects: Vec<usize> = (0..s.lines.len()).filter(|&i| is_odd(s.lines[i])).collect();
+    match suspects.len() {
+        0 => suspects = (0..s.lines.len()).collect(),
+        1 => {}
+        _ => return None,
+    }
+    suspects.into_iter().find_map(|odd| {
+        let mut lines = s.lines.clone();
+        lines.remove(odd);
+        let (format, why) = detect_text(&Sample { lines, ..*s })?;
+        Some((odd, format, why))
+    })
+}
+
+/// The last line, counted from 0, up to which the lines of the sample fit a format, and that format; none where they are too
+/// few to say anything, or nothing follows.
+fn fitting(s: &Sample<'_>) -> Option<(usize, Format)> {
+    let fits = |last: usize| {
+        let lines = s.lines[..=last].to_vec();
+        detect_text(&Sample { lines, ..*s }).map(|(format, _)| (last, format))
+    };
+    (0..s.lines.len().saturating_sub(1)).map_while(fits).last().filter(|(last, _)| *last > 1)
 }
 
 /// Whether every line of the sample decodes.

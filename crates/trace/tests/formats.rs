@@ -397,6 +397,82 @@ fn untimed_traces_get_times_from_a_rate() {
 }
 
 /// What we write is found out again, also when it holds no keys' sizes and no hits (which once looked like FlashNet).
+/// One damaged byte near the beginning: the format is told from the other lines, and the error names the line and what is
+/// wrong with it, not the first.
+#[test]
+fn one_damaged_line_is_named_whichever_it_is() {
+    type Line = fn(usize) -> String;
+    let formats: [(Format, Line, usize); 5] = [
+        (Format::Twitter, |i| format!("{i},key{},12,300,9,get,0", i % 7), 13),
+        (Format::Msr, |i| format!("128166372{i:03}000000,srv,0,Read,{},4096,100", i * 4096), 25),
+        (Format::Alibaba, |i| format!("7,R,{},4096,{}", i * 4096, 1_000_000 + i), 2),
+        (Format::WebCacheSim, |i| format!("{i} {} 100", 17 + i % 5), 5),
+        (Format::K5Cloud, |i| format!("{i},3,R,{},8192", i * 512), 4),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    for (format, line, at) in formats {
+        // A letter or a control character for a digit, at the same place.
+        for odd in [b'q', 0x11] {
+            for damaged in [2, 3, 17, 60] {
+                let mut text = Vec::new();
+                for i in 1..=60 {
+                    let mut bytes = line(i).into_bytes();
+                    if i == damaged {
+                        bytes[at] = odd;
+                    }
+                    text.extend(bytes);
+                    text.push(b'\n');
+                }
+                std::fs::write(&path, &text).unwrap();
+                let name = path.display().to_string();
+                let case = format!("{format} line {damaged} {}", odd.escape_ascii());
+                let trace =
+                    open(&name, &Options::default()).unwrap_or_else(|e| panic!("{case}: {e}"));
+                assert_eq!(trace.format, Some(format), "{case}");
+                assert!(trace.explanation.contains(&format!("but for line {damaged}")), "{case}");
+                let error = trace.reader.map(|r| r.err()).find_map(|e| e).unwrap().to_string();
+                assert!(
+                    error.contains(&format!("trace, line {damaged}: expected")),
+                    "{case}: {error}"
+                );
+                let skipping = Options { skip_bad: true, ..Options::default() };
+                assert_eq!(open(&name, &skipping).unwrap().reader.count(), 59, "{case}");
+            }
+        }
+    }
+}
+
+/// Two damaged lines say nothing of the format; the error then names the first that does not go with those before it.
+#[test]
+fn where_no_format_fits_the_first_odd_line_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    let refused = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        open(&path.display().to_string(), &Options::default()).err().unwrap().to_string()
+    };
+    let line = |i: usize| match i {
+        7 | 9 => format!("{i},abc,12,3x0,9,get,0\n"),
+        _ => format!("{i},abc,12,300,9,get,0\n"),
+    };
+    let text: String = (1..=20).map(line).collect();
+    let error = refused(&text);
+    assert!(error.contains("line 7 '7,abc,12,3x0,9,get,0' does not fit twitter"), "{error}");
+    // Neither does a byte that is no text make a csv with a header binary.
+    let csv: String =
+        (1..=20).map(|i| format!("{i},{},10\n", if i == 9 { "\u{11}" } else { "5" })).collect();
+    let text = format!("time,id,size\n{csv}");
+    std::fs::write(&path, &text).unwrap();
+    let trace = open(&path.display().to_string(), &Options::default()).unwrap();
+    assert_eq!(trace.format, Some(Format::Csv));
+    // A first line that is none of them need not be damage.
+    let behind: String = (1..=20).filter(|i| *i != 7 && *i != 9).map(line).collect();
+    let error = refused(&format!("zeit;wort\n{behind}"));
+    let words = "first line 'zeit;wort' fits none (the lines behind it are as of twitter)";
+    assert!(error.contains(words), "{error}");
+}
+
 #[test]
 fn what_is_written_is_detected_again() {
     let dir = tempfile::tempdir().unwrap();
