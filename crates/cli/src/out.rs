@@ -12,6 +12,13 @@ macro_rules! outln {
     };
 }
 
+/// `outln!` of a line for people, which goes on below where standard output is narrower.
+macro_rules! proseln {
+    ($($arg:tt)*) => {
+        $crate::table::print_prose(&format!($($arg)*), 2)
+    };
+}
+
 /// `eprintln!` that goes on where nobody reads: a remark must not end what it is about.
 macro_rules! noteln {
     ($($arg:tt)*) => {

@@ -170,6 +170,48 @@ pub(crate) fn print_words(words: &[String]) -> Result<(), CliError> {
     outln!("{text}")
 }
 
+/// Prints lines for people: what is longer than standard output is wide goes on below, `hang` characters in.
+///
+/// # Errors
+/// As [`print`](crate::out::print).
+pub(crate) fn print_prose(text: &str, hang: usize) -> Result<(), CliError> {
+    outln!("{}", prose(text, hang, width()))
+}
+
+/// Lines of at most `limit` characters, as far as words are no longer; what does not fit goes on `hang` characters in.
+fn prose(text: &str, hang: usize, limit: Option<usize>) -> String {
+    let limit = limit.unwrap_or(usize::MAX);
+    let hang = if hang > limit / 2 { 2 } else { hang };
+    let fold = |line: &str| {
+        if wide(line) <= limit {
+            return line.to_owned();
+        }
+        // What stands in the hang, a name perhaps, stays as it is.
+        let begin = line.char_indices().nth(hang).map_or(line.len(), |(at, _)| at);
+        let begin = if line[..begin].trim_end().contains(' ') { 0 } else { begin };
+        let (first, rest) = line.split_at(begin);
+        let room = if begin == 0 { limit } else { limit - hang };
+        let mut words = rest.split(' ').filter(|w| !w.is_empty());
+        let (mut out, mut used) = (first.to_owned(), 0);
+        let mut room = room;
+        for word in words.by_ref() {
+            let n = wide(word);
+            if used > 0 && used + 1 + n > room {
+                out.push('\n');
+                out.push_str(&" ".repeat(hang));
+                (used, room) = (0, limit - hang);
+            } else if used > 0 {
+                out.push(' ');
+                used += 1;
+            }
+            out.push_str(word);
+            used += n;
+        }
+        out
+    };
+    text.split('\n').map(fold).collect::<Vec<_>>().join("\n")
+}
+
 /// Which columns of these widths, padding included, stand together.
 fn parts(widths: &[usize], keys: usize, number: usize, limit: usize) -> Vec<Part> {
     let all: Vec<usize> = (0..widths.len()).collect();
@@ -271,6 +313,21 @@ mod tests {
         let text = table.text(Some(48));
         assert!(widest(&text) <= 48, "{text}");
         assert!(text.contains("0.5"), "{text}");
+    }
+
+    #[test]
+    fn prose_goes_on_below() {
+        let text = "requests       12 (and a remark of several words)\nshort";
+        let folded = "requests       12 (and a remark of\n               several words)\nshort";
+        assert_eq!(prose(text, 15, Some(34)), folded);
+        assert_eq!(prose(text, 15, None), text);
+        assert_eq!(prose("one two three", 2, Some(8)), "one two\n  three");
+        assert_eq!(
+            prose("  a sentence that is long", 2, Some(12)),
+            "  a sentence\n  that is\n  long"
+        );
+        let word = "a-word-longer-than-the-line";
+        assert_eq!(prose(word, 2, Some(10)), word);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use larder_trace::{
 
 use crate::error::CliError;
 use crate::out::print;
-use crate::table::{Columns, is_too_wide};
+use crate::table::{Columns, is_too_wide, print_prose};
 
 /// Look into traces, convert and generate them.
 #[derive(Debug, Parser)]
@@ -314,6 +314,9 @@ pub(crate) fn note_skipped(reader: &dyn Reader) {
     note(skipped_of(reader));
 }
 
+/// Characters of the names in front of what is said of a trace.
+const NAMES: usize = 22;
+
 fn stats(args: &StatsArgs) -> Result<(), CliError> {
     let trace = args.input.open()?;
     let (mut reader, hash) = Hashed::over(trace.reader);
@@ -340,7 +343,7 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
         return print(&format!("{value:#}\n"));
     }
     let mut out = String::new();
-    let mut line = |name: &str, value: String| out.push_str(&format!("{name:<22}{value}\n"));
+    let mut line = |name: &str, value: String| out.push_str(&format!("{name:<NAMES$}{value}\n"));
     line("trace", args.input.trace.clone());
     line("hash", hash.text());
     line("counted by", format!("larder {}", env!("CARGO_PKG_VERSION")));
@@ -425,7 +428,7 @@ fn stats(args: &StatsArgs) -> Result<(), CliError> {
             line("metadata", format!("{:.2} % of block requests", 100.0 * share));
         }
     }
-    print(&out)
+    print_prose(out.trim_end(), NAMES)
 }
 
 fn head(args: &HeadArgs) -> Result<(), CliError> {
@@ -524,5 +527,5 @@ fn formats() -> Result<(), CliError> {
     for (kind, about) in larder_trace::generate::KINDS {
         out.push_str(&format!("  {kind:20} {about}\n"));
     }
-    print(&out)
+    print_prose(out.trim_end(), NAMES + 1)
 }

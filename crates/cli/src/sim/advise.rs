@@ -18,7 +18,7 @@ use super::origin::{Origin, configuration};
 use super::watch::Watch;
 use crate::error::CliError;
 use crate::out::{print as print_text, print_json};
-use crate::table::Columns;
+use crate::table::{Columns, print_prose};
 use crate::trace::{Settings, note_skipped, parse_format, parse_page, parse_rate, trace_error};
 
 /// Shown under the flags.
@@ -530,7 +530,7 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
             row(if m.meets { "meets" } else { "misses" }, m);
         }
     }
-    print_text(&out)?;
+    print_prose(out.trim_end(), 2)?;
     table.print()?;
     origin.print_configuration()?;
     let mut out = String::new();
@@ -556,8 +556,11 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
              so it chooses nothing; see its other rates\n"
         );
     }
-    if let Some(settings) = answer.and_then(|m| settings(q, m)) {
-        out += &format!("the answer as settings of larder kv --config:\n\n{settings}");
+    print_prose(out.trim_end(), 2)?;
+    match answer.and_then(|m| settings(q, m)) {
+        Some(settings) => {
+            print_text(&format!("the answer as settings of larder kv --config:\n\n{settings}"))
+        }
+        None => Ok(()),
     }
-    print_text(&out)
 }

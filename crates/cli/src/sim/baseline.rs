@@ -312,6 +312,8 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
         ]);
     }
     table.print()?;
-    outln!("CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)")?;
+    proseln!(
+        "CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)"
+    )?;
     origin.print()
 }

@@ -364,7 +364,7 @@ fn show(report: &Report, with: &Shared) -> Result<(), CliError> {
         ]);
     }
     t.print()?;
-    outln!(
+    proseln!(
         "{} live objects, {} segments, flash written {} times over, {:.0} % overwrites. forced out: entries lost for\n\
          lack of room, over insertions; stale: look-ups answered with an overwritten version",
         with.objects,
@@ -396,7 +396,7 @@ fn show(report: &Report, with: &Shared) -> Result<(), CliError> {
         ]);
     }
     t.print()?;
-    outln!(
+    proseln!(
         "offered: bytes of candidates, in segments; placed: candidates that found a place; size bias: mean size of the\n\
          placed over that of all. larder packs objects into 4 KiB pages that 16 functions name"
     )?;

@@ -224,7 +224,11 @@ pub(super) fn run(args: &MrcArgs) -> Result<(), CliError> {
         print_json(&origin.of(&rows))?;
     } else {
         print_table(&rows, plan.unit)?;
-        outln!("{} objects, {} of simulator memory", found.objects, ByteSize(found.memory_bytes))?;
+        proseln!(
+            "{} objects, {} of simulator memory",
+            found.objects,
+            ByteSize(found.memory_bytes)
+        )?;
         origin.print()?;
     }
     Ok(())

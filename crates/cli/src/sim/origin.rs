@@ -95,7 +95,7 @@ impl Origin {
     /// # Errors
     /// As [`print_words`].
     pub(super) fn print(&self) -> Result<(), CliError> {
-        outln!("{}", self.line())?;
+        proseln!("{}", self.line())?;
         self.print_configuration()
     }
 

@@ -134,7 +134,7 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     }
     let seconds = begin.elapsed().as_secs_f64();
     let streams = report.streams.len();
-    outln!(
+    proseln!(
         "recorded by larder block {}: {} shards, {} volumes{}, {} records in {streams} streams, {}",
         report.larder,
         report.shards,
@@ -147,7 +147,7 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
         ending(report.ended),
     )?;
     let rate = report.compared as f64 / seconds.max(1e-9);
-    outln!(
+    proseln!(
         "replayed: {} decisions compared, {seconds:.1} s ({rate:.0} records/s)",
         report.compared
     )?;
@@ -193,7 +193,7 @@ fn ending(ended: Option<&str>) -> String {
 }
 
 fn print(report: &Report, seconds: f64) -> Result<(), CliError> {
-    outln!(
+    proseln!(
         "recorded by larder {} on {}: {} shards, {} records, {}",
         report.larder,
         report.uuid,
@@ -201,7 +201,7 @@ fn print(report: &Report, seconds: f64) -> Result<(), CliError> {
         report.records,
         ending(report.ended)
     )?;
-    outln!(
+    proseln!(
         "replayed: {} decisions compared, {} of them requests, {} segments written, {seconds:.1} s ({:.0} records/s)",
         report.compared,
         report.requests,
@@ -209,7 +209,7 @@ fn print(report: &Report, seconds: f64) -> Result<(), CliError> {
         report.compared as f64 / seconds.max(1e-9)
     )?;
     if report.compared < report.records && report.difference.is_none() {
-        outln!(
+        proseln!(
             "not compared: {} records at the end, whose counterparts in other streams are not in the file",
             report.records - report.compared
         )?;
@@ -224,16 +224,16 @@ fn print_difference(
 ) -> Result<(), CliError> {
     match difference {
         None if compared == 0 => Ok(()),
-        None => outln!("every decision is the same"),
+        None => proseln!("every decision is the same"),
         Some(d) => {
-            outln!("first difference: {}, record {}", d.stream, d.record)?;
-            outln!("  time      {:.9} s", d.nanos as f64 / 1e9)?;
-            outln!("  input     {}", d.input)?;
-            outln!("  recorded  {}", d.recorded)?;
-            outln!("  replayed  {}", d.replayed)?;
+            proseln!("first difference: {}, record {}", d.stream, d.record)?;
+            proseln!("  time      {:.9} s", d.nanos as f64 / 1e9)?;
+            proseln!("  input     {}", d.input)?;
+            proseln!("  recorded  {}", d.recorded)?;
+            proseln!("  replayed  {}", d.replayed)?;
             let mine = env!("CARGO_PKG_VERSION");
             if larder != mine {
-                outln!(
+                proseln!(
                     "this is larder {mine}, and {larder} recorded: another version may decide otherwise"
                 )?;
             }

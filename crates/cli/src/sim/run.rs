@@ -217,10 +217,10 @@ fn latency(of: &Latency, figure: fn(&Latency) -> f64) -> String {
 fn print(outcome: &Outcome) -> Result<(), CliError> {
     let (w, e) = (&outcome.workload, &outcome.experiment);
     if !e.title.is_empty() {
-        outln!("{}", e.title)?;
+        proseln!("{}", e.title)?;
     }
-    outln!("trace {}, hash {}", e.workload.trace, w.trace_hash)?;
-    outln!(
+    proseln!("trace {}, hash {}", e.workload.trace, w.trace_hash)?;
+    proseln!(
         "{} requests ({} warm up), {} reads, {} writes, {} removals, {:.1} s{}",
         w.requests,
         e.workload.warmup,
@@ -230,7 +230,7 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
         w.seconds,
         if w.times_from_rate { " by workload.rate" } else { "" }
     )?;
-    outln!("larder {}, seed {}", outcome.version, outcome.seed)?;
+    proseln!("larder {}, seed {}", outcome.version, outcome.seed)?;
     let names = outcome.caches.iter().map(|c| c.name.clone());
     let mut table = Columns::new(1, 1, std::iter::once(String::new()).chain(names));
     for (what, show) in ROWS {
@@ -240,23 +240,25 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
         }
     }
     table.print()?;
-    outln!("bytes set: written by clients, or brought in after a miss; bytes missed: the latter")?;
+    proseln!(
+        "bytes set: written by clients, or brought in after a miss; bytes missed: the latter"
+    )?;
     if e.ssd.tbw.is_none() {
-        outln!(
+        proseln!(
             "drive life: at {} drive writes a day for {} years",
             e.ssd.dwpd,
             e.ssd.warranty_years
         )?;
     }
     for c in &outcome.expectations {
-        outln!(
+        proseln!(
             "{}  {} (found {})",
             if c.met { "met    " } else { "NOT MET" },
             c.expected,
             c.found
         )?;
     }
-    outln!("--json prints the whole configuration, all percentiles and the time series")
+    proseln!("--json prints the whole configuration, all percentiles and the time series")
 }
 
 /// A column of the time series.

@@ -223,27 +223,27 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         return print_json(&report);
     }
     let bytes = |pages: u64| ByteSize(pages.saturating_mul(args.page.0));
-    outln!("DLWA                  {:.4}", report.dlwa)?;
-    outln!("written by the host   {}", bytes(traffic.host_pages))?;
-    outln!("copied by the cleaner {}", bytes(traffic.copied_pages))?;
+    proseln!("DLWA                  {:.4}", report.dlwa)?;
+    proseln!("written by the host   {}", bytes(traffic.host_pages))?;
+    proseln!("copied by the cleaner {}", bytes(traffic.copied_pages))?;
     let wear = report.wear;
-    outln!(
+    proseln!(
         "erases per super-block {:.1} on average, {} to {}, deviation {:.2}",
         wear.mean,
         wear.least,
         wear.most,
         wear.deviation
     )?;
-    outln!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution)?;
+    proseln!("super-blocks by share of valid pages (tenths): {:?}", report.valid_distribution)?;
     if !report.cleaned {
-        outln!(
+        proseln!(
             "the drive never filled: {} were written to it and nothing was erased, so this says nothing of its cleaner; \
              write more, or give a smaller --capacity",
             bytes(traffic.host_pages)
         )?;
     }
     let separate = if args.separate_cleaning { ", copies apart" } else { "" };
-    outln!(
+    proseln!(
         "drive of {} in pages of {} and super-blocks of {}, over-provisioning {}, victim {}{separate}",
         args.capacity,
         args.page,
@@ -252,7 +252,7 @@ pub(super) fn run(args: &SsdArgs) -> Result<(), CliError> {
         args.victim.name()
     )?;
     if let Some(written) = written {
-        outln!("{written}")?;
+        proseln!("{written}")?;
     }
     report.origin.print()
 }

@@ -355,7 +355,7 @@ fn print_table(rows: &[Row]) -> Result<(), CliError> {
     }
     table.print()?;
     if rows.iter().any(|r| r.figures.hosts > 1) {
-        outln!("invalidating: writes that another host's copy was taken away for, of all")?;
+        proseln!("invalidating: writes that another host's copy was taken away for, of all")?;
     }
     Ok(())
 }

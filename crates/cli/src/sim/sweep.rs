@@ -325,12 +325,12 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
         print_json(&rows(&results.results))?;
     } else {
         print_table(&results)?;
-        outln!(
+        proseln!(
             "larder {}; seeds are a column; traces and their hashes:",
             env!("CARGO_PKG_VERSION")
         )?;
-        results.traces().try_for_each(|(trace, hash)| outln!("  {trace}  {hash}"))?;
-        outln!(
+        results.traces().try_for_each(|(trace, hash)| proseln!("  {trace}  {hash}"))?;
+        proseln!(
             "{} cells; cells.jsonl, results and series as csv and parquet, and report.html are in {}",
             cells.len(),
             dir.display()
