@@ -109,6 +109,41 @@ fn convert_blames_what_is_wrong() {
     assert_eq!(dir.names(), ["a.csv"]);
 }
 
+/// What is written has no name until it is whole, where the file system can do that.
+#[test]
+fn a_kill_leaves_nothing_half_written() {
+    use rustix::fs::{Mode, OFlags};
+    let dir = Dir::new();
+    let flags = OFlags::TMPFILE | OFlags::WRONLY;
+    let can = rustix::fs::open(dir.0.path(), flags, Mode::from_raw_mode(0o600)).is_ok();
+    assert!(
+        can,
+        "'{}' is on a file system without unnamed files: set TMPDIR",
+        dir.0.path().display()
+    );
+    dir.file("old.lrd", "old");
+    for output in ["old.lrd", "new.lrd"] {
+        let spec = "zipf?objects=1000&requests=4000000000";
+        let mut command = dir.command(&["trace", "generate", spec, output]);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        // Until something was written to a file in the directory.
+        let fds = PathBuf::from(format!("/proc/{}/fd", child.id()));
+        let written = |fd: PathBuf| {
+            let inside = fs::read_link(&fd).is_ok_and(|at| at.starts_with(dir.0.path()));
+            inside && fs::metadata(&fd).is_ok_and(|m| m.len() > 0)
+        };
+        let found = (0..600).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            fs::read_dir(&fds).unwrap().flatten().any(|fd| written(fd.path()))
+        });
+        assert!(found, "nothing was written in half a minute");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(dir.names(), ["old.lrd"], "{output}");
+        assert_eq!(fs::read(dir.path("old.lrd")).unwrap(), b"old");
+    }
+}
+
 #[test]
 fn reports_replace_files_and_nothing_else() {
     let dir = Dir::new();

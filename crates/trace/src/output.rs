@@ -2,10 +2,11 @@
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use tempfile::NamedTempFile;
 
 /// Links that lead to one another, as the kernel has it.
@@ -20,7 +21,10 @@ pub struct OutputFile {
 
 enum Body {
     Direct(File),
-    /// Beside its place, under a name that nobody else has; only a kill leaves it there.
+    /// In its directory without a name, so that a kill leaves nothing.
+    Unnamed(File, Box<Target>),
+    /// Where the file system has no such files (NFS): beside its place, under a name that nobody else has. Only a kill
+    /// leaves it there.
     Beside(NamedTempFile, Box<Target>),
 }
 
@@ -103,8 +107,16 @@ impl OutputFile {
             drop(File::options().write(true).open(&place)?);
         }
         let target = Target { path: place, before };
-        let file = temporary().tempfile_in(target.directory())?;
-        Ok(OutputFile { body: Body::Beside(file, Box::new(target)) })
+        OutputFile::towards(target, true)
+    }
+
+    /// `unnamed`: if the file system has such files.
+    fn towards(target: Target, unnamed: bool) -> io::Result<OutputFile> {
+        let body = match unnamed_in(target.directory()).filter(|_| unnamed) {
+            Some(file) => Body::Unnamed(file, Box::new(target)),
+            None => Body::Beside(temporary().tempfile_in(target.directory())?, Box::new(target)),
+        };
+        Ok(OutputFile { body })
     }
 
     /// Puts the file in its place.
@@ -114,12 +126,43 @@ impl OutputFile {
     pub fn commit(self) -> io::Result<()> {
         match self.body {
             Body::Direct(mut file) => file.flush(),
+            Body::Unnamed(file, target) => {
+                target.take_over(&file)?;
+                if target.before.is_none() {
+                    match name(&file, &target.path) {
+                        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                        named => return named,
+                    }
+                }
+                // A link never takes another's place: it gets a name of its own for as long as it takes to rename it.
+                let named = temporary().make_in(target.directory(), |path| name(&file, path))?;
+                named.into_temp_path().persist(&target.path).map_err(|e| e.error)
+            }
             Body::Beside(file, target) => {
                 target.take_over(file.as_file())?;
                 file.persist(&target.path).map(drop).map_err(|e| e.error)
             }
         }
     }
+}
+
+/// A file without a name in `directory`; none where the file system has no such files, or `/proc`, by which one gets its
+/// name, is not there.
+fn unnamed_in(directory: &Path) -> Option<File> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    // The mode of a new file, which the process's mask narrows.
+    let file = File::from(rustix::fs::open(directory, flags, Mode::from_raw_mode(0o666)).ok()?);
+    fs::symlink_metadata(place_of(&file)).is_ok().then_some(file)
+}
+
+/// Where the process's own open files can be found.
+fn place_of(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Gives a file without a name the name `path`, which must be nobody's.
+fn name(file: &File, path: &Path) -> io::Result<()> {
+    Ok(rustix::fs::linkat(CWD, place_of(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
 fn temporary() -> tempfile::Builder<'static, 'static> {
@@ -132,14 +175,14 @@ fn temporary() -> tempfile::Builder<'static, 'static> {
 impl Write for OutputFile {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match &mut self.body {
-            Body::Direct(f) => f.write(buf),
+            Body::Direct(f) | Body::Unnamed(f, _) => f.write(buf),
             Body::Beside(f, _) => f.write(buf),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.body {
-            Body::Direct(f) => f.flush(),
+            Body::Direct(f) | Body::Unnamed(f, _) => f.flush(),
             Body::Beside(f, _) => f.flush(),
         }
     }
@@ -166,7 +209,6 @@ pub fn is_same_file(input: &str, output: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -207,6 +249,32 @@ mod tests {
         fs::write(&plain, "x").unwrap();
         let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().mode();
         assert_eq!(mode("c"), mode("d"), "that of any new file");
+    }
+
+    /// Both ways, since file systems differ; and where somebody makes the file meanwhile.
+    #[test]
+    fn with_and_without_a_name_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let can = unnamed_in(dir.path()).is_some();
+        for (round, unnamed) in [true, false, true, false].into_iter().enumerate() {
+            let before = fs::metadata(&path).ok();
+            let target = Target { path: path.clone(), before };
+            let mut file = OutputFile::towards(target, unnamed).unwrap();
+            let there = names(dir.path()).iter().filter(|name| *name != "a").count();
+            assert_eq!(there, usize::from(!(unnamed && can)));
+            write!(file, "round {round}").unwrap();
+            file.commit().unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), format!("round {round}"));
+            assert_eq!(names(dir.path()), ["a"]);
+        }
+        let late = dir.path().join("late");
+        let mut file = OutputFile::create(&late).unwrap();
+        fs::write(&late, "another's").unwrap();
+        file.write_all(b"mine").unwrap();
+        file.commit().unwrap();
+        assert_eq!(fs::read(&late).unwrap(), b"mine");
+        assert_eq!(names(dir.path()), ["a", "late"]);
     }
 
     #[test]
