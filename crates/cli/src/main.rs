@@ -28,6 +28,7 @@ mod sim;
 mod table;
 mod trace;
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use std::process::ExitCode;
@@ -88,18 +89,49 @@ fn dispatch(command: Command) -> Result<(), CliError> {
     }
 }
 
-/// Lets every flag that takes a value take a negative number: the flag's own parser then refuses it and names both, where
-/// clap would take -1 for a flag that there is not.
-fn with_negative_numbers(command: clap::Command) -> clap::Command {
-    let flag = |arg: clap::Arg| {
-        let takes = !arg.is_positional() && arg.get_action().takes_values();
-        arg.allow_negative_numbers(takes)
-    };
-    command.mut_args(flag).mut_subcommands(with_negative_numbers)
+/// Whether an argument can only be meant as a value, though it begins with a dash: `-1`, `-1m`, `-1,2`, `-.5`, `-inf`. No flag
+/// begins with a digit.
+fn is_negative(argument: &str) -> bool {
+    argument.strip_prefix('-').is_some_and(|rest| {
+        let number = rest.strip_prefix('.').unwrap_or(rest);
+        number.starts_with(|c: char| c.is_ascii_digit())
+            || ["inf", "infinity", "nan"].contains(&rest.to_ascii_lowercase().as_str())
+    })
+}
+
+/// Whether an argument is a flag without a value in it: `--sizes`, `-n`.
+fn is_flag(argument: &str) -> bool {
+    match argument.strip_prefix("--") {
+        Some(name) => !name.is_empty() && !name.contains('='),
+        None => argument.len() == 2 && argument.starts_with('-') && !is_negative(argument),
+    }
+}
+
+/// Joins a flag and the negative value behind it (`--sizes=-1m`): the flag's own parser then refuses it and names both, where
+/// clap would take the value for a flag that there is not.
+fn with_values_joined(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut out: Vec<OsString> = Vec::new();
+    let mut all_plain = false;
+    for argument in arguments {
+        let after_flag = out.last().and_then(|a| a.to_str()).is_some_and(is_flag);
+        match out.last_mut() {
+            Some(flag)
+                if !all_plain && after_flag && argument.to_str().is_some_and(is_negative) =>
+            {
+                flag.push("=");
+                flag.push(argument);
+            }
+            _ => {
+                all_plain |= argument == "--";
+                out.push(argument);
+            }
+        }
+    }
+    out
 }
 
 fn main() -> ExitCode {
-    let matches = with_negative_numbers(Cli::command()).get_matches();
+    let matches = Cli::command().get_matches_from(with_values_joined(std::env::args_os()));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     if !cli.command.has_sockets() {
         larder_runtime::machine::end_on_broken_pipe();
@@ -111,5 +143,57 @@ fn main() -> ExitCode {
             writeln!(std::io::stderr(), "larder: {e}").ok();
             e.exit_code()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(line: &str) -> String {
+        let arguments = line.split(' ').map(OsString::from);
+        let out = with_values_joined(arguments).into_iter().map(|a| a.into_string().unwrap());
+        out.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn negative_values_are_their_flags() {
+        for (line, out) in [
+            ("larder sim mrc t --sizes -1,2", "larder sim mrc t --sizes=-1,2"),
+            ("larder trace head t -n -1m", "larder trace head t -n=-1m"),
+            ("larder kv -p -1 -m 64", "larder kv -p=-1 -m 64"),
+            ("larder sim ssd --io -.5k --hot -inf:1", "larder sim ssd --io=-.5k --hot -inf:1"),
+            ("larder sim ssd --utilisation -NaN", "larder sim ssd --utilisation=-NaN"),
+        ] {
+            assert_eq!(joined(line), out);
+        }
+        for same in [
+            "larder sim mrc t --sizes 1,2 --json",
+            "larder trace head -1",
+            "larder trace head -- --sizes -1",
+            "larder sim mrc t --sizes=5 -1",
+            "larder kv -vv -A",
+        ] {
+            assert_eq!(joined(same), same);
+        }
+    }
+
+    /// An example that is folded by a terminal cannot be copied out of it.
+    #[test]
+    fn examples_fit_eighty_columns() {
+        fn check(command: &clap::Command, seen: &mut usize) {
+            for line in
+                command.get_after_help().map(ToString::to_string).iter().flat_map(|t| t.lines())
+            {
+                // What is no command is prose, or a remark, and folds.
+                let copied = line.starts_with("  ") && !line.trim_start().starts_with('#');
+                assert!(!copied || line.chars().count() <= 80, "{}: '{line}'", command.get_name());
+                *seen += 1;
+            }
+            command.get_subcommands().for_each(|c| check(c, seen));
+        }
+        let mut seen = 0;
+        check(&Cli::command(), &mut seen);
+        assert!(seen > 50, "{seen}");
     }
 }

@@ -108,7 +108,30 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (&["ssd", "--capacity", "1g", "--io", "1g", "--hot", "0.9:0.1"], 2, "at least two regions"),
         (&["ssd", "--hot", "0.9"], 2, "0.9:0.1"),
         (&["ssd", "--utilisation", "nan"], 2, "0 < SHARE <= 1"),
-        (&["ssd", "--trace", "gen:zipf?requests=10"], 1, "no block writes"),
+        (&["ssd", "--trace", "gen:zipf?requests=10"], 2, "--trace: 'gen:zipf?requests=10' has no"),
+        (&["ssd", "--trace", FILES, "--rounds", "3"], 2, "cannot be used with '--rounds"),
+        (&["ssd", "--over-provisioning", "1e300"], 2, "--over-provisioning: '1e300': give a share"),
+        (&["ssd", "--utilisation", "1e300"], 2, "--utilisation: '1e300' is not a share"),
+        (&["stack", TRACE], 2, "has no block reads or writes: give a block trace"),
+        (&["stack", FILES, "--warmup", "9000000"], 2, "--warmup: '9000000': the trace has "),
+        (&["stack", FILES, "--restart", "9000000"], 2, "--restart: '9000000': the trace has "),
+        (&["stack", FILES, "--flash", "1"], 2, "--flash: 1 B is less than a block: give 4k"),
+        (&["stack", FILES, "--flash-read", "1e300"], 2, "--flash-read: '1e300' is not a time"),
+        (&["block", FILES, "--sizes", "1m", "--backing", "0"], 2, "--backing: '0': volumes hold"),
+        (
+            &["block", FILES, "--sizes", "1m", "--reclaim", "fifo", "--over-provisioning", "1e300"],
+            2,
+            "--over-provisioning: '1e300': give a share",
+        ),
+        (&["mrc", TRACE, "--sizes", "9", "--sample", "1e300"], 2, "--sample: '1e300' is not"),
+        (
+            &["baseline", TRACE, "--flash", "1000t", "--cache", "set-associative"],
+            2,
+            "--flash: the buckets of set-associative take ",
+        ),
+        (&["block", FILES, "--sizes", "15t"], 2, "--sizes: up to 15 TiB the tables"),
+        (&["index", "--load", "1e300"], 2, "load is 1e300: it must be above 0"),
+        (&["mrc", "gen:zipf?rate=0", "--sizes", "9"], 2, "rate='0' is not a number from 0.000001"),
         (&["mrc", TRACE, "--sizes", "9", "--admission", "probability:3"], 2, "reject_first"),
         (&["ssd", "--capacity", "1p"], 2, "'1p' is not a size"),
         (&["mrc", TRACE, "--sizes", "9", "--warmup", "9000000"], 2, "none is left to count"),
@@ -117,6 +140,41 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
         assert!(message.contains(words), "{arguments:?}: {message}");
+    }
+}
+
+/// What a list names twice is simulated once, and it is said.
+#[test]
+fn repeats_are_made_one() {
+    let bytes = ["baseline", TRACE, "--dram", "256k", "--region", "64k", "--json"];
+    for (arguments, flag, rows) in [
+        (&["mrc", TRACE, "--sizes", "10,20,10", "--json"][..], "--sizes", 2),
+        (&["mrc", TRACE, "--sizes", "10", "--admission", "all,all", "--json"], "--admission", 1),
+        (&["mrc", TRACE, "--sizes", "10", "--policies", "lru,all,lru", "--json"], "--policies", 16),
+        (&[&bytes[..], &["--flash", "4m,4096k", "--cache", "victim"]].concat(), "--flash", 1),
+        (&[&bytes[..], &["--flash", "4m", "--cache", "ripq,ripq"]].concat(), "--cache", 1),
+        (
+            &[&bytes[..], &["--flash", "4m", "--cache", "fifo-log", "--admission", "all,all"]]
+                .concat(),
+            "--admission",
+            1,
+        ),
+        (&["block", FILES, "--sizes", "1m,1024k", "--json"], "--sizes", 1),
+        (
+            &["block", FILES, "--sizes", "1m", "--replacement", "lru,sieve,lru", "--json"],
+            "--replacement",
+            2,
+        ),
+    ] {
+        let output = larder(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        assert!(
+            said.contains(&format!("{flag} names some more than once")),
+            "{arguments:?}: {said}"
+        );
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(found.as_array().unwrap().len(), rows, "{arguments:?}");
     }
 }
 
@@ -375,6 +433,41 @@ fn a_figure_has_the_name_that_experiments_give_it() {
     let of = |name: &str| found[1][name].as_f64().unwrap();
     assert_eq!(of("hit_ratio"), of("whole_hits") / of("reads"));
     assert_eq!(of("line_hit_ratio"), of("hit_lines") / of("read_lines"));
+}
+
+/// In a terminal of 80 columns no line is longer but for a word that is.
+#[test]
+fn what_is_said_fits_eighty_columns() {
+    let run = "experiments/memcachier-mix.toml";
+    let timed = "gen:zipf?objects=5000&requests=20000&skew=0.9&rate=1000&value=400";
+    let advise = ["sim", "advise", "--trace", timed, "--drive-tbw", "600", "--dram-cost", "4"];
+    let wanted =
+        ["--flash-cost", "0.1", "--target-hit-ratio", "0.5", "--policies", "flashiness,all"];
+    let commands: [&[&str]; 9] = [
+        &["sim", "run", run],
+        &[&advise[..], &wanted].concat(),
+        &["sim", "ssd", "--capacity", "64m", "--block", "1m"],
+        &["sim", "ssd", "--capacity", "1g", "--trace", FILES],
+        &["sim", "baseline", TRACE, "--flash", "4m", "--block", "64k"],
+        &["sim", "index", "--objects", "10000", "--turnovers", "1", "--segment", "1m"],
+        &["sim", "mrc", TRACE, "--sizes", "10"],
+        &["trace", "stats", FILES],
+        &["trace", "formats"],
+    ];
+    for command in commands {
+        let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            .args(command)
+            .env("COLUMNS", "80")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8(output.stdout).unwrap();
+        for line in said.lines() {
+            let fits = line.chars().count() <= 80 || !line.trim().contains(' ');
+            assert!(fits, "{command:?}: '{line}'");
+        }
+    }
 }
 
 /// In a terminal of 80 columns no table has longer lines, and every figure is there.

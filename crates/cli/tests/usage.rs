@@ -492,6 +492,15 @@ fn negative_numbers_are_refused_by_the_flag_they_were_given_to() {
         (&mrc, &["5", "--seed", "-1"], "--seed"),
         (&mrc, &["5", "--threads", "-1"], "--threads"),
         (&mrc, &["5", "--lru-curve", "-1"], "--lru-curve"),
+        (&mrc, &["-1,2"], "--sizes"),
+        (&mrc, &["-1m", "--unit", "bytes"], "--sizes"),
+        (&mrc, &["5", "--sample", "-1e3"], "--sample"),
+        (&mrc, &["5", "--pages", "-1k"], "--pages"),
+        (&["sim", "ssd", "--capacity", "1m"], &["--utilisation", "-1.5"], "--utilisation"),
+        (&["sim", "ssd", "--capacity"], &["-1m"], "--capacity"),
+        (&["sim", "stack", "gen:fileserver", "--flash"], &["-1m,2m"], "--flash"),
+        (&["kv", "--http", "off", "-m"], &["-1g"], "memory-limit"),
+        (&["block", "format", "/nonexistent", "--size"], &["-1g"], "--size"),
         (
             &advise,
             &["-1", "--dram-cost", "1", "--flash-cost", "1", "--target-hit-ratio", "0.5"],
@@ -506,7 +515,23 @@ fn negative_numbers_are_refused_by_the_flag_they_were_given_to() {
         assert!(said.contains(flag) && said.contains("-1"), "{more:?}: {said}");
         assert!(!said.contains("unexpected argument"), "{more:?}: {said}");
     }
-    // Where a word stands by itself it is still no flag.
+    for value in ["-inf", "-nan"] {
+        let output = run(&["sim", "ssd", "--capacity", "64m", "--utilisation", value]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("--utilisation"), "{said}");
+    }
+    // Where a word stands by itself, or behind -- or behind a flag without a value, it is still no flag.
+    for (alone, words) in [
+        (
+            &["trace", "head", "gen:zipf", "--json", "-1m"][..],
+            "unexpected value '-1m' for '--json'",
+        ),
+        (&["trace", "head", "--", "-1"], "cannot open trace '-1'"),
+    ] {
+        let output = run(alone);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(words), "{alone:?}: {said}");
+    }
     let output = run(&["trace", "head", "-1"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("unexpected argument"), "{said}");

@@ -26,8 +26,9 @@ const EXAMPLES: &str = "\
 Examples:
   larder sim advise --trace prod.zst --drive-tbw 600 --years 5 \\
       --dram-cost 4 --flash-cost 0.1 --target-hit-ratio 0.85
-  larder sim advise --trace 'gen:zipf?objects=20000&requests=60000&skew=0.9&rate=1000' \\
-      --drive-tbw 600 --dram-cost 4 --flash-cost 0.1 --target-miss-ratio 0.4 --json";
+  larder sim advise --drive-tbw 600 --dram-cost 4 --flash-cost 0.1 \\
+      --target-miss-ratio 0.4 --json \\
+      --trace 'gen:zipf?objects=20000&requests=60000&skew=0.9&rate=1000'";
 
 #[derive(Debug, Parser)]
 #[command(after_help = EXAMPLES)]

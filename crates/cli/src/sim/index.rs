@@ -60,6 +60,10 @@ impl Mix {
 }
 
 #[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  larder sim index --objects 100000 --choices 2,16
+  larder sim index --sizes memcachier,fixed:300 --functions 1,16 --json")]
 pub(super) struct IndexArgs {
     /// Live objects on flash.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]

@@ -32,7 +32,8 @@ enum UnitArg {
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Examples:
-  larder sim mrc trace.zst --policies lru,s3fifo,belady --sizes 1000,10000,100000
+  larder sim mrc trace.zst --policies lru,s3fifo,belady \\
+      --sizes 1000,10000,100000
   larder sim mrc trace.zst --unit bytes --sizes 64m,1g --policies all \\
       --html curves.html
   larder sim mrc 'gen:zipf?objects=20000&requests=100000' --lru-curve --json")]
