@@ -197,6 +197,21 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
     }
 }
 
+/// Waits until the process `pid` handles SIGINT, instead of being ended by it.
+fn until_it_heeds(pid: u32) {
+    let began = std::time::Instant::now();
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap();
+        // SIGINT is signal 2: the second bit.
+        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
+            return;
+        }
+        assert!(began.elapsed().as_secs() < 120, "it does not handle signals");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn an_interruption_leaves_what_was_found() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
@@ -208,7 +223,8 @@ fn an_interruption_leaves_what_was_found() {
         .spawn()
         .unwrap();
     // It reads, and then tries: whenever the signal comes, it is heeded.
-    std::thread::sleep(std::time::Duration::from_secs(5));
+    until_it_heeds(child.id());
+    std::thread::sleep(std::time::Duration::from_secs(2));
     let pid = rustix::process::Pid::from_child(&child);
     assert!(child.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();

@@ -44,28 +44,34 @@ fn in_a_child() {
         "writer" => {
             let options = DeviceOptions::new(dir.join("flash")).size(ByteSize(SIZE));
             let device = Arc::new(FlashDevice::open(&options).unwrap());
+            let (tell, written) = std::sync::mpsc::channel();
             let writers: Vec<_> = (0..4u64)
                 .map(|i| {
-                    let device = device.clone();
+                    let (device, tell) = (device.clone(), tell.clone());
                     std::thread::spawn(move || {
                         let mut rng = Rng::new(i);
                         let mut bytes = AlignedBuf::zeroed(4 << 20);
                         loop {
                             rng.fill(&mut bytes[..64]);
                             device.write_at(rng.below(15) * (4 << 20), &bytes).unwrap();
+                            tell.send(()).unwrap();
                         }
                     })
                 })
                 .collect();
-            std::thread::sleep(Duration::from_millis(50));
+            for _ in 0..8 {
+                written.recv().unwrap();
+            }
             println!("at work");
             writers.into_iter().for_each(|w| w.join().unwrap());
         }
         "counter" => {
             let region = SharedRegion::open(&dir, "words", 1 << 20).unwrap();
             let mut words = Words::from_static(region.words());
-            println!("at work");
             for value in 1u64.. {
+                if value == 3 {
+                    println!("at work");
+                }
                 for i in 0..words.len() {
                     words.store(i, value);
                 }

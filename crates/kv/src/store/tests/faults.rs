@@ -92,17 +92,20 @@ fn a_slow_device_holds_up_the_cleaner_and_not_the_requests() {
     let dir = tempfile::tempdir().unwrap();
     let slow = device(7);
     let (site, _) = open(&config(dir.path().to_owned()), slow.clone()).unwrap();
-    slow.delay(IoOp::Write, Duration::from_millis(300));
+    // So long that nothing else on a busy machine is taken for it.
+    const WRITE: Duration = Duration::from_secs(2);
+    slow.delay(IoOp::Write, WRITE);
+    let enough = slow.count(IoOp::Write) + 5;
     let mut client = Client::new(7, KEYS);
     client.paced = false;
     let (mut longest, start) = (Duration::ZERO, Instant::now());
-    while slow.count(IoOp::Write) < 12 && start.elapsed() < Duration::from_secs(30) {
+    while slow.count(IoOp::Write) < enough && start.elapsed() < Duration::from_secs(120) {
         let began = Instant::now();
         client.step(&site);
         longest = longest.max(began.elapsed());
     }
-    assert!(slow.count(IoOp::Write) >= 12, "the cleaner wrote");
-    assert!(longest < Duration::from_millis(290), "a request waited {longest:?} for a write");
+    assert!(slow.count(IoOp::Write) >= enough, "the cleaner wrote");
+    assert!(longest < WRITE * 9 / 10, "a request waited {longest:?} for a write");
     slow.heal();
     client.check_all(&site);
     site.stop(true);
@@ -112,7 +115,7 @@ fn a_slow_device_holds_up_the_cleaner_and_not_the_requests() {
 fn eventually(what: &str, client: &mut Client, site: &Site, holds: impl Fn(&Site) -> bool) {
     let start = Instant::now();
     while !holds(site) {
-        assert!(start.elapsed() < Duration::from_secs(30), "not in thirty seconds: {what}");
+        assert!(start.elapsed() < Duration::from_secs(120), "not in two minutes: {what}");
         for _ in 0..200 {
             client.step(site);
         }
