@@ -29,11 +29,10 @@ pub(super) fn validate(
             figure: metric.to_owned(),
             cache: cache.to_owned(),
             kind: kind.name(),
-            meant: match meant.len() {
-                0 => String::new(),
-                _ => format!(" Perhaps {} is meant.", meant.join(" or ")),
+            has: match meant.len() {
+                0 => format!(" It has {}", has.join(", ")),
+                _ => format!(" Perhaps {} is meant. It has {}", meant.join(" or "), has.join(", ")),
             },
-            has: has.join(", "),
         })
     };
     for (metric, order) in &expect.order {

@@ -30,9 +30,7 @@ pub enum ExperimentError {
         must: String,
     },
     /// A figure is expected of a cache whose kind does not have it.
-    #[error(
-        "{key} names '{figure}', which cache '{cache}' of kind {kind} does not have.{meant} It has {has}"
-    )]
+    #[error("{key} names '{figure}', which cache '{cache}' of kind {kind} does not have.{has}")]
     NoFigure {
         /// The table of the key.
         key: String,
@@ -42,9 +40,7 @@ pub enum ExperimentError {
         cache: String,
         /// Its kind.
         kind: &'static str,
-        /// Figures that may have been meant, as a sentence; empty without any.
-        meant: String,
-        /// Every figure that it has.
+        /// Figures that may have been meant, and every figure that it has, in sentences.
         has: String,
     },
     /// A cache cannot be built.
