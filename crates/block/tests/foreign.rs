@@ -117,7 +117,7 @@ impl Other {
     fn start(program: &str, arguments: &[&str], socket: &Path) -> Other {
         let child = Command::new(program).args(arguments).stdin(Stdio::null()).spawn().unwrap();
         let other = Other(child);
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(120);
         while !socket.exists() {
             assert!(Instant::now() < end, "{program} does not listen");
             std::thread::sleep(Duration::from_millis(20));

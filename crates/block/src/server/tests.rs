@@ -80,7 +80,7 @@ fn random_operations_through_one_server_and_two() {
     drop(client);
     // Everybody has gone: the first server notices.
     let counters = bench.server.as_ref().unwrap().counters();
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(120);
     while counters.connections.load(Ordering::Relaxed) > 0 {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(10));
@@ -182,9 +182,9 @@ fn bad_clients() {
     one(&mut *session, Op::Write { offset: 0, data: Payload::new(buf), fua: false })
         .outcome
         .unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert!(begin.elapsed() < Duration::from_secs(120));
     let counters = bench.server.as_ref().unwrap().counters();
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(120);
     // The mute one, and one of those that held memory, are gone in the end.
     while counters.connections.load(Ordering::Relaxed) > 4 {
         assert!(Instant::now() < end);
@@ -202,7 +202,7 @@ fn a_client_that_reads_late() {
     let disk: Vec<u8> = (0..8u32 << 20).map(|i| (i * 7 + (i >> 12)) as u8).collect();
     std::fs::write(bench.dir.path().join("disk"), &disk).unwrap();
     let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     stream.write_all(&HELLO).unwrap();
     stream.write_all(&go("disk")).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
@@ -244,7 +244,7 @@ fn too_many_connections() {
     }
     drop(list);
     // Their places are free again.
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(120);
     loop {
         let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
         if stream.read_exact(&mut greeting).is_ok() {

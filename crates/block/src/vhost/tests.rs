@@ -207,7 +207,7 @@ impl Driver {
 
     /// Waits until one more is answered: its head and length.
     fn answer(&mut self, queue: usize) -> (u32, u32) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(120);
         while self.used(queue) == self.queues[queue].used {
             assert!(Instant::now() < end, "no answer");
             std::thread::sleep(Duration::from_micros(50));

@@ -12,7 +12,7 @@ use crate::testing::{Fault, FaultyDevice, MemoryDevice};
 use crate::{AlignedBuf, IoOp};
 
 const SIZE: u64 = 4 << 20;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Byte `i` of every test device.
 fn byte(i: u64) -> u8 {
