@@ -195,6 +195,9 @@ struct Replayer<'a> {
     tally: Tally,
     completed: u64,
     reads: u64,
+    /// When a request was last answered, and that none has been for longer than the time-out.
+    heard: Instant,
+    silent: bool,
 }
 
 impl Replayer<'_> {
@@ -266,8 +269,12 @@ impl Replayer<'_> {
             if let Err(failure) = outcome {
                 tally.errors += 1;
                 tally.first_error.get_or_insert_with(|| failure.to_string());
+                // It had so long to answer this one, and has answered no other meanwhile.
+                let patience = self.options.timeout;
+                self.silent = sent.since.elapsed().min(self.heard.elapsed()) >= patience;
                 continue;
             }
+            self.heard = Instant::now();
             if sent.counted {
                 let nanos = sent.since.elapsed().as_nanos() as u64;
                 tally.counts[sent.kind] += 1;
@@ -324,6 +331,8 @@ pub fn run_volume(
         tally: Tally::new(),
         completed: 0,
         reads: 0,
+        heard: Instant::now(),
+        silent: false,
     };
     let depth = options.connections.max(1) * options.depth.max(1);
     let started = Instant::now();
@@ -369,6 +378,8 @@ pub fn run_volume(
         }
         replayer.session.flush(now);
         replayer.take_answers();
+        // A server that is gone answers none of the rest either.
+        ended |= replayer.silent;
         if ended && replayer.busy() == 0 {
             break;
         }

@@ -28,7 +28,8 @@ Examples:
   # A file on a file system that this host has mounted from the volume:
   larder block pin disk --file /mnt/db/index
   # A file inside a guest: the guest says where it lies, the host pins that:
-  ssh guest larder block extents /var/lib/db/index | larder block pin disk --ranges - --label index";
+  ssh guest larder block extents /var/lib/db/index \\
+    | larder block pin disk --ranges - --label index";
 
 /// Which parts of a volume.
 #[derive(Debug, clap::Args)]

@@ -477,5 +477,30 @@ fn block_io_is_replayed_through_a_daemon() {
     }
     let (code, text) = larder(&["replay", "gen:zipf?objects=10&requests=10", "--to", &to]);
     assert!(code == Some(1) && text.contains("is no block I/O"), "{text}");
-    running.stop();
+    // A server that dies meanwhile answers none of the rest: they are not tried one by one.
+    let mut slow = std::process::Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args([
+            "replay",
+            trace,
+            "--to",
+            &to,
+            "--timed",
+            "--speed",
+            "0.02",
+            "--timeout",
+            "1",
+            "--json",
+        ])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(slow.try_wait().unwrap(), None, "it has hardly begun");
+    running.kill();
+    let output = slow.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (answered, errors) = (report["requests"].as_u64(), report["errors"].as_u64());
+    assert!(answered < Some(300) && errors > Some(0) && errors < Some(100), "{report}");
 }

@@ -221,8 +221,8 @@ pub enum WriteMode {
 /// How much of what may be under way in a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLimits {
-    /// Fills under way or waiting; beyond, lines are not cached. As many updates may be under way behind replies; beyond, the
-    /// client waits for them.
+    /// Fills under way or waiting; beyond, lines are not cached. Updates of as many lines may be under way behind replies; beyond,
+    /// the client waits for them.
     pub fills: u32,
     /// Parts waiting for others in all groups together; the caller should stop reading from clients before it comes to
     /// this. Beyond, parts are refused as failed.

@@ -116,7 +116,7 @@ pub(super) struct Active {
     pub renew: u16,
     /// Fills that still need the client's bytes.
     pub refs: u32,
-    /// I/Os on flash that were under way when the client was answered.
+    /// Lines that may still have been under way to flash when the client was answered.
     pub behind: u32,
     /// The client was answered: what is `pending` keeps it, and then `refs`.
     pub answered: bool,
@@ -251,7 +251,7 @@ pub struct BlockShard {
     /// Lines that the cleaner is moving.
     pub(super) copies: u32,
     pub(super) waiting_parts: u32,
-    /// I/Os of updates that are under way behind replies.
+    /// Lines of updates that are under way behind replies.
     pub(super) behind: u32,
     /// Slots whose state must be written to the log, and how many times each was recorded so far.
     changed: SlotSet,

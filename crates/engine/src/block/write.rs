@@ -149,9 +149,12 @@ impl BlockShard {
     /// The backing store has the change `active`: the client is answered, if there is room behind replies. What is still
     /// under way on flash belongs to lines that are in no map and that nobody else gets meanwhile.
     fn answer(&mut self, active: u32, fx: &mut impl BlockEffects) {
+        let Some(part) = self.actives.get(active).map(|a| a.part) else { return };
+        // All of them may be under way, in one I/O or in several.
+        let lines = self.span(part.at, part.len).1.count_ones();
+        let room = self.behind + lines <= self.config.limits.fills;
         let Some(a) = self.actives.get_mut(active) else { return };
-        let lines = a.pending - 1;
-        if lines == 0 || !self.enabled || self.behind + lines > self.config.limits.fills {
+        if a.pending == 1 || !self.enabled || !room {
             return;
         }
         self.behind += lines;

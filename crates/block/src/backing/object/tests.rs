@@ -383,7 +383,8 @@ fn another_writer_ends_the_use_of_the_volume() {
 #[test]
 fn a_silent_store() {
     let store = volume(MIB, 1 << 20);
-    let mut short = setup();
+    // The lease outlives the silence, whatever the machine has to do besides.
+    let mut short = Setup { lease_lasts: Duration::from_secs(60), ..setup() };
     short.options.patience = Patience {
         silence: Duration::from_millis(1500),
         give_up: Some(Duration::from_secs(6)),
