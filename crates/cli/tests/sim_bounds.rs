@@ -143,7 +143,7 @@ fn policies_named_twice_are_simulated_once() {
 fn a_stack_that_only_warms_up_has_no_figures() {
     let trace = "gen:specsfs?size=16m&requests=500";
     let stack = ["sim", "stack", trace, "--ram", "1m", "--flash", "4m", "--warmup"];
-    says(&[&stack[..], &["99999999"]].concat(), 2, "after the first 99999999");
+    says(&[&stack[..], &["99999999"]].concat(), 2, "so that none is left to count");
     assert!(larder(&[&stack[..], &["10"]].concat()).status.success());
 }
 
