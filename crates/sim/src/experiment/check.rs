@@ -145,7 +145,7 @@ mod tests {
             ("[z]\nhit_ratio = { min = 0 }", "expect is 'z': name a cache: a, b"),
             (
                 "[a]\nhits = { min = 0 }",
-                "expect.a names 'hits', which cache 'a' of kind hybrid does not have. It has byte_miss_ratio, ",
+                "expect.a names 'hits', which cache 'a' of kind hybrid does not have. It has backend_utilisation, ",
             ),
             (
                 "[a]\nread_p99_us = { min = 0 }",
