@@ -3,7 +3,7 @@
 //!
 //! The file is that of [`kv::record`](crate::kv::record) (chunks of streams behind a setup), the setup is a
 //! [`BlockRunSetup`]. Streams `0..shards` are the shards', the next one is the log's, then comes what happens to volumes
-//! ([`VolumesTape`]: they come, grow and go; not in version 1), and those behind it are the volumes' admission: first of
+//! ([`VolumesTape`]: they come, grow and go), and those behind it are the volumes' admission: first of
 //! those that were there at the beginning, in the setup's order, then of each that came later. The first record of a stream
 //! of the latter says of what size it was. No stream needs another: what a shard asks its caller (whether admission would
 //! rather have another line) and what the log asks the shards are answers in the stream of who asked, and decisions in the

@@ -75,7 +75,7 @@ pub enum Whose {
 pub enum BlockSetupError {
     /// Another version.
     #[error(
-        "the record of the block cache is of version {0}, and this larder reads versions 1 and 2: replay it with the larder that wrote it"
+        "the record of the block cache is of version {0}, and this larder reads version 2: replay it with the larder that wrote it"
     )]
     Version(u32),
     /// A field that cannot be.
@@ -96,7 +96,7 @@ pub enum BlockSetupError {
     Admission(#[from] BlockAdmissionError),
 }
 
-/// The version that is written. Version 1 had no stream of volumes, and none that began later: it is read.
+/// The version that is written and read: another one's streams are others, and so is what the engine decides.
 const VERSION: u32 = 2;
 /// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
 const MOST_VOLUMES: usize = 4096;
@@ -209,7 +209,7 @@ impl BlockRunSetup {
     /// # Errors
     /// The first that cannot be.
     pub fn validate(&self) -> Result<(), BlockSetupError> {
-        if !(1..=VERSION).contains(&self.block) {
+        if self.block != VERSION {
             return Err(BlockSetupError::Version(self.block));
         }
         let superblock = self.superblock()?;
@@ -253,11 +253,11 @@ impl BlockRunSetup {
     /// # Errors
     /// As [`superblock`](Self::superblock).
     pub fn most_streams(&self) -> Result<usize, BlockSetupError> {
-        if self.block == 1 { self.streams() } else { Ok(usize::from(END_STREAM)) }
+        self.streams().map(|least| least.max(usize::from(END_STREAM)))
     }
 
     fn first_admission(&self, shards: usize) -> usize {
-        shards + 1 + usize::from(self.block > 1)
+        shards + 2
     }
 
     /// Whose stream it is.
