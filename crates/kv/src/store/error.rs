@@ -84,7 +84,7 @@ pub enum StoreError {
     },
     /// A record of a cache that is not empty.
     #[error(
-        "record '{path}': a record begins with an empty cache, and flash '{flash}' holds what an earlier run cached. Start          once with --format-flash (what is cached is lost), or record with another --data-dir"
+        "record '{path}': a record begins with an empty cache, and flash '{flash}' holds what an earlier run cached. Start once with --format-flash (what is cached is lost), or record with another --data-dir"
     )]
     RecordWarm {
         /// Which file.
