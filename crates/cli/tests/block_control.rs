@@ -115,10 +115,17 @@ fn comes_and_goes(placement: &str) {
     status_when(dir, "back", |s| volumes(s) == 2);
     assert!(read(&mut *s, 0, 4096).iter().all(|&b| b == 7));
 
+    let totals = |s: &Value| {
+        let flash = ["client_bytes", "read_fill_bytes"].map(|name| s["flash"][name].as_u64());
+        (s["totals"].clone(), flash, s["verdicts"].clone())
+    };
+    let before = status_when(dir, "counted", |s| s["totals"]["reads"].as_u64() >= Some(2));
     let gone = json(dir, &["detach", "more", "--disconnect"]);
     assert_eq!(gone["durable"], true);
     drop(s);
-    assert_eq!(json(dir, &["status"])["volumes"].as_array().unwrap().len(), 1);
+    let after = json(dir, &["status"]);
+    assert_eq!(after["volumes"].as_array().unwrap().len(), 1);
+    assert_eq!(totals(&after), totals(&before), "totals do not fall with a volume");
     let (code, _, error) = ask(dir, &["detach", "more"]);
     assert!(code == 1 && error.contains("these are: disk"), "{error}");
 

@@ -42,6 +42,41 @@ pub struct VolumeCounters {
     pub filled_by_reads: AtomicU64,
 }
 
+/// What clients did with all volumes since the start, with those that are detached by now: nothing here falls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Reads that ended.
+    pub reads: u64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub read_hits: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes, zeroes and trims that ended.
+    pub writes: u64,
+    /// Bytes written (trims and zeroes have none).
+    pub write_bytes: u64,
+    /// Lines that began to be filled by reads that missed.
+    pub filled_by_reads: u64,
+    /// Admission's verdicts.
+    pub verdicts: VerdictCounts,
+}
+
+impl Totals {
+    /// Adds what was done with a volume so far.
+    pub(super) fn add(&mut self, volume: &Attached) {
+        let c = &volume.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // Of reads no more are hits than there are: a hit is counted after its read.
+        self.read_hits += load(&c.read_hits);
+        self.reads += load(&c.reads);
+        self.read_bytes += load(&c.read_bytes);
+        self.writes += load(&c.writes);
+        self.write_bytes += load(&c.write_bytes);
+        self.filled_by_reads += load(&c.filled_by_reads);
+        self.verdicts.add(&volume.verdicts());
+    }
+}
+
 pub(super) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }

@@ -378,6 +378,7 @@ impl Cache {
         })?;
         let mut volumes = self.volumes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         volumes.remove(name);
+        locked(&self.retired).add(&attached);
         let all = volumes.values().cloned().collect();
         drop(volumes);
         // By this number nothing is selected any more; by its name it is, for when it comes back.

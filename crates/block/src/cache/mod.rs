@@ -66,7 +66,7 @@ use larder_policy::block::{
 use larder_runtime::{FileHandle, FlashDevice};
 use rustix::event::{EventfdFlags, eventfd};
 
-pub use attached::{Attached, VolumeCounters};
+pub use attached::{Attached, Totals, VolumeCounters};
 use cell::{Cell, Copying, Fill, Fx, Message, Out};
 pub use check::{CheckFault, CheckReport, CheckWish};
 pub(crate) use desk::named;
@@ -140,6 +140,8 @@ pub struct CacheStats {
     pub regions_set: u64,
     /// Bytes written to the cache device: lines, the map's log and snapshots.
     pub flash_bytes: u64,
+    /// What clients did, those of volumes that are detached by now among them.
+    pub totals: Totals,
     /// Bytes that clients wrote.
     pub client_bytes: u64,
     /// Bytes that were filled because a read missed.
@@ -169,6 +171,8 @@ pub struct Cache {
     file: FileHandle,
     shards: Vec<Mutex<Cell>>,
     volumes: RwLock<BTreeMap<String, Arc<Attached>>>,
+    /// Of volumes that were detached. Changed with `volumes` locked.
+    retired: Mutex<Totals>,
     doors: Vec<Door>,
     log_inbox: Mutex<LogInbox>,
     log_wake: Condvar,
@@ -301,6 +305,15 @@ impl Cache {
         larder_runtime::Wear::of(&self.device)
     }
 
+    /// What clients did with all volumes since the start.
+    fn totals(&self) -> Totals {
+        // A volume that is detached meanwhile is in one of the two, and not in both.
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        let mut totals = *locked(&self.retired);
+        volumes.values().for_each(|volume| totals.add(volume));
+        totals
+    }
+
     /// Counters now.
     pub fn stats(&self) -> CacheStats {
         let (mut sum, mut map_bytes) = (BlockStats::default(), 0);
@@ -311,12 +324,8 @@ impl Cache {
         }
         let mut verdicts = self.governor.verdicts();
         let line = u64::from(self.layout.line);
-        let (mut client_bytes, mut read_fill_bytes) = (0, 0);
-        for volume in self.volumes() {
-            verdicts.add(locked(&volume.admission).verdicts());
-            client_bytes += volume.counters.write_bytes.load(Ordering::Relaxed);
-            read_fill_bytes += volume.counters.filled_by_reads.load(Ordering::Relaxed) * line;
-        }
+        let totals = self.totals();
+        verdicts.add(&totals.verdicts);
         let (log, regions_set) = *locked(&self.log_stats);
         let now = self.now();
         let flash_bytes = sum.flash_lines_written * line + log.bytes;
@@ -330,8 +339,9 @@ impl Cache {
             enabled: self.is_enabled(),
             regions_set,
             flash_bytes,
-            client_bytes,
-            read_fill_bytes,
+            totals,
+            client_bytes: totals.write_bytes,
+            read_fill_bytes: totals.filled_by_reads * line,
             budget: self.governor.budget_now(now),
             life_years: if flash_bytes > 0 { self.governor.life_years(rate) } else { None },
         }

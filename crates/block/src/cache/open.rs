@@ -746,6 +746,7 @@ pub fn open(
         file,
         shards,
         volumes: RwLock::new(attached),
+        retired: Mutex::default(),
         doors,
         log_inbox: Mutex::new(LogInbox { commit: true, ..LogInbox::default() }),
         log_wake: Condvar::new(),

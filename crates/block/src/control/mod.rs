@@ -34,7 +34,8 @@ use crate::server::{Counters, Face, Volume, Volumes};
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{
-    CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, StoreStatus, VolumeStatus,
+    CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, StoreStatus, TotalStatus,
+    VolumeStatus,
 };
 
 /// Opens a store for a volume that is attached: with what the daemon was started with, and to be read only if so asked.
@@ -418,8 +419,7 @@ impl Control {
         };
         let volumes: Vec<VolumeStatus> =
             self.volumes.all().iter().map(|v| self.volume_status(v)).collect();
-        let reads: u64 = volumes.iter().map(|v| v.reads).sum();
-        let hits: u64 = volumes.iter().map(|v| v.read_hits).sum();
+        let t = stats.totals;
         let latencies = cache.latencies();
         let wear = self.wear();
         let given_up = cache.why_given_up();
@@ -503,7 +503,14 @@ impl Control {
                 drive_host_bytes: wear.as_ref().map(|w| w.host_written),
                 drive_nand_bytes: wear.as_ref().and_then(|w| w.nand_written),
             },
-            hit_ratio: (reads > 0).then(|| hits as f64 / reads as f64),
+            hit_ratio: (t.reads > 0).then(|| t.read_hits as f64 / t.reads as f64),
+            totals: TotalStatus {
+                reads: t.reads,
+                read_hits: t.read_hits,
+                read_bytes: t.read_bytes,
+                writes: t.writes,
+                write_bytes: t.write_bytes,
+            },
             latency: LatencyStatus {
                 hit: latencies.hit.percentiles(),
                 miss: latencies.miss.percentiles(),

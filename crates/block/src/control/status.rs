@@ -17,8 +17,10 @@ pub struct Status {
     pub cache: CacheStatus,
     /// What went to flash.
     pub flash: FlashStatus,
-    /// Share of reads that did not ask the store; `None` before the first.
+    /// Share of reads answered without asking the store or waiting for it; `None` before the first.
     pub hit_ratio: Option<f64>,
+    /// What clients did with all volumes, those that are detached by now among them.
+    pub totals: TotalStatus,
     /// Latencies of requests by how they were answered.
     pub latency: LatencyStatus,
     /// Verdicts on requests, part by part: admitted, and rejected by reason.
@@ -113,6 +115,22 @@ pub struct LatencyStatus {
     pub miss: Percentiles,
     /// Writes, zeroes and trims.
     pub write: Percentiles,
+}
+
+/// What clients did with all volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TotalStatus {
+    /// Reads.
+    pub reads: u64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub read_hits: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes, zeroes and trims.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
 }
 
 /// A volume.

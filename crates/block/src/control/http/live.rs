@@ -67,19 +67,16 @@ struct Sums {
 
 impl Sums {
     fn of(status: &Status) -> Sums {
-        let mut sums = Sums {
+        let t = &status.totals;
+        Sums {
+            reads: t.reads,
+            hits: t.read_hits,
+            read_bytes: t.read_bytes,
+            writes: t.writes,
+            write_bytes: t.write_bytes,
             flash: status.flash.bytes_written,
             cpu: status.cpu_seconds.0 + status.cpu_seconds.1,
-            ..Sums::default()
-        };
-        for v in &status.volumes {
-            sums.reads += v.reads;
-            sums.hits += v.read_hits;
-            sums.read_bytes += v.read_bytes;
-            sums.writes += v.writes;
-            sums.write_bytes += v.write_bytes;
         }
-        sums
     }
 }
 
@@ -113,14 +110,6 @@ impl Sampler {
         // Whole seconds are too coarse where a tick was late; never at a standstill.
         let last = self.past.back().map_or(0.0, |p| p.at);
         let at = (status.uptime_seconds as f64).max(last + 0.5);
-        // A volume that was detached took its counters along: what lies before cannot be compared.
-        if self
-            .past
-            .back()
-            .is_some_and(|p| p.sums.reads > sums.reads || p.sums.writes > sums.writes)
-        {
-            self.past.clear();
-        }
         if let Some(before) = self.past.back() {
             let span = at - before.at;
             let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / span;
@@ -177,16 +166,16 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::status::VolumeStatus;
+    use super::super::super::status::TotalStatus;
     use super::*;
 
     fn sample(second: u64, reads: u64, hits: u64) -> Status {
-        let volume = VolumeStatus { reads, read_hits: hits, ..VolumeStatus::default() };
-        Status { uptime_seconds: second, volumes: vec![volume], ..Status::default() }
+        let totals = TotalStatus { reads, read_hits: hits, ..TotalStatus::default() };
+        Status { uptime_seconds: second, totals, ..Status::default() }
     }
 
     #[test]
-    fn rates_are_over_the_window_and_a_detach_does_not_break_them() {
+    fn rates_are_over_the_window() {
         let mut s = Sampler::default();
         assert!(s.live().history.is_empty());
         for second in 1..20 {
@@ -196,11 +185,10 @@ mod tests {
         assert!((live.operations_per_second.0 - 100.0).abs() < 1e-6);
         assert!((live.hit_ratio.unwrap() - 0.75).abs() < 1e-6);
         assert_eq!(live.history.len(), 18);
-        s.push(sample(20, 3, 0), Latencies::default());
-        assert!(s.live().hit_ratio.is_none());
-        for second in 21..2 * HISTORY as u64 {
-            s.push(sample(second, 3, 0), Latencies::default());
+        for second in 20..2 * HISTORY as u64 {
+            s.push(sample(second, 1900, 1425), Latencies::default());
         }
+        assert!(s.live().hit_ratio.is_none(), "nobody reads any more");
         assert_eq!(s.live().history.len(), HISTORY);
     }
 }
