@@ -22,7 +22,7 @@ const MOST_OBSERVED: usize = 1 << 20;
 pub struct VolumeCounters {
     /// Reads that ended.
     pub reads: AtomicU64,
-    /// Of them, answered without asking the store.
+    /// Of them, answered without asking the store or waiting for it.
     pub read_hits: AtomicU64,
     /// Bytes read.
     pub read_bytes: AtomicU64,
@@ -34,7 +34,7 @@ pub struct VolumeCounters {
     pub failed: AtomicU64,
     /// Reads of a file system's metadata, as far as recognised.
     pub metadata_reads: AtomicU64,
-    /// Of them, answered without asking the store.
+    /// Of them, answered without asking the store or waiting for it.
     pub metadata_hits: AtomicU64,
     /// Lines that began to be filled.
     pub filled: AtomicU64,

@@ -23,12 +23,19 @@ pub(super) struct Tables {
     buffers: BTreeMap<IoId, (u64, Payload)>,
     /// Of writes: where the first byte belongs, the bytes, and how many parts need them.
     payloads: BTreeMap<OpId, (u64, Payload, u32)>,
+    /// While the engine hears that the store was read: which read. Whoever is handed its bytes then has waited for it.
+    fetched: Option<IoId>,
 }
 
 impl Tables {
     /// A read is complete.
     pub(super) fn keep_buffer(&mut self, io: IoId, at: u64, bytes: Payload) {
         self.buffers.insert(io, (at, bytes));
+    }
+
+    /// The engine is about to hear of this read of the store, or has heard (`None`).
+    pub(super) fn hears_of(&mut self, fetch: Option<IoId>) {
+        self.fetched = fetch;
     }
 
     /// A part of a write is about to be submitted.
@@ -59,8 +66,8 @@ impl Tables {
 /// Something for the worker whose client's operation it is about.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// Bytes for a read.
-    Deliver { at: u64, bytes: Payload },
+    /// Bytes for a read. It has waited for the store: its own fetch, or another's. What is held for a fill is at hand.
+    Deliver { at: u64, bytes: Payload, waited: bool },
     /// A part is finished.
     Done { failed: bool },
     /// Read lines from flash.
@@ -190,7 +197,8 @@ impl BlockEffects for Fx<'_> {
 
     fn deliver(&mut self, source: Source, op: OpId, at: u64, len: u32) {
         let bytes = self.tables.bytes(source, at, u64::from(len));
-        self.out.messages.push((op, Message::Deliver { at, bytes }));
+        let waited = matches!(source, Source::Io(io) if self.tables.fetched == Some(io));
+        self.out.messages.push((op, Message::Deliver { at, bytes, waited }));
     }
 
     fn release(&mut self, io: IoId) {

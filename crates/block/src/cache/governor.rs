@@ -90,9 +90,9 @@ pub struct BudgetNow {
 /// Latencies of requests, from the moment that they are taken from the connection to their answer.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies {
-    /// Reads that did not ask the store.
+    /// Reads answered without asking the store or waiting for it.
     pub hit: LatencyHistogram,
-    /// Reads that did.
+    /// Other reads.
     pub miss: LatencyHistogram,
     /// Writes, zeroes and trims.
     pub write: LatencyHistogram,

@@ -515,8 +515,7 @@ impl Cached {
         count(&counters.failed, u64::from(op.failure.is_some()));
         match op.kind {
             PartKind::Read => {
-                // What waited for another's fetch was no hit either.
-                let hit = op.asked_flash && !op.asked_store;
+                let hit = op.is_hit();
                 count(&counters.reads, 1);
                 count(&counters.read_bytes, op.len);
                 count(&counters.read_hits, u64::from(hit));
@@ -547,8 +546,9 @@ impl Cached {
 
     fn handle(&mut self, id: OpId, message: Message) {
         match message {
-            Message::Deliver { at, bytes } => {
+            Message::Deliver { at, bytes, waited } => {
                 if let Some(op) = self.ops.get_mut(&id) {
+                    op.waited_for_store |= waited;
                     if self.lends && op.len >= LENT {
                         op.lent.push((at, bytes));
                     } else {
@@ -569,9 +569,6 @@ impl Cached {
                 false => self.next_range(id),
             },
             Message::FlashRead { shard, io, slot, line, lines } => {
-                if let Some(op) = self.ops.get_mut(&id) {
-                    op.asked_flash = true;
-                }
                 let buf = self.spare.take(lines as usize * self.cache.line_bytes() as usize);
                 let offset = self.cache.layout.slot_at(shard, slot.0);
                 let job = self.flash_jobs.add(FlashJob::Read { shard, io, line });
@@ -642,7 +639,9 @@ impl Cached {
             self.call(shard, |s, fx| match bytes {
                 Some(bytes) => {
                     fx.tables.keep_buffer(io, at, bytes);
+                    fx.tables.hears_of(Some(io));
                     s.backing_read(now, io, Ok(()), fx);
+                    fx.tables.hears_of(None);
                 }
                 None => s.backing_read(now, io, Err(IoFailed), fx),
             });

@@ -109,9 +109,9 @@ pub struct FlashStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencyStatus {
-    /// Reads from flash alone.
+    /// Reads answered without asking the store or waiting for it.
     pub hit: Percentiles,
-    /// Reads that asked the store, or waited for a request that did.
+    /// Other reads.
     pub miss: Percentiles,
     /// Writes, zeroes and trims.
     pub write: Percentiles,
@@ -157,7 +157,7 @@ pub struct VolumeStatus {
     pub ceiling: Option<u64>,
     /// Reads.
     pub reads: u64,
-    /// Of them, from flash alone.
+    /// Of them, answered without asking the store or waiting for it.
     pub read_hits: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -171,7 +171,7 @@ pub struct VolumeStatus {
     pub filled: u64,
     /// Reads of metadata, as far as recognised.
     pub metadata_reads: u64,
-    /// Of them, from flash alone.
+    /// Of them, answered without asking the store or waiting for it.
     pub metadata_hits: u64,
     /// File systems recognised on it: kind and first byte.
     pub file_systems: Vec<(String, u64)>,
@@ -256,7 +256,7 @@ pub struct ConnectionStatus {
 }
 
 impl VolumeStatus {
-    /// Share of its reads that did not ask the store.
+    /// Share of its reads that were answered without asking the store or waiting for it.
     pub fn hit_ratio(&self) -> Option<f64> {
         (self.reads > 0).then(|| self.read_hits as f64 / self.reads as f64)
     }

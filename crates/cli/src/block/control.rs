@@ -338,7 +338,7 @@ pub(super) fn status_text(s: &Status) -> String {
     rows.push(("up", duration(s.uptime_seconds as f64)));
     rows.push((
         "hit ratio",
-        format!("{} of reads answered without the store", percent(s.hit_ratio)),
+        format!("{} of reads answered without asking the store or waiting for it", percent(s.hit_ratio)),
     ));
     let latency = |p: &Percentiles| match p.samples {
         0 => "–".to_owned(),

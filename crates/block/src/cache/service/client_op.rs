@@ -33,8 +33,8 @@ pub(super) struct ClientOp {
     pub begun: Instant,
     /// The store was asked on its behalf.
     pub asked_store: bool,
-    /// Flash was.
-    pub asked_flash: bool,
+    /// Some of its bytes came with a read of the store, its own or another's, that it waited for.
+    pub waited_for_store: bool,
 }
 
 impl ClientOp {
@@ -57,8 +57,14 @@ impl ClientOp {
             tag: BlockKind::Unknown,
             begun: Instant::now(),
             asked_store: false,
-            asked_flash: false,
+            waited_for_store: false,
         }
+    }
+
+    /// A read was answered without asking the store or waiting for it: from flash, or from bytes that are held because they
+    /// are on their way there.
+    pub(super) fn is_hit(&self) -> bool {
+        self.failure.is_none() && !self.asked_store && !self.waited_for_store
     }
 
     /// Bytes from `at` on were delivered.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use larder_base::{ByteSize, Rng, UnixSecs};
-use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
+use larder_engine::block::{BlockEffects, IoId, Source, WriteMode};
 use larder_format::block::Placement;
 use larder_policy::block::{EvictionBy, VictimPolicy};
 use larder_runtime::{AlignedBuf, Payload, RingChoice};
@@ -504,4 +504,38 @@ fn a_stop_answers_what_is_under_way() {
     bench.server.take().unwrap().stop();
     let disk = std::fs::read(bench.dir.path().join("disk0")).unwrap();
     assert!(disk[..16 * 4096].iter().all(|&b| b == 1));
+}
+
+/// A read is a hit unless it asked the store or waited for it: bytes that are held for a fill are at hand.
+#[test]
+fn bytes_at_hand_are_told_from_those_that_were_waited_for() {
+    let bench = bench(&[1 << 20], 64 << 20, SHAPE);
+    let (io, reader, writer) = (IoId(u32::MAX), OpId(1), OpId(2));
+    let mut out = Out::default();
+    bench.cache.with(0, None, &mut out, |_, fx| {
+        let bytes = Payload::new(AlignedBuf::zeroed(4096));
+        fx.tables.keep_buffer(io, 0, bytes.clone());
+        fx.tables.keep_payload(writer, 0, &bytes);
+        fx.deliver(Source::Io(io), reader, 0, 512);
+        fx.deliver(Source::Op(writer), reader, 0, 512);
+        fx.tables.hears_of(Some(io));
+        fx.deliver(Source::Io(io), reader, 0, 512);
+        fx.deliver(Source::Op(writer), reader, 0, 512);
+        fx.tables.hears_of(None);
+        fx.deliver(Source::Io(io), reader, 0, 512);
+        fx.release(io);
+        fx.release_op(writer);
+        let waited = |(_, m): (OpId, Message)| matches!(m, Message::Deliver { waited: true, .. });
+        let waited: Vec<bool> = fx.out.messages.drain(..).map(waited).collect();
+        assert_eq!(waited, [false, false, true, false, false]);
+    });
+    // A read right behind the write, whose lines may be on flash by then or not; and one that asks the store.
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    one(&mut *session, write(0, 65_536, 7)).outcome.unwrap();
+    assert!(bytes(one(&mut *session, read(0, 65_536))).iter().all(|&b| b == 7));
+    one(&mut *session, read(1 << 19, 4096)).outcome.unwrap();
+    let volume = bench.cache.volume("disk0").unwrap();
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    assert_eq!((count(&volume.counters.reads), count(&volume.counters.read_hits)), (2, 1));
 }

@@ -21,7 +21,7 @@ pub struct Live {
     pub operations_per_second: (f64, f64),
     /// Bytes read and written by clients per second.
     pub bytes_per_second: (f64, f64),
-    /// Share of reads from flash alone; `None` without reads.
+    /// Share of reads answered without asking the store or waiting for it; `None` without reads.
     pub hit_ratio: Option<f64>,
     /// Latencies.
     pub latency: LatencyStatus,
@@ -42,7 +42,7 @@ pub struct Point {
     pub reads: f64,
     /// Writes.
     pub writes: f64,
-    /// Share of reads from flash alone; `None` without reads.
+    /// Share of reads answered without asking the store or waiting for it; `None` without reads.
     pub hits: Option<f64>,
     /// 99th percentile of the latency of hits, microseconds.
     pub p99_hit: f64,

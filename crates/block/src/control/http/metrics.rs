@@ -180,7 +180,11 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         reads.get_or_create(&with("hit")).inc_by(v.read_hits);
         reads.get_or_create(&with("miss")).inc_by(v.reads.saturating_sub(v.read_hits));
     }
-    r.register("volume_reads", "Reads of a volume by whether flash alone answered", reads);
+    r.register(
+        "volume_reads",
+        "Reads of a volume: a hit is one that is answered without asking the store or waiting for it",
+        reads,
+    );
     r.register("volume_writes", "Writes, zeroes and trims of a volume", by(|v| v.writes));
     r.register_with_unit("volume_read", "Bytes read", Unit::Bytes, by(|v| v.read_bytes));
     r.register_with_unit("volume_written", "Bytes written", Unit::Bytes, by(|v| v.write_bytes));
@@ -204,7 +208,7 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
     );
     r.register(
         "volume_metadata_hits",
-        "Reads of metadata from flash alone",
+        "Reads of metadata that were answered without asking the store or waiting for it",
         by(|v| v.metadata_hits),
     );
 }

@@ -20,7 +20,7 @@ function show(d) {
 
   $("hit").textContent = pct(d.hit_ratio);
   $("hitbar").innerHTML = fill(d.hit_ratio || 0, "var(--a)");
-  $("hitsub").textContent = "since start " + (s.hit_ratio == null ? "–" : pct(s.hit_ratio)) + " of reads answered without the store";
+  $("hitsub").textContent = "since start " + (s.hit_ratio == null ? "–" : pct(s.hit_ratio)) + " of reads answered without asking the store or waiting for it";
   const ops = d.operations_per_second;
   $("ops").innerHTML = num(ops[0] + ops[1]) + " <small>requests/s</small>";
   $("opssub").textContent = num(ops[0]) + " reads/s · " + num(ops[1]) + " writes/s";
