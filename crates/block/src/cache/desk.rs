@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attached::Attached;
 use super::cell::{Message, Out};
+use super::governor::Governor;
 use super::log::LogThread;
 use super::open::{self, CacheError, VolumePlan};
 use super::{Cache, OP_BITS, locked};
@@ -474,6 +475,28 @@ impl Cache {
         (line.group().0 / self.layout.region_groups) as u32
     }
 
+    /// What keeps one more line of a volume from being cached now, whatever admission says. In the order of
+    /// [`Cache::judge`].
+    fn in_the_way(&self, volume: &Attached, rule: Rule) -> Option<String> {
+        let (governor, now) = (&self.governor, self.now());
+        if rule == Rule::Never {
+            return None;
+        }
+        if let Some(rest) = governor.room.rests(now) {
+            return Some(format!(
+                "it would be rejected: the file system of the cache is full, and nothing new is cached for {:.0} s",
+                rest.as_secs_f64().ceil()
+            ));
+        }
+        if rule == Rule::ByPolicy && !governor.affords(now, u64::from(self.layout.line)) {
+            return Some("it would be rejected: the write budget is used up for now".to_owned());
+        }
+        Governor::at_ceiling(volume).then(|| {
+            "the volume is at its ceiling: it could take the place of one of the volume's own lines alone"
+                .to_owned()
+        })
+    }
+
     /// Whether the line at byte `offset` of a volume is cached and where, or what keeps it from being.
     ///
     /// # Errors
@@ -512,11 +535,13 @@ impl Cache {
             let observed = Default::default();
             let candidate = BlockCandidate { line, op, kind, observed, victim: None };
             let said = locked(&volume.admission).explain(&candidate);
-            match rule {
+            let said = match rule {
                 Rule::Always => format!("selected to be cached always; otherwise it {said}"),
                 Rule::Never => format!("selected never to be cached; otherwise it {said}"),
                 Rule::ByPolicy => format!("it {said}"),
-            }
+            };
+            let in_the_way = if slot.is_none() { self.in_the_way(&volume, rule) } else { None };
+            in_the_way.map_or_else(|| said.clone(), |why| format!("{why}; but for that: {said}"))
         };
         verdicts.add(&governor.verdicts());
         let has = volume.lines();

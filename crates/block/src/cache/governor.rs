@@ -324,7 +324,8 @@ impl Governor {
         }
     }
 
-    fn at_ceiling(volume: &Attached) -> bool {
+    /// Whether a volume has as many lines as it may.
+    pub(super) fn at_ceiling(volume: &Attached) -> bool {
         volume.share.ceiling.is_some_and(|ceiling| volume.lines() >= ceiling)
     }
 

@@ -249,6 +249,11 @@ fn the_write_budget() {
         } else {
             assert!(fills < 64 && refused > 64, "{fills} {refused}");
             assert!(bench.cache.explain("disk0", 0).unwrap().budget.contains("bytes a second"));
+            let said = || bench.cache.explain("disk0", 6 * MIB).unwrap().admission;
+            bench.cache.governor.spend(bench.cache.now(), 1 << 30);
+            assert!(said().starts_with("it would be rejected: the write budget"), "{}", said());
+            assert!(bench.cache.governor.room.full(bench.cache.now()).is_some());
+            assert!(said().starts_with("it would be rejected: the file system"), "{}", said());
         }
     }
 }
