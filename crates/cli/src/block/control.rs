@@ -149,8 +149,8 @@ pub(crate) struct DropArgs {
 pub(crate) struct ExplainArgs {
     /// The volume
     volume: String,
-    /// Logical block address: sectors of 512 bytes; with --byte, bytes
-    lba: u64,
+    /// Logical block address: sectors of 512 bytes; with --byte, or with a unit (1g, 8m), bytes
+    lba: String,
     /// The address is in bytes
     #[arg(long)]
     byte: bool,
@@ -217,14 +217,22 @@ pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
 }
 
 pub(crate) fn explain(args: &ExplainArgs) -> Result<(), CliError> {
-    let offset = match args.byte {
-        true => Some(args.lba),
-        false => args.lba.checked_mul(512),
-    };
-    let offset = offset
-        .ok_or_else(|| CliError::Usage(format!("{} is no address: it is too large", args.lba)))?;
+    let offset = address(&args.lba, args.byte)?;
     let request = Request::Explain { volume: args.volume.clone(), offset };
     args.daemon.print(&request, |answer| Ok(explanation_text(&read(answer)?)))
+}
+
+/// The byte that is meant: a number alone is one of a sector, unless bytes are asked for.
+fn address(text: &str, bytes: bool) -> Result<u64, CliError> {
+    let offset = match text.parse::<u64>() {
+        Ok(sector) if !bytes => sector.checked_mul(512),
+        _ => text.parse::<ByteSize>().ok().map(|size| size.0),
+    };
+    offset.ok_or_else(|| {
+        CliError::Usage(format!(
+            "'{text}' is no address: write a sector's number, or bytes with a unit, as in 8m or 1g"
+        ))
+    })
 }
 
 fn explanation_text(e: &Explanation) -> String {
@@ -338,7 +346,10 @@ pub(super) fn status_text(s: &Status) -> String {
     rows.push(("up", duration(s.uptime_seconds as f64)));
     rows.push((
         "hit ratio",
-        format!("{} of reads answered without asking the store or waiting for it", percent(s.hit_ratio)),
+        format!(
+            "{} of reads answered without asking the store or waiting for it",
+            percent(s.hit_ratio)
+        ),
     ));
     let latency = |p: &Percentiles| match p.samples {
         0 => "–".to_owned(),
@@ -484,6 +495,19 @@ fn store_row(v: &VolumeStatus) -> Vec<String> {
 mod tests {
     use super::*;
     use larder_block::control::status::StoreStatus;
+
+    #[test]
+    fn addresses() {
+        let table =
+            [("3", false, 1536), ("3", true, 3), ("1g", false, 1 << 30), ("8m", true, 8 << 20)];
+        for (text, bytes, want) in table {
+            assert_eq!(address(text, bytes).unwrap(), want, "{text}");
+        }
+        for wrong in ["x", "", "-1", "99999999999999999999", "18446744073709551615"] {
+            let Err(CliError::Usage(said)) = address(wrong, false) else { panic!("{wrong}") };
+            assert!(said.contains("as in 8m or 1g"), "{said}");
+        }
+    }
 
     #[test]
     fn a_status_fits_a_terminal_of_80_columns() {
