@@ -250,11 +250,15 @@ impl Cache {
         Ok(dropped)
     }
 
-    /// Takes up a volume. Returns whether what was cached of it is used, and if not, why not.
+    /// Takes up a volume; `trust` vouches for a store that cannot tell whether it was changed. Returns whether what was cached of it is used, and if not, why not.
     ///
     /// # Errors
     /// When there is one of that name, it shrank, its identity cannot be found out, or the cache device fails.
-    pub fn attach(&self, volume: &Arc<Volume>) -> Result<Result<(), String>, CacheError> {
+    pub fn attach(
+        &self,
+        volume: &Arc<Volume>,
+        trust: bool,
+    ) -> Result<Result<(), String>, CacheError> {
         let name = volume.name().to_owned();
         if self.volume(&name).is_some() {
             let reason = "it is attached already: choose another name".to_owned();
@@ -262,7 +266,7 @@ impl Cache {
         }
         self.may_be_recorded(&name)?;
         let spec = volume.clone();
-        let trust = self.config.trust_unchanged;
+        let trust = trust || self.config.trust_unchanged;
         let planned = self.on_log(move |log| {
             let mut superblock = log.superblock().cloned()?;
             let mut plan = VolumePlan::default();

@@ -180,7 +180,9 @@ impl Control {
     pub(crate) fn perform(&self, request: Request, go_on: GoOn<'_>) -> Result<Value, Refusal> {
         match request {
             Request::Status {} => Ok(json!(self.status())),
-            Request::Attach { volume, uri, read_only } => self.attach(&volume, &uri, read_only),
+            Request::Attach { volume, uri, read_only, trust_unchanged } => {
+                self.attach(&volume, &uri, read_only, trust_unchanged)
+            }
             Request::Detach { volume, disconnect, seconds } => {
                 let patience = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
                 self.detach(&volume, disconnect, patience, go_on)
@@ -219,7 +221,13 @@ impl Control {
         }
     }
 
-    fn attach(&self, name: &str, uri: &str, read_only: bool) -> Result<Value, Refusal> {
+    fn attach(
+        &self,
+        name: &str,
+        uri: &str,
+        read_only: bool,
+        trust: bool,
+    ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,7 +240,7 @@ impl Control {
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         self.volumes.check_twin(&volume).map_err(|e| refused(e.to_string()))?;
-        let warm = self.cache.attach(&volume)?;
+        let warm = self.cache.attach(&volume, trust)?;
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
         let how = match &warm {
             Ok(()) => "warm".to_owned(),

@@ -31,6 +31,9 @@ pub enum Request {
         /// It is only read.
         #[serde(default)]
         read_only: bool,
+        /// Its store, which cannot tell, was not changed by others since it was detached.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        trust_unchanged: bool,
     },
     /// A volume whose store has grown, or is to grow, is to have its size.
     Resize {
@@ -190,7 +193,12 @@ mod tests {
     fn examples() -> Vec<Request> {
         vec![
             Request::Status {},
-            Request::Attach { volume: "a".into(), uri: "file:/x".into(), read_only: true },
+            Request::Attach {
+                volume: "a".into(),
+                uri: "file:/x".into(),
+                read_only: true,
+                trust_unchanged: true,
+            },
             Request::Resize { volume: "a".into(), bytes: Some(1 << 40) },
             Request::Detach { volume: "ä".into(), disconnect: true, seconds: Some(7) },
             Request::Explain { volume: "a".into(), offset: u64::MAX },

@@ -116,6 +116,10 @@ pub(crate) struct AttachArgs {
     /// It is only read: exported as such, and writes are refused
     #[arg(long)]
     read_only: bool,
+    /// Its store cannot tell whether it was changed while it was not attached (block devices, NBD): you vouch that it was
+    /// not. What is cached of it is used
+    #[arg(long)]
+    trust_unchanged: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -169,8 +173,12 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), CliError> {
             args.volume
         ))
     })?;
-    let (name, read_only) = (volume.to_owned(), args.read_only);
-    let request = Request::Attach { volume: name, uri: from_here(uri)?, read_only };
+    let request = Request::Attach {
+        volume: volume.to_owned(),
+        uri: from_here(uri)?,
+        read_only: args.read_only,
+        trust_unchanged: args.trust_unchanged,
+    };
     args.daemon.print(&request, |answer| {
         let bytes = ByteSize(answer["bytes"].as_u64().unwrap_or(0));
         Ok(match answer["why_cold"].as_str() {
