@@ -368,12 +368,20 @@ pub(super) fn read_superblock(device: &FlashDevice) -> Result<BlockSuperblock, C
     let size = device.geometry().size;
     let mut copies = vec![0u8; 2 * COPY_BYTES];
     if size < copies.len() as u64 {
-        return Err(CacheError::Superblock { path, source: BlockSuperblockError::None });
+        return Err(not_a_cache(path));
     }
     device.read_at(0, &mut copies)?;
     let (a, b) = copies.split_at(COPY_BYTES);
     let sb = superblock::choose(a, b).and_then(|sb| sb.check_device(size).map(|()| sb));
-    sb.map_err(|source| CacheError::Superblock { path, source })
+    sb.map_err(|source| match source {
+        BlockSuperblockError::None => not_a_cache(path),
+        source => CacheError::Superblock { path, source },
+    })
+}
+
+/// What was never formatted may hold somebody's data: nobody is told to format it.
+fn not_a_cache(path: String) -> CacheError {
+    CacheError::NotACache { path, reason: "it has no superblock of one".to_owned() }
 }
 
 /// Below the state directory: for each cache, by its UUID, the path that it was served by.

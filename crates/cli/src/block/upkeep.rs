@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use larder_base::ByteSize;
 use larder_block::cache::inspect::{self, Inspection};
-use larder_block::cache::{CheckFault, CheckReport, Prefetched};
+use larder_block::cache::{CacheError, CheckFault, CheckReport, Prefetched};
 use larder_block::control::protocol::Request;
+use larder_runtime::DeviceError;
 
 use super::control::{Daemon, quantity, read, two_columns};
 use super::format::failed;
@@ -225,7 +226,18 @@ fn check_device(path: &Path, json: bool) -> Result<(), CliError> {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let found = found.map_err(failed)?;
+    let found = found.map_err(|e| {
+        let more = match &e {
+            CacheError::Device(DeviceError::InUse { .. }) => {
+                "; what a running daemon has cached is looked at by `larder block check --state-dir DIR`, with the daemon's state directory"
+            }
+            _ => "",
+        };
+        match failed(e) {
+            CliError::Runtime(text) => CliError::Runtime(format!("{text}{more}")),
+            e => e,
+        }
+    })?;
     let text = match json {
         true => serde_json::to_string_pretty(&found)
             .map_err(|e| CliError::Runtime(format!("the answer cannot be printed: {e}")))?,

@@ -98,7 +98,7 @@ pub struct Volume {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockSuperblockError {
     /// Neither copy begins with the magic number.
-    #[error("no superblock of a Larder block cache: `larder block format` makes one")]
+    #[error("no superblock of a Larder block cache")]
     None,
     /// Both copies fail their checksum, or one does and the other is not there.
     #[error(
