@@ -163,10 +163,12 @@ fn wrong_use_of_the_commands() {
         "{error}"
     );
     let daemon = Daemon::start(dir, &[]);
-    let table: [(&[&str], i32, &str); 7] = [
+    let table: [(&[&str], i32, &str); 9] = [
         (&["attach", "x"], 2, "NAME=URI"),
         (&["attach", "x=ftp:y"], 2, "does not name a backing store"),
         (&["attach", "x=file:/nowhere/x"], 1, "/nowhere/x"),
+        (&["attach", "x=nbd+unix:///e?socket=/nowhere/s"], 1, "there is no socket '/nowhere/s'"),
+        (&["explain", "disk", "1q"], 2, "as in 8m or 1g"),
         (&["detach", "none"], 1, "'none'"),
         (&["drop", "none"], 1, "these are: disk"),
         (&["explain", "disk", "99999999999"], 1, "it has 33554432 bytes"),

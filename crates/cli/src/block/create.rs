@@ -2,6 +2,7 @@
 
 use larder_base::ByteSize;
 use larder_block::backing::{OpenOptions, Uri, object};
+use larder_runtime::plain;
 
 use crate::error::CliError;
 
@@ -61,7 +62,15 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             if args.size.0 == 0 {
                 return Err(usage("--size 0: a volume has at least one byte".to_owned()));
             }
-            let failed = |e: std::io::Error| CliError::Runtime(format!("{}: {e}", path.display()));
+            let failed = |e: std::io::Error| {
+                let why = match e.kind() {
+                    std::io::ErrorKind::AlreadyExists => {
+                        "it is there already, and may hold data: name another path, or serve it as it is".to_owned()
+                    }
+                    _ => plain(&e),
+                };
+                CliError::Runtime(format!("'{}' cannot be made: {why}", path.display()))
+            };
             let file = std::fs::File::create_new(path).map_err(failed)?;
             file.set_len(args.size.0).map_err(failed)?;
             outln!("{}: a file of {}", path.display(), args.size)?;

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use larder_base::{ByteSize, UnixSecs};
 use larder_block::cache::{CacheError, FormatConfig, open};
 use larder_format::block::Placement;
+use larder_runtime::DeviceError;
 
 use crate::error::CliError;
 
@@ -123,7 +124,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
 pub(super) fn failed(error: CacheError) -> CliError {
     let text = by_flags(&error.to_string());
     match error {
-        CacheError::Layout { .. }
+        CacheError::Device(DeviceError::SizeMissing { .. })
+        | CacheError::Layout { .. }
         | CacheError::Occupied { .. }
         | CacheError::NotSparse { .. }
         | CacheError::NotEmpty { .. }

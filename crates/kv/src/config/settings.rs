@@ -192,6 +192,10 @@ impl Settings {
                 .unwrap_or("")
                 .trim()
                 .to_owned();
+            let message = match nearest(&key, e.message()) {
+                Some(near) => format!("is no setting; there is '{near}'"),
+                None => message,
+            };
             ConfigError::Parse { path: path.to_owned(), line, key, message }
         })?;
         // What the tables say is checked here, where the line is known.
@@ -242,9 +246,45 @@ impl Settings {
     }
 }
 
+/// The setting whose name is next to `key`, of those that the parser says it knows there, if one is near: at most a third of
+/// it is to be changed.
+fn nearest(key: &str, message: &str) -> Option<String> {
+    let (_, known) = message.strip_prefix("unknown field")?.split_once(", expected")?;
+    let names = known.split('`').skip(1).step_by(2);
+    let (far, name) = names.map(|name| (changes(key, name), name)).min()?;
+    (far * 3 <= name.len()).then(|| name.to_owned())
+}
+
+/// Letters to add, remove or replace to make `b` of `a` (Levenshtein's distance, by Wagner and Fischer's table, row by row).
+fn changes(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.chars().enumerate() {
+            let replaced = corner + usize::from(x != y);
+            corner = row[j + 1];
+            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
+        }
+    }
+    row[b.chars().count()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misspelt_key_is_told_the_nearest() {
+        let said = |text| Settings::parse(text, Path::new("x")).unwrap_err().to_string();
+        let text = said("port = 1\nmemory-limt = '1g'\n");
+        assert!(
+            text.contains("line 2: 'memory-limt': is no setting; there is 'memory-limit'"),
+            "{text}"
+        );
+        let text = said("nothing-of-the-kind = 1\n");
+        assert!(text.contains("nothing-of-the-kind") && !text.contains("there is"), "{text}");
+        assert_eq!(changes("kitten", "sitting"), 3);
+    }
 
     #[test]
     fn what_is_printed_reads_back() {

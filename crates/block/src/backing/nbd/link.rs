@@ -161,7 +161,12 @@ impl Link {
                 (socket.map(Socket::Tcp), address.to_string())
             }
         };
-        let mut socket = socket.map_err(|e| format!("{name}: {e}"))?;
+        let mut socket = socket.map_err(|e| match e.kind() {
+            ErrorKind::NotFound => format!(
+                "there is no socket '{name}': start the server, or name the socket that it listens at"
+            ),
+            _ => format!("{name}: {e}"),
+        })?;
         registry
             .register(socket.source(), self.token, Interest::READABLE | Interest::WRITABLE)
             .map_err(|e| format!("{name}: {e}"))?;
