@@ -8,7 +8,7 @@ use crate::error::CliError;
 
 /// Columns of standard output: of the terminal, or what `COLUMNS` says where it is none. `None` where nobody said: a file
 /// and a pipe take any width.
-fn width() -> Option<usize> {
+pub(crate) fn width() -> Option<usize> {
     let out = std::io::stdout();
     let columns = if out.is_terminal() {
         rustix::termios::tcgetwinsize(&out).ok().map(|size| usize::from(size.ws_col))

@@ -280,13 +280,7 @@ pub(super) fn quantity(n: u64, what: &str) -> String {
 }
 
 pub(super) fn two_columns(rows: Vec<(&str, String)>) -> String {
-    folded(&rows, columns())
-}
-
-/// How wide the terminal is that is printed on, if one is.
-fn columns() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
+    folded(&rows, crate::table::width())
 }
 
 /// Names and what there is to say, folded between words where a width is given.
