@@ -202,6 +202,20 @@ fn wrong_use_of_the_commands() {
         "a=file:/nowhere",
     ]);
     assert!(code == Some(1) && message.contains("larder block format /nowhere"), "{message}");
+    // What holds data is no cache, and nobody is told to format it or to make it anew.
+    let (made, absent) = (dir.join("made"), dir.join("absent"));
+    let (made, absent) = (made.to_str().unwrap(), absent.to_str().unwrap());
+    let create = ["create", &format!("file:{made}"), "--size", "1m"];
+    assert_eq!(larder(&create).0, Some(0));
+    let table: [(&[&str], i32, &str); 3] = [
+        (&create, 1, "it is there already"),
+        (&["check", made], 1, "is no block cache"),
+        (&["format", absent], 2, "--size"),
+    ];
+    for (arguments, want, text) in table {
+        let (code, message) = larder(arguments);
+        assert!(code == Some(want) && message.contains(text), "{arguments:?}: {message}");
+    }
 }
 
 /// A guest's disk is a client too: a detach waits for it or hangs up, the store is let go of, and the disk is there again
