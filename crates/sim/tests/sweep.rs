@@ -2,7 +2,7 @@
 
 use larder_base::Rng;
 use larder_policy::eviction::{EvictionKind, Unit};
-use larder_sim::mrc::{Filter, Found, Item, Job, Sampler, Sweep, SweepError, sweep};
+use larder_sim::mrc::{Filter, Found, Item, Job, Said, Sampler, Sweep, SweepError, sweep};
 use larder_trace::TraceError;
 
 fn items(seed: u64, len: usize, objects: u64, deletes: f64) -> Vec<Item> {
@@ -11,7 +11,8 @@ fn items(seed: u64, len: usize, objects: u64, deletes: f64) -> Vec<Item> {
         .map(|_| {
             // About 1 / rank: the product of uniform draws.
             let id = (objects as f64).powf(rng.unit()) as u64;
-            Item { id: id << 12, size: 100 + (id * 37 % 900) as u32, removes: rng.chance(deletes) }
+            let removes = rng.chance(deletes);
+            Item { removes, ..Item::get(id << 12, 100 + (id * 37 % 900) as u32) }
         })
         .collect()
 }
@@ -63,7 +64,7 @@ fn the_curve_is_lru_at_every_size() {
 
 #[test]
 fn warm_up_is_not_counted_and_deletes_are_not_requests() {
-    let get = |id| Item { id, size: 10, removes: false };
+    let get = |id| Item::get(id, 10);
     let items = [get(1), get(2), get(1), Item { removes: true, ..get(1) }, get(1), get(2)];
     let mut plan = plan(&[EvictionKind::Lru], &[10], Unit::Objects, 1);
     let all = run(&items, &plan).rows[0].clone();
@@ -122,7 +123,7 @@ fn errors_of_the_trace_stop_the_sweep() {
     let plan = plan(&[EvictionKind::Lru], &[10], Unit::Objects, 2);
     let open = || {
         let bad = larder_trace::open("/nonexistent/trace", &larder_trace::Options::default()).err();
-        let get = Item { id: 1, size: 1, removes: false };
+        let get = Item::get(1, 1);
         Ok([Ok(get), Err(bad.unwrap())].into_iter())
     };
     assert!(matches!(sweep(open, &plan, |_, _| ()), Err(SweepError::Trace(_))));
@@ -130,8 +131,7 @@ fn errors_of_the_trace_stop_the_sweep() {
 
 #[test]
 fn memory_stays_under_64_bytes_an_object() {
-    let items: Vec<Item> =
-        (0..600_000).map(|i| Item { id: i * 7919, size: 1, removes: false }).collect();
+    let items: Vec<Item> = (0..600_000).map(|i| Item::get(i * 7919, 1)).collect();
     for kind in
         [EvictionKind::Lru, EvictionKind::S3Fifo(larder_policy::eviction::S3FifoRelease::R2024)]
     {
@@ -149,7 +149,7 @@ fn filters_keep_one_time_objects_out() {
     let items: Vec<Item> = (0..200_000)
         .map(|i| {
             let id = if rng.chance(0.5) { 1_000_000 + i } else { rng.below(2_000) };
-            Item { id, size: 1, removes: false }
+            Item::get(id, 1)
         })
         .collect();
     let mut plan = plan(&[EvictionKind::Fifo], &[1_500], Unit::Objects, 2);
@@ -169,4 +169,43 @@ fn filters_keep_one_time_objects_out() {
         assert_eq!(filter.to_string().parse(), Ok(filter));
     }
     assert!("probability:2".parse::<Filter>().is_err());
+}
+
+/// What `larder kv --capture` writes of a cache that is filled by its clients: a get without a size, then a set.
+#[test]
+fn a_store_is_charged_though_a_read_named_the_object_first() {
+    let mut capture = Vec::new();
+    for round in 0..3u64 {
+        for id in 0..1000u64 {
+            let key = Item::get(id, 10);
+            if round == 0 {
+                capture.push(Item { said: Said::Nothing, ..key });
+                capture.push(Item { said: Said::Stored, size: 1000, ..key });
+            } else {
+                capture.push(Item { size: 1000, ..key });
+            }
+        }
+    }
+    let sizes = [10_000, 500_000, 4_000_000];
+    let found = run(&capture, &plan(&EvictionKind::ALL, &sizes, Unit::Bytes, 2));
+    for rows in found.rows.chunks(3) {
+        let [small, half, all] = rows else { panic!("three sizes") };
+        // The thousand first reads miss, all others hit where there is room.
+        assert_eq!((all.requests, all.misses), (4000, 1000), "{all:?}");
+        assert_eq!(all.request_bytes, 1000 * 3 * 1000 + 10_000, "{all:?}");
+        assert!(small.misses > 2900 && half.misses > 1400, "{small:?} {half:?}");
+        // What a later size would be is known by then: a read without one is of as many bytes.
+        assert!(half.byte_miss_ratio > 0.2, "{half:?}");
+    }
+    let gone = [
+        Item { said: Said::Stored, ..Item::get(1, 300) },
+        Item { said: Said::Stored, ..Item::get(2, 300) },
+        Item { said: Said::Stored, ..Item::get(1, 600) },
+        Item { said: Said::Nothing, ..Item::get(2, 10) },
+    ];
+    let found = run(&gone, &plan(&[EvictionKind::Lru, EvictionKind::Fifo], &[700], Unit::Bytes, 1));
+    for row in &found.rows {
+        // The third, larger, drives the second out; the fourth is a read of 300 bytes.
+        assert_eq!((row.misses, row.miss_bytes, row.request_bytes), (3, 900, 1500), "{row:?}");
+    }
 }

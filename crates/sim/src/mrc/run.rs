@@ -1,7 +1,9 @@
 //! One policy at one size.
 
 use larder_base::prefetch;
-use larder_policy::eviction::{Access, AnyPolicy, Departures, Eviction, Fate, Slot, Unit, Visitor};
+use larder_policy::eviction::{
+    Access, AnyPolicy, Departures, Eviction, Fate, Outcome, Slot, Unit, Visitor,
+};
 
 use super::filter::Gate;
 
@@ -19,6 +21,8 @@ pub(super) struct Chunk {
     pub(super) next: Vec<u64>,
     /// Which sub-sample each item belongs to; empty when nothing is sampled.
     pub(super) part: Vec<u8>,
+    /// Items, in order, at which an object that is there must be charged with another size.
+    pub(super) resized: Vec<u32>,
     /// Tags known after this chunk.
     pub(super) known: usize,
 }
@@ -30,6 +34,7 @@ impl Chunk {
         self.ids.clear();
         self.next.clear();
         self.part.clear();
+        self.resized.clear();
         self.counted_from = 0;
     }
 
@@ -126,6 +131,7 @@ impl Visitor for Pass<'_> {
     fn visit<P: Eviction>(self, policy: &mut P) {
         let Pass { chunk, unit, part, gate, slots, gone, counts } = self;
         let tags = &chunk.tags[..];
+        let mut resized = chunk.resized.iter().peekable();
         for at in 0..tags.len() {
             if let Some(&tag) = tags.get(at + AHEAD) {
                 prefetch(slots, tag as usize);
@@ -133,6 +139,7 @@ impl Visitor for Pass<'_> {
             if let Some(&tag) = tags.get(at + AHEAD / 2) {
                 policy.prefetch(Slot(slots[tag as usize]));
             }
+            let resizes = resized.next_if(|&&there| there as usize == at).is_some();
             if part.is_some_and(|part| chunk.part[at] != part) {
                 continue;
             }
@@ -161,20 +168,40 @@ impl Visitor for Pass<'_> {
                 fingerprint: chunk.ids[at],
                 next: chunk.next.get(at).copied().unwrap_or(Access::NEVER),
             };
-            let outcome = policy.request(&access, slot, gone);
-            if !gone.is_empty() {
-                for departure in gone.drain() {
-                    if departure.fate != Fate::Ghost {
-                        slots[departure.tag as usize] = Slot::NONE.0;
-                    }
-                }
-            }
-            if outcome.slot != slot {
-                slots[tag as usize] = outcome.slot.0;
+            let outcome = serve(policy, &access, slot, gone, slots);
+            if outcome.hit && resizes && unit == Unit::Bytes && !outcome.slot.is_none() {
+                // Whatever the policy, what has another size is a new object: the old one goes, and as much room is made
+                // as the new one takes.
+                policy.remove(outcome.slot);
+                slots[tag as usize] = Slot::NONE.0;
+                serve(policy, &access, Slot::NONE, gone, slots);
             }
             if at >= chunk.counted_from {
                 counts.add(bytes, outcome.hit);
             }
         }
     }
+}
+
+/// One request, after which `slots` say where everything is.
+#[inline]
+fn serve<P: Eviction>(
+    policy: &mut P,
+    access: &Access,
+    slot: Slot,
+    gone: &mut Departures,
+    slots: &mut [u32],
+) -> Outcome {
+    let outcome = policy.request(access, slot, gone);
+    if !gone.is_empty() {
+        for departure in gone.drain() {
+            if departure.fate != Fate::Ghost {
+                slots[departure.tag as usize] = Slot::NONE.0;
+            }
+        }
+    }
+    if outcome.slot != slot {
+        slots[access.tag as usize] = outcome.slot.0;
+    }
+    outcome
 }

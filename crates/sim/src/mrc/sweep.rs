@@ -12,6 +12,7 @@ use super::intern::Interner;
 use super::items::Item;
 use super::run::{Chunk, Run};
 use super::shards::{PARTS, Sampler, standard_error};
+use super::sizes::Sizes;
 use super::stack::{LruCurve, StackDistances};
 
 /// A policy at a size.
@@ -142,6 +143,7 @@ const CHUNK: usize = 1 << 17;
 struct Feed<'a, I> {
     items: I,
     interner: Interner,
+    sizes: Sizes,
     sample: Option<Sampler>,
     warmup_left: u64,
     /// Indices of next requests, made by a first pass.
@@ -150,6 +152,8 @@ struct Feed<'a, I> {
     /// Of all requests after warm-up, sampled or not.
     requests: u64,
     request_bytes: u64,
+    /// Bytes asked for by reads that did not say how many, on top of `request_bytes`.
+    known_later: f64,
     buffer: Vec<(Item, u8)>,
     done: bool,
 }
@@ -161,12 +165,14 @@ impl<'a, I: Iterator<Item = Result<Item, TraceError>>> Feed<'a, I> {
         Feed {
             items,
             interner: Interner::new(),
+            sizes: Sizes::default(),
             sample: sweep.sample,
             warmup_left: sweep.warmup,
             future,
             accesses: 0,
             requests: 0,
             request_bytes: 0,
+            known_later: 0.0,
             buffer: Vec::with_capacity(CHUNK),
             done: false,
         }
@@ -216,7 +222,16 @@ impl<'a, I: Iterator<Item = Result<Item, TraceError>>> Feed<'a, I> {
                 return Err(SweepError::TooLarge { what: "objects", limit: u64::from(u32::MAX) });
             };
             chunk.tags.push(tag);
-            chunk.sizes.push(if item.removes { 0 } else { item.size });
+            let (size, resized) = self.sizes.of(tag, &item);
+            if resized {
+                chunk.resized.push(at as u32);
+            }
+            if size > item.size && at >= chunk.counted_from {
+                // Known by the object alone; of what is not sampled as much as of what is.
+                let more = f64::from(size - item.size);
+                self.known_later += self.sample.map_or(more, |s| more / s.rate());
+            }
+            chunk.sizes.push(if item.removes { 0 } else { size });
             chunk.ids.push(item.id);
             if self.sample.is_some() {
                 chunk.part.push(part);
@@ -329,9 +344,11 @@ pub fn sweep<I: Iterator<Item = Result<Item, TraceError>>>(
     if let Some(sampler) = sweep.sample.filter(|_| feed.requests > 0 && feed.interner.is_empty()) {
         return Err(SweepError::NothingSampled { rate: sampler.rate() });
     }
-    let memory = runs.iter().map(Run::memory_bytes).sum::<usize>() + feed.interner.memory_bytes();
+    let memory = runs.iter().map(Run::memory_bytes).sum::<usize>()
+        + feed.interner.memory_bytes()
+        + feed.sizes.memory_bytes();
     Ok(Found {
-        rows: rows(sweep, &runs, feed.requests, feed.request_bytes),
+        rows: rows(sweep, &runs, feed.requests, feed.request_bytes + feed.known_later as u64),
         curve: stack.map(|s| s.curve()),
         objects: feed.interner.len() as u64,
         memory_bytes: memory as u64,
