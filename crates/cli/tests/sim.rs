@@ -533,3 +533,33 @@ fn a_small_trace_in_a_huge_cache_takes_little_memory() {
     let blocks = larder(&["mrc", FILES, "--sizes", "10", "--pages"]);
     assert!(blocks.stderr.is_empty(), "{}", String::from_utf8_lossy(&blocks.stderr));
 }
+
+/// A figure has one name: the victim cache of `sim baseline` is that of `sim run`, whatever else than reads there is.
+#[test]
+fn a_baseline_has_the_figures_of_an_experiment() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("e.toml");
+    let trace = "gen:memcachier?objects=5000&requests=40000&rate=1000";
+    let text = format!(
+        "[workload]\ntrace = \"{trace}\"\nwarmup = 10000\n[[cache]]\nkind = \"victim\"\ndram = \"128k\"\nflash = \"512k\"\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let run = json(&["run", file.to_str().unwrap(), "--json"]);
+    let args = ["--cache", "victim", "--dram", "128k", "--flash", "512k", "--warmup", "10000"];
+    let rows = json(&[&["baseline", trace, "--json"], &args[..]].concat());
+    let (row, cache) = (&rows[0], &run["caches"][0]);
+    assert!(cache["reads"].as_u64() < cache["requests"].as_u64(), "the trace has other requests");
+    for key in [
+        "requests",
+        "reads",
+        "hits_dram",
+        "set_bytes",
+        "miss_bytes",
+        "flash_bytes",
+        "hit_ratio",
+        "clwa_of_sets",
+        "clwa_of_misses",
+    ] {
+        assert_eq!(row[key], cache[key], "{key}");
+    }
+}

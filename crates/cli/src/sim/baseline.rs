@@ -6,7 +6,7 @@ use larder_sim::baseline::{
     self, Baseline, BaselineError, Counts, FifoLog, HybridConfig, LogParams, Ripq, SetAssociative,
     SetParams, VictimCache,
 };
-use larder_sim::mrc::{Interner, Items};
+use larder_sim::mrc::{Interner, Item};
 use larder_trace::Hashed;
 use serde::Serialize;
 
@@ -106,9 +106,14 @@ struct Row {
     sections: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     admission: Option<String>,
+    /// Whose `requests` are all requests, and whose `miss_bytes` those of reads.
     #[serde(flatten)]
     counts: Counts,
+    reads: u64,
+    /// Bytes written by clients, or brought in after a miss.
+    set_bytes: u64,
     hit_ratio: f64,
+    clwa_of_sets: f64,
     clwa_of_misses: f64,
     /// DRAM of the flash index for each object on flash, where the model has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,7 +159,10 @@ fn build(args: &BaselineArgs) -> Result<Vec<Contender>, CliError> {
                 sections: None,
                 admission: None,
                 counts: Counts::default(),
+                reads: 0,
+                set_bytes: 0,
                 hit_ratio: 0.0,
+                clwa_of_sets: 0.0,
                 clwa_of_misses: 0.0,
                 index_bytes_per_object: None,
             };
@@ -231,33 +239,71 @@ fn hybrid(
     Ok((Row { cache: "fifo-log", ..row }, Box::new(model)))
 }
 
+/// What was asked since counting began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asked {
+    requests: u64,
+    reads: u64,
+    written_bytes: u64,
+}
+
+impl Asked {
+    /// The row of a cache, over reads as `larder sim run` has it: for the models a write is a request that missed.
+    fn row(&self, row: Row, cache: &dyn Baseline) -> Row {
+        let counts = cache.counts();
+        let share =
+            |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let set_bytes = counts.miss_bytes;
+        let miss_bytes = set_bytes.saturating_sub(self.written_bytes);
+        Row {
+            counts: Counts { requests: self.requests, miss_bytes, ..counts },
+            reads: self.reads,
+            set_bytes,
+            hit_ratio: share(counts.hits, self.reads),
+            clwa_of_sets: share(counts.flash_bytes, set_bytes),
+            clwa_of_misses: share(counts.flash_bytes, miss_bytes),
+            index_bytes_per_object: cache.index_size().map(|s| s.per_object()),
+            ..row
+        }
+    }
+}
+
 pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     let mut caches = build(args)?;
     let trace = args.input.open()?;
     let settings = Settings::new(&args.input.options(), trace.format);
-    let (reader, hash) = Hashed::over(trace.reader);
-    let mut items = Items::new(reader);
+    let (mut reader, hash) = Hashed::over(trace.reader);
     let mut interner = Interner::new();
     let mut watch = Watch::new(1);
-    let mut requests = 0u64;
-    while let Some(item) = items.next() {
-        let item = item.map_err(trace_error)?;
+    let (mut requests, mut asked) = (0u64, Asked::default());
+    while let Some(request) = reader.next() {
+        let request = request.map_err(trace_error)?;
+        let item = Item::from(&request);
         let Some(tag) = interner.intern(item.id) else {
             return Err(CliError::Runtime("the trace has more than 2^32 - 1 objects".to_owned()));
         };
-        if item.removes {
-            caches.iter_mut().for_each(|(_, cache)| cache.remove(tag));
-            continue;
-        }
         if requests == args.warmup && requests > 0 {
             caches.iter_mut().for_each(|(_, cache)| cache.reset_counts());
-        }
-        for (_, cache) in &mut caches {
-            cache.request(tag, item.size);
+            asked = Asked::default();
         }
         requests += 1;
+        asked.requests += 1;
         if requests.is_multiple_of(1 << 16) {
-            watch.tick(items.inner(), requests);
+            watch.tick(&*reader, requests);
+        }
+        let (reads, writes) = (request.op.is_read(), request.op.is_write());
+        asked.reads += u64::from(reads);
+        if writes {
+            asked.written_bytes += u64::from(item.size);
+        }
+        for (_, cache) in &mut caches {
+            // What is written is a new version, whatever its size.
+            if writes || item.removes {
+                cache.remove(tag);
+            }
+            if reads || writes {
+                cache.request(tag, item.size);
+            }
         }
     }
     watch.finish();
@@ -267,20 +313,9 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
             args.warmup
         )));
     }
-    note_skipped(items.inner());
-    let rows: Vec<Row> = caches
-        .into_iter()
-        .map(|(row, cache)| {
-            let counts = cache.counts();
-            Row {
-                counts,
-                hit_ratio: counts.hit_ratio(),
-                clwa_of_misses: counts.clwa_of_misses(),
-                index_bytes_per_object: cache.index_size().map(|s| s.per_object()),
-                ..row
-            }
-        })
-        .collect();
+    note_skipped(&*reader);
+    let rows: Vec<Row> =
+        caches.into_iter().map(|(row, cache)| asked.row(row, cache.as_ref())).collect();
     let origin =
         Origin::new(args.seed, &args.input.trace, &hash, configuration(Some(&settings), args)?);
     if args.json {
@@ -313,7 +348,7 @@ pub(super) fn run(args: &BaselineArgs) -> Result<(), CliError> {
     }
     table.print()?;
     proseln!(
-        "CLWA: bytes written to flash over bytes missed (every miss is a write to the cache)"
+        "hit ratio: of reads; CLWA: bytes written to flash over bytes missed, which every miss of a read brings in"
     )?;
     origin.print()
 }
