@@ -135,7 +135,7 @@ pub struct StudyDrive {
     pub eviction: EvictionBy,
 }
 
-/// What a cache did. Reads and hits are counted after the warm-up, bytes over the whole trace.
+/// What a cache did after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BlockOutcome {
     /// Lines read, by clients.
@@ -273,6 +273,8 @@ pub struct BlockCache {
     /// What [`SlotPolicy::hotness`] says at most.
     hottest: u8,
     dropped: Vec<u32>,
+    /// What admission had said when counting began: admitted, sequential, few touches, not hotter.
+    judged: [u64; 4],
     outcome: BlockOutcome,
     counting: bool,
 }
@@ -346,15 +348,29 @@ impl BlockCache {
             ssd,
             hottest: 0,
             dropped: Vec::new(),
+            judged: [0; 4],
             outcome,
             counting: false,
             spec,
         })
     }
 
-    /// The warm-up is over: reads count from now on.
+    /// The warm-up is over: everything counts from now on.
     pub fn count(&mut self) {
         self.counting = true;
+        let admission_memory = self.outcome.admission_memory;
+        self.outcome = BlockOutcome { admission_memory, ..BlockOutcome::default() };
+        self.judged = self.verdicts();
+        if let Some(ssd) = &mut self.ssd {
+            ssd.reset_traffic();
+        }
+    }
+
+    /// What admission said since the start: admitted, sequential, few touches, not hotter.
+    fn verdicts(&self) -> [u64; 4] {
+        let v = self.admission.verdicts();
+        let not_hotter = v.rejected(Reason::NotHotter) + v.rejected(Reason::MetadataVictim);
+        [v.admitted, v.rejected(Reason::Sequential), v.rejected(Reason::FewTouches), not_hotter]
     }
 
     /// What it was made from.
@@ -364,17 +380,17 @@ impl BlockCache {
 
     /// What it did.
     pub fn outcome(&self) -> BlockOutcome {
-        let verdicts = self.admission.verdicts();
+        let now = self.verdicts();
+        let since = |i: usize| now[i].saturating_sub(self.judged[i]);
         let traffic = self.ssd.as_ref().map(Ssd::traffic).unwrap_or_default();
         BlockOutcome {
             drive_pages: traffic.host_pages,
             copied_pages: traffic.copied_pages,
             gc_dropped: traffic.dropped_pages,
-            admitted: verdicts.admitted,
-            sequential: verdicts.rejected(Reason::Sequential),
-            few_touches: verdicts.rejected(Reason::FewTouches),
-            not_hotter: verdicts.rejected(Reason::NotHotter)
-                + verdicts.rejected(Reason::MetadataVictim),
+            admitted: since(0),
+            sequential: since(1),
+            few_touches: since(2),
+            not_hotter: since(3),
             ..self.outcome
         }
     }
@@ -556,6 +572,34 @@ mod tests {
             backing_bytes: 0,
             seed: 1,
         }
+    }
+
+    #[test]
+    fn what_the_warm_up_did_is_left_out() {
+        let drive = StudyDrive {
+            over_provisioning: 0.1,
+            victim: VictimPolicy::Greedy,
+            eviction: EvictionBy::Cache,
+        };
+        let of = |warmup: usize| {
+            let spec = BlockCacheSpec { drive: Some(drive), ..spec("touch_count", 1 << 20) };
+            let mut cache = BlockCache::new(spec).unwrap();
+            for i in 0..2_000u64 {
+                if i as usize == warmup {
+                    cache.count();
+                }
+                let op = if i % 2 == 0 { Op::Read } else { Op::Write };
+                cache.request(&Request::block(op, 0, i / 4 % 200 * 4096, 4096));
+            }
+            cache.outcome()
+        };
+        let (all, late) = (of(0), of(1_000));
+        // From then on the lines that are asked for are there: reads change nothing, writes go to flash.
+        assert!(all.admitted >= 200 && all.few_touches > 0, "{all:?}");
+        assert_eq!((late.admitted, late.few_touches), (0, 0), "{late:?}");
+        assert_eq!((late.reads, late.whole_hits), (500, 500), "{late:?}");
+        assert_eq!(late.written_bytes, 500 * 4096);
+        assert_eq!((late.flash_bytes, late.drive_pages), (500 * 4096, 500), "{late:?}");
     }
 
     fn run(specs: Vec<BlockCacheSpec>, trace: &str) -> Vec<BlockOutcome> {

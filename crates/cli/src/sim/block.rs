@@ -22,6 +22,10 @@ use crate::trace::{Input, Settings, note_skipped, trace_error};
 
 #[derive(Debug, Parser)]
 #[command(after_help = "\
+A model of lines alone, fast enough for many policies at once. A block cache in
+larder sim run is the engine itself, with segments, frames and its own reclaiming:
+its figures of the same name differ a little.
+
 Examples:
   larder sim block disk.vscsi.zst --sizes 64m,256m --replacement lru,sieve
   larder sim block disk.vscsi.zst --sizes 256m --admission all \\
@@ -66,7 +70,7 @@ pub(super) struct BlockArgs {
     /// The drive's physical space beyond the cache's, as a share of it.
     #[arg(long, value_name = "SHARE", default_value_t = 0.07, requires = "reclaim")]
     over_provisioning: f64,
-    /// Requests that only fill the caches, before reads are counted. Bytes are counted from the start.
+    /// Requests that only fill the caches, before counting starts.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
     /// Bytes of all volumes together, by which admission sizes its tables; sixteen times the cache when not given.
