@@ -94,7 +94,8 @@ pub(crate) fn trace_error(e: TraceError) -> CliError {
     match e {
         TraceError::Spec { .. }
         | TraceError::UnknownFormat { .. }
-        | TraceError::Undetected { .. } => CliError::Usage(e.to_string()),
+        | TraceError::Undetected { .. }
+        | TraceError::Open { .. } => CliError::Usage(e.to_string()),
         _ => CliError::Runtime(e.to_string()),
     }
 }

@@ -89,7 +89,7 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
         (&["mrc", TRACE, "--sizes", "9", "--sample", "2"], 2, "0 < SHARE <= 1"),
         (&["mrc", "-", "--sizes", "9", "--policies", "belady"], 2, "name a file"),
         (&["mrc", TRACE, "--lru-curve", "--sample", "0.1"], 2, "leave out --sample"),
-        (&["mrc", "/nonexistent", "--sizes", "9"], 1, "/nonexistent"),
+        (&["mrc", "/nonexistent", "--sizes", "9"], 2, "/nonexistent"),
         (&["baseline", TRACE, "--flash", "4k"], 2, "less than a block"),
         (
             &["baseline", TRACE, "--flash", "1m", "--cache", "fifo-log"],
