@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use larder_base::{ByteSize, Endurance, Short};
+use larder_kv::config::{INDEX_BYTES_PER_OBJECT, LEAST_FLASH};
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
@@ -51,7 +52,12 @@ pub(super) struct AdviseArgs {
     #[arg(long, value_name = "SHARE", required_unless_present = "target_miss_ratio")]
     target_hit_ratio: Option<f64>,
     /// Or the share that may be missed.
-    #[arg(long, value_name = "SHARE", conflicts_with = "target_hit_ratio")]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        required_unless_present = "target_hit_ratio",
+        conflicts_with = "target_hit_ratio"
+    )]
     target_miss_ratio: Option<f64>,
     /// Most flash that can be bought, such as the drive's capacity.
     #[arg(long, value_name = "SIZE")]
@@ -170,7 +176,9 @@ fn question(args: &AdviseArgs) -> Result<Question, CliError> {
     let (flag, share, target) = match (args.target_hit_ratio, args.target_miss_ratio) {
         (Some(hit), _) => ("--target-hit-ratio", hit, hit),
         (None, Some(miss)) => ("--target-miss-ratio", miss, 1.0 - miss),
-        (None, None) => return Err(usage("--target-hit-ratio SHARE is needed")),
+        (None, None) => {
+            return Err(usage("--target-hit-ratio SHARE or --target-miss-ratio SHARE is needed"));
+        }
     };
     if !(share > 0.0 && share < 1.0) {
         return Err(usage(format!("{flag}: '{}': between 0 and 1, as 0.8", Short(share))));
@@ -431,8 +439,33 @@ fn limit_text(limit: WriteLimit) -> String {
     }
 }
 
-/// What a server is told so that it does what was simulated.
-fn settings(q: &Question, m: &Measured) -> Option<String> {
+/// The least `memory-limit`, bytes, with the default `max-item-size`, which is at most half of it.
+const LEAST_MEMORY: u64 = 2 << 20;
+
+/// What a server is told so that it does what was simulated: sizes first, then admission. `mean_object` is in bytes.
+fn settings(q: &Question, m: &Measured, mean_object: u64) -> String {
+    // What was simulated is DRAM for objects; the server's limit has the index of flash in it, of which at most half.
+    let object = mean_object.clamp(64, 16 << 20);
+    let flash = m.flash.max(LEAST_FLASH);
+    let index = if m.write_limit.is_none() {
+        0.0
+    } else {
+        flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT
+    };
+    let index = index.ceil() as u64;
+    let memory = m.dram.saturating_add(index).max(2 * index).max(LEAST_MEMORY);
+    let raised = m.dram < LEAST_MEMORY || m.write_limit.is_some() && flash > m.flash;
+    let remark = if raised { "# more than was simulated: a server's least\n" } else { "" };
+    let mut sizes = format!("{remark}memory-limit = {memory}\n");
+    match m.write_limit {
+        None => sizes += "flash = \"none\"\n",
+        Some(_) => sizes += &format!("flash-size = {flash}\nflash-object-size = {object}\n"),
+    }
+    sizes + &admission_settings(q, m).unwrap_or_default()
+}
+
+/// Those of admission; none without flash.
+fn admission_settings(q: &Question, m: &Measured) -> Option<String> {
     let limit = m.write_limit?;
     let terabytes = q.endurance_bytes as f64 / 1e12;
     let (years, amplification) = (q.years, q.device_write_amplification);
@@ -558,7 +591,8 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         );
     }
     print_prose(out.trim_end(), 2)?;
-    match answer.and_then(|m| settings(q, m)) {
+    let mean_object = model.footprint() / model.objects().max(1);
+    match answer.map(|m| settings(q, m, mean_object)) {
         Some(settings) => {
             print_text(&format!("the answer as settings of larder kv --config:\n\n{settings}"))
         }

@@ -75,6 +75,8 @@ impl Origin {
         fn text(value: &Value) -> Option<String> {
             match value {
                 Value::Null => None,
+                // Nothing was given.
+                Value::Array(all) if all.is_empty() => None,
                 Value::String(text) => Some(text.clone()),
                 Value::Array(all) => {
                     Some(all.iter().filter_map(text).collect::<Vec<_>>().join(","))

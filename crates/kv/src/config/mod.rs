@@ -211,7 +211,9 @@ pub const DEFAULT_PORT: u16 = 11211;
 /// The largest `max-item-size`.
 pub const MAX_ITEM_SIZE: u64 = 128 << 20;
 /// Bytes of DRAM that the flash index takes per object (see the engine's index).
-const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
+pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
+/// The least `flash-size`, bytes.
+pub const LEAST_FLASH: u64 = 16 << 20;
 
 fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
     ConfigError::Value { key, value: value.to_string(), remedy: remedy.into() }
@@ -517,7 +519,6 @@ fn resolve_flash(
     memory: u64,
     machine: &Machine,
 ) -> Result<Option<FlashConfig>, ConfigError> {
-    const LEAST: u64 = 16 << 20;
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
     let object_size = s.flash_object_size.get_or_insert(ByteSize(280)).0;
     if !(64..=1 << 24).contains(&object_size) {
@@ -546,11 +547,14 @@ fn resolve_flash(
         }
     };
     if let Some(size) = size {
-        if size < LEAST {
+        if size < LEAST_FLASH {
             return Err(value(
                 "flash-size",
                 ByteSize(size),
-                format!("must be at least {}; --flash none runs without flash", ByteSize(LEAST)),
+                format!(
+                    "must be at least {}; --flash none runs without flash",
+                    ByteSize(LEAST_FLASH)
+                ),
             ));
         }
         let index = (size as f64 / object_size as f64 * INDEX_BYTES_PER_OBJECT) as u64;

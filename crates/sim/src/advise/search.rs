@@ -16,6 +16,12 @@ const FLASH_STEPS: i32 = 4;
 /// What is to be measured next.
 pub type Wave = Vec<Candidate>;
 
+/// Whether two would measure the same: steps on different ways to a size round to different bytes.
+fn alike(a: &Candidate, b: &Candidate) -> bool {
+    let near = |a: u64, b: u64| a.abs_diff(b) <= a / 1024;
+    a.policy == b.policy && near(a.dram, b.dram) && near(a.flash, b.flash)
+}
+
 /// The search: hands out waves of candidates and takes in what was measured of them.
 #[derive(Debug)]
 pub struct Search {
@@ -119,7 +125,7 @@ impl Search {
     /// Whether something no larger has met the target under the same policy (or without flash).
     fn needless(&self, c: &Candidate) -> bool {
         let name = c.policy.as_str();
-        self.tried.contains(c)
+        self.tried.iter().any(|t| alike(t, c))
             || self.measured.iter().any(|m| {
                 m.meets
                     && m.dram <= c.dram
@@ -135,7 +141,7 @@ impl Search {
             while wave.len() < WAVE
                 && let Some(c) = self.grid.pop()
             {
-                if !self.needless(&c) {
+                if !self.needless(&c) && !wave.iter().any(|w| alike(w, &c)) {
                     wave.push(c);
                 }
             }
@@ -173,7 +179,10 @@ impl Search {
                 let policy = policy.copied().unwrap_or(self.policies[0]);
                 let c = Candidate { dram: d, flash: f, policy };
                 let fits = d >= self.least.0 && (f == 0 || f >= self.least.1 && f <= limit);
-                if fits && cost(&self.question, d, f) < now && !self.tried.contains(&c) {
+                if fits
+                    && cost(&self.question, d, f) < now
+                    && !self.tried.iter().any(|t| alike(t, &c))
+                {
                     self.grid.push(c);
                 }
             }
@@ -183,9 +192,13 @@ impl Search {
         !self.grid.is_empty()
     }
 
-    /// Takes in what was measured.
+    /// Takes in what was measured; once, where a candidate came twice.
     pub fn take(&mut self, measured: impl IntoIterator<Item = Measured>) {
-        self.measured.extend(measured);
+        for m in measured {
+            if !self.measured.contains(&m) {
+                self.measured.push(m);
+            }
+        }
     }
 
     /// Candidates still in the grid; refinement may add some.
@@ -223,5 +236,20 @@ impl Search {
     /// What comes nearest, for when nothing meets the target.
     pub fn nearest(&self) -> Option<&Measured> {
         self.measured.iter().max_by(|a, b| a.hit_ratio.total_cmp(&b.hit_ratio))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_makes_no_other_candidate() {
+        let of = |dram, flash, policy| Candidate { dram, flash, policy };
+        let one = of(500_000, 4_000_000, PolicyName::Ghost);
+        assert!(alike(&one, &of(499_999, 4_000_001, PolicyName::Ghost)));
+        assert!(!alike(&one, &of(499_999, 4_000_001, PolicyName::All)));
+        assert!(!alike(&one, &of(500_000, 0, PolicyName::Ghost)));
+        assert!(!alike(&one, &of(495_000, 4_000_000, PolicyName::Ghost)));
     }
 }
