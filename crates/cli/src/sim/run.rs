@@ -135,7 +135,7 @@ fn some(value: Option<f64>, digits: usize) -> String {
 }
 
 /// Digits after the point that show a number of years to three figures.
-fn digits(years: f64) -> usize {
+pub(super) fn digits(years: f64) -> usize {
     if years > 0.0 { (2 - years.log10().floor() as i32).clamp(0, 9) as usize } else { 1 }
 }
 
@@ -161,7 +161,9 @@ fn writes_of_block(c: &CacheOutcome, figure: fn(&Latency) -> f64) -> String {
 type Row = (&'static str, fn(&CacheOutcome) -> String);
 
 const ROWS: &[Row] = &[
-    ("DRAM for objects", |c| ByteSize(c.dram).to_string()),
+    ("DRAM for objects", |c| {
+        if c.block.is_some() { "-".to_owned() } else { ByteSize(c.dram).to_string() }
+    }),
     ("flash", |c| ByteSize(c.flash).to_string()),
     ("hit ratio", |c| format!("{:.4}", c.hit_ratio)),
     ("  in DRAM", |c| format!("{:.4}", c.dram_hit_ratio)),
@@ -195,8 +197,10 @@ const ROWS: &[Row] = &[
     ("  99 %", |c| latency(&c.latency.hit_flash, |l| l.p99_us)),
     ("miss, mean", |c| latency(&c.latency.miss, |l| l.mean_us)),
     ("lines read that hit", |c| of_block(c, |b| Some(format!("{:.4}", b.line_hit_ratio)))),
-    ("  of metadata", |c| of_block(c, |b| b.metadata_hit_ratio.map(|r| format!("{r:.4}")))),
-    ("  of data", |c| of_block(c, |b| b.data_hit_ratio.map(|r| format!("{r:.4}")))),
+    ("bytes of metadata that hit", |c| {
+        of_block(c, |b| b.metadata_hit_ratio.map(|r| format!("{r:.4}")))
+    }),
+    ("bytes of data that hit", |c| of_block(c, |b| b.data_hit_ratio.map(|r| format!("{r:.4}")))),
     ("CLWA, of bytes written", |c| of_block(c, |b| b.clwa_of_writes.map(|w| format!("{w:.3}")))),
     ("  × DLWA", |c| of_block(c, |b| b.total_write_amplification.map(|w| format!("{w:.3}")))),
     ("requests that ask the store", |c| of_block(c, |b| Some(format!("{:.4}", b.store_share)))),
@@ -206,7 +210,7 @@ const ROWS: &[Row] = &[
     ("  99 %", |c| writes_of_block(c, |l| l.p99_us)),
     ("DRAM per line", |c| of_block(c, |b| Some(format!("{:.1} B", b.dram_per_line)))),
     ("drive busy", |c| format!("{:.2} %", c.flash_utilisation * 100.0)),
-    ("backing store busy", |c| format!("{:.3}", c.backend_utilisation)),
+    ("backing store busy", |c| format!("{:.2} %", c.backend_utilisation * 100.0)),
 ];
 
 /// A figure of a distribution; of an empty one there is none.
@@ -245,8 +249,9 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
     )?;
     if e.ssd.tbw.is_none() {
         proseln!(
-            "drive life: at {} drive writes a day for {} years",
+            "drive life: at {} drive write{} a day for {} years",
             e.ssd.dwpd,
+            if e.ssd.dwpd == 1.0 { "" } else { "s" },
             e.ssd.warranty_years
         )?;
     }

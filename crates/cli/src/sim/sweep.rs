@@ -376,6 +376,8 @@ fn print_table(results: &Results) -> Result<(), CliError> {
                 ("dram" | "flash" | "flash_bytes", Some(n)) => {
                     larder_base::ByteSize(n as u64).to_string()
                 }
+                // As `sim run` has it: a small figure keeps its digits.
+                ("life_years", Some(x)) => format!("{x:.0$}", super::run::digits(x).max(4)),
                 (name, Some(x)) if few.contains(&name) => format!("{x:.4}"),
                 _ => text,
             }

@@ -322,7 +322,8 @@ impl Lane for BlockLane {
             shared_lines: engine.read_shared,
             line_hit_ratio: share(engine.read_hits + engine.read_shared, engine.read_lines),
             metadata_hit_ratio: ratio(c.metadata),
-            data_hit_ratio: ratio(c.data),
+            // Where nothing is marked, data is all there is.
+            data_hit_ratio: ratio(c.metadata).and_then(|_| ratio(c.data)),
             clwa_of_writes,
             total_write_amplification: clwa_of_writes.zip(dlwa).map(|(c, d)| c * d),
             store_share: share(c.reached_store, c.requests),
