@@ -5,8 +5,12 @@
     reason = "tests of a process use processes and clocks"
 )]
 
+mod interrupt;
+
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
+
+use interrupt::until_it_heeds;
 
 fn advise(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_larder"))
@@ -198,21 +202,6 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
     for m in measured.iter().filter(|m| m["life_years"].is_f64()) {
         let margin = m["life_years"].as_f64().unwrap() - 5.0;
         assert!((m["life_years_margin"].as_f64().unwrap() - margin).abs() < 1e-9, "{m}");
-    }
-}
-
-/// Waits until the process `pid` handles SIGINT, instead of being ended by it.
-fn until_it_heeds(pid: u32) {
-    let began = std::time::Instant::now();
-    loop {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap();
-        // SIGINT is signal 2: the second bit.
-        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
-            return;
-        }
-        assert!(began.elapsed().as_secs() < 120, "it does not handle signals");
-        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 

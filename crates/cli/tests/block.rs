@@ -15,6 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use daemon::ask::{json, settle, status_when};
+use daemon::records::{replay, until_recorded};
 use daemon::{Daemon, larder, one, prepare, read, session, write};
 use larder_block::op::Op;
 
@@ -255,16 +256,6 @@ fn under_load(dir: &Path, rounds: u64) {
     });
 }
 
-fn replay(file: &Path) -> (serde_json::Value, Option<i32>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
-        .args(["sim", "replay", file.to_str().unwrap(), "--json"])
-        .output()
-        .unwrap();
-    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
-    let report = serde_json::from_slice(&output.stdout);
-    (report.unwrap_or_else(|e| panic!("{e}: {problem}")), output.status.code())
-}
-
 /// The same where the placement is sparse, with more pages of the table than memory has room for: pages come and go, go
 /// with all their lines, and their space is given back.
 #[test]
@@ -348,23 +339,12 @@ fn what_is_recorded_is_decided_again() {
         let daemon = Daemon::start(dir.path(), &options);
         under_load(dir.path(), 400);
         if killed {
-            // What is on the tapes is handed on now and then: until the file has what is looked for below.
-            let end = Instant::now() + Duration::from_secs(120);
-            let so_far = path("so-far.rec");
-            loop {
-                std::fs::copy(&record, &so_far).unwrap();
-                let report = replay(&so_far).0;
+            until_recorded(&record, |report| {
                 let streams = report["streams"].as_array().unwrap();
-                let has = |(stream, of): (usize, &serde_json::Value)| {
-                    of[1].as_u64().unwrap() > least(stream)
-                };
                 // (No volume comes or goes.)
-                if streams.iter().enumerate().filter(|s| s.0 != 3).all(has) {
-                    break;
-                }
-                assert!(Instant::now() < end, "{report}");
-                std::thread::sleep(Duration::from_millis(200));
-            }
+                let mut of = streams.iter().enumerate().filter(|s| s.0 != 3);
+                of.all(|(stream, of)| of[1].as_u64().unwrap() > least(stream))
+            });
             daemon.kill();
         } else {
             daemon.stop();

@@ -12,23 +12,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use daemon::ask::{ask, counter, json, status_when};
+use daemon::records::{replay, until_recorded};
 use daemon::{Daemon, larder, read, session_of, write};
 use larder_sim::replay::flip_block_decision;
 
 const MIB: u64 = 1 << 20;
-
-fn replay(file: &Path) -> (serde_json::Value, Option<i32>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
-        .args(["sim", "replay", file.to_str().unwrap(), "--json"])
-        .output()
-        .unwrap();
-    let problem = String::from_utf8_lossy(&output.stderr).into_owned();
-    let report = serde_json::from_slice(&output.stdout);
-    (report.unwrap_or_else(|e| panic!("{e}: {problem}")), output.status.code())
-}
 
 /// Reads and writes all over a volume of `bytes`, by two clients.
 fn under_load(dir: &Path, volume: &str, bytes: u64, seed: u64) {
@@ -93,8 +83,13 @@ fn recorded(placement: &str, killed: bool) {
     assert!(code == 1 && error.contains("restore its size"), "{error}");
     under_load(dir, "disk", 16 * MIB, 6);
     if killed {
-        // What is on the tapes is handed on once a second.
-        std::thread::sleep(Duration::from_millis(2500));
+        until_recorded(&record, |report| {
+            let streams = report["streams"].as_array().unwrap();
+            let last = |stream: usize| if stream == 8 { 0 } else { 5 };
+            let has =
+                |(stream, of): (usize, &serde_json::Value)| of[1].as_u64().unwrap() > last(stream);
+            report["changes"] == 10 && streams.len() == 9 && streams.iter().enumerate().all(has)
+        });
         daemon.kill();
     } else {
         daemon.stop();

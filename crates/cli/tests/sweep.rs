@@ -7,12 +7,14 @@
 )]
 
 mod browser;
+mod interrupt;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Output};
 
 use browser::{browse, chromium};
+use interrupt::until_it_heeds;
 
 const SWEEP: &str = r#"
 title = "Two policies at two sizes"
@@ -197,21 +199,6 @@ fn what_cannot_be_meant_is_refused_before_anything_runs() {
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).contains("line 1 is no finished cell"));
         assert_eq!(std::fs::read_to_string(out.join("cells.jsonl")).unwrap(), other);
-    }
-}
-
-/// Waits until the process `pid` handles SIGINT, instead of being ended by it.
-fn until_it_heeds(pid: u32) {
-    let began = std::time::Instant::now();
-    loop {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap();
-        // SIGINT is signal 2: the second bit.
-        if u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0 {
-            return;
-        }
-        assert!(began.elapsed().as_secs() < 120, "it does not handle signals");
-        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 pub(crate) mod ask;
+pub(crate) mod records;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
