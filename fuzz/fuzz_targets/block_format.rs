@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     if let Some(found) = log::decode_log(&page(b"LMLG", 7, 3, data), 7, 3) {
         assert!(found.records.len() <= log::RECORDS_PER_PAGE);
         let mut out = vec![0; PAGE_SIZE];
-        log::encode_log(&mut out, 7, 3, found.epoch, &found.records);
+        log::encode_log(&mut out, found.head, &found.records);
         assert_eq!(log::decode_log(&out, 7, 3), Some(found));
     }
     if let Some(slots) = log::decode_snapshot(&page(b"LMSN", 7, 3, data), 7, 3) {
@@ -44,6 +44,6 @@ fuzz_target!(|data: &[u8]| {
         table::encode(&mut out, 7, 3, slots.iter().copied());
         assert!(table::decode(&out, 7, 3).is_some_and(|again| again.eq(slots)));
     }
-    assert!(intents::decode(&page(b"LWIM", 0, 3, data), 3).is_some());
+    assert!(intents::decode(&page(b"LWIM", 0, 3, data), 3, 7).is_some());
     assert!(log::decode_log(data, 7, 3).is_none() || data.len() == PAGE_SIZE);
 });

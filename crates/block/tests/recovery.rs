@@ -24,7 +24,7 @@ use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::Replacement;
 use larder_engine::block::{GROUP_LINES, LineId, WriteMode};
 use larder_format::PAGE_SIZE;
-use larder_format::block::log::{self, Held, RECORDS_PER_PAGE, Record, SLOTS_PER_PAGE};
+use larder_format::block::log::{self, Held, LogHead, RECORDS_PER_PAGE, Record, SLOTS_PER_PAGE};
 use larder_format::block::superblock::{COPY_BYTES, choose};
 use larder_format::block::{BlockSuperblock, Layout, Placement, Volume, VolumeState, table};
 use larder_policy::block::{EvictionBy, VictimPolicy};
@@ -105,7 +105,8 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
             .map(|_| rng.below(layout.slots()))
             .map(|slot| Record { slot, holds: held(slot) })
             .collect();
-        log::encode_log(out, sb.generation, number, 1, &records);
+        let head = LogHead { generation: sb.generation, number, epoch: 1, ..LogHead::default() };
+        log::encode_log(out, head, &records);
     });
     let groups = layout.space_lines() / u64::from(GROUP_LINES);
     sb.volumes.push(Volume {

@@ -12,9 +12,7 @@ use larder_engine::block::{
 };
 use larder_format::PAGE_SIZE;
 use larder_format::block::superblock::COPY_BYTES;
-use larder_format::block::{
-    BlockSuperblock, BlockSuperblockError, Layout, VolumeState, intents, log as pages,
-};
+use larder_format::block::{BlockSuperblock, BlockSuperblockError, VolumeState, intents};
 use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +60,7 @@ pub struct Inspection {
     pub snapshot_pages_damaged: u64,
     /// Pages of the write-intent map that are damaged: their regions count as written to.
     pub intent_pages_damaged: u64,
-    /// The log has a gap: records are behind its end.
+    /// The log is shorter than it is known to have been: pages of it are damaged, and the next start is cold.
     pub log_gap: bool,
     /// Records of the log.
     pub records: u64,
@@ -265,7 +263,10 @@ fn recover(
     .map_err(unreadable)?;
     for range in &recovered.damaged {
         for slot in range.clone() {
-            maps[(slot / per) as usize].hold(SlotId((slot % per) as u32));
+            let (map, slot) = (&mut maps[(slot / per) as usize], SlotId((slot % per) as u32));
+            if map.get(slot) == Slot::Free {
+                map.hold(slot);
+            }
         }
     }
     found.records = recovered.records;
@@ -274,34 +275,12 @@ fn recover(
     let mut page = vec![0u8; PAGE_SIZE];
     for number in 0..layout.intent_pages() {
         io.read(layout.intents_at() + number * PAGE_SIZE as u64, &mut page).map_err(unreadable)?;
-        if intents::decode(&page, number).is_none() && page.iter().any(|&b| b != 0) {
+        if intents::decode(&page, number, sb.generation).is_none() && page.iter().any(|&b| b != 0) {
             found.intent_pages_damaged += 1;
         }
     }
-    found.log_gap = sb.is_clean() && log_gap(io, &layout, sb).map_err(unreadable)?;
+    found.log_gap = !recovered.log.is_whole();
     Ok((maps, recovered.log))
-}
-
-/// Whether pages of the log that the last run wrote lie behind the first that is none. After a power cut that may be (the
-/// last batch was not whole), after a clean stop it may not.
-fn log_gap(io: &mut ReadOnly<'_>, layout: &Layout, sb: &BlockSuperblock) -> Result<bool, IoFailed> {
-    let mut bytes = vec![0u8; 256 * PAGE_SIZE];
-    let mut ended = false;
-    let mut number = 0;
-    while number < layout.log_pages {
-        let count = (layout.log_pages - number).min(256);
-        let part = &mut bytes[..count as usize * PAGE_SIZE];
-        io.read(layout.log_at(sb.area) + number * PAGE_SIZE as u64, part)?;
-        for (page, number) in part.chunks_exact(PAGE_SIZE).zip(number..) {
-            match pages::decode_log(page, sb.generation, number) {
-                Some(page) if ended && page.epoch == sb.epoch => return Ok(true),
-                Some(_) => {}
-                None => ended = true,
-            }
-        }
-        number += count;
-    }
-    Ok(false)
 }
 
 /// Compares lines of one shard, whose slots are close together, with their checksums.

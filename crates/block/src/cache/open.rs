@@ -639,10 +639,25 @@ pub fn open(
         reason: "it cannot be read: replace the device, or format it anew".into(),
     })?;
     let mut log = recovered.log;
+    let whole = log.is_whole();
+    if !whole {
+        tracing::error!(
+            "'{}': pages of the map's log are damaged{}. If that happens again, replace the device",
+            path.display(),
+            if shared {
+                "; the map in memory is whole, and is written anew"
+            } else {
+                ": the cache is cold"
+            }
+        );
+    }
     let regions = Regions { groups: layout.region_groups, count: layout.regions };
     for range in recovered.damaged {
         for slot in range {
-            maps[(slot / per) as usize].hold(SlotId((slot % per) as u32));
+            let (map, slot) = (&mut maps[(slot / per) as usize], SlotId((slot % per) as u32));
+            if map.get(slot) == Slot::Free {
+                map.hold(slot);
+            }
         }
     }
     let (mut dropped, mut foreign) = (0u64, 0u64);
@@ -663,8 +678,9 @@ pub fn open(
     // (What is in a table was looked at.)
     for map in maps.iter_mut().filter(|_| !layout.is_sparse()) {
         for slot in (0..map.len()).map(SlotId) {
+            let proved = |line| shared || (whole && !log.is_set(regions.of(line)));
             if let Slot::Line(line) = map.get(slot)
-                && ((!shared && log.is_set(regions.of(line))) || !plan.keeps(line, &layout))
+                && !(proved(line) && plan.keeps(line, &layout))
             {
                 map.hold(slot);
                 dropped += 1;
@@ -690,15 +706,17 @@ pub fn open(
     let warmth = match in_memory {
         Ok(()) => Warmth::Memory,
         Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(recovered.records),
+        Err(_) if !whole => Warmth::Cold("pages of the map's log are damaged".into()),
         Err(why) => Warmth::Cold(why),
     };
     let generation = log.superblock().generation;
     region.announce(log.superblock().epoch + 1);
-    // Lines of volumes that are not as they were must not come back after a power cut either.
+    // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
     let io = &mut CacheIo(&device);
-    let outcome = match foreign {
-        0 => log.update(io, |sb| sb.epoch += 1),
-        _ => log.begin_anew(io, |sb| sb.epoch += 1),
+    let outcome = if foreign == 0 && whole {
+        log.update(io, |sb| sb.epoch += 1)
+    } else {
+        log.begin_anew(io, |sb| sb.epoch += 1)
     };
     outcome.map_err(|e| CacheError::System { what: "the cache device", reason: e.to_string() })?;
     region.own(log.superblock());

@@ -9,6 +9,11 @@
 //! generation, while the state of every slot is copied beside it; when that is durable the superblock is turned to it.
 //! Until then recovery reads the old snapshot, the old log, and the new log.
 //!
+//! **A log that was damaged** would look like one that ended earlier, and lines that were dropped or moved since would be back
+//! with their old bytes. So what was promised by a log is noted with how far it reached, in the superblock (with every
+//! change of it) and in the write-intent map (with every bit that is cleared). A log that is shorter, or shows that it was
+//! longer ([`MapLog::is_whole`]), proves nothing: the cache is cold.
+//!
 //! Where the placement is sparse there is a table instead, whose pages are written where they lie: see `log/tables.rs`.
 
 mod tables;
@@ -17,7 +22,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use larder_base::Nanos;
 use larder_format::PAGE_SIZE;
-use larder_format::block::log::{Held, LogPage, RECORDS_PER_PAGE, Record, SLOTS_PER_PAGE};
+use larder_format::block::log::{
+    Held, LogHead, LogPage, RECORDS_PER_PAGE, Reach, Record, SLOTS_PER_PAGE,
+};
 use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{BlockSuperblock, Layout, intents, log as pages};
 
@@ -140,6 +147,10 @@ pub struct MapLog {
     generation: u64,
     area: u32,
     next: u64,
+    /// Pages that the log of the generation before had, as far as they count.
+    before: u64,
+    /// Everything that was known to be in the log was there at the start.
+    whole: bool,
     snapshot: Option<Snapshot>,
     /// The map in memory may have changes that no record was made of: nothing is proved quiet before a snapshot.
     resync: bool,
@@ -163,7 +174,8 @@ pub struct Recovered {
     pub log: MapLog,
     /// Records that were read.
     pub records: u64,
-    /// Pages of the snapshot that were damaged: their slots are lost, and must be [held](super::map::Map::hold).
+    /// Slots of pages of the snapshot that were damaged: those of which no record said anything later, which are free now, are
+    /// lost, and must be [held](super::map::Map::hold).
     pub damaged: Vec<std::ops::Range<u64>>,
 }
 
@@ -214,20 +226,34 @@ impl MapLog {
         let mut generation = superblock.generation;
         let mut area = superblock.area;
         // (A log without pages has none: with a table there is nothing to read.)
-        let (mut next, epoch) = read_log(io, &layout, generation, area, 0, &mut apply)?;
+        let ruling = read_log(io, &layout, generation, area, 0, &mut apply)?;
         // A snapshot that was under way when the last run ended: its log follows ours.
-        let (ahead, _) = read_log(io, &layout, generation + 1, 1 - area, epoch, &mut apply)?;
+        let ahead = read_log(io, &layout, generation + 1, 1 - area, ruling.epoch, &mut apply)?;
+        let reaches = |reach: Reach| match reach.generation.checked_sub(superblock.generation) {
+            // What the snapshot was made of.
+            None => true,
+            Some(0) => ruling.pages >= reach.pages,
+            Some(1) => ahead.pages >= reach.pages,
+            Some(_) => false,
+        };
+        let mut whole =
+            !ruling.gap && !ahead.gap && ruling.pages >= ahead.before && reaches(superblock.reach);
+        let (mut next, mut before) = (ruling.pages, 0);
         let mut snapshot = None;
-        if ahead > 0 {
-            (generation, area, next) = (generation + 1, 1 - area, ahead);
+        if ahead.pages > 0 {
+            (generation, area, next) = (generation + 1, 1 - area, ahead.pages);
+            before = ruling.pages;
             snapshot = Some(Snapshot { next: 0 });
         }
         let mut bits = vec![0u8; (layout.intent_pages() as usize) * intents::REGIONS_PER_PAGE / 8];
         read_pages(io, layout.intents_at(), layout.intent_pages(), |number, page| {
             let per = intents::REGIONS_PER_PAGE / 8;
             let out = &mut bits[number as usize * per..][..per];
-            match intents::decode(page, number) {
-                Some(found) => out.copy_from_slice(&found[..per]),
+            match intents::decode(page, number, superblock.generation) {
+                Some((found, reach)) => {
+                    out.copy_from_slice(&found[..per]);
+                    whole &= reach.is_none_or(reaches);
+                }
                 // Formatting leaves zeros: no region of the page was ever asked for.
                 None if page.iter().all(|&b| b == 0) => {}
                 // Not whole: any region of it may have its bit.
@@ -250,8 +276,11 @@ impl MapLog {
             generation,
             area,
             next,
+            before,
+            whole,
             snapshot,
-            resync: shared,
+            // What is damaged is written anew, too.
+            resync: shared || !damaged.is_empty(),
             bits,
             set,
             earliest: Nanos::ZERO,
@@ -269,6 +298,12 @@ impl MapLog {
         self.set.contains_key(&region) && !self.planted(Planted::IntentsNotRead)
     }
 
+    /// Whether all was read that the device is known to have had. If not, pages of the log were damaged: no line that
+    /// the durable map names may be used, and it must [begin anew](MapLog::begin_anew) before the first step.
+    pub fn is_whole(&self) -> bool {
+        self.whole || self.planted(Planted::ShortLogBelieved)
+    }
+
     /// Number of regions with a bit.
     pub fn regions_set(&self) -> usize {
         self.set.len()
@@ -284,21 +319,35 @@ impl MapLog {
         self.stats
     }
 
-    /// Changes the superblock, and makes it durable.
+    /// How far the log has come: all before is durable.
+    fn reach(&self) -> Reach {
+        match self.snapshot {
+            // (A log that has no page yet says nothing of the one before.)
+            Some(_) if self.next == 0 => {
+                Reach { generation: self.generation - 1, pages: self.before }
+            }
+            _ => Reach { generation: self.generation, pages: self.next },
+        }
+    }
+
+    /// Changes the superblock, and makes it durable: first one copy, then the other, so that damage to one undoes nothing.
     ///
     /// # Errors
-    /// If the device does not take it: the change is not in force.
+    /// If the device does not take it: the change is not in force, or in one copy only.
     pub fn update(
         &mut self,
         io: &mut impl LogIo,
         change: impl FnOnce(&mut BlockSuperblock),
     ) -> Result<(), LogFailed> {
         let mut next = self.superblock.clone();
+        next.reach = self.reach();
         change(&mut next);
-        next.sequence += 1;
-        let at = (next.copy() * COPY_BYTES) as u64;
-        self.write(io, at, &next.encode(), "its superblock")?;
-        self.flush(io, "a flush of its superblock")?;
+        for _ in 0..2 {
+            next.sequence += 1;
+            let at = (next.copy() * COPY_BYTES) as u64;
+            self.write(io, at, &next.encode(), "its superblock")?;
+            self.flush(io, "a flush of its superblock")?;
+        }
         self.superblock = next;
         Ok(())
     }
@@ -323,10 +372,12 @@ impl MapLog {
             // Far from every log that was ever written.
             sb.generation += 1 << 20;
             sb.snapshot = false;
+            sb.reach = Reach::default();
         })?;
         (self.generation, self.area, self.next) =
             (self.superblock.generation, self.superblock.area, 0);
         (self.snapshot, self.resync) = (None, true);
+        (self.before, self.whole) = (0, true);
         Ok(())
     }
 
@@ -441,10 +492,8 @@ impl MapLog {
         self.superblock.layout.log_pages - self.next
     }
 
-    /// Pages that a batch may take.
     fn batch_pages(&self) -> u64 {
-        let most = (BATCH * self.shards() as usize).div_ceil(RECORDS_PER_PAGE) as u64 + 1;
-        most.min(self.superblock.layout.log_pages / 4)
+        batch_pages(&self.superblock.layout)
     }
 
     fn batch(
@@ -492,7 +541,14 @@ impl MapLog {
         for ((page, chunk), number) in
             bytes.chunks_exact_mut(PAGE_SIZE).zip(records.chunks(RECORDS_PER_PAGE)).zip(self.next..)
         {
-            pages::encode_log(page, self.generation, number, self.superblock.epoch, chunk);
+            let head = LogHead {
+                generation: self.generation,
+                number,
+                epoch: self.superblock.epoch,
+                batch: self.next,
+                before: self.before,
+            };
+            pages::encode_log(page, head, chunk);
         }
         let at = self.superblock.layout.log_at(self.area) + self.next * PAGE_SIZE as u64;
         self.write(io, at, &bytes, "records of its map")?;
@@ -504,6 +560,7 @@ impl MapLog {
     }
 
     fn begin_snapshot(&mut self) {
+        self.before = self.next;
         self.generation += 1;
         self.area = 1 - self.area;
         self.next = 0;
@@ -562,7 +619,7 @@ impl MapLog {
         for number in numbers {
             let mut page = vec![0u8; PAGE_SIZE];
             let bits = &self.bits[number as usize * per / 8..][..per / 8];
-            intents::encode(&mut page, number, self.superblock.epoch, bits);
+            intents::encode(&mut page, number, self.superblock.epoch, self.reach(), bits);
             let at = self.superblock.layout.intents_at() + number * PAGE_SIZE as u64;
             self.write(io, at, &page, "its write-intent map")?;
         }
@@ -701,28 +758,52 @@ fn read_pages(
     Ok(())
 }
 
-/// Reads the log of `generation` in `area`; returns the number of its pages and the epoch of the last.
+/// What [`read_log`] found.
+struct FoundLog {
+    /// Its pages.
+    pages: u64,
+    /// The epoch of the last.
+    epoch: u64,
+    /// What it says of the log before it.
+    before: u64,
+    /// It was longer: a page lies behind its end that was written when what is missing was durable.
+    gap: bool,
+}
+
+/// Reads the log of `generation` in `area`, from pages of `epoch` on.
 fn read_log(
     io: &mut impl LogIo,
     layout: &Layout,
     generation: u64,
     area: u32,
-    mut epoch: u64,
+    epoch: u64,
     apply: &mut impl FnMut(LogPage),
-) -> Result<(u64, u64), IoFailed> {
-    let mut count = 0;
-    read_pages(io, layout.log_at(area), layout.log_pages, |number, page| match pages::decode_log(
-        page, generation, number,
-    )
-    .filter(|p| p.epoch >= epoch)
-    {
-        Some(page) => {
-            epoch = page.epoch;
-            count = number + 1;
-            apply(page);
-            true
+) -> Result<FoundLog, IoFailed> {
+    let mut found = FoundLog { pages: 0, epoch, before: 0, gap: false };
+    let mut ended = false;
+    // The batch behind the one that a damaged page was of begins within one batch.
+    let look_behind = 2 * batch_pages(layout);
+    read_pages(io, layout.log_at(area), layout.log_pages, |number, page| {
+        match pages::decode_log(page, generation, number) {
+            Some(page) if !ended && page.head.epoch >= found.epoch => {
+                found.pages = number + 1;
+                found.epoch = page.head.epoch;
+                found.before = page.head.before;
+                apply(page);
+            }
+            Some(page) => {
+                ended = true;
+                found.gap |= page.head.batch > found.pages;
+            }
+            None => ended = true,
         }
-        None => false,
+        !found.gap && !(ended && number >= found.pages + look_behind)
     })?;
-    Ok((count, epoch))
+    Ok(found)
+}
+
+/// Pages that a batch may take.
+fn batch_pages(layout: &Layout) -> u64 {
+    let most = (BATCH * layout.shards as usize).div_ceil(RECORDS_PER_PAGE) as u64 + 1;
+    most.min(layout.log_pages / 4)
 }

@@ -46,6 +46,8 @@ faults! {
     RecordBeforeData,
     /// Recovery does not look at the write-intent map.
     IntentsNotRead,
+    /// A log that has lost its end to damage is taken for one that ended earlier.
+    ShortLogBelieved,
     /// Bits are cleared before the log has what happened.
     ClearedBeforeLog,
     /// A range is granted while parts of it are under way.

@@ -79,11 +79,14 @@ impl Device {
         }
     }
 
-    /// Each unflushed sector write is there or not, whatever became of the others.
+    /// Each unflushed sector write is there, or not, or begun (drives that promise whole sectors do better), whatever became of
+    /// the others.
     pub(crate) fn power_cut(&mut self) {
         for (sector, content) in std::mem::take(&mut self.unflushed) {
             if self.rng.chance(0.5) {
-                self.durable[sector] = content;
+                let whole = self.rng.chance(0.9);
+                let end = if whole { SECTOR } else { self.rng.range(1, 63) as usize * 8 };
+                self.durable[sector][..end].copy_from_slice(&content[..end]);
             }
         }
         self.live.clone_from(&self.durable);
@@ -119,6 +122,14 @@ impl Device {
         // Often where the model keeps its number: elsewhere rot is seen by checksums alone.
         let span = if self.rng.chance(0.7) { 8 } else { SECTOR as u64 };
         let byte = self.rng.below(span) as usize;
+        self.live[sector][byte] ^= 0x40;
+        self.durable[sector] = self.live[sector];
+    }
+
+    /// A byte of a page of the map.
+    pub(crate) fn rot_page(&mut self, at: u64) {
+        let sector = at as usize / SECTOR + self.rng.below((PAGE_SIZE / SECTOR) as u64) as usize;
+        let byte = self.rng.below(SECTOR as u64) as usize;
         self.live[sector][byte] ^= 0x40;
         self.durable[sector] = self.live[sector];
     }

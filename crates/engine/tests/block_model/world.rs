@@ -265,12 +265,19 @@ impl World {
             );
         })
         .expect("a device that can be read");
-        assert!(recovered.damaged.is_empty());
+        let damaged = recovered.damaged;
         #[allow(unused_mut, reason = "faults are planted with a feature")]
         let mut log = recovered.log;
         #[cfg(feature = "planted")]
         if let Some(fault) = self.options.fault {
             log.plant(fault);
+        }
+        for slot in damaged.into_iter().flatten() {
+            let map = &mut maps[(slot / u64::from(slots)) as usize];
+            let slot = SlotId((slot % u64::from(slots)) as u32);
+            if map.get(slot) == Slot::Free {
+                map.hold(slot);
+            }
         }
         let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
         if !shared && self.layout.is_sparse() {
@@ -298,13 +305,21 @@ impl World {
         } else if !shared {
             for map in &mut maps {
                 for slot in (0..map.len()).map(SlotId) {
-                    if matches!(map.get(slot), Slot::Line(line) if log.is_set(regions.of(line))) {
+                    let Slot::Line(line) = map.get(slot) else { continue };
+                    if log.is_set(regions.of(line)) || !log.is_whole() {
                         map.hold(slot);
                     }
                 }
             }
         }
-        log.update(&mut self.io(), |sb| sb.epoch += 1).expect("a device that takes a superblock");
+        let next = |sb: &mut BlockSuperblock| sb.epoch += 1;
+        let taken = if log.is_whole() {
+            log.update(&mut self.io(), next)
+        } else {
+            self.seen.short_logs += 1;
+            log.begin_anew(&mut self.io(), next)
+        };
+        taken.expect("a device that takes a superblock");
         self.log = Some(log);
         let limits = BlockLimits { fills: 40, waiting: 1000 };
         let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };

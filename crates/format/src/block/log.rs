@@ -1,8 +1,9 @@
 //! Pages of the map's log and of its snapshots.
 //!
 //! ```text
-//! log        0  4  magic "LMLG"         8  8  generation    24  8  epoch of the run      36  28  zero
-//! page       4  4  CRC-32C of 8..4096  16  8  page number   32  4  records               64      252 records of 16 bytes
+//! log        0  4  magic "LMLG"         8  8  generation    24  8  epoch of the run      40  8  first page of its batch
+//! page       4  4  CRC-32C of 8..4096  16  8  page number   32  4  records               48  8  pages of the log before
+//!           36  4  zero                56  8  zero                                       64     252 records of 16 bytes
 //!
 //! record     0  5  slot of the device   5  1  0 empty, 1 a line   6  2  zero
 //!            8  5  line                13  3  checksum
@@ -15,6 +16,11 @@
 //! Generations count snapshots; a snapshot and the log that follows it have the same. A log is read from its first page
 //! to the first that is not of its generation, not whole, or of an earlier epoch than the page before: such a page is
 //! what an interrupted batch of an earlier run left behind the end.
+//!
+//! A page that was damaged later would pass for the end, too, and what had become of lines since would be forgotten. Three
+//! things tell: a page behind the end whose batch began behind it (a batch is written when what is before it is durable);
+//! a log of the next generation, which says how long this one had become; and the [`Reach`] that the superblock and the
+//! write-intent map have noted.
 
 use crate::{PAGE_SIZE, le};
 
@@ -42,11 +48,35 @@ pub struct Record {
     pub holds: Held,
 }
 
+/// How far the log had come at a time: all its pages before are durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// The log's generation.
+    pub generation: u64,
+    /// Its pages.
+    pub pages: u64,
+}
+
+/// What a log page says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogHead {
+    /// Of the snapshot that it follows.
+    pub generation: u64,
+    /// Which page it is.
+    pub number: u64,
+    /// The run that wrote it.
+    pub epoch: u64,
+    /// First page of its batch: all before were durable when it was written.
+    pub batch: u64,
+    /// Pages that the log of the generation before had when this one began, as far as they count.
+    pub before: u64,
+}
+
 /// A log page that is whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogPage {
-    /// The run that wrote it.
-    pub epoch: u64,
+    /// What it says of itself.
+    pub head: LogHead,
     /// In the order in which they were made.
     pub records: Vec<Record>,
 }
@@ -76,13 +106,15 @@ fn is_whole(page: &[u8], magic: [u8; 4], generation: u64, number: u64) -> bool {
 ///
 /// # Panics
 /// If `out` is not a page or the records are more than [`RECORDS_PER_PAGE`].
-pub fn encode_log(out: &mut [u8], generation: u64, number: u64, epoch: u64, records: &[Record]) {
+pub fn encode_log(out: &mut [u8], head: LogHead, records: &[Record]) {
     assert!(out.len() == PAGE_SIZE && records.len() <= RECORDS_PER_PAGE, "not a log page");
     out.fill(0);
     out[..4].copy_from_slice(&LOG_MAGIC);
-    out[8..16].copy_from_slice(&generation.to_le_bytes());
-    out[16..24].copy_from_slice(&number.to_le_bytes());
-    out[24..32].copy_from_slice(&epoch.to_le_bytes());
+    out[8..16].copy_from_slice(&head.generation.to_le_bytes());
+    out[16..24].copy_from_slice(&head.number.to_le_bytes());
+    out[24..32].copy_from_slice(&head.epoch.to_le_bytes());
+    out[40..48].copy_from_slice(&head.batch.to_le_bytes());
+    out[48..56].copy_from_slice(&head.before.to_le_bytes());
     out[32..36].copy_from_slice(&(records.len() as u32).to_le_bytes());
     for (bytes, record) in out[LOG_HEADER..].chunks_exact_mut(RECORD).zip(records) {
         let kind = u64::from(record.holds.is_some());
@@ -111,7 +143,8 @@ pub fn decode_log(page: &[u8], generation: u64, number: u64) -> Option<LogPage> 
         };
         records.push(Record { slot: head & BITS40, holds });
     }
-    Some(LogPage { epoch: le(&page[24..32]), records })
+    let (epoch, batch, before) = (le(&page[24..32]), le(&page[40..48]), le(&page[48..56]));
+    Some(LogPage { head: LogHead { generation, number, epoch, batch, before }, records })
 }
 
 /// Writes a snapshot page to `out`.
@@ -157,8 +190,9 @@ mod tests {
             Record { slot: BITS40, holds: None },
         ];
         let mut page = vec![0; PAGE_SIZE];
-        encode_log(&mut page, 5, 2, 9, &records);
-        assert_eq!(decode_log(&page, 5, 2), Some(LogPage { epoch: 9, records }));
+        let head = LogHead { generation: 5, number: 2, epoch: 9, batch: 1, before: 77 };
+        encode_log(&mut page, head, &records);
+        assert_eq!(decode_log(&page, 5, 2), Some(LogPage { head, records }));
         assert_eq!(decode_log(&page, 5, 3), None);
         assert_eq!(decode_log(&page, 6, 2), None);
     }

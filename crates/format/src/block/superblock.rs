@@ -26,7 +26,9 @@
 //!  136   4  lines of a segment, if the slots are a log (incompatible feature bit 1); otherwise 0
 //!  140   4  groups of a page of the table, if the slots are a sparse file (incompatible feature bit 2); otherwise 0
 //!  144   8  lines that may be there at a time, if they are; otherwise 0
-//!  152      zero
+//!  152   8  generation of the log when this was written (an unfinished snapshot's is one more), 0 if not said
+//!  160   8  pages that it had
+//!  168      zero
 //!  512      volumes, 192 bytes each
 //!
 //! volume   0   8  first group in the line space       24   4  state: 0 attached, 1 detached
@@ -35,13 +37,15 @@
 //!                                                    128  64  identity of the backing store, as it was when detached
 //! ```
 //!
-//! Two copies of 64 KiB are written in turn, each with the next sequence number and a sync behind it. Feature bit 0 of
+//! Two copies of 64 KiB are written in turn, each with the next sequence number and a sync behind it; a change is written to both, so
+//! that none is undone by damage to one. Feature bit 0 of
 //! the incompatible ones is set while the device may hold lines that the backing store does not have (write-back): a
 //! program that does not know it must leave the device alone.
 
 use larder_base::UnixSecs;
 
 use super::layout::{GROUP_LINES, Layout, LayoutError};
+use super::log::Reach;
 use crate::le;
 use crate::superblock::Uuid;
 
@@ -176,6 +180,8 @@ pub struct BlockSuperblock {
     pub area: u32,
     /// When the device was formatted.
     pub formatted: UnixSecs,
+    /// How far the log had come when this was written.
+    pub reach: Reach,
     /// The volumes.
     pub volumes: Vec<Volume>,
 }
@@ -206,6 +212,7 @@ impl BlockSuperblock {
             snapshot: false,
             area: 0,
             formatted,
+            reach: Reach::default(),
             volumes: Vec::new(),
         }
     }
@@ -271,6 +278,8 @@ impl BlockSuperblock {
         put(136, &self.layout.segment.to_le_bytes());
         put(140, &self.layout.page_groups.to_le_bytes());
         put(144, &self.layout.most_lines.to_le_bytes());
+        put(152, &self.reach.generation.to_le_bytes());
+        put(160, &self.reach.pages.to_le_bytes());
         for (i, volume) in self.volumes.iter().enumerate() {
             let at = VOLUMES_AT + i * VOLUME_BYTES;
             assert!(volume.name.len() <= MAX_NAME, "name too long");
@@ -390,6 +399,7 @@ impl BlockSuperblock {
             snapshot: u32_at(132) != 0,
             area: u32_at(120),
             formatted: UnixSecs(u32_at(124)),
+            reach: Reach { generation: u64_at(152), pages: u64_at(160) },
             volumes,
         })
     }

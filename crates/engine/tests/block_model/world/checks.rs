@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use larder_base::Rng;
 use larder_engine::block::address::Place;
 use larder_engine::block::map::Slot;
 use larder_engine::block::{IoFailed, LineId, MapRecord, SlotId, Sum};
-use larder_format::block::table;
+use larder_format::PAGE_SIZE;
+use larder_format::block::superblock::COPY_BYTES;
+use larder_format::block::{BlockSuperblock, table};
 
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::{Event, Truth, value};
@@ -120,6 +123,47 @@ impl World {
         let at = self.flash_at(shard, slot) + self.rng.below(PER_LINE) * SECTOR as u64;
         self.device.borrow_mut().rot(at);
         self.rotten.insert((shard, slot));
+    }
+
+    /// Between two runs a page of the map on the device may rot: of the superblock, the write-intent map, a snapshot, a log
+    /// or the table.
+    pub(super) fn rot_map(&mut self, shared: bool) {
+        if self.rng.chance(0.8) {
+            return;
+        }
+        let layout = self.layout;
+        let page = PAGE_SIZE as u64;
+        let of = |at: u64, pages: u64, rng: &mut Rng| {
+            // Most of what was written is in the first pages.
+            let most = if rng.chance(0.7) { pages.min(4) } else { pages };
+            at + rng.below(most) * page
+        };
+        let area = self.rng.below(2) as u32;
+        let at = match self.rng.below(10) {
+            0 => {
+                // Two copies that are not whole are more than one fault, and no superblock.
+                let copies = [0, 1].map(|copy| copy * COPY_BYTES as u64);
+                let whole = copies.map(|at| {
+                    let bytes = self.device.borrow().read(at, COPY_BYTES / SECTOR).concat();
+                    BlockSuperblock::decode(&bytes).is_ok()
+                });
+                if whole != [true; 2] {
+                    return;
+                }
+                copies[area as usize]
+            }
+            1 => of(layout.intents_at(), layout.intent_pages(), &mut self.rng),
+            // (A page that is in memory is believed, and written again.)
+            _ if layout.is_sparse() && shared => return,
+            _ if layout.is_sparse() => {
+                of(layout.table_at(0, 0), layout.snapshot_pages, &mut self.rng)
+            }
+            2..4 => of(layout.snapshot_at(area), layout.snapshot_pages, &mut self.rng),
+            _ => of(layout.log_at(area), layout.log_pages, &mut self.rng),
+        };
+        self.script.push(format!("{} the map rots at {at}", self.time));
+        self.device.borrow_mut().rot_page(at);
+        self.seen.rotten_maps += 1;
     }
 
     /// After a start: what lies in a slot is durable, and of those that are held nobody knows.
