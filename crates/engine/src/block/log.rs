@@ -797,7 +797,7 @@ fn read_log(
             }
             None => ended = true,
         }
-        !found.gap && !(ended && number >= found.pages + look_behind)
+        !(found.gap || ended && number >= found.pages + look_behind)
     })?;
     Ok(found)
 }

@@ -21,6 +21,9 @@ pub(crate) struct Device {
     pub(crate) rng: Rng,
     /// Share of operations that fail.
     pub(crate) fail: f64,
+    /// Operations so far, and the one that fails.
+    pub(crate) ios: u64,
+    pub(crate) fail_io: Option<u64>,
     /// Nothing works any more.
     pub(crate) dead: bool,
     /// Metadata operations left before the process is killed (`u64::MAX`: it is not).
@@ -43,6 +46,8 @@ impl Device {
             unflushed: Vec::new(),
             rng,
             fail: 0.0,
+            ios: 0,
+            fail_io: None,
             dead: false,
             fuse: u64::MAX,
             blown: false,
@@ -144,7 +149,14 @@ impl Device {
 
     pub(crate) fn fails(&mut self) -> bool {
         let fail = self.fail;
-        self.dead || self.rng.chance(fail)
+        self.chosen() || self.dead || self.rng.chance(fail)
+    }
+
+    /// Counts an operation: whether it is the one that fails.
+    fn chosen(&mut self) -> bool {
+        let chosen = self.fail_io == Some(self.ios);
+        self.ios += 1;
+        chosen
     }
 }
 
@@ -155,6 +167,9 @@ pub(crate) struct Io(pub(crate) Rc<RefCell<Device>>);
 impl Io {
     fn burn(&self) -> Result<(), IoFailed> {
         let mut device = self.0.borrow_mut();
+        if device.chosen() {
+            return Err(IoFailed);
+        }
         if device.fuse == 0 {
             device.blown = true;
         } else if device.fuse != u64::MAX {
@@ -166,7 +181,7 @@ impl Io {
 
 impl LogIo for Io {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
-        if self.0.borrow().dead {
+        if self.0.borrow_mut().chosen() || self.0.borrow().dead {
             return Err(IoFailed);
         }
         let sectors = self.0.borrow().read(at, out.len() / SECTOR);

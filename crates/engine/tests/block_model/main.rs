@@ -1,7 +1,7 @@
 //! The block engine against a model disk that knows which answers are allowed.
 //!
 //! Random operations over a tiny volume and a tiny cache device. The I/O that the engine asks for completes late and out of
-//! order, fails (EIO on both devices at any I/O), rots; in half of the runs clients that read in sequence are read ahead of,
+//! order, fails (EIO on both devices at any I/O), rots (lines while they are used, the map between runs); in half of the runs clients that read in sequence are read ahead of,
 //! as the daemon does it; the run is killed between any two stores to the map, loses power
 //! with lost, reordered and torn writes of the cache device and lost writes of the backing store that were not flushed,
 //! loses the cache device, and recovers.
@@ -56,6 +56,39 @@ fn three_thousand_seeds() {
     }
 }
 
+/// Every single I/O of shorter runs fails once: of lines, of the log, the write-intent map, the superblock and the table, of the
+/// recovery; then every one of the backing store.
+#[test]
+fn every_io_fails_once() {
+    const SHORT: u32 = 220;
+    let run = |seed: u64, options: Options| -> Result<(u64, u64), String> {
+        let mut world = World::new(seed, options);
+        for _ in 0..SHORT {
+            world.step()?;
+        }
+        world.finish()?;
+        Ok(world.ios())
+    };
+    let mut tried = 0;
+    for seed in [0, 1, 2, 3, 4, 5, SPARSE_FROM, SPARSE_FROM + 1, SPARSE_FROM + 2] {
+        let (device, backing) = run(seed, Options::default()).unwrap();
+        let options = (0..device)
+            .map(|n| Options { fail_device: Some(n), ..Options::default() })
+            .chain((0..backing).map(|n| Options { fail_backing: Some(n), ..Options::default() }));
+        for options in options {
+            let outcome = run(seed, options);
+            let which = (options.fail_device, options.fail_backing);
+            let (device, backing) =
+                outcome.unwrap_or_else(|why| panic!("seed {seed}, {which:?}: {why}"));
+            // (Until it fails, everything is as it was.)
+            assert!(options.fail_device.is_none_or(|n| n < device), "{which:?} was not met");
+            assert!(options.fail_backing.is_none_or(|n| n < backing), "{which:?} was not met");
+            tried += 1;
+        }
+    }
+    assert!(tried > 1_000, "{tried}");
+}
+
 #[test]
 fn a_run_replays_from_its_seed() {
     for seed in 0..20 {
@@ -98,7 +131,7 @@ fn every_planted_fault_is_caught_within_three_thousand_seeds() {
             );
             let mut seeds = if table { SPARSE_FROM..SEEDS } else { 0..SEEDS };
             let caught = seeds.find(|&seed| {
-                let options = Options { fault: Some(fault) };
+                let options = Options { fault: Some(fault), ..Options::default() };
                 !matches!(catch_unwind(AssertUnwindSafe(|| run(seed, options))), Ok(Ok(_)))
             });
             println!("{fault:?}: caught by seed {caught:?}");

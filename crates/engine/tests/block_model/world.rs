@@ -1,6 +1,7 @@
 //! The world around the engine: clients, devices that take their time, and what clients may be told.
 
 mod ahead;
+mod begins;
 mod checks;
 mod ends;
 mod in_log;
@@ -13,18 +14,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_base::{Killed, Nanos, Rng, UnixSecs, Words};
-use larder_engine::block::address::{Place, Placing};
-use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
+use larder_base::{Killed, Nanos, Rng};
+use larder_engine::block::address::Placing;
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, IoId, LineId, MapLog,
-    MapRecord, Merge, OpId, Part, PartKind, Regions, SlotId, Source, Streams, Sum, Verdict,
-    WriteMode, read_table,
+    BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord, Merge, OpId, Part,
+    PartKind, SlotId, Source, Streams, Sum, Verdict, WriteMode,
 };
-use larder_format::Uuid;
-use larder_format::block::log::Held;
-use larder_format::block::{BlockSuperblock, Layout, table};
-use larder_policy::block::{EvictionBy, VictimPolicy};
+use larder_format::block::{Layout, table};
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
@@ -55,6 +51,10 @@ const FRAMES: [u32; 8] = [1, 2, 2, 3, 3, 4, 6, 12];
 pub(crate) struct Options {
     #[cfg(feature = "planted")]
     pub(crate) fault: Option<larder_engine::block::Planted>,
+    /// This I/O of the cache device, counted from 0, fails.
+    pub(crate) fail_device: Option<u64>,
+    /// This I/O of the backing store does.
+    pub(crate) fail_backing: Option<u64>,
 }
 
 pub(crate) struct World {
@@ -63,6 +63,8 @@ pub(crate) struct World {
     layout: Layout,
     device: Rc<RefCell<Device>>,
     backing: BTreeMap<u64, u64>,
+    /// I/Os of it so far.
+    backing_ios: u64,
     /// Sectors of the backing store that were changed since it was last flushed, with what is durable there.
     volatile: BTreeMap<u64, u64>,
     shards: Vec<BlockShard>,
@@ -138,6 +140,7 @@ impl World {
             layout,
             device,
             backing: BTreeMap::new(),
+            backing_ios: 0,
             volatile: BTreeMap::new(),
             shards: Vec::new(),
             log: None,
@@ -176,13 +179,19 @@ impl World {
         world.trims = world.rng.chance(0.15);
         world.seen.logs += u64::from(layout.segment > 0);
         world.seen.sparse += u64::from(layout.is_sparse());
+        world.device.borrow_mut().fail_io = options.fail_device;
         world.format();
-        world.start(None);
+        world.begin(None);
         world
     }
 
     pub(crate) fn seen(&self) -> Seen {
         self.seen
+    }
+
+    /// I/Os of the cache device and of the backing store so far.
+    pub(crate) fn ios(&self) -> (u64, u64) {
+        (self.device.borrow().ios, self.backing_ios)
     }
 
     pub(crate) fn transcript(&self) -> Vec<String> {
@@ -195,142 +204,6 @@ impl World {
 
     fn io(&self) -> Io {
         Io(self.device.clone())
-    }
-
-    fn format(&mut self) {
-        self.device.borrow_mut().zero();
-        let sb = BlockSuperblock::format(
-            Uuid([1; 16]),
-            KEY,
-            self.rng.next_u64() >> 16,
-            self.layout,
-            UnixSecs(1),
-        );
-        let at = sb.copy() as u64 * 65_536;
-        let bytes = sb.encode();
-        let sectors: Vec<[u8; SECTOR]> =
-            bytes.chunks_exact(SECTOR).map(|c| c.try_into().expect("a sector")).collect();
-        self.device.borrow_mut().write(at, &sectors);
-        self.device.borrow_mut().flush();
-        self.void = false;
-        self.rotten.clear();
-    }
-
-    /// Starts the cache on what is on the device, and in memory if that survived.
-    fn start(&mut self, survived: Option<Vec<(Words, Words)>>) {
-        let read = |world: &World, copy: u64| -> Vec<u8> {
-            world.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
-        };
-        let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
-            .expect("a superblock");
-        self.generation = sb.generation;
-        if self.layout.is_sparse() {
-            self.device.borrow_mut().table = Some((self.layout, sb.generation));
-        }
-        let placing = Placing::of(&self.layout, KEY);
-        let mut shape = Shape::of(&self.layout);
-        if let Shape::Sparse { frames, .. } = &mut shape {
-            *frames = self.frames;
-        }
-        let slots = shape.slots();
-        let shared = survived.is_some();
-        let mut words: Vec<(Words, Words)> = survived.unwrap_or_else(|| {
-            let (e, s) = Map::words(shape);
-            (0..SHARDS).map(|_| (Words::heap(e), Words::heap(s))).collect()
-        });
-        self.fuse = Arc::new(AtomicU64::new(u64::MAX));
-        let making = Making {
-            replacement: Replacement::ALL[self.rng.below(5) as usize],
-            reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
-            evict: match self.rng.below(3) {
-                0 => EvictionBy::Cache,
-                n => EvictionBy::Gc { keep: n as f64 * 0.4 },
-            },
-        };
-        let mut maps: Vec<Map> = words
-            .drain(..)
-            .enumerate()
-            .map(|(i, (mut entries, mut sums))| {
-                entries.share_fuse(self.fuse.clone());
-                sums.share_fuse(self.fuse.clone());
-                Map::new(entries, sums, placing, i as u32, shape, making)
-            })
-            .collect();
-        let idle = Nanos::from_millis(30);
-        let recovered = MapLog::recover(sb, shared, idle, &mut self.io(), |slot, held: Held| {
-            let map = &mut maps[(slot / u64::from(slots)) as usize];
-            map.restore(
-                SlotId((slot % u64::from(slots)) as u32),
-                held.map(|(l, s)| (LineId(l), Sum(s))),
-            );
-        })
-        .expect("a device that can be read");
-        let damaged = recovered.damaged;
-        #[allow(unused_mut, reason = "faults are planted with a feature")]
-        let mut log = recovered.log;
-        #[cfg(feature = "planted")]
-        if let Some(fault) = self.options.fault {
-            log.plant(fault);
-        }
-        for slot in damaged.into_iter().flatten() {
-            let map = &mut maps[(slot / u64::from(slots)) as usize];
-            let slot = SlotId((slot % u64::from(slots)) as u32);
-            if map.get(slot) == Slot::Free {
-                map.hold(slot);
-            }
-        }
-        let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
-        if !shared && self.layout.is_sparse() {
-            let sb = log.superblock().clone();
-            let per = (PAGE_GROUPS * GROUP_LINES) as u64;
-            read_table(&sb, &mut self.io(), |found: FoundPage<'_>| {
-                let Some(slots) = found.slots else { return true };
-                let map = &mut maps[found.shard as usize];
-                let before = slots.iter().flatten().count();
-                for (i, held) in (0u64..).zip(slots.iter_mut()) {
-                    let slot = u64::from(found.page) * per + i;
-                    let place = Place { group_set: (slot / 16) as u32, tag: 0 };
-                    let line = placing.line(found.shard, place, (slot % 16) as u32);
-                    if log.is_set(regions.of(line)) {
-                        *held = None;
-                    }
-                }
-                let lines = slots.iter().flatten().count();
-                if lines > 0 {
-                    map.sparse_mut().expect("a sparse map").found(found.page, lines as u32);
-                }
-                lines != before
-            })
-            .expect("a device that can be read");
-        } else if !shared {
-            for map in &mut maps {
-                for slot in (0..map.len()).map(SlotId) {
-                    let Slot::Line(line) = map.get(slot) else { continue };
-                    if log.is_set(regions.of(line)) || !log.is_whole() {
-                        map.hold(slot);
-                    }
-                }
-            }
-        }
-        let next = |sb: &mut BlockSuperblock| sb.epoch += 1;
-        let taken = if log.is_whole() {
-            log.update(&mut self.io(), next)
-        } else {
-            self.seen.short_logs += 1;
-            log.begin_anew(&mut self.io(), next)
-        };
-        taken.expect("a device that takes a superblock");
-        self.log = Some(log);
-        let limits = BlockLimits { fills: 40, waiting: 1000 };
-        let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };
-        self.shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
-        #[cfg(feature = "planted")]
-        if let Some(fault) = self.options.fault {
-            self.shards.iter_mut().for_each(|s| s.plant(fault));
-        }
-        self.begin_streams();
-        self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
-        self.know_what_is_durable();
     }
 
     // ---- what clients do ----
@@ -637,28 +510,32 @@ impl World {
                             .read(self.flash_at(shard, slot), lines as usize * PER_LINE as usize))
                     }
                 }
-                Event::Copy(_, from, to, lines) => {
-                    let Some(bytes) = self.doing[at].read.take() else {
+                Event::Copy(_, from, to, lines) => match self.doing[at].read.take() {
+                    Some(bytes) => self.write_flash(shard, to, lines, bytes),
+                    None if self.device.borrow_mut().fails() => Err(IoFailed),
+                    None => {
                         // First it reads; what else happens may come in between.
                         let (from, sectors) =
                             (self.flash_at(shard, from), lines as usize * PER_LINE as usize);
                         let bytes = self.device.borrow().read(from, sectors);
                         self.doing[at].read = Some(bytes);
                         return;
-                    };
-                    self.write_flash(shard, to, lines, bytes)
-                }
-                Event::Merge(_, merge, op) => {
-                    let Some(before) = self.doing[at].read.take() else {
+                    }
+                },
+                Event::Merge(_, merge, op) => match self.doing[at].read.take() {
+                    Some(before) => {
+                        let Some(after) = self.overlay(shard, &before, merge, op) else { return };
+                        let written = self.write_flash(shard, merge.to, 1, after);
+                        written.map(|after| [before, after].concat())
+                    }
+                    None if self.device.borrow_mut().fails() => Err(IoFailed),
+                    None => {
                         let from = self.flash_at(shard, merge.from);
                         let bytes = self.device.borrow().read(from, PER_LINE as usize);
                         self.doing[at].read = Some(bytes);
                         return;
-                    };
-                    let Some(after) = self.overlay(shard, &before, merge, op) else { return };
-                    let written = self.write_flash(shard, merge.to, 1, after);
-                    written.map(|after| [before, after].concat())
-                }
+                    }
+                },
                 Event::FlashWrite(_, slot, line, lines, source) => {
                     let at = line.0 * LINE;
                     let Some(bytes) = self.bytes_of(shard, source, at, lines * LINE as u32) else {
@@ -789,7 +666,9 @@ impl World {
     }
 
     fn backing_fails(&mut self) -> bool {
-        let fails = !self.draining && self.rng.chance(0.01);
+        let chosen = self.options.fail_backing == Some(self.backing_ios);
+        self.backing_ios += 1;
+        let fails = chosen || (!self.draining && self.rng.chance(0.01));
         if fails {
             self.backing_failed_at = self.time;
         }

@@ -64,9 +64,9 @@ impl World {
         self.volatile.clear();
         if self.void || self.device.borrow().dead {
             self.format();
-            self.start(None);
+            self.begin(None);
         } else {
-            self.start(words);
+            self.begin(words);
         }
         if let Err(why) = self.check_map() {
             self.fail(format!("after a restart: {why}"));
