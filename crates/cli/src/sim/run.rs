@@ -203,6 +203,9 @@ const ROWS: &[Row] = &[
     ("bytes of data that hit", |c| of_block(c, |b| b.data_hit_ratio.map(|r| format!("{r:.4}")))),
     ("CLWA, of bytes written", |c| of_block(c, |b| b.clwa_of_writes.map(|w| format!("{w:.3}")))),
     ("  × DLWA", |c| of_block(c, |b| b.total_write_amplification.map(|w| format!("{w:.3}")))),
+    ("lines moved by its cleaner", |c| {
+        of_block(c, |b| (b.cleaned > 0).then(|| b.copied.to_string()))
+    }),
     ("requests that ask the store", |c| of_block(c, |b| Some(format!("{:.4}", b.store_share)))),
     ("  of reads", |c| of_block(c, |b| Some(format!("{:.4}", b.store_read_share)))),
     ("requests per second", |c| of_block(c, |b| Some(format!("{:.0}", b.requests_per_second)))),

@@ -18,7 +18,7 @@ mod world;
 
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
-use larder_engine::block::map::{Making, Map, Shape};
+use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, IoFailed, LineId, OpId, Part,
@@ -132,8 +132,7 @@ impl BlockSim {
         let superblock =
             BlockSuperblock::format(Uuid([0; 16]), key, mix(key) >> 16, layout, UnixSecs(0));
         let placing = Placing::of(&layout, key);
-        let making =
-            Making { replacement: spec.replacement().map_err(wrong)?, ..Making::default() };
+        let making = spec.making().map_err(wrong)?;
         let config = BlockConfig {
             line_bytes: line,
             write: spec.write_mode().map_err(wrong)?,

@@ -2,8 +2,8 @@
 
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
-use larder_engine::block::map::Replacement;
-use larder_policy::block::BlockAdmissionConfig;
+use larder_engine::block::map::{Making, Replacement};
+use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
 use serde::{Deserialize, Serialize};
 
 use crate::block_study::{Placement, Writes};
@@ -27,9 +27,16 @@ pub struct Block {
     /// Shards. Default 1.
     #[serde(default = "one")]
     pub shards: u32,
-    /// Which line of a set leaves: `lru`, `clock` or `fifo`. Default `lru`.
+    /// Which line leaves: `lru`, `clock`, `sieve`, `s3fifo` or `fifo`; a `sparse` cache has a clock of its own. Default `lru`.
     #[serde(default = "replacement")]
     pub replacement: String,
+    /// Which segment is reclaimed where the placement is `full`: `fifo`, `greedy`, `cost-benefit` or `random`. Default `fifo`.
+    #[serde(default = "reclaim")]
+    pub reclaim: String,
+    /// Who makes room where the placement is `full`, as `larder block serve --evict` takes it: `cache`, `gc` or `gc:SHARE`.
+    /// Default `gc`.
+    #[serde(default = "evict")]
+    pub evict: String,
     /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`. Default `hdd-ssd`.
     #[serde(default = "write")]
     pub write: String,
@@ -70,6 +77,12 @@ fn one() -> u32 {
 }
 fn replacement() -> String {
     "lru".to_owned()
+}
+fn reclaim() -> String {
+    VictimPolicy::Fifo.name().to_owned()
+}
+fn evict() -> String {
+    "gc".to_owned()
 }
 fn write() -> String {
     "hdd-ssd".to_owned()
@@ -121,12 +134,41 @@ impl Block {
     }
 
     /// The engine's replacement.
-    pub(crate) fn replacement(&self) -> Result<Replacement, Wrong> {
+    fn replacement(&self) -> Result<Replacement, Wrong> {
         self.replacement.parse().map_err(|_| {
             let must =
                 format!("choose one of {}", Replacement::ALL.map(Replacement::as_str).join(", "));
             ("replacement", format!("'{}'", self.replacement), must)
         })
+    }
+
+    /// What the map is made with: replacement, and for a log of segments who reclaims which and how.
+    pub(crate) fn making(&self) -> Result<Making, Wrong> {
+        let reclaim = self.reclaim.parse().map_err(|_| {
+            let must =
+                format!("choose one of {}", VictimPolicy::ALL.map(VictimPolicy::name).join(", "));
+            ("reclaim", format!("'{}'", self.reclaim), must)
+        })?;
+        let evict = self.evict.parse().map_err(|_| {
+            let must = "write cache, gc, or gc:SHARE with the share of a segment that may be kept, 0 to 0.95";
+            ("evict", format!("'{}'", self.evict), must.to_owned())
+        })?;
+        if self.placement()? != larder_format::block::Placement::Full {
+            let without = |key: &'static str, value: &str| {
+                let must = format!(
+                    "it is of the placement full alone, and this cache has {}: leave it out",
+                    self.placement
+                );
+                Err((key, format!("'{value}'"), must))
+            };
+            if reclaim != VictimPolicy::Fifo {
+                return without("reclaim", &self.reclaim);
+            }
+            if evict != EvictionBy::default() {
+                return without("evict", &self.evict);
+            }
+        }
+        Ok(Making { replacement: self.replacement()?, reclaim, evict })
     }
 
     /// The engine's write mode.
@@ -152,7 +194,7 @@ impl Block {
     /// Checks every value that does not depend on others.
     pub(crate) fn validate(&self) -> Result<(), Wrong> {
         self.placement()?;
-        self.replacement()?;
+        self.making()?;
         self.write_mode()?;
         self.admission()?;
         if self.readahead.0 > MOST_AHEAD.0 {

@@ -162,12 +162,14 @@ fn a_closed_loop_keeps_its_depth() {
 /// Whatever is asked, everything is answered, nothing is left behind, and the bytes add up.
 #[test]
 fn accounts_agree_under_any_requests() {
-    for (number, placement) in ["direct", "set:2", "set:16", "sparse:8g"].into_iter().enumerate() {
+    for (number, placement) in
+        ["direct", "set:2", "set:16", "sparse:8g", "full"].into_iter().enumerate()
+    {
         for write in ["hdd-ssd", "hdd-upd", "hdd-inv"] {
             for admission in ["all", "sseqr(length=64k)+tc", "two_lbs"] {
                 let spec = Block {
                     shards: 2,
-                    replacement: ["lru", "clock", "fifo", "lru"][number].to_owned(),
+                    replacement: ["lru", "clock", "fifo", "lru", "sieve"][number].to_owned(),
                     ..spec(placement, write, admission)
                 };
                 let mut sim = sim(&spec);
@@ -216,6 +218,46 @@ fn accounts_agree_under_any_requests() {
             }
         }
     }
+}
+
+/// Reads of a hot sixth and of all the rest in turns, and writes of either, some of them over what is cached: the same for
+/// each cache.
+fn hot_and_cold(count: u64) -> Vec<Request> {
+    let mut rng = Rng::new(11);
+    (0..count)
+        .map(|i| {
+            let line = if rng.chance(0.7) { rng.below(1000) } else { rng.below(6000) };
+            let make = if rng.chance(0.3) { write } else { read };
+            at(i * 1000, make(line * 4096, 4096))
+        })
+        .collect()
+}
+
+/// `reclaim` and `evict` reach the engine: what is moved and what hits depends on them.
+#[test]
+fn who_reclaims_and_who_evicts_makes_a_difference() {
+    let outcome = |reclaim: &str, evict: &str| {
+        let (reclaim, evict) = (reclaim.to_owned(), evict.to_owned());
+        let mut sim = sim(&Block { reclaim, evict, ..spec("full", "hdd-ssd", "all") });
+        run(&mut sim, hot_and_cold(30_000));
+        settle(&mut sim);
+        let sums = sim.sums();
+        let e = sums.engine;
+        assert!(e.cleaned > 10 && e.evicted > 0, "{e:?}");
+        assert_eq!(sums.line_bytes_written, e.flash_lines_written * 4096);
+        assert!(e.copied < e.flash_lines_written);
+        (e.copied, e.read_hits as f64 / e.read_lines as f64)
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for reclaim in ["fifo", "greedy", "cost-benefit", "random"] {
+        let (by_cache, few, none) =
+            (outcome(reclaim, "cache"), outcome(reclaim, "gc"), outcome(reclaim, "gc:0"));
+        assert_eq!(none.0, 0, "{reclaim}: nothing may be kept");
+        assert!(few.0 > 0 && by_cache.0 > 2 * few.0, "{reclaim}: {by_cache:?} {few:?}");
+        assert!(few.1 > none.1, "{reclaim}: hot lines stay: {few:?} {none:?}");
+        seen.extend([by_cache.0, few.0]);
+    }
+    assert_eq!(seen.len(), 8, "each choice moves other lines: {seen:?}");
 }
 
 /// More pages of the table than memory has room for: each line is there when it is asked for again, one read of the table
@@ -286,6 +328,26 @@ fn what_cannot_be_meant_is_named() {
     refuse(&spec("set:8", "back", "all"), "write 'back'");
     refuse(&spec("set:8", "hdd-ssd", "none"), "admission 'none'");
     refuse(&Block { replacement: "mru".into(), ..good.clone() }, "replacement 'mru'");
+    let full = spec("full", "hdd-ssd", "all");
+    let reclaim = |of: &Block, reclaim: &str| Block { reclaim: reclaim.into(), ..of.clone() };
+    let evict = |of: &Block, evict: &str| Block { evict: evict.into(), ..of.clone() };
+    refuse(
+        &reclaim(&full, "lru"),
+        "reclaim 'lru' choose one of greedy, fifo, random, cost-benefit",
+    );
+    refuse(&evict(&full, "gc:1"), "evict 'gc:1' write cache, gc, or gc:SHARE");
+    let alone = "it is of the placement full alone, and this cache has set:8: leave it out";
+    refuse(&reclaim(&good, "greedy"), &format!("reclaim 'greedy' {alone}"));
+    refuse(&evict(&good, "cache"), &format!("evict 'cache' {alone}"));
+    refuse(
+        &evict(&spec("sparse", "hdd-ssd", "all"), "gc:0.5"),
+        "this cache has sparse: leave it out",
+    );
+    for said in
+        [reclaim(&good, "fifo"), evict(&good, "gc"), evict(&good, "gc:0.2"), evict(&full, "gc:0")]
+    {
+        said.validate().unwrap();
+    }
     refuse(&Block { depth: 0, ..good.clone() }, "depth 0");
     refuse(&Block { flash: ByteSize::kib(64), ..good.clone() }, "flash");
     refuse(&Block { line: ByteSize(5000), ..good }, "a line of 5000 bytes");
@@ -358,10 +420,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let setup = BlockRunSetup::new(
         sim.log.superblock(),
         &config,
-        larder_engine::block::map::Making {
-            replacement: spec.replacement().unwrap(),
-            ..Default::default()
-        },
+        spec.making().unwrap(),
         QUIET,
         &spec.admission().unwrap(),
         (0..2).map(volume).collect(),
@@ -426,9 +485,13 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
         ("set:4", "clock", "hdd-upd", "sseqr(length=64k)+tc"),
         ("set:4", "fifo", "hdd-ssd", "two_lbs"),
         ("sparse:8g", "lru", "hdd-ssd", "two_lbs"),
+        ("full", "sieve", "hdd-ssd", "all"),
     ] {
         let replacement = replacement.to_owned();
-        let spec = Block { shards: 2, replacement, ..spec(placement, write, admission) };
+        let mut spec = Block { shards: 2, replacement, ..spec(placement, write, admission) };
+        if placement == "full" {
+            (spec.reclaim, spec.evict) = ("cost-benefit".to_owned(), "cache".to_owned());
+        }
         let file = recorded(&spec, 2500);
         let report = replayed(&file).unwrap();
         assert_eq!(report.difference, None);

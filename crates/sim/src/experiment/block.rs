@@ -65,6 +65,10 @@ pub struct BlockFigures {
     pub updated: u64,
     /// Lines dropped by a write or a trim.
     pub dropped: u64,
+    /// Lines that the cleaner of a `full` cache moved: each is written once more.
+    pub copied: u64,
+    /// Segments that it cleaned.
+    pub cleaned: u64,
     /// Lines that were not filled because too many fills were under way, or no slot was free to be taken.
     pub fill_dropped: u64,
     /// Lines that admission refused, by reason: all reasons, whether met with or not.
@@ -227,6 +231,8 @@ fn less(a: &BlockStats, b: &BlockStats) -> BlockStats {
         updated: a.updated - b.updated,
         dropped: a.dropped - b.dropped,
         fill_dropped: a.fill_dropped - b.fill_dropped,
+        copied: a.copied - b.copied,
+        cleaned: a.cleaned - b.cleaned,
         ..*a
     }
 }
@@ -339,6 +345,8 @@ impl Lane for BlockLane {
             evicted: engine.evicted,
             updated: engine.updated,
             dropped: engine.dropped,
+            copied: engine.copied,
+            cleaned: engine.cleaned,
             fill_dropped: engine.fill_dropped,
             rejected: Reason::ALL
                 .iter()
