@@ -517,7 +517,9 @@ impl Cache {
                     let kind = kind_of(at, u64::from(len));
                     let candidate =
                         BlockCandidate { line: place, op, kind, observed, victim: None };
-                    // With a victim to be compared it is counted when that is known.
+                    // With a victim to be compared it is counted when that is known. Metadata goes before whatever it
+                    // meets there, and what a client has tagged is known here only.
+                    let compete = compete && kind != BlockKind::Metadata;
                     let verdict = if compete {
                         admission.judge(&candidate)
                     } else {

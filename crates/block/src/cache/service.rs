@@ -818,7 +818,8 @@ impl Cached {
 }
 
 impl Cached {
-    /// [`Service::submit`] of a program that knows what the range holds: admission need not find out.
+    /// [`Service::submit`] of a program that knows what the range holds: admission need not find out. (Of what is cached it
+    /// is not kept: there metadata is what the [detector](larder_policy::block) takes for it.)
     pub fn submit_tagged(
         &mut self,
         volume: &Arc<Volume>,
