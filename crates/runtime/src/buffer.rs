@@ -187,6 +187,8 @@ pub struct BufferPool {
     charged: usize,
     /// Bytes that somebody waits for.
     aside: usize,
+    /// Bytes of who is to have its long buffer before all others.
+    promised: usize,
     /// Bytes of idle buffers that have memory.
     idle_bytes: usize,
     /// By capacity.
@@ -225,6 +227,7 @@ impl BufferPool {
             in_use: 0,
             charged: 0,
             aside: 0,
+            promised: 0,
             idle_bytes: 0,
             classes: BTreeMap::new(),
         }
@@ -253,6 +256,24 @@ impl BufferPool {
     /// Somebody waits for so many bytes (0: nobody does): they are not [spare](BufferPool::spare).
     pub fn set_aside(&mut self, bytes: usize) {
         self.aside = bytes;
+    }
+
+    /// The next long buffer ([`BufferPool::lets_long`]) is for somebody who waits for so many bytes; 0: for whoever comes.
+    pub fn promise(&mut self, bytes: usize) {
+        self.promised = bytes;
+    }
+
+    /// Whether a buffer of `len` bytes is a long one, of which few fit: more than a 64th of the pool.
+    pub fn is_long(&self, len: usize) -> bool {
+        len > self.limit / 64
+    }
+
+    /// Whether a long buffer may be had now: with it an eighth of the pool is left for short ones, unless it is the only one, and
+    /// so is what was [promised](BufferPool::promise).
+    pub fn lets_long(&self, len: usize) -> bool {
+        let alone = self.promised == 0 && self.room() == self.limit;
+        self.class(len).is_some_and(|size| size <= self.room())
+            && (alone || self.room() >= len + self.promised + self.limit / 8)
     }
 
     /// What a buffer of `len` bytes takes from the pool: the next power of two, or whole pages where that would exceed

@@ -64,8 +64,12 @@ pub struct ServerConfig {
     pub buffer_bytes: usize,
     /// A certificate; without one there is no TLS. [`Listen::tls`] says who must begin it.
     pub tls: Option<TlsFiles>,
-    /// For a handshake; and for a client that holds buffers without going on while others wait for some.
+    /// For a handshake; and for a client that keeps memory without going on while others wait for some.
     pub patience: Duration,
+    /// The same for a client that keeps buffers once others have waited for some as long as this. It goes on as long as its socket
+    /// takes or brings a byte within this time: long enough for a network that loses packets, since whoever is closed loses what
+    /// it has asked for.
+    pub impatience: Duration,
 }
 
 impl Default for ServerConfig {
@@ -78,6 +82,7 @@ impl Default for ServerConfig {
             buffer_bytes: 256 << 20,
             tls: None,
             patience: Duration::from_secs(30),
+            impatience: Duration::from_secs(2),
         }
     }
 }

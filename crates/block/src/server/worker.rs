@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use larder_base::ByteSize;
 use larder_runtime::{AlignedBuf, BufferPool};
 use mio::{Events, Interest, Poll, Token};
 use tracing::{debug, info, warn};
@@ -31,6 +32,11 @@ const STARVED_RETRY: Duration = Duration::from_millis(5);
 const SCAN: Duration = Duration::from_secs(1);
 /// A connection on which nothing came or went for so long lets go of memory that waits for more.
 const REST: Duration = Duration::from_secs(1);
+/// A client through whose connection so many bytes have gone is taken to be one that reads what it asks for. More than a socket
+/// swallows for one that does not. Bytes.
+const PROOF: u64 = 16 << 20;
+/// Looks for clients that keep memory in vain, while others wait for it: in the time after which they are closed.
+const LOOKS: u32 = 8;
 /// Between two lines about clients that TLS keeps out.
 const QUIET: Duration = Duration::from_secs(10);
 /// So many buffers at a time are given back to the system, which takes it a microsecond each.
@@ -68,8 +74,34 @@ struct Conn {
     starved: bool,
     /// When a byte last went in or out.
     moved: Instant,
+    /// Something waits to be sent, and since then the socket has taken none of it.
+    stuck: Option<Instant>,
+    /// It has nothing and waits for a long buffer; since when.
+    waits: Option<Instant>,
+    /// Bytes that came and went since others last had to wait for what it kept.
+    passed: u64,
     /// Counts it among its volume's clients, from its first request on.
     client: Option<Client>,
+}
+
+impl Conn {
+    /// For how long its client has kept memory without going on: it reads no replies, or stopped in the middle of a write.
+    fn dawdles(&mut self, now: Instant) -> Option<Duration> {
+        let since = if self.blocked && !self.proto.output().is_empty() {
+            self.stuck?
+        } else if self.proto.partial() && self.proto.under_way() == 0 && !self.starved {
+            self.moved
+        } else {
+            return None;
+        };
+        Some(now.saturating_duration_since(since))
+    }
+
+    /// Who gets the next long buffer: of those that have nothing, first who is known to read and to finish what it
+    /// writes, else who has waited for longest.
+    fn rank(&self) -> (bool, bool, Option<Instant>) {
+        (self.waits.is_none(), self.passed < PROOF, self.waits)
+    }
 }
 
 struct Slot {
@@ -110,8 +142,11 @@ pub(super) struct Worker<S> {
     dirty: Vec<usize>,
     again: Vec<usize>,
     starved: Vec<usize>,
+    /// The next long buffer is this one's.
+    first: Option<usize>,
     now: Instant,
     next_scan: Instant,
+    next_look: Instant,
     drain_until: Option<Instant>,
     /// Bytes that the pool gave back since the allocator was asked.
     freed: usize,
@@ -139,8 +174,10 @@ impl<S: Service> Worker<S> {
             dirty: Vec::new(),
             again: Vec::new(),
             starved: Vec::new(),
+            first: None,
             now,
             next_scan: now + SCAN,
+            next_look: now,
             drain_until: None,
             freed: 0,
             asked: false,
@@ -162,53 +199,7 @@ impl<S: Service> Worker<S> {
                 warn!("worker {} cannot poll: {e}", self.index);
                 break;
             }
-            self.now = Instant::now();
-            for event in &events {
-                match event.token() {
-                    WAKE => self.take_new(),
-                    Token(token) if token >= SERVICE => self.service.ready(event, self.now),
-                    Token(slot) => {
-                        let Some(conn) = self.slots.get_mut(slot).and_then(|s| s.conn.as_mut())
-                        else {
-                            continue;
-                        };
-                        conn.hung_up |= event.is_read_closed() || event.is_error();
-                        conn.readable |= event.is_readable() || conn.hung_up;
-                        if event.is_writable() || event.is_write_closed() || event.is_error() {
-                            conn.blocked = false;
-                            mark(&mut self.dirty, &mut conn.dirty, slot);
-                        }
-                        self.advance(slot);
-                    }
-                }
-            }
-            self.take_answers();
-            for list in [std::mem::take(&mut self.again), std::mem::take(&mut self.starved)] {
-                for slot in list {
-                    if let Some(conn) = self.slots[slot].conn.as_mut() {
-                        conn.again = false;
-                        conn.starved = false;
-                        self.advance(slot);
-                    }
-                }
-            }
-            // Who has something already leaves it what it waits for.
-            let hunger = self.hunger();
-            self.pool.set_aside(hunger);
-            self.service.flush(self.now);
-            // What was there at once, in memory, is answered in the same turn.
-            self.take_answers();
-            let mut dirty = std::mem::take(&mut self.dirty);
-            for slot in dirty.drain(..) {
-                self.send(slot);
-            }
-            if self.dirty.is_empty() {
-                // The list's memory is kept.
-                self.dirty = dirty;
-            }
-            if self.now >= self.next_scan {
-                self.scan();
-            }
+            self.turn(&events, Instant::now());
             if self.shared.stopping() && self.drained() {
                 break;
             }
@@ -216,6 +207,83 @@ impl<S: Service> Worker<S> {
         for slot in 0..self.slots.len() {
             self.close(slot);
         }
+    }
+
+    /// Does what there is to do, after these events.
+    fn turn(&mut self, events: &Events, now: Instant) {
+        self.now = now;
+        for event in events {
+            match event.token() {
+                WAKE => self.take_new(),
+                Token(token) if token >= SERVICE => self.service.ready(event, self.now),
+                Token(slot) => {
+                    let Some(conn) = self.slots.get_mut(slot).and_then(|s| s.conn.as_mut()) else {
+                        continue;
+                    };
+                    conn.hung_up |= event.is_read_closed() || event.is_error();
+                    conn.readable |= event.is_readable() || conn.hung_up;
+                    if event.is_writable() || event.is_write_closed() || event.is_error() {
+                        conn.blocked = false;
+                        mark(&mut self.dirty, &mut conn.dirty, slot);
+                    }
+                    self.advance(slot);
+                }
+            }
+        }
+        self.take_answers();
+        for slot in std::mem::take(&mut self.again) {
+            if let Some(conn) = self.slots[slot].conn.as_mut() {
+                conn.again = false;
+                self.advance(slot);
+            }
+        }
+        self.feed();
+        // Who has something already leaves it what it waits for.
+        let hunger = self.hunger();
+        self.pool.set_aside(hunger);
+        self.service.flush(self.now);
+        // What was there at once, in memory, is answered in the same turn.
+        self.take_answers();
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for slot in dirty.drain(..) {
+            self.send(slot);
+        }
+        if self.dirty.is_empty() {
+            // The list's memory is kept.
+            self.dirty = dirty;
+        }
+        if hunger > 0 && self.now >= self.next_look {
+            self.make_room();
+        }
+        if self.now >= self.next_scan {
+            self.scan();
+        }
+    }
+
+    /// Lets connections that wait for buffers try again. The first that gets none is promised the next long one: nobody who asks
+    /// for less, or came later, takes it away.
+    fn feed(&mut self) {
+        let mut starved = std::mem::take(&mut self.starved);
+        starved.sort_by_key(|&slot| self.slots[slot].conn.as_ref().map(|conn| conn.rank()));
+        self.promise(None);
+        for slot in starved {
+            let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
+            conn.starved = false;
+            self.advance(slot);
+            let waits = |conn: &Conn| self.pool.could_hold(conn.proto.hungry());
+            if self.first.is_none()
+                && self.slots[slot].conn.as_ref().is_some_and(|c| c.waits.is_some() && waits(c))
+            {
+                self.promise(Some(slot));
+            }
+        }
+    }
+
+    /// The next long buffer is that connection's, or whoever's.
+    fn promise(&mut self, first: Option<usize>) {
+        self.first = first;
+        let conn = first.and_then(|slot| self.slots[slot].conn.as_ref());
+        self.pool.promise(conn.map_or(0, |conn| conn.proto.hungry()));
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -262,6 +330,9 @@ impl<S: Service> Worker<S> {
                 again: false,
                 starved: false,
                 moved: self.now,
+                stuck: None,
+                waits: None,
+                passed: 0,
                 client: None,
             }));
             // The server speaks first.
@@ -271,6 +342,10 @@ impl<S: Service> Worker<S> {
 
     /// Reads what there is and takes requests, until something is missing or the connection has had its turn.
     fn advance(&mut self, slot: usize) {
+        let first = self.first == Some(slot);
+        if first {
+            self.promise(None);
+        }
         let mut reads = 0;
         loop {
             let Some(conn) = self.slots[slot].conn.as_mut() else { return };
@@ -288,10 +363,12 @@ impl<S: Service> Worker<S> {
                     match conn.stream.read(conn.proto.space()) {
                         Ok(Read1::Some(n)) => {
                             conn.moved = self.now;
+                            conn.passed += n as u64;
                             conn.proto.received(n);
                         }
                         Ok(Read1::Last(n)) => {
                             conn.readable = conn.hung_up && n > 0;
+                            conn.passed += n as u64;
                             if n > 0 {
                                 conn.moved = self.now;
                             }
@@ -337,10 +414,13 @@ impl<S: Service> Worker<S> {
                 }
             }
         }
-        if let Some(conn) = self.slots[slot].conn.as_mut()
-            && (conn.closing.is_some() || !conn.proto.output().is_empty())
-        {
+        let Some(conn) = self.slots[slot].conn.as_mut() else { return };
+        conn.waits = (conn.proto.hungry() > 0).then(|| conn.waits.unwrap_or(self.now));
+        if conn.closing.is_some() || !conn.proto.output().is_empty() {
             mark(&mut self.dirty, &mut conn.dirty, slot);
+        }
+        if first && conn.waits.is_some() {
+            self.promise(Some(slot));
         }
     }
 
@@ -440,6 +520,7 @@ impl<S: Service> Worker<S> {
     fn send(&mut self, slot: usize) {
         let Some(conn) = self.slots[slot].conn.as_mut() else { return };
         conn.dirty = false;
+        let passed = conn.passed;
         while !conn.blocked && !conn.proto.output().is_empty() {
             let output = conn.proto.output();
             let result = if output.parts() == 1 {
@@ -453,6 +534,7 @@ impl<S: Service> Worker<S> {
             match result {
                 Ok((n, short)) => {
                     conn.moved = self.now;
+                    conn.passed += n as u64;
                     conn.proto.output().sent(n);
                     // A short write means a full socket: the poll tells when it takes more.
                     conn.blocked = short && conn.stream.is_plain();
@@ -477,6 +559,11 @@ impl<S: Service> Worker<S> {
                 }
             }
         }
+        conn.stuck = match conn.stuck {
+            _ if !conn.blocked => None,
+            Some(since) if conn.passed == passed => Some(since),
+            _ => Some(self.now),
+        };
         if conn.blocked != conn.watches_room {
             // Asking for it looks at the socket once more: room that came meanwhile is told too.
             let room = conn.blocked.then_some(Interest::WRITABLE);
@@ -523,6 +610,9 @@ impl<S: Service> Worker<S> {
         let entry = &mut self.slots[slot];
         let Some(mut conn) = entry.conn.take() else { return };
         entry.life = entry.life.wrapping_add(1);
+        if self.first == Some(slot) {
+            self.promise(None);
+        }
         self.free.push(slot);
         conn.proto.give_back(&mut self.pool);
         conn.stream.close();
@@ -535,7 +625,6 @@ impl<S: Service> Worker<S> {
     fn scan(&mut self) {
         self.next_scan = self.now + SCAN;
         let patience = self.shared.config.patience;
-        let starving = self.hunger() > 0;
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
             let idle = self.now.saturating_duration_since(conn.moved);
@@ -546,15 +635,8 @@ impl<S: Service> Worker<S> {
                 "its volume is put aside"
             } else if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
                 "it does not read its last replies"
-            } else if idle < patience {
-                continue;
-            } else if !conn.proto.in_transmission() {
+            } else if idle >= patience && !conn.proto.in_transmission() {
                 "it does not finish the handshake"
-            } else if starving
-                && ((conn.blocked && !conn.proto.output().is_empty())
-                    || (conn.proto.partial() && conn.proto.under_way() == 0 && !conn.starved))
-            {
-                "it holds buffers without going on, and others wait for some"
             } else {
                 continue;
             };
@@ -562,6 +644,48 @@ impl<S: Service> Worker<S> {
             self.close(slot);
         }
         self.trim();
+    }
+
+    /// Somebody waits for a long buffer: closes connections that keep memory without going on, those first that have for longest,
+    /// until it can be had.
+    fn make_room(&mut self) {
+        let (patience, impatience) = (self.shared.config.patience, self.shared.config.impatience);
+        self.next_look = self.now + impatience.min(SCAN) / LOOKS;
+        let conns = self.starved.iter().filter_map(|&slot| self.slots[slot].conn.as_ref());
+        let Some(since) = conns.filter_map(|conn| conn.waits).min() else { return };
+        let waited = self.now.saturating_duration_since(since);
+        let mut found = Vec::new();
+        for slot in 0..self.slots.len() {
+            let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
+            // The poll tells of room only when there is much of it: a client that reads slowly may have made some.
+            if conn.blocked && conn.proto.keeps() > 0 {
+                conn.blocked = false;
+                self.send(slot);
+            }
+            let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
+            let limit = if conn.proto.keeps() > 0 { impatience } else { patience };
+            if let Some(long) = conn.dawdles(self.now).filter(|&long| long.min(waited) >= limit) {
+                conn.passed = 0;
+                found.push((long, slot));
+            }
+        }
+        found.sort_by_key(|&(long, _)| std::cmp::Reverse(long));
+        for (long, slot) in found {
+            let first = self.first.and_then(|first| self.slots[first].conn.as_ref());
+            let wants = first.map_or(0, |conn| conn.proto.hungry());
+            self.pool.promise(0);
+            let enough = self.pool.lets_long(wants);
+            self.pool.promise(wants);
+            if enough {
+                break;
+            }
+            info!(
+                "a connection is closed: it keeps {} of memory and has done nothing for {:.0} s, and others wait for some",
+                ByteSize(self.slots[slot].conn.as_ref().map_or(0, |c| c.proto.keeps()) as u64),
+                long.as_secs_f64(),
+            );
+            self.close(slot);
+        }
     }
 
     /// The longest request that waits for a buffer though its connection has none.
@@ -613,3 +737,7 @@ fn mark(list: &mut Vec<usize>, flag: &mut bool, slot: usize) {
         list.push(slot);
     }
 }
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

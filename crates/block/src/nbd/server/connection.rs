@@ -303,6 +303,11 @@ impl<E: Export> Connection<E> {
         self.held + incoming + self.out.held() + self.charged
     }
 
+    /// Bytes of the pool that its client keeps: replies that it has not read, and a write that it has not finished.
+    pub fn keeps(&self) -> usize {
+        self.out.held() + self.incoming.as_ref().map_or(0, |i| i.buf.capacity())
+    }
+
     /// It waits for a buffer of so many bytes though it has nothing of the pool: others have it all. 0 if it does not.
     pub fn hungry(&self) -> usize {
         self.hungry
@@ -431,8 +436,7 @@ impl<E: Export> Connection<E> {
             return Some(Event::Starved);
         }
         // A long one leaves something for those that come after it, unless nobody is there.
-        let (long, left) = (pool.limit() / 64, pool.limit() / 8);
-        if payload > long && pool.room() < payload + left && pool.room() < pool.limit() {
+        if pool.is_long(payload) && !pool.lets_long(payload) {
             self.hungry = if busy { 0 } else { payload };
             return Some(Event::Starved);
         }
