@@ -61,6 +61,41 @@ fn a_dirty_line_is_refused_and_left_alone() {
     assert!(std::fs::read(&cache).unwrap() == image, "nothing was changed on it");
 }
 
+/// A device of a later version of the format is told from a damaged one, and left alone by everything that would use it.
+#[test]
+fn a_later_format_is_refused_and_left_alone() {
+    let dir = TempDir::new().unwrap();
+    let cache = dir.path().join("cache");
+    let larder = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+            .arg("block")
+            .args(arguments)
+            .arg(&cache)
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(larder(&["format", "--size", "64m"]).0, Some(0));
+    std::fs::File::create(dir.path().join("disk")).unwrap().set_len(4 << 20).unwrap();
+    let mut image = std::fs::read(&cache).unwrap();
+    for copy in image[..2 * COPY_BYTES].chunks_exact_mut(COPY_BYTES) {
+        // The version, in a superblock that is otherwise whole.
+        copy[12..16].copy_from_slice(&9u32.to_le_bytes());
+        let crc = crc32c::crc32c(&copy[12..]);
+        copy[8..12].copy_from_slice(&crc.to_le_bytes());
+    }
+    std::fs::write(&cache, &image).unwrap();
+    let output = serve(dir.path()).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("version 9"), "{message}");
+    let (code, message) = larder(&["check"]);
+    assert!(code == Some(1) && message.contains("version 9"), "{code:?} {message}");
+    let (code, message) = larder(&["format"]);
+    assert!(code == Some(2) && message.contains("--yes"), "{code:?} {message}");
+    assert!(std::fs::read(&cache).unwrap() == image, "nothing was changed on it");
+}
+
 /// Makes the image: a daemon caches a line, the volume loses it, and both superblocks say what that means.
 #[test]
 #[ignore = "makes the fixture anew"]

@@ -22,6 +22,7 @@ pub(crate) struct Seen {
     pub(crate) updates: u64,
     pub(crate) evicted: u64,
     pub(crate) cancelled: u64,
+    pub(crate) fills_dropped: u64,
     pub(crate) corrupt: u64,
     pub(crate) rotten_maps: u64,
     pub(crate) short_logs: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn add(&mut self, o: Seen) {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
-        sum!(reads writes hits shared updates evicted cancelled corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
+        sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads);
     }
@@ -71,6 +72,7 @@ impl Seen {
             self.updates,
             self.evicted,
             self.cancelled,
+            self.fills_dropped,
             self.corrupt,
             self.rotten_maps,
             self.short_logs,

@@ -742,6 +742,7 @@ impl World {
             self.seen.updates += s.updated;
             self.seen.evicted += s.evicted;
             self.seen.cancelled += s.fill_cancelled;
+            self.seen.fills_dropped += s.fill_dropped;
             self.seen.corrupt += s.corrupt;
             self.seen.flash_errors += s.flash_errors;
             self.seen.backing_errors += s.backing_errors;

@@ -138,10 +138,18 @@ impl Requests {
                         Ok(Err(
                             e @ (Error::PermissionDenied { .. }
                             | Error::Unauthenticated { .. }
-                            | Error::NotSupported { .. }
-                            | Error::NotImplemented { .. }
                             | Error::InvalidPath { .. }),
                         )) => return Err(Trouble::Failed(reason(&e))),
+                        Ok(Err(
+                            e @ (Error::NotSupported { .. } | Error::NotImplemented { .. }),
+                        )) => {
+                            let why = format!(
+                                "the store has no conditional writes (If-Match), by which a second writer is noticed: use one \
+                                 that has, or attach the volume for reading only ({})",
+                                reason(&e)
+                            );
+                            return Err(Trouble::Failed(why));
+                        }
                         Ok(Err(e)) => reason(&e),
                         Err(_) => format!("no answer within {:.1} s", limit.as_secs_f32()),
                     }

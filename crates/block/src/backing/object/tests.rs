@@ -3,8 +3,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use larder_runtime::{AlignedBuf, Payload};
+use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -166,8 +168,6 @@ fn against_the_model() {
     assert_eq!(read(&mut *session, 0, size), model);
 }
 
-/// Requests that fail, and writes whose answers are lost, are made up for: no byte differs, and nobody is taken for
-/// another writer.
 /// What is added is zeroes, also behind the bytes of a last chunk that was short; what was there is as it was.
 #[test]
 fn a_volume_that_grows() {
@@ -217,6 +217,37 @@ fn a_volume_that_grows() {
     assert!(reader.resize(None).is_err() && reader.is_lost());
 }
 
+/// The same objects in a local directory, by the crate's own store: they are read as they are anywhere; but it cannot write an
+/// object only if it is still the one that was read, and without that two writers could not be told apart.
+#[test]
+fn a_local_directory_is_for_reading() {
+    let size = MIB + 12_800;
+    let memory = volume(size, 128 << 10);
+    let backing = attached(&memory);
+    let mut session = backing.session().unwrap();
+    let model = against_a_model(&mut *session, size as usize, 3, 6);
+    drop((session, backing));
+    let dir = tempfile::tempdir().unwrap();
+    let local = || LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+    run(async {
+        let mut objects = memory.store.list(None);
+        while let Some(Ok(object)) = objects.next().await {
+            let bytes = memory.store.get(&object.location).await.unwrap().bytes().await.unwrap();
+            local().put(&object.location, bytes.into()).await.unwrap();
+        }
+    });
+    let attach = |read_only| {
+        let mut setup = setup();
+        setup.options.read_only = read_only;
+        let name = "s3://test/a".to_owned();
+        ObjectBacking::with_store(name, Box::new(local()), Path::from("a"), setup)
+    };
+    let reader = attach(true).unwrap();
+    assert!(read(&mut *reader.session().unwrap(), 0, size as usize) == model);
+    let error = attach(false).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("conditional"), "{error}");
+}
+
 /// What lies where a volume would grow to is never taken for a part of it.
 #[test]
 fn a_volume_does_not_grow_over_what_it_does_not_know() {
@@ -238,6 +269,8 @@ fn a_volume_does_not_grow_over_what_it_does_not_know() {
     assert_eq!(other.about().size, 12 * (128 << 10));
 }
 
+/// Requests that fail, and writes whose answers are lost, are made up for: no byte differs, and nobody is taken for
+/// another writer.
 #[test]
 fn failing_requests_are_repeated() {
     for (before, after) in [(5, 0), (0, 3), (7, 4)] {
