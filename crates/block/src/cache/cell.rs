@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use larder_engine::block::record::TapedShard;
 use larder_engine::block::{
-    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
 };
 use larder_runtime::Payload;
 
@@ -230,6 +230,10 @@ impl BlockEffects for Fx<'_> {
 
     fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
         self.cache.keep(victim, line)
+    }
+
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        self.cache.keep_groups(first, last, lines)
     }
 
     fn may_grow(&mut self, line: LineId) -> bool {

@@ -309,6 +309,35 @@ impl Governor {
         keep
     }
 
+    /// Whether the lines of a page of the table stay, of which each of `shares` has so many; `lines` are all that could be
+    /// there, by their first bytes. If not, they count as evicted.
+    pub(super) fn keep_page(
+        &self,
+        shares: &[(Arc<Attached>, u64)],
+        mut lines: impl Iterator<Item = u64>,
+        line_bytes: u64,
+    ) -> bool {
+        if self.governed.load(Ordering::Relaxed) {
+            let below = |(owner, lines): &(Arc<Attached>, u64)| {
+                let floor = owner.share.floor;
+                floor > 0 && *lines > 0 && owner.lines() < floor + lines
+            };
+            let (pinned, most) = self.pinned();
+            let selected = || shares.iter().any(|(v, _)| v.selected.load(Ordering::Relaxed));
+            let always = |at: u64| {
+                let of = shares.iter().find(|(v, _)| (v.base..v.base + v.bytes()).contains(&at));
+                of.is_some_and(|(v, _)| self.rule(v, at - v.base, line_bytes) == Rule::Always)
+            };
+            if shares.iter().any(below) || pinned <= most && selected() && lines.any(always) {
+                return true;
+            }
+        }
+        for (owner, lines) in shares {
+            owner.lines.fetch_sub(*lines as i64, Ordering::Relaxed);
+        }
+        false
+    }
+
     fn taken(&self, owner: &Attached, line: Option<u64>) {
         owner.lines.fetch_sub(1, Ordering::Relaxed);
         if let Some(of) = line.and_then(|at| self.volume_at(at)) {

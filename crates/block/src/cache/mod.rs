@@ -56,7 +56,8 @@ use larder_base::Nanos;
 use larder_engine::block::address::Placing;
 use larder_engine::block::record::TapedShard;
 use larder_engine::block::{
-    BlockStats, IoFailed, LineId, LogStats, OpId, Source, Sum, Verdict as EngineVerdict,
+    BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, LogStats, OpId, Source, Sum,
+    Verdict as EngineVerdict,
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{
@@ -447,6 +448,14 @@ impl Cache {
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
         let bytes = u64::from(self.layout.line);
         self.governor.keep(self.at(victim), line.map(|l| self.at(l)), bytes)
+    }
+
+    fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        let shares = self.shares_of_page(first, last, lines);
+        let stride = self.layout.shards as usize;
+        let groups = (first.0..=last.0).step_by(stride).map(GroupId);
+        let at = groups.flat_map(|g| (0..GROUP_LINES).map(move |i| self.at(g.line(i))));
+        self.governor.keep_page(&shares, at, u64::from(self.layout.line))
     }
 
     fn may_grow(&self, line: LineId) -> bool {

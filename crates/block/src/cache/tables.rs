@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::Arc;
 
 use larder_base::ByteSize;
 use larder_engine::block::map::{Map, Slot};
@@ -11,6 +12,7 @@ use larder_format::{PAGE_SIZE, block::Placement};
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
 
+use super::attached::Attached;
 use super::log::CacheIo;
 use super::open::{CacheError, FormatConfig};
 use super::{Cache, locked};
@@ -213,10 +215,10 @@ impl Cache {
                 }
                 let until = (from + STEP).min(map.pages());
                 for page in (from..until).filter(|&page| map.lines_in(page) > 0) {
-                    let lines = u64::from(map.lines_in(page));
+                    let lines = map.lines_in(page);
                     let (first, last) = map.groups_of(page);
-                    if of(first) == of(last) {
-                        of(first).into_iter().for_each(|volume| each(volume, lines as i64));
+                    if of(first).is_some() && of(first) == of(last) {
+                        of(first).into_iter().for_each(|volume| each(volume, lines.into()));
                         continue;
                     }
                     if map.is_here(page) {
@@ -228,21 +230,42 @@ impl Cache {
                         }
                         continue;
                     }
-                    // Where none of a volume's groups are, there are no lines: the rest of the page has them.
-                    let stride = map.placing().shards() as usize;
-                    let mut groups: BTreeMap<VolumeId, u64> = BTreeMap::new();
-                    for volume in (first.0..=last.0).step_by(stride).filter_map(|g| of(GroupId(g)))
-                    {
-                        *groups.entry(volume).or_default() += 1;
-                    }
-                    let all: u64 = groups.values().sum();
-                    for (volume, share) in groups {
-                        each(volume, (lines * share / all) as i64);
+                    for (volume, share) in self.shares_of_page(first, last, lines) {
+                        each(volume.id, share as i64);
                     }
                 }
                 from = until;
             }
         }
+    }
+
+    /// How many of the `lines` lines that lie somewhere in a shard's groups from `first` to `last` which volume has, about:
+    /// together all of them, unless there is no volume. One that has all the groups has exactly these.
+    pub(super) fn shares_of_page(
+        &self,
+        first: GroupId,
+        last: GroupId,
+        lines: u32,
+    ) -> Vec<(Arc<Attached>, u64)> {
+        let of = |group: GroupId| self.governor.volume_at(self.at(group.line(0)));
+        let mut left = u64::from(lines);
+        match (of(first), of(last)) {
+            (Some(volume), Some(same)) if volume.id == same.id => return vec![(volume, left)],
+            _ => {}
+        }
+        // Where none of a volume's groups are, there are no lines: the rest of the page has them.
+        let mut groups: BTreeMap<VolumeId, (Arc<Attached>, u64)> = BTreeMap::new();
+        let stride = self.layout.shards as usize;
+        for volume in (first.0..=last.0).step_by(stride).filter_map(|g| of(GroupId(g))) {
+            groups.entry(volume.id).or_insert((volume, 0)).1 += 1;
+        }
+        let mut all: u64 = groups.values().map(|(_, groups)| groups).sum();
+        let share = |(volume, groups): (Arc<Attached>, u64)| {
+            let lines = left * groups / all;
+            (left, all) = (left - lines, all - groups);
+            (volume, lines)
+        };
+        groups.into_values().map(share).collect()
     }
 
     /// Whether there may be lines in slots `from..from + count` of a shard.

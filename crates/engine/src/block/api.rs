@@ -200,6 +200,12 @@ pub trait BlockEffects {
     fn keep(&mut self, _victim: LineId, _line: Option<LineId>) -> bool {
         false
     }
+    /// Whether the `lines` lines that lie, nobody knows here where, in the shard's groups from `first` to `last` must stay: one
+    /// that is there or might be is pinned, or their volumes would have less than their floors. If not, all of them go. Asked
+    /// for where the placement is sparse only.
+    fn keep_groups(&mut self, _first: GroupId, _last: GroupId, _lines: u32) -> bool {
+        false
+    }
     /// Whether `line` may take a place in which nothing lies, so that its volume has more afterwards.
     fn may_grow(&mut self, _line: LineId) -> bool {
         true

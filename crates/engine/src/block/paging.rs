@@ -406,15 +406,10 @@ impl BlockShard {
                 return;
             }
             let Some(page) = map.cold_page() else { return };
-            let (first, last) = map.groups_of(page);
-            let stride = map.placing().shards();
+            let ((first, last), lines) = (map.groups_of(page), map.lines_in(page));
             let awaited = self.paging.as_ref().is_some_and(|p| p.awaited.contains_key(&page));
-            // Nobody knows here which of its lines are there: all must be such as may go.
-            let keep = (first.0..=last.0)
-                .step_by(stride as usize)
-                .flat_map(|group| (0..super::api::GROUP_LINES).map(move |i| GroupId(group).line(i)))
-                .any(|line| fx.keep(line, None));
-            if awaited || keep {
+            // Whom nobody keeps counts as gone: it is asked about what really goes only.
+            if awaited || fx.keep_groups(first, last, lines) {
                 continue;
             }
             self.stats.evicted += u64::from(self.void(page));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use larder_base::Rng;
 use larder_engine::block::{
-    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
 };
 
 use crate::device::SECTOR;
@@ -174,6 +174,10 @@ impl BlockEffects for Fx {
     }
     fn keep(&mut self, victim: LineId, _line: Option<LineId>) -> bool {
         victim.0.is_multiple_of(7)
+    }
+    fn keep_groups(&mut self, first: GroupId, _last: GroupId, lines: u32) -> bool {
+        assert!(lines > 0, "nobody goes from {first:?} on");
+        first.0.is_multiple_of(7)
     }
     fn may_grow(&mut self, line: LineId) -> bool {
         !line.0.is_multiple_of(11)

@@ -425,7 +425,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
         &spec.admission().unwrap(),
         (0..2).map(volume).collect(),
     );
-    assert_eq!(setup.block, 2);
+    assert_eq!(setup.block, 3);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.shards.len();
@@ -516,8 +516,8 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
 fn records_of_other_versions_are_refused() {
     let spec = Block { shards: 2, ..spec("set:4", "hdd-ssd", "two_lbs") };
     let file = recorded(&spec, 50);
-    assert_eq!(&file[20..30], b"{\"block\":2");
-    for version in [b'1', b'3'] {
+    assert_eq!(&file[20..30], b"{\"block\":3");
+    for version in [b'2', b'4'] {
         let mut other = file.clone();
         other[29] = version;
         let len = u32::from_le_bytes(other[12..16].try_into().unwrap()) as usize;
@@ -525,7 +525,7 @@ fn records_of_other_versions_are_refused() {
         other[16..20].copy_from_slice(&crc.to_le_bytes());
         let said = replayed(&other).unwrap_err().to_string();
         let version = char::from(version);
-        let words = format!("of version {version}, and this larder reads version 2");
+        let words = format!("of version {version}, and this larder reads version 3");
         assert!(said.contains(&words), "{said}");
     }
 }

@@ -23,13 +23,11 @@ fn taken(bench: &Bench) -> u64 {
 /// is asked for again, then and after a restart, and what is written meanwhile is what is read.
 #[test]
 fn more_pages_than_memory_has_room_for() {
-    const STEP: u64 = (63 * 8 * 64) << 10;
     let bench = bench(&[60 << 30], 1 << 30, SPARSE_SHAPE);
     let map = bench.cache.stats().map_bytes;
     let client = bench.client(0);
     let mut session = client.session().unwrap();
-    // One group in each page of the first shard.
-    let places: Vec<u64> = (0..60u64 << 30).step_by(STEP as usize).collect();
+    let places = a_group_in_each_page();
     assert!(places.len() > 1_500, "more than there are frames: {}", places.len());
     for (i, &at) in places.iter().enumerate() {
         one(&mut *session, write(at, 8192, i as u8 | 1)).outcome.unwrap();
@@ -73,6 +71,42 @@ fn more_pages_than_memory_has_room_for() {
     }
     assert_eq!(bench.engine().read_hits, 2 * places.len() as u64);
     assert_eq!(bench.engine().corrupt, 0);
+}
+
+/// One group in each page of the first shard, of a volume of 60 GiB.
+fn a_group_in_each_page() -> Vec<u64> {
+    const STEP: u64 = (63 * 8 * 64) << 10;
+    (0..60u64 << 30).step_by(STEP as usize).collect()
+}
+
+/// Of a page that goes as a whole, its volume has the lines less that were in it, and no others; and a volume keeps its floor.
+#[test]
+fn a_page_that_goes_counts_as_the_lines_that_it_had() {
+    let floor: fn() -> RulesConfig = || RulesConfig {
+        shares: vec![("disk0".into(), "90%..".parse().unwrap())],
+        ..Default::default()
+    };
+    let places = a_group_in_each_page();
+    for rules in [RulesConfig::default, floor] {
+        let bench = bench(&[60 << 30], 72 << 20, Shape { rules, ..SPARSE_SHAPE });
+        let volume = bench.cache.volume("disk0").unwrap();
+        let client = bench.client(0);
+        let mut session = client.session().unwrap();
+        for (i, &at) in places.iter().enumerate() {
+            one(&mut *session, write(at, 8192, 1)).outcome.unwrap();
+            if i % 100 == 99 {
+                bench.settle();
+                // What is counted just while it arrives may be counted twice, until the next time.
+                let (has, is) = (volume.lines(), bench.cache.count_lines());
+                assert!(has.abs_diff(is) <= 2 * 100, "{has}, and {is} are there");
+            }
+        }
+        bench.settle();
+        assert!(bench.engine().evicted > 1000, "{:?}", bench.engine());
+        // Pages that are not in memory go first, unless the volume has no more than its floor: then lines of the others.
+        let there = bench.cache.explain("disk0", places[0]).unwrap().cached;
+        assert_eq!(there, volume.share().0 > 0, "{:?}", bench.engine());
+    }
 }
 
 /// The file takes up no more than it may, however much passes by, and gives back what is trimmed and dropped.

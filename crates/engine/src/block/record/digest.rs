@@ -1,7 +1,7 @@
 //! What was decided, as one number; and the effects of a call as they pass by.
 
 use crate::block::api::{
-    BlockEffects, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
 };
 
 /// A running hash of everything that a call asked for and returned.
@@ -153,6 +153,13 @@ impl<E: BlockEffects> BlockEffects for Noting<'_, E> {
         yes
     }
 
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        self.digest.all(&[18, first.0, last.0, lines.into()]);
+        let yes = self.inner.keep_groups(first, last, lines);
+        self.answers.push(yes);
+        yes
+    }
+
     fn may_grow(&mut self, line: LineId) -> bool {
         self.digest.all(&[14, line.0]);
         let yes = self.inner.may_grow(line);
@@ -202,6 +209,10 @@ impl BlockEffects for Recorded<'_> {
     }
 
     fn keep(&mut self, _: LineId, _: Option<LineId>) -> bool {
+        self.answer()
+    }
+
+    fn keep_groups(&mut self, _: GroupId, _: GroupId, _: u32) -> bool {
         self.answer()
     }
 

@@ -75,7 +75,7 @@ pub enum Whose {
 pub enum BlockSetupError {
     /// Another version.
     #[error(
-        "the record of the block cache is of version {0}, and this larder reads version 2: replay it with the larder that wrote it"
+        "the record of the block cache is of version {0}, and this larder reads version {VERSION}: replay it with the larder that wrote it"
     )]
     Version(u32),
     /// A field that cannot be.
@@ -97,7 +97,7 @@ pub enum BlockSetupError {
 }
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
 const MOST_VOLUMES: usize = 4096;
 /// See [`BlockRunSetup::validate`].
