@@ -33,7 +33,7 @@ class Served:
     def __init__(self, options, folder, size=VOLUME, record=False, placement="set:8"):
         words = {"larder": options.larder, "cache": folder / "cache", "disk": folder / "disk.img", "size": CACHE, "placement": placement,
                  "socket": folder / "socket", "state": folder / "state", "vhost": folder / "vhost"}
-        self.vhost, self.options = words["vhost"], options
+        self.vhost, self.state, self.options, self.placement = words["vhost"], words["state"], options, placement
         self.disk, self.socket, self.folder = words["disk"], words["socket"], folder
         with open(self.disk, "wb") as f:
             f.truncate(size)
