@@ -136,9 +136,9 @@ fn node(kind: char, id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublk{kind}{id}"))
 }
 
-/// Whether a process is there.
+/// Whether a process is there. Newer drivers have -1 for that of a server which has died; for `kill` that is every process.
 fn lives(pid: i32) -> bool {
-    let Some(pid) = rustix::process::Pid::from_raw(pid) else { return false };
+    let Some(pid) = rustix::process::Pid::from_raw(pid.max(0)) else { return false };
     pid != rustix::process::getpid()
         && rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
 }
@@ -619,6 +619,17 @@ fn open_node(path: &PathBuf) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_has_died_is_no_process() {
+        assert!(!lives(0) && !lives(-1) && !lives(i32::MIN));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(lives(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!lives(pid));
+    }
 
     #[test]
     fn a_size_is_told_where_that_can_be_done() {
