@@ -36,6 +36,9 @@ pub(super) const SERVICE: usize = 1 << 40;
 /// To the front end: the configuration space is another one (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, protocol version 1, no
 /// reply wanted, no payload). The protocol's crate has no call for it.
 const CONFIG_CHANGED: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+/// A front end that has said nothing for so long waits for no answer. One that does may hear of a change meanwhile, ask for the
+/// space at once, and take the one answer for the other (QEMU 7.2 reads its channel while it waits).
+pub(super) const QUIET: Duration = Duration::from_millis(200);
 /// Queues that wait for memory are tried again after this.
 const STARVED_RETRY: Duration = Duration::from_millis(5);
 
@@ -108,6 +111,12 @@ pub(super) struct Device<S> {
     pub(super) writeback: bool,
     /// Where the front end hears of changes, if it wants to.
     pub(super) channel: Option<OwnedFd>,
+    /// When the front end has said something last.
+    pub(super) heard: Instant,
+    /// Sectors of the volume as the front end has read them last.
+    pub(super) read_sectors: Option<u64>,
+    /// It is to be told of the volume's size, unless it has read it.
+    tell: bool,
     /// Something has been agreed on since that was last shown.
     pub(super) changed: bool,
     pub(super) shared: Shared,
@@ -148,6 +157,9 @@ impl<S: Service> Device<S> {
             features: 0,
             writeback: true,
             channel: None,
+            heard: Instant::now(),
+            read_sectors: None,
+            tell: false,
             changed: true,
             shared: Shared::default(),
             rings: (0..MAX_QUEUES).map(|_| Ring::new()).collect(),
@@ -275,6 +287,8 @@ impl<S: Service> Device<S> {
         self.features = 0;
         self.writeback = true;
         self.channel = None;
+        self.read_sectors = None;
+        self.tell = false;
         self.changed = true;
     }
 
@@ -298,23 +312,35 @@ impl<S: Service> Device<S> {
     pub(super) fn look(&mut self) {
         let Some(volume) = &self.volume else { return };
         let (now, before) = (volume.about().size / SECTOR, self.shape.sectors);
-        if now <= before {
+        if now > before {
+            self.shape.sectors = now;
+            self.tell = true;
+            self.changed = true;
+            info!("{}: the volume has grown from {before} to {now} sectors", self.name);
+        }
+        self.tell_size();
+    }
+
+    /// Tells the front end to read the configuration space, if it has not read of this size. One that connects again believes
+    /// what it has read before, and one whose guest has not begun forgets what it is told: so it is told whenever queues begin
+    /// to run too.
+    fn tell_size(&mut self) {
+        if !self.tell || self.now.duration_since(self.heard) < QUIET {
             return;
         }
-        self.shape.sectors = now;
-        self.changed = true;
-        info!("{}: the volume has grown from {before} to {now} sectors", self.name);
         let Some(channel) = &self.channel else { return };
+        self.tell = false;
+        if self.read_sectors == Some(self.shape.sectors) {
+            return;
+        }
         // A front end that does not listen holds nobody up.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::send(channel, &CONFIG_CHANGED, flags) {
             Ok(n) if n == CONFIG_CHANGED.len() => {}
             told => {
-                warn!(
-                    "{}: the front end cannot be told that the volume has grown: {told:?}",
-                    self.name
-                );
+                warn!("{}: the front end cannot be told of the volume's size: {told:?}", self.name);
                 self.channel = None;
+                self.changed = true;
             }
         }
     }
@@ -379,6 +405,7 @@ impl<S: Service> Device<S> {
         }
         ring.broken = false;
         ring.kicked = true;
+        self.tell = true;
         Ok(())
     }
 

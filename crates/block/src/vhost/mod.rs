@@ -453,6 +453,7 @@ fn messages<S: Service>(
                 }
                 locked(device).changed = true;
                 front.handler.handle_request()?;
+                locked(device).heard = Instant::now();
             }
         }
     }

@@ -210,6 +210,10 @@ impl<S: Service> VhostUserBackendReqHandlerMut for Device<S> {
         }
         let mut space = self.shape.space(self.writeback).to_vec();
         space.resize(SPACE_READ, 0);
+        // The volume's size is the first of it.
+        if offset == 0 && size >= size_of::<u64>() {
+            self.read_sectors = Some(self.shape.sectors);
+        }
         Ok(space[offset..offset + size].to_vec())
     }
 

@@ -12,6 +12,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::config::{Shape, WRITEBACK, feature};
+use super::device::QUIET;
 use super::inflight::Inflight;
 use super::request::{self, Range, Table, What, kind, parse, status};
 use super::*;
@@ -404,6 +405,136 @@ fn a_volume_that_grows_is_a_larger_disk() {
     }
 }
 
+impl Bench {
+    fn grow(&self, bytes: u64) {
+        let volume = self.volume.as_ref().unwrap();
+        volume.set_size(volume.backing().resize(Some(bytes)).unwrap());
+    }
+}
+
+/// The device's own channel to a front end.
+struct Heard(UnixStream);
+
+impl Heard {
+    fn of(driver: &mut Driver) -> Heard {
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        driver.front.set_backend_request_fd(&theirs).unwrap();
+        mine.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Heard(mine)
+    }
+
+    /// Waits for the message that the configuration space is another.
+    fn change(&mut self) {
+        let mut told = [0u8; 12];
+        std::io::Read::read_exact(&mut self.0, &mut told).unwrap();
+        assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    /// Nothing more is said for longer than the device looks and waits.
+    fn nothing(&mut self) {
+        self.0.set_read_timeout(Some(2 * LOOK + Duration::from_millis(500))).unwrap();
+        let read = std::io::Read::read(&mut self.0, &mut [0; 1]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
+        self.0.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    }
+}
+
+fn capacity(driver: &mut Driver) -> u64 {
+    let none = VhostUserConfigFlags::empty();
+    let (_, space) = driver.front.get_config(0, 60, none, &[0; 60]).unwrap();
+    u64::from_le_bytes(space[..8].try_into().unwrap()) * 512
+}
+
+/// A front end that connects again does not read the configuration space again by itself (QEMU does not): it is told to when
+/// its queues begin, and not where it has read it.
+#[test]
+fn a_front_end_that_comes_again_is_told_of_the_size() {
+    let bench = Bench::start(false, 64 << 20);
+    let mut driver = Driver::connect(&bench);
+    let mut heard = Heard::of(&mut driver);
+    driver.negotiate(0);
+    assert_eq!(capacity(&mut driver), VOLUME);
+    driver.queue(0);
+    heard.nothing();
+    drop(driver);
+    bench.grow(2 * VOLUME);
+    let mut driver = Driver::connect(&bench);
+    let mut heard = Heard::of(&mut driver);
+    driver.negotiate(0);
+    driver.queue(0);
+    heard.change();
+    assert_eq!(capacity(&mut driver), 2 * VOLUME);
+    assert_eq!(driver.ask(0, (kind::IN, 2 * VOLUME / 512 - 1), &[(BUFFER, 512)]), (0, 513));
+    // Another queue begins: it has read the size meanwhile.
+    driver.queue(0);
+    heard.nothing();
+    // It is told before its guest's queues begin, when front ends forget it, and when they do.
+    drop(driver);
+    let mut driver = Driver::connect(&bench);
+    let mut heard = Heard::of(&mut driver);
+    driver.negotiate(0);
+    assert_eq!(capacity(&mut driver), 2 * VOLUME);
+    bench.grow(3 * VOLUME);
+    heard.change();
+    driver.queue(0);
+    heard.change();
+    assert_eq!(capacity(&mut driver), 3 * VOLUME);
+}
+
+/// Front ends that never read what they are told, that have hung up there, or give another channel: a volume that grows all the
+/// time is served on, the guest's garbage with it.
+#[test]
+fn a_volume_grows_under_guests_and_front_ends_that_do_what_they_must_not() {
+    let bench = Bench::start(false, 64 << 20);
+    let mut rng = Rng::new(11);
+    let mut size = VOLUME;
+    for round in 0..4 {
+        let mut driver = Driver::connect(&bench);
+        driver.negotiate(if round % 2 == 0 { feature::EVENT_IDX } else { 0 });
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        driver.front.set_backend_request_fd(&theirs).unwrap();
+        let kept = match round {
+            // Full: nothing can be written to it.
+            0 => {
+                theirs.set_nonblocking(true).unwrap();
+                while std::io::Write::write(&mut &theirs, &[0; 4096]).is_ok() {}
+                Some(mine)
+            }
+            // Nobody is there.
+            1 => None,
+            2 => {
+                mine.shutdown(std::net::Shutdown::Both).unwrap();
+                Some(mine)
+            }
+            // Another one takes its place.
+            _ => {
+                let (mine, theirs) = UnixStream::pair().unwrap();
+                driver.front.set_backend_request_fd(&theirs).unwrap();
+                Some(mine)
+            }
+        };
+        drop(theirs);
+        driver.queue(0);
+        size += 1 << 20;
+        bench.grow(size);
+        let until = Instant::now() + LOOK + QUIET + Duration::from_millis(100);
+        while Instant::now() < until {
+            garbage(&mut driver, &mut rng, size / 512);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop((driver, kept));
+    }
+    assert_eq!(bench.disk().len() as u64, size);
+    let mut driver = Driver::connect(&bench);
+    let mut heard = Heard::of(&mut driver);
+    driver.negotiate(0);
+    driver.queue(0);
+    heard.change();
+    assert_eq!(capacity(&mut driver), size);
+    assert_eq!(driver.ask(0, (kind::IN, size / 512 - 1), &[(BUFFER, 512)]), (0, 513));
+    assert_eq!(driver.ask(0, (kind::IN, size / 512), &[(BUFFER, 512)]), (status::IOERR, 1));
+}
+
 /// What is no socket is refused, and the next front end is served.
 #[test]
 fn a_channel_that_is_none() {
@@ -605,6 +736,44 @@ fn front_ends_that_break_the_protocol() {
     }
 }
 
+/// A guest that writes random bytes into its first queue, and kicks: descriptors, headers with sectors below `sectors`, chains
+/// that are none, and now and then an index that cannot be.
+fn garbage(driver: &mut Driver, rng: &mut Rng, sectors: u64) {
+    for index in 0..SIZE {
+        let d = D {
+            at: match rng.below(4) {
+                0 => rng.below(u64::MAX),
+                1 => rng.below(2 * MEMORY),
+                _ => DATA + 16 * rng.below(4096),
+            },
+            len: match rng.below(4) {
+                0 => rng.below(u64::from(u32::MAX)) as u32,
+                1 => 16,
+                _ => 512 * rng.below(9) as u32,
+            },
+            flags: rng.below(8) as u16,
+            next: rng.below(u64::from(SIZE) + 3) as u16,
+        };
+        put(&driver.memory, 0, index, d);
+    }
+    for _ in 0..64 {
+        let at = GuestAddress(DATA + 16 * rng.below(4096));
+        let kinds = [0, 1, 4, 8, 11, 13, 99];
+        driver.memory.write_obj(kinds[rng.below(7) as usize] as u32, at).unwrap();
+        driver.memory.write_obj(rng.below(sectors), GuestAddress(at.0 + 8)).unwrap();
+    }
+    for _ in 0..rng.below(40) {
+        let none = u64::from(rng.chance(0.02));
+        let head = rng.below(u64::from(SIZE) + none) as u16;
+        driver.offer(0, head);
+    }
+    if rng.chance(0.05) {
+        let at = GuestAddress(AVAILABLE + 2);
+        driver.memory.write_obj(rng.below(65536) as u16, at).unwrap();
+    }
+    driver.kick(0);
+}
+
 /// Rings and descriptors full of random bytes: the device stays, its memory does too, and other volumes with it.
 #[test]
 fn a_guest_that_writes_garbage_into_its_rings() {
@@ -615,39 +784,7 @@ fn a_guest_that_writes_garbage_into_its_rings() {
         driver.negotiate(if round % 2 == 0 { feature::EVENT_IDX } else { 0 });
         driver.queue(0);
         for _ in 0..20 {
-            for index in 0..SIZE {
-                let d = D {
-                    at: match rng.below(4) {
-                        0 => rng.below(u64::MAX),
-                        1 => rng.below(2 * MEMORY),
-                        _ => DATA + 16 * rng.below(4096),
-                    },
-                    len: match rng.below(4) {
-                        0 => rng.below(u64::from(u32::MAX)) as u32,
-                        1 => 16,
-                        _ => 512 * rng.below(9) as u32,
-                    },
-                    flags: rng.below(8) as u16,
-                    next: rng.below(u64::from(SIZE) + 3) as u16,
-                };
-                put(&driver.memory, 0, index, d);
-            }
-            for _ in 0..64 {
-                let at = GuestAddress(DATA + 16 * rng.below(4096));
-                let kinds = [0, 1, 4, 8, 11, 13, 99];
-                driver.memory.write_obj(kinds[rng.below(7) as usize] as u32, at).unwrap();
-                driver.memory.write_obj(rng.below(9000), GuestAddress(at.0 + 8)).unwrap();
-            }
-            for _ in 0..rng.below(40) {
-                let head = rng.below(u64::from(SIZE) + u64::from(round % 3 == 0)) as u16;
-                driver.offer(0, head);
-            }
-            if rng.chance(0.05) {
-                // An index that cannot be.
-                let at = GuestAddress(AVAILABLE + 2);
-                driver.memory.write_obj(rng.below(65536) as u16, at).unwrap();
-            }
-            driver.kick(0);
+            garbage(&mut driver, &mut rng, 9000);
         }
         drop(driver);
     }
