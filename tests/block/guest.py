@@ -4,10 +4,12 @@ A guest says on its serial console what it does; a job ends with a line of its o
 from --kernel, from /boot, or from the package archive by `apt-get download`; nothing is installed.
 """
 
+import json
 import lzma
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -15,7 +17,7 @@ import time
 from pathlib import Path
 
 PACKAGES = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "mkfs.ext4": "e2fsprogs",
-            "e2fsck": "e2fsprogs", "dpkg-deb": "dpkg"}
+            "e2fsck": "e2fsprogs", "resize2fs": "e2fsprogs", "dpkg-deb": "dpkg"}
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
 MODULES = ["virtio_pci", "virtio_blk"]
 END = "the job is done"
@@ -46,6 +48,41 @@ fill() { # directory, number: files of random bytes and a copy of each
 }
 check() { (cd $1 && sha256sum -c sums >/dev/null) && echo "sums are right"; }
 """
+# A disk that grows while it is mounted, and what lies behind its old end.
+GROWTH = """
+sectors() { cat /sys/block/$1/size; }
+eat() { # directory, name: all room but a little, so that what comes later lies behind the old end
+    fallocate -l $(($(df -k $1 | tail -1 | awk '{print $4}') - 1024))k $1/$2
+}
+busy() { # directory: somebody writes all the time
+    rm -f /tmp/enough
+    while [ ! -e /tmp/enough ]; do
+        dd if=/dev/zero of=$1/busy bs=64k count=4 conv=fsync 2>/dev/null || echo "a write failed"
+        sleep 0.05
+    done &
+    writer=$!
+}
+enough() { touch /tmp/enough; wait $writer; }
+until_sectors() { # disk, sectors
+    i=0
+    while [ $(sectors $1) != $2 ]; do
+        i=$((i + 1))
+        if [ $i -gt 600 ]; then echo "$1 has $(sectors $1) sectors, not $2"; return 1; fi
+        sleep 0.1
+    done
+}
+behind() { # disk, its old end in sectors, its sectors: the ends of what is new, past the page cache
+    dmesg | grep -q "$1: detected capacity change from $2 to $3"
+    dd if=/dev/urandom of=/tmp/new bs=4k count=16 2>/dev/null
+    for at in $(($2 / 8)) $(($3 / 8 - 16)); do
+        dd if=/tmp/new of=/dev/$1 bs=4k seek=$at conv=fsync 2>/dev/null
+        echo 3 >/proc/sys/vm/drop_caches
+        dd if=/dev/$1 of=/tmp/back bs=4k skip=$at count=16 2>/dev/null
+        cmp /tmp/new /tmp/back
+    done
+    if dd if=/dev/$1 bs=512 skip=$3 count=1 2>/dev/null | grep -q .; then return 1; fi
+}
+"""
 
 
 class GuestFailed(Exception):
@@ -61,23 +98,26 @@ def missing():
 
 
 class Kernel:
-    """A kernel and its modules, unpacked. `backports`: the archive's newer one, whatever is installed."""
+    """A kernel and its modules, unpacked. `suite`: one of Debian's whose kernel it is, whatever is installed."""
 
-    def __init__(self, given, scratch, backports=False):
+    def __init__(self, given, scratch, suite=None):
         scratch = Path(scratch)
         if given:
             root = Path(given)
-        elif backports:
-            root = self._downloaded(scratch / "backports", self._backports(scratch))
+        elif suite:
+            root = self._downloaded(scratch / suite, self._apt(scratch / f"apt-{suite}", suite))
         else:
             root = self._installed() or self._downloaded(scratch / "kernel", [])
-        images = sorted(root.glob("boot/vmlinuz-*"))
+        # Where Debian 14 has it, and its backports.
+        inside = [path for lib in ("lib", "usr/lib") for path in root.glob(f"{lib}/modules/*/vmlinuz")]
+        images = sorted([*root.glob("boot/vmlinuz-*"), *inside])
         if not images:
             raise GuestFailed(f"no boot/vmlinuz-* in {root}: give an unpacked {KERNEL_PACKAGE} with --kernel")
         self.image = images[-1]
-        release = self.image.name.removeprefix("vmlinuz-")
+        self.release = self.image.parent.name if self.image in inside else self.image.name.removeprefix("vmlinuz-")
+        self.version = tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", self.release).groups())
         self.modules = {}
-        for path in [*(root / "lib" / "modules" / release).rglob("*.ko*"), *(root / "usr/lib/modules" / release).rglob("*.ko*")]:
+        for path in [p for lib in ("lib", "usr/lib") for p in (root / lib / "modules" / self.release).rglob("*.ko*")]:
             name, dot, packed = path.name.partition(".ko")
             if packed in ("", ".xz"):
                 self.modules[name.replace("-", "_")] = path
@@ -96,39 +136,49 @@ class Kernel:
         return None
 
     @staticmethod
-    def _backports(scratch):
-        """Options by which apt knows this release's backports, beside whatever it is set up for."""
+    def debian():
+        """Where this machine has its packages from, and Debian's name for its release."""
         lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages",
                                 "Origin: Debian", "Component: main"], capture_output=True, text=True).stdout
         found = re.search(r"^(\S+) ([a-z]+)$", lines, re.MULTILINE)
         if not found:
             raise GuestFailed("apt has no source of Debian's whose backports could be asked")
-        uri, release = found.groups()
+        return found.groups()
+
+    @staticmethod
+    def _apt(folder, suite):
+        """Options by which apt knows that suite, beside whatever it is set up for."""
+        uri, _ = Kernel.debian()
         keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
-        folder = scratch / "apt"
         (folder / "lists" / "partial").mkdir(parents=True)
-        (folder / "sources.list").write_text(f"deb [signed-by={keys}] {uri} {release}-backports main\n")
+        (folder / "sources.list").write_text(f"deb [signed-by={keys}] {uri} {suite} main\n")
         options = ["-o", f"Dir::Etc::SourceList={folder}/sources.list", "-o", "Dir::Etc::SourceParts=/dev/null",
                    "-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}", "-o", "APT::Sandbox::User=root"]
         done = subprocess.run(["apt-get", *options, "update"], capture_output=True, text=True)
         if done.returncode != 0:
-            raise GuestFailed(f"apt-get update for {release}-backports: {done.stderr[-500:]}")
+            raise GuestFailed(f"apt-get update for {suite}: {done.stderr[-500:]}")
         return options
 
     @staticmethod
     def _downloaded(folder, options):
-        text = subprocess.run(["apt-cache", *options, "depends", KERNEL_PACKAGE], capture_output=True, text=True).stdout
-        names = re.findall(r"Depends: (linux-image-\S+)", text)
-        if not names:
+        def needs(package, parts):
+            text = subprocess.run(["apt-cache", *options, "depends", package], capture_output=True, text=True).stdout
+            return re.findall(rf"Depends: (linux-(?:{parts})-\d\S+)", text)
+
+        images = needs(KERNEL_PACKAGE, "image")
+        if not images:
             raise GuestFailed(f"apt knows no {KERNEL_PACKAGE}: run apt-get update, or give one, unpacked, with --kernel")
+        # Newer ones have both in packages of their own.
+        wanted = [images[0], *needs(images[0], "binary|modules")]
         folder.mkdir()
-        done = subprocess.run(["apt-get", *options, "-o", "APT::Sandbox::User=root", "download", names[0]], cwd=folder,
+        done = subprocess.run(["apt-get", *options, "-o", "APT::Sandbox::User=root", "download", *wanted], cwd=folder,
                               capture_output=True, text=True)
         packages = list(folder.glob("*.deb"))
         if done.returncode != 0 or not packages:
-            raise GuestFailed(f"apt-get download {names[0]}: {done.stderr[-500:]}; or give it, unpacked, with --kernel")
-        subprocess.run(["dpkg-deb", "-x", packages[0], folder / "root"], check=True)
-        packages[0].unlink()
+            raise GuestFailed(f"apt-get download {' '.join(wanted)}: {done.stderr[-500:]}; or give it, unpacked, with --kernel")
+        for package in packages:
+            subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
+            package.unlink()
         return folder / "root"
 
     def with_needed(self, names):
@@ -182,11 +232,11 @@ def archive(entries):
 def initramfs(kernel, job, programs=(), modules=()):
     entries = {folder: (0o040755, b"") for folder in ("proc", "sys", "dev", "tmp", "mnt", "run", "etc")}
     entries["init"] = (0o100755, INIT.encode())
-    entries["job"] = (0o100644, (FILES + job).encode())
+    entries["job"] = (0o100644, (FILES + GROWTH + job).encode())
     entries["etc/mtab"] = (0o100644, b"")
     entries["etc/passwd"] = (0o100644, b"root:x:0:0::/:/bin/sh\n")
     entries["bin/busybox"] = (0o100755, Path(shutil.which("busybox")).read_bytes())
-    wanted = [Path(shutil.which(p) or p) for p in ("mkfs.ext4", "e2fsck", *programs)]
+    wanted = [Path(shutil.which(p) or p) for p in ("mkfs.ext4", "e2fsck", "resize2fs", *programs)]
     for program in wanted:
         entries[f"usr/bin/{program.name}"] = (0o100755, program.read_bytes())
         for library in libraries(program):
@@ -206,10 +256,12 @@ class Guest:
     def __init__(self, kernel, folder, job, disk, programs=(), modules=(), memory=256):
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".cpio", delete=False) as f:
             f.write(initramfs(kernel, job, programs, modules))
+        self.monitor = Path(f.name + ".monitor")
         memfd = f"memory-backend-memfd,id=memory,size={memory}M,share=on"
         self.command = ["qemu-system-x86_64", "-M", "q35,memory-backend=memory", "-object", memfd, "-m", str(memory),
                         *ACCELERATION, "-smp", "2", "-nodefaults", "-no-reboot",
-                        "-display", "none", "-serial", "stdio", "-kernel", str(kernel.image), "-initrd", f.name,
+                        "-display", "none", "-serial", "stdio", "-qmp", f"unix:{self.monitor},server=on,wait=off",
+                        "-kernel", str(kernel.image), "-initrd", f.name,
                         "-append", "console=ttyS0 quiet panic=-1", *disk]
         self.said = []
         self.lock = threading.Condition()
@@ -249,6 +301,20 @@ class Guest:
                     why = "ended" if None in self.said else f"says nothing more after {PATIENCE} s"
                     raise GuestFailed(f"the guest {why} without '{text}':\n{tail}")
                 self.lock.wait(left)
+
+    def tell(self, command, **arguments):
+        """A command to the machine itself, by QEMU's monitor."""
+        with socket.socket(socket.AF_UNIX) as s, s.makefile("rw") as stream:
+            s.settimeout(PATIENCE)
+            s.connect(str(self.monitor))
+            for line in ({"execute": "qmp_capabilities"}, {"execute": command, "arguments": arguments}):
+                print(json.dumps(line), file=stream, flush=True)
+            answers = 0
+            while answers < 2:
+                said = json.loads(stream.readline())
+                if "error" in said:
+                    raise GuestFailed(f"QEMU refuses {command} {arguments}: {said['error']}")
+                answers += "return" in said
 
     def done(self):
         """Waits until it has done its job and has gone."""

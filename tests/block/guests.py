@@ -1,13 +1,18 @@
 """Guests on a cached volume: over QEMU's NBD client, over vhost-user-blk, and with the daemon and the kernel's own client inside."""
 
+import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import guest
-from served import CACHE, Failed, Missing, Unable, identical, run
+from served import CACHE, MIB, Failed, Missing, Unable, identical, run
+
+# What a volume grows by.
+GROWTH = 32 * MIB
 
 MAKE = """
 mkfs.ext4 -q /dev/vda
@@ -24,6 +29,29 @@ fstrim /mnt
 umount /mnt
 e2fsck -fn /dev/vda
 """
+# The disk grows twice under a writer: while it is served, and while the daemon is away.
+GROW = """
+mount -t ext4 /dev/vda /mnt
+busy /mnt
+for round in 1 2; do
+    eat /mnt eaten$round
+    old=$(sectors vda)
+    new=$((old + %d))
+    echo "growth $round: a larger disk, please"
+    until_sectors vda $new
+    behind vda $old $new
+    resize2fs /dev/vda
+    mkdir /mnt/more$round
+    fill /mnt/more$round 10
+done
+enough
+umount /mnt
+mount -t ext4 /dev/vda /mnt
+check /mnt/more1
+check /mnt/more2
+umount /mnt
+e2fsck -fn /dev/vda
+""" % (GROWTH // 512)
 # Each file is synced before the next: what is on the console is on the disk. Three times as long as the daemon is away.
 WRITE = """
 mkfs.ext4 -q /dev/vda
@@ -70,7 +98,8 @@ check /mnt
 umount /mnt
 """ % CACHE
 
-# Disks of the guest's own kernel, by ublk; /dev/vda is the volume's store. $plain: nothing that Linux 6.0 has not.
+# Disks of the guest's own kernel, by ublk; /dev/vda is the volume's store. $plain: nothing that Linux 6.0 has not. $grows: the
+# kernel can give a disk another size.
 UBLK = """
 mkdir -p /dev/shm
 mount -t tmpfs none /dev/shm
@@ -90,6 +119,29 @@ says() { # waits until the daemon has
     done
 }
 stop() { kill -$1 $daemon; wait $daemon || true; }
+larger() { # asks for a larger store, and waits for it
+    old=$(sectors vda)
+    new=$((old + %d))
+    growths=$((growths + 1))
+    echo "growth $growths: a larger store, please"
+    until_sectors vda $new
+}
+followed() { # the disk has grown with its store, or the log says why not; the file system has what is new
+    if [ $grows = no ]; then
+        says "ublkb3 keeps its [0-9]* sectors, and volume 'disk' has $new: this kernel cannot tell a disk a new size"
+        says "detach the volume and attach it again to have the larger disk"
+        [ $(sectors ublkb3) = $disk ]
+        return
+    fi
+    until_sectors ublkb3 $new
+    says "ublkb3 has grown from $old to $new sectors"
+    behind ublkb3 $old $new
+    eat /mnt eaten$growths
+    resize2fs /dev/ublkb3
+    mkdir /mnt/more$growths
+    fill /mnt/more$growths 10
+}
+growths=0
 gone() { if ls /dev/ublkb* /dev/ublkc* 2>/dev/null; then cat /tmp/log; return 1; fi; }
 size=$(blockdev --getsize64 /dev/vda)
 larder block format /tmp/cache --size %d --yes
@@ -131,9 +183,19 @@ check /mnt
 rm /mnt/copy*
 fstrim /mnt
 
-echo "stopped while it is mounted"
+echo "grown under a writer"
+disk=$(sectors ublkb3)
+busy /mnt
+larger
+larder block resize disk --control $control >/tmp/answer
+if [ $grows = yes ]; then grep "1 disk is told of it$" /tmp/answer; else grep "; 1 client keeps the old size" /tmp/answer; fi
+followed
+enough
+
+echo "stopped while it is mounted, and grown before the next"
 stop TERM
 says "ublkb3 is in use: it stays"
+larger
 (echo 3 >/proc/sys/vm/drop_caches; check /mnt) &
 reader=$!
 sleep 1
@@ -141,6 +203,7 @@ sleep 1
 serve ublk:,volume=disk
 says "ublkb3 is taken over"
 wait $reader
+followed
 
 echo "another daemon, a number that is taken, and disks that are only read"
 dd if=/tmp/piece of=/tmp/other bs=64k count=8 2>/dev/null
@@ -168,7 +231,13 @@ gone
 larder block attach disk=file:/dev/vda --control $control
 says "ublkb[0-9]* is there"
 disk=$(ls /dev/ublkb*)
+[ $(sectors ${disk#/dev/}) = $(sectors vda) ]
 mount -t ext4 $disk /mnt
+if [ $grows = no ]; then
+    resize2fs $disk
+    for i in 1 2; do mkdir /mnt/more$i; fill /mnt/more$i 10; done
+    sync
+fi
 larder block detach disk --disconnect --control $control >/dev/null 2>&1
 [ ! -e $disk ]
 umount /mnt
@@ -187,29 +256,49 @@ if grep panicked /tmp/log /tmp/log2; then false; fi
 e2fsck -fn /dev/vda
 mount -t ext4 /dev/vda /mnt
 check /mnt
+check /mnt/more1
+check /mnt/more2
 umount /mnt
-""" % (CACHE, CACHE)
+""" % (GROWTH // 512, CACHE, CACHE)
+
+# With a kernel that can give a ublk disk another size, which takes Linux 6.16.
+NEWER = "trixie-backports"
+UPDATE_SIZE = (6, 16)
 
 _kernels = {}
 _scratch = None
 
 
-def kernel(options, module=None):
-    """The kernel, fetched once; where it has not that module, the archive's newer one."""
+def kernel(options, module=None, least=(0, 0)):
+    """A kernel, fetched once: this machine's; else, where that has not the module or is too old, its release's backport, and the
+    backport of the release after it. Where none is new enough, the newest that has the module."""
     global _scratch
     lacking = guest.missing()
     if lacking:
         raise Missing(lacking)
     if _scratch is None:
         _scratch = tempfile.TemporaryDirectory(prefix="larder-kernel-")
-    for backports in (False, True):
-        if backports not in _kernels:
-            try:
-                _kernels[backports] = guest.Kernel(options.kernel, _scratch.name, backports)
-            except guest.GuestFailed as e:
-                raise Missing(str(e)) from e
-        if module is None or module in _kernels[backports].modules:
-            return _kernels[backports]
+    best = None
+    for suite in (None, "", NEWER):
+        try:
+            if suite == "":
+                suite = guest.Kernel.debian()[1] + "-backports"
+            if suite not in _kernels:
+                _kernels[suite] = guest.Kernel(options.kernel, _scratch.name, suite)
+        except guest.GuestFailed as e:
+            if best:
+                break
+            raise Missing(str(e)) from e
+        found = _kernels[suite]
+        if module is None or module in found.modules:
+            if best is None or found.version > best.version:
+                best = found
+            if best.version >= least:
+                break
+        if options.kernel:
+            break
+    if best:
+        return best
     raise Unable(f"the kernel has no module {module}: give an unpacked linux-image-cloud-amd64 that has it with --kernel")
 
 
@@ -223,9 +312,9 @@ def over_vhost(served):
             "-device", "vhost-user-blk-pci,chardev=disk,num-queues=2"]
 
 
-def boot(served, job, disk, module=None, **more):
+def boot(served, job, disk, module=None, least=(0, 0), **more):
     modules = [module] if module else []
-    return guest.Guest(kernel(served.options, module), served.folder, job, disk, modules=modules, **more)
+    return guest.Guest(kernel(served.options, module, least), served.folder, job, disk, modules=modules, **more)
 
 
 def finish(machine):
@@ -243,7 +332,22 @@ def checked_outside(served):
     run(["e2fsck", "-fn", served.disk])
 
 
-def two_boots(served, disk):
+def held(served, folders):
+    """The files of those folders have their sums on the store itself, without cache and daemon."""
+    for name in folders:
+        run(["debugfs", "-R", f"rdump /{name} {served.folder}", served.disk])
+        at = served.folder / name
+        files = [line.split()[1] for line in (at / "sums").read_text().splitlines()]
+        if not files:
+            raise Failed(f"/{name} has no files")
+        done = subprocess.run(["sha256sum", "--quiet", "-c", "sums"], cwd=at, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Failed(f"/{name} is another on the store: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def two_boots(served, disk, then=None):
+    """A file system is made in one guest and looked at in the next, which has `then` done to it: a job, and what it wants."""
+    job, beside = then or ("", None)
     with boot(served, MAKE, disk) as machine:
         try:
             machine.done()
@@ -252,9 +356,26 @@ def two_boots(served, disk):
     checked_outside(served)
     served.end(signal.SIGTERM)
     served.start()
-    with boot(served, LOOK, disk) as machine:
+    with boot(served, LOOK + job, disk) as machine:
+        try:
+            if beside:
+                beside(served, machine)
+        except guest.GuestFailed as e:
+            raise Failed(str(e)) from e
         finish(machine)
     checked_outside(served)
+
+
+def volume_grows(served, machine):
+    machine.wait_for("growth 1: ")
+    size = served.disk.stat().st_size + GROWTH
+    told = run([served.options.larder, "block", "resize", "disk", str(size), "--state-dir", served.state])
+    if "1 disk is told of it" not in told or "keep" in told:
+        raise Failed(f"resize: {told}")
+    machine.wait_for("growth 2: ")
+    served.end(signal.SIGKILL)
+    os.truncate(served.disk, size + GROWTH)
+    served.start()
 
 
 def killed(served, disk):
@@ -277,7 +398,8 @@ def guest_nbd(served):
 
 
 def guest_vhost(served):
-    two_boots(served, over_vhost(served))
+    two_boots(served, over_vhost(served), (GROW, volume_grows))
+    held(served, ["more1", "more2"])
 
 
 def guest_nbd_killed(served):
@@ -295,26 +417,44 @@ def guest_with_nbd_client(served):
     inside(served, INSIDE, "nbd", [client], memory=512)
 
 
-def inside(served, job, module, programs=(), memory=768):
+def inside(served, job, module, programs=(), memory=768, least=(0, 0), beside=None):
     """The daemon in the guest, and outside only what it has left on the volume."""
-    kernel(served.options, module)
+    kernel(served.options, module, least)
     served.end(signal.SIGTERM)
-    disk = ["-drive", f"file={served.disk},if=virtio,format=raw"]
+    disk = ["-drive", f"file={served.disk},if=virtio,id=store,format=raw"]
     program = Path(served.folder) / "larder"
     shutil.copy(served.options.larder, program)
     run(["strip", "-g", program])
-    with boot(served, job, disk, module, programs=[str(program), *programs], memory=memory) as machine:
+    with boot(served, job, disk, module, least, programs=[str(program), *programs], memory=memory) as machine:
+        try:
+            if beside:
+                beside(served, machine)
+        except guest.GuestFailed as e:
+            raise Failed(str(e)) from e
         finish(machine)
     served.start()
     checked_outside(served)
 
 
+def store_grows(served, machine):
+    for n in (1, 2):
+        machine.wait_for(f"growth {n}: ")
+        machine.tell("block_resize", device="store", size=served.disk.stat().st_size + GROWTH)
+
+
+def ublk(served, plain, least):
+    can = not plain and kernel(served.options, "ublk_drv", least).version >= UPDATE_SIZE
+    job = f"plain={plain}\ngrows={'yes' if can else 'no'}\n" + UBLK
+    inside(served, job, "ublk_drv", least=least, beside=store_grows)
+    held(served, ["more1", "more2"])
+
+
 def guest_ublk(served):
-    inside(served, "plain=\n" + UBLK, "ublk_drv")
+    ublk(served, "", UPDATE_SIZE)
 
 
 def guest_ublk_plain(served):
-    inside(served, "plain=--ublk-plain\n" + UBLK, "ublk_drv")
+    ublk(served, "--ublk-plain", (0, 0))
 
 
 CASES = [guest_nbd, guest_vhost, guest_nbd_killed, guest_vhost_killed, guest_with_nbd_client, guest_ublk, guest_ublk_plain]
