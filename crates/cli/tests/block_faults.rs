@@ -24,6 +24,7 @@ use larder_base::Rng;
 use larder_block::backing::Session;
 use larder_block::nbd::wire::Errno;
 use larder_block::op::Op;
+use larder_format::block::superblock::COPY_BYTES;
 use larder_runtime::{AlignedBuf, Payload};
 
 /// What a place has, bytes: neither a line nor a multiple of one.
@@ -32,6 +33,8 @@ const PLACES: usize = 1200;
 /// What is written to `dir`, where reads or writes of the cache device are to fail.
 const READS: &str = "reads-fail";
 const WRITES: &str = "writes-fail";
+/// The same where reads of the cache's map are to fail.
+const MAP_READS: &str = "map-reads-fail";
 /// What the log says when a cache is out of use.
 const GIVEN_UP: &str = "Volumes go on without it";
 
@@ -118,6 +121,39 @@ struct Device {
 impl Device {
     /// A formatted cache at `dir/cache`; `None` where this machine cannot have one.
     fn start(dir: &Path, errno: &str, placement: &str) -> Option<Device> {
+        let trigger = |name: &str| dir.join(name).display().to_string();
+        let mut plugin = vec!["--filter=error".into(), "file".into(), trigger("image")];
+        plugin.push(format!("error={errno}"));
+        for (kind, name) in [("pread", READS), ("pwrite", WRITES), ("zero", WRITES)] {
+            plugin.push(format!("error-{kind}-rate=100%"));
+            plugin.push(format!("error-{kind}-file={}", trigger(name)));
+        }
+        Device::start_over(dir, &plugin, placement)
+    }
+
+    /// The same, where [`MAP_READS`] makes reads fail from byte `from` on.
+    fn start_that_fails_behind(dir: &Path, from: u64, placement: &str) -> Option<Device> {
+        let image = dir.join("image").display().to_string();
+        let trigger = dir.join(MAP_READS).display().to_string();
+        let plugin = [
+            "eval".to_owned(),
+            format!("get_size=stat -c %s '{image}'"),
+            format!(
+                "pread=if [ -e '{trigger}' ] && [ $(($3 + $4)) -gt {from} ]; then echo EIO rot >&2; exit 1; fi; \
+                 dd if='{image}' iflag=skip_bytes,count_bytes skip=$4 count=$3 bs=128k status=none"
+            ),
+            format!(
+                "pwrite=dd of='{image}' oflag=seek_bytes seek=$4 bs=128k conv=notrunc status=none"
+            ),
+            "flush=exit 0".to_owned(),
+            "can_write=exit 0".to_owned(),
+            "can_flush=exit 0".to_owned(),
+        ];
+        Device::start_over(dir, &plugin, placement)
+    }
+
+    /// What nbdkit is to serve, by a plugin and its filters and parameters.
+    fn start_over(dir: &Path, plugin: &[String], placement: &str) -> Option<Device> {
         let needed = [("nbdkit", "nbdkit"), ("nbdfuse", "libnbd-bin"), ("fusermount3", "fuse3")];
         if !have(&needed) {
             return None;
@@ -131,12 +167,7 @@ impl Device {
         let (socket, point) = (dir.join("kit"), dir.join("fuse"));
         std::fs::create_dir(&point).unwrap();
         let mut kit = Command::new("nbdkit");
-        kit.args(["-f", "--exit-with-parent", "--filter=error", "-U"]).arg(&socket);
-        kit.arg("file").arg(dir.join("image")).arg(format!("error={errno}"));
-        for (kind, trigger) in [("pread", READS), ("pwrite", WRITES), ("zero", WRITES)] {
-            kit.arg(format!("error-{kind}-rate=100%"));
-            kit.arg(format!("error-{kind}-file={}", dir.join(trigger).display()));
-        }
+        kit.args(["-f", "--exit-with-parent", "-U"]).arg(&socket).args(plugin);
         let quiet = |c: &mut Command| {
             c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
         };
@@ -272,6 +303,67 @@ fn a_device_that_vanishes_is_given_up() {
     device.vanish();
     model.work_until(&mut *s, &mut daemon, GIVEN_UP);
     model.work(&mut *s, 300);
+    model.check_all(&mut *s);
+    drop(s);
+    daemon.stop();
+    model.check_file(&dir.join("disk"));
+}
+
+/// The device cannot be read when the daemon starts: volumes are served without it, and when it can be read again it is cold,
+/// since they were written to meanwhile. Where that cannot be noted the start is refused.
+#[test]
+fn a_map_that_cannot_be_read_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // Behind both copies of the superblock, which say what the map is of.
+    let from = 2 * COPY_BYTES as u64;
+    let Some(device) = Device::start_that_fails_behind(dir, from, "set:8") else { return };
+    let daemon = device.serve();
+    let mut s = session(dir);
+    let mut model = Model::new(6);
+    model.work(&mut *s, 200);
+    drop(s);
+    daemon.stop();
+    device.fail(&[MAP_READS]);
+    // Nobody may write past the cache where it is not noted that it must not be used again.
+    let (cache, socket) = (device.cache(), format!("unix:{}", dir.join("socket").display()));
+    let disk = format!("disk=file:{}", dir.join("disk").display());
+    let (cache, nowhere) = (cache.to_str().unwrap(), dir.join("disk").join("state"));
+    let mut serve = vec!["serve", "--cache", cache, "--volume", &disk, "--listen", &socket];
+    serve.extend(["--state-dir", nowhere.to_str().unwrap()]);
+    let (code, message) = larder(&serve);
+    assert!(code == Some(1) && message.contains("cannot be noted"), "{code:?} {message}");
+    for round in 0..2 {
+        let mut daemon = device.serve();
+        assert!(daemon.said(GIVEN_UP), "{:#?}", daemon.seen);
+        let now = status(dir);
+        assert!(now["cache"]["given_up"].is_string(), "{now:#}");
+        let alarms = now["alarms"].as_array().unwrap();
+        let said = |a: &serde_json::Value| a.as_str().unwrap().contains("pass-through");
+        assert!(alarms.iter().any(said), "{now:#}");
+        let mut s = session(dir);
+        model.check_all(&mut *s);
+        model.work(&mut *s, 200);
+        drop(s);
+        assert_eq!(counter(&status(dir), "fills"), 0);
+        // In good order and otherwise.
+        if round == 0 {
+            daemon.stop()
+        } else {
+            drop(daemon)
+        }
+        model.check_file(&dir.join("disk"));
+    }
+    device.mend(&[MAP_READS]);
+    let daemon = device.serve();
+    assert!(
+        daemon.seen.iter().any(|line| line.contains("cold: the cache was given up")),
+        "{:#?}",
+        daemon.seen
+    );
+    let mut s = session(dir);
+    model.check_all(&mut *s);
+    model.work(&mut *s, 200);
     model.check_all(&mut *s);
     drop(s);
     daemon.stop();

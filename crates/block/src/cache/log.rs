@@ -118,10 +118,11 @@ pub(super) struct LogThread {
 }
 
 impl LogThread {
-    pub(super) fn new(cache: Arc<Cache>, log: TapedLog, fills: FileQueue) -> LogThread {
+    /// Without a log the cache has been given up.
+    pub(super) fn new(cache: Arc<Cache>, log: Option<TapedLog>, fills: FileQueue) -> LogThread {
         LogThread {
             cache,
-            log: Some(log),
+            log,
             fills,
             writing: Vec::new(),
             free: Vec::new(),

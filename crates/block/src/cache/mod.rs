@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`open`](mod@open) | formatting, opening, and what survives |
+//! | `restore` | the durable map at a start, or a start without it |
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
@@ -35,6 +36,7 @@ mod pieces;
 mod prefetch;
 mod range;
 mod record;
+mod restore;
 mod room;
 mod select;
 mod service;
@@ -348,8 +350,11 @@ impl Cache {
         }
     }
 
-    /// Lines in the cache, by a walk over the map: it takes its time.
+    /// Lines in the cache, by a walk over the map: it takes its time. None are once it was given up.
     pub fn count_lines(&self) -> u64 {
+        if !self.is_enabled() {
+            return 0;
+        }
         self.shards.iter().map(|cell| u64::from(locked(cell).shard.lines())).sum()
     }
 

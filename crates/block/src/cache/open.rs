@@ -19,12 +19,11 @@ use std::time::Instant;
 
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
 use larder_engine::block::address::Placing;
-use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
+use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::volumes::{CannotCome, Coming, Found, TakenUp, take_up};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, IoFailed, LineId, MapLog, Regions, SlotId,
-    Sum, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, Regions, WriteMode,
 };
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
@@ -39,10 +38,11 @@ use larder_runtime::{
     SharedError, SharedRegion,
 };
 
-use super::cell::{Cell, Tables};
+use super::cell::{Cell, Out, Tables};
 use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread, QUIET_SECONDS};
 use super::record::Recording;
+use super::restore::{NotRestored, begin_without, marker, note_given_up, restore};
 use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, tables};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
@@ -515,15 +515,15 @@ impl Region {
     }
 
     /// Makes the words nobody's.
-    fn disown(&self) {
+    pub(super) fn disown(&self) {
         locked(&self.header).store(0, 0);
     }
 
-    fn announce(&self, epoch: u64) {
+    pub(super) fn announce(&self, epoch: u64) {
         locked(&self.header).store(5, epoch);
     }
 
-    fn own(&self, sb: &BlockSuperblock) {
+    pub(super) fn own(&self, sb: &BlockSuperblock) {
         let mut header = locked(&self.header);
         header.store(4, sb.epoch);
         header.store(5, sb.epoch);
@@ -554,24 +554,15 @@ impl Cache {
     /// No later start may use what is on the device now.
     pub(super) fn void(&self, log: &mut TapedLog) {
         self.region.disown();
-        let marker = marker(&self.config.state_dir, log.superblock());
-        let noted = std::fs::create_dir_all(&self.config.state_dir)
-            .and_then(|()| std::fs::write(&marker, b"the cache was given up\n"))
-            .and_then(|()| std::fs::File::open(&marker)?.sync_all())
-            .and_then(|()| std::fs::File::open(&self.config.state_dir)?.sync_all());
-        if let Err(error) = noted {
+        if let Err(error) = note_given_up(&self.config.state_dir, log.superblock()) {
             tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
-                used again", marker.display());
+                used again", self.config.state_dir.display());
         }
         // If the device takes it after all, nothing else is needed.
         let _ = log.update(&mut CacheIo(&self.device), |sb| {
             sb.volumes.clear();
         });
     }
-}
-
-fn marker(dir: &Path, sb: &BlockSuperblock) -> PathBuf {
-    dir.join(format!("given-up-{}", sb.uuid))
 }
 
 /// Opens a cache device with its volumes, and starts its log's thread.
@@ -588,8 +579,8 @@ pub fn open(
         tracing::info!("the cache device is used through the page cache: {why}");
     }
     let mut sb = Cache::superblock_of(&device)?;
-    let given_up = marker(&config.state_dir, &sb);
-    let voided = given_up.exists();
+    let was_given_up = marker(&config.state_dir, &sb);
+    let voided = was_given_up.exists();
     if voided {
         // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
         sb.volumes.clear();
@@ -629,104 +620,40 @@ pub fn open(
             })?;
         }
     }
-    let per = u64::from(layout.shard_slots());
-    let recovered = MapLog::recover(sb, shared, QUIET, &mut CacheIo(&device), |slot, held| {
-        let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
-        maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
-    })
-    .map_err(|_| CacheError::System {
-        what: "the map on the cache device",
-        reason: "it cannot be read: replace the device, or format it anew".into(),
-    })?;
-    let mut log = recovered.log;
-    let whole = log.is_whole();
-    if !whole {
-        tracing::error!(
-            "'{}': pages of the map's log are damaged{}. If that happens again, replace the device",
-            path.display(),
-            if shared {
-                "; the map in memory is whole, and is written anew"
-            } else {
-                ": the cache is cold"
-            }
-        );
-    }
-    let regions = Regions { groups: layout.region_groups, count: layout.regions };
-    for range in recovered.damaged {
-        for slot in range {
-            let (map, slot) = (&mut maps[(slot / per) as usize], SlotId((slot % per) as u32));
-            if map.get(slot) == Slot::Free {
-                map.hold(slot);
-            }
+    let planned = sb.clone();
+    let empty = config.record.is_some();
+    let (restored, given_up) = match restore(sb, shared, &plan, &device, &mut maps, &region, empty)
+    {
+        Ok(restored) => (Some(restored), None),
+        Err(NotRestored::Refused(error)) => return Err(error),
+        Err(NotRestored::Io(why)) => {
+            begin_without(&config, &planned, &device, &region, &why)?;
+            (None, Some(why))
         }
-    }
-    let (mut dropped, mut foreign) = (0u64, 0u64);
-    if layout.is_sparse() {
-        let keeps = |line| plan.keeps(line, &layout);
-        let io = &mut CacheIo(&device);
-        (dropped, foreign) = if shared {
-            tables::keep_pages(&mut maps, log.superblock(), io, &keeps)
-        } else {
-            let used = |line| keeps(line) && !log.is_set(regions.of(line));
-            tables::find_pages(&mut maps, log.superblock(), io, &used).map(|dropped| (dropped, 0))
-        }
-        .map_err(|IoFailed| CacheError::System {
-            what: "the map on the cache device",
-            reason: "it cannot be read or written: replace the device, or format it anew".into(),
-        })?;
-    }
-    // (What is in a table was looked at.)
-    for map in maps.iter_mut().filter(|_| !layout.is_sparse()) {
-        for slot in (0..map.len()).map(SlotId) {
-            let proved = |line| shared || (whole && !log.is_set(regions.of(line)));
-            if let Slot::Line(line) = map.get(slot)
-                && !(proved(line) && plan.keeps(line, &layout))
-            {
-                map.hold(slot);
-                dropped += 1;
-                foreign += u64::from(!plan.keeps(line, &layout));
-            }
-        }
-    }
-    if dropped > 0 {
-        tracing::info!(
-            "{dropped} lines are dropped: nothing proves that they are as the volumes are"
-        );
-    }
-    let empty = recovered.records == 0
-        && !log.superblock().snapshot
-        && log.regions_set() == 0
-        && maps.iter().all(|m| match m.sparse() {
-            Some(table) => table.is_new(),
-            None => (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free),
-        });
-    if config.record.is_some() && !empty {
-        return Err(CacheError::NotEmpty { path: path.display().to_string() });
-    }
-    let warmth = match in_memory {
-        Ok(()) => Warmth::Memory,
-        Err(_) if maps.iter().any(|m| m.count() > 0) => Warmth::Log(recovered.records),
-        Err(_) if !whole => Warmth::Cold("pages of the map's log are damaged".into()),
-        Err(why) => Warmth::Cold(why),
     };
-    let generation = log.superblock().generation;
-    region.announce(log.superblock().epoch + 1);
-    // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
-    let io = &mut CacheIo(&device);
-    let outcome = if foreign == 0 && whole {
-        log.update(io, |sb| sb.epoch += 1)
-    } else {
-        log.begin_anew(io, |sb| sb.epoch += 1)
+    let warmth = match (in_memory, &restored) {
+        (_, None) => Warmth::Cold("it is not used".to_owned()),
+        (Ok(()), _) => Warmth::Memory,
+        (Err(_), Some(restored)) if maps.iter().any(|m| m.count() > 0) => {
+            Warmth::Log(restored.records)
+        }
+        (Err(_), Some(restored)) if !restored.whole => {
+            Warmth::Cold("pages of the map's log are damaged".to_owned())
+        }
+        (Err(why), _) => Warmth::Cold(why),
     };
-    outcome.map_err(|e| CacheError::System { what: "the cache device", reason: e.to_string() })?;
-    region.own(log.superblock());
-    if voided && let Err(error) = std::fs::remove_file(&given_up) {
-        tracing::warn!(%error, "'{}' stays: the next start will be cold too", given_up.display());
+    let superblock = restored.as_ref().map_or(planned, |r| r.log.superblock().clone());
+    let generation = superblock.generation;
+    if voided
+        && restored.is_some()
+        && let Err(error) = std::fs::remove_file(&was_given_up)
+    {
+        tracing::warn!(%error, "'{}' stays: the next start will be cold too", was_given_up.display());
     }
 
     let mut attached = BTreeMap::new();
     for (spec, record) in volumes.iter().zip(&plan.records) {
-        let volume = Attached::new(spec, governor.next_id(), record, log.superblock(), &config)?;
+        let volume = Attached::new(spec, governor.next_id(), record, &superblock, &config)?;
         volume.make_durable()?;
         attached.insert(spec.name().to_owned(), volume);
     }
@@ -735,12 +662,12 @@ pub fn open(
         line_bytes: layout.line,
         write: config.write,
         limits: limits(config.fill_memory, &layout),
-        regions,
+        regions: Regions { groups: layout.region_groups, count: layout.regions },
     };
     let recorder = match &config.record {
         None => None,
         Some(record) => {
-            Some(Recording::start(record, log.superblock(), &block_config, &config, &attached)?)
+            Some(Recording::start(record, &superblock, &block_config, &config, &attached)?)
         }
     };
     let shards = maps
@@ -777,7 +704,7 @@ pub fn open(
         log_inbox: Mutex::new(LogInbox { commit: true, ..LogInbox::default() }),
         log_wake: Condvar::new(),
         log_stats: Mutex::default(),
-        enabled: true.into(),
+        enabled: given_up.is_none().into(),
         flash_errors: 0.into(),
         start: Instant::now(),
         recorder,
@@ -785,8 +712,18 @@ pub fn open(
         region,
         config,
     });
-    let mut log = TapedLog::new(log);
-    cache.begin_recording(&mut log);
+    let log = restored.map(|restored| {
+        let mut log = TapedLog::new(restored.log);
+        cache.begin_recording(&mut log);
+        log
+    });
+    if given_up.is_some() {
+        *locked(&cache.governor.given_up) = given_up;
+        for shard in 0..layout.shards {
+            let now = cache.now();
+            cache.with(shard, None, &mut Out::default(), |s, fx| s.disable(now, fx));
+        }
+    }
     let thread = LogThread::new(cache.clone(), log, fills);
     let thread = std::thread::Builder::new()
         .name("block-log".into())
@@ -831,7 +768,7 @@ pub(super) struct VolumePlan {
 }
 
 impl VolumePlan {
-    fn keeps(&self, line: LineId, layout: &Layout) -> bool {
+    pub(super) fn keeps(&self, line: LineId, layout: &Layout) -> bool {
         let group = line.group().0;
         self.kept.iter().any(|(first, groups)| *first <= group && group < first + groups)
             && line.0 < layout.space_lines()

@@ -1,0 +1,185 @@
+//! The durable map at a start: read, and the run begun on the device; or the device fails, and volumes are served without it.
+
+use std::path::{Path, PathBuf};
+
+use larder_engine::block::map::{Map, Slot};
+use larder_engine::block::{IoFailed, LineId, MapLog, Regions, SlotId, Sum};
+use larder_format::block::BlockSuperblock;
+use larder_format::block::superblock::COPY_BYTES;
+use larder_runtime::{Device, FlashDevice, plain};
+
+use super::log::CacheIo;
+use super::open::{CacheConfig, CacheError, QUIET, Region, VolumePlan};
+use super::tables;
+
+/// Is there as long as what is on the device must not be used.
+pub(super) fn marker(dir: &Path, sb: &BlockSuperblock) -> PathBuf {
+    dir.join(format!("given-up-{}", sb.uuid))
+}
+
+/// Notes durably that the next start must not use what is on the device.
+pub(super) fn note_given_up(dir: &Path, sb: &BlockSuperblock) -> std::io::Result<()> {
+    let marker = marker(dir, sb);
+    std::fs::create_dir_all(dir)?;
+    std::fs::write(&marker, b"the cache was given up\n")?;
+    std::fs::File::open(&marker)?.sync_all()?;
+    std::fs::File::open(dir)?.sync_all()
+}
+
+/// The durable map as a start has found it.
+pub(super) struct Restored {
+    pub log: MapLog,
+    /// Records of the log.
+    pub records: u64,
+    /// Whether the log was as long as it is known to have been: if not, no line of it is used.
+    pub whole: bool,
+}
+
+/// Why there is none.
+pub(super) enum NotRestored {
+    /// The device fails.
+    Io(String),
+    /// It could be had, and is not wanted so.
+    Refused(CacheError),
+}
+
+impl From<CacheError> for NotRestored {
+    fn from(error: CacheError) -> NotRestored {
+        NotRestored::Refused(error)
+    }
+}
+
+/// Reads the durable map into `maps`, unless it is there from `shared` memory, without lines that must not be used, and begins
+/// the run on the device. With `empty`: only if nothing is in it.
+pub(super) fn restore(
+    sb: BlockSuperblock,
+    shared: bool,
+    plan: &VolumePlan,
+    device: &FlashDevice,
+    maps: &mut [Map],
+    region: &Region,
+    empty: bool,
+) -> Result<Restored, NotRestored> {
+    let layout = sb.layout;
+    let per = u64::from(layout.shard_slots());
+    let recovered = MapLog::recover(sb, shared, QUIET, &mut CacheIo(device), |slot, held| {
+        let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
+        maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
+    })
+    .map_err(|IoFailed| NotRestored::Io("its map cannot be read".to_owned()))?;
+    let mut log = recovered.log;
+    let whole = log.is_whole();
+    if !whole {
+        tracing::error!(
+            "'{}': pages of the map's log are damaged{}. If that happens again, replace the device",
+            device.name(),
+            if shared {
+                "; the map in memory is whole, and is written anew"
+            } else {
+                ": the cache is cold"
+            }
+        );
+    }
+    let regions = Regions { groups: layout.region_groups, count: layout.regions };
+    for range in recovered.damaged {
+        for slot in range {
+            let (map, slot) = (&mut maps[(slot / per) as usize], SlotId((slot % per) as u32));
+            if map.get(slot) == Slot::Free {
+                map.hold(slot);
+            }
+        }
+    }
+    let (mut dropped, mut foreign) = (0u64, 0u64);
+    if layout.is_sparse() {
+        let keeps = |line| plan.keeps(line, &layout);
+        let io = &mut CacheIo(device);
+        (dropped, foreign) = if shared {
+            tables::keep_pages(maps, log.superblock(), io, &keeps)
+        } else {
+            let used = |line| keeps(line) && !log.is_set(regions.of(line));
+            tables::find_pages(maps, log.superblock(), io, &used).map(|dropped| (dropped, 0))
+        }
+        .map_err(|IoFailed| NotRestored::Io("its map cannot be read or written".to_owned()))?;
+    }
+    // (What is in a table was looked at.)
+    for map in maps.iter_mut().filter(|_| !layout.is_sparse()) {
+        for slot in (0..map.len()).map(SlotId) {
+            let proved = |line| shared || (whole && !log.is_set(regions.of(line)));
+            if let Slot::Line(line) = map.get(slot)
+                && !(proved(line) && plan.keeps(line, &layout))
+            {
+                map.hold(slot);
+                dropped += 1;
+                foreign += u64::from(!plan.keeps(line, &layout));
+            }
+        }
+    }
+    if dropped > 0 {
+        tracing::info!(
+            "{dropped} lines are dropped: nothing proves that they are as the volumes are"
+        );
+    }
+    let is_empty = recovered.records == 0
+        && !log.superblock().snapshot
+        && log.regions_set() == 0
+        && maps.iter().all(|m| match m.sparse() {
+            Some(table) => table.is_new(),
+            None => (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free),
+        });
+    if empty && !is_empty {
+        return Err(CacheError::NotEmpty { path: device.name().to_string() }.into());
+    }
+    region.announce(log.superblock().epoch + 1);
+    // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
+    let io = &mut CacheIo(device);
+    let outcome = if foreign == 0 && whole {
+        log.update(io, |sb| sb.epoch += 1)
+    } else {
+        log.begin_anew(io, |sb| sb.epoch += 1)
+    };
+    outcome.map_err(|e| NotRestored::Io(e.to_string()))?;
+    region.own(log.superblock());
+    Ok(Restored { log, records: recovered.records, whole })
+}
+
+/// The device fails before anything was used of it: volumes are served without. No later start may use what is on it, since they
+/// change meanwhile.
+///
+/// # Errors
+/// When that cannot be noted: then nobody may write to the volumes past the cache.
+pub(super) fn begin_without(
+    config: &CacheConfig,
+    sb: &BlockSuperblock,
+    device: &FlashDevice,
+    region: &Region,
+    why: &str,
+) -> Result<(), CacheError> {
+    let fail = |reason: String| CacheError::System { what: "the cache device", reason };
+    if config.record.is_some() {
+        return Err(fail(format!("{why}, and nothing could be recorded without it: replace it")));
+    }
+    note_given_up(&config.state_dir, sb).map_err(|e| {
+        fail(format!(
+            "{why}, and it cannot be noted in '{}' that what is on it must not be used again: {}; replace the device, or name a \
+             --state-dir that can be written to",
+            config.state_dir.display(),
+            plain(&e),
+        ))
+    })?;
+    region.disown();
+    // For a start with another state directory, if the device takes it.
+    let mut next = sb.clone();
+    next.volumes.clear();
+    next.sequence += 1;
+    let at = (next.copy() * COPY_BYTES) as u64;
+    let barred = device.write_at(at, &next.encode()).and_then(|()| device.sync());
+    if let Err(error) = barred {
+        tracing::debug!(%error, "the superblock stays");
+    }
+    tracing::error!(
+        "the cache '{}' is not used: {why}. Volumes go on without it (pass-through); replace the cache device, format it and start \
+         again, or start again when it can be read: it is cold then",
+        device.name()
+    );
+    Ok(())
+}
