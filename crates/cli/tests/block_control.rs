@@ -153,6 +153,78 @@ fn comes_and_goes(placement: &str) {
     daemon.stop();
 }
 
+/// What is not attached is known until it is dropped: then its lines, its name and what was selected of it are gone.
+#[test]
+fn a_volume_that_was_put_aside_is_forgotten() {
+    for placement in ["set:8", "full", "sparse"] {
+        forgotten(placement);
+    }
+}
+
+fn forgotten(placement: &str) {
+    let dir = prepare(placement);
+    let dir = dir.path();
+    let other = dir.join("other");
+    std::fs::write(&other, vec![3u8; 8 << 20]).unwrap();
+    let uri = format!("more=file:{}", other.display());
+    let daemon = Daemon::start(dir, &[]);
+    let fill = || {
+        let mut s = session_of(dir, "more");
+        assert!(read(&mut *s, 0, 1 << 20).iter().all(|&b| b == 3));
+        settle(dir);
+    };
+    let mut s = session(dir);
+    write(&mut *s, 0, 1 << 20, 5);
+    json(dir, &["attach", &uri]);
+    fill();
+    json(dir, &["pin", "more"]);
+    json(dir, &["detach", "more", "--disconnect"]);
+    let (code, _, error) = ask(dir, &["drop", "mode"]);
+    assert!(code == 1 && error.contains("these are: disk; put aside were: more"), "{error}");
+    let gone = json(dir, &["drop", "more"]);
+    assert_eq!((&gone["dropped_lines"], &gone["forgotten"]), (&256.into(), &true.into()));
+    let (code, _, error) = ask(dir, &["drop", "more"]);
+    assert!(code == 1 && error.contains("none was put aside"), "{error}");
+    // Lines of others stay, and of those that are attached the names.
+    let hits = |dir| json(dir, &["status"])["volumes"][0]["read_hits"].as_u64().unwrap();
+    let before = hits(dir);
+    assert!(read(&mut *s, 0, 1 << 20).iter().all(|&b| b == 5));
+    assert_eq!(hits(dir), before + 1);
+    assert_eq!(json(dir, &["drop", "disk"])["forgotten"], false);
+    drop(s);
+
+    let new = json(dir, &["attach", &uri]);
+    assert_eq!(new["why_cold"], "it is new to this cache");
+    let selected = &json(dir, &["status"])["volumes"][1];
+    assert_eq!((&selected["rule"], &selected["selected"]), (&"policy".into(), &0.into()));
+    fill();
+    json(dir, &["detach", "more", "--disconnect"]);
+    // A store that became smaller is refused until what was known of it is forgotten.
+    std::fs::File::options().write(true).open(&other).unwrap().set_len(4 << 20).unwrap();
+    let (code, _, error) = ask(dir, &["attach", &uri]);
+    assert!(code == 1 && error.contains("larder block drop"), "{error}");
+    let (code, text, _) = ask(dir, &["drop", "more"]);
+    assert!(code == 0 && text.contains("256 lines dropped; it was not attached"), "{text}");
+    // It is forgotten for good.
+    daemon.kill();
+    let daemon = Daemon::start(dir, &[]);
+    let new = json(dir, &["attach", &uri]);
+    assert_eq!(
+        (&new["why_cold"], &new["bytes"]),
+        (&"it is new to this cache".into(), &(4 << 20).into())
+    );
+    fill();
+    daemon.stop();
+    // Nor does a volume stay known that a start has left out.
+    let daemon = Daemon::start(dir, &[]);
+    assert_eq!(json(dir, &["drop", "more"])["dropped_lines"], 256);
+    daemon.stop();
+    let mut check = Command::new(env!("CARGO_BIN_EXE_larder"));
+    let output = check.args(["block", "check", "--json"]).arg(dir.join("cache")).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("\"disk\"") && !text.contains("\"more\""), "{text}");
+}
+
 #[test]
 fn wrong_use_of_the_commands() {
     let dir = prepare("set:8");

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::block::volumes::{self, CannotGrow, put_aside, room_to_grow};
 use larder_engine::block::{LineId, OpId};
+use larder_format::block::{Volume as VolumeRecord, VolumeState};
 use larder_policy::block::{
     BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
 };
@@ -248,6 +249,58 @@ impl Cache {
             volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
         }
         Ok(dropped)
+    }
+
+    /// Forgets a volume that is not attached: drops its lines, gives its place up, and what is selected of it. Under its name
+    /// another may come. Returns how many lines there were; `None` if `go_on` has said no.
+    ///
+    /// # Errors
+    /// When the cache knows no such volume that is not attached, a record is being written, which has no word for it, or the
+    /// cache device fails.
+    pub fn forget(
+        &self,
+        name: &str,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<u64>, CacheError> {
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        let known = self.on_log(|log| log.superblock().map(|sb| sb.volumes.clone()))?;
+        let known = known.ok_or_else(|| {
+            fail("the cache was given up, and nothing that is cached is used again".to_owned())
+        })?;
+        let aside: Vec<&VolumeRecord> =
+            known.iter().filter(|v| v.state == VolumeState::Detached).collect();
+        let Some(record) = aside.iter().find(|v| v.name == name) else {
+            let CacheError::Volume { reason, .. } = self.no_volume(name) else {
+                return Err(self.no_volume(name));
+            };
+            let names: Vec<&str> = aside.iter().map(|v| v.name.as_str()).collect();
+            return Err(fail(match names.len() {
+                0 => format!("{reason}; none was put aside"),
+                _ => format!("{reason}; put aside were: {}", names.join(", ")),
+            }));
+        };
+        if self.recorder.is_some() {
+            return Err(fail(
+                "it is not attached, and cannot be forgotten while --record writes: start the daemon without"
+                    .to_owned(),
+            ));
+        }
+        let of_group = self.group_bytes();
+        let (first, last) = self.lines_of(record.first_group * of_group, record.groups * of_group);
+        let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
+        let Some(dropped) = dropped else { return Ok(None) };
+        let of = name.to_owned();
+        let changed = self.on_log(move |log| {
+            // They must not come back as those of who gets the place, not even after a power cut in the next moment.
+            log.change_superblock(dropped > 0, |sb| {
+                volumes::forget(sb, &of);
+            })
+        })?;
+        if !changed {
+            return Err(fail("the cache device failed, and the cache was given up".to_owned()));
+        }
+        self.forget_selection(name)?;
+        Ok(Some(dropped))
     }
 
     /// Takes up a volume; `trust` vouches for a store that cannot tell whether it was changed. Returns whether what was cached of it is used, and if not, why not.

@@ -829,13 +829,14 @@ pub(super) fn plan_one(
     let taken = taken.map_err(|why| {
         fail(match why {
             CannotCome::Shrunk(had) => format!(
-                "it has {bytes} bytes but had {had} when it was last attached: restore its size, or attach it under another name"
+                "it has {bytes} bytes but had {had} when it was last attached: restore its size, attach it under another name, or \
+                 forget what was (`larder block drop`)"
             ),
             CannotCome::TooMany => {
-                format!("the cache knows {MAX_VOLUMES} volumes already: drop one")
+                format!("the cache knows {MAX_VOLUMES} volumes already: `larder block drop` forgets one that is not attached")
             }
             CannotCome::NoRoom => format!(
-                "{bytes} bytes do not fit in the line space of this cache: drop volumes that are not used any more"
+                "{bytes} bytes do not fit in the line space of this cache: `larder block drop` forgets volumes that are not attached"
             ),
         })
     })?;

@@ -79,7 +79,6 @@ impl Cache {
     }
 
     fn save_selection(&self, volume: &Attached) -> Result<(), CacheError> {
-        let fail = |reason: String| CacheError::System { what: "what is selected", reason };
         let mut all = self.read_selection().unwrap_or_default();
         let (whole, count) = self.selected_of(volume);
         if whole == Rule::ByPolicy && count == 0 {
@@ -88,13 +87,29 @@ impl Cache {
             let ranges = self.selected_ranges(volume.id);
             all.insert(volume.name.clone(), Saved { whole: whole.to_string(), ranges });
         }
-        let bytes = serde_json::to_vec_pretty(&all).map_err(|e| fail(e.to_string()))?;
+        self.write_selection(&all).map_err(|why| {
+            let reason = format!("{why}: it holds until the daemon ends");
+            CacheError::System { what: "what is selected", reason }
+        })
+    }
+
+    fn write_selection(&self, all: &File) -> Result<(), String> {
+        let bytes = serde_json::to_vec_pretty(all).map_err(|e| e.to_string())?;
         let path = self.selection_file();
-        store_file(&path, &bytes).map_err(|e| {
-            fail(format!(
-                "'{}' cannot be written: {e}: it holds until the daemon ends",
-                path.display()
-            ))
+        store_file(&path, &bytes)
+            .map_err(|e| format!("'{}' cannot be written: {e}", path.display()))
+    }
+
+    /// Forgets what was selected of a volume that is not attached.
+    pub(super) fn forget_selection(&self, name: &str) -> Result<(), CacheError> {
+        let _one = locked(&self.governor.selecting);
+        let mut all = self.read_selection().unwrap_or_default();
+        if all.remove(name).is_none() {
+            return Ok(());
+        }
+        self.write_selection(&all).map_err(|why| {
+            let reason = format!("{why}: should volume '{name}' come back, it holds again");
+            CacheError::System { what: "what is selected", reason }
         })
     }
 

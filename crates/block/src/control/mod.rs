@@ -188,12 +188,7 @@ impl Control {
                 self.detach(&volume, disconnect, patience, go_on)
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
-            Request::Drop { volume } => {
-                let mut go_on = || go_on(Progress::default());
-                let dropped = self.cache.drop_lines(&volume, None, &mut go_on)?;
-                let dropped = dropped.ok_or_else(|| refused("interrupted: nothing was dropped"))?;
-                Ok(json!({ "volume": volume, "dropped_lines": dropped }))
-            }
+            Request::Drop { volume } => self.drop_lines(&volume, go_on),
             Request::Select { volume, rule, ranges, partition, label, disk_bytes } => {
                 let wanted = select::Wanted { rule, ranges, partition, label, disk_bytes };
                 select::select(&self.cache, &volume, wanted)
@@ -209,6 +204,27 @@ impl Control {
             Request::Selected { volume } => select::selected(&self.cache, &volume),
             Request::Explain { volume, offset } => Ok(json!(self.cache.explain(&volume, offset)?)),
         }
+    }
+
+    fn drop_lines(&self, name: &str, go_on: GoOn<'_>) -> Result<Value, Refusal> {
+        let mut go_on = || go_on(Progress::default());
+        let mut one = None;
+        if self.cache.volume(name).is_none() {
+            // It is not taken up meanwhile.
+            one = Some(self.changing.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        let attached = self.cache.volume(name).is_some();
+        let dropped = if attached {
+            drop(one);
+            self.cache.drop_lines(name, None, &mut go_on)?
+        } else {
+            self.cache.forget(name, &mut go_on)?
+        };
+        let dropped = dropped.ok_or_else(|| refused("interrupted: nothing was dropped"))?;
+        if !attached {
+            tracing::info!("volume '{name}', which was not attached, is forgotten");
+        }
+        Ok(json!({ "volume": name, "dropped_lines": dropped, "forgotten": !attached }))
     }
 
     fn settle(&self, seconds: u64) -> Result<Value, Refusal> {

@@ -54,7 +54,7 @@ pub enum Request {
         #[serde(default)]
         seconds: Option<u64>,
     },
-    /// All lines of a volume are to go.
+    /// All lines of a volume are to go, and if it is not attached, all that is known of it.
     Drop {
         /// Its name.
         volume: String,

@@ -139,7 +139,7 @@ pub(crate) struct DetachArgs {
     daemon: Daemon,
 }
 
-/// Drops every cached line of a volume
+/// Drops every cached line of a volume; one that is not attached is forgotten too
 #[derive(Debug, clap::Args)]
 pub(crate) struct DropArgs {
     /// The volume
@@ -220,7 +220,12 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
 
 pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
     args.daemon.print(&Request::Drop { volume: args.volume.clone() }, |answer| {
-        Ok(format!("{}: {} lines dropped", args.volume, answer["dropped_lines"]))
+        let gone = if answer["forgotten"] == true {
+            "; it was not attached, and is forgotten"
+        } else {
+            ""
+        };
+        Ok(format!("{}: {} lines dropped{gone}", args.volume, answer["dropped_lines"]))
     })
 }
 

@@ -170,6 +170,14 @@ pub fn put_aside(sb: &mut BlockSuperblock, name: &str, identity: [u8; 64]) -> Op
     Some((volume.first_group, volume.groups))
 }
 
+/// Forgets a volume that was put aside. Returns the stretch that it had: first group and groups. One that is attached is none.
+pub fn forget(sb: &mut BlockSuperblock, name: &str) -> Option<(u64, u64)> {
+    let aside = |v: &Volume| v.name == name && v.state == VolumeState::Detached;
+    let at = sb.volumes.iter().position(aside)?;
+    let volume = sb.volumes.remove(at);
+    Some((volume.first_group, volume.groups))
+}
+
 #[cfg(test)]
 mod tests {
     use larder_base::UnixSecs;
@@ -223,6 +231,15 @@ mod tests {
         }
         assert_eq!(take_up(&mut sb, &coming("more", 1, false)), Err(CannotCome::TooMany));
         assert!(take_up(&mut sb, &coming("b", 1, true)).is_ok(), "it has its place");
+        // Only one that was put aside is forgotten; its place is another's then.
+        let before = sb.clone();
+        assert_eq!((forget(&mut sb, "b"), forget(&mut sb, "x")), (None, None));
+        assert_eq!(sb, before);
+        let own = put_aside(&mut sb, "b", [9; 64]);
+        assert_eq!(forget(&mut sb, "b"), own);
+        assert_eq!(forget(&mut sb, "b"), None);
+        let more = take_up(&mut sb, &coming("more", 1, false)).unwrap();
+        assert_eq!(Some((more.volume.first_group, more.volume.groups)), own);
     }
 
     #[test]
