@@ -340,7 +340,7 @@ impl TapedLog {
         let begun = reader.begin()?;
         let c = &mut reader.cursor;
         // Every number takes a byte at least.
-        let count = c.at_most(crate::kv::record::MAX_PAYLOAD as u64, "how many numbers")?;
+        let count = c.at_most(c.left() as u64, "how many numbers")?;
         let numbers = (0..count).map(|_| c.varint("number")).collect::<Result<Vec<_>, _>>()?;
         let ended = reader.end()?;
         let now = begun.now;

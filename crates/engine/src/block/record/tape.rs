@@ -8,8 +8,6 @@ use crate::kv::record::{BadRecord, Chunk, ChunkSink, Cursor, MAX_PAYLOAD};
 
 /// A chunk is handed on when it has this many bytes.
 const CHUNK: usize = 48 << 10;
-/// Most answers of one call: it asks about at most every way of every line of a group, or every slot of a segment.
-const MOST_ANSWERS: u64 = 1 << 18;
 
 /// One stream as it is recorded. It holds up to a chunk of 48 KiB.
 pub struct BlockTape {
@@ -37,7 +35,6 @@ impl BlockTape {
         answers: &Answers,
         digest: Digest,
     ) -> bool {
-        let start = self.buffer.len();
         // What is told without a time happens when the last thing did.
         let now = if now == Nanos::ZERO { self.last } else { now.0 };
         self.buffer.push(tag);
@@ -48,25 +45,30 @@ impl BlockTape {
         self.buffer.extend_from_slice(&digest.finish().to_le_bytes());
         self.last = now;
         self.records += 1;
-        if self.buffer.len() > MAX_PAYLOAD {
-            // A record that no chunk can hold: the stream ends before it.
-            self.buffer.truncate(start);
-            self.records -= 1;
-            let _ = self.hand_on();
-            return false;
-        }
         if self.buffer.len() >= CHUNK { self.hand_on() } else { true }
     }
 
     /// Hands on what there is. `false` when recording has ended.
+    ///
+    /// What is longer than a chunk may be, because a record is, goes in parts of about the same length: the last says how many
+    /// records there are, and those before it that there are none.
     #[must_use]
     pub fn hand_on(&mut self) -> bool {
         if self.records == 0 {
             return self.sink.is_open();
         }
-        let payload = std::mem::take(&mut self.buffer);
-        let chunk =
-            Chunk { stream: self.stream, first: self.first, records: self.records, payload };
+        let mut payload = std::mem::take(&mut self.buffer);
+        let parts = payload.len().div_ceil(MAX_PAYLOAD);
+        let part = payload.len().div_ceil(parts);
+        let (stream, first) = (self.stream, self.first);
+        while payload.len() > part {
+            let rest = payload.split_off(part);
+            let payload = std::mem::replace(&mut payload, rest);
+            if !self.sink.put(Chunk { stream, first, records: 0, payload }) {
+                return false;
+            }
+        }
+        let chunk = Chunk { stream, first, records: self.records, payload };
         self.first += u64::from(self.records);
         (self.records, self.last) = (0, 0);
         self.sink.put(chunk)
@@ -89,7 +91,7 @@ pub struct Again {
 /// What a replay of one record came to.
 pub type Replayed = Result<Again, BadRecord>;
 
-/// The records of one chunk, from front to back.
+/// The records of one chunk, or of several that are parts of one another, from front to back.
 pub struct StreamReader<'a> {
     pub(super) cursor: Cursor<'a>,
     last: u64,
@@ -108,7 +110,7 @@ pub(super) struct Ended {
 }
 
 impl<'a> StreamReader<'a> {
-    /// At the start of a chunk's payload.
+    /// At the start of a chunk's payload, which begins with that of the chunks before it that say that they have no records.
     pub fn new(payload: &'a [u8]) -> StreamReader<'a> {
         StreamReader { cursor: Cursor::new(payload), last: 0 }
     }
@@ -126,7 +128,8 @@ impl<'a> StreamReader<'a> {
     }
 
     pub(super) fn end(&mut self) -> Result<Ended, BadRecord> {
-        let count = self.cursor.at_most(MOST_ANSWERS, "number of answers")?;
+        // As many as there are bits.
+        let count = self.cursor.at_most(8 * self.cursor.left() as u64, "number of answers")?;
         let bits = self.cursor.take(count.div_ceil(8) as usize, "answers")?.to_vec();
         let digest = self.cursor.u32_le("digest")?;
         Ok(Ended { answers: Answers { count, bits }, digest })

@@ -57,6 +57,11 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
+    /// How many bytes are left.
+    pub(crate) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
     pub(crate) fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], BadRecord> {
         let end = self.at.checked_add(n).ok_or(BadRecord::Short(what))?;
         let taken = self.bytes.get(self.at..end).ok_or(BadRecord::Short(what))?;
