@@ -21,6 +21,7 @@ pub mod cache;
 pub mod control;
 pub mod nbd;
 pub mod op;
+mod quiet;
 pub mod server;
 pub mod ublk;
 pub mod vhost;

@@ -1,13 +1,11 @@
 //! How a volume's store does: what failed, told in the log now and then and kept for who asks.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::nbd::wire::Errno;
 use crate::op::Failure;
-
-/// Between two lines of one volume in the log.
-const QUIET: Duration = Duration::from_secs(10);
+use crate::quiet::{Quiet, Unsaid};
 
 /// The last thing that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +20,7 @@ pub struct Trouble {
 struct State {
     failures: u64,
     last: Option<Trouble>,
-    /// When a line was last said, and how many failures have gone unsaid since.
-    said: Option<Instant>,
-    unsaid: u64,
+    lines: Quiet,
 }
 
 /// See the [module](self).
@@ -42,25 +38,16 @@ impl Health {
             return;
         }
         if let Some(unsaid) = self.count(failure, now) {
-            let more = match unsaid {
-                0 => String::new(),
-                n => format!(" (and {n} more since the last such line)"),
-            };
-            tracing::warn!("volume '{name}': {failure}{more}");
+            tracing::warn!("volume '{name}': {failure}{unsaid}");
         }
     }
 
     /// Counts it. If it is to be said: how many others were not.
-    fn count(&self, failure: &Failure, now: Instant) -> Option<u64> {
+    fn count(&self, failure: &Failure, now: Instant) -> Option<Unsaid> {
         let mut state = self.state();
         state.failures += 1;
         state.last = Some(Trouble { at: now, what: failure.to_string() });
-        if state.said.is_some_and(|at| now.saturating_duration_since(at) < QUIET) {
-            state.unsaid += 1;
-            return None;
-        }
-        state.said = Some(now);
-        Some(std::mem::take(&mut state.unsaid))
+        state.lines.wrong(now)
     }
 
     /// How many operations failed, and the last of them.
@@ -72,19 +59,22 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
-    fn a_line_now_and_then_says_how_many_there_were() {
+    fn every_failure_is_counted_and_a_line_now_and_then_is_said() {
         let health = Health::default();
         let begun = Instant::now();
         let fail = |what: &str, seconds: u64| {
-            health.count(&Failure::new(Errno::NoSpc, what), begun + Duration::from_secs(seconds))
+            let at = begun + Duration::from_secs(seconds);
+            health.count(&Failure::new(Errno::NoSpc, what), at).map(|more| more.to_string())
         };
-        assert_eq!(fail("a", 0), Some(0));
+        assert_eq!(fail("a", 0).unwrap(), "");
         assert_eq!((fail("b", 1), fail("c", 9)), (None, None));
-        assert_eq!(fail("d", 11), Some(2));
-        assert_eq!(fail("e", 30), Some(0));
+        assert!(fail("d", 11).unwrap().contains("2 more"));
+        assert_eq!(fail("e", 30).unwrap(), "");
         let (count, last) = health.failures();
         assert_eq!((count, last.unwrap().what.as_str()), (5, "e"));
         health.failed("disk", &Failure::new(Errno::NotSup, "no zeroes"), begun);

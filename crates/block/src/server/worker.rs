@@ -19,6 +19,7 @@ use super::volume::{Client, Volume};
 use super::{Shared, locked};
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
+use crate::quiet::Quiet;
 
 /// Token of the waker.
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -37,8 +38,6 @@ const REST: Duration = Duration::from_secs(1);
 const PROOF: u64 = 16 << 20;
 /// Looks for clients that keep memory in vain, while others wait for it: in the time after which they are closed.
 const LOOKS: u32 = 8;
-/// Between two lines about clients that TLS keeps out.
-const QUIET: Duration = Duration::from_secs(10);
 /// So many buffers at a time are given back to the system, which takes it a microsecond each.
 const TRIM: usize = 4096;
 /// With so many bytes given back, the allocator is asked for what it has beside them.
@@ -153,8 +152,7 @@ pub(super) struct Worker<S> {
     /// Something was asked since the last scan.
     asked: bool,
     /// When a line was last said about clients that TLS keeps out, and how many were not said since.
-    tls_said: Option<Instant>,
-    tls_unsaid: u64,
+    tls_lines: Quiet,
 }
 
 impl<S: Service> Worker<S> {
@@ -181,8 +179,7 @@ impl<S: Service> Worker<S> {
             drain_until: None,
             freed: 0,
             asked: false,
-            tls_said: None,
-            tls_unsaid: 0,
+            tls_lines: Quiet::default(),
         }
     }
 
@@ -427,16 +424,9 @@ impl<S: Service> Worker<S> {
     /// Counts a client that TLS keeps out, and says so now and then.
     fn tls_refused(&mut self, peer: &str, why: &str) {
         self.shared.counters.tls_refused.fetch_add(1, Ordering::Relaxed);
-        if self.tls_said.is_some_and(|at| self.now.saturating_duration_since(at) < QUIET) {
-            self.tls_unsaid += 1;
-            return;
+        if let Some(unsaid) = self.tls_lines.wrong(self.now) {
+            warn!("{peer} is refused: {why}{unsaid}");
         }
-        self.tls_said = Some(self.now);
-        let more = match std::mem::take(&mut self.tls_unsaid) {
-            0 => String::new(),
-            n => format!(" (and {n} more since the last such line)"),
-        };
-        warn!("{peer} is refused: {why}{more}");
     }
 
     /// Hands a request to the service.

@@ -233,7 +233,10 @@ impl Chunks {
                 let next = tokio::time::timeout(self.requests.patience().silence, stream.next());
                 let meta = match next.await {
                     Ok(Some(Ok(meta))) => meta,
-                    Ok(None) => return Ok(()),
+                    Ok(None) => {
+                        self.requests.well();
+                        return Ok(());
+                    }
                     Ok(Some(Err(e))) => break e.to_string(),
                     Err(_) => break "no answer".to_owned(),
                 };
@@ -267,10 +270,7 @@ impl Chunks {
                     );
                 }
             };
-            tracing::warn!(
-                "backing store '{}': the list of chunks: {trouble}",
-                self.requests.uri()
-            );
+            self.requests.unwell(&format!("the list of chunks: {trouble}"));
             if end.is_some_and(|end| std::time::Instant::now() >= end) {
                 return Err(Trouble::Failed(trouble));
             }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::manifest::RECORD_BYTES;
 use crate::backing::Patience;
+use crate::quiet::Quiet;
 
 /// First and longest pause between tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -52,8 +53,8 @@ pub(super) struct Requests {
     uri: String,
     store: Box<dyn ObjectStore>,
     patience: Cell<Patience>,
-    /// What is the matter, since it was said.
-    trouble: RefCell<Option<String>>,
+    /// What is said of it that it does not answer.
+    lines: RefCell<Quiet>,
 }
 
 /// The innermost reason: what wraps it repeats the request.
@@ -73,7 +74,7 @@ fn reason(error: &Error) -> String {
 
 impl Requests {
     pub(super) fn new(uri: String, store: Box<dyn ObjectStore>, patience: Patience) -> Requests {
-        Requests { uri, store, patience: Cell::new(patience), trouble: RefCell::default() }
+        Requests { uri, store, patience: Cell::new(patience), lines: RefCell::default() }
     }
 
     pub(super) fn uri(&self) -> &str {
@@ -92,16 +93,19 @@ impl Requests {
         &*self.store
     }
 
-    fn well(&self) {
-        if self.trouble.take().is_some() {
+    /// A request was answered.
+    pub(super) fn well(&self) {
+        if self.lines.borrow_mut().well() {
             tracing::info!("backing store '{}': answers again", self.uri);
         }
     }
 
-    fn unwell(&self, why: &str) {
-        if self.trouble.borrow().as_deref() != Some(why) {
-            tracing::warn!("backing store '{}': {why}", self.uri);
-            *self.trouble.borrow_mut() = Some(why.to_owned());
+    /// One was not, and is tried again. Between two tries others may be answered, and each may fail otherwise: a line for
+    /// each would be as many as there are requests.
+    pub(super) fn unwell(&self, why: &str) {
+        let said = self.lines.borrow_mut().wrong(std::time::Instant::now());
+        if let Some(unsaid) = said {
+            tracing::warn!("backing store '{}': {why}{unsaid}", self.uri);
         }
     }
 
