@@ -530,8 +530,7 @@ fn a_cache_without_space() {
         daemon.seen.iter().filter(|l| l.contains("nothing new is cached for")).count() as u64;
     assert!((rests..most).contains(&said), "{:#?}", daemon.seen);
     if now["cache"]["given_up"].is_null() {
-        let verdicts = now["verdicts"].as_array().unwrap();
-        assert!(verdicts.iter().any(|v| v[0] == "no_space"), "{now:#}");
+        assert!(now["verdicts"]["no_space"].as_u64() > Some(0), "{now:#}");
     }
     drop(s);
     daemon.stop();

@@ -62,7 +62,7 @@ fn set_key(cache: &Path) {
 }
 
 fn counter(status: &Status, name: &str) -> u64 {
-    status.counters.iter().find(|c| c.0 == name).unwrap().1
+    status.counters[name]
 }
 
 /// What came of it: lines read, of them those that cost the volume nothing, lines evicted and updated. (Not those filled: the

@@ -3,6 +3,7 @@
 //! Each of these is rare and may take its time; one is done at a time, on the thread of who asks. What concerns the durable
 //! map goes to the log's thread as a job. A range of lines is locked as a large trim locks it.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -61,12 +62,12 @@ pub struct Explanation {
     pub volume: String,
     /// The byte that was asked for.
     pub offset: u64,
-    /// First byte and length of its line.
-    pub line: (u64, u64),
+    /// Its line.
+    pub line: LineOf,
     /// Whether the line is cached.
     pub cached: bool,
-    /// Shard and slot.
-    pub slot: Option<(u32, u32)>,
+    /// Where it lies, if it is cached.
+    pub slot: Option<SlotOf>,
     /// Where its bytes lie on the cache device.
     pub device_offset: Option<u64>,
     /// Seconds since it was filled, if that is remembered (the last 16,384 fills are).
@@ -82,13 +83,33 @@ pub struct Explanation {
     /// The write budget, if there is one.
     pub budget: String,
     /// Verdicts on the volume's requests so far: admitted, and rejected by reason.
-    pub verdicts: Vec<(String, u64)>,
+    pub verdicts: BTreeMap<String, u64>,
+}
+
+/// The line that was asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LineOf {
+    /// Its first byte in the volume.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// Where in the map a line is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SlotOf {
+    /// The shard.
+    pub shard: u32,
+    /// The slot of the shard.
+    pub slot: u32,
 }
 
 /// Named counts of verdicts, without those that are zero.
-pub(crate) fn named(counts: &VerdictCounts) -> Vec<(String, u64)> {
+pub(crate) fn named(counts: &VerdictCounts) -> BTreeMap<String, u64> {
     use larder_policy::block::Reason;
-    let mut all = vec![("admitted".to_owned(), counts.admitted)];
+    let mut all = BTreeMap::from([("admitted".to_owned(), counts.admitted)]);
     let rejected = Reason::ALL.iter().map(|&r| (r.as_str().to_owned(), counts.rejected(r)));
     all.extend(rejected.filter(|r| r.1 > 0));
     all
@@ -618,9 +639,9 @@ impl Cache {
         Ok(Explanation {
             volume: name.to_owned(),
             offset,
-            line: (start, bytes),
+            line: LineOf { offset: start, bytes },
             cached: slot.is_some(),
-            slot: slot.map(|s| (shard, s.0)),
+            slot: slot.map(|s| SlotOf { shard, slot: s.0 }),
             device_offset: slot.map(|s| self.layout.slot_at(shard, s.0)),
             cached_for_seconds: filled.map(|at| self.now().saturating_sub(at).as_secs_f64()),
             kind: kind_name(kind).to_owned(),

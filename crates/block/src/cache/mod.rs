@@ -73,7 +73,7 @@ pub use attached::{Attached, Totals, VolumeCounters};
 use cell::{Cell, Copying, Fill, Fx, Message, Out};
 pub use check::{CheckFault, CheckReport, CheckWish};
 pub(crate) use desk::named;
-pub use desk::{Detaching, Explanation};
+pub use desk::{Detaching, Explanation, LineOf, SlotOf};
 use governor::Governor;
 pub use governor::{BudgetNow, Latencies, RulesConfig};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};

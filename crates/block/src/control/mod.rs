@@ -10,6 +10,7 @@
 //! | [`http`] | the live page and `/metrics` |
 
 pub mod client;
+mod counters;
 pub mod http;
 pub mod protocol;
 mod select;
@@ -21,7 +22,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
-use larder_engine::block::BlockStats;
 use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
 use larder_runtime::{Wear, machine};
@@ -34,8 +34,8 @@ use crate::server::{Counters, Face, Volume, Volumes};
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{
-    CacheStatus, ConnectionStatus, FlashStatus, LatencyStatus, Status, StoreStatus, TotalStatus,
-    VolumeStatus,
+    CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime, Status,
+    StoreStatus, TotalStatus, VolumeStatus,
 };
 
 /// Opens a store for a volume that is attached: with what the daemon was started with, and to be read only if so asked.
@@ -96,32 +96,6 @@ pub fn write_name(mode: WriteMode) -> &'static str {
         WriteMode::HddUpd => "hdd-upd",
         WriteMode::HddInv => "hdd-inv",
     }
-}
-
-/// The engine's counters by name.
-fn counters(e: &BlockStats) -> Vec<(&'static str, u64)> {
-    vec![
-        ("read_lines", e.read_lines),
-        ("read_hits", e.read_hits),
-        ("read_shared", e.read_shared),
-        ("write_lines", e.write_lines),
-        ("write_hits", e.write_hits),
-        ("fills", e.fills),
-        ("fill_rejected", e.fill_rejected),
-        ("fill_dropped", e.fill_dropped),
-        ("fill_cancelled", e.fill_cancelled),
-        ("evicted", e.evicted),
-        ("updated", e.updated),
-        ("dropped", e.dropped),
-        ("corrupt", e.corrupt),
-        ("flash_errors", e.flash_errors),
-        ("backing_errors", e.backing_errors),
-        ("flash_lines_written", e.flash_lines_written),
-        ("copied", e.copied),
-        ("cleaned", e.cleaned),
-        ("waited", e.waited),
-        ("longest_wait_microseconds", e.longest_wait.0 / 1000),
-    ]
 }
 
 /// How a volume's store does.
@@ -479,17 +453,6 @@ impl Control {
         if e.backing_errors > 0 {
             alarms.push(format!("backing stores have failed {} times", e.backing_errors));
         }
-        let mut counted: Vec<(String, u64)> =
-            counters(e).into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
-        counted.extend([
-            ("fill_rests".to_owned(), rest_count),
-            ("log_records".to_owned(), stats.log.records),
-            ("log_batches".to_owned(), stats.log.batches),
-            ("log_snapshots".to_owned(), stats.log.snapshots),
-            ("log_bytes".to_owned(), stats.log.bytes),
-            ("regions_marked".to_owned(), stats.log.intents_set),
-            ("regions_cleared".to_owned(), stats.log.intents_cleared),
-        ]);
         let (user, system) = machine::processor_time();
         Status {
             version: self.version.to_owned(),
@@ -544,9 +507,11 @@ impl Control {
             volumes,
             connections,
             faces: self.faces.iter().map(Face::status).collect(),
-            counters: counted,
+            counters: counters::counters(e, &stats.log, rest_count)
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
             resident_bytes: machine::resident_memory().unwrap_or(0),
-            cpu_seconds: (user.as_secs_f64(), system.as_secs_f64()),
+            cpu_seconds: ProcessorTime { user: user.as_secs_f64(), system: system.as_secs_f64() },
         }
     }
 
@@ -577,8 +542,9 @@ impl Control {
         status.filled = load(&c.filled);
         (status.metadata_reads, status.metadata_hits) =
             (load(&c.metadata_reads), load(&c.metadata_hits));
-        status.file_systems =
-            attached.file_systems().into_iter().map(|(kind, at)| (kind.to_owned(), at)).collect();
+        let found = attached.file_systems().into_iter();
+        let found = found.map(|(kind, offset)| FileSystem { kind: kind.to_owned(), offset });
+        status.file_systems = found.collect();
         status.rule = rule.as_str().to_owned();
         status.selected = selected;
         status.verdicts = named(&attached.verdicts());

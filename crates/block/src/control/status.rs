@@ -1,7 +1,12 @@
 //! Everything that is counted, as it is shown: by `status`, by the live page and by `/metrics`.
 
+use std::collections::BTreeMap;
+
 use larder_runtime::latency::Percentiles;
 use serde::{Deserialize, Serialize};
+
+/// Counts by name.
+pub type Counts = BTreeMap<String, u64>;
 
 /// A daemon at one moment. Counters run from its start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,7 +29,7 @@ pub struct Status {
     /// Latencies of requests by how they were answered.
     pub latency: LatencyStatus,
     /// Verdicts on requests, part by part: admitted, and rejected by reason.
-    pub verdicts: Vec<(String, u64)>,
+    pub verdicts: Counts,
     /// The volumes.
     pub volumes: Vec<VolumeStatus>,
     /// Clients' connections.
@@ -32,11 +37,21 @@ pub struct Status {
     /// Devices: disks of guests and of this host.
     pub faces: Vec<FaceStatus>,
     /// Every counter of the engine and of the map's log.
-    pub counters: Vec<(String, u64)>,
+    pub counters: Counts,
     /// Resident memory of the process, bytes.
     pub resident_bytes: u64,
-    /// Processor time used, seconds: user and system.
-    pub cpu_seconds: (f64, f64),
+    /// Processor time used, seconds.
+    pub cpu_seconds: ProcessorTime,
+}
+
+/// Seconds of processor time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessorTime {
+    /// In the process itself.
+    pub user: f64,
+    /// In the kernel, for it.
+    pub system: f64,
 }
 
 /// The cache device.
@@ -173,16 +188,26 @@ pub struct VolumeStatus {
     pub metadata_reads: u64,
     /// Of them, answered without asking the store or waiting for it.
     pub metadata_hits: u64,
-    /// File systems recognised on it: kind and first byte.
-    pub file_systems: Vec<(String, u64)>,
+    /// File systems recognised on it.
+    pub file_systems: Vec<FileSystem>,
     /// How it is cached where nothing else is selected.
     pub rule: String,
     /// Stretches of it that are selected.
     pub selected: u64,
     /// Verdicts on its requests.
-    pub verdicts: Vec<(String, u64)>,
+    pub verdicts: Counts,
     /// Its store.
     pub store: StoreStatus,
+}
+
+/// A file system that was recognised.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileSystem {
+    /// Which: `ext4` or `xfs`.
+    pub kind: String,
+    /// Its first byte in the volume.
+    pub offset: u64,
 }
 
 /// A volume's store.

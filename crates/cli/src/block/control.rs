@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use larder_base::ByteSize;
-use larder_block::cache::Explanation;
+use larder_block::cache::{Explanation, SlotOf};
 use larder_block::control::client::{self, ClientError};
 use larder_block::control::protocol::{Progress, Request};
-use larder_block::control::status::{FaceStatus, Status, VolumeStatus};
+use larder_block::control::status::{Counts, FaceStatus, Status, VolumeStatus};
 use larder_runtime::latency::Percentiles;
 use serde_json::Value;
 
@@ -250,9 +250,12 @@ fn address(text: &str, bytes: bool) -> Result<u64, CliError> {
 
 fn explanation_text(e: &Explanation) -> String {
     let mut rows: Vec<(&str, String)> = Vec::new();
-    rows.push(("line", format!("bytes {} to {} of {}", e.line.0, e.line.0 + e.line.1, e.volume)));
+    rows.push((
+        "line",
+        format!("bytes {} to {} of {}", e.line.offset, e.line.offset + e.line.bytes, e.volume),
+    ));
     rows.push(match (e.slot, e.device_offset) {
-        (Some((shard, slot)), Some(at)) => {
+        (Some(SlotOf { shard, slot }), Some(at)) => {
             let since = match e.cached_for_seconds {
                 Some(s) => format!("for {}", duration(s)),
                 None => "since before the fills that are remembered".to_owned(),
@@ -275,7 +278,7 @@ fn explanation_text(e: &Explanation) -> String {
     two_columns(rows)
 }
 
-fn verdicts(all: &[(String, u64)]) -> String {
+fn verdicts(all: &Counts) -> String {
     all.iter().map(|(n, c)| format!("{} {c}", n.replace('_', " "))).collect::<Vec<_>>().join(", ")
 }
 

@@ -686,7 +686,7 @@ fn listen_for_control(
 /// The counters, for the log.
 fn tell(control: &Control) {
     let status = control.status();
-    let count = |name: &str| status.counters.iter().find(|c| c.0 == name).map_or(0, |c| c.1);
+    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     let share = |part: u64, of: u64| if of == 0 { 0.0 } else { 100.0 * part as f64 / of as f64 };
     let read = count("read_lines");
     info!(

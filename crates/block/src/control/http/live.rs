@@ -17,10 +17,10 @@ const WINDOW: usize = 5;
 pub struct Live {
     /// Everything that is counted, since the start.
     pub status: Status,
-    /// Reads and writes per second.
-    pub operations_per_second: (f64, f64),
-    /// Bytes read and written by clients per second.
-    pub bytes_per_second: (f64, f64),
+    /// Requests.
+    pub operations_per_second: Operations,
+    /// Bytes read and written by clients.
+    pub bytes_per_second: Bytes,
     /// Share of reads answered without asking the store or waiting for it; `None` without reads.
     pub hit_ratio: Option<f64>,
     /// Latencies.
@@ -31,6 +31,24 @@ pub struct Live {
     pub cpu_cores: f64,
     /// One point per second, oldest first.
     pub history: Vec<Point>,
+}
+
+/// Requests a second.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Operations {
+    /// Reads.
+    pub reads: f64,
+    /// Writes, zeroes and trims.
+    pub writes: f64,
+}
+
+/// Bytes a second.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Bytes {
+    /// That clients read.
+    pub read: f64,
+    /// That they wrote.
+    pub written: f64,
 }
 
 /// One second.
@@ -75,7 +93,7 @@ impl Sums {
             writes: t.writes,
             write_bytes: t.write_bytes,
             flash: status.flash.bytes_written,
-            cpu: status.cpu_seconds.0 + status.cpu_seconds.1,
+            cpu: status.cpu_seconds.user + status.cpu_seconds.system,
         }
     }
 }
@@ -149,11 +167,14 @@ impl Sampler {
         let reads = now.reads.saturating_sub(then.reads);
         Live {
             status: status.clone(),
-            operations_per_second: (rate(now.reads, then.reads), rate(now.writes, then.writes)),
-            bytes_per_second: (
-                rate(now.read_bytes, then.read_bytes),
-                rate(now.write_bytes, then.write_bytes),
-            ),
+            operations_per_second: Operations {
+                reads: rate(now.reads, then.reads),
+                writes: rate(now.writes, then.writes),
+            },
+            bytes_per_second: Bytes {
+                read: rate(now.read_bytes, then.read_bytes),
+                written: rate(now.write_bytes, then.write_bytes),
+            },
             hit_ratio: (reads > 0)
                 .then(|| now.hits.saturating_sub(then.hits) as f64 / reads as f64),
             latency: percentiles(&last.latencies.since(&first.latencies)),
@@ -182,7 +203,7 @@ mod tests {
             s.push(sample(second, second * 100, second * 75), Latencies::default());
         }
         let live = s.live();
-        assert!((live.operations_per_second.0 - 100.0).abs() < 1e-6);
+        assert!((live.operations_per_second.reads - 100.0).abs() < 1e-6);
         assert!((live.hit_ratio.unwrap() - 0.75).abs() < 1e-6);
         assert_eq!(live.history.len(), 18);
         for second in 20..2 * HISTORY as u64 {

@@ -1,19 +1,47 @@
 //! `/metrics` in the OpenMetrics text format. Names carry their units; counters end in `_total`.
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode as encode_text;
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
+use super::super::counters;
 use super::super::status::{FaceStatus, Status, VolumeStatus};
 
 type Labels = Vec<(&'static str, String)>;
-type Decimal = Gauge<f64, AtomicU64>;
+
+/// The metrics of one name, in the order in which they came: quantiles ascend, and volumes do not change places.
+#[derive(Debug)]
+struct Family<M>(Vec<(Labels, M)>);
+
+type Counters = Family<ConstCounter<u64>>;
+type Seconds = Family<ConstCounter<f64>>;
+type Gauges = Family<ConstGauge<f64>>;
+
+impl<M> FromIterator<(Labels, M)> for Family<M> {
+    fn from_iter<I: IntoIterator<Item = (Labels, M)>>(all: I) -> Family<M> {
+        Family(all.into_iter().collect())
+    }
+}
+
+impl<M: EncodeMetric + TypedMetric> EncodeMetric for Family<M> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.iter().try_for_each(|(labels, m)| m.encode(encoder.encode_family(labels)?))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        M::TYPE
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 /// The status as text.
 ///
@@ -31,10 +59,11 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         Unit::Bytes,
         s.resident_bytes as f64,
     );
-    let cpu = Family::<Labels, Counter<f64, AtomicU64>>::default();
-    for (mode, seconds) in [("user", s.cpu_seconds.0), ("system", s.cpu_seconds.1)] {
-        cpu.get_or_create(&vec![("mode", mode.into())]).inc_by(seconds);
-    }
+    let cpu = [("user", s.cpu_seconds.user), ("system", s.cpu_seconds.system)];
+    let cpu: Seconds = cpu
+        .map(|(mode, seconds)| (vec![("mode", mode.to_owned())], ConstCounter::new(seconds)))
+        .into_iter()
+        .collect();
     r.register_with_unit("cpu", "Processor time used", Unit::Seconds, cpu);
     number(r, "alarms", "Conditions that an operator should look at", s.alarms.len() as f64);
 
@@ -54,11 +83,14 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         "Regions marked as being written to",
         s.cache.regions_marked as f64,
     );
-    for (name, count) in &s.counters {
-        // The units of these are lines and operations.
-        if name != "regions_marked" && name != "longest_wait_microseconds" {
-            let help = format!("The engine's counter {name}");
-            r.register(format!("engine_{name}"), help, ConstCounter::new(*count));
+    for (name, &count) in &s.counters {
+        // (One that has no name here is another version's.)
+        let Some(help) = counters::help(name) else { continue };
+        if name == counters::LONGEST_WAIT {
+            let help = "The longest time that a part of a request waited for another";
+            gauge(r, "longest_wait", help, Unit::Seconds, count as f64 / 1e6);
+        } else {
+            r.register(format!("engine_{name}"), help, ConstCounter::new(count));
         }
     }
 
@@ -77,10 +109,14 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
             "NAND bytes for each byte that hosts wrote, over the drive's life",
             f.dlwa(),
         ),
-        ("write_budget_bytes_per_second", "The write budget", f.budget_bytes_per_second),
+        (
+            "write_budget_bytes_per_second",
+            "Bytes a second that the write budget grants",
+            f.budget_bytes_per_second,
+        ),
         (
             "flash_expected_life_years",
-            "Life of the flash at the rate since the start",
+            "Years that the flash lasts at the rate since the start",
             f.expected_life_years,
         ),
         (
@@ -104,7 +140,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         );
     }
 
-    let latency = Family::<Labels, Decimal>::default();
+    let mut latency: Gauges = Family(Vec::new());
     for (result, p) in
         [("hit", s.latency.hit), ("miss", s.latency.miss), ("write", s.latency.write)]
     {
@@ -112,7 +148,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
             [("0.5", p.p50), ("0.9", p.p90), ("0.99", p.p99), ("0.999", p.p999)]
         {
             let labels = vec![("result", result.to_owned()), ("quantile", quantile.to_owned())];
-            latency.get_or_create(&labels).set(micros / 1e6);
+            latency.0.push((labels, ConstGauge::new(micros / 1e6)));
         }
     }
     r.register_with_unit(
@@ -121,10 +157,9 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         Unit::Seconds,
         latency,
     );
-    let verdicts = Family::<Labels, Counter>::default();
-    for (verdict, count) in &s.verdicts {
-        verdicts.get_or_create(&vec![("verdict", verdict.clone())]).inc_by(*count);
-    }
+    let verdicts: Counters = (s.verdicts.iter())
+        .map(|(verdict, &count)| (vec![("verdict", verdict.clone())], ConstCounter::new(count)))
+        .collect();
     r.register(
         "admission_verdicts",
         "Verdicts on parts of requests: admitted, or the reason of a rejection",
@@ -147,7 +182,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         "Connections closed because TLS was required and not begun, or did not come about",
         c.tls_refused,
     );
-    counter(r, "requests", "Requests taken", c.requests);
+    counter(r, "requests", "Requests taken from connections", c.requests);
     volumes(r, &s.volumes);
     faces(r, &s.faces);
 
@@ -157,28 +192,26 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
 }
 
 fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
-    let by = |pick: fn(&VolumeStatus) -> u64| {
-        let family = Family::<Labels, Counter>::default();
-        for v in volumes {
-            family.get_or_create(&vec![("volume", v.name.clone())]).inc_by(pick(v));
-        }
-        family
+    let labels = |v: &VolumeStatus| vec![("volume", v.name.clone())];
+    let by = |pick: fn(&VolumeStatus) -> u64| -> Counters {
+        volumes.iter().map(|v| (labels(v), ConstCounter::new(pick(v)))).collect()
     };
-    let now = |pick: fn(&VolumeStatus) -> f64| {
-        let family = Family::<Labels, Decimal>::default();
-        for v in volumes {
-            family.get_or_create(&vec![("volume", v.name.clone())]).set(pick(v));
-        }
-        family
+    let now = |pick: fn(&VolumeStatus) -> f64| -> Gauges {
+        volumes.iter().map(|v| (labels(v), ConstGauge::new(pick(v)))).collect()
     };
     r.register_with_unit("volume_size", "Size of a volume", Unit::Bytes, now(|v| v.bytes as f64));
     r.register("volume_lines", "Lines of a volume in the cache", now(|v| v.lines as f64));
-    r.register("volume_clients", "Clients of a volume", now(|v| v.clients as f64));
-    let reads = Family::<Labels, Counter>::default();
+    r.register(
+        "volume_clients",
+        "Connections of clients that have asked something of a volume and are still there",
+        now(|v| v.clients as f64),
+    );
+    let mut reads: Counters = Family(Vec::new());
     for v in volumes {
         let with = |result: &str| vec![("volume", v.name.clone()), ("result", result.to_owned())];
-        reads.get_or_create(&with("hit")).inc_by(v.read_hits);
-        reads.get_or_create(&with("miss")).inc_by(v.reads.saturating_sub(v.read_hits));
+        let misses = v.reads.saturating_sub(v.read_hits);
+        reads.0.push((with("hit"), ConstCounter::new(v.read_hits)));
+        reads.0.push((with("miss"), ConstCounter::new(misses)));
     }
     r.register(
         "volume_reads",
@@ -186,9 +219,19 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         reads,
     );
     r.register("volume_writes", "Writes, zeroes and trims of a volume", by(|v| v.writes));
-    r.register_with_unit("volume_read", "Bytes read", Unit::Bytes, by(|v| v.read_bytes));
-    r.register_with_unit("volume_written", "Bytes written", Unit::Bytes, by(|v| v.write_bytes));
-    r.register("volume_failed", "Requests that failed", by(|v| v.failed));
+    r.register_with_unit(
+        "volume_read",
+        "Bytes of a volume that clients read",
+        Unit::Bytes,
+        by(|v| v.read_bytes),
+    );
+    r.register_with_unit(
+        "volume_written",
+        "Bytes of a volume that clients wrote",
+        Unit::Bytes,
+        by(|v| v.write_bytes),
+    );
+    r.register("volume_failed", "Requests of a volume that failed", by(|v| v.failed));
     let usable = |v: &VolumeStatus| f64::from(u8::from(v.store.trouble.is_none()));
     r.register(
         "volume_store_usable",
@@ -200,15 +243,15 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         "Operations of a volume's store that failed",
         by(|v| v.store.failures),
     );
-    r.register("volume_filled", "Lines that began to be filled", by(|v| v.filled));
+    r.register("volume_filled", "Lines of a volume that began to be filled", by(|v| v.filled));
     r.register(
         "volume_metadata_reads",
-        "Reads of metadata, as far as recognised",
+        "Reads of a volume's metadata, as far as recognised",
         by(|v| v.metadata_reads),
     );
     r.register(
         "volume_metadata_hits",
-        "Reads of metadata that were answered without asking the store or waiting for it",
+        "Reads of a volume's metadata that were answered without asking the store or waiting for it",
         by(|v| v.metadata_hits),
     );
 }
@@ -217,17 +260,12 @@ fn faces(r: &mut Registry, faces: &[FaceStatus]) {
     let labels = |f: &FaceStatus| {
         vec![("face", f.face.clone()), ("address", f.address.clone()), ("volume", f.volume.clone())]
     };
-    let by = |pick: fn(&FaceStatus) -> u64| {
-        let family = Family::<Labels, Counter>::default();
-        for f in faces {
-            family.get_or_create(&labels(f)).inc_by(pick(f));
-        }
-        family
+    let by = |pick: fn(&FaceStatus) -> u64| -> Counters {
+        faces.iter().map(|f| (labels(f), ConstCounter::new(pick(f)))).collect()
     };
-    let connected = Family::<Labels, Decimal>::default();
-    for f in faces {
-        connected.get_or_create(&labels(f)).set(f64::from(u8::from(f.connected)));
-    }
+    let connected: Gauges = (faces.iter())
+        .map(|f| (labels(f), ConstGauge::new(f64::from(u8::from(f.connected)))))
+        .collect();
     r.register("face_connected", "1 while a guest's or this host's disk is there", connected);
     r.register("face_requests", "Requests taken by a disk", by(|f| f.requests));
     r.register("face_failed", "Requests of a disk that the store failed", by(|f| f.failed));
@@ -263,7 +301,7 @@ mod tests {
                 read_hits: 3,
                 ..Default::default()
             }],
-            verdicts: vec![("admitted".into(), 7), ("budget".into(), 2)],
+            verdicts: [("admitted".into(), 7), ("budget".into(), 2)].into(),
             faces: vec![FaceStatus {
                 face: "ublk".into(),
                 address: "ublk:0".into(),
@@ -284,5 +322,47 @@ mod tests {
         ] {
             assert!(text.contains(line), "no {line} in {text}");
         }
+    }
+
+    /// What every counter counts is said, and in what unit; and the quantiles of a latency ascend.
+    #[test]
+    fn helps_and_quantiles() {
+        let (engine, log) = Default::default();
+        let all = counters::counters(&engine, &log, 3);
+        let status = Status {
+            counters: all.map(|(name, count)| (name.to_owned(), count)).collect(),
+            ..Status::default()
+        };
+        assert_eq!((status.counters.len(), status.counters["fill_rests"]), (27, 3));
+        let text = encode(&status).unwrap();
+        let units = [
+            "Lines",
+            "Regions",
+            "Segments",
+            "Reads",
+            "Times",
+            "Parts",
+            "Records",
+            "Batches",
+            "Snapshots",
+            "Bytes",
+        ];
+        for name in status.counters.keys().filter(|n| *n != counters::LONGEST_WAIT) {
+            let begins = format!("# HELP larder_block_engine_{name} ");
+            let help = text.lines().find_map(|l| l.strip_prefix(&begins)).unwrap_or(name);
+            assert!(help.len() > 20 && !help.contains("counter"), "{name}: {help}");
+            assert!(units.iter().any(|unit| help.starts_with(unit)), "{name}: {help}");
+        }
+        assert!(text.contains("\nlarder_block_longest_wait_seconds 0.0\n"), "{text}");
+        let quantiles: Vec<&str> = (text.lines())
+            .filter_map(|l| l.strip_prefix("larder_block_request_latency_seconds{"))
+            .map(|l| l.split('}').next().unwrap())
+            .collect();
+        let wanted: Vec<String> = ["hit", "miss", "write"]
+            .iter()
+            .flat_map(|r| ["0.5", "0.9", "0.99", "0.999"].map(|q| (r, q)))
+            .map(|(r, q)| format!("result=\"{r}\",quantile=\"{q}\""))
+            .collect();
+        assert_eq!(quantiles, wanted);
     }
 }

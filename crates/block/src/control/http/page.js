@@ -22,9 +22,9 @@ function show(d) {
   $("hitbar").innerHTML = fill(d.hit_ratio || 0, "var(--a)");
   $("hitsub").textContent = "since start " + (s.hit_ratio == null ? "–" : pct(s.hit_ratio)) + " of reads answered without asking the store or waiting for it";
   const ops = d.operations_per_second;
-  $("ops").innerHTML = num(ops[0] + ops[1]) + " <small>requests/s</small>";
-  $("opssub").textContent = num(ops[0]) + " reads/s · " + num(ops[1]) + " writes/s";
-  $("netsub").textContent = bytes(d.bytes_per_second[0]) + "/s read · " + bytes(d.bytes_per_second[1]) + "/s written";
+  $("ops").innerHTML = num(ops.reads + ops.writes) + " <small>requests/s</small>";
+  $("opssub").textContent = num(ops.reads) + " reads/s · " + num(ops.writes) + " writes/s";
+  $("netsub").textContent = bytes(d.bytes_per_second.read) + "/s read · " + bytes(d.bytes_per_second.written) + "/s written";
   const row = (name, p) => [name, us(p.p50), us(p.p90), us(p.p99), us(p.p999), us(p.max)];
   table("lat", ["", "p50", "p90", "p99", "p99.9", "max"],
     [row("hit", d.latency.hit), row("miss", d.latency.miss), row("write", d.latency.write)]);
@@ -62,7 +62,7 @@ function show(d) {
     ["regions marked as written to", num(c.regions_marked)],
     ["map in DRAM", bytes(c.map_bytes)]]);
   $("policy").textContent = "admission: " + c.admission;
-  table("rej", null, s.verdicts.filter(r => r[1]).map(r => [words(r[0]), num(r[1])]), "no requests yet");
+  table("rej", null, Object.entries(s.verdicts).filter(r => r[1]).map(r => [words(r[0]), num(r[1])]), "no requests yet");
 
   table("vols", ["volume", "size", "cached", "floor", "ceiling", "hit ratio", "reads", "writes", "read", "written", "metadata hits", "clients", "rule", "store"],
     s.volumes.map(v => [v.name + (v.pass_through ? " (pass-through)" : ""), bytes(v.bytes), bytes(v.lines * c.line_bytes),
@@ -82,6 +82,6 @@ function show(d) {
   table("past", ["second", "reads/s", "writes/s", "hits", "p99 hit", "p99 miss", "p99 write", "flash writes"],
     P.slice().reverse().map(p => [p.at, num(p.reads), num(p.writes), pct(p.hits), us(p.p99_hit), us(p.p99_miss), us(p.p99_write),
       bytes(p.flash_writes) + "/s"]), "nothing yet");
-  table("counters", ["counter", "value"], s.counters.map(r => [r[0], r[1]]));
+  table("counters", ["counter", "value"], Object.entries(s.counters));
 }
 poll();
