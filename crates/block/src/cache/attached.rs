@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
-use larder_policy::block::{BlockAdmission, BlockKind, BlockSetup, VerdictCounts, VolumeId};
+use larder_policy::block::{
+    BlockAdmission, BlockKind, BlockSetup, Reason, VerdictCounts, VolumeId,
+};
 
 use super::flusher::{Flusher, PATIENCE};
 use super::governor::ShareLines;
@@ -101,6 +103,8 @@ pub struct Attached {
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
     pub(super) admission: Mutex<TapedAdmission>,
+    /// Verdicts on its requests that no policy gave.
+    governed: Mutex<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.
     pub(super) detector: Option<Mutex<Detector>>,
     pub(super) backing: Mutex<Option<Flusher>>,
@@ -152,6 +156,7 @@ impl Attached {
             share,
             selected: AtomicBool::new(false),
             admission: Mutex::new(TapedAdmission::new(admission)),
+            governed: Mutex::default(),
             detector,
             backing: Mutex::new(Some(Flusher::new(session))),
             volume: volume.clone(),
@@ -201,9 +206,16 @@ impl Attached {
         (self.share.floor, self.share.ceiling)
     }
 
-    /// Admission's verdicts on its requests.
+    /// Verdicts on its requests: admission's, and those of shares, selection, room and the write budget.
     pub fn verdicts(&self) -> VerdictCounts {
-        *locked(&self.admission).verdicts()
+        let mut verdicts = *locked(&self.governed);
+        verdicts.add(locked(&self.admission).verdicts());
+        verdicts
+    }
+
+    /// Requests of it are refused, and no policy was asked.
+    pub(super) fn refused(&self, reason: Reason, times: u64) {
+        locked(&self.governed).rejected[reason as usize] += times;
     }
 
     /// Its lines in the cache, about.

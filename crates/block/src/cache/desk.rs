@@ -602,7 +602,6 @@ impl Cache {
                 governor.selection.read().unwrap_or_else(std::sync::PoisonError::into_inner);
             selection.explain(volume.id, offset)
         };
-        let mut verdicts = *locked(&volume.admission).verdicts();
         let admission = if offset >= volume.cached_bytes() {
             "the last bytes of a volume that do not fill a line are not cached".to_owned()
         } else if !self.is_enabled() {
@@ -621,7 +620,6 @@ impl Cache {
             let in_the_way = if slot.is_none() { self.in_the_way(&volume, rule) } else { None };
             in_the_way.map_or_else(|| said.clone(), |why| format!("{why}; but for that: {said}"))
         };
-        verdicts.add(&governor.verdicts());
         let has = volume.lines();
         let share = match (volume.share.floor, volume.share.ceiling) {
             (0, None) => format!("{has} lines, no floor or ceiling"),
@@ -649,7 +647,7 @@ impl Cache {
             admission,
             share,
             budget,
-            verdicts: named(&verdicts),
+            verdicts: named(&volume.verdicts()),
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::{LineId, Source};
-use larder_policy::block::{Reason, Rule, Selection, Verdict, VerdictCounts, VolumeId};
+use larder_policy::block::{Reason, Rule, Selection, VolumeId};
 use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
@@ -146,7 +146,6 @@ pub(super) struct Governor {
     /// Bytes that are pinned.
     pinned: AtomicU64,
     budget: Option<Mutex<Budget>>,
-    verdicts: Mutex<VerdictCounts>,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
     /// Flash reads that failed one after the other.
@@ -200,7 +199,6 @@ impl Governor {
             capacity: layout.capacity() * u64::from(layout.line),
             pinned: AtomicU64::new(0),
             budget,
-            verdicts: Mutex::default(),
             latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
             failures: AtomicU32::new(0),
@@ -296,15 +294,12 @@ impl Governor {
             owner.lines() <= owner.share.floor
                 || of.as_ref().is_some_and(|(v, _)| Self::at_ceiling(v))
         };
-        if keep {
-            let reason = if of.as_ref().is_some_and(|(v, _)| Self::at_ceiling(v)) {
-                Reason::Ceiling
-            } else {
-                Reason::NoSlot
-            };
-            self.count(Verdict::Reject(reason), 1);
-        } else {
+        if !keep {
             self.taken(&owner, line);
+        } else if let Some((of, _)) = &of {
+            // (Where it is only about room nobody is refused anything.)
+            let at_ceiling = Self::at_ceiling(of);
+            of.refused(if at_ceiling { Reason::Ceiling } else { Reason::NoSlot }, 1);
         }
         keep
     }
@@ -362,7 +357,7 @@ impl Governor {
     pub(super) fn may_grow(&self, at: u64) -> bool {
         let Some(volume) = self.volume_at(at) else { return true };
         if Self::at_ceiling(&volume) {
-            self.count(Verdict::Reject(Reason::Ceiling), 1);
+            volume.refused(Reason::Ceiling, 1);
             return false;
         }
         volume.lines.fetch_add(1, Ordering::Relaxed);
@@ -449,19 +444,6 @@ impl Governor {
     }
 
     // ---- counters ----
-
-    /// A verdict that no policy gave.
-    pub(super) fn count(&self, verdict: Verdict, times: u64) {
-        let mut verdicts = locked(&self.verdicts);
-        match verdict {
-            Verdict::Admit => verdicts.admitted += times,
-            Verdict::Reject(reason) => verdicts.rejected[reason as usize] += times,
-        }
-    }
-
-    pub(super) fn verdicts(&self) -> VerdictCounts {
-        *locked(&self.verdicts)
-    }
 
     pub(super) fn record(&self, worker: usize, record: impl FnOnce(&mut Latencies)) {
         record(&mut locked(&self.latencies[worker.min(self.latencies.len() - 1)]));

@@ -325,10 +325,8 @@ impl Cache {
             sum.add(&cell.shard.stats());
             map_bytes += cell.shard.map().memory_bytes();
         }
-        let mut verdicts = self.governor.verdicts();
         let line = u64::from(self.layout.line);
         let totals = self.totals();
-        verdicts.add(&totals.verdicts);
         let (log, regions_set) = *locked(&self.log_stats);
         let now = self.now();
         let flash_bytes = sum.flash_lines_written * line + log.bytes;
@@ -336,7 +334,7 @@ impl Cache {
         CacheStats {
             engine: sum,
             log,
-            verdicts,
+            verdicts: totals.verdicts,
             slots: self.layout.capacity(),
             map_bytes,
             enabled: self.is_enabled(),

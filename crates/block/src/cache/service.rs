@@ -15,7 +15,7 @@ use larder_engine::block::{
     GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Streams, Verdict,
 };
 use larder_format::PAGE_SIZE;
-use larder_policy::block::{BlockKind, BlockOp, Reason, Rule, Verdict as PolicyVerdict};
+use larder_policy::block::{BlockKind, BlockOp, Reason, Rule};
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -361,12 +361,11 @@ impl Cached {
                     governor.rule(&attached, from - attached.base, u64::from(len)) != Rule::Never
                 });
                 if parts.len() < before {
-                    let never = PolicyVerdict::Reject(Reason::Never);
-                    governor.count(never, (before - parts.len()) as u64);
+                    attached.refused(Reason::Never, (before - parts.len()) as u64);
                 }
                 let bytes = parts.iter().map(|p| u64::from(p.1)).sum();
                 if let Some(reason) = governor.refuses(self.cache.now(), bytes) {
-                    governor.count(PolicyVerdict::Reject(reason), parts.len() as u64);
+                    attached.refused(reason, parts.len() as u64);
                     parts.clear();
                 }
                 verdicts.resize(parts.len(), Verdict::Admit);

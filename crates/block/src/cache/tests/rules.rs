@@ -221,6 +221,25 @@ fn a_ceiling_is_kept() {
     }
 }
 
+/// A refusal is told of the volume whose request it was, and of no other; all together have them all.
+#[test]
+fn verdicts_are_of_the_volume_that_was_refused() {
+    let shape = Shape { rules: ceiling, ..SHAPE };
+    let bench = bench(&[8 * MIB, 64 * MIB], least(shape), shape);
+    bench.read_all(1, 0, 8 * MIB);
+    bench.read_all(0, 0, MIB);
+    bench.settle();
+    let said = |name: &str| {
+        let verdicts = bench.cache.explain(name, 0).unwrap().verdicts;
+        verdicts.get("ceiling").copied().unwrap_or(0)
+    };
+    let of = |name: &str| bench.cache.volume(name).unwrap().verdicts().rejected(Reason::Ceiling);
+    assert!(said("disk1") > 1000, "{:?}", bench.engine());
+    assert_eq!((said("disk0"), of("disk0")), (0, 0));
+    assert_eq!(said("disk1"), of("disk1"));
+    assert_eq!(bench.refused(Reason::Ceiling), of("disk1"));
+}
+
 fn budget(first_fill: bool) -> RulesConfig {
     // Six bytes a second: as good as none, but for what may be lent.
     let tbw = Some(ByteSize(1_000_000_000));
