@@ -1,12 +1,17 @@
 //! Looking whether what is cached is what it should be, while clients go on.
 //!
-//! Every line is read from the cache device and its checksum compared with the map's; on demand its bytes are compared with
-//! the store's. Neither holds up anybody: what does not fit is looked at again while its line is locked, and counts only then.
+//! Every line is read from the cache device and its checksum compared with the map's; on demand it is compared with the
+//! store's. Neither holds up anybody: what does not fit is looked at again while its line is locked, and counts only then.
+//!
+//! The device is read as it lies there, where neighbours of the volume are far from each other; stores are read in the order of
+//! the volume, in as large pieces as there are neighbours. Between the two a line is its place and a hash of 64 bits, of some
+//! millions of lines at a time: of two lines that differ one in 2^64 would be taken for the other.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use larder_base::{HashKey, KeyHasher};
 use larder_engine::block::map::Slot;
 use larder_engine::block::{LineId, SlotId, Sum};
 use larder_policy::block::VolumeId;
@@ -19,6 +24,10 @@ use crate::backing::Session;
 
 /// Bytes of lines that are looked at in one go.
 const BATCH: u64 = 1 << 20;
+/// Lines that are looked at before they are compared with their stores: 16 bytes of memory each.
+const GATHERED: usize = 2 << 20;
+/// Bytes of a store that are read in one go.
+const STORE_READ: u64 = 1 << 20;
 /// Faults that are listed.
 const MOST_LISTED: usize = 100;
 /// The longest rest after a batch, when clients are at work: as long as it took, but no longer.
@@ -61,6 +70,8 @@ pub struct CheckReport {
     pub unattached: u64,
     /// Lines that were compared with their stores.
     pub compared: u64,
+    /// Reads of stores in which they came.
+    pub store_reads: u64,
     /// Lines that do not have their checksum.
     pub corrupt: u64,
     /// Lines that cannot be read.
@@ -94,6 +105,8 @@ impl CheckReport {
 
 /// Where a line lies, and its checksum.
 type Entry = (SlotId, LineId, Sum);
+/// A line that has its checksum, and a hash of its bytes.
+type Seen = (LineId, u64);
 type Sessions = BTreeMap<VolumeId, Option<Box<dyn Session>>>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -113,8 +126,30 @@ impl Wrong {
     }
 }
 
+/// What a check has come to.
+struct Course<'a> {
+    wish: &'a CheckWish,
+    sessions: Sessions,
+    report: CheckReport,
+    /// Lines that are to be compared with their stores.
+    seen: Vec<Seen>,
+    hasher: KeyHasher,
+    /// Requests of clients, when it was last looked.
+    asked: u64,
+    /// Slots that were looked at, and those of them whose lines were compared too; steps in all.
+    looked: u64,
+    compared: u64,
+    steps: u64,
+}
+
+impl Course<'_> {
+    fn hash(&self, bytes: &[u8]) -> u64 {
+        self.hasher.hash(bytes).0 as u64
+    }
+}
+
 impl Cache {
-    /// Looks at every line that is cached. `go_on` hears how many slots of how many were looked at, and may say no.
+    /// Looks at every line that is cached. `go_on` hears how many steps of how many are done, and may say no.
     ///
     /// # Errors
     /// When the volume is not attached, or the cache is out of use.
@@ -131,45 +166,72 @@ impl Cache {
             });
         }
         let begun = Instant::now();
-        let mut report = CheckReport { line_bytes: self.layout.line, ..CheckReport::default() };
-        let mut sessions = Sessions::new();
+        let mut course = Course {
+            wish,
+            sessions: Sessions::new(),
+            report: CheckReport { line_bytes: self.layout.line, ..CheckReport::default() },
+            seen: Vec::new(),
+            hasher: KeyHasher::new(HashKey([0; 16])),
+            asked: self.asked_by_clients(),
+            looked: 0,
+            compared: 0,
+            steps: self.layout.slots() * if wish.compare { 2 } else { 1 },
+        };
+        course.report.interrupted = !self.check_all(only.as_deref(), &mut course, go_on);
+        course.report.seconds = begun.elapsed().as_secs_f64();
+        Ok(course.report)
+    }
+
+    /// Returns whether everything was looked at.
+    fn check_all(
+        &self,
+        only: Option<&super::Attached>,
+        course: &mut Course<'_>,
+        go_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> bool {
         let step = (BATCH / u64::from(self.layout.line)).max(1) as u32;
         let per = self.layout.shard_slots();
-        let total = self.layout.slots();
-        let mut seen = self.asked_by_clients();
-        for shard in 0..self.layout.shards {
-            for from in (0..per).step_by(step as usize) {
-                if self.layout.is_sparse() && !self.has_lines(shard, from, step.min(per - from)) {
-                    continue;
-                }
-                let done = u64::from(shard) * u64::from(per) + u64::from(from);
-                if !go_on(done, total) || locked(&self.log_inbox).stopped {
-                    report.interrupted = true;
-                    report.seconds = begun.elapsed().as_secs_f64();
-                    return Ok(report);
-                }
-                let start = Instant::now();
-                let mut batch = self.entries(shard, from, step.min(per - from));
-                if let Some(only) = &only {
-                    let end = only.base + only.bytes();
-                    batch.retain(|e| (only.base..end).contains(&self.at(e.1)));
-                }
-                if batch.is_empty() {
-                    continue;
-                }
-                // A store whose volume was put aside meanwhile is let go of.
-                let volumes = self.volumes();
-                sessions.retain(|id, _| volumes.iter().any(|v| v.id == *id));
-                drop(volumes);
-                self.check_batch(shard, &batch, wish, &mut sessions, &mut report);
-                let now = self.asked_by_clients();
-                if std::mem::replace(&mut seen, now) != now {
-                    std::thread::sleep(start.elapsed().min(MOST_REST));
-                }
+        // All shards side by side: they take turns with the groups of a volume, and so neighbours are gathered together.
+        let places = (0..per).step_by(step as usize);
+        for (from, shard) in places.flat_map(|from| (0..self.layout.shards).map(move |s| (from, s)))
+        {
+            let count = step.min(per - from);
+            let done = course.looked + course.compared;
+            course.looked += u64::from(count);
+            if self.layout.is_sparse() && !self.has_lines(shard, from, count) {
+                continue;
+            }
+            if !go_on(done, course.steps) || self.is_stopped() {
+                return false;
+            }
+            let start = Instant::now();
+            let mut batch = self.entries(shard, from, count);
+            if let Some(only) = only {
+                let end = only.base + only.bytes();
+                batch.retain(|e| (only.base..end).contains(&self.at(e.1)));
+            }
+            if batch.is_empty() {
+                continue;
+            }
+            self.check_batch(shard, &batch, course);
+            self.rest(start, course);
+            if course.seen.len() + step as usize > GATHERED && !self.compare(course, go_on) {
+                return false;
             }
         }
-        report.seconds = begun.elapsed().as_secs_f64();
-        Ok(report)
+        !course.wish.compare || self.compare(course, go_on)
+    }
+
+    fn is_stopped(&self) -> bool {
+        locked(&self.log_inbox).stopped
+    }
+
+    /// After work that began at `start`: leaves the devices to clients, if they are at work.
+    fn rest(&self, start: Instant, course: &mut Course<'_>) {
+        let now = self.asked_by_clients();
+        if std::mem::replace(&mut course.asked, now) != now {
+            std::thread::sleep(start.elapsed().min(MOST_REST));
+        }
     }
 
     /// Requests of clients so far: whether they are at work.
@@ -196,74 +258,78 @@ impl Cache {
             .collect()
     }
 
-    fn check_batch(
-        &self,
-        shard: u32,
-        batch: &[Entry],
-        wish: &CheckWish,
-        sessions: &mut Sessions,
-        report: &mut CheckReport,
-    ) {
+    fn check_batch(&self, shard: u32, batch: &[Entry], course: &mut Course<'_>) {
         let line = self.layout.line as usize;
-        let mut good: Vec<(LineId, AlignedBuf)> = Vec::new();
         // Neighbours are read together.
         for run in batch.chunk_by(|a, b| a.0.0 + 1 == b.0.0) {
             let mut buf = AlignedBuf::zeroed(run.len() * line);
             let whole = self.device.read_at(self.layout.slot_at(shard, run[0].0.0), &mut buf);
             for (i, &(slot, at, sum)) in run.iter().enumerate() {
-                report.lines += 1;
-                report.unattached += u64::from(self.governor.volume_at(self.at(at)).is_none());
-                let mut own = AlignedBuf::zeroed(line);
+                course.report.lines += 1;
+                course.report.unattached +=
+                    u64::from(self.governor.volume_at(self.at(at)).is_none());
+                let mut alone;
                 let read = match &whole {
-                    Ok(()) => {
-                        own.copy_from_slice(&buf[i * line..(i + 1) * line]);
-                        true
-                    }
+                    Ok(()) => Some(&buf[i * line..(i + 1) * line]),
                     // One that cannot be read must not speak for its neighbours.
                     Err(_) => {
-                        self.device.read_at(self.layout.slot_at(shard, slot.0), &mut own).is_ok()
+                        alone = AlignedBuf::zeroed(line);
+                        let at = self.layout.slot_at(shard, slot.0);
+                        self.device.read_at(at, &mut alone).is_ok().then_some(&alone[..])
                     }
                 };
-                if read && Sum::of(at, crc32c::crc32c(&own)) == sum {
-                    if wish.compare {
-                        good.push((at, own));
+                match read {
+                    Some(bytes) if Sum::of(at, crc32c::crc32c(bytes)) == sum => {
+                        if course.wish.compare {
+                            course.seen.push((at, course.hash(bytes)));
+                        }
                     }
-                } else {
-                    self.look_again(shard, at, false, wish.drop, sessions, report);
+                    _ => self.look_again(at, false, course),
                 }
             }
-        }
-        if wish.compare {
-            self.compare(shard, good, wish.drop, sessions, report);
         }
     }
 
-    /// Compares lines with their stores.
-    fn compare(
-        &self,
-        shard: u32,
-        mut lines: Vec<(LineId, AlignedBuf)>,
-        drop: bool,
-        sessions: &mut Sessions,
-        report: &mut CheckReport,
-    ) {
+    /// Compares the lines that were gathered with their stores. Returns whether all were.
+    fn compare(&self, course: &mut Course<'_>, go_on: &mut dyn FnMut(u64, u64) -> bool) -> bool {
         let bytes = self.layout.line as usize;
-        lines.sort_by_key(|l| l.0);
-        for run in lines.chunk_by(|a, b| a.0.0 + 1 == b.0.0 && self.same_volume(a.0, b.0)) {
+        let most = (STORE_READ / bytes as u64).max(1) as usize;
+        let mut lines = std::mem::take(&mut course.seen);
+        lines.sort_unstable();
+        // Together they are as many steps as slots were looked at for them.
+        let (before, steps) = (course.looked + course.compared, course.looked - course.compared);
+        let (mut done, all) = (0, lines.len() as u64);
+        let runs = lines.chunk_by(|a, b| a.0.0 + 1 == b.0.0 && self.same_volume(a.0, b.0));
+        for run in runs.flat_map(|run| run.chunks(most)) {
+            if !go_on(before + steps * done / all, course.steps) || self.is_stopped() {
+                return false;
+            }
+            done += run.len() as u64;
+            let start = Instant::now();
+            // A store whose volume was put aside meanwhile is let go of.
+            let volumes = self.volumes();
+            course.sessions.retain(|id, _| volumes.iter().any(|v| v.id == *id));
+            drop(volumes);
             let first = self.at(run[0].0);
             let Some(volume) = self.governor.volume_at(first) else { continue };
-            match self.store_bytes(&volume, first, run.len() * bytes, sessions) {
+            course.report.store_reads += 1;
+            match self.store_bytes(&volume, first, run.len() * bytes, &mut course.sessions) {
                 Some(store) => {
-                    for ((line, cached), there) in run.iter().zip(store.chunks(bytes)) {
-                        report.compared += 1;
-                        if cached[..] != *there {
-                            self.look_again(shard, *line, true, drop, sessions, report);
+                    for (&(line, cached), there) in run.iter().zip(store.chunks(bytes)) {
+                        course.report.compared += 1;
+                        if cached != course.hash(there) {
+                            self.look_again(line, true, course);
                         }
                     }
                 }
-                None => report.unanswered += run.len() as u64,
+                None => course.report.unanswered += run.len() as u64,
             }
+            self.rest(start, course);
         }
+        course.compared = course.looked;
+        lines.clear();
+        course.seen = lines;
+        true
     }
 
     fn same_volume(&self, a: LineId, b: LineId) -> bool {
@@ -290,15 +356,9 @@ impl Cache {
     }
 
     /// A line that did not fit is looked at again while nothing changes it: it may have been written to, or have moved.
-    fn look_again(
-        &self,
-        shard: u32,
-        line: LineId,
-        compare: bool,
-        drop: bool,
-        sessions: &mut Sessions,
-        report: &mut CheckReport,
-    ) {
+    fn look_again(&self, line: LineId, compare: bool, course: &mut Course<'_>) {
+        let Course { wish, sessions, report, .. } = course;
+        let shard = self.placing.shard(line.group());
         let volume = self.governor.volume_at(self.at(line));
         // It ends when what is under way in the line's group has ended.
         let found = self.with_range(line, line, &mut || !locked(&self.log_inbox).stopped, |out| {
@@ -320,7 +380,7 @@ impl Cache {
                 None
             };
             let wrong = wrong?;
-            let dropped = if drop { self.drop_locked(line, line, out) } else { 0 };
+            let dropped = if wish.drop { self.drop_locked(line, line, out) } else { 0 };
             Some((wrong, at, dropped))
         });
         let Some((wrong, device_offset, dropped)) = found.flatten() else { return };
