@@ -296,6 +296,63 @@ impl WriteBudget {
     }
 }
 
+/// A write budget for a writer that cannot hold everything back: what may be left out [asks](OwingBudget::affords) before it is
+/// written, what may not is written all the same and owed. As long as anything is owed, nothing is afforded.
+///
+/// The block cache's: new lines ask; updates of cached lines, lines that its cleaner moves, and the map's log do not.
+#[derive(Clone, Debug)]
+pub struct OwingBudget {
+    budget: WriteBudget,
+    /// Written and not granted yet.
+    owed: u64,
+}
+
+impl OwingBudget {
+    /// Nothing is owed yet.
+    pub fn new(budget: WriteBudget) -> OwingBudget {
+        OwingBudget { budget, owed: 0 }
+    }
+
+    fn settle(&mut self, now: Nanos) {
+        if self.owed > 0 {
+            self.owed -= self.budget.grant(now, self.owed);
+        }
+    }
+
+    /// Whether so many bytes may be written now. Nothing is taken out of the budget.
+    pub fn affords(&mut self, now: Nanos, bytes: u64) -> bool {
+        self.settle(now);
+        self.owed == 0 && self.budget.available(now) >= bytes
+    }
+
+    /// So many bytes are written, whether they are afforded or not.
+    pub fn spend(&mut self, now: Nanos, bytes: u64) {
+        self.owed = self.owed.saturating_add(bytes);
+        self.settle(now);
+    }
+
+    /// Bytes that may be written now.
+    pub fn available(&mut self, now: Nanos) -> u64 {
+        self.settle(now);
+        self.budget.available(now).saturating_sub(self.owed)
+    }
+
+    /// [`WriteBudget::rate`].
+    pub fn rate(&self) -> Option<f64> {
+        self.budget.rate()
+    }
+
+    /// [`WriteBudget::expected_life_years`].
+    pub fn expected_life_years(&self, bytes_per_second: f64) -> Option<f64> {
+        self.budget.expected_life_years(bytes_per_second)
+    }
+
+    /// [`WriteBudget::state`].
+    pub fn state(&mut self, now: Nanos) -> BudgetState {
+        self.budget.state(now)
+    }
+}
+
 impl Limit {
     fn whole_tokens(&self) -> u64 {
         u64::try_from(self.tokens / TOKEN).unwrap_or(u64::MAX)
@@ -422,6 +479,22 @@ mod tests {
         assert_eq!(b.state(secs(500)).debt, 0);
         assert_eq!(b.grant(secs(600), u64::MAX), 100_000);
         assert_eq!(b.grant(secs(600), 1), 0, "it is not lent again");
+    }
+
+    #[test]
+    fn what_cannot_wait_is_owed() {
+        let of = |first_fill| {
+            WriteBudget::new(&thousand(first_fill), ByteSize(50_000), None, Nanos::ZERO).unwrap()
+        };
+        let mut b = OwingBudget::new(of(false));
+        assert!(b.affords(secs(10), 10_000) && !b.affords(secs(10), 10_001));
+        b.spend(secs(10), 12_000);
+        assert_eq!(b.available(secs(10)), 0);
+        assert!(!b.affords(secs(11), 0), "1,000 are owed still");
+        assert!(b.affords(secs(12), 0) && !b.affords(secs(12), 1));
+        assert!(b.affords(secs(13), 1000) && !b.affords(secs(13), 1001));
+        assert_eq!(b.available(secs(14)), 2000);
+        assert_eq!(b.state(secs(14)).spent, 12_000);
     }
 
     #[test]

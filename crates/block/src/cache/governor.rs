@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::{LineId, Source};
 use larder_policy::block::{Reason, Rule, Selection, VolumeId};
-use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
+use larder_policy::budget::{
+    BudgetError, BudgetState, OwingBudget, WriteBudget, WriteBudgetConfig,
+};
 use larder_runtime::latency::LatencyHistogram;
 
 use super::attached::{Attached, count};
@@ -59,22 +61,6 @@ impl ShareLines {
 
     pub(super) fn is_any(&self) -> bool {
         self.floor > 0 || self.ceiling.is_some()
-    }
-}
-
-/// The write budget, with what was written beyond it.
-#[derive(Debug)]
-struct Budget {
-    budget: WriteBudget,
-    /// Written and not granted yet: updates of cached lines and the map's log are not held back, only counted.
-    owed: u64,
-}
-
-impl Budget {
-    fn settle(&mut self, now: Nanos) {
-        if self.owed > 0 {
-            self.owed -= self.budget.grant(now, self.owed);
-        }
     }
 }
 
@@ -145,7 +131,7 @@ pub(super) struct Governor {
     capacity: u64,
     /// Bytes that are pinned.
     pinned: AtomicU64,
-    budget: Option<Mutex<Budget>>,
+    budget: Option<Mutex<OwingBudget>>,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
     /// Flash reads that failed one after the other.
@@ -184,7 +170,7 @@ impl Governor {
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
             let budget = WriteBudget::new(wants, size, state, Nanos::ZERO)?;
-            Some(Mutex::new(Budget { budget, owed: 0 }))
+            Some(Mutex::new(OwingBudget::new(budget)))
         } else {
             // What is wrong with the rest of it is said all the same.
             WriteBudget::new(wants, size, None, Nanos::ZERO)?;
@@ -401,40 +387,32 @@ impl Governor {
 
     /// Whether so many bytes may go to flash now.
     pub(super) fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        let Some(budget) = &self.budget else { return true };
-        let mut budget = locked(budget);
-        budget.settle(now);
-        budget.owed == 0 && budget.budget.available(now) >= bytes
+        self.budget.as_ref().is_none_or(|budget| locked(budget).affords(now, bytes))
     }
 
     /// So many bytes go to flash.
     pub(super) fn spend(&self, now: Nanos, bytes: u64) {
         if let Some(budget) = &self.budget {
-            let mut budget = locked(budget);
-            budget.owed += bytes;
-            budget.settle(now);
+            locked(budget).spend(now, bytes);
         }
     }
 
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
         self.budget.as_ref().map_or_else(BudgetNow::default, |budget| {
             let mut budget = locked(budget);
-            budget.settle(now);
-            let (rate, owed) = (budget.budget.rate(), budget.owed);
-            let available = budget.budget.available(now).saturating_sub(owed);
-            BudgetNow { rate, available: Some(available) }
+            BudgetNow { rate: budget.rate(), available: Some(budget.available(now)) }
         })
     }
 
     /// Years that the drive lasts if so many bytes a second go to it.
     pub(super) fn life_years(&self, bytes_per_second: f64) -> Option<f64> {
-        self.budget.as_ref().and_then(|b| locked(b).budget.expected_life_years(bytes_per_second))
+        self.budget.as_ref().and_then(|b| locked(b).expected_life_years(bytes_per_second))
     }
 
     /// Keeps what the budget must remember over a restart.
     pub(super) fn save_budget(&self, now: Nanos) {
         let Some(budget) = &self.budget else { return };
-        let state = locked(budget).budget.state(now);
+        let state = locked(budget).state(now);
         let saved = serde_json::to_vec(&state)
             .map_err(std::io::Error::other)
             .and_then(|bytes| super::store_file(&self.budget_file, &bytes));

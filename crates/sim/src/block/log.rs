@@ -182,6 +182,7 @@ impl BlockSim {
         let mut shards = Shards { shards: &mut self.shards, world: &mut self.world, now };
         // The device takes everything, so that the log cannot fail.
         let step = self.log.step(now, &mut shards, &mut io).unwrap_or(LogStep::Idle);
+        let before = self.map_bytes_written;
         for (at, len) in io.writes {
             self.map_bytes_written += u64::from(len);
             self.world.drive.write(now, at, len);
@@ -197,6 +198,7 @@ impl BlockSim {
                 }
             }
         }
+        self.world.spend(now, self.map_bytes_written - before);
         self.log_free = now + Nanos(self.flush.0 * io.flushes.saturating_sub(1));
         match step {
             LogStep::Worked if self.world.files.is_some() => {

@@ -16,7 +16,7 @@ mod store;
 mod tests;
 mod world;
 
-use larder_base::{Nanos, UnixSecs, Words};
+use larder_base::{ByteSize, Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
@@ -28,6 +28,7 @@ use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
 use larder_policy::block::{BlockAccess, BlockKind, BlockOp, VerdictCounts, VolumeId};
+use larder_policy::budget::{OwingBudget, WriteBudget};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
 pub use spec::{Block, Load, Store, StoreKind};
@@ -167,6 +168,11 @@ impl BlockSim {
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
         world.files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));
+        let lines = ByteSize(layout.capacity() * u64::from(layout.line));
+        let budget = WriteBudget::new(&spec.write_budget, lines, None, Nanos::ZERO);
+        let budget =
+            budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
+        world.budget = budget.is_on().then(|| OwingBudget::new(budget));
         let mut sim = BlockSim {
             shards,
             placing,
@@ -448,7 +454,7 @@ impl BlockSim {
         let line = u64::from(self.world.layout.line);
         let group = line * u64::from(GROUP_LINES);
         let mut at = from;
-        while at < to {
+        while at < to && self.world.affords(self.now, to - at) {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
             let op = self.world.new_op();
             // One for the beginning.

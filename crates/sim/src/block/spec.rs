@@ -4,6 +4,7 @@ use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
+use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::block_study::{Placement, Writes};
@@ -43,6 +44,10 @@ pub struct Block {
     /// Admission, as `larder block serve --admission` takes it. Default `all`.
     #[serde(default = "all")]
     pub admission: String,
+    /// The drive's endurance and the wanted life: new lines beyond it are not cached, as with `larder block serve
+    /// --endurance-tbw` and its kin. By default writes are not limited.
+    #[serde(default)]
+    pub write_budget: WriteBudgetConfig,
     /// Bytes that may be on their way to flash behind replies; beyond, lines are not cached. Default 64 MiB.
     #[serde(default = "fill_memory")]
     pub fill_memory: ByteSize,

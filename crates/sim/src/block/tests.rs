@@ -260,6 +260,42 @@ fn who_reclaims_and_who_evicts_makes_a_difference() {
     assert_eq!(seen.len(), 8, "each choice moves other lines: {seen:?}");
 }
 
+/// New lines are held to the drive's endurance; the map's log is charged as well, and not held back.
+#[test]
+fn a_write_budget_holds_new_lines_back() {
+    // A million bytes a second, and a burst of 36 seconds to be saved up first.
+    let text = "tbw = \"157788g\"\nyears = 5\ndevice_write_amplification = 1.0\nburst_hours = 0.01\nfirst_fill = false";
+    let write_budget: larder_policy::budget::WriteBudgetConfig = toml::from_str(text).unwrap();
+    let rate = write_budget.tbw.unwrap().0 as f64 / (5.0 * larder_policy::budget::YEAR_SECONDS);
+    let mut rng = Rng::new(3);
+    let requests: Vec<Request> =
+        (0..30_000).map(|i| at(i * 1000, read(rng.below(30_000) * 4096, 4096))).collect();
+    let free = spec("set:8", "hdd-ssd", "all");
+    let held = Block { write_budget, ..free.clone() };
+    let mut written = Vec::new();
+    for (spec, limited) in [(&free, false), (&held, true)] {
+        let mut sim = sim(spec);
+        run(&mut sim, requests.iter().copied());
+        settle(&mut sim);
+        let (sums, seconds) = (sim.sums(), sim.now().as_secs_f64());
+        let bytes = (sums.line_bytes_written + sums.map_bytes_written) as f64;
+        let refused = sums.verdicts.rejected(larder_policy::block::Reason::Budget);
+        assert_eq!(refused > 0, limited, "{refused}");
+        if limited {
+            let most = rate * seconds;
+            assert!((0.8 * most..1.05 * most).contains(&bytes), "{bytes} of {most}");
+        }
+        written.push(bytes);
+    }
+    assert!(written[1] < written[0] / 2.0, "{written:?}");
+    let wrong = larder_policy::budget::WriteBudgetConfig { years: 0.0, ..held.write_budget };
+    let timing = Timing::default();
+    let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, "x", bytes, 1);
+    let wrong = Block { write_budget: wrong, ..free };
+    let e = BlockSim::new(&wrong, &Store::default(), &timing, drive, 7).err().unwrap();
+    assert!(e.to_string().contains("cache 'block': write_budget.years is 0"), "{e}");
+}
+
 /// More pages of the table than memory has room for: each line is there when it is asked for again, one read of the table
 /// later; and the same in a record.
 #[test]

@@ -12,8 +12,10 @@ use larder_engine::block::{
 use larder_format::block::Layout;
 use larder_policy::block::{
     BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
-    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, VerdictCounts, Victim, VolumeId,
+    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Reason, Verdict as PolicyVerdict,
+    VerdictCounts, Victim, VolumeId,
 };
+use larder_policy::budget::OwingBudget;
 
 use super::space::Space;
 use super::sparse::Files;
@@ -145,6 +147,8 @@ pub(super) struct World {
     /// Of a sparse cache, what lies between its file and the drive.
     pub files: Option<Files>,
     pub store: StoreModel,
+    /// What may be written to the cache device, if that is limited.
+    pub budget: Option<OwingBudget>,
     pub space: Space,
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
@@ -192,6 +196,7 @@ impl World {
             drive,
             files: None,
             store,
+            budget: None,
             admission,
             volume_bytes,
             knows_volumes: stretch > 0,
@@ -346,6 +351,20 @@ impl World {
         }
     }
 
+    // ---- the write budget, as the daemon's ----
+
+    /// Whether so many bytes of new lines may go to flash now.
+    pub(super) fn affords(&mut self, now: Nanos, bytes: u64) -> bool {
+        self.budget.as_mut().is_none_or(|b| b.affords(now, bytes))
+    }
+
+    /// So many bytes go to the cache device.
+    pub(super) fn spend(&mut self, now: Nanos, bytes: u64) {
+        if let Some(budget) = &mut self.budget {
+            budget.spend(now, bytes);
+        }
+    }
+
     // ---- admission ----
 
     fn policy_line(&self, line: LineId) -> PolicyLine {
@@ -380,11 +399,16 @@ impl World {
     ) {
         out.clear();
         let line_bytes = u64::from(self.layout.line);
-        let World { admissions, space, .. } = self;
+        let World { admissions, space, budget, .. } = self;
         let Some(admission) = admissions.get_mut(&access.volume.0) else { return };
         let observed = admission.observe(access);
         let compete = admission.wants_victim();
-        for &(at, _) in parts {
+        for &(at, len) in parts {
+            if budget.as_mut().is_some_and(|b| !b.affords(access.now, u64::from(len))) {
+                admission.count(PolicyVerdict::Reject(Reason::Budget));
+                out.push(Verdict::Reject);
+                continue;
+            }
             let (volume, offset) = space.unmap(at / line_bytes * line_bytes);
             let line = PolicyLine { volume: VolumeId(volume), offset };
             let (op, kind) = (access.op, access.kind);
@@ -446,6 +470,7 @@ impl Fx<'_> {
             None => drive.write(now, layout.slot_at(self.shard, slot.0), len),
         };
         *line_bytes_written += u64::from(len);
+        self.world.spend(now, u64::from(len));
         Some(done)
     }
 

@@ -1,5 +1,6 @@
 //! Why an experiment cannot be run.
 
+use larder_policy::budget::BudgetError;
 use larder_trace::TraceError;
 
 use crate::baseline::BaselineError;
@@ -50,6 +51,14 @@ pub enum ExperimentError {
         name: String,
         /// Why.
         source: CacheError,
+    },
+    /// What may be written for a cache cannot be had.
+    #[error("cache '{name}': {source}")]
+    Budget {
+        /// The cache's name.
+        name: String,
+        /// Why.
+        source: BudgetError,
     },
     /// A modelled cache cannot be built.
     #[error("cache '{name}': {source}")]
