@@ -24,9 +24,13 @@ use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::Replacement;
 use larder_engine::block::{GROUP_LINES, LineId, WriteMode};
 use larder_format::PAGE_SIZE;
-use larder_format::block::log::{self, Held, LogHead, RECORDS_PER_PAGE, Record, SLOTS_PER_PAGE};
+use larder_format::block::log::{
+    self, Held, LogHead, RECORDS_PER_PAGE, Reach, Record, SLOTS_PER_PAGE,
+};
 use larder_format::block::superblock::{COPY_BYTES, choose};
-use larder_format::block::{BlockSuperblock, Layout, Placement, Volume, VolumeState, table};
+use larder_format::block::{
+    BlockSuperblock, Layout, Placement, Volume, VolumeState, intents, table,
+};
 use larder_policy::block::{EvictionBy, VictimPolicy};
 use larder_runtime::{RingChoice, machine};
 use tempfile::TempDir;
@@ -107,6 +111,9 @@ fn image(dir: &Path, placement: Placement, bytes: u64) -> (PathBuf, Layout) {
             .collect();
         let head = LogHead { generation: sb.generation, number, epoch: 1, ..LogHead::default() };
         log::encode_log(out, head, &records);
+    });
+    write_pages(&file, layout.intents_at(), layout.intent_pages(), |number, out| {
+        intents::encode(out, number, 1, Reach::default(), &[]);
     });
     let groups = layout.space_lines() / u64::from(GROUP_LINES);
     sb.volumes.push(Volume {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use larder_base::ByteSize;
@@ -46,6 +47,8 @@ pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
     let file = File::options()
         .write(true)
         .create(true)
+        // It holds what the volumes do.
+        .mode(0o600)
         .truncate(false)
         .open(&config.path)
         .map_err(failed)?;

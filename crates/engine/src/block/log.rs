@@ -254,8 +254,9 @@ impl MapLog {
                     out.copy_from_slice(&found[..per]);
                     whole &= reach.is_none_or(reaches);
                 }
-                // Formatting leaves zeros: no region of the page was ever asked for.
-                None if page.iter().all(|&b| b == 0) => {}
+                // Formatting leaves zeros, and the first start writes every page. Later zeros are what a device gives back
+                // that has lost a page.
+                None if superblock.epoch == 0 && page.iter().all(|&b| b == 0) => {}
                 // Not whole: any region of it may have its bit.
                 None => out.fill(0xff),
             }
@@ -272,7 +273,6 @@ impl MapLog {
             .map(|region| (region, Nanos::ZERO))
             .collect();
         let log = MapLog {
-            superblock,
             generation,
             area,
             next,
@@ -283,14 +283,32 @@ impl MapLog {
             resync: shared || !damaged.is_empty(),
             bits,
             set,
+            ..MapLog::fresh(superblock, idle)
+        };
+        Ok(Recovered { log, records, damaged })
+    }
+
+    /// The log of a device that was formatted a moment ago, unread.
+    pub fn fresh(superblock: BlockSuperblock, idle: Nanos) -> MapLog {
+        let pages = superblock.layout.intent_pages() as usize;
+        MapLog {
+            generation: superblock.generation,
+            area: superblock.area,
+            superblock,
+            next: 0,
+            before: 0,
+            whole: true,
+            snapshot: None,
+            resync: false,
+            bits: vec![0u8; pages * intents::REGIONS_PER_PAGE / 8],
+            set: BTreeMap::new(),
             earliest: Nanos::ZERO,
             asked: VecDeque::new(),
             idle,
             stats: LogStats::default(),
             #[cfg(feature = "planted")]
             fault: None,
-        };
-        Ok(Recovered { log, records, damaged })
+        }
     }
 
     /// Whether `region` has its bit: the durable map does not know what the backing store has there.
@@ -342,6 +360,10 @@ impl MapLog {
         let mut next = self.superblock.clone();
         next.reach = self.reach();
         change(&mut next);
+        if self.superblock.epoch == 0 {
+            let pages = 0..next.layout.intent_pages() as u32;
+            self.write_bits(&pages.map(|n| n * intents::REGIONS_PER_PAGE as u32).collect(), io)?;
+        }
         for _ in 0..2 {
             next.sequence += 1;
             let at = (next.copy() * COPY_BYTES) as u64;

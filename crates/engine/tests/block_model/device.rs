@@ -131,8 +131,16 @@ impl Device {
         self.durable[sector] = self.live[sector];
     }
 
-    /// A byte of a page of the map.
+    /// A byte of a page of the map, or all of it.
     pub(crate) fn rot_page(&mut self, at: u64) {
+        if self.rng.chance(0.3) {
+            // Nothing is left of it.
+            for sector in at as usize / SECTOR..(at as usize + PAGE_SIZE) / SECTOR {
+                self.live[sector] = [0; SECTOR];
+                self.durable[sector] = [0; SECTOR];
+            }
+            return;
+        }
         let sector = at as usize / SECTOR + self.rng.below((PAGE_SIZE / SECTOR) as u64) as usize;
         let byte = self.rng.below(SECTOR as u64) as usize;
         self.live[sector][byte] ^= 0x40;

@@ -2,9 +2,7 @@
 
 use larder_base::Nanos;
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{
-    IoFailed, LogIo, LogShards, LogStep, MapLog, MapRecord, SlotId, TableChange,
-};
+use larder_engine::block::{IoFailed, LogIo, LogShards, LogStep, MapRecord, SlotId, TableChange};
 use larder_format::block::log::Held;
 
 use super::BlockSim;
@@ -210,13 +208,4 @@ impl BlockSim {
             LogStep::Idle => {}
         }
     }
-}
-
-/// A log for a device that was formatted a moment ago.
-pub(super) fn new_log(
-    superblock: larder_format::block::BlockSuperblock,
-    idle: Nanos,
-) -> Result<MapLog, IoFailed> {
-    let mut io = NotedIo::default();
-    MapLog::recover(superblock, false, idle, &mut io, |_, _| {}).map(|r| r.log)
 }

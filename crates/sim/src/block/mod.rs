@@ -17,6 +17,7 @@ mod tests;
 mod world;
 
 use larder_base::{ByteSize, Nanos, UnixSecs, Words};
+use larder_engine::block::MapLog;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
@@ -152,9 +153,7 @@ impl BlockSim {
         });
         let shards: Vec<TapedShard> = shards.collect();
         let generation = superblock.generation;
-        let Ok(log) = log::new_log(superblock, QUIET) else {
-            unreachable!("a device that answers every read")
-        };
+        let log = MapLog::fresh(superblock, QUIET);
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
         let mut world = World::new(

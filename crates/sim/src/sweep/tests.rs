@@ -143,6 +143,10 @@ fn checked_in_sweeps_can_be_run() {
             let mut e = cell.experiment;
             // As much of the trace as shows that it and the caches can be had.
             (e.workload.limit, e.workload.warmup) = (Some(50), 0);
+            if e.workload.trace.starts_with("../shared/") {
+                // One that is not part of the repository: any of the kind shows the same.
+                e.workload.trace = "gen:specsfs?scale=0.0002&requests=50".into();
+            }
             crate::experiment::run(&e, 1, |_, _| {})
                 .unwrap_or_else(|e| panic!("{name}, {}: {e}", sweep.describe(&cell.values)));
         }

@@ -158,6 +158,8 @@ impl MapLog {
                 runs.iter().map(|(slot, n)| (layout.slot_at(shard, slot.0), u64::from(*n) * line)),
             );
         }
+        // A stretch that a client overwrites comes in the order in which its lines were looked at.
+        out.sort_unstable();
         merged(out)
     }
 

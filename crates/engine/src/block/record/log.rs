@@ -551,8 +551,3 @@ impl LogIo for Told<'_> {
         self.outcome()
     }
 }
-
-/// A log for a device that was formatted a moment ago, whose superblock is `superblock`.
-pub(super) fn fresh(superblock: BlockSuperblock, idle: Nanos) -> Result<MapLog, IoFailed> {
-    MapLog::recover(superblock, false, idle, &mut Taken, |_, _| {}).map(|r| r.log)
-}

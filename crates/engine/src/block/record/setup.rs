@@ -7,6 +7,7 @@ use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionE
 use serde::{Deserialize, Serialize};
 
 use super::{ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
+use crate::block::MapLog;
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
 use crate::block::map::{Making, Map, Replacement, Shape};
@@ -325,9 +326,7 @@ impl BlockRunSetup {
     /// # Errors
     /// A setup that is of no run.
     pub fn build_log(&self) -> Result<TapedLog, BlockSetupError> {
-        let log = super::log::fresh(self.superblock()?, Nanos(self.quiet_nanos));
-        let Ok(log) = log else { unreachable!("a device that answers every read") };
-        Ok(TapedLog::new(log))
+        Ok(TapedLog::new(MapLog::fresh(self.superblock()?, Nanos(self.quiet_nanos))))
     }
 
     /// The list of volumes as it was when the run began.
