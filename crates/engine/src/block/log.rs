@@ -360,7 +360,7 @@ impl MapLog {
         let mut next = self.superblock.clone();
         next.reach = self.reach();
         change(&mut next);
-        if self.superblock.epoch == 0 {
+        if self.superblock.epoch == 0 && next.epoch > 0 {
             let pages = 0..next.layout.intent_pages() as u32;
             self.write_bits(&pages.map(|n| n * intents::REGIONS_PER_PAGE as u32).collect(), io)?;
         }
