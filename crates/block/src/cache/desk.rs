@@ -312,8 +312,9 @@ impl Cache {
         let Some(dropped) = dropped else { return Ok(None) };
         let of = name.to_owned();
         let changed = self.on_log(move |log| {
-            // They must not come back as those of who gets the place, not even after a power cut in the next moment.
-            log.change_superblock(dropped > 0, |sb| {
+            // They must not come back as those of who gets the place, not even after a power cut in the next moment; nor lines
+            // that were evicted so lately that the durable map still names them.
+            log.change_superblock(true, |sb| {
                 volumes::forget(sb, &of);
             })
         })?;
