@@ -119,7 +119,9 @@ class Bench:
         output([self.options.larder, "block", "format", str(cache), "--size", f"{self.options.cache_mib}m", "--yes"])
         command = [self.options.larder, "block", "serve", "--cache", str(cache), "--volume",
                    f"disk=nbd+unix:///?socket={self.path('store')}", "--listen", f"unix:{self.path('larder')}",
-                   "--state-dir", self.path("state"), *self.options.serve]
+                   "--state-dir", self.path("state"),
+                   *([] if any(flag.startswith("--admission") for flag in self.options.serve) else ["--admission", "all"]),
+                   *self.options.serve]
         return Server(command, self.path("larder"), self.log)
 
 
@@ -155,6 +157,10 @@ def main():
     options = parser.parse_args()
     if not shutil.which("nbdkit"):
         raise SystemExit("'nbdkit' is missing: apt-get install nbdkit")
+    if options.folder and not Path(options.folder).is_dir():
+        raise SystemExit(f"--folder {options.folder}: there is no such directory: make it, or leave the flag out")
+    if options.json and not Path(options.json).absolute().parent.is_dir():
+        raise SystemExit(f"--json {options.json}: its directory is missing")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         bench = Bench(options, Path(folder))
         results = []

@@ -18,7 +18,7 @@ fn read(bytes: &[u8], identity: &Identity) -> Result<u64, CheckpointError> {
 
 fuzz_target!(|data: &[u8]| {
     let geometry = Geometry::plan(64 << 20).expect("64 MiB can be divided");
-    let identity = Identity { uuid: Uuid([1; 16]), epoch: 5, geometry };
+    let identity = Identity { uuid: Uuid([1; 16]), epoch: 5, run: 6, geometry };
     assert!(read(data, &identity).is_err() || data.len() >= 92);
 
     let mut writer = CheckpointWriter::create(Vec::new(), &identity, 0).expect("memory");

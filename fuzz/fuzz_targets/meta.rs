@@ -17,6 +17,7 @@ fuzz_target!(|data: &[u8]| {
             flags: 7,
             cas: 8,
             expiry: Expiry(1_700_000_009),
+            expiry_before: Expiry(1_700_000_008),
             last_access: 1,
             hit_before: true,
             won: true,

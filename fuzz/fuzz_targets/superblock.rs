@@ -22,6 +22,6 @@ fuzz_target!(|data: &[u8]| {
     page[8..12].copy_from_slice(&crc.to_le_bytes());
     if let Ok(superblock) = Superblock::decode(&page) {
         assert_eq!(Superblock::decode(&superblock.encode()[..]).as_ref(), Ok(&superblock));
-        let _ = (superblock.start(1), superblock.stop(1), superblock.first_generation());
+        let _ = (superblock.start(1, 2), superblock.stop(1), superblock.first_generation());
     }
 });

@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     let engine = ModelEngine::new(4096);
     let (mut stats, mut reads) = (ConnStats::default(), Vec::new());
     let (mut side, mut admin) = (SideEffects::default(), NoAdmin);
-    let mut conn = Connection::new(&config, Arc::new(BigBuffers::default()), now);
+    let mut conn = Connection::new(&config, Arc::new(BigBuffers::default()));
     let turns = 16 + 4 * data.len();
     for turn in 0.. {
         assert!(turn < turns, "no progress");

@@ -24,6 +24,7 @@ mod error;
 mod kv;
 mod progress;
 mod replay;
+mod signals;
 mod sim;
 mod table;
 mod trace;

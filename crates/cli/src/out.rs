@@ -43,6 +43,17 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// Says who may look, where a live page is open to more than this machine.
+pub(crate) fn warn_of_open_page(address: std::net::SocketAddr) {
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            "whoever reaches http://{address}/ may look at the live page and /metrics: they ask for no password; --http \
+             127.0.0.1:{} shows them to this machine alone",
+            address.port()
+        );
+    }
+}
+
 /// What reads back from `value` as JSON. Unlike `serde_json::to_value`, which widens numbers of 32 bits to 64, it has them as
 /// text has them: 0.2, not 0.20000000298.
 ///

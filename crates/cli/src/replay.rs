@@ -1,5 +1,7 @@
 //! `larder replay`: replays a trace against any memcached server, or block I/O against an export of an NBD server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
@@ -8,6 +10,7 @@ use indicatif::{HumanBytes, ProgressBar};
 use larder_base::Nanos;
 use larder_replay::{Options, Order, Report, Snapshot, Target};
 use larder_trace::{BadRecord, Progress, Reader, Request, TraceError};
+use signal_hook::consts::SIGINT;
 
 mod volume;
 
@@ -97,7 +100,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         return volume::run(&args);
     }
     let target: Target = args.to.parse().map_err(|e| CliError::Usage(format!("--to: {e}")))?;
-    let reader = opened(&args)?;
+    let (reader, interrupted) = opened(&args)?;
     let options = Options {
         connections: args.connections as usize,
         pipeline: args.pipeline as usize,
@@ -139,15 +142,67 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     }
     match report.and_then(|r| verdict(&r)) {
         Some(problem) => Err(CliError::Runtime(problem)),
-        None => Ok(()),
+        None => whole(&interrupted),
     }
 }
 
-/// The trace from where it is to be sent.
-fn opened(args: &Args) -> Result<Box<dyn Reader>, CliError> {
-    let mut reader = args.input.open()?.reader;
+/// An error where the replay ended because it was asked to.
+fn whole(interrupted: &AtomicBool) -> Result<(), CliError> {
+    if interrupted.load(Ordering::Relaxed) {
+        let said = "interrupted: these are the figures up to then";
+        return Err(CliError::Interrupted(said.to_owned()));
+    }
+    Ok(())
+}
+
+/// The trace ends where SIGINT comes: what is under way is answered, and what was measured is printed. A second one ends the
+/// process at once.
+struct UntilInterrupted {
+    reader: Box<dyn Reader>,
+    asked: Arc<AtomicBool>,
+}
+
+impl UntilInterrupted {
+    fn new(reader: Box<dyn Reader>) -> Result<UntilInterrupted, CliError> {
+        let asked = Arc::new(AtomicBool::new(false));
+        let failed = |e: std::io::Error| CliError::Runtime(format!("signal handlers: {e}"));
+        // In this order: the first signal finds the flag down and raises it.
+        signal_hook::flag::register_conditional_shutdown(SIGINT, 130, asked.clone())
+            .map_err(failed)?;
+        signal_hook::flag::register(SIGINT, asked.clone()).map_err(failed)?;
+        Ok(UntilInterrupted { reader, asked })
+    }
+}
+
+impl Iterator for UntilInterrupted {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.asked.load(Ordering::Relaxed) { None } else { self.reader.next() }
+    }
+}
+
+impl Reader for UntilInterrupted {
+    fn skipped(&self) -> u64 {
+        self.reader.skipped()
+    }
+
+    fn first_skipped(&self) -> Option<&BadRecord> {
+        self.reader.first_skipped()
+    }
+
+    fn progress(&self) -> Progress {
+        self.reader.progress()
+    }
+}
+
+/// The trace from where it is to be sent, until SIGINT, and whether that came.
+fn opened(args: &Args) -> Result<(Box<dyn Reader>, Arc<AtomicBool>), CliError> {
+    let reader = UntilInterrupted::new(args.input.open()?.reader)?;
+    let interrupted = reader.asked.clone();
+    let mut reader: Box<dyn Reader> = Box::new(reader);
     if args.skip == 0 {
-        return Ok(reader);
+        return Ok((reader, interrupted));
     }
     for _ in 0..args.skip {
         match reader.next() {
@@ -156,7 +211,7 @@ fn opened(args: &Args) -> Result<Box<dyn Reader>, CliError> {
             None => break,
         }
     }
-    Ok(Box::new(Rest { reader, began: None }))
+    Ok((Box::new(Rest { reader, began: None }), interrupted))
 }
 
 /// What is left of a trace, as if it began there.

@@ -2,7 +2,7 @@
 //! on, and every byte is right, then and after the next start.
 //!
 //! The failing device is a file of nbdfuse over nbdkit's error filter; full file systems are small ones in a mount namespace of
-//! the daemon's own. Without these programs a test says so and passes; with LARDER_REQUIRE_FOREIGN=1 that is a failure.
+//! the daemon's own. Without these programs its tests are ignored.
 
 #![allow(
     clippy::disallowed_methods,
@@ -37,24 +37,6 @@ const WRITES: &str = "writes-fail";
 const MAP_READS: &str = "map-reads-fail";
 /// What the log says when a cache is out of use.
 const GIVEN_UP: &str = "Volumes go on without it";
-
-/// Whether all of these programs are there.
-fn have(list: &[(&str, &str)]) -> bool {
-    for (program, package) in list {
-        let found = Command::new("sh")
-            .args(["-c", &format!("command -v {program}")])
-            .stdout(Stdio::null())
-            .status()
-            .is_ok_and(|s| s.success());
-        if !found {
-            let required = std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1");
-            assert!(!required, "'{program}' is missing: apt-get install {package}");
-            eprintln!("not tested: '{program}' is missing; apt-get install {package}");
-            return false;
-        }
-    }
-    true
-}
 
 /// What every place of the volume has: a byte, repeated.
 struct Model {
@@ -119,8 +101,8 @@ struct Device {
 }
 
 impl Device {
-    /// A formatted cache at `dir/cache`; `None` where this machine cannot have one.
-    fn start(dir: &Path, errno: &str, placement: &str) -> Option<Device> {
+    /// A formatted cache at `dir/cache`.
+    fn start(dir: &Path, errno: &str, placement: &str) -> Device {
         let trigger = |name: &str| dir.join(name).display().to_string();
         let mut plugin = vec!["--filter=error".into(), "file".into(), trigger("image")];
         plugin.push(format!("error={errno}"));
@@ -132,7 +114,7 @@ impl Device {
     }
 
     /// The same, where [`MAP_READS`] makes reads fail from byte `from` on.
-    fn start_that_fails_behind(dir: &Path, from: u64, placement: &str) -> Option<Device> {
+    fn start_that_fails_behind(dir: &Path, from: u64, placement: &str) -> Device {
         let image = dir.join("image").display().to_string();
         let trigger = dir.join(MAP_READS).display().to_string();
         let plugin = [
@@ -153,15 +135,7 @@ impl Device {
     }
 
     /// What nbdkit is to serve, by a plugin and its filters and parameters.
-    fn start_over(dir: &Path, plugin: &[String], placement: &str) -> Option<Device> {
-        let needed = [("nbdkit", "nbdkit"), ("nbdfuse", "libnbd-bin"), ("fusermount3", "fuse3")];
-        if !have(&needed) {
-            return None;
-        }
-        if !Path::new("/dev/fuse").exists() {
-            eprintln!("not tested: this machine has no /dev/fuse");
-            return None;
-        }
+    fn start_over(dir: &Path, plugin: &[String], placement: &str) -> Device {
         File::create(dir.join("image")).unwrap().set_len(64 << 20).unwrap();
         File::create(dir.join("disk")).unwrap().set_len(8 << 20).unwrap();
         let (socket, point) = (dir.join("kit"), dir.join("fuse"));
@@ -181,7 +155,7 @@ impl Device {
         let format = ["format", cache.to_str().unwrap(), "--placement", placement];
         let (code, message) = larder(&format);
         assert_eq!(code, Some(0), "{message}");
-        Some(device)
+        device
     }
 
     fn cache(&self) -> PathBuf {
@@ -245,7 +219,7 @@ fn status(dir: &Path) -> serde_json::Value {
 fn device_fails(errno: &str, triggers: &[&str], placement: &str, gives_up: bool) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let Some(device) = Device::start(dir, errno, placement) else { return };
+    let device = Device::start(dir, errno, placement);
     let mut daemon = device.serve();
     let mut s = session(dir);
     let mut model = Model::new(1);
@@ -275,27 +249,43 @@ fn device_fails(errno: &str, triggers: &[&str], placement: &str, gives_up: bool)
 }
 
 #[test]
+#[cfg_attr(
+    any(without = "nbdkit", without = "nbdfuse", without = "fusermount3", without = "fuse"),
+    ignore = "needs nbdkit, nbdfuse, fusermount3 and fuse (Debian: nbdkit, libnbd-bin, fuse3; /dev/fuse)"
+)]
 fn a_device_whose_writes_fail_is_given_up() {
     device_fails("EIO", &[WRITES], "set:8", true);
     device_fails("ENOSPC", &[WRITES], "full", true);
 }
 
 #[test]
+#[cfg_attr(
+    any(without = "nbdkit", without = "nbdfuse", without = "fusermount3", without = "fuse"),
+    ignore = "needs nbdkit, nbdfuse, fusermount3 and fuse (Debian: nbdkit, libnbd-bin, fuse3; /dev/fuse)"
+)]
 fn a_device_that_fails_altogether_is_given_up() {
     device_fails("EIO", &[READS, WRITES], "set:8", true);
 }
 
 #[test]
+#[cfg_attr(
+    any(without = "nbdkit", without = "nbdfuse", without = "fusermount3", without = "fuse"),
+    ignore = "needs nbdkit, nbdfuse, fusermount3 and fuse (Debian: nbdkit, libnbd-bin, fuse3; /dev/fuse)"
+)]
 fn reads_that_fail_come_from_the_volume() {
     device_fails("EIO", &[READS], "set:8", false);
     device_fails("EIO", &[READS], "full", false);
 }
 
 #[test]
+#[cfg_attr(
+    any(without = "nbdkit", without = "nbdfuse", without = "fusermount3", without = "fuse"),
+    ignore = "needs nbdkit, nbdfuse, fusermount3 and fuse (Debian: nbdkit, libnbd-bin, fuse3; /dev/fuse)"
+)]
 fn a_device_that_vanishes_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let Some(mut device) = Device::start(dir, "EIO", "set:8") else { return };
+    let mut device = Device::start(dir, "EIO", "set:8");
     let mut daemon = device.serve();
     let mut s = session(dir);
     let mut model = Model::new(2);
@@ -312,12 +302,16 @@ fn a_device_that_vanishes_is_given_up() {
 /// The device cannot be read when the daemon starts: volumes are served without it, and when it can be read again it is cold,
 /// since they were written to meanwhile. Where that cannot be noted the start is refused.
 #[test]
+#[cfg_attr(
+    any(without = "nbdkit", without = "nbdfuse", without = "fusermount3", without = "fuse"),
+    ignore = "needs nbdkit, nbdfuse, fusermount3 and fuse (Debian: nbdkit, libnbd-bin, fuse3; /dev/fuse)"
+)]
 fn a_map_that_cannot_be_read_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     // Behind both copies of the superblock, which say what the map is of.
     let from = 2 * COPY_BYTES as u64;
-    let Some(device) = Device::start_that_fails_behind(dir, from, "set:8") else { return };
+    let device = Device::start_that_fails_behind(dir, from, "set:8");
     let daemon = device.serve();
     let mut s = session(dir);
     let mut model = Model::new(6);
@@ -391,6 +385,8 @@ fn a_cache_file_that_is_cut_short_or_removed() {
             }
             model.work(&mut *s, 600);
             model.check_all(&mut *s);
+            let alarms = status(dir)["alarms"].to_string();
+            assert_eq!(alarms.contains("was removed"), length.is_none(), "{alarms}");
             drop(s);
             daemon.stop();
             model.check_file(&dir.join("disk"));
@@ -418,11 +414,8 @@ fn a_cache_file_that_is_cut_short_or_removed() {
     }
 }
 
-/// larder with a small file system of its own at `dir/small`, prepared by a script; `None` where this machine gives none.
-fn in_small_file_system(dir: &Path, size: &str, script: &str) -> Option<Command> {
-    if !have(&[("unshare", "util-linux")]) {
-        return None;
-    }
+/// larder with a small file system of its own at `dir/small`, prepared by a script.
+fn in_small_file_system(dir: &Path, size: &str, script: &str) -> Command {
     std::fs::create_dir(dir.join("small")).unwrap();
     let mount = format!("mount -t tmpfs -o size={size} none \"$0\"");
     let unshare = |script: &str| {
@@ -430,23 +423,24 @@ fn in_small_file_system(dir: &Path, size: &str, script: &str) -> Option<Command>
         command.args(["-rm", "sh", "-euc", script]).arg(dir.join("small"));
         command
     };
-    if !unshare(&mount).stderr(Stdio::null()).status().unwrap().success() {
-        eprintln!("not tested: this machine gives no mount namespace");
-        return None;
-    }
+    assert!(unshare(&mount).status().unwrap().success(), "no mount namespace");
     let mut command = unshare(&format!("{mount}; cd \"$0\"; {script}; exec \"$@\""));
     command.arg(env!("CARGO_BIN_EXE_larder"));
-    Some(command)
+    command
 }
 
 /// A volume whose file system is full: the client is told, what it was told of as written is there, and when there is room
 /// again it goes on.
 #[test]
+#[cfg_attr(
+    without = "mount-namespace",
+    ignore = "needs a mount namespace of its own (unshare -rm)"
+)]
 fn a_volume_without_space() {
     let dir = prepare("set:8");
     let dir = dir.path();
     let script = "truncate -s 8M disk; head -c 3M /dev/zero >ballast";
-    let Some(program) = in_small_file_system(dir, "8m", script) else { return };
+    let program = in_small_file_system(dir, "8m", script);
     let small = dir.join("small");
     std::fs::remove_file(dir.join("disk")).unwrap();
     std::os::unix::fs::symlink(small.join("disk"), dir.join("disk")).unwrap();
@@ -499,12 +493,16 @@ fn a_volume_without_space() {
 /// A cache file that is larger than its file system: it is said when it is made and when it is used; when the file system is
 /// full, what is cached goes on to be read and written.
 #[test]
+#[cfg_attr(
+    without = "mount-namespace",
+    ignore = "needs a mount namespace of its own (unshare -rm)"
+)]
 fn a_cache_without_space() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     File::create(dir.join("disk")).unwrap().set_len(8 << 20).unwrap();
     let script = "\"$1\" block format cache --size 64m >../format.out 2>../format.err";
-    let Some(program) = in_small_file_system(dir, "4m", script) else { return };
+    let program = in_small_file_system(dir, "4m", script);
     let cache = dir.join("small").join("cache");
     let begun = Instant::now();
     let mut daemon = Daemon::start_by(program, dir, &cache, &[]);

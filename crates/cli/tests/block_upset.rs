@@ -27,7 +27,9 @@ const MIB: u64 = 1 << 20;
 
 fn metric(port: u16, name: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text.lines().find(|l| l.starts_with(name)).unwrap_or_default().to_owned()
@@ -371,5 +373,44 @@ fn what_is_wrong_is_said_by_the_name_of_its_flag() {
         assert!(code != Some(0), "{more:?} {code:?} {error}");
         let wrong = error.contains("write_budget.") || error.contains("os error");
         assert!(!wrong && error.contains(says), "{more:?}: {code:?} {error}");
+    }
+}
+
+/// A cache file and its copy, used in turn on one host: the memory that one leaves behind is not the other's, although both have
+/// been started as often.
+#[test]
+fn the_memory_of_a_copied_cache_is_not_taken_for_the_others() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    let (cache, copy) = (dir.join("cache"), dir.join("copy"));
+    let serve = |cache: &Path| {
+        let mut daemon =
+            Daemon::start_by(Command::new(env!("CARGO_BIN_EXE_larder")), dir, cache, &[]);
+        let how = daemon.seen.iter().find(|l| l.contains("of DRAM for the map")).cloned();
+        assert!(!daemon.said("panicked"));
+        (daemon, how.unwrap())
+    };
+    let (daemon, _) = serve(&cache);
+    let mut s = session(dir);
+    write(&mut *s, 0, 1 << 20, 1);
+    drop(s);
+    daemon.kill();
+    std::fs::copy(&cache, &copy).unwrap();
+    let (daemon, how) = serve(&cache);
+    assert!(how.contains("warm from memory"), "{how}");
+    let mut s = session(dir);
+    write(&mut *s, 0, 1 << 20, 2);
+    drop(s);
+    daemon.kill();
+    for (served, value) in [(&copy, 3), (&cache, 4), (&copy, 5)] {
+        let (daemon, how) = serve(served);
+        assert!(!how.contains("warm from memory"), "{}: {how}", served.display());
+        let mut s = session(dir);
+        let before = read(&mut *s, 0, 1 << 20);
+        assert!(before.iter().all(|&b| b == value - 1), "{} for {}", before[0], value - 1);
+        write(&mut *s, 0, 1 << 20, value);
+        drop(s);
+        // The last one leaves no memory behind.
+        if value == 5 { daemon.stop() } else { daemon.kill() }
     }
 }

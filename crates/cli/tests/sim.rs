@@ -1,6 +1,16 @@
 //! `larder sim`, run as people and scripts run it.
 
-use std::process::{Command, Output};
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test of a process waits for it"
+)]
+
+mod interrupt;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn larder(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_larder")).arg("sim").args(arguments).output().unwrap()
@@ -41,6 +51,74 @@ fn mrc_prints_the_fields_that_scripts_rely_on() {
     }
     assert!(rows[1]["misses"].as_u64() < rows[0]["misses"].as_u64());
     assert!(rows[4]["misses"].as_u64() < rows[0]["misses"].as_u64());
+}
+
+/// Without sizes they are shares of the objects that there are.
+#[test]
+fn mrc_has_default_sizes() {
+    let rows = json(&["mrc", "gen:zipf?objects=10000&requests=200000&skew=0", "--json"]);
+    let sizes: Vec<u64> =
+        rows.as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [10, 30, 100, 300, 1000, 3000]);
+    let refused = larder(&["mrc", "-"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("--sizes"), "{said}");
+}
+
+/// A server that has nothing and stores nothing.
+fn forgetful_server() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let stream = stream.unwrap();
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let (mut reader, mut stream) = (BufReader::new(stream.try_clone()?), stream);
+                let mut line = String::new();
+                while reader.read_line(&mut line)? > 0 {
+                    if line.starts_with("set") {
+                        let length: usize =
+                            line.split_whitespace().nth(4).unwrap().parse().unwrap();
+                        reader.read_exact(&mut vec![0; length + 2])?;
+                        stream.write_all(b"STORED\r\n")?;
+                    } else {
+                        stream.write_all(b"END\r\n")?;
+                    }
+                    line.clear();
+                }
+                Ok(())
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn an_interrupted_replay_prints_what_was_measured() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["replay", "gen:zipf?objects=1000&requests=1e9&value=10", "--json", "--to"])
+        .arg(forgetful_server())
+        .args(["-c", "2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    interrupt::until_it_heeds(child.id());
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(began.elapsed() < Duration::from_secs(120), "it does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["requests"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(report["requests_lost"], 0, "{report}");
+    assert!(said.contains("interrupted"), "{said}");
 }
 
 #[test]

@@ -129,10 +129,10 @@ fn the_table_and_the_series_name_what_was_run() {
     let (_, configuration) = lines[0].split_once(" configuration ").unwrap();
     let configuration: serde_json::Value = serde_json::from_str(configuration).unwrap();
     assert_eq!(configuration["timing"]["flash_read_us"], 88.0, "{configuration}");
-    assert!(lines[1].starts_with("cache,time,requests,reads,"));
+    assert!(lines[1].starts_with("cache,time,interval_share,requests,reads,"));
     let requests = |name: &str| -> u64 {
         let of = lines[2..].iter().filter_map(|l| l.strip_prefix(name));
-        of.map(|l| l.split(',').nth(2).unwrap().parse::<u64>().unwrap()).sum()
+        of.map(|l| l.split(',').nth(3).unwrap().parse::<u64>().unwrap()).sum()
     };
     assert_eq!((requests("\"hybrid\""), requests("\"other \"\"one\"\"\"")), (30_000, 30_000));
 }

@@ -43,6 +43,7 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["-U", "70000"], 2, &["udp-port '70000'", "65535"]),
         (&["-U", "11299", "-Y", "/users"], 2, &["udp-port '11299'", "auth-file"]),
         (&["-B", "morse"], 2, &["protocol 'morse'", "ascii"]),
+        (&["-e", "/tmp/mem"], 2, &["memory-file '/tmp/mem'", "leave -e out"]),
         (&["-m", "lots"], 2, &["memory-limit 'lots'", "64"]),
         (&["-m", "0"], 2, &["memory-limit '0 B'", "at least"]),
         (&["-I", "1000"], 2, &["max-item-size '1000'", "1024"]),
@@ -446,6 +447,9 @@ fn the_daemon_is_ready_when_its_parent_returns() {
         assert!(start.elapsed() < Duration::from_secs(120), "the daemon does not end");
         std::thread::sleep(Duration::from_millis(10));
     }
+    // Its log goes on where it said.
+    let log = std::fs::read_to_string(dir.path().join("larder.log")).unwrap();
+    assert!(log.contains("a client asked for shutdown") || log.contains("stopp"), "{log}");
     // A daemon that cannot start says so to whoever started it.
     let out = larder()
         .args([

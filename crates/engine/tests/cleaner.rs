@@ -6,7 +6,9 @@ use larder_base::{
     AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
 };
 use larder_engine::index::FlashIndex;
-use larder_engine::kv::api::{Effects, FlashRead, Op, Outcome, Reply, Request, Store, StoreMode};
+use larder_engine::kv::api::{
+    Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+};
 use larder_engine::kv::{
     ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, SegmentIo, SegmentTable,
     ShardConfig, Shards, Step,
@@ -22,7 +24,9 @@ const NOW: Now = Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) };
 struct Quiet;
 
 impl Effects for Quiet {
-    fn reply(&mut self, _: Reply<'_>) {}
+    fn reply(&mut self, reply: Reply<'_>) {
+        assert!(!matches!(reply, Reply::OutOfMemory), "out of memory");
+    }
     fn verify(&mut self, _: FlashRead) {}
     fn wake_cleaner(&mut self) {}
 }
@@ -102,12 +106,16 @@ fn log() -> FlashLog<Vec<u8>> {
 }
 
 fn set(shards: &mut One, key: u64, value: &[u8]) {
+    set_until(shards, key, value, Expiry::NEVER);
+}
+
+fn set_until(shards: &mut One, key: u64, value: &[u8], expiry: Expiry) {
     let key = key.to_le_bytes();
     let store = Store {
         mode: StoreMode::Set,
         value,
         flags: 0,
-        expiry: Expiry::NEVER,
+        expiry,
         compare_cas: None,
         new_cas: None,
         invalidate: false,
@@ -148,4 +156,66 @@ fn what_is_wanted_on_flash_is_not_evicted_while_its_segment_is_full() {
         assert_eq!(evicted, 0, "values of {value}: {evicted} of {set} evicted");
         assert!(fill > least_fill, "values of {value}: segments filled to {fill:.3}");
     }
+}
+
+#[test]
+fn a_set_finds_room_though_what_is_staged_lies_everywhere() {
+    let (mut shards, mut log) = (shard(), log());
+    // One object in ten is never read; what is staged of them, for a segment that is not full yet, lies between the others.
+    let (hot, cold) = (vec![b'h'; 10_000], vec![b'c'; 2_000]);
+    let mut key = 0;
+    while shards.0.dram_free_bytes() > 256 << 10 {
+        set(&mut shards, key, if key % 10 == 0 { &cold } else { &hot });
+        key += 1;
+    }
+    for key in (0..key).filter(|key| key % 10 != 0) {
+        let key = key.to_le_bytes();
+        let op = Op::Get(Get::default());
+        let request = Request { key: &key, hash: hasher().hash(&key), app: AppId::DEFAULT, op };
+        assert_eq!(shards.0.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
+    }
+    let free = shards.0.dram_free_bytes();
+    shards.0.set_marks(free + 1, free + (key as usize / 10 - 5) * cold.len());
+    while log.step(NOW, &mut shards, &mut Sponge) == Step::Worked {}
+    assert_eq!((log.stats().segments_written, shards.0.stats().evictions), (0, 0));
+    // Longer than what lies between any two of them, as large as objects may be. It is stored: `Quiet` looks.
+    set(&mut shards, u64::MAX, &vec![b'l'; 1_000_000]);
+    shards.0.validate().unwrap();
+    // What the large one displaced is nowhere; what it did not is published, and nothing else.
+    let before = shards.0.dram_objects();
+    log.drain(NOW, &mut shards, &mut Sponge);
+    shards.0.validate().unwrap();
+    assert!(shards.0.dram_objects() < before && !shards.0.index().is_empty());
+}
+
+#[test]
+fn expired_objects_leave_though_nobody_asks() {
+    let mut shards = shard();
+    for key in 0..5_000u64 {
+        let expiry = match key % 4 {
+            0 => Expiry::NEVER,
+            1 => Expiry(NOW.wall.0 + 2),
+            _ => Expiry(NOW.wall.0 + 1_000),
+        };
+        set_until(&mut shards, key, b"value", expiry);
+    }
+    let later = |seconds: u32| Now {
+        mono: NOW.mono + Nanos::from_secs(u64::from(seconds)),
+        wall: UnixSecs(NOW.wall.0 + seconds),
+    };
+    let all_gone = |shards: &mut One, now: Now, all: bool| {
+        while shards.0.expire(now, all) {}
+        shards.0.validate().unwrap();
+        shards.0.dram_objects()
+    };
+    // Nothing can have expired: nothing is looked at.
+    assert!(!shards.0.expire(later(1), false) && !shards.0.is_expiring());
+    assert_eq!(all_gone(&mut shards, later(2), false), 3_750);
+    // What is touched down is found too, and a pass that was asked for looks at everything.
+    set_until(&mut shards, 2, b"other", Expiry(NOW.wall.0 + 5));
+    assert_eq!(all_gone(&mut shards, later(4), true), 3_750);
+    assert_eq!(all_gone(&mut shards, later(5), false), 3_749);
+    assert_eq!(all_gone(&mut shards, later(1_000), false), 1_250);
+    assert_eq!(shards.0.expired_unasked(), 3_750);
+    assert_eq!(shards.0.stats().evictions, 0);
 }

@@ -3,16 +3,24 @@
 //! ```text
 //! header    0   8  magic "LARDERCP"                      section    0   4  kind
 //!           8   4  CRC-32C of bytes 12..72                          4   4  id (a shard's number, or 0)
-//!          12   4  format version                                   8   8  number of words
+//!          12   4  format version, 3                                8   8  number of words
 //!          16  16  UUID of the flash                               16   4  CRC-32C of the above
-//!          32   8  epoch of the run that stopped                   20      blocks of up to 8,192 words, each
-//!          40   8  device size                                             followed by its CRC-32C
+//!          32   8  epoch of the run that stopped                   20      blocks of up to 8,192 words (below)
+//!          40   8  device size
 //!          48   4  segment size
 //!          52   2  number of segments                   end             a section of kind 0xffff_ffff, id = number
 //!          54   2  zero                                                 of sections, words = their words, no blocks;
 //!          56   8  when it was written, Unix seconds                    nothing follows
-//!          64   8  zero
+//!          64   8  run: the random number that the run drew at its start
+//!
+//! block     0   4  number of blocks before this one whose words are all zero: they are left out
+//!           4      a bit for each line of 8 words, those in use; then the words of these lines; the other words are zero
+//!                  (none of this after the last block that is in use)
+//!                  CRC-32C of all that
 //! ```
+//!
+//! In version 2, which is read too, a block is its words and their CRC-32C. What a checkpoint holds is a hash table, mostly
+//! empty at first: an empty one of gigabytes is a few bytes.
 //!
 //! Every checksum starts from the one before it, so blocks cannot be swapped, and the end cannot be taken from another
 //! file. A reader knows that a checkpoint is whole only when [`CheckpointReader::next_section`] has returned `None`:
@@ -27,10 +35,13 @@ use crate::superblock::Uuid;
 
 /// What a checkpoint begins with.
 pub const MAGIC: [u8; 8] = *b"LARDERCP";
-/// The version that this code reads and writes.
-pub const VERSION: u32 = 1;
+/// The version that this code writes. It reads version 2 too. Version 1 did not say of which run it is, so it proves nothing.
+pub const VERSION: u32 = 3;
+const DENSE: u32 = 2;
 /// Words of a whole block: 64 KiB.
 pub const BLOCK_WORDS: usize = 8192;
+/// Words that a bit of a block stands for.
+const LINE_WORDS: usize = 8;
 /// The most sections that a checkpoint can have.
 pub const MAX_SECTIONS: u32 = 1 << 16;
 
@@ -60,7 +71,9 @@ pub enum CheckpointError {
     #[error("not a Larder checkpoint")]
     NotCheckpoint,
     /// Written by another version.
-    #[error("the checkpoint has version {found}, this program reads version {VERSION}")]
+    #[error(
+        "the checkpoint has version {found}, this program reads versions {DENSE} and {VERSION}"
+    )]
     Version {
         /// What the file says.
         found: u32,
@@ -81,6 +94,9 @@ pub enum CheckpointError {
         /// What the superblock says.
         expected: u64,
     },
+    /// Of another line of runs, which began with a copy.
+    #[error("the checkpoint is of another run than the one that used the flash last")]
+    OtherRun,
     /// Of a flash that was divided otherwise.
     #[error("the checkpoint describes another division of the flash into segments")]
     OtherGeometry,
@@ -107,13 +123,15 @@ pub enum CheckpointError {
 pub struct Identity {
     /// The flash.
     pub uuid: Uuid,
-    /// The run that stopped.
+    /// The run that stopped, by its number.
     pub epoch: u64,
+    /// The same by the random number that it drew.
+    pub run: u64,
     /// The division of the flash.
     pub geometry: Geometry,
 }
 
-/// Writes a checkpoint. Wrap files in nothing: writes are 64 KiB.
+/// Writes a checkpoint. Writes are of a block each, up to 64 KiB; of what is hardly used, a few bytes.
 #[derive(Debug)]
 pub struct CheckpointWriter<W> {
     out: W,
@@ -139,6 +157,7 @@ impl<W: Write> CheckpointWriter<W> {
         put(48, &identity.geometry.segment_bytes().to_le_bytes());
         put(52, &identity.geometry.segments().to_le_bytes());
         put(56, &written.to_le_bytes());
+        put(64, &identity.run.to_le_bytes());
         let chain = crc32c::crc32c(&header[12..]);
         header[8..12].copy_from_slice(&chain.to_le_bytes());
         out.write_all(&header)?;
@@ -159,24 +178,47 @@ impl<W: Write> CheckpointWriter<W> {
         assert!(kind != END && self.sections < MAX_SECTIONS, "section {kind} of {}", self.sections);
         self.section_header(kind, id, len)?;
         let mut words = words.into_iter();
-        let mut left = len;
-        let mut block = Vec::with_capacity(BLOCK_WORDS * 8 + 4);
+        let (mut left, mut empty) = (len, 0);
+        let mut block = Vec::with_capacity(BLOCK_WORDS);
+        let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8 + BLOCK_WORDS / LINE_WORDS / 8 + 8);
         while left > 0 {
             let count = left.min(BLOCK_WORDS as u64);
             block.clear();
-            for _ in 0..count {
-                let word = words.next().expect("as many words as were announced");
-                block.extend_from_slice(&word.to_le_bytes());
-            }
-            self.chain = crc32c::crc32c_append(self.chain, &block);
-            block.extend_from_slice(&self.chain.to_le_bytes());
-            self.out.write_all(&block)?;
+            block.extend(words.by_ref().take(count as usize));
+            assert!(block.len() as u64 == count, "as many words as were announced");
             left -= count;
+            if block.iter().all(|&word| word == 0) {
+                empty += 1;
+            } else {
+                self.block(std::mem::take(&mut empty), &block, &mut bytes)?;
+            }
+        }
+        if empty > 0 {
+            self.block(empty, &[], &mut bytes)?;
         }
         assert!(words.next().is_none(), "more words than the {len} announced");
         self.sections += 1;
         self.words += len;
         Ok(())
+    }
+
+    /// Writes a block after `empty` ones, by way of `bytes`.
+    fn block(&mut self, empty: u32, words: &[u64], bytes: &mut Vec<u8>) -> io::Result<()> {
+        bytes.clear();
+        bytes.extend_from_slice(&empty.to_le_bytes());
+        let used = |line: &[u64]| line.iter().any(|&word| word != 0);
+        let lines = || words.chunks(LINE_WORDS);
+        let mut bits = vec![0u8; lines().len().div_ceil(8)];
+        for (i, _) in lines().enumerate().filter(|(_, line)| used(line)) {
+            bits[i / 8] |= 1 << (i % 8);
+        }
+        bytes.extend_from_slice(&bits);
+        for word in lines().filter(|line| used(line)).flatten() {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        self.chain = crc32c::crc32c_append(self.chain, bytes);
+        bytes.extend_from_slice(&self.chain.to_le_bytes());
+        self.out.write_all(bytes)
     }
 
     fn section_header(&mut self, kind: u32, id: u32, words: u64) -> io::Result<()> {
@@ -217,9 +259,13 @@ pub struct CheckpointReader<R> {
     at: u64,
     sections: u32,
     words: u64,
-    /// Words of the present section that are still in the file.
+    version: u32,
+    /// Words of the present section that have not been read.
     left: u64,
-    block: Vec<u8>,
+    /// Words before the block that were zero, and the block.
+    zeros: u64,
+    block: Vec<u64>,
+    bytes: Vec<u8>,
     ended: bool,
     written: u64,
 }
@@ -233,8 +279,11 @@ impl<R: Read> CheckpointReader<R> {
             at: 0,
             sections: 0,
             words: 0,
+            version: VERSION,
             left: 0,
+            zeros: 0,
             block: Vec::new(),
+            bytes: Vec::new(),
             ended: false,
             written: 0,
         };
@@ -249,7 +298,8 @@ impl<R: Read> CheckpointReader<R> {
             return Err(reader.damaged("the header"));
         }
         let found = le(&header[12..16]) as u32;
-        if found != VERSION {
+        reader.version = found;
+        if ![DENSE, VERSION].contains(&found) {
             return Err(CheckpointError::Version { found });
         }
         let uuid = Uuid(header[16..32].try_into().expect("16 bytes"));
@@ -259,6 +309,9 @@ impl<R: Read> CheckpointReader<R> {
         let epoch = le(&header[32..40]);
         if epoch != expected.epoch {
             return Err(CheckpointError::OtherEpoch { found: epoch, expected: expected.epoch });
+        }
+        if le(&header[64..72]) != expected.run {
+            return Err(CheckpointError::OtherRun);
         }
         let geometry = (le(&header[40..48]), le(&header[48..52]), le(&header[52..54]));
         let g = &expected.geometry;
@@ -315,27 +368,84 @@ impl<R: Read> CheckpointReader<R> {
     pub fn read_words(&mut self, mut take: impl FnMut(u64)) -> Result<(), CheckpointError> {
         while self.left > 0 {
             self.next_block()?;
-            for word in self.block.chunks_exact(8) {
-                take(le(word));
+            (0..self.zeros).for_each(|_| take(0));
+            self.block.iter().for_each(|&word| take(word));
+        }
+        Ok(())
+    }
+
+    /// The same for words that are not zero, each with its number: for who has zeros already.
+    pub fn read_used(&mut self, mut take: impl FnMut(u64, u64)) -> Result<(), CheckpointError> {
+        let mut at = 0;
+        while self.left > 0 {
+            self.next_block()?;
+            at += self.zeros;
+            for &word in &self.block {
+                if word != 0 {
+                    take(at, word);
+                }
+                at += 1;
             }
         }
         Ok(())
     }
 
     fn next_block(&mut self) -> Result<(), CheckpointError> {
-        let count = self.left.min(BLOCK_WORDS as u64) as usize;
-        let mut block = std::mem::take(&mut self.block);
-        block.resize(count * 8 + 4, 0);
-        let filled = self.fill(&mut block, "a block");
-        self.block = block;
-        filled?;
-        let crc = le(&self.block[count * 8..]) as u32;
-        self.block.truncate(count * 8);
-        self.chain = crc32c::crc32c_append(self.chain, &self.block);
-        if crc != self.chain {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
+        let read = self.read_block(&mut bytes);
+        self.bytes = bytes;
+        read
+    }
+
+    /// Reads so many bytes to the end of `bytes`; returns where they begin.
+    fn extend(&mut self, bytes: &mut Vec<u8>, count: usize) -> Result<usize, CheckpointError> {
+        let at = bytes.len();
+        bytes.resize(at + count, 0);
+        self.fill(&mut bytes[at..], "a block")?;
+        Ok(at)
+    }
+
+    fn read_block(&mut self, bytes: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let block = BLOCK_WORDS as u64;
+        self.zeros = 0;
+        if self.version != DENSE {
+            self.extend(bytes, 4)?;
+            let empty = le(&bytes[..4]);
+            if empty > self.left.div_ceil(block) {
+                return Err(self.damaged("a block"));
+            }
+            self.zeros = (empty * block).min(self.left);
+        }
+        let count = (self.left - self.zeros).min(block) as usize;
+        let lines = count.div_ceil(LINE_WORDS);
+        let bits = match self.version {
+            DENSE => vec![u8::MAX; lines.div_ceil(8)],
+            _ => {
+                let at = self.extend(bytes, lines.div_ceil(8))?;
+                bytes[at..].to_vec()
+            }
+        };
+        let is_used = |line: usize| bits[line / 8] & 1 << (line % 8) != 0;
+        let words_of = |line: usize| (count - line * LINE_WORDS).min(LINE_WORDS);
+        let used: usize = (0..lines).filter(|&line| is_used(line)).map(words_of).sum();
+        let first = self.extend(bytes, used * 8)?;
+        let end = self.extend(bytes, 4)?;
+        self.chain = crc32c::crc32c_append(self.chain, &bytes[..end]);
+        if le(&bytes[end..]) as u32 != self.chain {
             return Err(self.damaged("a block"));
         }
-        self.left -= count as u64;
+        let mut words = bytes[first..end].chunks_exact(8).map(le);
+        self.block.clear();
+        for line in 0..lines {
+            let count = words_of(line);
+            if is_used(line) {
+                self.block.extend(words.by_ref().take(count));
+            } else {
+                self.block.resize(self.block.len() + count, 0);
+            }
+        }
+        self.left -= self.zeros + count as u64;
         Ok(())
     }
 
@@ -374,7 +484,12 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        Identity { uuid: Uuid([4; 16]), epoch: 9, geometry: Geometry::plan(64 << 20).unwrap() }
+        Identity {
+            uuid: Uuid([4; 16]),
+            epoch: 9,
+            run: 77,
+            geometry: Geometry::plan(64 << 20).unwrap(),
+        }
     }
 
     type Sections = Vec<(u32, u32, Vec<u64>)>;
@@ -407,7 +522,10 @@ mod tests {
         (0..rng.below(6) as u32)
             .map(|id| {
                 let len = lens[rng.below(7) as usize];
-                (rng.below(5) as u32, id, (0..len).map(|_| rng.next_u64()).collect())
+                // All in use, hardly any, or none.
+                let chance = [1.0, 0.0001, 0.0][rng.below(3) as usize];
+                let word = |rng: &mut Rng| if rng.chance(chance) { rng.next_u64() } else { 0 };
+                (rng.below(5) as u32, id, (0..len).map(|_| word(rng)).collect())
             })
             .collect()
     }
@@ -434,6 +552,24 @@ mod tests {
             assert_eq!(read(&bytes[..]).unwrap(), sections);
             assert_eq!(read(Dribble(&bytes, Rng::new(1))).unwrap(), sections);
         }
+    }
+
+    /// What is not used takes no room, and whoever has zeros already is not handed them.
+    #[test]
+    fn what_is_empty_is_left_out() {
+        let many = 5_000 * BLOCK_WORDS as u64;
+        let mut writer = CheckpointWriter::create(Vec::new(), &identity(), 1234).unwrap();
+        writer.section(1, 0, many, std::iter::repeat_n(0, many as usize)).unwrap();
+        let one = many / 2 + 77;
+        writer.section(2, 0, many, (0..many).map(|i| u64::from(i == one) * 9)).unwrap();
+        let bytes = writer.finish().unwrap();
+        assert!(bytes.len() < 1000, "{} bytes for 640 MB of nothing", bytes.len());
+        let mut reader = CheckpointReader::open(&bytes[..], &identity()).unwrap();
+        let mut used = Vec::new();
+        while let Some(section) = reader.next_section().unwrap() {
+            reader.read_used(|at, word| used.push((section.kind, at, word))).unwrap();
+        }
+        assert_eq!(used, [(2, one, 9)]);
     }
 
     #[test]
@@ -508,7 +644,7 @@ mod tests {
     fn swapped_sections_are_refused() {
         let one = write(&vec![(2, 1, vec![7; 100])]);
         let two = write(&vec![(2, 1, vec![7; 100]), (2, 1, vec![7; 100])]);
-        let section = SECTION_LEN + 804;
+        let section = SECTION_LEN + 4 + 2 + 800 + 4;
         assert_eq!(one[..HEADER_LEN + section], two[..HEADER_LEN + section]);
         // The second section is not the first one over again, nor can the end be that of another file.
         assert_ne!(two[HEADER_LEN..][..section], two[HEADER_LEN + section..][..section]);
@@ -528,6 +664,7 @@ mod tests {
         assert!(other(|i| i.uuid.0[0] = 1).to_string().contains("belongs to flash"));
         let epoch = other(|i| i.epoch = 11).to_string();
         assert!(epoch.contains("epoch 9") && epoch.contains("epoch 11"), "{epoch}");
+        assert!(matches!(other(|i| i.run = 78), CheckpointError::OtherRun));
         assert!(matches!(
             other(|i| i.geometry = Geometry::plan(65 << 20).unwrap()),
             CheckpointError::OtherGeometry
@@ -537,10 +674,10 @@ mod tests {
             Err(CheckpointError::NotCheckpoint)
         ));
         let mut newer = bytes.clone();
-        newer[12] = 2;
+        newer[12] = 4;
         let crc = crc32c::crc32c(&newer[12..HEADER_LEN]);
         newer[8..12].copy_from_slice(&crc.to_le_bytes());
-        assert!(matches!(read(&newer[..]), Err(CheckpointError::Version { found: 2 })));
+        assert!(matches!(read(&newer[..]), Err(CheckpointError::Version { found: 4 })));
     }
 
     #[test]

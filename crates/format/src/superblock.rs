@@ -18,12 +18,17 @@
 //!   96   8  CAS base: every CAS handed out before this start is below it
 //!  104   8  epoch of the last clean stop, 0 for none
 //!  112   4  when the device was formatted, Unix seconds
-//!  116      zero
+//!  116   4  zero
+//!  120   8  run: a random number of the last start (since version 2), 0 for none
+//!  128      zero
 //! ```
 //!
 //! Two copies, in pages 0 and 1 of the device, are written in turn, each with the next sequence number and a sync
 //! behind it: a torn write of one leaves the other. To format a device, zero both pages, sync, then write copy 0: a
 //! format that was cut short leaves a device without a superblock, never an old superblock.
+//!
+//! The epoch counts the starts of one device. It cannot tell two lines of starts apart that began with a copy of the device,
+//! since both count on from the same number: that is what the **run** is for. Version 1 had none; it is read, and has run 0.
 
 use larder_base::{HashKey, ObjectHash, UnixSecs};
 
@@ -32,8 +37,10 @@ use crate::{PAGE_SIZE, le};
 
 /// What a superblock begins with.
 pub const MAGIC: [u8; 8] = *b"LARDERSB";
-/// The version that this code reads and writes.
-pub const VERSION: u32 = 1;
+/// The version that this code writes.
+pub const VERSION: u32 = 2;
+/// The oldest version that this code reads.
+pub const OLDEST_VERSION: u32 = 1;
 /// The incompatible features that this code knows.
 pub const KNOWN_INCOMPATIBLE: u64 = 0;
 /// Number of copies: copy `n` lies in page `n` of the device.
@@ -74,7 +81,7 @@ pub enum SuperblockError {
     Damaged,
     /// Written by another version.
     #[error(
-        "the flash was formatted by version {found} of the format, this program reads version {VERSION}: use a Larder that reads version {found}, or format the device anew"
+        "the flash was formatted by version {found} of the format, this program reads versions {OLDEST_VERSION} to {VERSION}: use a Larder that reads version {found}, or format the device anew"
     )]
     Version {
         /// What the device says.
@@ -134,6 +141,8 @@ pub struct Superblock {
     pub clean_epoch: u64,
     /// When the device was formatted.
     pub formatted: UnixSecs,
+    /// A random number that the last start drew, which no other start has, on whatever copy of the device; 0 for none.
+    pub run: u64,
 }
 
 /// The superblock that rules a device.
@@ -166,16 +175,19 @@ impl Superblock {
             cas_base: 1,
             clean_epoch: 0,
             formatted,
+            run: 0,
         }
     }
 
-    /// The superblock of a new start: the next epoch, not cleanly stopped, with this CAS base.
+    /// The superblock of a new start: the next epoch, not cleanly stopped, with this CAS base and the random number that the
+    /// start has drawn.
     #[must_use]
-    pub fn start(&self, cas_base: u64) -> Superblock {
+    pub fn start(&self, cas_base: u64, run: u64) -> Superblock {
         Superblock {
             sequence: self.sequence + 1,
             epoch: self.epoch + 1,
             cas_base: cas_base.max(self.cas_base),
+            run,
             ..self.clone()
         }
     }
@@ -236,6 +248,7 @@ impl Superblock {
         put(96, &self.cas_base.to_le_bytes());
         put(104, &self.clean_epoch.to_le_bytes());
         put(112, &self.formatted.0.to_le_bytes());
+        put(120, &self.run.to_le_bytes());
         let crc = crc32c::crc32c(&page[CRC_FROM..]);
         page[8..12].copy_from_slice(&crc.to_le_bytes());
         page
@@ -256,7 +269,7 @@ impl Superblock {
             return Err(SuperblockError::Damaged);
         }
         let found = le(&page[12..16]) as u32;
-        if found != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&found) {
             return Err(SuperblockError::Version { found });
         }
         let incompatible = u64_at(16);
@@ -290,6 +303,7 @@ impl Superblock {
             cas_base: u64_at(96),
             clean_epoch,
             formatted: UnixSecs(le(&page[112..116]) as u32),
+            run: if found >= 2 { u64_at(120) } else { 0 },
         })
     }
 }
@@ -344,9 +358,9 @@ mod tests {
     #[test]
     fn round_trip_through_a_life() {
         let formatted = sample();
-        let started = formatted.start(500);
+        let started = formatted.start(500, 77);
         let stopped = started.stop(700);
-        let again = stopped.start(600);
+        let again = stopped.start(600, 77);
         for s in [&formatted, &started, &stopped, &again] {
             assert_eq!(&Superblock::decode(&s.encode()[..]).unwrap(), s);
         }
@@ -354,13 +368,14 @@ mod tests {
             !formatted.is_clean() && !started.is_clean() && stopped.is_clean() && !again.is_clean()
         );
         assert_eq!((again.epoch, again.cas_base, again.sequence), (2, 700, 4));
+        assert_eq!((formatted.run, stopped.run), (0, 77));
         assert!(again.first_generation() > started.first_generation() + u64::from(u32::MAX));
         assert_eq!(started.uuid.to_string(), "30313233-3435-3637-3839-616263646566");
     }
 
     #[test]
     fn the_newer_copy_wins() {
-        let (old, new) = (sample(), sample().start(7));
+        let (old, new) = (sample(), sample().start(7, 77));
         let (a, b) = (old.encode(), new.encode());
         let chosen = choose(&a[..], &b[..]).unwrap();
         assert_eq!((chosen.superblock, chosen.copy, chosen.other_valid), (new.clone(), 1, true));
@@ -373,7 +388,8 @@ mod tests {
     /// A write of the newer copy that is cut at any byte, over the older one or over zeros.
     #[test]
     fn torn_at_every_byte() {
-        let (first, second, third) = (sample(), sample().start(7), sample().start(7).stop(8));
+        let (first, second, third) =
+            (sample(), sample().start(7, 77), sample().start(7, 77).stop(8));
         let (a, b) = (first.encode(), second.encode());
         for before in [a.clone(), Box::new([0; PAGE_SIZE])] {
             for cut in 0..=PAGE_SIZE {
@@ -405,17 +421,28 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_refused_by_name() {
-        let newer = resealed(sample().start(1).encode(), |p| p[12] = 2);
+        let newer = resealed(sample().start(1, 77).encode(), |p| p[12] = 3);
         let error = choose(&sample().encode()[..], &newer[..]).unwrap_err();
-        assert_eq!(error, SuperblockError::Version { found: 2 });
-        assert!(error.to_string().contains("version 2") && error.to_string().contains("version 1"));
+        assert_eq!(error, SuperblockError::Version { found: 3 });
+        assert!(
+            error.to_string().contains("version 3")
+                && error.to_string().contains("versions 1 to 2")
+        );
         let feature = resealed(sample().encode(), |p| p[17] = 0x80);
         let error = choose(&feature[..], &[0; PAGE_SIZE]).unwrap_err();
         assert_eq!(error, SuperblockError::Feature { unknown: 0x8000 });
         assert!(error.to_string().contains("0x8000"), "{error}");
         // An older copy in a format that is not known is nobody's business.
         let older = resealed(sample().encode(), |p| p[12] = 9);
-        assert_eq!(choose(&older[..], &sample().start(1).encode()[..]).unwrap().copy, 1);
+        assert_eq!(choose(&older[..], &sample().start(1, 77).encode()[..]).unwrap().copy, 1);
+    }
+
+    #[test]
+    fn the_first_version_has_no_run() {
+        let old = resealed(sample().start(5, 77).encode(), |p| p[12] = 1);
+        let read = Superblock::decode(&old[..]).unwrap();
+        assert_eq!(read, Superblock { run: 0, ..sample().start(5, 77) });
+        assert_eq!(read.encode()[12], VERSION as u8, "what is written next is of today's");
     }
 
     #[test]
@@ -453,13 +480,13 @@ mod tests {
         let mut rng = Rng::new(11);
         for _ in 0..5000 {
             let bad = resealed(sample().encode(), |p| {
-                let at = rng.range(12, 120) as usize;
+                let at = rng.range(12, 132) as usize;
                 let n = rng.range(1, 8) as usize;
                 rng.fill(&mut p[at..at + n]);
             });
             if let Ok(s) = Superblock::decode(&bad[..]) {
                 assert_eq!(Superblock::decode(&s.encode()[..]).unwrap(), s);
-                let _ = s.start(1).first_generation();
+                let _ = s.start(1, 77).first_generation();
             }
         }
     }

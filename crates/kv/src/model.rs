@@ -91,6 +91,7 @@ impl Object {
             flags: self.flags,
             cas: self.cas,
             expiry: self.expiry,
+            expiry_before: self.expiry,
             last_access: now.wall.0.saturating_sub(self.accessed.0),
             hit_before: self.hit,
             won: false,
@@ -149,22 +150,21 @@ impl State {
         if self.live(key, now).is_none() {
             let Some(expiry) = get.vivify else { return fx.reply(Reply::Miss) };
             let mut object = self.fresh(now, Vec::new(), expiry, get.new_cas);
-            fx.reply(Reply::Item(Item { won: true, ..object.item(now) }));
+            let expiry_before = Expiry::NEVER;
+            fx.reply(Reply::Item(Item { won: true, expiry_before, ..object.item(now) }));
             object.won = true;
             object.bump(now);
             self.objects.insert(key.to_vec(), object);
             return;
         }
         let Some(object) = self.live(key, now) else { return };
+        let expiry_before = object.expiry;
+        let low = get.recache_due(expiry_before, now.wall);
         if let Some(expiry) = get.touch {
             object.expiry = expiry;
         }
-        let low = match (get.recache_below, object.expiry.remaining(now.wall)) {
-            (Some(below), Some(left)) => left < below,
-            _ => false,
-        };
         let won = get.meta && !object.won && (low || object.stale);
-        fx.reply(Reply::Item(Item { won, ..object.item(now) }));
+        fx.reply(Reply::Item(Item { won, expiry_before, ..object.item(now) }));
         object.won |= won;
         object.bump(now);
     }
@@ -238,11 +238,11 @@ impl State {
         if delete.compare_cas.is_some_and(|cas| cas != object.cas) {
             return Reply::Exists;
         }
+        let (old_cas, size) = (object.cas, object.value.len() as u32);
         if !delete.drop_value && !delete.mark_stale {
             self.objects.remove(key);
-            return Reply::Deleted;
+            return Reply::Deleted { size };
         }
-        let old_cas = object.cas;
         if delete.drop_value {
             // memcached puts a new, empty object in place of the old: marks, flags and expiry start afresh.
             let cas = delete.new_cas.unwrap_or(old_cas);
@@ -259,7 +259,7 @@ impl State {
                 object.expiry = delete.touch.unwrap_or(object.expiry);
             }
         }
-        Reply::Deleted
+        Reply::Deleted { size }
     }
 
     fn arith(&mut self, now: Now, key: &[u8], arith: &Arith, fx: &mut impl Effects) {
@@ -267,7 +267,8 @@ impl State {
             let Some((expiry, initial)) = arith.vivify else { return fx.reply(Reply::NotFound) };
             let object =
                 self.fresh(now, Digits::new(initial).as_bytes().to_vec(), expiry, arith.new_cas);
-            fx.reply(Reply::Number(initial, object.item(now)));
+            let item = Item { expiry_before: Expiry::NEVER, ..object.item(now) };
+            fx.reply(Reply::Number(initial, item));
             self.objects.insert(key.to_vec(), object);
             return;
         };
@@ -291,13 +292,15 @@ impl State {
             object.value.resize(width, b' ');
         }
         object.written = now.wall;
+        let expiry_before = object.expiry;
         if let Some(expiry) = arith.touch {
             object.expiry = expiry;
         }
         let cas = self.cas(arith.new_cas);
         if let Some(object) = self.objects.get_mut(key) {
             object.cas = cas;
-            fx.reply(Reply::Number(number, object.item(now)));
+            let item = Item { expiry_before, ..object.item(now) };
+            fx.reply(Reply::Number(number, item));
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::{ByteSize, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{Effects, Op, Request};
-use larder_kv::config::{Config, ListenAddress, Machine, Settings, TlsFiles};
+use larder_kv::config::{Config, ListenAddress, ListenTls, Machine, Settings, TlsConfig};
 use larder_kv::connection::{Engine, Fetched, Step};
 use larder_kv::model::ModelEngine;
 use larder_kv::server::{Server, ServerError, Span, Store};
@@ -47,7 +47,7 @@ fn config(settings: Settings) -> Config {
 }
 
 fn any_port() -> ListenAddress {
-    ListenAddress { host: "127.0.0.1".into(), port: 0, plain: false, application: None }
+    ListenAddress { host: "127.0.0.1".into(), port: 0, tls: ListenTls::Default, application: None }
 }
 
 fn start(config: Config) -> Server<ModelEngine> {
@@ -231,7 +231,7 @@ fn a_taken_port_is_an_error_with_a_remedy() {
 
 struct Pem {
     _dir: tempfile::TempDir,
-    files: TlsFiles,
+    files: TlsConfig,
     certificate: rustls::pki_types::CertificateDer<'static>,
 }
 
@@ -241,11 +241,7 @@ fn certificate() -> Pem {
     let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    Pem {
-        files: TlsFiles { certificate, key, client_ca: None },
-        certificate: made.cert.der().clone(),
-        _dir: dir,
-    }
+    Pem { files: TlsConfig::new(certificate, key), certificate: made.cert.der().clone(), _dir: dir }
 }
 
 #[test]
@@ -299,16 +295,16 @@ fn tls_carries_large_values_both_ways_and_plain_clients_are_turned_away() {
 #[test]
 fn bad_certificates_are_named() {
     let pem = certificate();
-    let files = |f: fn(&TlsFiles) -> TlsFiles| {
+    let files = |f: fn(&TlsConfig) -> TlsConfig| {
         let mut c = config(Settings::default());
         c.tls = Some(f(&pem.files));
         refused(c)
     };
-    let e = files(|f| TlsFiles { certificate: "/nonexistent.pem".into(), ..f.clone() });
+    let e = files(|f| TlsConfig { certificate: "/nonexistent.pem".into(), ..f.clone() });
     assert!(e.contains("tls-certificate '/nonexistent.pem'"), "{e}");
-    let e = files(|f| TlsFiles { certificate: f.key.clone(), ..f.clone() });
+    let e = files(|f| TlsConfig { certificate: f.key.clone(), ..f.clone() });
     assert!(e.contains("holds no certificate"), "{e}");
-    let e = files(|f| TlsFiles { key: f.certificate.clone(), ..f.clone() });
+    let e = files(|f| TlsConfig { key: f.certificate.clone(), ..f.clone() });
     assert!(e.contains("tls-key"), "{e}");
 }
 
@@ -590,13 +586,13 @@ fn requests_that_wait_for_flash_go_through_the_ring_and_keep_their_order() {
 fn the_live_page_and_the_metrics_answer() {
     let server = start(config(Settings::default()));
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let page = larder_kv::admin::start(socket, server.view()).unwrap();
+    let page = larder_kv::admin::start(socket, server.view(), &[]).unwrap();
     let mut c = Client::new(server.addresses()[0]);
     assert_eq!(c.ask(b"set k 0 0 1\r\nx\r\n"), "STORED");
     let get = |path: &str| {
         let mut s = TcpStream::connect(page.address()).unwrap();
         s.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        write!(s, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        write!(s, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         s.read_to_string(&mut text).unwrap();
         text

@@ -129,7 +129,9 @@ const TOKEN: u128 = 1_000_000_000_000_000;
 /// ```text
 /// spent(t) <= rate * t + burst + capacity,
 /// ```
-/// and in the long run the mean is at most the rate. Without an endurance the budget is off and grants everything.
+/// and in the long run the mean is at most the rate. What cannot be held back is [charged](WriteBudget::charge): it may go
+/// beyond the bound by itself, is owed then, and nothing is granted until it is paid. Without an endurance the budget is off
+/// and grants everything.
 #[derive(Clone, Debug)]
 pub struct WriteBudget {
     limit: Option<Limit>,
@@ -151,6 +153,8 @@ struct Limit {
     debt: u64,
     /// Part of a byte of debt that is paid already.
     paid: u128,
+    /// Bytes that were charged and not granted yet.
+    owed: u64,
     at: Nanos,
 }
 
@@ -165,6 +169,9 @@ pub struct BudgetState {
     pub debt: u64,
     /// Bytes written so far.
     pub spent: u64,
+    /// Bytes of these that were written though the budget had nothing for them, and are paid first.
+    #[serde(default)]
+    pub owed: u64,
 }
 
 impl WriteBudget {
@@ -190,7 +197,7 @@ impl WriteBudget {
             return Err(BudgetError::Nothing { rate, endurance, years: config.years });
         }
         let first_fill = if config.first_fill { flash.0 } else { 0 };
-        let state = state.unwrap_or(BudgetState { saved: 0, loan: first_fill, debt: 0, spent: 0 });
+        let state = state.unwrap_or(BudgetState { loan: first_fill, ..BudgetState::default() });
         // u64 endurance over at least 1 and at most 100 years: micro-bytes fit by construction (2^64 B in a year is 6e17
         // micro-bytes per second), and the cast saturates for lives of less.
         let rate = (rate * 1e6) as u64;
@@ -205,6 +212,7 @@ impl WriteBudget {
             loan: state.loan.min(flash.0),
             debt: state.debt.min(flash.0),
             paid: 0,
+            owed: state.owed,
             at: now,
         };
         Ok(WriteBudget { limit: Some(limit), spent })
@@ -231,9 +239,26 @@ impl WriteBudget {
         granted
     }
 
+    /// So many bytes are written, whether they are afforded or not. What the bucket does not hold is owed.
+    pub fn charge(&mut self, now: Nanos, bytes: u64) {
+        self.spent = self.spent.saturating_add(bytes);
+        if let Some(limit) = &mut self.limit {
+            limit.owed = limit.owed.saturating_add(bytes);
+            limit.settle(now);
+        }
+    }
+
+    /// Whether so many bytes may be written now. Nothing is taken out of the budget.
+    ///
+    /// For a writer that cannot hold everything back, such as the block cache: new lines ask; updates of cached lines, lines
+    /// that its cleaner moves, and the map's log do not, and all of them are [charged](WriteBudget::charge).
+    pub fn affords(&mut self, now: Nanos, bytes: u64) -> bool {
+        self.available(now) >= bytes && self.limit.as_ref().is_none_or(|l| l.owed == 0)
+    }
+
     /// Whether nothing is held back for the first fill of the flash: there is no limit, or part of the loan is left.
     pub fn lends(&self) -> bool {
-        self.limit.as_ref().is_none_or(|l| l.loan > 0)
+        self.limit.as_ref().is_none_or(|l| l.loan > 0 && l.owed == 0)
     }
 
     /// What [`WriteBudget::grant`] would give now at most.
@@ -241,7 +266,8 @@ impl WriteBudget {
         match &mut self.limit {
             None => u64::MAX,
             Some(limit) => {
-                limit.earn(now);
+                limit.settle(now);
+                // As long as anything is owed there is nothing.
                 limit.whole_tokens().saturating_add(limit.loan)
             }
         }
@@ -260,7 +286,7 @@ impl WriteBudget {
         }
     }
 
-    /// Bytes granted and not given back, since the cache was first filled.
+    /// Bytes granted and not given back, and charged, since the cache was first filled.
     pub fn spent(&self) -> u64 {
         self.spent
     }
@@ -284,72 +310,68 @@ impl WriteBudget {
         match &mut self.limit {
             None => BudgetState { spent: self.spent, ..BudgetState::default() },
             Some(l) => {
-                l.earn(now);
+                l.settle(now);
                 BudgetState {
                     saved: l.whole_tokens(),
                     loan: l.loan,
                     debt: l.debt,
                     spent: self.spent,
+                    owed: l.owed,
                 }
             }
         }
     }
 }
 
-/// A write budget for a writer that cannot hold everything back: what may be left out [asks](OwingBudget::affords) before it is
-/// written, what may not is written all the same and owed. As long as anything is owed, nothing is afforded.
+/// What of a [`WriteBudget`] lies in a file, so that a process that is killed has gained nothing by it.
 ///
-/// The block cache's: new lines ask; updates of cached lines, lines that its cleaner moves, and the map's log do not.
+/// The file is always *ahead*: it says that more has been written than has, and before the budget gets there it is written
+/// anew. A kill so loses what was claimed ahead and not used, about a minute's income; a clean stop writes down what is.
 #[derive(Clone, Debug)]
-pub struct OwingBudget {
-    budget: WriteBudget,
-    /// Written and not granted yet.
-    owed: u64,
+pub struct KeptBudget {
+    /// Bytes that a claim goes ahead.
+    ahead: u64,
+    /// What was last written down, and when.
+    last: Option<(BudgetState, Nanos)>,
 }
 
-impl OwingBudget {
-    /// Nothing is owed yet.
-    pub fn new(budget: WriteBudget) -> OwingBudget {
-        OwingBudget { budget, owed: 0 }
+/// A claim is of the income of so many seconds, and as often what was earned since is written down.
+const CLAIM_SECONDS: u64 = 60;
+
+impl KeptBudget {
+    /// Nothing is in the file yet. `unit`: bytes that are written at once.
+    pub fn new(budget: &WriteBudget, flash: ByteSize, unit: u64) -> KeptBudget {
+        let income = budget.rate().map_or(0, |rate| (rate * CLAIM_SECONDS as f64) as u64);
+        // The part of the flash: a first fill is not to be held up by the file.
+        KeptBudget { ahead: income.max(flash.0 / 1024).max(unit.saturating_mul(4)), last: None }
     }
 
-    fn settle(&mut self, now: Nanos) {
-        if self.owed > 0 {
-            self.owed -= self.budget.grant(now, self.owed);
+    /// What must be in the file before `next` more bytes are written; `None` if what is there is enough.
+    pub fn due(&self, now: Nanos, budget: &WriteBudget, next: u64) -> Option<BudgetState> {
+        if let Some((last, at)) = &self.last {
+            let claimed = budget.spent().saturating_add(next) <= last.spent;
+            let recent = now.saturating_sub(*at) < Nanos::from_secs(CLAIM_SECONDS);
+            if !budget.is_on() || claimed && recent {
+                return None;
+            }
         }
+        let mut claim = budget.clone();
+        if budget.is_on() {
+            claim.charge(now, self.ahead.saturating_add(next));
+        }
+        let state = claim.state(now);
+        // Of an idle cache with a full bucket there is nothing new to say.
+        self.last.is_none_or(|(last, _)| last != state).then_some(state)
     }
 
-    /// Whether so many bytes may be written now. Nothing is taken out of the budget.
-    pub fn affords(&mut self, now: Nanos, bytes: u64) -> bool {
-        self.settle(now);
-        self.owed == 0 && self.budget.available(now) >= bytes
+    /// The file says `state`.
+    pub fn kept(&mut self, now: Nanos, state: BudgetState) {
+        self.last = Some((state, now));
     }
 
-    /// So many bytes are written, whether they are afforded or not.
-    pub fn spend(&mut self, now: Nanos, bytes: u64) {
-        self.owed = self.owed.saturating_add(bytes);
-        self.settle(now);
-    }
-
-    /// Bytes that may be written now.
-    pub fn available(&mut self, now: Nanos) -> u64 {
-        self.settle(now);
-        self.budget.available(now).saturating_sub(self.owed)
-    }
-
-    /// [`WriteBudget::rate`].
-    pub fn rate(&self) -> Option<f64> {
-        self.budget.rate()
-    }
-
-    /// [`WriteBudget::expected_life_years`].
-    pub fn expected_life_years(&self, bytes_per_second: f64) -> Option<f64> {
-        self.budget.expected_life_years(bytes_per_second)
-    }
-
-    /// [`WriteBudget::state`].
-    pub fn state(&mut self, now: Nanos) -> BudgetState {
-        self.budget.state(now)
+    /// Bytes that a claim goes ahead.
+    pub fn ahead(&self) -> u64 {
+        self.ahead
     }
 }
 
@@ -375,8 +397,21 @@ impl Limit {
         self.tokens = self.tokens.saturating_add(income).min(self.burst);
     }
 
-    fn grant(&mut self, now: Nanos, wanted: u64) -> u64 {
+    /// Earns, and pays what is owed.
+    fn settle(&mut self, now: Nanos) {
         self.earn(now);
+        if self.owed > 0 {
+            self.owed -= self.take(self.owed);
+        }
+    }
+
+    fn grant(&mut self, now: Nanos, wanted: u64) -> u64 {
+        self.settle(now);
+        self.take(wanted)
+    }
+
+    /// Takes up to `wanted` bytes out of the bucket, and borrows what it does not hold.
+    fn take(&mut self, wanted: u64) -> u64 {
         let saved = self.whole_tokens().min(wanted);
         self.tokens -= u128::from(saved) * TOKEN;
         let borrowed = (wanted - saved).min(self.loan);
@@ -486,9 +521,9 @@ mod tests {
         let of = |first_fill| {
             WriteBudget::new(&thousand(first_fill), ByteSize(50_000), None, Nanos::ZERO).unwrap()
         };
-        let mut b = OwingBudget::new(of(false));
+        let mut b = of(false);
         assert!(b.affords(secs(10), 10_000) && !b.affords(secs(10), 10_001));
-        b.spend(secs(10), 12_000);
+        b.charge(secs(10), 12_000);
         assert_eq!(b.available(secs(10)), 0);
         assert!(!b.affords(secs(11), 0), "1,000 are owed still");
         assert!(b.affords(secs(12), 0) && !b.affords(secs(12), 1));
@@ -506,6 +541,42 @@ mod tests {
             WriteBudget::new(&thousand(true), ByteSize(50_000), Some(state), Nanos::ZERO).unwrap();
         assert_eq!(again.available(Nanos::ZERO), b.available(secs(10)));
         assert_eq!(again.state(Nanos::ZERO), state);
+    }
+
+    /// The next process has only what was in the file when this one was killed.
+    #[test]
+    fn a_kill_earns_nothing() {
+        let mut rng = Rng::new(7);
+        for first_fill in [false, true] {
+            let config = thousand(first_fill);
+            let (flash, unit) = (ByteSize(1 << 20), 4096);
+            let lent = if first_fill { flash.0 } else { 0 };
+            let (mut file, mut now, mut written) = (None, Nanos::ZERO, 0u64);
+            for _ in 0..40 {
+                let mut b = WriteBudget::new(&config, flash, file, now).unwrap();
+                let mut kept = KeptBudget::new(&b, flash, unit);
+                for _ in 0..rng.below(400) {
+                    now = now + Nanos(rng.below(300_000_000));
+                    if let Some(state) = kept.due(now, &b, 2 * unit) {
+                        file = Some(state);
+                        kept.kept(now, state);
+                    }
+                    let wanted = rng.below(unit);
+                    written += b.grant(now, wanted);
+                    if rng.chance(0.1) {
+                        // More than it has, perhaps.
+                        b.charge(now, wanted);
+                        written += wanted;
+                    }
+                    let bound = now.as_millis() + lent + b.state(now).owed;
+                    assert!(written <= bound, "{written} > {bound}");
+                    assert!(file.unwrap().spent >= b.spent(), "the file is ahead");
+                }
+            }
+            let first = WriteBudget::new(&config, flash, file, now).unwrap();
+            assert!(first.spent() >= written, "every byte is remembered");
+            assert!(first.spent() < 2 * written + 40 * (60_000 + 6 * unit), "and few others");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The two clocks, read together.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use larder_base::{Nanos, Now, UnixSecs};
 use rustix::time::{ClockId, clock_gettime};
@@ -13,7 +13,8 @@ const SECOND: i64 = 1_000_000_000;
 /// Monotonic time counts from the clock's start. Wall time never goes back within a process: it is monotonic time plus
 /// the largest difference between the two that was ever seen. A wall clock that is set forward is followed at once; one
 /// that is set back is not followed (expired objects would come back to life), but time goes on, so that relative
-/// expiries keep their length; [`Clock::behind`] reports by how much the system's clock lies behind.
+/// expiries keep their length; [`Clock::behind`] reports by how much the system's clock lies behind. The same holds from one
+/// process to the next where the latest time is kept in memory that outlives it ([`Clock::keep_in`], [`Clock::not_before`]).
 #[derive(Debug)]
 pub struct Clock {
     /// CLOCK_MONOTONIC at the start, nanoseconds.
@@ -25,6 +26,8 @@ pub struct Clock {
     /// Whether the test command has touched the clock: the only case that takes the lock.
     adjusted: AtomicBool,
     adjustment: Mutex<Adjustment>,
+    /// Where the latest wall time that was ever told is kept, Unix seconds.
+    kept: OnceLock<&'static AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -67,13 +70,47 @@ impl Clock {
             behind: AtomicU64::new(0),
             adjusted: AtomicBool::new(false),
             adjustment: Mutex::default(),
+            kept: OnceLock::new(),
         }
     }
 
     /// The time now. Two calls into the vDSO, no system call.
     pub fn now(&self) -> Now {
         let now = self.at(Reading::take());
-        if self.adjusted.load(Ordering::Relaxed) { self.adjust(now) } else { now }
+        let now = if self.adjusted.load(Ordering::Relaxed) { self.adjust(now) } else { now };
+        // Before anything is judged by it: a kill right behind that must find it.
+        if let Some(kept) = self.kept.get()
+            && kept.load(Ordering::Relaxed) < u64::from(now.wall.0)
+        {
+            kept.fetch_max(u64::from(now.wall.0), Ordering::Relaxed);
+        }
+        now
+    }
+
+    /// From now on `word` holds the latest wall time that this clock has told, Unix seconds, or what it held if that is
+    /// later. Only the first call has an effect.
+    pub fn keep_in(&self, word: &'static AtomicU64) {
+        if self.kept.set(word).is_ok() {
+            self.now();
+        }
+    }
+
+    /// Wall time is not before `latest` from now on: what an earlier process saw expire stays expired. Tells by how much the
+    /// system's clock lies behind it, if it does.
+    pub fn not_before(&self, latest: UnixSecs) -> Option<Nanos> {
+        self.not_before_at(Reading::take(), latest)
+    }
+
+    fn not_before_at(&self, reading: Reading, latest: UnixSecs) -> Option<Nanos> {
+        if self.at(reading).wall >= latest {
+            return None;
+        }
+        let latest = i64::from(latest.0) * SECOND;
+        self.skew.fetch_max(latest.saturating_sub(reading.mono), Ordering::Relaxed);
+        let behind = latest.saturating_sub(reading.wall).max(0) as u64;
+        // Whoever asks says so; it need not be said again at the next look.
+        self.behind.store(behind.max(SECOND as u64), Ordering::Relaxed);
+        Some(Nanos(behind))
     }
 
     fn at(&self, reading: Reading) -> Now {
@@ -186,6 +223,34 @@ mod tests {
         assert_eq!(clock.at(reading(1_112, 162)).wall, UnixSecs(5_101));
         assert_eq!(clock.at(reading(9_000, 163)).wall, UnixSecs(9_000));
         assert_eq!(clock.behind(), Nanos::ZERO);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_while_nobody_ran_is_not_followed_either() {
+        let clock = Clock::start_at(reading(1_000, 50));
+        assert_eq!(clock.not_before_at(reading(1_000, 50), UnixSecs(1_000)), None);
+        let behind = clock.not_before_at(reading(1_001, 51), UnixSecs(1_101));
+        assert_eq!(behind, Some(Nanos::from_secs(100)));
+        assert_eq!(clock.at(reading(1_001, 51)).wall, UnixSecs(1_101));
+        assert_eq!(clock.at(reading(1_011, 61)).wall, UnixSecs(1_111), "and goes on");
+        assert_eq!(clock.behind(), Nanos::from_secs(100));
+        assert_eq!(clock.at(reading(1_200, 62)).wall, UnixSecs(1_200), "set right: followed");
+        assert_eq!(clock.behind(), Nanos::ZERO);
+        assert_eq!(clock.not_before_at(reading(1_201, 63), UnixSecs(900)), None);
+        let absurd = clock.not_before_at(reading(1_202, 64), UnixSecs(u32::MAX));
+        assert!(absurd.is_some() && clock.at(reading(1_203, 65)).wall == UnixSecs(u32::MAX));
+    }
+
+    #[test]
+    fn the_latest_time_is_kept_before_it_is_told() {
+        static KEPT: AtomicU64 = AtomicU64::new(7);
+        let clock = Clock::start();
+        clock.keep_in(&KEPT);
+        clock.debug_advance(1_000);
+        let ahead = clock.now().wall;
+        assert_eq!(KEPT.load(Ordering::Relaxed), u64::from(ahead.0));
+        clock.debug_advance(-1_000);
+        assert!(clock.now().wall < ahead && KEPT.load(Ordering::Relaxed) == u64::from(ahead.0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::lock::{Holder, Refused, lock_exclusive};
@@ -206,9 +206,37 @@ impl DataDir {
         name: &str,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<(), DataDirError> {
+        self.replace_all(name, write)
+    }
+
+    /// As [`DataDir::replace`], for contents that say in which file they were written, so that a copy can be told from it.
+    ///
+    /// # Errors
+    /// As [`DataDir::replace`].
+    pub fn replace_marked(
+        &self,
+        name: &str,
+        bytes: impl FnOnce(FileMark) -> Vec<u8>,
+    ) -> Result<(), DataDirError> {
+        self.replace_all(name, |file| {
+            let mark = FileMark::of(&file.metadata()?);
+            file.write_all(&bytes(mark))
+        })
+    }
+
+    fn replace_all(
+        &self,
+        name: &str,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<(), DataDirError> {
         let temporary = self.path.join(format!(".{name}.new"));
         let target = self.path.join(name);
         let written = (|| {
+            // Never a file that is there already: what is written is new, and so is its mark.
+            match std::fs::remove_file(&temporary) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
             let mut file = OpenOptions::new()
                 .write(true)
                 .create(true)
@@ -239,6 +267,24 @@ impl DataDir {
             Ok(()) => File::open(&self.path).and_then(|d| d.sync_all()),
         };
         removed.map_err(|source| DataDirError::Io { path, action: "remove", source })
+    }
+}
+
+/// What tells a file from every copy of it on the same file system: it stays when the file is renamed, and a file that is
+/// written anew, by whoever, has another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileMark {
+    /// The number of the file.
+    pub inode: u64,
+    /// When the file was made, nanoseconds since 1970; 0 where the file system does not say.
+    pub born: u64,
+}
+
+impl FileMark {
+    /// Of a file that has been looked at.
+    pub fn of(found: &std::fs::Metadata) -> FileMark {
+        let born = found.created().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+        FileMark { inode: found.ino(), born: born.map_or(0, |d| d.as_nanos() as u64) }
     }
 }
 
@@ -284,6 +330,35 @@ mod tests {
         std::fs::write(top.path().join("file"), b"x").unwrap();
         let e = DataDir::open(&top.path().join("file"), 3).unwrap_err();
         assert!(matches!(e, DataDirError::NotADirectory(_)), "{e}");
+    }
+
+    #[test]
+    fn a_marked_file_is_told_from_its_copies() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(&top.path().join("a"), 1).unwrap();
+        let mark = |path: &Path| FileMark::of(&std::fs::metadata(path).unwrap());
+        let mut written = None;
+        let mut write = || {
+            dir.replace_marked("state", |mark| {
+                written = Some(mark);
+                b"one".to_vec()
+            })
+            .unwrap();
+            written.unwrap()
+        };
+        let first = write();
+        assert_eq!(mark(&dir.join("state")), first);
+        // A copy elsewhere, a copy that is put back, and one that is written over what is there.
+        let kept = top.path().join("kept");
+        std::fs::copy(dir.join("state"), &kept).unwrap();
+        assert_ne!(mark(&kept), first);
+        let second = write();
+        assert_ne!(second, first);
+        std::fs::copy(&kept, dir.join("state")).unwrap();
+        assert_ne!(mark(&dir.join("state")), first);
+        // The same file under another name, in another directory, is the same.
+        std::fs::rename(top.path().join("a"), top.path().join("b")).unwrap();
+        assert_eq!(mark(&top.path().join("b/state")), second);
     }
 
     #[test]

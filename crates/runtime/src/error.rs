@@ -53,6 +53,14 @@ pub enum DeviceError {
         /// What it is: `a directory`, `a character device` …
         kind: &'static str,
     },
+    /// Nothing is made under `/dev`.
+    #[error(
+        "flash '{device}' does not exist, and under /dev no file is made: name a block device that is there, or a file elsewhere"
+    )]
+    UnderDev {
+        /// The path.
+        device: Arc<str>,
+    },
     /// The file does not exist (or is empty) and no size was given to make it with.
     #[error(
         "flash file '{device}' does not exist yet, or is empty: give the size to create it with (--flash-size)"

@@ -43,11 +43,11 @@ pub mod wear;
 
 pub use buffer::{AlignedBuf, BufferPool, PAGE};
 pub use clock::{Clock, TurnClock};
-pub use datadir::{DataDir, DataDirError};
+pub use datadir::{DataDir, DataDirError, FileMark};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
 pub use error::{DeviceError, IoOp, plain};
 pub use extents::{ExtentsError, FileExtent, FileExtents};
-pub use lock::{Holder, LockError, LockFile, holder};
+pub use lock::{Holder, LockError, LockFile, holder, lock_image, unlock_image};
 pub use ring::{
     COMMAND_BYTES, CommandRing, Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload,
     ReadRing, RingChoice, RingOptions,

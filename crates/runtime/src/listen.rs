@@ -11,6 +11,25 @@ use std::time::SystemTime;
 use rustix::fs::Mode;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+/// Whom a Unix socket lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Those may connect to whom these permissions (as of a file, 0o777 at most) let write.
+    pub mode: u32,
+    /// The group that it belongs to; `None`: the process's.
+    pub group: Option<u32>,
+}
+
+impl SocketAccess {
+    /// Its owner alone.
+    pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None };
+
+    /// By these permissions.
+    pub fn mode(mode: u32) -> SocketAccess {
+        SocketAccess { mode, group: None }
+    }
+}
+
 /// Removes a Unix socket's path when the server ends, if it is still ours.
 #[derive(Debug)]
 pub struct UnixPath {
@@ -64,14 +83,13 @@ pub fn listen_tcp(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> 
     Ok(socket.into())
 }
 
-/// Listens on a path, which those may connect to whom the permissions `mode` (as of a file, 0o777 at most) let write. What
-/// a server that is gone has left there goes away.
+/// Listens on a path, which lets in whom `access` says. What a server that is gone has left there goes away.
 ///
 /// # Errors
 /// Why not, and what to do: the path is no socket, somebody listens there, its directory is missing or closed to us.
 pub fn listen_unix(
     path: &Path,
-    mode: u32,
+    access: SocketAccess,
     backlog: i32,
 ) -> Result<(UnixListener, UnixPath), String> {
     if let Ok(meta) = std::fs::symlink_metadata(path) {
@@ -95,10 +113,14 @@ pub fn listen_unix(
         socket.set_nonblocking(true)?;
         socket.set_cloexec(true)?;
         // The permissions must hold from the first moment, so they go through the umask, not a chmod after the bind.
-        let before = rustix::process::umask(Mode::from_raw_mode(!mode & 0o777));
+        let before = rustix::process::umask(Mode::from_raw_mode(!access.mode & 0o777));
         let bound = socket.bind(&SockAddr::unix(path)?);
         rustix::process::umask(before);
         bound?;
+        if access.group.is_some() {
+            // Nobody can connect before it listens.
+            std::os::unix::fs::chown(path, None, access.group)?;
+        }
         socket.listen(backlog)?;
         Ok(socket.into())
     };
@@ -117,13 +139,13 @@ mod tests {
     fn a_path_is_open_to_whom_it_says_and_goes_with_its_guard() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let (listener, guard) = listen_unix(&path, 0o600, 8).unwrap();
+        let (listener, guard) = listen_unix(&path, SocketAccess::OWNER, 8).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let second = listen_unix(&path, 0o600, 8).unwrap_err();
+        let second = listen_unix(&path, SocketAccess::OWNER, 8).unwrap_err();
         assert!(second.contains("another server listens there"), "{second}");
         drop(listener);
         // Nobody listens any more: what is left is replaced, and the first guard leaves the new one alone.
-        let (_again, second) = listen_unix(&path, 0o640, 8).unwrap();
+        let (_again, second) = listen_unix(&path, SocketAccess::mode(0o640), 8).unwrap();
         drop(guard);
         assert!(path.exists());
         drop(second);
@@ -131,14 +153,27 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_belongs_to_the_group_that_it_is_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        // Any user may give its own file to a group of its own.
+        let group = rustix::process::getegid().as_raw();
+        let other = if rustix::process::geteuid().is_root() { 12_345 } else { group };
+        let access = SocketAccess { mode: 0o660, group: Some(other) };
+        let _listening = listen_unix(&path, access, 8).unwrap();
+        let meta = std::fs::metadata(&path).unwrap();
+        assert_eq!((meta.permissions().mode() & 0o777, meta.gid()), (0o660, other));
+    }
+
+    #[test]
     fn what_is_no_socket_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         std::fs::write(&path, "data").unwrap();
-        let e = listen_unix(&path, 0o600, 8).unwrap_err();
+        let e = listen_unix(&path, SocketAccess::OWNER, 8).unwrap_err();
         assert!(e.contains("is not a socket"), "{e}");
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
-        let e = listen_unix(&dir.path().join("no/s"), 0o600, 8).unwrap_err();
+        let e = listen_unix(&dir.path().join("no/s"), SocketAccess::OWNER, 8).unwrap_err();
         assert!(e.contains("the directory must exist"), "{e}");
     }
 }

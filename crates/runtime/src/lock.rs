@@ -57,24 +57,43 @@ pub(crate) fn lock_shared(fd: BorrowedFd<'_>) -> Result<(), Refused> {
 }
 
 fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
-    let start = Instant::now();
-    let mut waiting = false;
-    loop {
-        if set_lock(fd, kind).map_err(Refused::Failed)? {
-            if flock(fd, kind) {
-                return Ok(());
+    wait_for(fd, "", || {
+        if set_lock(fd, kind)? {
+            if flock(fd, kind).unwrap_or(true) {
+                return Ok(true);
             }
             unlock(fd);
         }
+        Ok(false)
+    })
+}
+
+/// Tries again until `attempt` has the lock of `fd`, or a former owner has had its time. `of` is put behind what is said of it.
+fn wait_for(
+    fd: BorrowedFd<'_>,
+    of: &str,
+    mut attempt: impl FnMut() -> io::Result<bool>,
+) -> Result<(), Refused> {
+    let start = Instant::now();
+    let mut waiting = false;
+    loop {
+        if attempt().map_err(Refused::Failed)? {
+            if waiting {
+                let ms = start.elapsed().as_millis();
+                tracing::info!("the former owner is gone, after {ms} ms{of}");
+            }
+            return Ok(());
+        }
         let holder = holder_of(fd);
+        let gone = holder.as_ref().is_none_or(|h| is_dying(h.pid));
         let patience = match &holder {
             Some(h) if h.pid == std::process::id() => Duration::ZERO,
-            Some(_) => PATIENCE_WITH_LIVING,
-            None => PATIENCE_WITH_DEAD,
+            Some(_) if !gone => PATIENCE_WITH_LIVING,
+            _ => PATIENCE_WITH_DEAD,
         };
-        if holder.is_none() && !waiting {
+        if gone && !waiting {
             waiting = true;
-            tracing::info!("waiting for a former owner's reads and writes to end");
+            tracing::info!("waiting for a former owner's reads and writes to end{of}");
         }
         if start.elapsed() >= patience {
             return Err(Refused::Held(holder));
@@ -84,6 +103,109 @@ fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
             (start.elapsed() / 4).clamp(Duration::from_millis(5), Duration::from_millis(250)),
         );
     }
+}
+
+/// It has been killed, and is not gone yet.
+fn is_dying(pid: u32) -> bool {
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let of = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+    let killed =
+        |name| of(name).is_some_and(|m| u64::from_str_radix(m, 16).is_ok_and(|m| m & SIGKILL != 0));
+    of("State:").is_some_and(|s| s.starts_with(['Z', 'X']))
+        || killed("SigPnd:")
+        || killed("ShdPnd:")
+}
+
+// What QEMU locks of an image (`block/file-posix.c`): a byte of the first stretch says "I do this", one of the second "nobody
+// else may do this". All are read locks, which do not exclude each other: who comes looks for those of others that are in the
+// way. So each open file of one owner can have the same, and programs that know nothing of it and lock the file against
+// writers, or whole, are in the way too.
+const DOES: i64 = 100;
+const REFUSES: i64 = 200;
+const READ: u8 = 1;
+const WRITE: u8 = 1 << 1;
+const WRITE_UNCHANGED: u8 = 1 << 2;
+const RESIZE: u8 = 1 << 3;
+
+/// Locks what a served image lies in, waiting a moment for a former owner to be gone entirely: against all that lock it with
+/// `flock`, and against QEMU and whoever keeps to its locks; against those alone that write, if it is not for `writing`. The
+/// open files of `beside` are the same file's: what is under way on them keeps the next owner away too. `what` names it in
+/// the log.
+///
+/// # Errors
+/// [`LockError`].
+pub fn lock_image(
+    what: &str,
+    fd: BorrowedFd<'_>,
+    beside: &[BorrowedFd<'_>],
+    writing: bool,
+) -> Result<(), LockError> {
+    let (kind, does, refuses) = if writing {
+        (libc::F_WRLCK, READ | WRITE | RESIZE, WRITE | WRITE_UNCHANGED | RESIZE)
+    } else {
+        (libc::F_RDLCK, READ, WRITE | RESIZE)
+    };
+    let attempt = || {
+        if !flock(fd, kind)? {
+            return Ok(false);
+        }
+        let claimed = claim(fd, does, refuses);
+        if matches!(claimed, Ok(true)) {
+            // Nobody else has the image by now, so there is nothing in the way of these.
+            for fd in beside {
+                claim_bytes(*fd, does, refuses)?;
+            }
+            return Ok(true);
+        }
+        match claimed {
+            // NFS without its lock manager, and the like: then the other kind has to do.
+            Err(error) => {
+                tracing::debug!("no locks of bytes on '{what}': {error}");
+                Ok(true)
+            }
+            _ => {
+                unlock(fd);
+                Ok(false)
+            }
+        }
+    };
+    wait_for(fd, &format!(" ('{what}')"), attempt).map_err(|refused| match refused {
+        Refused::Held(holder) => LockError::Held(holder),
+        Refused::Failed(e) => LockError::System(e),
+    })
+}
+
+/// Lets go of what [`lock_image`] took. Only for who has nothing under way on the open file: else that ends the lock.
+pub fn unlock_image(fd: BorrowedFd<'_>) {
+    unlock(fd);
+}
+
+/// Takes the bytes, then looks whether somebody else's are in the way.
+fn claim(fd: BorrowedFd<'_>, does: u8, refuses: u8) -> io::Result<bool> {
+    if !claim_bytes(fd, does, refuses)? {
+        return Ok(false);
+    }
+    for bit in 0..8 {
+        let at = i64::from(bit);
+        if does & 1 << bit != 0 && is_locked(fd, REFUSES + at)?
+            || refuses & 1 << bit != 0 && is_locked(fd, DOES + at)?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn claim_bytes(fd: BorrowedFd<'_>, does: u8, refuses: u8) -> io::Result<bool> {
+    for bit in 0..8 {
+        for (mask, first) in [(does, DOES), (refuses, REFUSES)] {
+            if mask & 1 << bit != 0 && !set_range(fd, libc::F_RDLCK, (first + i64::from(bit), 1))? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// A file that is locked as long as this lives. It stays behind: whether somebody has it is in the lock, not in the file.
@@ -130,35 +252,63 @@ pub(crate) fn unlock(fd: BorrowedFd<'_>) {
     let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
 }
 
-/// One attempt at the lock of the other kind. `false` when another open file has it; a file system without it is no obstacle.
-fn flock(fd: BorrowedFd<'_>, kind: libc::c_int) -> bool {
+/// One attempt at the lock of the other kind. `false` when another open file has it.
+fn flock(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
     let how = if kind == libc::F_RDLCK {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    rustix::fs::flock(fd, how) != Err(rustix::io::Errno::WOULDBLOCK)
+    match rustix::fs::flock(fd, how) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
 }
 
-/// One attempt. `false` when another open file has a lock that is in the way.
+/// One attempt at the whole file, however it grows. `false` when another open file has a lock that is in the way.
 fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
+    set_range(fd, kind, (0, 0))
+}
+
+/// The same for bytes from the first on, so many; none for all.
+fn set_range(fd: BorrowedFd<'_>, kind: libc::c_int, range: (i64, i64)) -> io::Result<bool> {
+    let mut request = request(kind, range);
+    match lock_call(fd, libc::F_OFD_SETLK, &mut request) {
+        Ok(()) => Ok(true),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether another open file has a lock of that byte.
+fn is_locked(fd: BorrowedFd<'_>, at: i64) -> io::Result<bool> {
+    let mut request = request(libc::F_WRLCK, (at, 1));
+    lock_call(fd, libc::F_OFD_GETLK, &mut request)?;
+    Ok(request.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+fn request(kind: libc::c_int, (first, bytes): (i64, i64)) -> libc::flock {
     // SAFETY: `flock` is plain integers, for which all zero is a value.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
-    // l_start = l_len = 0: the whole file, however it grows; l_pid must be 0 for this kind of lock.
+    // l_pid must be 0 for this kind of lock.
+    (request.l_start, request.l_len) = (first, bytes);
+    request
+}
+
+fn lock_call(fd: BorrowedFd<'_>, how: libc::c_int, request: &mut libc::flock) -> io::Result<()> {
     loop {
-        // SAFETY: the descriptor is open for the borrow's life, and the pointer is to a live `flock`, which
-        // F_OFD_SETLK only reads.
-        let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) };
+        // SAFETY: the descriptor is open for the borrow's life, and the pointer is to a live `flock`, which the call reads
+        // and may write, and does not keep.
+        let rc = unsafe { libc::fcntl(fd.as_raw_fd(), how, &raw mut *request) };
         if rc == 0 {
-            return Ok(true);
+            return Ok(());
         }
         let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
-            Some(libc::EINTR) => {}
-            _ => return Err(error),
+        if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error);
         }
     }
 }
@@ -191,4 +341,84 @@ fn holder_of(fd: BorrowedFd<'_>) -> Option<Holder> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+    use std::os::fd::OwnedFd;
+
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+        SocketType, sendmsg, socketpair,
+    };
+
+    use super::*;
+
+    fn open(path: &Path) -> fs::File {
+        fs::OpenOptions::new().read(true).write(true).open(path).unwrap()
+    }
+
+    /// Puts an open file where no process has it, as those of a dead process are until its last I/O has ended. It is closed
+    /// with what is returned.
+    fn nobodys(file: fs::File) -> (OwnedFd, OwnedFd) {
+        let kind = SocketType::STREAM;
+        let (a, b) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [file.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let data = [std::io::IoSlice::new(b"x")];
+        sendmsg(&a, &data, &mut control, SendFlags::empty()).unwrap();
+        (a, b)
+    }
+
+    /// What a dead process has under way past the page cache keeps the next owner away too, until it has ended.
+    #[test]
+    fn a_former_owner_is_waited_for() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for direct in [false, true] {
+            let (first, beside) = (open(file.path()), open(file.path()));
+            lock_image("it", first.as_fd(), &[beside.as_fd()], true).unwrap();
+            let left = nobodys(if direct {
+                drop(first);
+                beside
+            } else {
+                drop(beside);
+                first
+            });
+            let begun = Instant::now();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(700));
+                drop(left);
+            });
+            let next = open(file.path());
+            lock_image("it", next.as_fd(), &[], true).unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn images_are_shared_by_readers_alone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let lock = |writing| {
+            let file = open(file.path());
+            lock_image("it", file.as_fd(), &[], writing).map(|()| file)
+        };
+        let writer = lock(true).unwrap();
+        assert!(matches!(lock(true), Err(LockError::Held(Some(_)))));
+        assert!(matches!(lock(false), Err(LockError::Held(Some(_)))));
+        unlock_image(writer.as_fd());
+        let readers = (lock(false).unwrap(), lock(false).unwrap());
+        assert!(lock(true).is_err());
+        drop(readers);
+        // QEMU, which writes, and lets others read: bytes 100 + 1 and 200 + 1.
+        let qemu = open(file.path());
+        assert!(set_range(qemu.as_fd(), libc::F_RDLCK, (101, 1)).unwrap());
+        assert!(lock(false).is_err() && lock(true).is_err());
+        set_lock(qemu.as_fd(), libc::F_UNLCK).unwrap();
+        assert!(set_range(qemu.as_fd(), libc::F_RDLCK, (201, 1)).unwrap());
+        assert!(lock(false).is_ok() && lock(true).is_err());
+    }
 }

@@ -162,6 +162,8 @@ pub struct BlockOutcome {
     pub gc_dropped: u64,
     /// Lines admitted.
     pub admitted: u64,
+    /// Lines of streams that took free slots, and displaced nothing.
+    pub if_free: u64,
     /// Lines rejected as part of a stream.
     pub sequential: u64,
     /// Lines rejected for too few touches.
@@ -273,8 +275,8 @@ pub struct BlockCache {
     /// What [`SlotPolicy::hotness`] says at most.
     hottest: u8,
     dropped: Vec<u32>,
-    /// What admission had said when counting began: admitted, sequential, few touches, not hotter.
-    judged: [u64; 4],
+    /// What admission had said when counting began: admitted, sequential, few touches, not hotter, into free slots.
+    judged: [u64; 5],
     outcome: BlockOutcome,
     counting: bool,
 }
@@ -348,7 +350,7 @@ impl BlockCache {
             ssd,
             hottest: 0,
             dropped: Vec::new(),
-            judged: [0; 4],
+            judged: [0; 5],
             outcome,
             counting: false,
             spec,
@@ -366,11 +368,18 @@ impl BlockCache {
         }
     }
 
-    /// What admission said since the start: admitted, sequential, few touches, not hotter.
-    fn verdicts(&self) -> [u64; 4] {
+    /// What admission said since the start: admitted, sequential, few touches, not hotter, into free slots.
+    fn verdicts(&self) -> [u64; 5] {
         let v = self.admission.verdicts();
         let not_hotter = v.rejected(Reason::NotHotter) + v.rejected(Reason::MetadataVictim);
-        [v.admitted, v.rejected(Reason::Sequential), v.rejected(Reason::FewTouches), not_hotter]
+        let rejected = |reason| v.rejected(reason);
+        [
+            v.admitted,
+            rejected(Reason::Sequential),
+            rejected(Reason::FewTouches),
+            not_hotter,
+            v.if_free,
+        ]
     }
 
     /// What it was made from.
@@ -391,6 +400,7 @@ impl BlockCache {
             sequential: since(1),
             few_touches: since(2),
             not_hotter: since(3),
+            if_free: since(4),
             ..self.outcome
         }
     }
@@ -468,6 +478,24 @@ impl BlockCache {
         }
     }
 
+    /// Whether a slot is free for a line.
+    fn has_free(&self, line: LineId) -> bool {
+        match self.spec.placement {
+            Placement::Full => !self.free.is_empty(),
+            Placement::Set(ways) => {
+                let mut slots = self.slots_of(line, ways).1;
+                slots.any(|slot| self.held[slot as usize].is_none())
+            }
+        }
+    }
+
+    /// The group of a line, and its slots.
+    fn slots_of(&self, line: LineId, ways: u32) -> (u64, std::ops::Range<u32>) {
+        let group = ((u128::from(hash_of(line)) * u128::from(self.groups)) >> 64) as u64;
+        let first = (group * u64::from(ways)) as u32;
+        (group, first..first + ways)
+    }
+
     /// A slot that is free for a line, and its group.
     fn free_slot(&mut self, line: LineId) -> (Option<u32>, u64) {
         match self.spec.placement {
@@ -476,18 +504,21 @@ impl BlockCache {
                 None => (None, self.policy.next_group(self.groups)),
             },
             Placement::Set(ways) => {
-                let group = ((u128::from(hash_of(line)) * u128::from(self.groups)) >> 64) as u64;
-                let first = (group * u64::from(ways)) as u32;
-                ((first..first + ways).find(|&slot| self.held[slot as usize].is_none()), group)
+                let (group, mut slots) = self.slots_of(line, ways);
+                (slots.find(|&slot| self.held[slot as usize].is_none()), group)
             }
         }
     }
 
     fn offer(&mut self, mut candidate: BlockCandidate) {
         // Rejected whatever it would displace: nobody is asked for a victim.
-        if self.admission.judge(&candidate) != Verdict::Admit {
+        let said = self.admission.judge(&candidate);
+        if let Verdict::Reject(_) = said {
             self.admission.admit(&candidate);
             return;
+        }
+        if said == Verdict::IfFree && !self.has_free(candidate.line) {
+            return self.admission.count(Verdict::Reject(Reason::Sequential));
         }
         let (free, group) = self.free_slot(candidate.line);
         let slot = match free {
@@ -501,7 +532,7 @@ impl BlockCache {
         };
         let victim = self.held[slot as usize];
         candidate.victim = victim.map(|(line, kind)| Victim { line, kind });
-        if self.admission.admit(&candidate) != Verdict::Admit {
+        if let Verdict::Reject(_) = self.admission.admit(&candidate) {
             return;
         }
         if let Some((old, _)) = victim {

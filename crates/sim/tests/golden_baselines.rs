@@ -46,11 +46,9 @@ fn figures(trace: &str) -> Vec<Figure> {
 }
 
 fn check(trace: &str, file: &str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces/kv");
-    if !folder.is_dir() {
-        eprintln!("skipped: {} is absent", folder.display());
-        return;
-    }
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let folder = std::env::var_os("LARDER_SHARED").map_or_else(beside, Into::into);
+    let folder = folder.join("traces/kv");
     let name = folder.join(file).to_string_lossy().into_owned();
     let items = Items::new(open(&name, &Options::default()).unwrap().reader);
     let mut interner = Interner::new();
@@ -149,11 +147,13 @@ fn with_places(what: &str, figure: &Figure, requests: &[(u32, u32)]) -> (f64, f6
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn adaptsize() {
     check("adaptsize64k", "kv_adaptsize64k.lsmsim.csv.zst");
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn zipf() {
     check("zipf09", "kv_zipf09.lsmsim.csv.zst");
 }

@@ -97,13 +97,9 @@ fn policy(algorithm: &str, unit: Unit, size: u64, numbers: bool) -> Option<(Evic
     })
 }
 
-fn traces() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
-    if path.is_dir() {
-        return Some(path);
-    }
-    eprintln!("skipped: {} is absent", path.display());
-    None
+fn traces() -> PathBuf {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    std::env::var_os("LARDER_SHARED").map_or_else(beside, PathBuf::from).join("traces")
 }
 
 /// How many of a trace's figures to check.
@@ -122,7 +118,7 @@ fn compare(
     pages: bool,
     figures: Figures,
 ) -> Vec<String> {
-    let Some(folder) = traces() else { return Vec::new() };
+    let folder = traces();
     let name = folder.join(file).to_string_lossy().into_owned();
     let mut differences = Vec::new();
     for unit in [Unit::Objects, Unit::Bytes] {
@@ -188,38 +184,45 @@ const VM: &str = "cloudphysics/cloudPhysicsIO.vscsi.zst";
 const CLOUD: &str = "tencent/tencent.cut.per_50k.rw_60_40.490.trace.zst";
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn cloud_physics() {
     let file = "cloudphysics/cloudPhysicsIO.oracleGeneral.bin.zst";
     check("cloudPhysicsIO", file, None, false, Figures::All);
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn adaptsize_cdn() {
     check("adaptsize_cdn", "adaptsize/request.trace.xz", None, false, Figures::All);
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn mooncake() {
     let file = "mooncake/conversation_trace.jsonl.zst";
     check("mooncake_conv", file, None, false, Figures::OneSize);
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn a_disk_of_1992_in_pages() {
     check("hplajw4k", "disksim/ajw.1week.srt.zst", None, true, Figures::All);
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn cloud_block_storage_in_pages() {
     check("tencent_rw6040_4k", CLOUD, None, true, Figures::OneSize);
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn a_virtual_machine_in_pages() {
     check("cloudphysics4k", VM, None, true, Figures::OneSize);
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn oltp_of_the_arc_paper() {
     check("arc_oltp", "arc/OLTP.lis.zst", None, false, Figures::OneSize);
 }

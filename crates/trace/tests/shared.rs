@@ -6,13 +6,10 @@ use std::path::PathBuf;
 
 use larder_trace::{Format, Op, Options, open};
 
-fn shared(name: &str) -> Option<String> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces").join(name);
-    if !root.exists() {
-        eprintln!("skipped: {} is not there", root.display());
-        return None;
-    }
-    Some(root.to_string_lossy().into_owned())
+fn shared(name: &str) -> String {
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let root = std::env::var_os("LARDER_SHARED").map_or_else(beside, PathBuf::from);
+    root.join("traces").join(name).to_string_lossy().into_owned()
 }
 
 /// File, format told, pages, requests, distinct ids (0: not stated).
@@ -44,10 +41,11 @@ const EXPECTED: &[(&str, Format, bool, u64, u64)] = &[
 ];
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn every_shared_trace_is_recognised_and_complete() {
     let mut wrong = Vec::new();
     for &(name, format, pages, requests, objects) in EXPECTED {
-        let Some(file) = shared(name) else { continue };
+        let file = shared(name);
         let options = Options { pages: pages.then_some(4096), ..Options::default() };
         let trace = open(&file, &options).unwrap();
         if trace.format != Some(format) {
@@ -72,12 +70,13 @@ fn every_shared_trace_is_recognised_and_complete() {
 }
 
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn keys_alone_need_their_format() {
     for (name, format, requests) in [
         ("caffeine/web07.trace.xz", Format::U32Be, 76_118),
         ("caffeine/scarab-recs.trace.xz", Format::I64Be, 1_245_184),
     ] {
-        let Some(file) = shared(name) else { continue };
+        let file = shared(name);
         let options = Options { format: Some(format), ..Options::default() };
         assert_eq!(open(&file, &options).unwrap().reader.filter(|r| r.is_ok()).count(), requests);
     }
@@ -85,6 +84,7 @@ fn keys_alone_need_their_format() {
 
 /// The write shares that the traces' description states.
 #[test]
+#[cfg_attr(without = "shared", ignore = "needs the shared traces (LARDER_SHARED=DIR)")]
 fn writes_are_told_from_reads() {
     for (name, low, high) in [
         ("cloudphysics/cloudPhysicsIO.vscsi.zst", 0.585, 0.595),
@@ -95,7 +95,7 @@ fn writes_are_told_from_reads() {
         ("blkparse/ycsb_rocksdb_ext4.blkparse.txt.zst", 0.08, 0.10),
         ("tencent/tencent.cut.per_50k.rw_60_40.490.trace.zst", 0.17, 0.405),
     ] {
-        let Some(file) = shared(name) else { continue };
+        let file = shared(name);
         let (mut writes, mut all) = (0u64, 0u64);
         for request in open(&file, &Options::default()).unwrap().reader {
             writes += u64::from(request.unwrap().op == Op::Write);

@@ -1,22 +1,27 @@
 //! A file or block device.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, PAGE, RingChoice};
-use rustix::fs::{AtFlags, FlockOperation, OFlags, SeekFrom, StatxFlags};
+use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, LockError, PAGE, RingChoice};
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno as Os;
 
 use super::device_name::lasting_name;
 use super::identity::FOREIGN;
 use super::notes::{self, Notes};
+use super::pages::{Pages, Visitor};
 use super::steps::Steps;
+use super::watch::{Found, LOOK, TICK, Watch};
 use super::{About, Backing, BackingError, Identity, Session, StoreTrouble, Uri};
 use crate::nbd::wire::{Errno, MAX_PAYLOAD};
 use crate::op::{Done, Extent, Failure, Op, Outcome};
@@ -25,8 +30,6 @@ use crate::op::{Done, Extent, Failure, Op, Outcome};
 const DEPTH: u32 = 256;
 /// Threads of one session, where there is no io_uring.
 const THREADS: u32 = 8;
-/// Between two looks at how long a file is that is in use.
-const LOOK: Duration = Duration::from_millis(500);
 /// Extents of one status.
 const MAX_EXTENTS: usize = 256;
 /// Offset and length of direct transfers are multiples of this: every device's blocks divide it.
@@ -43,12 +46,37 @@ pub struct FileBacking {
     /// A block device.
     device: bool,
     handles: Handles,
+    /// Where there are two ways.
+    pages: Option<Arc<Pages>>,
     ring: RingChoice,
-    notes: Arc<Notes>,
+    watch: Arc<Watch>,
     /// The run that made the last change that was there at the opening, as its notes say; 0 if none says so.
     last_by: u64,
-    /// When it was last changed, as it was found at the opening.
-    opened_ns: i128,
+    /// The run that had it before and has changed nothing, as they say.
+    idle: u64,
+    /// Its open sessions have it too.
+    lock: Arc<ImageLock>,
+}
+
+/// What keeps others from the file. It goes with whoever has it last, at once: what the kernel still has of a queue that is
+/// closed would keep it for some time.
+#[derive(Debug)]
+struct ImageLock {
+    handles: Handles,
+    held: bool,
+    /// Something may be under way that nobody waits for.
+    left: AtomicBool,
+}
+
+impl Drop for ImageLock {
+    fn drop(&mut self) {
+        if self.held && !self.left.load(Ordering::SeqCst) {
+            larder_runtime::unlock_image(self.handles.buffered.as_fd());
+            if let Some(direct) = &self.handles.direct {
+                larder_runtime::unlock_image(direct.as_fd());
+            }
+        }
+    }
 }
 
 /// The open file, through the page cache and past it.
@@ -134,30 +162,6 @@ impl FileBacking {
         if !device && !meta.is_file() {
             return Err(bad("is neither a regular file nor a block device".into()));
         }
-        if how.lease {
-            let (lock, who) = match read_only {
-                false => {
-                    (FlockOperation::NonBlockingLockExclusive, "another process has it locked")
-                }
-                true => (
-                    FlockOperation::NonBlockingLockShared,
-                    "another process has it locked for writing",
-                ),
-            };
-            rustix::fs::flock(&file, lock).map_err(|e| {
-                bad(if e == Os::WOULDBLOCK {
-                    match larder_runtime::holder(file.as_fd()) {
-                        Some(by) if by.pid == std::process::id() => {
-                            "is locked by this daemon itself, which has it as another volume or as its cache".into()
-                        }
-                        Some(by) => format!("{who}, {by}: stop that one first"),
-                        None => format!("{who}: stop that one first"),
-                    }
-                } else {
-                    format!("cannot be locked: {e}; say --no-lease if nobody else writes to it")
-                })
-            })?;
-        }
         let size = size_of_file(&file).map_err(|e| bad(format!("its size: {e}")))?;
         if size == 0 {
             return Err(bad("is empty: give it the size that the volume is to have".into()));
@@ -175,6 +179,19 @@ impl FileBacking {
             buffered: FileHandle::new(OwnedFd::from(file), 1),
             direct: direct_file.map(|f| FileHandle::new(OwnedFd::from(f), DIRECT_UNIT)),
         };
+        if how.lease {
+            lock(&uri, &handles, read_only).map_err(&bad)?;
+        }
+        let left = AtomicBool::new(false);
+        let lock = Arc::new(ImageLock { handles: handles.clone(), held: how.lease, left });
+        let pages = handles.direct.as_ref().map(|_| {
+            // Nothing is read ahead into the page cache: what is read or written past it would meet that there.
+            let advice = rustix::fs::Advice::Random;
+            if let Err(error) = rustix::fs::fadvise(&handles.buffered, 0, None, advice) {
+                tracing::debug!(%error, "'{uri}' is read ahead by the kernel");
+            }
+            Arc::new(Pages::new(block_of(&handles.buffered)))
+        });
         let about = About {
             size,
             read_only,
@@ -193,14 +210,55 @@ impl FileBacking {
             Notes::open(how.notes.as_deref(), &format!("file-{place:x}-{:x}", meta.st_ino), run)
         };
         let writer = notes::writer(&handles.buffered);
+        let changed_ns = notes::changed_ns(&meta);
         let last_by = former
-            .filter(|f| f.explains(notes::changed_ns(&meta), notes::boot_ns(), writer))
+            .filter(|f| f.explains(changed_ns, notes::boot_ns(), writer))
             .map_or(0, |f| f.run);
-        let (size, notes) = (Arc::new(AtomicU64::new(size)), Arc::new(notes));
-        let opened_ns = notes::changed_ns(&meta);
-        let cut = Arc::new(Cut::none());
-        Ok(FileBacking { uri, about, size, cut, device, handles, ring, notes, last_by, opened_ns })
+        let idle = former.and_then(|f| f.idle()).unwrap_or(0);
+        let found = Found { changed_ns, size: meta.st_size as u64 };
+        let watch = Arc::new(Watch::new(&uri, notes, found, !device && how.watch));
+        let (size, cut) = (Arc::new(AtomicU64::new(size)), Arc::new(Cut::none()));
+        Ok(FileBacking {
+            uri,
+            about,
+            size,
+            cut,
+            device,
+            handles,
+            pages,
+            ring,
+            watch,
+            last_by,
+            idle,
+            lock,
+        })
     }
+}
+
+/// Keeps others from the file: flock and what QEMU honours.
+fn lock(uri: &str, handles: &Handles, read_only: bool) -> Result<(), String> {
+    let beside: Vec<_> = handles.direct.iter().map(AsFd::as_fd).collect();
+    let locked = larder_runtime::lock_image(uri, handles.buffered.as_fd(), &beside, !read_only);
+    let who = if read_only {
+        "another process has it locked for writing"
+    } else {
+        "another process has it locked"
+    };
+    locked.map_err(|e| match e {
+        LockError::Held(Some(by)) if by.pid == std::process::id() => {
+            "is locked by this daemon itself, which has it as another volume or as its cache".into()
+        }
+        LockError::Held(Some(by)) => format!("{who}, {by}: stop that one first"),
+        LockError::Held(None) => format!("{who}: stop that one first"),
+        LockError::System(e) => {
+            format!("cannot be locked: {e}; say --no-lease if nobody else writes to it")
+        }
+    })
+}
+
+/// Bytes of a block of the file system, as far as it says.
+fn block_of(file: impl AsFd) -> u64 {
+    rustix::fs::fstat(file).map_or(4096, |meta| meta.st_blksize as u64)
 }
 
 /// What the file system calls itself; 0 if it does not.
@@ -244,11 +302,14 @@ impl Backing for FileBacking {
             if self.about.read_only {
                 return Err(bad("it is open to be read only".into()));
             }
-            self.notes.changing(&self.handles.buffered);
-            rustix::fs::ftruncate(&self.handles.buffered, bytes)
-                .and_then(|()| rustix::fs::fsync(&self.handles.buffered))
-                .map_err(|e| bad(format!("it cannot be made larger: {e}")))?;
-            self.notes.changed();
+            let start = self.watch.begins(&self.handles.buffered);
+            let made = rustix::fs::ftruncate(&self.handles.buffered, bytes)
+                .and_then(|()| rustix::fs::fsync(&self.handles.buffered));
+            if made.is_ok() {
+                self.watch.resized(bytes);
+            }
+            self.watch.ended(start, made.is_ok());
+            made.map_err(|e| bad(format!("it cannot be made larger: {e}")))?;
             now = find()?;
         }
         if now < before {
@@ -279,13 +340,32 @@ impl Backing for FileBacking {
         {
             self.cut.look(&self.uri, found, wanted, Instant::now());
         }
-        let end = self.cut.end()?;
+        let Some(end) = self.cut.end() else {
+            let (since, what) = self.watch.trouble()?;
+            return Some(StoreTrouble { state: "changed", since, what });
+        };
         let since = *self.cut.since.lock().unwrap_or_else(PoisonError::into_inner);
         Some(StoreTrouble {
             state: "shrunk",
             since: since.unwrap_or_else(Instant::now),
             what: Cut::text(&self.uri, end, wanted),
         })
+    }
+
+    fn look(&self) -> u64 {
+        self.watch.look(&self.handles.buffered)
+    }
+
+    fn accounted(&self, changes: u64) {
+        self.watch.accounted(changes);
+    }
+
+    fn keep_notes(&self) -> bool {
+        self.watch.notes().keep()
+    }
+
+    fn sessions(&self) -> usize {
+        Arc::strong_count(&self.lock) - 1
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {
@@ -299,14 +379,13 @@ impl Backing for FileBacking {
         }
         // Times are as fine as the kernel's ticks: whoever writes next shall have another one.
         if notes::is_recent(&meta) {
-            std::thread::sleep(notes::TICK);
+            std::thread::sleep(TICK);
             meta = stat()?;
         }
         // Whoever lets go says what the file is like, and so must not pass off somebody else's change as what is cached.
         let mut changed_ns = notes::changed_ns(&meta);
-        let own =
-            changed_ns == self.opened_ns || self.notes.explains(changed_ns, &self.handles.buffered);
-        if !own {
+        let found = Found { changed_ns, size: meta.st_size as u64 };
+        if !self.watch.is_own(&self.handles.buffered, found) {
             tracing::warn!(
                 "'{}' was changed by something else while it was attached: what is cached of it will not be used again; \
                  write to it by this server alone",
@@ -320,14 +399,22 @@ impl Backing for FileBacking {
             inode: meta.st_ino,
             size: meta.st_size as u64,
             changed_ns,
-            run: self.notes.run(),
+            run: self.watch.notes().run(),
             last_by: self.last_by,
+            idle: self.idle,
+            mark: notes::writer(&self.handles.buffered).unwrap_or(0),
+            read_only: self.about.read_only,
         })
     }
 
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
         let queue = FileQueue::open(self.ring, DEPTH, THREADS)
             .map_err(|reason| BackingError::Open { uri: self.uri.clone(), reason })?;
+        // Who has sessions made has noted by which run it has the file.
+        self.watch.notes().attached();
+        let visitor = self.pages.as_ref().map(Pages::visitor).transpose().map_err(|e| {
+            BackingError::Open { uri: self.uri.clone(), reason: format!("a descriptor: {e}") }
+        })?;
         let session = FileSession {
             uri: self.uri.as_str().into(),
             size: self.size.clone(),
@@ -335,8 +422,11 @@ impl Backing for FileBacking {
             looked: None,
             device: self.device,
             handles: self.handles.clone(),
-            notes: self.notes.clone(),
+            watch: self.watch.clone(),
+            lock: self.lock.clone(),
             queue,
+            visitor,
+            held_up: BTreeMap::new(),
             waiting: Vec::new(),
             free: Vec::new(),
             in_flight: 0,
@@ -349,7 +439,12 @@ impl Backing for FileBacking {
 /// An operation with the queue: what its buffer is put back into.
 enum Waiting {
     Free,
-    Op { token: u64, op: Shape },
+    /// `start`: when it began to change the file, 0 if it does not.
+    Op {
+        token: u64,
+        op: Shape,
+        start: i64,
+    },
 }
 
 /// An operation without its buffer.
@@ -370,8 +465,13 @@ struct FileSession {
     looked: Option<Instant>,
     device: bool,
     handles: Handles,
-    notes: Arc<Notes>,
+    watch: Arc<Watch>,
+    lock: Arc<ImageLock>,
     queue: FileQueue,
+    /// Goes after the queue: what was under way there has ended then.
+    visitor: Option<Visitor>,
+    /// What waits for its turn in a page, by the queue's token.
+    held_up: BTreeMap<u64, (FileHandle, FileOp)>,
     /// By the queue's token.
     waiting: Vec<Waiting>,
     free: Vec<usize>,
@@ -381,18 +481,59 @@ struct FileSession {
 
 impl FileSession {
     /// The way a transfer takes: past the page cache if everything about it is a multiple of the blocks.
-    fn way(&self, offset: u64, bytes: &[u8]) -> &FileHandle {
+    fn way(&self, offset: u64, bytes: &[u8]) -> (FileHandle, bool) {
         let whole = offset.is_multiple_of(u64::from(DIRECT_UNIT))
             && bytes.len().is_multiple_of(DIRECT_UNIT as usize)
             && (bytes.as_ptr() as usize).is_multiple_of(PAGE);
         match &self.handles.direct {
-            Some(direct) if whole => direct,
-            _ => &self.handles.buffered,
+            Some(direct) if whole => (direct.clone(), true),
+            _ => (self.handles.buffered.clone(), false),
         }
     }
 
-    fn keep(&mut self, token: u64, op: Shape) -> u64 {
-        let entry = Waiting::Op { token, op };
+    /// Begins an operation on pages that the other way may be under way in, or has it wait for its turn there.
+    fn begin(&mut self, key: u64, (way, direct): (FileHandle, bool), op: FileOp) {
+        if let Some(visitor) = &mut self.visitor {
+            let pages = visitor.pages();
+            let claim = match &op {
+                FileOp::Read { offset, buf } => {
+                    Some(pages.claim(*offset, buf.len() as u64, direct, false))
+                }
+                FileOp::Write { offset, data, .. } => {
+                    Some(pages.claim(*offset, data.len() as u64, direct, true))
+                }
+                // A part of a page becomes zeroes in the page cache.
+                FileOp::Punch { offset, len } | FileOp::Zero { offset, len } => {
+                    let whole = pages.is_whole(*offset, *len);
+                    (!whole).then(|| pages.claim(*offset, *len, false, true))
+                }
+                _ => None,
+            };
+            if let Some(claim) = claim
+                && !visitor.enter(key, claim)
+            {
+                self.held_up.insert(key, (way, op));
+                return;
+            }
+        }
+        self.queue.submit(key, &way, op);
+    }
+
+    /// Begins what has waited and may.
+    fn take_turns(&mut self) {
+        let Some(visitor) = self.visitor.as_mut().filter(|_| !self.held_up.is_empty()) else {
+            return;
+        };
+        for key in visitor.turns() {
+            if let Some((way, op)) = self.held_up.remove(&key) {
+                self.queue.submit(key, &way, op);
+            }
+        }
+        self.queue.flush();
+    }
+
+    fn keep(&mut self, token: u64, op: Shape, start: i64) -> u64 {
+        let entry = Waiting::Op { token, op, start };
         match self.free.pop() {
             Some(index) => {
                 self.waiting[index] = entry;
@@ -459,21 +600,27 @@ impl FileSession {
 
     fn ended(&mut self, done: FileDone) -> Option<Done> {
         let index = done.token as usize;
-        let Waiting::Op { token, op } = std::mem::replace(&mut self.waiting[index], Waiting::Free)
+        let Waiting::Op { token, op, start } =
+            std::mem::replace(&mut self.waiting[index], Waiting::Free)
         else {
             return None;
         };
+        if let Some(visitor) = &mut self.visitor {
+            visitor.leave(done.token);
+        }
         self.free.push(index);
         if let Shape::Trim { offset, len, fua: true, sync: false } = op
             && done.result.is_ok()
         {
-            let key = self.keep(token, Shape::Trim { offset, len, fua: true, sync: true });
+            let key = self.keep(token, Shape::Trim { offset, len, fua: true, sync: true }, start);
             self.queue.submit(key, &self.handles.buffered, FileOp::Sync);
             return None;
         }
         self.in_flight -= 1;
-        if !matches!(op, Shape::Read { .. } | Shape::Flush) {
-            self.notes.changed();
+        if start != 0 {
+            // (What makes zeroes of zeroes may change nothing.)
+            let wrote = matches!(&done.op, FileOp::Write { data, .. } if !data.is_empty());
+            self.watch.ended(start, wrote && done.result.is_ok());
         }
         let op = match (op, done.op) {
             (Shape::Read { offset }, FileOp::Read { buf, .. }) => Op::Read { offset, buf },
@@ -500,6 +647,21 @@ impl Session for FileSession {
         self.queue.as_raw_fd()
     }
 
+    fn attach(&mut self, registry: &Registry, first: usize) -> std::io::Result<()> {
+        let watch = |fd: RawFd, token: usize| {
+            registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
+        };
+        watch(self.queue.as_raw_fd(), first)?;
+        self.visitor.as_ref().map_or(Ok(()), |visitor| watch(visitor.fd(), first + 1))
+    }
+
+    fn detach(&mut self, registry: &Registry) {
+        for fd in [Some(self.queue.as_raw_fd()), self.visitor.as_ref().map(Visitor::fd)] {
+            // It goes with the descriptor at the latest.
+            let _ = fd.map(|fd| registry.deregister(&mut SourceFd(&fd)));
+        }
+    }
+
     fn submit(&mut self, token: u64, op: Op) {
         self.in_flight += 1;
         if let Some(end) = self.cut.end() {
@@ -511,44 +673,46 @@ impl Session for FileSession {
                 return;
             }
         }
-        if op.changes() && !self.device {
-            self.notes.changing(&self.handles.buffered);
-        }
+        let changes = op.changes() && !self.device;
+        let began = if changes { self.watch.begins(&self.handles.buffered) } else { 0 };
         match op {
             Op::Read { offset, buf } => {
-                let way = self.way(offset, &buf).clone();
-                let key = self.keep(token, Shape::Read { offset });
-                self.queue.submit(key, &way, FileOp::Read { offset, buf });
+                let way = self.way(offset, &buf);
+                let key = self.keep(token, Shape::Read { offset }, began);
+                self.begin(key, way, FileOp::Read { offset, buf });
             }
             Op::Write { offset, data, fua } => {
-                let way = self.way(offset, &data).clone();
-                let key = self.keep(token, Shape::Write { offset, fua });
-                self.queue.submit(key, &way, FileOp::Write { offset, data, durable: fua });
+                let way = self.way(offset, &data);
+                let key = self.keep(token, Shape::Write { offset, fua }, began);
+                self.begin(key, way, FileOp::Write { offset, data, durable: fua });
             }
             Op::Flush => {
-                let key = self.keep(token, Shape::Flush);
+                let key = self.keep(token, Shape::Flush, began);
                 self.queue.submit(key, &self.handles.buffered, FileOp::Sync);
             }
             Op::Trim { offset, len, fua } => {
                 let (start, whole) = self.whole(offset, len);
                 if whole == 0 {
+                    if began != 0 {
+                        self.watch.ended(began, false);
+                    }
                     self.ready.push(Done { token, op, outcome: Ok(Vec::new()) });
                     return;
                 }
-                let key = self.keep(token, Shape::Trim { offset, len, fua, sync: false });
+                let key = self.keep(token, Shape::Trim { offset, len, fua, sync: false }, began);
                 let punch = FileOp::Punch { offset: start, len: whole };
-                self.queue.submit(key, &self.handles.buffered, punch);
+                self.begin(key, (self.handles.buffered.clone(), false), punch);
             }
             Op::WriteZeroes { offset, len, fua, may_punch, fast } => {
                 let shape = Shape::WriteZeroes { offset, len, fua, may_punch, fast };
                 let len = u64::from(len);
-                let key = self.keep(token, shape);
+                let key = self.keep(token, shape, began);
                 let op = if may_punch {
                     FileOp::Punch { offset, len }
                 } else {
                     FileOp::Zero { offset, len }
                 };
-                self.queue.submit(key, &self.handles.buffered, op);
+                self.begin(key, (self.handles.buffered.clone(), false), op);
             }
             Op::Status { .. } => self.status(token, op),
         }
@@ -566,9 +730,12 @@ impl Session for FileSession {
         self.queue.flush();
     }
 
-    fn turn(&mut self, _now: Instant) {}
+    fn turn(&mut self, _now: Instant) {
+        self.take_turns();
+    }
 
     fn pop(&mut self) -> Option<Done> {
+        self.take_turns();
         if let Some(done) = self.ready.pop() {
             self.in_flight -= 1;
             return Some(done);
@@ -583,6 +750,20 @@ impl Session for FileSession {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+}
+
+impl Drop for FileSession {
+    fn drop(&mut self) {
+        // What is under way is carried out all the same.
+        for waiting in &self.waiting {
+            if let Waiting::Op { start, .. } = waiting {
+                self.lock.left.store(true, Ordering::SeqCst);
+                if *start != 0 {
+                    self.watch.ended(*start, false);
+                }
+            }
+        }
     }
 }
 

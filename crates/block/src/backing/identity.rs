@@ -6,20 +6,27 @@
 //!
 //! | store | let go in good order | killed, or a power cut |
 //! | --- | --- | --- |
-//! | file | device, inode, size and time of change are the same, and the last change was made by the one who let go or before it came | nothing has changed it since the last write of the run that was cut short, as far as its notes go (`notes`), and no other daemon wrote after that one |
+//! | file | device, inode, size, time of change and the writer's mark are the same, and the last change was made by the one who let go or before it came | its last change is the last write of the run that was cut short, no older and no newer one, as far as its notes go (`notes`), and the mark is that run's; or that run is known to have written nothing, and all is as it was when it came |
 //! | object store | no other writer's generation, and every chunk has the ETag that it had | no other writer's generation |
 //! | block device, NBD | never | never |
+//!
+//! A time of change that may stand for a whole second (`watch`) proves nothing, either way.
 //!
 //! `--trust-unchanged` stands in for the proof where there is none to be had at all: block devices and NBD.
 
 use larder_base::{HashKey, KeyHasher};
+
+use super::watch::is_coarse;
 
 /// Bytes of an identity on the cache device.
 pub const IDENTITY_BYTES: usize = 64;
 
 /// The time of a change that an attachment found while it had the file and did not make itself: no file has it, so nothing
 /// that is cached of it will be proved.
-pub const FOREIGN: i128 = i128::MIN;
+pub const FOREIGN: i128 = i64::MIN as i128;
+
+/// Of a file: behind the time of change, which had 16 bytes without it, is the writer's mark.
+const WITH_MARK: u8 = 1;
 
 /// By what a store is known again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +47,12 @@ pub enum Identity {
         run: u64,
         /// The attachment that is known to have made the last change: notes of a run that was cut short say so.
         last_by: u64,
+        /// The one that is known to have changed nothing, as they say.
+        idle: u64,
+        /// The run that the file itself names as its last writer (an attribute); 0 if it names none.
+        mark: u64,
+        /// This attachment only reads.
+        read_only: bool,
     },
     /// Chunks in an object store.
     Objects {
@@ -75,12 +88,23 @@ impl Identity {
         let mut out = [0u8; IDENTITY_BYTES];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
         match self {
-            Identity::File { device, file_system, inode, size, changed_ns, run, .. } => {
-                put(0, &[1]);
+            Identity::File {
+                device,
+                file_system,
+                inode,
+                size,
+                changed_ns,
+                run,
+                mark,
+                read_only,
+                ..
+            } => {
+                put(0, &[1, WITH_MARK, u8::from(*read_only)]);
                 put(8, &device.to_le_bytes());
                 put(16, &inode.to_le_bytes());
                 put(24, &size.to_le_bytes());
-                put(32, &changed_ns.to_le_bytes());
+                put(32, &(*changed_ns as i64).to_le_bytes());
+                put(40, &mark.to_le_bytes());
                 put(48, &run.to_le_bytes());
                 put(56, &file_system.to_le_bytes());
             }
@@ -123,20 +147,39 @@ impl Identity {
             return Err("its store has another size");
         }
         match self {
-            Identity::File { device, file_system, inode, changed_ns, last_by, .. } => {
+            Identity::File {
+                device, file_system, inode, changed_ns, last_by, idle, mark, ..
+            } => {
                 let same_place = word(then, 8) == *device
                     || (*file_system != 0 && word(then, 56) == *file_system);
                 if !same_place || word(then, 16) != *inode {
                     return Err("its file is another one");
                 }
-                let unchanged = then[32..48] == changed_ns.to_le_bytes();
-                let run = word(then, 48);
+                let (version, only_read, run) = (then[1], then[2] != 0, word(then, 48));
+                if *changed_ns == FOREIGN {
+                    return Err("its file is changed by something else");
+                }
+                if is_coarse(*changed_ns) {
+                    return Err(
+                        "its file system keeps whole seconds, which do not show whether it was changed",
+                    );
+                }
+                let unchanged = match version {
+                    0 => then[32..48] == changed_ns.to_le_bytes(),
+                    _ => i128::from(word(then, 32) as i64) == *changed_ns,
+                };
+                let unmarked = version == 0 || word(then, 40) == *mark;
                 match let_go {
-                    _ if unchanged => Ok(()),
-                    true => Err("its file was changed"),
+                    true if !unchanged => Err("its file was changed"),
+                    true if !unmarked => Err("another Larder has written to its file"),
+                    true => Ok(()),
                     false if run != 0 && run == *last_by => Ok(()),
+                    // The same time alone is no proof: the run may have written, and the file have been put back.
+                    false if unchanged && unmarked && run != 0 && (only_read || run == *idle) => {
+                        Ok(())
+                    }
                     false => Err(
-                        "its file was changed, and nothing shows that the run that was cut short did it last",
+                        "nothing shows that the run that was cut short was the last to change its file, and that what it wrote last is there",
                     ),
                 }
             }
@@ -167,44 +210,88 @@ mod tests {
     use super::*;
 
     fn file(changed_ns: i128, run: u64, last_by: u64) -> Identity {
-        Identity::File { device: 1, file_system: 9, inode: 2, size: 3, changed_ns, run, last_by }
+        Identity::File {
+            device: 1,
+            file_system: 9,
+            inode: 2,
+            size: 3,
+            changed_ns,
+            run,
+            last_by,
+            idle: 0,
+            mark: 4,
+            read_only: false,
+        }
+    }
+
+    macro_rules! with {
+        ($file:expr, $field:ident = $value:expr) => {{
+            let mut identity = $file;
+            if let Identity::File { $field, .. } = &mut identity {
+                *$field = $value;
+            }
+            identity
+        }};
     }
 
     #[test]
     fn files() {
         let then = file(50, 7, 0).encode();
+        let idle = |identity| with!(identity, idle = 7);
         for let_go in [true, false] {
-            assert!(file(50, 8, 0).proves(&then, let_go, false).is_ok(), "untouched");
+            assert!(idle(file(50, 8, 0)).proves(&then, let_go, false).is_ok(), "untouched");
             assert!(
-                file(51, 8, 0).proves(&then, let_go, true).is_err(),
+                idle(file(51, 8, 0)).proves(&then, let_go, true).is_err(),
                 "touched by nobody knows whom"
             );
-            let other = Identity::File {
-                device: 5,
-                file_system: 9,
-                inode: 2,
-                size: 3,
-                changed_ns: 50,
-                run: 8,
-                last_by: 0,
-            };
+            let other = with!(idle(file(50, 8, 0)), device = 5);
             assert!(other.proves(&then, let_go, false).is_ok(), "the device has another number");
-            let other = Identity::File {
-                device: 1,
-                file_system: 9,
-                inode: 4,
-                size: 3,
-                changed_ns: 50,
-                run: 8,
-                last_by: 7,
-            };
+            let other = with!(idle(file(50, 8, 7)), inode = 4);
             assert!(other.proves(&then, let_go, false).is_err(), "another inode");
+            let other = with!(idle(file(50, 8, 0)), mark = 5);
+            assert!(other.proves(&then, let_go, false).is_err(), "the same time, another writer");
         }
         assert!(file(51, 8, 7).proves(&then, false, false).is_ok(), "we did it");
         assert!(file(51, 8, 7).proves(&then, true, false).is_err(), "it was let go");
         assert!(file(51, 8, 6).proves(&then, false, false).is_err(), "another run did it");
         let nameless = file(50, 0, 0).encode();
         assert!(file(51, 8, 0).proves(&nameless, false, false).is_err());
+    }
+
+    /// The run was killed after it wrote, and the file put back to what it was when the run came.
+    #[test]
+    fn an_equal_time_is_no_proof_after_a_kill() {
+        let then = file(50, 7, 0).encode();
+        assert!(file(50, 8, 0).proves(&then, false, false).is_err(), "it may have written");
+        assert!(file(50, 8, 0).proves(&then, true, false).is_ok(), "it was let go");
+        let reader = with!(file(50, 7, 0), read_only = true).encode();
+        assert!(file(50, 8, 0).proves(&reader, false, false).is_ok(), "it could not");
+    }
+
+    #[test]
+    fn whole_seconds_prove_nothing() {
+        let at = 1_700_000_000 * 1_000_000_000;
+        let then = file(at, 7, 0).encode();
+        for let_go in [true, false] {
+            let found = with!(file(at, 8, 7), idle = 7);
+            assert!(found.proves(&then, let_go, true).unwrap_err().contains("whole seconds"));
+        }
+    }
+
+    /// As they were before they had a mark: of a volume that was let go in good order they still hold.
+    #[test]
+    fn older_identities() {
+        let mut then = file(50, 7, 0).encode();
+        then[1] = 0;
+        then[32..48].copy_from_slice(&50i128.to_le_bytes());
+        assert!(file(50, 8, 0).proves(&then, true, false).is_ok());
+        assert!(file(51, 8, 0).proves(&then, true, false).is_err());
+        assert!(file(50, 8, 0).proves(&then, false, false).is_err());
+        then[32..48].copy_from_slice(&i128::MIN.to_le_bytes());
+        assert!(file(FOREIGN, 8, 0).proves(&then, true, false).is_err());
+        let foreign = file(FOREIGN, 7, 0).encode();
+        assert!(file(50, 8, 0).proves(&foreign, true, false).is_err());
+        assert!(file(FOREIGN, 8, 0).proves(&foreign, true, false).is_err());
     }
 
     fn objects(generation: u64, changed: u64, digest: u64) -> Identity {

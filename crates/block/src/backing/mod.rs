@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | [`uri`] | how a store is named |
 //! | [`file`] | a file or block device |
+//! | `pages` | how two ways to one take turns in a page |
 //! | [`nbd`] | an export of an NBD server |
 //! | [`object`] | chunks in an S3-compatible object store |
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
+//! | [`watch`] | whether somebody else changes a file that is served, and what times prove |
 //! | [`steps`] | what a store cannot do itself, done by what it can |
 //!
 //! A [`Backing`] is shared by all workers; each takes a [`Session`] of its own, whose descriptor it watches. A miss is
@@ -18,8 +20,10 @@ pub mod identity;
 pub mod nbd;
 mod notes;
 pub mod object;
+mod pages;
 pub mod steps;
 pub mod uri;
+pub mod watch;
 
 use std::fmt;
 use std::io::{self, Read};
@@ -101,7 +105,7 @@ pub enum BackingError {
 /// What is the matter with a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreTrouble {
-    /// In a word: `lost` or `shrunk`.
+    /// In a word: `lost`, `shrunk` or `changed`.
     pub state: &'static str,
     /// Since when.
     pub since: Instant,
@@ -131,6 +135,26 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// Which store it is, whatever it is called: two with the same are one store. As far as it can be told.
     fn place(&self) -> String {
         self.uri().to_owned()
+    }
+
+    /// Looks whether somebody else changes it, as far as that is cheap to see, and says how many times that was noticed since
+    /// it was opened: what was cached of it before the last of them may not be what it holds. To be asked every
+    /// [`watch::LOOK`].
+    fn look(&self) -> u64 {
+        0
+    }
+
+    /// Nothing is cached any more from before so many such changes were noticed, and will not come back.
+    fn accounted(&self, _changes: u64) {}
+
+    /// Carries to the disk what is noted of changes that have ended, by which they are known again after a power cut.
+    fn keep_notes(&self) -> bool {
+        true
+    }
+
+    /// Sessions that are open.
+    fn sessions(&self) -> usize {
+        0
     }
 
     /// What is the matter with it now, as far as it can tell by itself: it is not reached, or it was cut short.
@@ -224,6 +248,8 @@ pub struct OpenOptions {
     /// Where notes about files are kept, by which a run that is cut short knows its last write again. `None`: after such a
     /// run a file cannot be proved to be as it was.
     pub notes: Option<PathBuf>,
+    /// A store that can tell is looked at while it is served, whether somebody else changes it. Not for who does so himself.
+    pub watch: bool,
 }
 
 impl Default for OpenOptions {
@@ -234,6 +260,7 @@ impl Default for OpenOptions {
             patience: Patience::default(),
             lease: true,
             notes: None,
+            watch: true,
         }
     }
 }

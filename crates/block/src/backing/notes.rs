@@ -1,51 +1,84 @@
 //! What a run notes about a file that it writes, so that the next one can tell its last write from somebody else's.
 //!
-//! A file's time of change says when, not by whom. So with every write the time is noted, in memory that is a mapped file:
-//! it outlives `kill -9`, and the kernel carries it to the disk within a minute. If the file was last changed no later than
-//! the run's last write (and [`SLACK`] for what was under way), the run itself did it: while it lived its lock kept others
-//! out. Besides, the number of the run that writes is put into an attribute of the file itself, before its first write:
-//! another daemon that has written since, on whatever host and within whatever time, has left its own there.
+//! A file's time of change says when, not by whom. So with every write it is noted when it began and when it had ended, in
+//! memory that is a mapped file: it outlives `kill -9`, and the kernel carries it to the disk within a minute (and it is made
+//! durable before the cache takes a write for durable that it would use the lines of after a power cut). If the file was
+//! last changed no earlier than the run's newest finished write began, and no later than its last one ended (and
+//! [`SLACK`](super::watch::SLACK) if there was more under way), the run itself did it: while it lived its lock kept others out. A
+//! file that was changed earlier is an older state of it, from a snapshot or a copy of the disk that it lies on. Besides, the
+//! number of the run that writes is put into an attribute of the file itself, before its first write: another daemon that has
+//! written since, on whatever host and within whatever time, has left its own there.
 //!
-//! What escapes both: a program that is not Larder and writes within that slack after the kill. That is what
-//! `docs/stores.md` says.
+//! What escapes all of it: a program that is not Larder and writes within that slack after a kill in the midst of writes. That is
+//! what `docs/stores.md` says.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use larder_runtime::{SharedRegion, boot_id};
 use rustix::fs::XattrFlags;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A write that was under way when its process was killed may still be carried out for so long, nanoseconds.
-pub(super) const SLACK: i128 = 1_000_000_000;
-/// After a power cut the notes are those that were carried to the disk: as old as this at most, nanoseconds.
-pub(super) const CARRIED: i128 = 60_000_000_000;
-/// No file system's clock goes in longer steps, on this host.
-pub(super) const TICK: Duration = Duration::from_millis(20);
+use super::watch::{CARRIED, Own, SLACK, TICK, is_coarse};
+
 /// The attribute with the number of the last run that wrote.
 const ATTRIBUTE: &str = "user.larder.writer";
 
-// Words of the notes. The run's number is stored last.
+// Words of the notes. What says that they are whole is stored last.
 const RUN: usize = 0;
 const LAST: usize = 1;
 const BOOT: usize = 2;
 const SKEW: usize = 4;
-const BYTES: u64 = 64;
+/// When the newest write began that has ended.
+const FLOOR: usize = 5;
+const FLAGS: usize = 6;
+/// The run that has the file now, or had it last, whether or not it wrote.
+const ATTACHED: usize = 7;
+/// [`RUN`], and by whom: notes of versions that had less of them are not used.
+const CHECK: usize = 8;
+/// Changes under way.
+const BUSY: usize = 9;
+const BYTES: u64 = 80;
+const VERSION: u64 = 0x6c61_7264_6e6f_7402;
+
+/// Somebody else has changed the file, and lines from before may be cached.
+const DOUBT: u64 = 1;
+/// The file's times are this host's own.
+const LOCAL: u64 = 1 << 1;
+/// The file has taken the attribute.
+const MARKED: u64 = 1 << 2;
+
+/// File systems of this host, by what `statfs` says: a change that has ended has set the file's time, by this host's clock.
+const LOCAL_KINDS: [u64; 8] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // btrfs
+    0x0102_1994, // tmpfs
+    0xf2f5_2010, // F2FS
+    0xca45_1a4e, // bcachefs
+    0x2fc1_2fc1, // ZFS
+    0x794c_7630, // overlayfs
+];
 
 /// What was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Former {
-    /// Whose notes they are.
+    /// Whose notes they are; 0 if nobody wrote.
     pub(super) run: u64,
-    /// Its last write, nanoseconds since 1970 by the clock of this host.
-    pub(super) last_ns: i128,
-    /// The file's clock was so far ahead of this host's, nanoseconds.
-    pub(super) skew_ns: i128,
+    /// Who had the file last: if it is another, that one has not written.
+    pub(super) attached: u64,
+    /// Its changes.
+    pub(super) own: Own,
     /// The system has been started anew since.
     pub(super) rebooted: bool,
+    /// Its number was put into the file's attribute.
+    pub(super) marked: bool,
+    /// It has noticed a change that was not its own.
+    pub(super) doubted: bool,
+    /// Nothing was under way when it ended.
+    pub(super) at_rest: bool,
 }
 
 impl Former {
@@ -57,13 +90,25 @@ impl Former {
         boot_ns: Option<i128>,
         writer: Option<u64>,
     ) -> bool {
-        let changed = changed_ns - self.skew_ns;
+        if self.doubted || is_coarse(changed_ns) {
+            return false;
+        }
         let in_time = match (self.rebooted, boot_ns) {
-            (false, _) => changed <= self.last_ns + SLACK,
-            (true, Some(boot)) => changed < boot && changed <= self.last_ns + CARRIED,
+            (false, _) => {
+                let late = if self.at_rest && self.own.local { 0 } else { SLACK };
+                self.own.explains(changed_ns, late)
+            }
+            (true, Some(boot)) => {
+                changed_ns - self.own.skew_ns < boot && self.own.explains(changed_ns, CARRIED)
+            }
             (true, None) => false,
         };
-        in_time && writer.is_none_or(|writer| writer == self.run)
+        in_time && writer.map_or(!self.marked, |writer| writer == self.run)
+    }
+
+    /// The run that had the file last and has written nothing.
+    pub(super) fn idle(&self) -> Option<u64> {
+        (self.attached != 0 && self.attached != self.run).then_some(self.attached)
     }
 }
 
@@ -71,19 +116,31 @@ impl Former {
 #[derive(Debug)]
 pub(super) struct Notes {
     run: u64,
-    /// Kept for its lock.
     region: Option<SharedRegion>,
+    known: AtomicBool,
     begun: AtomicBool,
     beginning: Mutex<()>,
-    /// What the region keeps too, for the run itself: its last change, and how far the file's clock is ahead.
+    /// What the region keeps too, for the run itself.
     last: AtomicU64,
+    floor: AtomicU64,
     skew: AtomicI64,
+    flags: AtomicU64,
 }
 
-/// By the clock that file systems take their times from, nanoseconds since 1970.
-fn now_ns() -> i128 {
-    let now = clock_gettime(ClockId::RealtimeCoarse);
+fn clock_ns(clock: ClockId) -> i128 {
+    let now = clock_gettime(clock);
     i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+/// By the clock that file systems take their times from, nanoseconds since 1970: no later than the time that a change gets from
+/// now on.
+pub(super) fn coarse_now_ns() -> i128 {
+    clock_ns(ClockId::RealtimeCoarse)
+}
+
+/// By the finest clock: no earlier than the time that a change has got until now.
+pub(super) fn now_ns() -> i128 {
+    clock_ns(ClockId::Realtime)
 }
 
 fn boot_words() -> [u64; 2] {
@@ -116,6 +173,10 @@ pub(super) fn is_recent(meta: &rustix::fs::Stat) -> bool {
     (now_ns() - changed_ns(meta)).unsigned_abs() < TICK.as_nanos()
 }
 
+fn is_local(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| LOCAL_KINDS.contains(&(fs.f_type as u64)))
+}
+
 impl Notes {
     /// Opens the notes of that name, and says what is in them. Without a directory, or where it has no room, nothing is noted:
     /// after a kill the file is then not known to be as it was.
@@ -130,14 +191,17 @@ impl Notes {
                 }
             }
         });
-        let former = region.as_ref().and_then(|region| former(region.words()));
+        let former = region.as_ref().map(|region| former(region.words()));
         let notes = Notes {
             run,
             region,
+            known: AtomicBool::new(false),
             begun: AtomicBool::new(false),
             beginning: Mutex::new(()),
             last: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
             skew: AtomicI64::new(0),
+            flags: AtomicU64::new(0),
         };
         (notes, former)
     }
@@ -147,20 +211,98 @@ impl Notes {
         self.run
     }
 
-    /// The file is about to be changed.
-    pub(super) fn changing(&self, file: impl AsFd) {
+    /// The cache knows this run by now: that it has written nothing counts.
+    pub(super) fn attached(&self) {
+        if !self.known.swap(true, Ordering::SeqCst) && !self.is_doubted() {
+            self.store(ATTACHED, self.run);
+        }
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        if let Some(region) = &self.region {
+            region.words()[at].store(value, Ordering::SeqCst);
+        }
+    }
+
+    fn flag(&self, flag: u64, on: bool) {
+        let before = if on {
+            self.flags.fetch_or(flag, Ordering::SeqCst)
+        } else {
+            self.flags.fetch_and(!flag, Ordering::SeqCst)
+        };
+        if self.begun.load(Ordering::SeqCst) {
+            self.store(FLAGS, if on { before | flag } else { before & !flag });
+        }
+    }
+
+    /// Somebody else has changed the file: nothing is proved from now on.
+    pub(super) fn doubt(&self) {
+        // Not even that nothing was changed.
+        self.store(ATTACHED, 0);
+        self.flag(DOUBT, true);
+        // Nor after a power cut in the next moment, when the lines may not be dropped durably yet.
+        self.keep();
+    }
+
+    /// No line is left from before that.
+    pub(super) fn trust(&self) {
+        self.flag(DOUBT, false);
+    }
+
+    pub(super) fn is_doubted(&self) -> bool {
+        self.flags.load(Ordering::SeqCst) & DOUBT != 0
+    }
+
+    /// The file is about to be changed, at that time by the coarse clock.
+    pub(super) fn begins(&self, file: impl AsFd, start: i128) {
         if !self.begun.load(Ordering::Acquire) {
             self.begin(file);
         }
-        self.changed();
+        if start + SLACK < i128::from(self.floor.load(Ordering::Relaxed)) {
+            // The clock was set back: what is changed from now on has an earlier time.
+            self.floor.store(start as u64, Ordering::SeqCst);
+            self.store(FLOOR, start as u64);
+        }
+        self.now();
+        if let Some(region) = &self.region {
+            region.words()[BUSY].fetch_add(1, Ordering::AcqRel);
+        }
     }
 
-    /// A change has been carried out.
-    pub(super) fn changed(&self) {
+    fn now(&self) {
         let now = now_ns() as u64;
         self.last.store(now, Ordering::Release);
         if let Some(region) = &self.region {
             region.words()[LAST].store(now, Ordering::Release);
+        }
+    }
+
+    /// What began has ended; if it is certain to have set the file's time, with when it began.
+    pub(super) fn ended(&self, start: Option<i64>) {
+        self.now();
+        if let Some(start) = start {
+            self.floor.fetch_max(start as u64, Ordering::AcqRel);
+            if let Some(region) = &self.region {
+                region.words()[FLOOR].fetch_max(start as u64, Ordering::AcqRel);
+            }
+        }
+        if let Some(region) = &self.region {
+            region.words()[BUSY].fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The end of the run's last change, or 0.
+    pub(super) fn last_ns(&self) -> i128 {
+        i128::from(self.last.load(Ordering::Acquire))
+    }
+
+    /// This run's changes so far.
+    pub(super) fn own(&self) -> Own {
+        Own {
+            floor_ns: i128::from(self.floor.load(Ordering::Acquire)),
+            last_ns: self.last_ns(),
+            skew_ns: i128::from(self.skew.load(Ordering::Acquire)),
+            local: self.flags.load(Ordering::Acquire) & LOCAL != 0,
         }
     }
 
@@ -170,13 +312,27 @@ impl Notes {
         if !self.begun.load(Ordering::Acquire) {
             return false;
         }
+        let flags = self.flags.load(Ordering::SeqCst);
         let own = Former {
             run: self.run,
-            last_ns: i128::from(self.last.load(Ordering::Acquire)),
-            skew_ns: i128::from(self.skew.load(Ordering::Acquire)),
+            attached: self.run,
+            own: self.own(),
             rebooted: false,
+            marked: flags & MARKED != 0,
+            doubted: flags & DOUBT != 0,
+            at_rest: false,
         };
         own.explains(changed_ns, None, writer(file))
+    }
+
+    /// Carries the notes to the disk.
+    pub(super) fn keep(&self) -> bool {
+        let Some(region) = &self.region else { return true };
+        let kept = std::fs::File::open(region.path()).and_then(|f| f.sync_all());
+        if let Err(e) = &kept {
+            tracing::warn!("notes in '{}' are not durable: {e}", region.path().display());
+        }
+        kept.is_ok()
     }
 
     fn begin(&self, file: impl AsFd) {
@@ -184,7 +340,10 @@ impl Notes {
         if self.begun.load(Ordering::Acquire) {
             return;
         }
-        let before = now_ns();
+        // Whatever is noted of the run before does not hold once the attribute names this one.
+        self.store(CHECK, 0);
+        self.store(ATTACHED, 0);
+        let before = coarse_now_ns();
         let said = rustix::fs::fsetxattr(
             file.as_fd(),
             ATTRIBUTE,
@@ -194,88 +353,168 @@ impl Notes {
         if let Err(e) = &said {
             tracing::debug!("the file takes no attribute: {e}");
         }
+        let local = is_local(file.as_fd());
         // The attribute has set the file's time of change, by the clock of whoever keeps the file.
-        let skew = match (said, rustix::fs::fstat(file)) {
-            (Ok(()), Ok(meta)) => changed_ns(&meta) - before,
+        let skew = match (&said, rustix::fs::fstat(file)) {
+            (Ok(()), Ok(meta)) if !local => changed_ns(&meta) - before,
             _ => 0,
         };
-        self.last.store(now_ns() as u64, Ordering::Release);
         self.skew.store(skew as i64, Ordering::Release);
-        if let Some(region) = &self.region {
-            let words = region.words();
-            words[RUN].store(0, Ordering::SeqCst);
-            words[LAST].store(now_ns() as u64, Ordering::SeqCst);
-            let boot = boot_words();
-            words[BOOT].store(boot[0], Ordering::SeqCst);
-            words[BOOT + 1].store(boot[1], Ordering::SeqCst);
-            words[SKEW].store(skew as i64 as u64, Ordering::SeqCst);
-            words[RUN].store(self.run, Ordering::SeqCst);
-            // After a power cut there are notes at all.
-            if let Err(e) = std::fs::File::open(region.path()).and_then(|f| f.sync_all()) {
-                tracing::debug!("the notes are not durable: {e}");
-            }
-        }
-        self.begun.store(true, Ordering::Release);
+        self.flags.fetch_or(if local { LOCAL } else { 0 }, Ordering::SeqCst);
+        self.flags.fetch_or(if said.is_ok() { MARKED } else { 0 }, Ordering::SeqCst);
+        self.now();
+        self.store(FLOOR, 0);
+        self.store(BUSY, 0);
+        let boot = boot_words();
+        self.store(BOOT, boot[0]);
+        self.store(BOOT + 1, boot[1]);
+        self.store(SKEW, skew as i64 as u64);
+        self.begun.store(true, Ordering::SeqCst);
+        self.store(FLAGS, self.flags.load(Ordering::SeqCst));
+        self.store(RUN, self.run);
+        self.store(ATTACHED, self.run);
+        self.store(CHECK, self.run ^ VERSION);
+        // After a power cut there are notes at all.
+        self.keep();
     }
 }
 
-fn former(words: &[AtomicU64]) -> Option<Former> {
+fn former(words: &[AtomicU64]) -> Former {
     let word = |at: usize| words[at].load(Ordering::Acquire);
-    let run = word(RUN);
     let boot = boot_words();
-    (run != 0).then(|| Former {
+    let run = if word(CHECK) == word(RUN) ^ VERSION { word(RUN) } else { 0 };
+    Former {
         run,
-        last_ns: i128::from(word(LAST)),
-        skew_ns: i128::from(word(SKEW) as i64),
+        attached: word(ATTACHED),
+        own: Own {
+            floor_ns: i128::from(word(FLOOR)),
+            last_ns: i128::from(word(LAST)),
+            skew_ns: i128::from(word(SKEW) as i64),
+            local: word(FLAGS) & LOCAL != 0,
+        },
         rebooted: boot == [0, 0] || boot != [word(BOOT), word(BOOT + 1)],
-    })
+        marked: word(FLAGS) & MARKED != 0,
+        doubted: word(FLAGS) & DOUBT != 0,
+        at_rest: word(BUSY) == 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SECOND: i128 = 1_000_000_000;
+
+    fn former(at: i128) -> Former {
+        Former {
+            run: 7,
+            attached: 7,
+            own: Own { floor_ns: at - SECOND / 4, last_ns: at, skew_ns: 0, local: true },
+            rebooted: false,
+            marked: true,
+            doubted: false,
+            at_rest: false,
+        }
+    }
+
     #[test]
     fn whose_change_it_was() {
-        let second = 1_000_000_000;
-        let former = Former { run: 7, last_ns: 100 * second, skew_ns: 0, rebooted: false };
-        assert!(former.explains(100 * second, None, Some(7)));
-        assert!(former.explains(101 * second, None, None), "what was under way");
-        assert!(!former.explains(102 * second, None, Some(7)), "too late");
-        assert!(!former.explains(100 * second, None, Some(8)), "another daemon");
-        let ahead = Former { skew_ns: 50 * second, ..former };
-        assert!(ahead.explains(150 * second, None, Some(7)));
-        assert!(!ahead.explains(153 * second, None, Some(7)));
-        let rebooted = Former { rebooted: true, ..former };
-        assert!(rebooted.explains(130 * second, Some(200 * second), Some(7)));
-        assert!(!rebooted.explains(130 * second, Some(120 * second), Some(7)), "since the start");
-        assert!(
-            !rebooted.explains(170 * second, Some(200 * second), Some(7)),
-            "longer than notes lie"
-        );
-        assert!(!rebooted.explains(130 * second, None, Some(7)));
+        let at = 100 * SECOND + 1_234_567;
+        let found = former(at);
+        assert!(found.explains(at, None, Some(7)));
+        let unmarked = Former { marked: false, ..found };
+        assert!(unmarked.explains(at + SECOND, None, None), "what was under way");
+        assert!(!found.explains(at, None, None), "the attribute is gone");
+        assert!(!found.explains(at + SECOND + 1, None, Some(7)), "too late");
+        let at_rest = Former { at_rest: true, ..found };
+        assert!(at_rest.explains(at, None, Some(7)));
+        assert!(!at_rest.explains(at + 1, None, Some(7)), "nothing was under way");
+        assert!(!found.explains(at, None, Some(8)), "another daemon");
+        assert!(!Former { doubted: true, ..found }.explains(at, None, Some(7)));
+        let ahead =
+            Former { own: Own { skew_ns: 50 * SECOND, local: false, ..found.own }, ..found };
+        assert!(ahead.explains(at + 50 * SECOND, None, Some(7)));
+        assert!(!ahead.explains(at + 53 * SECOND, None, Some(7)));
+        assert!(!ahead.explains(at + 48 * SECOND, None, Some(7)), "an older state");
+        let rebooted = Former { rebooted: true, ..found };
+        let boot = |seconds| Some(seconds * SECOND);
+        assert!(rebooted.explains(at + 30 * SECOND, boot(200), Some(7)));
+        assert!(!rebooted.explains(at + 30 * SECOND, boot(120), Some(7)), "since the start");
+        assert!(!rebooted.explains(at + 70 * SECOND, boot(200), Some(7)), "longer than notes lie");
+        assert!(!rebooted.explains(at + 30 * SECOND, None, Some(7)));
+        assert!(!rebooted.explains(at - SECOND, boot(200), Some(7)), "an older state");
+    }
+
+    /// The file system was rolled back to a snapshot: the file's last change is older than the last one that is noted.
+    #[test]
+    fn a_time_before_the_last_write_is_an_older_state() {
+        let at = 100 * SECOND + 1_234_567;
+        assert!(former(at).explains(at - SECOND / 4, None, Some(7)));
+        assert!(!former(at).explains(at - SECOND / 4 - 1, None, Some(7)));
+    }
+
+    #[test]
+    fn coarse_times_prove_nothing() {
+        let at = 100 * SECOND;
+        assert!(!former(at).explains(at, None, Some(7)));
+        assert!(!former(at + 5).explains(at - SECOND / 10, None, Some(7)), "tenths");
     }
 
     #[test]
     fn notes_outlive_their_run() {
         let dir = tempfile::TempDir::new().unwrap();
         let file = tempfile::tempfile().unwrap();
+        let written = |notes: &Notes| {
+            let start = coarse_now_ns();
+            notes.begins(&file, start);
+            rustix::io::pwrite(&file, b"x", 0).unwrap();
+            notes.ended(Some(start as i64));
+        };
         let (notes, former) = Notes::open(Some(dir.path()), "a", 5);
-        assert_eq!(former, None);
+        assert_eq!((former.unwrap().run, former.unwrap().idle()), (0, None));
+        notes.attached();
         drop(notes);
         let (notes, former) = Notes::open(Some(dir.path()), "a", 6);
-        assert_eq!(former, None, "nothing was written");
-        notes.changing(&file);
+        assert_eq!(
+            (former.unwrap().run, former.unwrap().idle()),
+            (0, Some(5)),
+            "nothing was written"
+        );
+        notes.attached();
+        written(&notes);
         drop(notes);
         let (notes, former) = Notes::open(Some(dir.path()), "a", 8);
         let found = former.unwrap();
-        assert_eq!((found.run, found.rebooted), (6, false));
+        assert_eq!((found.run, found.rebooted, found.idle()), (6, false, None));
         let changed = changed_ns(&rustix::fs::fstat(&file).unwrap());
         assert!(found.explains(changed, boot_ns(), writer(&file)));
         assert!(matches!(writer(&file), Some(6) | None));
-        notes.changing(&file);
+        written(&notes);
         assert!(!found.explains(changed, boot_ns(), Some(8)));
+        // It notices somebody else's change; then nothing is left of what was there before.
+        let doubted = |notes| {
+            drop(notes);
+            Notes::open(Some(dir.path()), "a", 9)
+        };
+        notes.doubt();
+        assert!(notes.is_doubted());
+        let (notes, former) = doubted(notes);
+        assert!(former.unwrap().doubted && former.unwrap().idle().is_none());
+        written(&notes);
+        notes.doubt();
+        notes.trust();
+        let (_, former) = doubted(notes);
+        assert!(!former.unwrap().doubted && former.unwrap().run == 9);
         let (_, none) = Notes::open(None, "a", 9);
-        assert_eq!(none, None);
+        assert!(none.is_none());
+    }
+
+    /// Notes as they were before they had a lower bound.
+    #[test]
+    fn older_notes_are_not_used() {
+        let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+        words[RUN].store(7, Ordering::Relaxed);
+        words[LAST].store(1 << 60, Ordering::Relaxed);
+        assert_eq!(super::former(&words).run, 0);
     }
 }

@@ -99,6 +99,8 @@ pub struct Attached {
     pub counters: VolumeCounters,
     /// Its lines in the cache: counted now and then, and kept up by what is filled and evicted.
     pub(super) lines: AtomicI64,
+    /// Changes of its store by others for which all of its lines were dropped.
+    pub(super) accounted: AtomicU64,
     pub(super) share: ShareLines,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
@@ -153,12 +155,13 @@ impl Attached {
             line,
             counters: VolumeCounters::default(),
             lines: AtomicI64::new(0),
+            accounted: AtomicU64::new(0),
             share,
             selected: AtomicBool::new(false),
             admission: Mutex::new(TapedAdmission::new(admission)),
             governed: Mutex::default(),
             detector,
-            backing: Mutex::new(Some(Flusher::new(session))),
+            backing: Mutex::new(Some(Flusher::new(session, volume.clone()))),
             volume: volume.clone(),
         }))
     }

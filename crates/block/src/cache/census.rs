@@ -1,5 +1,5 @@
-//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, reads what would tell where a file system's metadata is, and keeps
-//! what the write budget must remember.
+//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, reads what would tell where a file system's metadata is, keeps
+//! what the write budget must remember, and looks whether somebody else changes a store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::attached::Attached;
 use super::{Cache, locked};
-use crate::backing::Session;
+use crate::backing::{Session, watch};
 use crate::op::Op;
 
 /// Slots that are looked at under one lock.
@@ -25,8 +25,8 @@ const SWEEP: Duration = Duration::from_millis(20);
 /// The least time between two counts; a count that takes long is made less often, so that it is no load.
 const EVERY: Duration = Duration::from_secs(1);
 const SHARE_OF_TIME: u32 = 100;
-/// Between two savings of the write budget.
-const SAVE: Duration = Duration::from_secs(10);
+/// Between two looks at whether more of the write budget must be written down.
+const SAVE: Duration = Duration::from_millis(100);
 /// For one read that a detector wishes.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Wishes of one volume that are met in one round.
@@ -36,6 +36,8 @@ const WISHES: u32 = 16;
 pub(super) fn run(cache: &Cache) {
     let mut next_count = Instant::now();
     let mut next_save = Instant::now() + SAVE;
+    let mut next_look = Instant::now();
+    let mut removed = false;
     let mut sessions: BTreeMap<VolumeId, Option<Box<dyn Session>>> = BTreeMap::new();
     while !locked(&cache.log_inbox).stopped {
         let now = Instant::now();
@@ -43,11 +45,22 @@ pub(super) fn run(cache: &Cache) {
             count(cache);
             next_count = Instant::now() + EVERY.max(now.elapsed() * SHARE_OF_TIME);
         }
+        if !removed && cache.is_unlinked() {
+            removed = true;
+            tracing::error!(
+                "the file of the cache, '{}', was removed: what is cached is served until the daemon stops, and is gone then",
+                cache.path().display()
+            );
+        }
         if now >= next_save {
-            cache.governor.save_budget(cache.now());
+            cache.governor.keep_budget(cache.now());
             next_save = now + SAVE;
         }
         let volumes = cache.volumes();
+        if now >= next_look {
+            volumes.iter().for_each(|volume| cache.look_at(volume));
+            next_look = Instant::now() + watch::LOOK;
+        }
         sessions.retain(|id, _| volumes.iter().any(|v| v.id == *id));
         for volume in &volumes {
             meet_wishes(cache, volume, &mut sessions);

@@ -32,6 +32,8 @@ use crate::server::Volume;
 const STEP: u32 = 4096;
 /// How long a detached volume's store may take to become durable before its last regions are given up.
 const DURABLE: Duration = Duration::from_secs(20);
+/// How long what is under way may keep the lines of a volume from being dropped, before it is tried again.
+const DISTRUST: Duration = Duration::from_secs(2);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(100);
 /// The same at first where fills are waited for.
@@ -111,6 +113,7 @@ pub(crate) fn named(counts: &VerdictCounts) -> BTreeMap<String, u64> {
     use larder_policy::block::Reason;
     let mut all = BTreeMap::from([("admitted".to_owned(), counts.admitted)]);
     let rejected = Reason::ALL.iter().map(|&r| (r.as_str().to_owned(), counts.rejected(r)));
+    all.extend([("if_free".to_owned(), counts.if_free)].into_iter().filter(|c| c.1 > 0));
     all.extend(rejected.filter(|r| r.1 > 0));
     all
 }
@@ -272,6 +275,38 @@ impl Cache {
         Ok(dropped)
     }
 
+    /// Looks whether somebody else has changed a volume's store, and drops all of its lines if so. What cannot be dropped now
+    /// is, the next time.
+    pub(super) fn look_at(&self, volume: &Arc<Attached>) {
+        let changes = volume.volume().backing().look();
+        if changes == volume.accounted.load(Ordering::Relaxed) {
+            return;
+        }
+        let (first, last) = self.lines_of(volume.base, volume.bytes());
+        let until = Instant::now() + DISTRUST;
+        let go_on = &mut || {
+            let leaves = volume.volume().is_closed() || locked(&self.log_inbox).stopped;
+            !leaves && Instant::now() < until
+        };
+        let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
+        let Some(dropped) = dropped else { return };
+        volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
+        volume.accounted.store(changes, Ordering::Relaxed);
+        let of = volume.clone();
+        // They must not come back, not even after a power cut in the next moment, nor those that were evicted lately. Nobody
+        // waits for it: until then the store's notes say that nothing is proved.
+        locked(&self.log_inbox).jobs.push(Box::new(move |log| {
+            if log.change_superblock(true, |_| ()) {
+                of.volume().backing().accounted(changes);
+            }
+        }));
+        self.log_wake.notify_one();
+        tracing::warn!(
+            "volume '{}': {dropped} lines are dropped: its store was changed by something else",
+            volume.name
+        );
+    }
+
     /// Forgets a volume that is not attached: drops its lines, gives its place up, and what is selected of it. Under its name
     /// another may come. Returns how many lines there were; `None` if `go_on` has said no.
     ///
@@ -343,14 +378,18 @@ impl Cache {
         let spec = volume.clone();
         let trust = trust || self.config.trust_unchanged;
         let planned = self.on_log(move |log| {
-            let mut superblock = log.superblock().cloned()?;
+            let mut superblock = log.line_space().cloned()?;
             let mut plan = VolumePlan::default();
             let outcome = open::plan_one(&mut superblock, &mut plan, &spec, trust);
             Some((superblock, plan, outcome))
         })?;
-        let Some((superblock, plan, outcome)) = planned else {
-            return Ok(Err("the cache was given up: it is served without".into()));
-        };
+        let given_up = !self.is_enabled();
+        let without = || Ok(Err("the cache was given up: it is served without".into()));
+        let Some((superblock, plan, outcome)) = planned else { return without() };
+        if given_up && outcome.is_err() {
+            // It has no place in the line space: its store alone orders what is written there.
+            return without();
+        }
         if let (Err(_), Some((coming, refused))) = (&outcome, &plan.decision) {
             self.record_arrival(coming, refused, None);
         }
@@ -358,10 +397,12 @@ impl Cache {
         let record = plan.records.last().cloned().ok_or_else(|| self.no_volume(&name))?;
         let attached =
             Attached::new(volume, self.governor.next_id(), &record, &superblock, &self.config)?;
-        attached.make_durable()?;
-        let warm = plan.kept.contains(&(record.first_group, record.groups));
+        let warm = plan.kept.contains(&(record.first_group, record.groups)) && !given_up;
         let mut dropped = 0;
-        if !warm {
+        if !given_up {
+            attached.make_durable()?;
+        }
+        if !warm && !given_up {
             let stretch = record.groups * self.group_bytes();
             let (first, last) = self.lines_of(attached.base, stretch);
             let done = self
@@ -373,13 +414,14 @@ impl Cache {
             // Lines that were dropped must not come back, not even after a power cut in the next moment.
             log.change_superblock(dropped > 0, |sb| sb.volumes = volumes)
         })?;
-        if !changed {
-            return Ok(Err("the cache device failed: it is served without a cache".into()));
-        }
-        if let Some((coming, decision)) = &plan.decision {
+        if let Some((coming, decision)) = plan.decision.as_ref().filter(|_| changed) {
             self.record_arrival(coming, decision, Some(&attached));
         }
+        // Without a cache too: its lines, of which none is cached, are what changes exclude each other by.
         self.admit_volume(attached);
+        if !changed {
+            return without();
+        }
         Ok(if warm {
             Ok(())
         } else {
@@ -467,9 +509,14 @@ impl Cache {
         self.record_departure(&attached, left == 0, aside);
         // Its sessions go, with the workers' and this one.
         *locked(&attached.backing) = None;
+        self.let_go_of_closed();
+        Ok(Some(left == 0))
+    }
+
+    /// Has workers let go of the stores of volumes that are closed.
+    pub(crate) fn let_go_of_closed(&self) {
         self.governor.gone.fetch_add(1, Ordering::SeqCst);
         self.doors.iter().for_each(super::Door::wake);
-        Ok(Some(left == 0))
     }
 
     /// Whether a volume may grow to so many bytes while it is attached.

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::locked;
 use crate::backing::Session;
 use crate::op::Op;
+use crate::server::Volume;
 
 /// How long a flush may take before it counts as failed. (It may be answered later; nobody believes it then.) A page cache may
 /// have much to write.
@@ -38,12 +39,12 @@ pub(super) struct Flusher {
 }
 
 impl Flusher {
-    pub(super) fn new(session: Box<dyn Session>) -> Flusher {
+    pub(super) fn new(session: Box<dyn Session>, volume: Arc<Volume>) -> Flusher {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
         let theirs = shared.clone();
         let spawned = std::thread::Builder::new()
             .name("block-flush".into())
-            .spawn(move || run(session, &theirs));
+            .spawn(move || run(session, &volume, &theirs));
         // Without it no bit is ever cleared: the next start after a power cut knows less.
         let thread = spawned
             .inspect_err(|error| tracing::warn!(%error, "no thread to make a volume durable"))
@@ -93,7 +94,7 @@ impl Drop for Flusher {
     }
 }
 
-fn run(mut session: Box<dyn Session>, shared: &Shared) {
+fn run(mut session: Box<dyn Session>, volume: &Volume, shared: &Shared) {
     loop {
         let number = {
             let state = locked(&shared.state);
@@ -107,7 +108,8 @@ fn run(mut session: Box<dyn Session>, shared: &Shared) {
             state.begun = state.wanted;
             state.begun
         };
-        let durable = flush_once(&mut *session, number, shared);
+        // What is used after a power cut because it is durable must be known by then for what was written last.
+        let durable = flush_once(&mut *session, number, shared) && volume.backing().keep_notes();
         let mut state = locked(&shared.state);
         if durable {
             state.durable = number;

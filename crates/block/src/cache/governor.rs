@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::{LineId, Source};
 use larder_policy::block::{Reason, Rule, Selection, VolumeId};
-use larder_policy::budget::{
-    BudgetError, BudgetState, OwingBudget, WriteBudget, WriteBudgetConfig,
-};
+use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
 use super::attached::{Attached, count};
@@ -117,6 +115,12 @@ fn pinned_bytes(selection: &Selection, volume: &Attached) -> u64 {
     bytes
 }
 
+/// The write budget, and what of it lies in its file.
+struct Held {
+    budget: WriteBudget,
+    kept: KeptBudget,
+}
+
 /// See the [module](self).
 pub(super) struct Governor {
     /// By first byte in the line space.
@@ -131,7 +135,7 @@ pub(super) struct Governor {
     capacity: u64,
     /// Bytes that are pinned.
     pinned: AtomicU64,
-    budget: Option<Mutex<OwingBudget>>,
+    budget: Option<Mutex<Held>>,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
     /// Flash reads that failed one after the other.
@@ -152,6 +156,8 @@ pub(super) struct Governor {
     /// Why the cache is out of use.
     pub(super) given_up: Mutex<Option<String>>,
     budget_file: PathBuf,
+    /// Bytes that the file says are written. One party writes it at a time.
+    budget_written: Mutex<u64>,
 }
 
 impl Governor {
@@ -170,7 +176,9 @@ impl Governor {
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
             let budget = WriteBudget::new(wants, size, state, Nanos::ZERO)?;
-            Some(Mutex::new(OwingBudget::new(budget)))
+            // Bytes that come at once: lines of a group, or a page of the map's log for each.
+            let kept = KeptBudget::new(&budget, size, 16 * u64::from(layout.line).max(4096));
+            Some(Mutex::new(Held { budget, kept }))
         } else {
             // What is wrong with the rest of it is said all the same.
             WriteBudget::new(wants, size, None, Nanos::ZERO)?;
@@ -198,6 +206,7 @@ impl Governor {
             uuid,
             given_up: Mutex::default(),
             budget_file,
+            budget_written: Mutex::default(),
         })
     }
 
@@ -387,38 +396,84 @@ impl Governor {
 
     /// Whether so many bytes may go to flash now.
     pub(super) fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        self.budget.as_ref().is_none_or(|budget| locked(budget).affords(now, bytes))
+        self.budget.as_ref().is_none_or(|budget| locked(budget).budget.affords(now, bytes))
     }
 
     /// So many bytes go to flash.
     pub(super) fn spend(&self, now: Nanos, bytes: u64) {
-        if let Some(budget) = &self.budget {
-            locked(budget).spend(now, bytes);
-        }
+        let Some(budget) = &self.budget else { return };
+        let mut held = locked(budget);
+        // The census keeps the file far enough ahead; where it came too late nothing is written before the file says so.
+        self.claim(&mut held, now, bytes);
+        held.budget.charge(now, bytes);
     }
 
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
         self.budget.as_ref().map_or_else(BudgetNow::default, |budget| {
-            let mut budget = locked(budget);
+            let budget = &mut locked(budget).budget;
             BudgetNow { rate: budget.rate(), available: Some(budget.available(now)) }
         })
     }
 
     /// Years that the drive lasts if so many bytes a second go to it.
     pub(super) fn life_years(&self, bytes_per_second: f64) -> Option<f64> {
-        self.budget.as_ref().and_then(|b| locked(b).expected_life_years(bytes_per_second))
+        self.budget.as_ref().and_then(|b| locked(b).budget.expected_life_years(bytes_per_second))
     }
 
-    /// Keeps what the budget must remember over a restart.
+    /// What the budget must remember over a kill is in its file, ahead of what is written, before so many bytes more are.
+    fn claim(&self, held: &mut Held, now: Nanos, bytes: u64) {
+        if let Some(state) = held.kept.due(now, &held.budget, bytes) {
+            self.write_budget(&state);
+            held.kept.kept(now, state);
+        }
+    }
+
+    /// Claims more of the budget when half of what was claimed is used, so that no worker has to wait for the file.
+    pub(super) fn keep_budget(&self, now: Nanos) {
+        let Some(budget) = &self.budget else { return };
+        let due = {
+            let held = locked(budget);
+            held.kept.due(now, &held.budget, held.kept.ahead() / 2)
+        };
+        if let Some(state) = due
+            && self.write_budget(&state)
+        {
+            locked(budget).kept.kept(now, state);
+        }
+    }
+
+    /// Bytes that count against the budget.
+    #[cfg(test)]
+    pub(super) fn spent(&self) -> u64 {
+        self.budget.as_ref().map_or(0, |budget| locked(budget).budget.spent())
+    }
+
+    /// Keeps what the budget must remember over a restart: the last word, when nothing is written any more.
     pub(super) fn save_budget(&self, now: Nanos) {
         let Some(budget) = &self.budget else { return };
-        let state = locked(budget).state(now);
-        let saved = serde_json::to_vec(&state)
+        let state = locked(budget).budget.state(now);
+        *locked(&self.budget_written) = 0;
+        self.write_budget(&state);
+    }
+
+    /// Returns false if the file was further already.
+    fn write_budget(&self, state: &BudgetState) -> bool {
+        let mut written = locked(&self.budget_written);
+        if state.spent < *written {
+            return false;
+        }
+        *written = state.spent;
+        let saved = serde_json::to_vec(state)
             .map_err(std::io::Error::other)
             .and_then(|bytes| super::store_file(&self.budget_file, &bytes));
         if let Err(error) = saved {
-            tracing::warn!(%error, "'{}' cannot be written: the write budget will begin anew", self.budget_file.display());
+            tracing::warn!(
+                %error,
+                "'{}' cannot be written: the next start knows less of what was written to the cache, and allows more",
+                self.budget_file.display()
+            );
         }
+        true
     }
 
     // ---- counters ----

@@ -35,7 +35,7 @@ pub(super) const BATCH: usize = 64;
 /// At the end, fills under way are waited for in turns of so long.
 const FILL_WAIT: Duration = Duration::from_millis(100);
 /// At the end, lines of ranges that were trimmed are taken out of the map for so long at most.
-const SWEEP_WAIT: Duration = Duration::from_secs(30);
+const SWEEP_WAIT: Duration = Duration::from_secs(3);
 /// Tapes are handed on so often.
 const HAND_ON: Duration = Duration::from_secs(1);
 /// For a backing store to become durable at the end, or when its volume is put aside.
@@ -115,13 +115,21 @@ pub(super) struct LogThread {
     hurried: Option<(u32, u32)>,
     /// Bytes that the log had written when the budget was last charged.
     charged: u64,
+    /// Where volumes lie in the line space once the cache was given up: in memory alone.
+    former: Option<BlockSuperblock>,
 }
 
 impl LogThread {
-    /// Without a log the cache has been given up.
-    pub(super) fn new(cache: Arc<Cache>, log: Option<TapedLog>, fills: FileQueue) -> LogThread {
+    /// Without a log the cache has been given up; `superblock` is what it had.
+    pub(super) fn new(
+        cache: Arc<Cache>,
+        log: Option<TapedLog>,
+        superblock: BlockSuperblock,
+        fills: FileQueue,
+    ) -> LogThread {
         LogThread {
             cache,
+            former: log.is_none().then_some(superblock),
             log,
             fills,
             writing: Vec::new(),
@@ -142,14 +150,25 @@ impl LogThread {
         self.log.as_ref().map(|log| log.superblock())
     }
 
+    /// The superblock in force, or that which the cache had when it was given up: where volumes lie in the line space. Each has
+    /// its place there all the same, since it is by their lines that changes which share bytes wait for one another.
+    pub(super) fn line_space(&self) -> Option<&BlockSuperblock> {
+        self.superblock().or(self.former.as_ref())
+    }
+
     /// Changes the superblock; with `anew`, what the durable map says of lines is void too (see [`MapLog::begin_anew`](larder_engine::block::MapLog::begin_anew)).
-    /// Returns false if the cache is given up.
+    /// Returns false if the cache is given up: then it is changed in memory alone.
     pub(super) fn change_superblock(
         &mut self,
         anew: bool,
         change: impl FnOnce(&mut BlockSuperblock),
     ) -> bool {
-        let Some(mut log) = self.log.take() else { return false };
+        let Some(mut log) = self.log.take() else {
+            if let Some(former) = &mut self.former {
+                change(former);
+            }
+            return false;
+        };
         let cache = self.cache.clone();
         let io = &mut CacheIo(&cache.device);
         let outcome = if cache.layout.is_sparse() {
@@ -395,6 +414,13 @@ impl LogThread {
 
     // ---- the log ----
 
+    /// What the log has written since the last time counts against the write budget.
+    fn charge(&mut self, log: &TapedLog) {
+        let bytes = log.stats().bytes;
+        self.cache.governor.spend(self.cache.now(), bytes.saturating_sub(self.charged));
+        self.charged = bytes;
+    }
+
     /// Up to `steps` steps; `ahead` is added to the time. Returns whether there is more to do.
     fn step_log(&mut self, ahead: Nanos, steps: usize) -> bool {
         for _ in 0..steps {
@@ -403,9 +429,7 @@ impl LogThread {
             let now = cache.now() + ahead;
             let outcome = log.step(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
             *locked(&cache.log_stats) = (log.stats(), log.regions_set() as u64);
-            let bytes = log.stats().bytes;
-            cache.governor.spend(cache.now(), bytes - self.charged);
-            self.charged = bytes;
+            self.charge(&log);
             match outcome {
                 Ok(LogStep::Worked) => self.log = Some(log),
                 Ok(LogStep::Idle) => {
@@ -428,7 +452,9 @@ impl LogThread {
              it and start again"
         );
         *locked(&self.cache.governor.given_up) = Some(error.to_string());
+        self.former = Some(log.superblock().clone());
         self.cache.void(&mut log);
+        self.charge(&log);
         log.end_recording();
         self.cache.enabled.store(false, std::sync::atomic::Ordering::SeqCst);
         for shard in 0..self.cache.layout.shards {
@@ -450,7 +476,21 @@ impl LogThread {
         let cache = self.cache.clone();
         // What of a trim is left keeps its bits, and is not used by the next start either.
         let begun = Instant::now();
-        while begun.elapsed() < SWEEP_WAIT && cache.sweep(FILL_WAIT) {}
+        let mut left = cache.sweep(FILL_WAIT);
+        if left {
+            tracing::info!(
+                "stopping: lines of trimmed ranges are taken out of the map, for {} s at most",
+                SWEEP_WAIT.as_secs()
+            );
+        }
+        while left && begun.elapsed() < SWEEP_WAIT {
+            left = cache.sweep(FILL_WAIT);
+        }
+        if left {
+            tracing::info!(
+                "lines of ranges that were trimmed are left in the map: the next start drops what is cached in these regions"
+            );
+        }
         let now = cache.now();
         self.hurried = Some((0, u32::MAX));
         let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
@@ -470,6 +510,7 @@ impl LogThread {
         });
         match outcome {
             Ok(()) => {
+                self.charge(&log);
                 cache.region.release();
                 tracing::info!("the cache is stopped; the next start finds it as it is");
             }

@@ -88,6 +88,8 @@ fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Operations of the cache device that fail one after the other before it is given up.
 const FAILURES: u32 = 64;
+/// From the rate of less time nothing follows for a drive's life.
+const LEAST_LIFE: Nanos = Nanos::from_secs(60);
 /// Bits of an operation's number that count; above them is the worker's number.
 const OP_BITS: u32 = 48;
 
@@ -151,7 +153,8 @@ pub struct CacheStats {
     pub read_fill_bytes: u64,
     /// The write budget.
     pub budget: BudgetNow,
-    /// Years that the drive lasts at the rate since the start; `None` if its endurance is not known, or nothing was written.
+    /// Years that the drive lasts at the rate since the start; `None` if its endurance is not known, nothing was written, or
+    /// the start is less than a minute ago: a cache that fills says nothing of years then.
     pub life_years: Option<f64>,
 }
 
@@ -303,6 +306,11 @@ impl Cache {
         self.now()
     }
 
+    /// The file of the cache was removed: it is used as long as it is open, and no other start will find it.
+    pub fn is_unlinked(&self) -> bool {
+        self.device.is_unlinked()
+    }
+
     /// What the drive under the cache reports of its wear, where it does.
     pub fn wear(&self) -> Option<larder_runtime::Wear> {
         larder_runtime::Wear::of(&self.device)
@@ -344,7 +352,9 @@ impl Cache {
             client_bytes: totals.write_bytes,
             read_fill_bytes: totals.filled_by_reads * line,
             budget: self.governor.budget_now(now),
-            life_years: if flash_bytes > 0 { self.governor.life_years(rate) } else { None },
+            life_years: (flash_bytes > 0 && now >= LEAST_LIFE)
+                .then(|| self.governor.life_years(rate))
+                .flatten(),
         }
     }
 
@@ -493,7 +503,7 @@ impl Cache {
     }
 
     /// What admission says of an access, part by part of `parts` (first byte in the volume, and bytes). `tag` is what the
-    /// client says it holds, if it says so.
+    /// client says it holds, if it says so. Returns what holds for lines that are read ahead of it.
     fn judge(
         &self,
         volume: &Attached,
@@ -502,7 +512,7 @@ impl Cache {
         tag: BlockKind,
         parts: impl Iterator<Item = (u64, u32)>,
         out: &mut Vec<EngineVerdict>,
-    ) {
+    ) -> EngineVerdict {
         let kind_of = |at, bytes| match tag {
             BlockKind::Unknown => volume.classify(at, bytes),
             tag => tag,
@@ -514,6 +524,7 @@ impl Cache {
         let observed = admission.observe(&access);
         let compete = admission.wants_victim();
         let line = u64::from(self.layout.line);
+        let mut ahead = EngineVerdict::Admit;
         for (at, len) in parts {
             let verdict = match self.governor.rule(volume, at, u64::from(len)) {
                 Rule::Never => PolicyVerdict::Reject(Reason::Never),
@@ -532,25 +543,21 @@ impl Cache {
                     // With a victim to be compared it is counted when that is known. Metadata goes before whatever it
                     // meets there, and what a client has tagged is known here only.
                     let compete = compete && kind != BlockKind::Metadata;
-                    let verdict = if compete {
-                        admission.judge(&candidate)
-                    } else {
-                        admission.admit(&candidate)
-                    };
-                    out.push(match (verdict.is_admit(), compete) {
-                        (true, false) => EngineVerdict::Admit,
-                        (true, true) => EngineVerdict::Compete,
-                        (false, _) => EngineVerdict::Reject,
-                    });
+                    let said = admission.ask(&candidate, compete);
+                    ahead = ahead.and(admission.ahead(said));
+                    out.push(said);
                     continue;
                 }
             };
             admission.count(verdict);
-            out.push(match verdict {
-                PolicyVerdict::Admit => EngineVerdict::Admit,
-                PolicyVerdict::Reject(_) => EngineVerdict::Reject,
-            });
+            let said = match verdict.is_admit() {
+                true => EngineVerdict::Admit,
+                false => EngineVerdict::Reject,
+            };
+            ahead = ahead.and(said);
+            out.push(said);
         }
+        ahead
     }
 
     /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
@@ -612,13 +619,21 @@ impl Cache {
     }
 }
 
-/// Replaces a file as a whole: after a power cut it is the old one or the new one.
+/// Replaces a file as a whole: after a power cut it is the old one or the new one. Only its owner may read it, as the volumes
+/// that it speaks of.
 fn store_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
     let temporary = path.with_extension("tmp");
-    let mut file = std::fs::File::create(&temporary)?;
+    // One that was left there may be open to others.
+    match std::fs::remove_file(&temporary) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file =
+        std::fs::File::options().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;

@@ -261,6 +261,17 @@ fn write_head(
     if let Ok(former) = read_superblock(device) {
         Region::forget(&former);
     }
+    // The map has its room from now on: on a file system that fills up, lines do not fit, and the cache goes on. (The table
+    // of a sparse one lies in holes, and has none for what was never cached.)
+    if !layout.is_sparse()
+        && let Err(error) = device.allocate(layout.data)
+    {
+        if device.was_created() {
+            // It is empty; that there is no room is said all the same.
+            let _ = std::fs::remove_file(device.name().as_ref());
+        }
+        return Err(error.into());
+    }
     let mut rng = Rng::new(u64::from_le_bytes(seed[16..24].try_into().expect("8 bytes")));
     let uuid = Uuid(seed[..16].try_into().expect("16 bytes"));
     // First no superblock, then an empty write-intent map, then the superblock: a format that is cut short leaves none.
@@ -579,6 +590,12 @@ pub fn open(
         tracing::info!("the cache device is used through the page cache: {why}");
     }
     let mut sb = Cache::superblock_of(&device)?;
+    // One that was formatted by an earlier version has room for its map from now on.
+    if !sb.layout.is_sparse()
+        && let Err(error) = device.allocate(sb.layout.data)
+    {
+        tracing::warn!("the map of the cache has not all of its room: {error}");
+    }
     let was_given_up = marker(&config.state_dir, &sb);
     let voided = was_given_up.exists();
     if voided {
@@ -724,7 +741,7 @@ pub fn open(
             cache.with(shard, None, &mut Out::default(), |s, fx| s.disable(now, fx));
         }
     }
-    let thread = LogThread::new(cache.clone(), log, fills);
+    let thread = LogThread::new(cache.clone(), log, superblock, fills);
     let thread = std::thread::Builder::new()
         .name("block-log".into())
         .spawn(move || thread.run())

@@ -129,17 +129,26 @@ pub(super) fn restore(
     if empty && !is_empty {
         return Err(CacheError::NotEmpty { path: device.name().to_string() }.into());
     }
-    region.announce(log.superblock().epoch + 1);
+    // By chance how far on, and never back: two lines of runs that began with copies of one device do not come to the same
+    // number, so the memory of one is not taken for the other's.
+    let epoch = next_epoch(log.superblock().epoch)?;
+    region.announce(epoch);
     // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
     let io = &mut CacheIo(device);
     let outcome = if foreign == 0 && whole {
-        log.update(io, |sb| sb.epoch += 1)
+        log.update(io, |sb| sb.epoch = epoch)
     } else {
-        log.begin_anew(io, |sb| sb.epoch += 1)
+        log.begin_anew(io, |sb| sb.epoch = epoch)
     };
     outcome.map_err(|e| NotRestored::Io(e.to_string()))?;
     region.own(log.superblock());
     Ok(Restored { log, records: recovered.records, whole })
+}
+
+fn next_epoch(last: u64) -> Result<u64, CacheError> {
+    let random = larder_runtime::machine::random()
+        .map_err(|e| CacheError::System { what: "a random number", reason: e.to_string() })?;
+    Ok(last + 1 + (random >> 32))
 }
 
 /// The device fails before anything was used of it: volumes are served without. No later start may use what is on it, since they

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_engine::block::{
-    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Streams, Verdict,
+    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, ReadAhead, Streams, Verdict,
 };
 use larder_format::PAGE_SIZE;
 use larder_policy::block::{BlockKind, BlockOp, Reason, Rule};
@@ -66,7 +66,7 @@ struct Known {
 enum BackingJob {
     /// A request that goes straight through.
     Ticket(u64),
-    /// A piece of an operation that is not the engine's: beyond the last whole line, or a range.
+    /// A piece of an operation that is not the engine's: a range.
     Piece {
         op: OpId,
         at: u64,
@@ -307,26 +307,23 @@ impl Cached {
         // The part that stands for its beginning: it is not over before all parts are begun.
         op.pending = 1;
         let (at, kind, payload, tag) = (op.at, op.kind, op.payload.clone(), op.tag);
+        let advice = op.advice;
         if kind.changes() {
             self.cache.changing(at, op.len);
         }
         if let Some(payload) = &payload {
             attached.pass(at - attached.base, payload);
         }
-        let groups = cached_end.saturating_sub(at).div_ceil(group_bytes);
+        let groups = end.saturating_sub(at).div_ceil(group_bytes);
         let whole_range = kind.changes() && kind != PartKind::Write && groups > RANGE_GROUPS;
         if whole_range {
             op.range = Some(RangeState {
                 first: LineId(at / line_bytes),
-                last: LineId((cached_end - 1) / line_bytes),
+                last: LineId((end - 1) / line_bytes),
                 locked: 0,
             });
         }
         self.ops.insert(id, op);
-        if cached_end < end && (!whole_range) {
-            let from = cached_end.max(at);
-            self.piece(id, from, (end - from) as u32);
-        }
         if whole_range {
             if locked(&self.cache.governor.ranges).enter(id) {
                 self.lock_next(id);
@@ -342,10 +339,11 @@ impl Cached {
         }
         let mut verdicts = std::mem::take(&mut self.verdicts);
         verdicts.clear();
+        let mut of_ahead = Verdict::Reject;
         match kind {
             PartKind::Read | PartKind::Write => {
                 let what = if kind == PartKind::Read { BlockOp::Read } else { BlockOp::Write };
-                self.cache.judge(
+                of_ahead = self.cache.judge(
                     &attached,
                     what,
                     (at - attached.base, end - at),
@@ -368,20 +366,26 @@ impl Cached {
                     attached.refused(reason, parts.len() as u64);
                     parts.clear();
                 }
-                verdicts.resize(parts.len(), Verdict::Admit);
+                verdicts.resize(parts.len(), advice);
             }
             _ => verdicts.resize(parts.len(), Verdict::Admit),
+        }
+        let ahead = (kind == PartKind::Read)
+            .then(|| {
+                let volume_end = attached.base + attached.cached_bytes();
+                self.streams.read(at, end - at, volume_end, of_ahead)
+            })
+            .flatten();
+        if cached_end < end && kind != PartKind::Prefetch {
+            // What lies past the last whole line is part of a line too, so that who shares bytes there waits as anywhere else.
+            // That line is never cached: the store ends in it, and a fetch of all of it would fail.
+            let from = cached_end.max(at);
+            parts.push((from, (end - from) as u32));
+            verdicts.push(Verdict::Reject);
         }
         if let Some(op) = self.ops.get_mut(&id) {
             op.pending += parts.len() as u32;
         }
-        let ahead = (kind == PartKind::Read)
-            .then(|| {
-                let admitted = verdicts.iter().all(|v| *v == Verdict::Admit);
-                let volume_end = attached.base + attached.cached_bytes();
-                self.streams.read(at, end - at, volume_end, admitted)
-            })
-            .flatten();
         let now = self.cache.now();
         for (&(from, len), &verdict) in parts.iter().zip(&verdicts) {
             let group = LineId(from / line_bytes).group();
@@ -397,21 +401,21 @@ impl Cached {
         self.verdicts = verdicts;
         let known = self.ops.get(&id).map(|op| op.known);
         self.step(id, None);
-        if let (Some(known), Some(range)) = (known, ahead) {
-            self.read_ahead(known, range);
+        if let (Some(known), Some(ahead)) = (known, ahead) {
+            self.read_ahead(known, ahead);
         }
     }
 
     /// The store was asked for a read at `at`.
     fn missed(&mut self, known: usize, at: u64) {
         let Some(end) = self.attached(known).map(|a| a.base + a.cached_bytes()) else { return };
-        if let Some(range) = self.streams.missed(at, end) {
-            self.read_ahead(known, range);
+        if let Some(ahead) = self.streams.missed(at, end) {
+            self.read_ahead(known, ahead);
         }
     }
 
-    /// Reads `from..to` of the line space before anybody asks for it.
-    fn read_ahead(&mut self, known: usize, (from, to): (u64, u64)) {
+    /// Reads a stretch of the line space before anybody asks for it.
+    fn read_ahead(&mut self, known: usize, ReadAhead { from, to, verdict }: ReadAhead) {
         let Some(attached) = self.attached(known) else { return };
         let line = u64::from(self.cache.line_bytes());
         let rule = |at: u64| self.cache.governor.rule(attached, at - attached.base, line);
@@ -419,7 +423,8 @@ impl Cached {
         let mut at = from;
         while at < to && self.cache.governor.refuses(self.cache.now(), to - at).is_none() {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
-            self.begin(ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at));
+            let op = ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at);
+            self.begin(ClientOp { advice: verdict, ..op });
             at = next;
         }
     }
@@ -700,6 +705,7 @@ impl Cached {
                 buf[first..first + bytes.len()].copy_from_slice(&bytes);
                 let sums = (before, crc32c::crc32c(&buf));
                 let offset = self.cache.layout.slot_at(shard, merge.to.0);
+                self.cache.governor.spend(now, line_bytes);
                 let job = self.flash_jobs.add(FlashJob::MergeWrite { shard, io, sums });
                 let op = FileOp::Write { offset, data: Payload::new(buf), durable: false };
                 self.flash.submit(job, &self.cache.file, op);

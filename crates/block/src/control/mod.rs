@@ -51,7 +51,7 @@ const DETACH_SECONDS: u64 = 30;
 const SETTLE_SECONDS: u64 = 60;
 
 /// For everybody to let go of a detached volume's store.
-const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE: Duration = Duration::from_secs(30);
 
 /// A store fails for so long after an operation of it failed.
 const FAILING: Duration = Duration::from_secs(60);
@@ -98,6 +98,21 @@ pub fn write_name(mode: WriteMode) -> &'static str {
     }
 }
 
+/// Waits until all have let go of a volume's store, who serve it and who reads of it when there is time: with the last of them
+/// its lock goes, and whoever wants it next can have it.
+fn released(name: &str, volume: &Arc<Volume>) {
+    let until = Instant::now() + RELEASE;
+    while Arc::strong_count(volume) > 1 || volume.backing().sessions() > 0 {
+        if Instant::now() >= until {
+            tracing::warn!(
+                "volume '{name}': its store is still in use, and stays locked until that ends"
+            );
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// How a volume's store does.
 fn store_status(volume: &Volume) -> StoreStatus {
     let (failures, last) = volume.health().failures();
@@ -112,9 +127,12 @@ fn store_status(volume: &Volume) -> StoreStatus {
     }
     if let Some(trouble) = volume.backing().trouble() {
         status.state = trouble.state.into();
-        status.since_seconds = Some(trouble.since.elapsed().as_secs());
+        let ago = trouble.since.elapsed().as_secs();
+        // That it was changed does not last.
+        status.since_seconds = (trouble.state != "changed").then_some(ago);
         status.trouble = Some(trouble.what);
     }
+    status.foreign_changes = volume.backing().look();
     status
 }
 
@@ -301,15 +319,13 @@ impl Control {
         if self.cache.volume(name).is_none() {
             // It is served without the cache: there is nothing to put aside.
             volume.close();
+            self.cache.let_go_of_closed();
+            released(name, &volume);
             return Ok(json!({ "volume": name, "durable": true }));
         }
         match self.cache.detach(name, disconnect, &mut hear) {
             Ok(Some(durable)) => {
-                // Workers let go of its store, and with the last of them its lock goes: whoever wants it next can have it.
-                let until = Instant::now() + RELEASE;
-                while Arc::strong_count(&volume) > 1 && Instant::now() < until {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
+                released(name, &volume);
                 tracing::info!("volume '{name}' is detached");
                 Ok(json!({ "volume": name, "durable": durable }))
             }
@@ -411,6 +427,8 @@ impl Control {
             open: load(&c.connections),
             accepted: load(&c.accepted),
             refused: load(&c.refused),
+            made_way: load(&c.made_way),
+            abandoned: load(&c.abandoned),
             broken: load(&c.broken),
             tls_refused: load(&c.tls_refused),
             requests: load(&c.requests),
@@ -432,6 +450,13 @@ impl Control {
                 let last = v.store.last_failure.as_deref().unwrap_or("nothing said why");
                 alarms.push(format!("volume '{}': its store fails: {last}", v.name));
             }
+        }
+        if cache.is_unlinked() {
+            alarms.push(format!(
+                "the file of the cache, '{}', was removed: what is cached is served until the daemon stops, and is gone then; \
+                 format another and start again",
+                cache.path().display()
+            ));
         }
         let (rests, rest_count) = cache.filling_rests();
         if let Some(rest) = rests {

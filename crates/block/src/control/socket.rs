@@ -14,7 +14,7 @@ use super::Control;
 use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
 use crate::server::ServerError;
 use crate::server::listen::bind_unix;
-use larder_runtime::listen::UnixPath;
+use larder_runtime::listen::{SocketAccess, UnixPath};
 
 /// Connections at a time.
 const MOST: usize = 16;
@@ -38,7 +38,7 @@ impl ControlServer {
     /// When somebody listens there, or the socket or a thread cannot be had.
     pub fn start(control: Arc<Control>, path: &Path) -> Result<ControlServer, ServerError> {
         let name = format!("control socket '{}'", path.display());
-        let (listener, guard) = bind_unix(&name, path)?;
+        let (listener, guard) = bind_unix(&name, path, SocketAccess::OWNER)?;
         // Its thread has nothing else to wait for; dropping the server ends that.
         listener
             .set_nonblocking(false)

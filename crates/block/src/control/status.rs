@@ -28,7 +28,7 @@ pub struct Status {
     pub totals: TotalStatus,
     /// Latencies of requests by how they were answered.
     pub latency: LatencyStatus,
-    /// Verdicts on requests, part by part: admitted, and rejected by reason.
+    /// Verdicts on requests, part by part: admitted, into free slots only, and rejected by reason.
     pub verdicts: Counts,
     /// The volumes.
     pub volumes: Vec<VolumeStatus>,
@@ -214,12 +214,15 @@ pub struct FileSystem {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreStatus {
-    /// `ok`; `lost`: it is not reached; `shrunk`: it was cut short; `failing`: an operation of the last minute failed.
+    /// `ok`; `lost`: it is not reached; `shrunk`: it was cut short; `changed`: something else has written to it within the last
+    /// hour; `failing`: an operation of the last minute failed.
     pub state: String,
     /// Seconds that it has not been ok.
     pub since_seconds: Option<u64>,
     /// What is the matter.
     pub trouble: Option<String>,
+    /// Times that it was found changed by something else: what was cached of it was dropped.
+    pub foreign_changes: u64,
     /// Operations that failed.
     pub failures: u64,
     /// The last of them.
@@ -272,6 +275,10 @@ pub struct ConnectionStatus {
     pub accepted: u64,
     /// Refused because there were too many.
     pub refused: u64,
+    /// Closed because there were too many and they had never asked anything.
+    pub made_way: u64,
+    /// Requests that were not begun because nobody was there any more to be answered.
+    pub abandoned: u64,
     /// Closed because the client broke the protocol.
     pub broken: u64,
     /// Closed because TLS was required and not begun, or did not come about: a certificate that was not accepted, or none.

@@ -6,14 +6,15 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use larder_runtime::listen::{UnixPath, listen_tcp, listen_unix};
+use larder_runtime::listen::{SocketAccess, UnixPath, listen_tcp, listen_unix};
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token};
 use rustix::io::Errno as Os;
 use tracing::{debug, warn};
 
+use super::guests::Guests;
 use super::stream::{Socket as Accepted, Stream};
 use super::{ServerError, Shared, locked};
 use crate::nbd::server::TlsPolicy;
@@ -27,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// An address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// `unix:PATH`; only the owner may connect.
+    /// `unix:PATH`; who may connect is [`ServerConfig::sockets`](super::ServerConfig)'s.
     Unix(PathBuf),
     /// `tcp:HOST:PORT`; port 0 leaves the choice to the system.
     Tcp(String),
@@ -150,12 +151,16 @@ pub(super) struct Listener {
 ///
 /// # Errors
 /// The first that cannot be had.
-pub(super) fn open(list: &[Listen], certificate: bool) -> Result<Vec<Listener>, ServerError> {
+pub(super) fn open(
+    list: &[Listen],
+    certificate: bool,
+    access: SocketAccess,
+) -> Result<Vec<Listener>, ServerError> {
     let mut out = Vec::new();
     for listen in list {
         let tls = listen.policy(certificate)?;
         match &listen.address {
-            Address::Unix(path) => out.push(open_unix(listen, path, tls)?),
+            Address::Unix(path) => out.push(open_unix(listen, path, tls, access)?),
             Address::Tcp(address) => open_tcp(listen, address, tls, &mut out)?,
         }
     }
@@ -185,21 +190,27 @@ fn open_tcp(
     Ok(())
 }
 
-/// Listens on a path, which only the owner may connect to, without waiting in accept. What a server that is gone has left there goes away.
+/// Listens on a path, which lets in whom `access` says, without waiting in accept. What a server that is gone has left there goes away.
 ///
 /// # Errors
 /// [`ServerError::Listen`], under `name`.
 pub(crate) fn bind_unix(
     name: &str,
     path: &Path,
+    access: SocketAccess,
 ) -> Result<(std::os::unix::net::UnixListener, UnixPath), ServerError> {
-    listen_unix(path, 0o600, BACKLOG)
+    listen_unix(path, access, BACKLOG)
         .map_err(|reason| ServerError::Listen { address: name.to_owned(), reason })
 }
 
-fn open_unix(listen: &Listen, path: &Path, tls: TlsPolicy) -> Result<Listener, ServerError> {
+fn open_unix(
+    listen: &Listen,
+    path: &Path,
+    tls: TlsPolicy,
+    access: SocketAccess,
+) -> Result<Listener, ServerError> {
     let name = listen.to_string();
-    let (listener, guard) = bind_unix(&name, path)?;
+    let (listener, guard) = bind_unix(&name, path, access)?;
     Ok(Listener {
         socket: Socket1::Unix(UnixListener::from_std(listener)),
         name,
@@ -236,6 +247,7 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
     let mut events = Events::with_capacity(64);
     let mut next = 0usize;
     let mut exhausted = false;
+    let guests = Guests::default();
     for (i, listener) in listeners.iter_mut().enumerate() {
         let name = listener.name.clone();
         if let Err(e) = poll.registry().register(listener.source(), Token(i), Interest::READABLE) {
@@ -257,7 +269,7 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
         for listener in &listeners {
             loop {
                 match listener.accept() {
-                    Ok(stream) => deal(stream, &mut next, shared),
+                    Ok(stream) => deal(stream, &mut next, shared, &guests),
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                     Err(e) if is_exhaustion(&e) => {
                         warn!("cannot accept: {e}; raise ulimit -n");
@@ -272,14 +284,25 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
     }
 }
 
-fn deal(stream: Stream, next: &mut usize, shared: &Shared) {
+fn deal(mut stream: Stream, next: &mut usize, shared: &Shared, guests: &Guests) {
     let counters = &shared.counters;
-    if counters.connections.load(Ordering::Relaxed) >= shared.config.connections {
-        // Dropping it closes it: before the handshake NBD has no words for more.
-        if counters.refused.fetch_add(1, Ordering::Relaxed) == 0 {
-            warn!("connections are refused: the limit of {} is reached", shared.config.connections);
-        }
-        return;
+    // Dropping it closes it: before the handshake NBD has no words for more. The worker looks for one that makes way for it.
+    let most = shared.config.connections.saturating_add(shared.workers.len() as u64);
+    if counters.connections.load(Ordering::Relaxed) >= most {
+        return shared.refused("more come at a time");
+    }
+    if let Some(peer) = stream.address() {
+        let Some(guest) = guests.admit(peer.ip(), shared.config.per_peer) else {
+            counters.refused.fetch_add(1, Ordering::Relaxed);
+            if let Some(unsaid) = locked(&shared.refusals).wrong(Instant::now()) {
+                warn!(
+                    "a connection from {peer} is refused: its address has {} already; --connections-per-peer allows more{unsaid}",
+                    shared.config.per_peer
+                );
+            }
+            return;
+        };
+        stream.count(guest);
     }
     counters.connections.fetch_add(1, Ordering::Relaxed);
     counters.accepted.fetch_add(1, Ordering::Relaxed);

@@ -16,6 +16,7 @@
 //! A request stays on the thread that its connection was dealt to, from the socket to the reply.
 
 pub mod face;
+mod guests;
 pub mod health;
 pub(crate) mod listen;
 pub mod service;
@@ -33,12 +34,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use larder_runtime::listen::UnixPath;
+use larder_runtime::listen::{SocketAccess, UnixPath};
 use mio::{Poll, Registry, Waker};
+use tracing::warn;
 
 use crate::nbd::server::Limits;
+use crate::quiet::Quiet;
 pub use face::{Counted, Face};
 pub(crate) use listen::bind_unix;
 pub use listen::{Address, Listen};
@@ -54,21 +57,27 @@ use worker::Worker;
 pub struct ServerConfig {
     /// Where to listen.
     pub listen: Vec<Listen>,
+    /// Whom Unix sockets let in.
+    pub sockets: SocketAccess,
     /// Workers.
     pub threads: usize,
-    /// Connections at a time; more are refused.
+    /// Connections at a time; more are refused, unless one makes way.
     pub connections: u64,
+    /// Of them, from one address over TCP (of IPv6, one network of 64 bits).
+    pub per_peer: u64,
+    /// Where there are too many, a connection that has never asked anything makes way for another after so long a silence.
+    pub gives_way: Duration,
     /// What each of them may have under way.
     pub limits: Limits,
     /// Bytes of buffers of one worker, for all its connections.
     pub buffer_bytes: usize,
     /// A certificate; without one there is no TLS. [`Listen::tls`] says who must begin it.
     pub tls: Option<TlsFiles>,
-    /// For a handshake; and for a client that keeps memory without going on while others wait for some.
+    /// For a handshake as a whole, TLS's included; and for a client that keeps memory without going on while others wait for some.
     pub patience: Duration,
     /// The same for a client that keeps buffers once others have waited for some as long as this. It goes on as long as its socket
-    /// takes or brings a byte within this time: long enough for a network that loses packets, since whoever is closed loses what
-    /// it has asked for.
+    /// takes or brings 64 KiB a second for some part of this time: long enough for a network that loses packets, since whoever is
+    /// closed loses what it has asked for.
     pub impatience: Duration,
 }
 
@@ -76,8 +85,11 @@ impl Default for ServerConfig {
     fn default() -> ServerConfig {
         ServerConfig {
             listen: Vec::new(),
+            sockets: SocketAccess::OWNER,
             threads: 2,
             connections: 1024,
+            per_peer: 768,
+            gives_way: Duration::from_secs(10),
             limits: Limits::default(),
             buffer_bytes: 256 << 20,
             tls: None,
@@ -139,6 +151,10 @@ pub struct Counters {
     pub accepted: AtomicU64,
     /// Connections refused because there were too many.
     pub refused: AtomicU64,
+    /// Connections closed for others because they never asked anything.
+    pub made_way: AtomicU64,
+    /// Requests that were not begun because nobody was there any more to be answered.
+    pub abandoned: AtomicU64,
     /// Connections closed because the client broke the protocol.
     pub broken: AtomicU64,
     /// Connections closed because TLS was required and not begun, or did not come about.
@@ -162,7 +178,9 @@ struct Shared {
     counters: Arc<Counters>,
     workers: Vec<WorkerDoor>,
     stopping: AtomicBool,
-    certificate: Option<Arc<rustls::ServerConfig>>,
+    /// When a line was last said about connections that are refused.
+    refusals: Mutex<Quiet>,
+    certificate: Option<tls::Certificates>,
 }
 
 /// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
@@ -174,13 +192,24 @@ impl Shared {
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
+
+    /// There are too many connections, and `why` no other makes way for this one.
+    fn refused(&self, why: &str) {
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        if let Some(unsaid) = locked(&self.refusals).wrong(Instant::now()) {
+            let most = self.config.connections;
+            warn!(
+                "a connection is refused: the limit of {most} (--connections) is reached, and {why}{unsaid}"
+            );
+        }
+    }
 }
 
 /// What a server needs before it can be reached: sockets that are bound, and the certificate. Clients that come meanwhile
 /// wait until it is started. Dropped, the sockets go.
 pub struct Doors {
     listeners: Vec<listen::Listener>,
-    certificate: Option<Arc<rustls::ServerConfig>>,
+    certificate: Option<tls::Certificates>,
 }
 
 impl Doors {
@@ -190,8 +219,8 @@ impl Doors {
     /// # Errors
     /// [`ServerError`] naming the file that cannot be used, or the socket that cannot be had.
     pub fn open(config: &ServerConfig) -> Result<Doors, ServerError> {
-        let certificate = config.tls.as_ref().map(tls::load).transpose()?;
-        let listeners = listen::open(&config.listen, certificate.is_some())?;
+        let certificate = config.tls.as_ref().map(tls::Certificates::load).transpose()?;
+        let listeners = listen::open(&config.listen, certificate.is_some(), config.sockets)?;
         Ok(Doors { listeners, certificate })
     }
 }
@@ -258,6 +287,7 @@ impl Server {
             counters: Arc::default(),
             workers,
             stopping: AtomicBool::new(false),
+            refusals: Mutex::default(),
             certificate,
         });
         // From here on, what was started is stopped when the value is dropped.
@@ -295,6 +325,18 @@ impl Server {
     /// What is exported.
     pub fn volumes(&self) -> &Arc<Volumes> {
         &self.shared.volumes
+    }
+
+    /// Reads the certificate, its key and the clients' authorities again, for connections that begin TLS from here on. What came
+    /// of it goes to the log.
+    pub fn reload(&self) {
+        match self.shared.certificate.as_ref().map(tls::Certificates::reload) {
+            None => tracing::info!("nothing to read again: there is no certificate"),
+            Some(Ok(())) => {
+                tracing::info!("TLS certificates read again: new connections have them");
+            }
+            Some(Err(e)) => tracing::error!("the former TLS certificates stay in use: {e}"),
+        }
     }
 
     /// What has been done.

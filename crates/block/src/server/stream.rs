@@ -9,6 +9,7 @@ use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
 use rustls::ServerConfig;
 
+use super::guests::Guest;
 use super::tls::Tls;
 use crate::nbd::server::TlsPolicy;
 
@@ -64,6 +65,8 @@ pub(super) struct Stream {
     policy: TlsPolicy,
     /// Over TCP.
     peer: Option<SocketAddr>,
+    /// Counts it among those of its peer's address.
+    _guest: Option<Guest>,
 }
 
 /// What one [`Stream::read`] found.
@@ -81,7 +84,7 @@ impl Stream {
         if let Socket::Unix(unix) = &socket {
             make_room(unix);
         }
-        Stream { socket, tls: None, policy, peer }
+        Stream { socket, tls: None, policy, peer, _guest: None }
     }
 
     /// What its listener says of TLS.
@@ -129,6 +132,16 @@ impl Stream {
     /// Whose it is, for the log.
     pub(super) fn peer(&self) -> String {
         self.peer.map_or_else(|| "a client of a unix socket".into(), |peer| peer.to_string())
+    }
+
+    /// Where it comes from, over TCP.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.peer
+    }
+
+    /// It is one of its address's as long as it lives.
+    pub(super) fn count(&mut self, guest: Guest) {
+        self._guest = Some(guest);
     }
 
     /// TLS has begun and is not agreed upon.

@@ -194,15 +194,8 @@ fn bad_clients() {
     drop((mute, half, deaf));
 }
 
-/// Replies wait for room in the socket, which the poll is asked for only then; afterwards all goes on as before.
-#[test]
-fn a_client_that_reads_late() {
-    const LEN: u32 = 1 << 20;
-    let bench = Bench::start(8 << 20, |_| {});
-    let disk: Vec<u8> = (0..8u32 << 20).map(|i| (i * 7 + (i >> 12)) as u8).collect();
-    std::fs::write(bench.dir.path().join("disk"), &disk).unwrap();
-    let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+/// Chooses the export, by hand.
+fn enter(stream: &mut (impl Read + Write)) {
     stream.write_all(&HELLO).unwrap();
     stream.write_all(&go("disk")).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
@@ -215,6 +208,119 @@ fn a_client_that_reads_late() {
             break;
         }
     }
+}
+
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// One client has all the memory and reads nothing; others have asked for as much, and hang up. Nothing of theirs is begun, and
+/// nobody waits for it. Whoever says goodbye is answered first.
+#[test]
+fn requests_of_clients_that_hung_up_are_not_begun() {
+    const LEN: u32 = 6 << 20;
+    let bench = Bench::start(8 << 20, |config| {
+        config.threads = 1;
+        config.buffer_bytes = 9 << 20;
+        (config.patience, config.impatience) =
+            (Duration::from_secs(3600), Duration::from_secs(3600));
+        config.listen.push(Listen::tcp("127.0.0.1:0"));
+    });
+    let server = bench.server.as_ref().unwrap();
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let counters = server.counters();
+    let mut holder = UnixStream::connect(bench.socket("socket")).unwrap();
+    enter(&mut holder);
+    holder.write_all(&request(command::READ, 0, 1, 0, LEN)).unwrap();
+    wait_until("the first has its memory", || load(&counters.requests) == 1);
+    let asks = [request(command::READ, 0, 1, 0, LEN), request(command::READ, 0, 2, 4096, LEN)];
+    let mut over_unix = Vec::new();
+    let mut over_tcp = Vec::new();
+    for _ in 0..10 {
+        let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+        enter(&mut stream);
+        stream.write_all(&asks.concat()).unwrap();
+        over_unix.push(stream);
+        let mut stream = std::net::TcpStream::connect(server.addresses()[0]).unwrap();
+        enter(&mut stream);
+        stream.write_all(&asks.concat()).unwrap();
+        over_tcp.push(stream);
+    }
+    let mut polite = std::net::TcpStream::connect(server.addresses()[0]).unwrap();
+    enter(&mut polite);
+    polite.write_all(&asks[0]).unwrap();
+    polite.write_all(&request(command::DISC, 0, 3, 0, 0)).unwrap();
+    polite.shutdown(std::net::Shutdown::Write).unwrap();
+    drop((over_unix, over_tcp));
+    wait_until("they are gone", || load(&counters.connections) == 2);
+    assert_eq!((load(&counters.requests), load(&counters.abandoned)), (1, 40));
+    // The first reads at last, and the polite one has its turn.
+    let mut reply = vec![0; 16 + LEN as usize];
+    holder.read_exact(&mut reply).unwrap();
+    polite.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    assert_eq!(polite.read(&mut reply).unwrap(), 0);
+}
+
+/// Whoever connects and asks nothing keeps nobody out; whoever uses a volume stays.
+#[test]
+fn connections_that_ask_nothing_make_way() {
+    let bench = Bench::start(1 << 20, |config| {
+        config.threads = 1;
+        config.connections = 4;
+        config.gives_way = Duration::ZERO;
+    });
+    let client = bench.client("socket");
+    let mut session = client.session().unwrap();
+    let mut asks = || one(&mut *session, Op::Read { offset: 0, buf: AlignedBuf::zeroed(512) });
+    asks().outcome.unwrap();
+    let counters = bench.server.as_ref().unwrap().counters();
+    let mut idle: Vec<UnixStream> = Vec::new();
+    for _ in 0..20 {
+        let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        enter(&mut stream);
+        idle.push(stream);
+    }
+    let other = bench.client("socket");
+    one(&mut *other.session().unwrap(), Op::Flush).outcome.unwrap();
+    asks().outcome.unwrap();
+    assert!(counters.made_way.load(Ordering::Relaxed) >= 17);
+}
+
+/// One address does not take all connections.
+#[test]
+fn one_address_does_not_have_all_connections() {
+    let bench = Bench::start(1 << 20, |config| {
+        config.per_peer = 2;
+        config.listen.push(Listen::tcp("127.0.0.1:0"));
+    });
+    let server = bench.server.as_ref().unwrap();
+    let connect = || std::net::TcpStream::connect(server.addresses()[0]).unwrap();
+    let mut greeting = [0; 18];
+    let mut list: Vec<_> = (0..3).map(|_| connect()).collect();
+    let greeted: Vec<bool> = list.iter_mut().map(|s| s.read_exact(&mut greeting).is_ok()).collect();
+    assert_eq!(greeted, [true, true, false]);
+    assert!(UnixStream::connect(bench.socket("socket")).unwrap().read_exact(&mut greeting).is_ok());
+    assert_eq!(server.counters().refused.load(Ordering::Relaxed), 1);
+    drop(list);
+    wait_until("its places are free again", || connect().read_exact(&mut greeting).is_ok());
+}
+
+/// Replies wait for room in the socket, which the poll is asked for only then; afterwards all goes on as before.
+#[test]
+fn a_client_that_reads_late() {
+    const LEN: u32 = 1 << 20;
+    let bench = Bench::start(8 << 20, |_| {});
+    let disk: Vec<u8> = (0..8u32 << 20).map(|i| (i * 7 + (i >> 12)) as u8).collect();
+    std::fs::write(bench.dir.path().join("disk"), &disk).unwrap();
+    let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    enter(&mut stream);
     for round in 0..3 {
         for i in 0..40 {
             let at = (i * 3 + round) % 7 * u64::from(LEN) + 512;
@@ -234,7 +340,10 @@ fn a_client_that_reads_late() {
 
 #[test]
 fn too_many_connections() {
-    let bench = Bench::start(1 << 20, |config| config.connections = 2);
+    let bench = Bench::start(1 << 20, |config| {
+        config.connections = 2;
+        config.gives_way = Duration::from_secs(3600);
+    });
     let mut greeting = [0; 18];
     let mut list: Vec<UnixStream> = Vec::new();
     for i in 0..3 {

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -25,11 +25,38 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// Loads certificates and key.
-///
-/// # Errors
-/// [`ServerError::Tls`] naming the file.
-pub(super) fn load(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServerError> {
+/// The certificate in use.
+pub(super) struct Certificates {
+    files: TlsFiles,
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+impl Certificates {
+    /// Loads certificates and key.
+    ///
+    /// # Errors
+    /// [`ServerError::Tls`] naming the file.
+    pub(super) fn load(files: &TlsFiles) -> Result<Certificates, ServerError> {
+        Ok(Certificates { files: files.clone(), current: RwLock::new(load(files)?) })
+    }
+
+    /// Reads the files again, for connections to come; where one cannot be used, nothing changes.
+    ///
+    /// # Errors
+    /// [`ServerError::Tls`] naming the file.
+    pub(super) fn reload(&self) -> Result<(), ServerError> {
+        let config = load(&self.files)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = config;
+        Ok(())
+    }
+
+    /// What a connection that begins TLS now has.
+    pub(super) fn current(&self) -> Arc<ServerConfig> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn load(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServerError> {
     let bad = |path: &Path, reason: String| ServerError::Tls { path: path.to_owned(), reason };
     let certificates = |path: &Path| -> Result<Vec<CertificateDer<'static>>, ServerError> {
         let list: Vec<_> = CertificateDer::pem_file_iter(path)

@@ -36,6 +36,10 @@ const REST: Duration = Duration::from_secs(1);
 /// A client through whose connection so many bytes have gone is taken to be one that reads what it asks for. More than a socket
 /// swallows for one that does not. Bytes.
 const PROOF: u64 = 16 << 20;
+/// With so many bytes in one [`STRETCH`], 64 KiB a second, a client goes on that keeps memory while others wait for it: with one
+/// byte now and then it does not.
+const ENOUGH: u64 = (64 << 10) / 5;
+const STRETCH: Duration = Duration::from_millis(200);
 /// Looks for clients that keep memory in vain, while others wait for it: in the time after which they are closed.
 const LOOKS: u32 = 8;
 /// So many buffers at a time are given back to the system, which takes it a microsecond each.
@@ -71,10 +75,12 @@ struct Conn {
     again: bool,
     /// In the list of those that wait for buffers.
     starved: bool,
+    /// When it came.
+    began: Instant,
     /// When a byte last went in or out.
     moved: Instant,
-    /// Something waits to be sent, and since then the socket has taken none of it.
-    stuck: Option<Instant>,
+    /// How fast they do.
+    pace: Pace,
     /// It has nothing and waits for a long buffer; since when.
     waits: Option<Instant>,
     /// Bytes that came and went since others last had to wait for what it kept.
@@ -84,22 +90,85 @@ struct Conn {
 }
 
 impl Conn {
-    /// For how long its client has kept memory without going on: it reads no replies, or stopped in the middle of a write.
+    /// It could go on, and keeps what others may want: it reads no replies, or stopped in the middle of a write.
+    fn could_go_on(&mut self) -> bool {
+        // Room that the poll has told of is not taken yet.
+        (self.blocked || self.watches_room) && !self.proto.output().is_empty()
+            || self.proto.partial() && self.proto.under_way() == 0 && !self.starved
+    }
+
+    /// To be called again and again: whether its bytes move.
+    fn look(&mut self, now: Instant) {
+        let could = self.could_go_on();
+        self.pace.look(now, could);
+    }
+
+    /// For how long its client has kept memory without going on, or by a byte now and then.
     fn dawdles(&mut self, now: Instant) -> Option<Duration> {
-        let since = if self.blocked && !self.proto.output().is_empty() {
-            self.stuck?
-        } else if self.proto.partial() && self.proto.under_way() == 0 && !self.starved {
-            self.moved
-        } else {
-            return None;
-        };
-        Some(now.saturating_duration_since(since))
+        self.look(now);
+        self.could_go_on().then(|| now.saturating_duration_since(self.pace.went))
+    }
+
+    /// Bytes have gone in or out.
+    fn passes(&mut self, bytes: usize, now: Instant) {
+        self.moved = now;
+        self.passed += bytes as u64;
+        self.pace.bytes += bytes as u64;
+        self.pace.last = now;
+    }
+
+    /// Its client, who sends no more, has broken off: all that came has been read, and it does not say goodbye. Whoever wants its
+    /// answers does (NBD_CMD_DISC).
+    fn left(&mut self) -> bool {
+        loop {
+            let space = self.proto.space();
+            if space.is_empty() {
+                // There is more than fits.
+                return false;
+            }
+            match self.stream.read(space) {
+                Ok(Read1::Some(n) | Read1::Last(n)) if n > 0 => self.proto.received(n),
+                Ok(Read1::Some(_)) => {}
+                Ok(Read1::Last(_)) => return false,
+                // It is read again, and found to have ended.
+                Ok(Read1::End) | Err(_) => {
+                    self.readable = true;
+                    return !self.proto.says_goodbye();
+                }
+            }
+        }
     }
 
     /// Who gets the next long buffer: of those that have nothing, first who is known to read and to finish what it
     /// writes, else who has waited for longest.
     fn rank(&self) -> (bool, bool, Option<Instant>) {
         (self.waits.is_none(), self.passed < PROOF, self.waits)
+    }
+}
+
+/// Whether bytes go in or out as fast as they must.
+struct Pace {
+    /// Of the stretch of time that is looked at.
+    begun: Instant,
+    bytes: u64,
+    last: Instant,
+    /// When the last of many bytes went, or when it could not go on.
+    went: Instant,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Pace {
+        Pace { begun: now, bytes: 0, last: now, went: now }
+    }
+
+    fn look(&mut self, now: Instant, could_go_on: bool) {
+        if !could_go_on {
+            *self = Pace::new(now);
+        } else if self.bytes >= ENOUGH {
+            *self = Pace { begun: now, bytes: 0, went: self.last, ..*self };
+        } else if now.saturating_duration_since(self.begun) >= STRETCH {
+            (self.begun, self.bytes) = (now, 0);
+        }
     }
 }
 
@@ -153,6 +222,8 @@ pub(super) struct Worker<S> {
     asked: bool,
     /// When a line was last said about clients that TLS keeps out, and how many were not said since.
     tls_lines: Quiet,
+    /// The same about clients that make way for others.
+    way_lines: Quiet,
 }
 
 impl<S: Service> Worker<S> {
@@ -180,6 +251,7 @@ impl<S: Service> Worker<S> {
             freed: 0,
             asked: false,
             tls_lines: Quiet::default(),
+            way_lines: Quiet::default(),
         }
     }
 
@@ -219,6 +291,9 @@ impl<S: Service> Worker<S> {
                     };
                     conn.hung_up |= event.is_read_closed() || event.is_error();
                     conn.readable |= event.is_readable() || conn.hung_up;
+                    if event.is_write_closed() || event.is_error() {
+                        conn.proto.deafen();
+                    }
                     if event.is_writable() || event.is_write_closed() || event.is_error() {
                         conn.blocked = false;
                         mark(&mut self.dirty, &mut conn.dirty, slot);
@@ -303,6 +378,15 @@ impl<S: Service> Worker<S> {
             // The lock is let go before the connection is set up.
             let next = locked(&self.shared.workers[self.index].queue).pop_front();
             let Some(mut stream) = next else { return };
+            let counters = &self.shared.counters;
+            if counters.connections.load(Ordering::Relaxed) > self.shared.config.connections
+                && !self.make_way()
+            {
+                let counters = &self.shared.counters;
+                counters.connections.fetch_sub(1, Ordering::Relaxed);
+                self.shared.refused("all of them ask something, or have not been there for long");
+                continue;
+            }
             let slot = self.free.pop().unwrap_or_else(|| {
                 self.slots.push(Slot { life: 0, conn: None });
                 self.slots.len() - 1
@@ -326,8 +410,9 @@ impl<S: Service> Worker<S> {
                 dirty: true,
                 again: false,
                 starved: false,
+                began: self.now,
                 moved: self.now,
-                stuck: None,
+                pace: Pace::new(self.now),
                 waits: None,
                 passed: 0,
                 client: None,
@@ -335,6 +420,27 @@ impl<S: Service> Worker<S> {
             // The server speaks first.
             self.dirty.push(slot);
         }
+    }
+
+    /// Of the connections that have never asked anything, the one that has been silent for longest makes way for another, if
+    /// that is long enough. One that has asked is a disk that somebody uses: it stays. Returns whether one did.
+    fn make_way(&mut self) -> bool {
+        let silent = |conn: &Conn| {
+            let long = self.now.saturating_duration_since(conn.moved);
+            (conn.client.is_none() && long >= self.shared.config.gives_way).then_some(long)
+        };
+        let conns = self.slots.iter().enumerate();
+        let found = conns.filter_map(|(slot, s)| Some((silent(s.conn.as_ref()?)?, slot))).max();
+        let Some((long, slot)) = found else { return false };
+        self.shared.counters.made_way.fetch_add(1, Ordering::Relaxed);
+        if let Some(unsaid) = self.way_lines.wrong(self.now) {
+            info!(
+                "a connection is closed: it has asked nothing for {:.0} s, and there are too many{unsaid}",
+                long.as_secs_f64()
+            );
+        }
+        self.close(slot);
+        true
     }
 
     /// Reads what there is and takes requests, until something is missing or the connection has had its turn.
@@ -349,6 +455,7 @@ impl<S: Service> Worker<S> {
             if conn.closing.is_some() || conn.starting_tls {
                 break;
             }
+            conn.look(self.now);
             match conn.proto.poll(&*self.shared.volumes, &mut self.pool) {
                 Event::NeedInput if !conn.readable => break,
                 Event::NeedInput if reads == READS_PER_TURN => {
@@ -359,15 +466,13 @@ impl<S: Service> Worker<S> {
                     reads += 1;
                     match conn.stream.read(conn.proto.space()) {
                         Ok(Read1::Some(n)) => {
-                            conn.moved = self.now;
-                            conn.passed += n as u64;
+                            conn.passes(n, self.now);
                             conn.proto.received(n);
                         }
                         Ok(Read1::Last(n)) => {
                             conn.readable = conn.hung_up && n > 0;
-                            conn.passed += n as u64;
                             if n > 0 {
-                                conn.moved = self.now;
+                                conn.passes(n, self.now);
                             }
                             conn.proto.received(n);
                         }
@@ -397,6 +502,9 @@ impl<S: Service> Worker<S> {
                     }
                 }
                 Event::Request(request) => self.take(slot, request),
+                Event::Starved if conn.hung_up && !conn.proto.is_deaf() && conn.left() => {
+                    conn.proto.deafen();
+                }
                 Event::Starved => {
                     mark(&mut self.starved, &mut conn.starved, slot);
                     break;
@@ -412,6 +520,11 @@ impl<S: Service> Worker<S> {
             }
         }
         let Some(conn) = self.slots[slot].conn.as_mut() else { return };
+        let abandoned = conn.proto.abandoned();
+        if abandoned > 0 {
+            self.shared.counters.abandoned.fetch_add(abandoned, Ordering::Relaxed);
+            debug!("{} left without {abandoned} of its answers", conn.stream.peer());
+        }
         conn.waits = (conn.proto.hungry() > 0).then(|| conn.waits.unwrap_or(self.now));
         if conn.closing.is_some() || !conn.proto.output().is_empty() {
             mark(&mut self.dirty, &mut conn.dirty, slot);
@@ -510,7 +623,7 @@ impl<S: Service> Worker<S> {
     fn send(&mut self, slot: usize) {
         let Some(conn) = self.slots[slot].conn.as_mut() else { return };
         conn.dirty = false;
-        let passed = conn.passed;
+        conn.look(self.now);
         while !conn.blocked && !conn.proto.output().is_empty() {
             let output = conn.proto.output();
             let result = if output.parts() == 1 {
@@ -523,11 +636,10 @@ impl<S: Service> Worker<S> {
             };
             match result {
                 Ok((n, short)) => {
-                    conn.moved = self.now;
-                    conn.passed += n as u64;
                     conn.proto.output().sent(n);
                     // A short write means a full socket: the poll tells when it takes more.
                     conn.blocked = short && conn.stream.is_plain();
+                    conn.passes(n, self.now);
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => conn.blocked = true,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -549,11 +661,6 @@ impl<S: Service> Worker<S> {
                 }
             }
         }
-        conn.stuck = match conn.stuck {
-            _ if !conn.blocked => None,
-            Some(since) if conn.passed == passed => Some(since),
-            _ => Some(self.now),
-        };
         if conn.blocked != conn.watches_room {
             // Asking for it looks at the socket once more: room that came meanwhile is told too.
             let room = conn.blocked.then_some(Interest::WRITABLE);
@@ -576,7 +683,8 @@ impl<S: Service> Worker<S> {
         }
         if conn.starting_tls && sent_all {
             // The handshake offers TLS only where there is a certificate.
-            let Some(config) = self.shared.certificate.clone() else { return self.close(slot) };
+            let Some(certificate) = &self.shared.certificate else { return self.close(slot) };
+            let config = certificate.current();
             if let Err(e) = conn.stream.start_tls(config) {
                 warn!("TLS cannot begin: {e}");
                 self.close(slot);
@@ -618,6 +726,7 @@ impl<S: Service> Worker<S> {
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
             let idle = self.now.saturating_duration_since(conn.moved);
+            conn.look(self.now);
             if idle >= REST {
                 conn.proto.rest(&mut self.pool);
             }
@@ -625,7 +734,10 @@ impl<S: Service> Worker<S> {
                 "its volume is put aside"
             } else if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
                 "it does not read its last replies"
-            } else if idle >= patience && !conn.proto.in_transmission() {
+            } else if conn.began + patience <= self.now && !conn.proto.in_transmission() {
+                if conn.stream.agrees_on_tls() {
+                    self.shared.counters.tls_refused.fetch_add(1, Ordering::Relaxed);
+                }
                 "it does not finish the handshake"
             } else {
                 continue;

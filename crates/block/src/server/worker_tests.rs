@@ -75,6 +75,7 @@ impl Bench {
             counters: Arc::default(),
             workers: vec![WorkerDoor { queue: Default::default(), waker }],
             stopping: false.into(),
+            refusals: Default::default(),
             certificate: None,
         });
         let worker = Worker::new(0, shared, poll, AtOnce::default());
@@ -244,14 +245,70 @@ fn who_stops_in_the_middle_of_a_write_makes_way() {
     bench.settle();
     let mut other = bench.asks(LONG);
     for _ in 0..30 {
-        writes.write_all(&[7; 100]).unwrap();
-        bench.pass(TWO - STEP);
+        writes.write_all(&[7; 64 << 10]).unwrap();
+        bench.pass(TWO - STEP * 6);
     }
     assert_eq!(bench.connections(), 2);
     assert_eq!(bench.receive(&mut other, 1), 0);
-    bench.pass(TWO);
+    bench.pass(TWO + STEP * 6);
     assert_eq!(bench.connections(), 1);
     bench.whole(&mut other, LONG);
+}
+
+/// Otherwise a few clients that send nearly nothing keep a worker's memory for hours.
+#[test]
+fn who_sends_a_byte_now_and_then_does_not_go_on() {
+    let mut bench = Bench::new();
+    let mut writes = bench.connect();
+    writes.write_all(&request(command::WRITE, 0, 1, 0, LONG)).unwrap();
+    bench.settle();
+    let mut other = bench.asks(LONG);
+    for _ in 0..8 {
+        // The last may be closed already.
+        let _ = writes.write_all(&[7]);
+        bench.pass(STEP * 8);
+    }
+    assert_eq!(bench.connections(), 1);
+    bench.whole(&mut other, LONG);
+}
+
+/// The same of a client that reads.
+#[test]
+fn who_takes_a_byte_now_and_then_does_not_go_on() {
+    let mut bench = Bench::new();
+    let mut slow = bench.asks(LONG);
+    let mut other = bench.asks(LONG);
+    for _ in 0..8 {
+        bench.receive(&mut slow, 4096 / 8);
+        bench.pass(STEP * 8);
+    }
+    assert_eq!(bench.connections(), 1);
+    bench.whole(&mut other, LONG);
+}
+
+/// A handshake takes so long at most, however slowly bytes of it come.
+#[test]
+fn a_handshake_that_goes_on_by_bytes_ends() {
+    let mut bench = Bench::new();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
+    let stream = Stream::new(socket, TlsPolicy::Off, None);
+    locked(&bench.worker.shared.workers[0].queue).push_back(stream);
+    bench.worker.shared.counters.connections.fetch_add(1, Ordering::Relaxed);
+    bench.worker.take_new();
+    let patience = bench.worker.shared.config.patience;
+    let begun = bench.now;
+    for byte in HELLO.iter().chain(&go(&"x".repeat(200))) {
+        if bench.now - begun >= patience {
+            break;
+        }
+        ours.write_all(&[*byte]).unwrap();
+        bench.pass(STEP * 18);
+    }
+    assert!(bench.now - begun < patience * 2);
+    bench.pass(SCAN * 2);
+    assert_eq!(bench.connections(), 0);
 }
 
 /// Who asks for little could go on forever where much is waited for.

@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_runtime::listen::UnixPath;
+use larder_runtime::listen::{SocketAccess, UnixPath};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -127,14 +127,14 @@ struct Door {
 }
 
 impl VhostDoors {
-    /// Opens the sockets.
+    /// Opens the sockets, which let in whom `access` says.
     ///
     /// # Errors
     /// [`ServerError`] naming the first that cannot be had.
-    pub fn open(listen: &[VhostListen]) -> Result<VhostDoors, ServerError> {
+    pub fn open(listen: &[VhostListen], access: SocketAccess) -> Result<VhostDoors, ServerError> {
         let door = |listen: &VhostListen| {
             let name = listen.to_string();
-            let (listener, path) = bind_unix(&name, &listen.path)?;
+            let (listener, path) = bind_unix(&name, &listen.path, access)?;
             Ok(Door { name, volume: listen.volume.clone(), listener, path })
         };
         listen.iter().map(door).collect::<Result<_, _>>().map(VhostDoors)
@@ -203,7 +203,12 @@ impl VhostServer {
         S: Service + Send + 'static,
         F: FnMut(usize, Registry, usize) -> io::Result<S>,
     {
-        VhostServer::start_behind(VhostDoors::open(listen)?, volumes, buffer_bytes, service)
+        VhostServer::start_behind(
+            VhostDoors::open(listen, SocketAccess::OWNER)?,
+            volumes,
+            buffer_bytes,
+            service,
+        )
     }
 
     /// The same behind doors that were opened before.

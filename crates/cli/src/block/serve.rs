@@ -14,17 +14,20 @@ use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_format::block::Placement;
-use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
+use larder_policy::block::{
+    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, VictimPolicy,
+};
 use larder_policy::budget::WriteBudgetConfig;
+use larder_runtime::listen::SocketAccess;
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use super::format::failed;
 use super::store::StoreArgs;
 use crate::error::CliError;
+use crate::signals::{self, Meaning};
 
 /// Shown under the flags.
 const EXAMPLES: &str = "\
@@ -62,7 +65,8 @@ Examples:
 
 `larder block status` and the commands beside it ask the daemon that runs.
 Writes go to the volume at once (write-through): the cache may be lost at any time without loss of data.
-SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters.";
+SIGTERM stops it in good order; the next start is warm after that, and after kill -9. SIGUSR1 logs the counters, SIGHUP has it
+read the TLS certificates again.";
 
 /// Signals within so long of the first are the same stop.
 const ONE_STOP: Duration = Duration::from_millis(500);
@@ -121,8 +125,9 @@ pub(crate) struct Args {
     /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
     #[arg(long, value_name = "MODE", default_value = "hdd-ssd", value_parser = write_mode)]
     write: WriteMode,
-    /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses
-    #[arg(long, value_name = "NAME", default_value = "all")]
+    /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses. By default what
+    /// is read or written in sequence may have free slots and displaces nothing
+    #[arg(long, value_name = "NAME", default_value = BLOCK_ADMISSION_DEFAULT)]
     admission: String,
     /// Which line is evicted: lru, clock, sieve, s3fifo or fifo; a sparse cache has a clock of its own. May differ from run
     /// to run
@@ -144,9 +149,13 @@ pub(crate) struct Args {
     /// Worker threads
     #[arg(long, short = 't', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Connections at a time
+    /// Connections at a time. Where there are more, one that has asked nothing for 10 s since it came makes way
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     connections: u64,
+    /// Connections at a time from one address over TCP (of IPv6, one network of 64 bits) [default: three quarters of
+    /// --connections]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    connections_per_peer: Option<u64>,
     /// Memory for requests and replies of all NBD connections, and for what is read for them; a connection has no more of
     /// it than is left, so that nobody takes it all [default: 256m for each worker thread]
     #[arg(long, value_name = "SIZE")]
@@ -176,17 +185,66 @@ pub(crate) struct Args {
     /// The socket that `larder block status` and the commands beside it ask [default: block.sock in the state directory]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Address of the live page and /metrics [default: none]
+    /// Address of the live page and /metrics, or off [default: off]
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
+    /// Name by which the live page may be asked for, beside localhost and addresses; * for any. May be given several times
+    #[arg(long = "http-host", value_name = "NAME")]
+    http_hosts: Vec<String>,
     /// A volume's share of the cache, FLOOR..CEILING in per cent or bytes, of which one may be missing: others leave it its
     /// floor, it takes no more than its ceiling. May be given several times
     #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share)]
     shares: Vec<(String, Share)>,
     #[command(flatten)]
+    sockets: SocketArgs,
+    #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
     budget: BudgetArgs,
+}
+
+/// Who may connect to Unix sockets.
+#[derive(Debug, clap::Args)]
+struct SocketArgs {
+    /// Permissions of the sockets of unix: and vhost:, octal: who may write to one may connect to it. (The control socket is
+    /// always its owner's alone)
+    #[arg(long, value_name = "MODE", default_value = "0600")]
+    socket_mode: String,
+    /// Group of these sockets, by name or number, as for a QEMU that runs as another user: with --socket-mode 0660
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+}
+
+impl SocketArgs {
+    fn access(&self) -> Result<SocketAccess, CliError> {
+        let mode = u32::from_str_radix(&self.socket_mode, 8).ok().filter(|m| *m <= 0o777);
+        let mode = mode.ok_or_else(|| {
+            CliError::Usage(format!(
+                "--socket-mode '{}': write octal permissions from 0 to 777, such as 0660",
+                self.socket_mode
+            ))
+        })?;
+        let group = self.socket_group.as_deref().map(group).transpose()?;
+        Ok(SocketAccess { mode, group })
+    }
+}
+
+/// The number of a group of this machine.
+fn group(name: &str) -> Result<u32, CliError> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let bad = |reason: String| CliError::Usage(format!("--socket-group '{name}': {reason}"));
+    let table =
+        std::fs::read_to_string("/etc/group").map_err(|e| bad(format!("/etc/group: {e}")))?;
+    let number = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok()).flatten()
+    };
+    table
+        .lines()
+        .find_map(number)
+        .ok_or_else(|| bad("is not in /etc/group: give the name or the number of a group".into()))
 }
 
 /// TLS, as `larder kv` takes it.
@@ -358,6 +416,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         others.into_iter().partition(|l| VhostListen::is_meant(l));
     let listen: Vec<Listen> =
         nbd.iter().map(|l| l.parse().map_err(|e| usage(&e))).collect::<Result<_, _>>()?;
+    let sockets = args.sockets.access()?;
     let worker_memory = worker_memory(args.connection_memory, args.threads)?;
     check_sizes(args)?;
     let tls = args.tls.files()?;
@@ -375,8 +434,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         tls.as_ref().is_some_and(|t| t.client_ca.is_some()) && listen.iter().all(Listen::is_strict);
     start_log();
     // Before anything is opened: from here on a signal ends it in good order.
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
-        .map_err(|e| runtime(&format!("signal handlers: {e}")))?;
+    let mut signals = signals::take()?;
     let budget = args.budget.config()?;
     for (name, _) in &args.shares {
         // A volume that is attached later has its share too; a name that is mistyped is worth a word.
@@ -400,12 +458,15 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         }
         Err(e) => return Err(runtime(&format!("cache '{}': {}", args.cache.display(), plain(&e)))),
     };
-    let page = args.http.as_ref().map(|address| bind_page(address)).transpose()?;
+    let wanted = args.http.as_ref().filter(|text| !matches!(text.as_str(), "off" | "none"));
+    let page = wanted.map(|address| bind_page(address)).transpose()?;
     let workers = usize::from(args.threads);
     let server_config = ServerConfig {
         listen,
+        sockets,
         threads: workers,
         connections: args.connections,
+        per_peer: args.connections_per_peer.unwrap_or((args.connections * 3 / 4).max(1)),
         // The other half is what is read from stores meanwhile.
         buffer_bytes: (worker_memory / 2) as usize,
         tls,
@@ -413,7 +474,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     };
     // What cannot be had is found out before the cache is touched; clients that come meanwhile wait.
     let doors = Doors::open(&server_config).map_err(|e| usage(&e))?;
-    let vhost = VhostDoors::open(&vhost).map_err(|e| usage(&e))?;
+    let vhost = VhostDoors::open(&vhost, sockets).map_err(|e| usage(&e))?;
     let mut ublk = UblkDoors::open(&ublk, args.ublk_plain).map_err(|e| usage(&e))?;
     if ublk.count() > 0 && !larder_runtime::machine::serve_the_kernel() {
         // Before any thread is there: they inherit it.
@@ -548,28 +609,35 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     );
     let socket = listen_for_control(&control, args.control.as_ref(), &state_dir)?;
     let page = page
-        .map(|socket| http::start(socket, control.clone()))
+        .map(|socket| http::start(socket, control.clone(), &args.http_hosts))
         .transpose()
         .map_err(|e| runtime(&format!("the live page: {e}")))?;
     if let Some(page) = &page {
         let address = page.address();
         info!("live page http://{address}/ and metrics http://{address}/metrics");
+        crate::out::warn_of_open_page(address);
     }
     if !guarded && let Some(open) = server.addresses().iter().find(|a| !a.ip().is_loopback()) {
         warn!(
             "whoever reaches {open} may read and write every volume: with --tls-client-ca only clients with a certificate may"
         );
     }
-    let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
-    info!("ready: {} {}", args.listen.join(", "), addresses.join(", "));
+    // Of TCP, the addresses that came of the names, with the ports that the system chose.
+    let named = args.listen.iter().filter(|l| !l.starts_with("tcp:")).cloned();
+    let found = server.addresses().iter().map(|a| format!("tcp:{a}"));
+    info!("ready: {}", named.chain(found).collect::<Vec<_>>().join(", "));
     // A supervisor that is not there is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     for signal in signals.forever() {
-        if signal != SIGUSR1 {
-            break;
+        match Meaning::of(signal) {
+            Meaning::Stop => break,
+            Meaning::Reload => server.reload(),
+            Meaning::User => {
+                tell(&control);
+                tell_record(&cache);
+            }
+            Meaning::Nothing => signals::tell_ignored(signal),
         }
-        tell(&control);
-        tell_record(&cache);
     }
     // A supervisor that is not there is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -579,7 +647,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     std::thread::Builder::new()
         .name("larder-signals".into())
         .spawn(move || {
-            let again = |signal| signal != SIGUSR1 && asked.elapsed() > ONE_STOP;
+            let again = |signal| Meaning::of(signal) == Meaning::Stop && asked.elapsed() > ONE_STOP;
             if signals.forever().any(again) {
                 error!("second signal: ending at once");
                 std::process::exit(1);

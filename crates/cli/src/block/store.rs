@@ -28,6 +28,9 @@ pub(crate) struct StoreArgs {
     /// Take no lock or lease on the stores, where locks do not work: no other host must write to them
     #[arg(long)]
     no_lease: bool,
+    /// Do not look whether somebody else changes a file while it is served: to test what is cached
+    #[arg(long, hide = true)]
+    no_watch: bool,
 }
 
 impl StoreArgs {
@@ -45,6 +48,7 @@ impl StoreArgs {
             patience,
             lease: !self.no_lease,
             notes: Some(state.join("stores")),
+            watch: !self.no_watch,
         }
     }
 }

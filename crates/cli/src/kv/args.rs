@@ -42,8 +42,8 @@ pub(crate) struct Args {
         allow_negative_numbers = true
     )]
     port: Option<i32>,
-    /// Address to listen on: host, host:port or [v6]:port, comma separated; notls: before it for a plain port beside
-    /// TLS ones, app=NAME: for requests that all belong to one application [default: 127.0.0.1,::1]
+    /// Address to listen on: host, host:port or [v6]:port, comma separated; before it notls: for a plain port beside
+    /// TLS ones, btls: for TLS without clients' certificates, mtls: for TLS that requires them, app=NAME: for requests that all belong to one application [default: 127.0.0.1,::1]
     #[arg(short = 'l', long, value_name = "ADDR", help_heading = "Network", value_delimiter = ',')]
     listen: Option<Vec<String>>,
     /// Unix socket to listen on (instead of TCP, unless a port is given too)
@@ -88,6 +88,22 @@ pub(crate) struct Args {
     /// CA certificates, PEM: clients must show a certificate signed by one of them
     #[arg(long, value_name = "FILE", help_heading = "Network")]
     tls_client_ca: Option<PathBuf>,
+    /// Whether clients must show such a certificate: none, request (whoever shows one must show a good one), require
+    /// [default: require with --tls-client-ca, else none]
+    #[arg(long, value_name = "WHO", help_heading = "Network")]
+    tls_verify: Option<String>,
+    /// Lowest version of TLS: 1.2 or 1.3 [default: 1.2]
+    #[arg(long, value_name = "VERSION", help_heading = "Network")]
+    tls_min_version: Option<String>,
+    /// Cipher suites of TLS 1.2, by OpenSSL's names, separated by colons; those of TLS 1.3 are always on [default: all six]
+    #[arg(long, value_name = "LIST", help_heading = "Network")]
+    tls_ciphers: Option<String>,
+    /// Let TLS clients resume their sessions
+    #[arg(long, help_heading = "Network")]
+    tls_session_cache: bool,
+    /// Bytes that TLS may hold for a connection that does not take its answers [default: 16k]
+    #[arg(long, value_name = "SIZE", help_heading = "Network")]
+    tls_buffer: Option<ByteSize>,
     /// Clients must authenticate: a file of user:password lines
     #[arg(short = 'Y', long, value_name = "FILE", help_heading = "Network")]
     auth_file: Option<PathBuf>,
@@ -136,7 +152,7 @@ pub(crate) struct Args {
     /// Bytes of flash to use [default: all of what exists, else a quarter of the free space, at most 64g]
     #[arg(long, value_name = "SIZE", help_heading = "Flash")]
     flash_size: Option<ByteSize>,
-    /// Format the flash whatever it holds: everything on it is lost
+    /// Format the flash whatever it holds, a file with another --flash-size too: everything on it is lost
     #[arg(long, help_heading = "Flash")]
     format_flash: bool,
     /// Mean size of an object on flash, for which the index is sized [default: 280]
@@ -202,7 +218,7 @@ pub(crate) struct Args {
     /// Most requests taken from one connection at a time [default: 1000]
     #[arg(short = 'R', long, value_name = "NUM", help_heading = "Process")]
     max_reqs_per_event: Option<u32>,
-    /// Run as a daemon
+    /// Run as a daemon; its log goes on in larder.log in the data directory
     #[arg(short = 'd', long, help_heading = "Process")]
     pub(crate) daemon: bool,
     /// User to run as when started by root
@@ -232,6 +248,9 @@ pub(crate) struct Args {
     /// Address of the live page and /metrics, or off [default: 127.0.0.1:11280]
     #[arg(long, value_name = "ADDR", help_heading = "Process")]
     http: Option<String>,
+    /// Name by which the live page may be asked for, beside localhost and addresses; * for any. May be given several times
+    #[arg(long, value_name = "NAME", help_heading = "Operation")]
+    http_host: Option<Vec<String>>,
     /// More log: -v debug, -vv trace
     #[arg(short = 'v', long, action = ArgAction::Count, help_heading = "Process")]
     verbose: u8,
@@ -249,7 +268,8 @@ pub(crate) struct Args {
     version: Option<bool>,
 
     /// memcached's extended options, comma separated: maxconns_fast, idle_timeout, ext_path=FILE:SIZE, ssl_chain_cert,
-    /// ssl_key, ssl_ca_cert; those that tune slabs, LRU lists and the hash table are accepted without effect
+    /// ssl_key, ssl_ca_cert, ssl_verify_mode, ssl_min_version, ssl_ciphers, ssl_session_cache, ssl_wbuf_size; those that tune
+    /// slabs, LRU lists and the hash table are accepted without effect
     #[arg(short = 'o', long, value_name = "OPT,…", help_heading = "memcached's options")]
     extended: Vec<String>,
     /// Accepted without effect: there are no slabs
@@ -264,6 +284,12 @@ pub(crate) struct Args {
     /// Accepted without effect: every object has a CAS
     #[arg(short = 'C', long, help_heading = "memcached's options")]
     disable_cas: bool,
+    /// Accepted without effect: watch is not served
+    #[arg(short = 'W', long, help_heading = "memcached's options")]
+    disable_watch: bool,
+    /// Refused: what is on flash outlives a restart without it, and what is in DRAM does not
+    #[arg(short = 'e', long, value_name = "FILE", help_heading = "memcached's options")]
+    memory_file: Option<PathBuf>,
 }
 
 /// What the flags and the file said.
@@ -281,6 +307,13 @@ impl Args {
     /// Flags over `-o` over the file.
     pub(crate) fn settings(&self) -> Result<Given, CliError> {
         let usage = |e: ConfigError| CliError::Usage(e.to_string());
+        if let Some(file) = &self.memory_file {
+            return Err(CliError::Usage(format!(
+                "memory-file '{}': DRAM is not kept over a restart; what is on flash is, as it is: leave -e out, and give \
+                 --flash FILE to keep more",
+                file.display()
+            )));
+        }
         let memory_limit = self.memory_limit.as_deref().map(megabytes).transpose()?;
         let flags = Settings {
             listen: self.listen.clone(),
@@ -301,6 +334,7 @@ impl Args {
             disable_evictions: yes(self.disable_evictions),
             disable_flush_all: yes(self.disable_flush_all),
             disable_dumping: yes(self.disable_dumping),
+            lru_crawler: None,
             enable_shutdown: yes(self.enable_shutdown),
             enable_debugtime: yes(self.enable_debugtime),
             prefix_delimiter: self.prefix_delimiter.clone(),
@@ -309,6 +343,11 @@ impl Args {
             tls_certificate: self.tls_certificate.clone(),
             tls_key: self.tls_key.clone(),
             tls_client_ca: self.tls_client_ca.clone(),
+            tls_verify: self.tls_verify.clone(),
+            tls_min_version: self.tls_min_version.clone(),
+            tls_ciphers: self.tls_ciphers.clone(),
+            tls_session_cache: yes(self.tls_session_cache),
+            tls_buffer: self.tls_buffer,
             data_dir: self.data_dir.clone(),
             flash: self.flash.clone(),
             flash_size: self.flash_size,
@@ -333,6 +372,7 @@ impl Args {
             capture: self.capture.clone(),
             capture_share: self.capture_share,
             http: self.http.clone(),
+            http_host: self.http_host.clone(),
             user: self.user.clone(),
             pidfile: self.pidfile.clone(),
             lock_memory: yes(self.lock_memory),
@@ -350,6 +390,7 @@ impl Args {
             (self.slab_min_size.is_some(), "slab-min-size"),
             (self.enable_largepages, "enable-largepages"),
             (self.disable_cas, "disable-cas"),
+            (self.disable_watch, "disable-watch"),
         ] {
             if given {
                 ignored.push(name.to_owned());

@@ -1,6 +1,7 @@
 //! What defaults are made from, and the process-wide things that a server sets up before its threads start.
 
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::{Path, PathBuf};
 
 use larder_kv::config::Machine;
 use larder_runtime::machine;
@@ -63,8 +64,9 @@ pub(crate) fn lock_memory() -> Result<(), CliError> {
     })
 }
 
-/// `-u`: only root can become someone else. Must run before any thread starts, since each thread has its own identity.
-pub(crate) fn become_user(name: &str) -> Result<(), CliError> {
+/// `-u`: only root can become someone else. Must run before any thread starts, since each thread has its own identity. A data
+/// directory that is not there is made first and given to the user, who could not make it where only root may.
+pub(crate) fn become_user(name: &str, data_dir: Option<&Path>) -> Result<(), CliError> {
     use rustix::process::{Gid, Uid};
     use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
     if !rustix::process::geteuid().is_root() {
@@ -86,6 +88,20 @@ pub(crate) fn become_user(name: &str) -> Result<(), CliError> {
         })?;
     if uid == 0 {
         return Ok(());
+    }
+    if let Some(dir) = data_dir.filter(|dir| !dir.exists()) {
+        let made = match dir.parent() {
+            Some(parent) => std::fs::create_dir_all(parent),
+            None => Ok(()),
+        };
+        made.and_then(|()| std::fs::DirBuilder::new().mode(0o700).create(dir))
+            .and_then(|()| chown(dir, Some(uid), Some(gid)))
+            .map_err(|e| {
+                CliError::Runtime(format!(
+                    "data directory '{}': cannot be made for user '{name}': {e}: name another with --data-dir",
+                    dir.display()
+                ))
+            })?;
     }
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_groups(&[gid])

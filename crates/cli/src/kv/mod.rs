@@ -4,9 +4,12 @@ mod args;
 mod machine;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_engine::kv::ClockMode;
@@ -14,24 +17,29 @@ use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
 use larder_policy::admission::Objective;
-use larder_runtime::Clock;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use larder_runtime::{Clock, DeviceError};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use args::Args;
 
 use crate::error::CliError;
+use crate::signals::{self, Meaning};
 
 /// Set in the environment of the process that `-d` starts.
 const DAEMON: &str = "LARDER_DAEMON_CHILD";
 
-/// What brings a server to its end.
-enum Stop {
-    /// A signal of this number.
+/// After a second signal what is there has so long to be left in order.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a server that runs is asked for.
+enum Asked {
+    /// To stop, by a signal of this number.
     Signal(i32),
-    /// The shutdown command.
+    /// To stop, by the shutdown command.
     Client,
+    /// To read certificates and users again.
+    Reload,
 }
 
 /// Which hits count, as users name it.
@@ -61,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         machine::enable_core_dumps()?;
     }
     if let Some(user) = &settings.user {
-        machine::become_user(user)?;
+        machine::become_user(user, config.flash.as_ref().map(|_| config.data_dir.as_path()))?;
     }
     if settings.lock_memory == Some(true) {
         machine::lock_memory()?;
@@ -76,19 +84,36 @@ fn serve(
     set_level: SetLevel,
 ) -> Result<(), CliError> {
     let (stop, stops) = mpsc::channel();
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])
-        .map_err(|e| CliError::Runtime(format!("signal handlers: {e}")))?;
+    let mut signals = signals::take()?;
     let from_signals = stop.clone();
+    // The start is to end, or the stop is to end with what is there.
+    let hurry = Arc::new(AtomicBool::new(false));
+    let started = Arc::new(AtomicBool::new(false));
+    let (hurry_up, has_started) = (hurry.clone(), started.clone());
     std::thread::Builder::new()
         .name("larder-signals".into())
         .spawn(move || {
-            for (count, signal) in signals.forever().enumerate() {
-                if count > 0 {
+            let mut stopping = false;
+            for signal in signals.forever() {
+                match Meaning::of(signal) {
+                    Meaning::Reload => drop(from_signals.send(Asked::Reload)),
+                    Meaning::Nothing => signals::tell_ignored(signal),
                     // Whoever asks twice does not want to wait. DRAM is lost either way; flash is recovered.
-                    error!("second signal: ending at once");
-                    std::process::exit(1);
+                    Meaning::Stop | Meaning::User if stopping => {
+                        error!("second signal: ending with what is there");
+                        hurry_up.store(true, Ordering::SeqCst);
+                        std::thread::sleep(PATIENCE);
+                        std::process::exit(1);
+                    }
+                    Meaning::Stop | Meaning::User => {
+                        stopping = true;
+                        if !has_started.load(Ordering::SeqCst) {
+                            info!("signal {signal}: the start ends");
+                            hurry_up.store(true, Ordering::SeqCst);
+                        }
+                        from_signals.send(Asked::Signal(signal)).ok();
+                    }
                 }
-                from_signals.send(Stop::Signal(signal)).ok();
             }
         })
         .map_err(|e| CliError::Runtime(format!("starting the signal thread: {e}")))?;
@@ -96,10 +121,21 @@ fn serve(
     // Addresses first: one that is in use must leave the store as it is.
     let sockets = Sockets::bind(&config).map_err(|e| CliError::Runtime(e.to_string()))?;
     let page_socket = bind_page(&config)?;
+    let hosts = config.http_hosts.clone();
+    let log = config.data_dir.join("larder.log");
     let clock = Arc::new(Clock::start());
-    let store = open_store(&config, &clock)?;
+    let store = match open_store(&config, &clock, &hurry) {
+        Err(e) if hurry.load(Ordering::SeqCst) => {
+            info!("stopped: {e}");
+            return Ok(());
+        }
+        opened => opened?,
+    };
+    started.store(true, Ordering::SeqCst);
+    // One that came too late to end the start is a stop as any other.
+    hurry.store(false, Ordering::SeqCst);
     describe(&config);
-    let on_shutdown = Box::new(move || drop(stop.send(Stop::Client)));
+    let on_shutdown = Box::new(move || drop(stop.send(Asked::Client)));
     // A start that fails here leaves the store as a clean stop does: what was warm stays warm.
     let give_up = |e: String| {
         larder_kv::server::Store::shutdown(&*store, clock.now());
@@ -108,11 +144,14 @@ fn serve(
     let server = Server::start_on(sockets, config, store.clone(), clock.clone(), on_shutdown)
         .map_err(|e| give_up(e.to_string()))?;
     server.on_verbosity(set_level);
-    let page = match page_socket.map(|socket| larder_kv::admin::start(socket, server.view())) {
+    let page = match page_socket
+        .map(|socket| larder_kv::admin::start(socket, server.view(), &hosts))
+    {
         None => None,
         Some(Ok(page)) => {
             let address = page.address();
             info!("live page http://{address}/ and metrics http://{address}/metrics");
+            crate::out::warn_of_open_page(address);
             Some(page)
         }
         Some(Err(e)) => {
@@ -125,13 +164,20 @@ fn serve(
     info!("ready on {}", server.listening().join(", "));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     if child {
-        detach();
+        detach(&log);
     }
 
-    match stops.recv() {
-        Ok(Stop::Signal(signal)) => info!("stopping: signal {signal}"),
-        Ok(Stop::Client) => info!("stopping: asked by a client"),
-        Err(_) => info!("stopping"),
+    loop {
+        match stops.recv() {
+            Ok(Asked::Reload) => {
+                server.reload();
+                continue;
+            }
+            Ok(Asked::Signal(signal)) => info!("stopping: signal {signal}"),
+            Ok(Asked::Client) => info!("stopping: asked by a client"),
+            Err(_) => info!("stopping"),
+        }
+        break;
     }
     sd_notify::notify(&[sd_notify::NotifyState::Stopping]).ok();
     drop(page);
@@ -158,7 +204,11 @@ fn bind_page(config: &Config) -> Result<Option<std::net::TcpListener>, CliError>
 }
 
 /// The store behind the server.
-fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliError> {
+fn open_store(
+    config: &Config,
+    clock: &Arc<Clock>,
+    hurry: &Arc<AtomicBool>,
+) -> Result<Arc<KvStore>, CliError> {
     let flash = config.flash.as_ref();
     let store_config = StoreConfig {
         memory: config.memory,
@@ -176,6 +226,7 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         applications: config.applications.clone(),
         record: config.record.clone(),
         capture: config.capture.clone(),
+        hurry: hurry.clone(),
     };
     if let Some(flash) = flash {
         let size = flash.size.or_else(|| flash.path.metadata().ok().map(|m| m.len()));
@@ -197,9 +248,16 @@ fn open_store(config: &Config, clock: &Arc<Clock>) -> Result<Arc<KvStore>, CliEr
         | StoreError::Admission(_)
         | StoreError::Budget(_)
         | StoreError::Application(_)
-        | StoreError::RecordWarm { .. } => CliError::Usage(e.to_string()),
+        | StoreError::RecordWarm { .. }
+        | StoreError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     })?;
+    for note in &opened.notes {
+        info!("{note}");
+    }
+    for warning in &opened.warnings {
+        warn!("{warning}");
+    }
     if let (Some(flash), Some(warmth)) = (flash, &opened.warmth) {
         let path = flash.path.display();
         if opened.formatted {
@@ -380,13 +438,19 @@ fn start_daemon() -> Result<(), CliError> {
     std::process::exit(code)
 }
 
-/// In the daemon, once it is ready: tells the waiting parent, then leaves its session and its terminal.
-fn detach() {
+/// In the daemon, once it is ready: says where the log goes on, tells the waiting parent, then leaves its session and its
+/// terminal.
+fn detach(log: &std::path::Path) {
+    let opened = std::fs::OpenOptions::new().append(true).create(true).mode(0o640).open(log);
+    match &opened {
+        Ok(_) => info!("the log goes on in {}", log.display()),
+        Err(e) => warn!("the log ends here: {}: {e}", log.display()),
+    }
     rustix::process::setsid().ok();
     let mut out = std::io::stdout();
     out.write_all(b"ready\n").and_then(|()| out.flush()).ok();
     if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         rustix::stdio::dup2_stdout(&null).ok();
-        rustix::stdio::dup2_stderr(&null).ok();
+        rustix::stdio::dup2_stderr(opened.as_ref().unwrap_or(&null)).ok();
     }
 }

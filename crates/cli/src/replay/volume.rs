@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Result<(), CliError> {
         warmup: args.warmup,
         timeout: Duration::from_secs(args.timeout),
     };
-    let reader = super::opened(args)?;
+    let (reader, interrupted) = super::opened(args)?;
     let bar = crate::progress::bar(10_000);
     let outcome = run_volume(reader, &options, |s| show(&bar, s));
     bar.finish_and_clear();
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<(), CliError> {
         print_report(&report)?;
     }
     match (report.errors, report.first_error) {
-        (0, _) => Ok(()),
+        (0, _) => super::whole(&interrupted),
         (n, first) => Err(CliError::Runtime(format!(
             "{n} requests failed; the first: {}",
             first.unwrap_or_default()

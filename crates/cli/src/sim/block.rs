@@ -4,7 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::Parser;
 use larder_base::{ByteSize, Short};
-use larder_policy::block::{BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy};
+use larder_policy::block::{
+    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy,
+};
 use larder_sim::block_study::{
     BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive, Writes,
 };
@@ -34,9 +36,9 @@ pub(super) struct BlockArgs {
     #[command(flatten)]
     input: Input,
     /// Admission: all, seqr, sseqr, touch_count, two_lbs, or several joined by '+', each with parameters in parentheses:
-    /// 'sseqr(window=32,length=4m)+tc(threshold=2)'. May be given several times; each with each size, placement and
+    /// 'sseqr(window=32,length=4m)+tc(threshold=2)'. By default a stream's lines may have free slots and displace nothing. May be given several times; each with each size, placement and
     /// replacement.
-    #[arg(long, value_name = "POLICY", default_value = "all")]
+    #[arg(long, value_name = "POLICY", default_value = BLOCK_ADMISSION_DEFAULT)]
     admission: Vec<BlockAdmissionConfig>,
     /// Bytes of flash, separated by commas (64m, 4g).
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]

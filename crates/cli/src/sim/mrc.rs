@@ -1,6 +1,7 @@
 //! `larder sim mrc`: miss ratios of eviction policies.
 
 use std::cell::RefCell;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
@@ -44,8 +45,9 @@ pub(super) struct MrcArgs {
     /// (libCacheSim's release of 2024), s3fifo-2025, wtinylfu, gdsf, belady (reads the trace twice); or all.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lru")]
     policies: Vec<String>,
-    /// Cache sizes, separated by commas: objects, or bytes (4096, 64k, 512m, 4g) with --unit bytes.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', required_unless_present = "lru_curve")]
+    /// Cache sizes, separated by commas: objects, or bytes (4096, 64k, 512m, 4g) with --unit bytes [default: 0.1, 0.3, 1, 3, 10
+    /// and 30 % of all objects of the trace, which is then read once more].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     sizes: Vec<String>,
     /// What sizes count.
     #[arg(long, value_enum, default_value = "objects")]
@@ -116,20 +118,68 @@ fn parse_sizes(texts: &[String], unit: Unit) -> Result<Vec<u64>, CliError> {
         .collect()
 }
 
+/// Shares of all objects that caches have where no size is given.
+const DEFAULT_SHARES: [f64; 6] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3];
+
+/// Those shares of a footprint, to two digits; every size once.
+fn default_sizes(footprint: u64) -> Vec<u64> {
+    let rounded = |x: f64| {
+        let unit = 10f64.powf((x.log10().floor() - 1.0).max(0.0));
+        ((x / unit).round() * unit).max(1.0) as u64
+    };
+    let mut sizes: Vec<u64> =
+        DEFAULT_SHARES.iter().map(|share| rounded((share * footprint as f64).max(1.0))).collect();
+    sizes.dedup();
+    sizes
+}
+
+/// What all objects of the trace take, in the unit of sizes: objects, or bytes at each object's last size.
+fn footprint(input: &Input, unit: Unit) -> Result<u64, CliError> {
+    let reader = larder_trace::open(&input.trace, &input.options()).map_err(trace_error)?.reader;
+    let mut items = Items::new(reader);
+    let mut objects =
+        std::collections::HashMap::<u64, u32, BuildHasherDefault<DefaultHasher>>::default();
+    let mut watch = Watch::new(1);
+    let mut requests = 0;
+    while let Some(item) = items.next() {
+        let item = item.map_err(trace_error)?;
+        objects.insert(item.id, item.size);
+        requests += 1;
+        watch.tick(items.inner(), requests);
+    }
+    watch.finish();
+    Ok(match unit {
+        Unit::Objects => objects.len() as u64,
+        Unit::Bytes => objects.values().map(|&size| u64::from(size)).sum(),
+    })
+}
+
+/// The sizes that were given, or else shares of the trace's objects.
+fn sizes(args: &MrcArgs, unit: Unit) -> Result<Vec<u64>, CliError> {
+    if !args.sizes.is_empty() || args.lru_curve.is_some() {
+        return Ok(once("--sizes", &parse_sizes(&args.sizes, unit)?));
+    }
+    if args.input.trace == "-" {
+        let problem = "--sizes: standard input cannot be read twice, and default sizes are shares of what it holds: give \
+                       sizes, such as --sizes 1000,10000";
+        return Err(CliError::Usage(problem.to_owned()));
+    }
+    let all = footprint(&args.input, unit)?;
+    let shown = match unit {
+        Unit::Objects => format!("{all} objects"),
+        Unit::Bytes => format!("{} of objects", ByteSize(all)),
+    };
+    noteln!("larder: no --sizes: caches of 0.1, 0.3, 1, 3, 10 and 30 % of {shown}");
+    Ok(default_sizes(all))
+}
+
 fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
     let unit = match args.unit {
         UnitArg::Objects => Unit::Objects,
         UnitArg::Bytes => Unit::Bytes,
     };
-    let sizes = once("--sizes", &parse_sizes(&args.sizes, unit)?);
     let admissions = once("--admission", &args.admission);
     let kinds = policies(&args.policies)?;
-    let mut jobs = Vec::new();
-    for &policy in &kinds {
-        for &admission in &admissions {
-            jobs.extend(sizes.iter().map(|&size| Job { policy, size, admission }));
-        }
-    }
     if args.input.trace == "-" && kinds.contains(&EvictionKind::Belady) {
         let problem =
             "belady reads the trace twice, which standard input does not allow: name a file";
@@ -153,6 +203,13 @@ fn plan(args: &MrcArgs) -> Result<Sweep, CliError> {
         None => cores,
     };
     let curve = args.lru_curve.is_some();
+    let sizes = sizes(args, unit)?;
+    let mut jobs = Vec::new();
+    for &policy in &kinds {
+        for &admission in &admissions {
+            jobs.extend(sizes.iter().map(|&size| Job { policy, size, admission }));
+        }
+    }
     Ok(Sweep { jobs, unit, warmup: args.warmup, threads, seed: args.seed, sample, curve })
 }
 
@@ -283,4 +340,17 @@ fn print_table(rows: &[Row], unit: Unit) -> Result<(), CliError> {
         table.row(cells);
     }
     table.print()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_sizes_are_shares_of_what_there_is() {
+        assert_eq!(default_sizes(1_000_000), [1_000, 3_000, 10_000, 30_000, 100_000, 300_000]);
+        assert_eq!(default_sizes(182_790), [180, 550, 1_800, 5_500, 18_000, 55_000]);
+        assert_eq!(default_sizes(20), [1, 2, 6]);
+        assert_eq!(default_sizes(0), [1]);
+    }
 }

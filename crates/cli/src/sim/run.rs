@@ -274,6 +274,7 @@ type Column = (&'static str, fn(&Point) -> String);
 
 const COLUMNS: &[Column] = &[
     ("time", |p| p.time.to_string()),
+    ("interval_share", |p| p.interval_share.to_string()),
     ("requests", |p| p.requests.to_string()),
     ("reads", |p| p.reads.to_string()),
     ("dram_hit_ratio", |p| p.dram_hit_ratio.to_string()),

@@ -185,7 +185,7 @@ fn a_file_that_was_changed_after_the_kill() {
     file.write_all_at(&[9; LEN], at(5)).unwrap();
     let running = host.start();
     assert!(
-        running.said("nothing shows that the run that was cut short did it last"),
+        running.said("nothing shows that the run that was cut short was the last"),
         "{:#?}",
         running.seen
     );

@@ -1,7 +1,7 @@
 //! Several connections on few keys, everything by way of flash: no answer is older than an acknowledged write.
 
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::client::Client;
 use crate::load::{Mix, Notebook, under_load};
@@ -21,7 +21,18 @@ fn run(mix: Mix, more: &[&str], seed: u64, connections: u64) {
             std::thread::sleep(Duration::from_millis(1_200));
             book.flush(&mut client).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(1_000));
+        // However slow the machine is: until flash was written and read.
+        let began = Instant::now();
+        loop {
+            std::thread::sleep(Duration::from_millis(1_000));
+            let stats = client.stats("");
+            let number = |name: &str| stats[name].parse::<u64>().unwrap();
+            if number("get_extstore") > 10 && number("extstore_page_allocs") > 3
+                || began.elapsed() > Duration::from_secs(120)
+            {
+                break;
+            }
+        }
     });
     book.check();
     let stats = client.stats("");

@@ -28,6 +28,8 @@ pub(crate) struct Mix {
 /// The notebook of a whole test: over all connections and all lives of the server.
 pub(crate) struct Notebook {
     start: Instant,
+    /// By how much the server's clock was moved ahead, nanoseconds.
+    ahead: AtomicU64,
     tokens: AtomicU64,
     events: Mutex<Vec<Event>>,
     /// Too much is done to keep all of it: values are checked by themselves alone.
@@ -52,6 +54,7 @@ impl Notebook {
     pub(crate) fn new() -> Notebook {
         Notebook {
             start: Instant::now(),
+            ahead: AtomicU64::new(0),
             tokens: AtomicU64::new(1),
             events: Mutex::default(),
             forgets: false,
@@ -70,7 +73,14 @@ impl Notebook {
     }
 
     pub(crate) fn now(&self) -> Nanos {
-        self.start.elapsed().as_nanos() as Nanos
+        self.start.elapsed().as_nanos() as Nanos + self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// Moves the server's clock ahead (it must have been started with `--enable-debugtime`), and the time of this book with
+    /// it: what has expired by then is gone for good, whatever the clock says later. Nobody may be at work meanwhile.
+    pub(crate) fn jump(&self, client: &mut Client, seconds: u64) {
+        assert_eq!(client.ask(&format!("debugtime {seconds}\r\n")), "OK");
+        self.ahead.fetch_add(seconds * 1_000_000_000, Ordering::Relaxed);
     }
 
     pub(crate) fn token(&self) -> u64 {

@@ -12,5 +12,6 @@ mod history;
 mod live;
 mod load;
 mod mislead;
+mod moves;
 mod restart;
 mod server;

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use crate::server::{Site, region_of};
 
-const SMALL: &[&str] =
+pub(crate) const SMALL: &[&str] =
     &["-m", "5", "-I", "16k", "-t", "1", "--flash-size", "16m", "--admission", "all"];
 /// Objects that together are twice the DRAM, so that at least half of them are on flash when all have been set.
-const OBJECTS: u32 = 20_000;
+pub(crate) const OBJECTS: u32 = 20_000;
 
-fn name(i: u32) -> String {
+pub(crate) fn name(i: u32) -> String {
     format!("object-{i}")
 }
 
 /// Sets objects whose values say which generation of the test they are of.
-fn fill(client: &mut crate::client::Client, generation: &str) {
+pub(crate) fn fill(client: &mut crate::client::Client, generation: &str) {
     for chunk in (0..OBJECTS).collect::<Vec<_>>().chunks(100) {
         let mut out = Vec::new();
         for &i in chunk {
@@ -33,7 +33,7 @@ fn fill(client: &mut crate::client::Client, generation: &str) {
 }
 
 /// How many objects answer, all of them of this generation.
-fn count(client: &mut crate::client::Client, generation: &str) -> u32 {
+pub(crate) fn count(client: &mut crate::client::Client, generation: &str) -> u32 {
     let mut there = 0;
     for chunk in (0..OBJECTS).collect::<Vec<_>>().chunks(100) {
         let mut out = Vec::new();
@@ -53,7 +53,7 @@ fn count(client: &mut crate::client::Client, generation: &str) -> u32 {
 }
 
 /// A site whose flash has been filled; `end` is how its server ended.
-fn filled(end: impl FnOnce(crate::server::Server) -> String) -> Site {
+pub(crate) fn filled(end: impl FnOnce(crate::server::Server) -> String) -> Site {
     let site = Site::new();
     let server = site.start(SMALL);
     let mut client = server.connect();
@@ -119,7 +119,7 @@ fn an_older_copy_of_the_flash_is_not_believed() {
     server.kill();
     // The copy is whole and of a clean stop, but its checkpoint has been used up, and the memory is of a later run.
     std::fs::copy(&copy, site.flash()).unwrap();
-    assert_cold(&site, "there is no checkpoint");
+    assert_cold(&site, "the flash has been used by another run since");
 }
 
 #[test]
@@ -202,7 +202,12 @@ fn flash_of_another_size_is_refused_and_left_alone() {
     for size in ["17m", "32m"] {
         let (code, last) = site.refused(&["-m", "5", "-I", "16k", "--flash-size", size]);
         assert_eq!(code, Some(1), "{last}");
-        assert!(last.contains("16777216 bytes") && last.contains("give the size it has"), "{last}");
+        assert!(
+            last.contains("16777216 bytes")
+                && last.contains("give the size it has")
+                && last.contains("--format-flash"),
+            "{last}"
+        );
     }
     assert!(bytes(&site.flash()) == before, "the flash was changed");
     let (there, log) = look(&site, "one");

@@ -56,21 +56,39 @@ impl Site {
 
     pub(crate) fn remember_region(&self) {
         if let Some(region) = self.region() {
-            let mut all = self.regions.lock().unwrap();
-            if !all.contains(&region) {
-                all.push(region);
-            }
+            self.remember(region);
+        }
+    }
+
+    fn remember(&self, region: PathBuf) {
+        let mut all = self.regions.lock().unwrap();
+        if !all.contains(&region) {
+            all.push(region);
         }
     }
 
     /// The command that serves this site: `more` goes after the rest.
     pub(crate) fn command(&self, more: &[&str]) -> Command {
+        self.command_on(&self.data_dir(), &self.flash(), more)
+    }
+
+    /// The same with another data directory, another flash, or the flash `none`.
+    pub(crate) fn command_on(&self, data_dir: &Path, flash: &Path, more: &[&str]) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_larder"));
         c.env_remove("RUST_LOG").env_remove("STATE_DIRECTORY");
         c.args(["kv", "--http", "off", "-s"]).arg(self.socket());
-        c.arg("--data-dir").arg(self.data_dir()).arg("--flash").arg(self.flash());
+        c.arg("--data-dir").arg(data_dir).arg("--flash").arg(flash);
         c.args(more);
         c
+    }
+
+    /// Starts a server with another data directory or flash.
+    pub(crate) fn start_on(&self, data_dir: &Path, flash: &Path, more: &[&str]) -> Server {
+        let server = Server::of(self.command_on(data_dir, flash, more), self.socket());
+        if let Some(region) = region_of(flash) {
+            self.remember(region);
+        }
+        server
     }
 
     /// Starts a server and waits until it is ready.
@@ -82,7 +100,12 @@ impl Site {
 
     /// Runs a command that must end by itself: its exit code and its last line.
     pub(crate) fn refused(&self, more: &[&str]) -> (Option<i32>, String) {
-        let mut server = Server::spawn(self.command(more), self.socket());
+        self.refused_as(self.command(more))
+    }
+
+    /// The same for any command.
+    pub(crate) fn refused_as(&self, command: Command) -> (Option<i32>, String) {
+        let mut server = Server::spawn(command, self.socket());
         let status = server.wait(Duration::from_secs(30));
         let log = server.log();
         self.remember_region();

@@ -2,13 +2,16 @@
 //! asked for it before.
 //!
 //! It begins when a read of such a stream misses, goes on while the store must be asked, and ends where everything is cached.
-//! How far it goes grows with the stream, up to a limit. Only streams whose lines are admitted are read ahead of: what
-//! admission keeps out (scans, if it is told so) is not brought in by this way.
+//! How far it goes grows with the stream, up to a limit. Only streams whose lines are admitted are read ahead of, on the same terms: what
+//! admission keeps out (scans, if it is told so) is not brought in by this way, and of what may have free slots only it goes on
+//! as long as there are some.
 //!
-//! What is read ahead is asked for as [`PartKind::Prefetch`](super::PartKind): the shard brings it past admission, keeps it
+//! What is read ahead is asked for as [`PartKind::Prefetch`](super::PartKind): the shard brings it past admission's other
+//! verdicts, keeps it
 //! from changes like any other fetch, and lets it go where it would have to wait. Whoever asks sees to it that nothing beyond
 //! the end of the volume is asked for, and nothing of which the operator has said something else ([`Streams::same_rule`]).
 
+use super::api::Verdict;
 use super::planted::Planted;
 
 /// Streams that are known at a time, of one worker.
@@ -27,9 +30,20 @@ struct Stream {
     asked: u64,
     /// The store must be asked for what comes.
     cold: bool,
-    admitted: bool,
+    verdict: Verdict,
     /// When it was last read.
     used: u64,
+}
+
+/// What is to be read ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadAhead {
+    /// First byte in the line space.
+    pub from: u64,
+    /// The byte after the last.
+    pub to: u64,
+    /// What its lines may have: any slot, or a free one.
+    pub verdict: Verdict,
 }
 
 /// The streams of one worker. Places are bytes of the line space.
@@ -83,9 +97,9 @@ impl Streams {
         false
     }
 
-    /// Bytes `at..at + len` are read, of a volume whose cached part ends at `end`. Returns what is to be read ahead: from
-    /// where and to where.
-    pub fn read(&mut self, at: u64, len: u64, end: u64, admitted: bool) -> Option<(u64, u64)> {
+    /// Bytes `at..at + len` are read, of a volume whose cached part ends at `end`; `verdict` is what admission says of lines that
+    /// are read ahead of it. Returns what is to be read ahead.
+    pub fn read(&mut self, at: u64, len: u64, end: u64, verdict: Verdict) -> Option<ReadAhead> {
         if self.most == 0 || len == 0 {
             return None;
         }
@@ -99,7 +113,7 @@ impl Streams {
                     reads: 1,
                     asked: at + len,
                     cold: false,
-                    admitted,
+                    verdict,
                     used: self.clock,
                 };
             }
@@ -108,19 +122,19 @@ impl Streams {
         let stream = &mut self.list[place];
         stream.next += len;
         stream.reads = stream.reads.saturating_add(1);
-        stream.admitted = admitted;
+        stream.verdict = verdict;
         stream.used = self.clock;
         self.further(place, end)
     }
 
     /// The store was asked for a read at `at`.
-    pub fn missed(&mut self, at: u64, end: u64) -> Option<(u64, u64)> {
+    pub fn missed(&mut self, at: u64, end: u64) -> Option<ReadAhead> {
         let place = self.list.iter().position(|s| s.start <= at && at < s.next)?;
         self.list[place].cold = true;
         self.further(place, end)
     }
 
-    /// All that was read ahead from `at` on was there already.
+    /// All that was read ahead from `at` on was there already, or was not to be had.
     pub fn was_there(&mut self, at: u64) {
         if let Some(s) = self.list.iter_mut().find(|s| s.start <= at && at < s.asked) {
             s.cold = false;
@@ -143,12 +157,14 @@ impl Streams {
         (from..to).step_by(line as usize).find(|&at| rule(at) != first).unwrap_or(to)
     }
 
-    fn further(&mut self, place: usize, end: u64) -> Option<(u64, u64)> {
+    fn further(&mut self, place: usize, end: u64) -> Option<ReadAhead> {
         let end = if self.planted(Planted::AheadPastEnd) { u64::MAX } else { end };
         let least = self.least;
         let stream = &mut self.list[place];
         let run = stream.next - stream.start;
-        if !stream.cold || !stream.admitted || stream.reads < READS || run < least {
+        let verdict = stream.verdict;
+        let admitted = matches!(verdict, Verdict::Admit | Verdict::IfFree);
+        if !stream.cold || !admitted || stream.reads < READS || run < least {
             return None;
         }
         let from = stream.asked.max(stream.next);
@@ -160,7 +176,7 @@ impl Streams {
             return None;
         }
         stream.asked = to;
-        Some((from, to))
+        Some(ReadAhead { from, to, verdict })
     }
 }
 
@@ -179,11 +195,11 @@ mod tests {
         let mut most = 0;
         for i in 0..64 {
             let at = i * 64 * K;
-            let mut found = streams.read(at, 64 * K, END, true);
+            let mut found = streams.read(at, 64 * K, END, Verdict::Admit);
             if at >= ahead {
                 found = found.or(streams.missed(at, END));
             }
-            if let Some((from, to)) = found {
+            if let Some(ReadAhead { from, to, .. }) = found {
                 assert!(from >= ahead && from >= at + 64 * K, "nothing twice: {from} {ahead}");
                 assert!(to > from && to <= at + 64 * K + 1024 * K && to % GROUP == 0);
                 ahead = to;
@@ -201,40 +217,45 @@ mod tests {
         let mut streams = Streams::new(1024 * K, GROUP);
         for i in 0..1000u64 {
             let at = i * 7919 % 1000 * 1024 * K;
-            assert_eq!(streams.read(at, 64 * K, END, true).or(streams.missed(at, END)), None);
+            let found = streams.read(at, 64 * K, END, Verdict::Admit);
+            assert_eq!(found.or(streams.missed(at, END)), None);
         }
         let mut none = Streams::new(0, GROUP);
         for i in 0..100 {
-            assert_eq!(none.read(i * 64 * K, 64 * K, END, true), None);
+            assert_eq!(none.read(i * 64 * K, 64 * K, END, Verdict::Admit), None);
             assert_eq!(none.missed(i * 64 * K, END), None);
         }
     }
 
     #[test]
     fn it_ends_where_all_is_there_or_nothing_is_admitted_or_the_volume_ends() {
-        let begin = |admitted| {
+        let begin = |verdict| {
             let mut streams = Streams::new(1024 * K, GROUP);
             let mut found = None;
             for i in 0..8 {
-                found = streams.read(i * 64 * K, 64 * K, END, admitted);
+                found = streams.read(i * 64 * K, 64 * K, END, verdict);
                 found = found.or(streams.missed(i * 64 * K, END)).or(found);
             }
             (streams, found)
         };
-        let (mut streams, found) = begin(true);
-        let (from, _) = found.expect("it is read ahead");
+        let (mut streams, found) = begin(Verdict::Admit);
+        let ReadAhead { from, verdict, .. } = found.expect("it is read ahead");
+        assert_eq!(verdict, Verdict::Admit);
         streams.was_there(from);
         for i in 8..40 {
-            assert_eq!(streams.read(i * 64 * K, 64 * K, END, true), None);
+            assert_eq!(streams.read(i * 64 * K, 64 * K, END, Verdict::Admit), None);
         }
         assert!(streams.missed(39 * 64 * K, END).is_some(), "a miss begins it again");
-        assert_eq!(begin(false).1, None);
+        assert_eq!(begin(Verdict::Reject).1, None);
+        assert_eq!(begin(Verdict::Compete).1, None);
+        let found = begin(Verdict::IfFree).1;
+        assert_eq!(found.map(|f| f.verdict), Some(Verdict::IfFree), "on its own terms");
         let mut streams = Streams::new(1024 * K, GROUP);
         let end = 600 * K;
         let mut furthest = 0;
         for i in 0..9 {
-            let found = streams.read(i * 64 * K, 64 * K, end, true);
-            furthest = found.or(streams.missed(i * 64 * K, end)).map_or(furthest, |f| f.1);
+            let found = streams.read(i * 64 * K, 64 * K, end, Verdict::Admit);
+            furthest = found.or(streams.missed(i * 64 * K, end)).map_or(furthest, |f| f.to);
         }
         assert_eq!(furthest, end);
     }

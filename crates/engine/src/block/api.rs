@@ -85,7 +85,7 @@ pub enum PartKind {
     Zero,
     /// Gives the range back to the backing store (`TRIM`).
     Trim,
-    /// Brings whole lines into the cache, past admission; delivers nothing (`CACHE`).
+    /// Brings whole lines into the cache, past admission but for [`Verdict::IfFree`]; delivers nothing (`CACHE`).
     Prefetch,
 }
 
@@ -120,8 +120,23 @@ pub enum Verdict {
     Admit,
     /// They may be cached in a free slot, or in place of a line that [`BlockEffects::prefer`] ranks below them.
     Compete,
+    /// They may be cached in a free slot; no line leaves for them.
+    IfFree,
     /// They are not cached; those that are stay.
     Reject,
+}
+
+impl Verdict {
+    /// What holds for an access of whose parts these were said, as far as reading ahead of it goes.
+    #[must_use]
+    pub fn and(self, other: Verdict) -> Verdict {
+        match (self, other) {
+            (Verdict::Reject, _) | (_, Verdict::Reject) => Verdict::Reject,
+            (Verdict::Compete, _) | (_, Verdict::Compete) => Verdict::Compete,
+            (Verdict::IfFree, _) | (_, Verdict::IfFree) => Verdict::IfFree,
+            (Verdict::Admit, Verdict::Admit) => Verdict::Admit,
+        }
+    }
 }
 
 /// Where the bytes of a flash write come from.
@@ -256,7 +271,7 @@ pub struct BlockStats {
     pub write_hits: u64,
     /// Fills that were completed.
     pub fills: u64,
-    /// Lines not filled because admission rejected them.
+    /// Lines not filled because admission rejected them, or let them have a free slot only and there was none.
     pub fill_rejected: u64,
     /// Lines not filled because too many fills were under way, or every candidate slot was busy.
     pub fill_dropped: u64,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_base::Nanos;
 
-use super::api::{BlockEffects, GroupId, IoFailed, IoId, LineId, SlotId, Source, Sum};
+use super::api::{BlockEffects, GroupId, IoFailed, IoId, LineId, SlotId, Source, Sum, Verdict};
 use super::map::{Choice, Slot, Want};
 use super::planted::Planted;
 use super::shard::{BlockShard, FillSource, Group, Io, WaitingFill};
@@ -22,20 +22,22 @@ impl BlockShard {
         }
     }
 
-    /// Begins to fill the lines of `mask`, as far as there is room; those of `compete` only where admission ranks them
-    /// above whom they displace. Returns how many need `source` from now on.
+    /// Begins to fill the lines of `mask`, as far as there is room: on the terms of admission's verdict, but for lines of `renew`,
+    /// which were cached before and take whatever slot there is. Returns how many need `source` from now on.
     pub(super) fn start_fills(
         &mut self,
         group: GroupId,
         mask: u16,
         source: FillSource,
-        compete: u16,
+        (verdict, renew): (Verdict, u16),
         fx: &mut impl BlockEffects,
     ) -> u32 {
         if !self.enabled {
             return 0;
         }
-        self.evict_cold(fx);
+        if verdict != Verdict::IfFree || renew & mask != 0 {
+            self.evict_cold(fx);
+        }
         let awaits_bit = self.awaits_bit(group);
         let mut refs = 0;
         let mut ready: Vec<(SlotId, LineId, u32)> = Vec::new();
@@ -44,10 +46,13 @@ impl BlockShard {
                 self.stats.fill_dropped += 1;
                 continue;
             }
-            let contest = compete & 1 << line.index() != 0;
-            let Some(choice) = self.find_place(line, contest, fx) else { continue };
+            let verdict = if renew & 1 << line.index() != 0 { Verdict::Admit } else { verdict };
+            let Some(choice) = self.find_place(line, verdict, fx) else { continue };
             if let Some(rival) = choice.rival {
-                if contest && !self.is_void(rival.line) && !fx.prefer(line, rival.line) {
+                if verdict == Verdict::Compete
+                    && !self.is_void(rival.line)
+                    && !fx.prefer(line, rival.line)
+                {
                     self.stats.fill_rejected += 1;
                     continue;
                 }
@@ -82,17 +87,21 @@ impl BlockShard {
     }
 
     /// A place for `line` that may be had: not that of a line that must stay, and none where nothing lies if the volume may
-    /// not grow.
+    /// not grow. With [`Verdict::IfFree`] nobody's place at all.
     fn find_place(
         &mut self,
         line: LineId,
-        contest: bool,
+        verdict: Verdict,
         fx: &mut impl BlockEffects,
     ) -> Option<Choice> {
         let lax = self.planted(Planted::BusyEvicted);
         let (groups, reserved) = (&self.groups, &self.reserved);
         let mut kept = Vec::new();
-        let mut want = if contest { Want::Contest } else { Want::Place };
+        let mut want = match verdict {
+            Verdict::Compete => Want::Contest,
+            Verdict::IfFree if !self.planted(Planted::IfFreeDisplaces) => Want::Free,
+            _ => Want::Place,
+        };
         while kept.len() < PLACES {
             let busy = |slot: SlotId, now: Slot| {
                 kept.contains(&slot) || is_busy(groups, reserved, slot, now, lax)
@@ -106,10 +115,11 @@ impl BlockShard {
                     kept.push(rival.slot);
                 }
                 _ if fx.may_grow(line) => return Some(choice),
+                _ if want == Want::Free => break,
                 _ => want = Want::Displace,
             }
         }
-        if kept.is_empty() && want != Want::Displace {
+        if kept.is_empty() && !matches!(want, Want::Displace | Want::Free) {
             self.stats.fill_dropped += 1;
         } else {
             self.stats.fill_rejected += 1;

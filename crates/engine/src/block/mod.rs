@@ -26,7 +26,7 @@ mod voids;
 pub mod volumes;
 mod write;
 
-pub use ahead::Streams;
+pub use ahead::{ReadAhead, Streams};
 pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
     OpId, Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,

@@ -66,6 +66,8 @@ faults! {
     MergeNotJoined,
     /// Changes that share bytes do not wait for one another.
     ChangesRace,
+    /// The same once the cache was given up.
+    ChangesRaceWithoutCache,
     /// The old copy of a line that moved stays in the durable map.
     OldCopyNotRecorded,
     /// A part begins in a void region whose lines are still in the map.
@@ -88,6 +90,8 @@ faults! {
     AheadNotAwaited,
     /// What lies behind the end of a volume is read ahead.
     AheadPastEnd,
+    /// A line that may have a free slot only takes another one's.
+    IfFreeDisplaces,
     /// What the operator has said something else of is read ahead.
     AheadIgnoresRule,
 }

@@ -5,6 +5,8 @@ use larder_base::Nanos;
 use super::api::{
     BlockEffects, GroupId, IoFailed, IoId, LineId, Part, PartKind, SlotId, Source, Sum, Verdict,
 };
+use super::fill::is_busy;
+use super::map::Slot;
 use super::planted::Planted;
 use super::shard::{Active, BlockShard, FillSource, Io, Want};
 
@@ -166,10 +168,13 @@ impl BlockShard {
             }
             From::Backing => {
                 let room = self.config.limits.fills.saturating_sub(self.fills);
-                let fill = self.enabled && (prefetch || part.verdict != Verdict::Reject);
+                let fill = self.enabled
+                    && (prefetch || part.verdict != Verdict::Reject)
+                    && self.finds_room(part, first, lines);
                 if fill && room < lines {
                     self.stats.fill_dropped += u64::from(lines);
-                } else if !fill && self.enabled {
+                } else if !fill && self.enabled && !prefetch {
+                    // (What is read ahead in vain is asked for again, and counts then.)
                     self.stats.fill_rejected += u64::from(lines);
                 }
                 if fill && room >= lines {
@@ -179,6 +184,18 @@ impl BlockShard {
                 }
             }
         }
+    }
+
+    /// Whether lines that may have free slots only find some: one of them, or each where nobody asks for them yet. (To be read
+    /// ahead in pieces would cost the client's own read more than it gains.)
+    fn finds_room(&self, part: &Part, first: LineId, lines: u32) -> bool {
+        if part.verdict != Verdict::IfFree || self.planted(Planted::IfFreeDisplaces) {
+            return true;
+        }
+        let (groups, reserved) = (&self.groups, &self.reserved);
+        let busy = |slot: SlotId, now: Slot| is_busy(groups, reserved, slot, now, false);
+        let free = self.map.free_for(first, lines, self.fills, busy);
+        if part.kind == PartKind::Prefetch { free == lines } else { free > 0 }
     }
 
     /// Brings whole lines, to be filled; whoever wants one of them meanwhile waits for this fetch.
@@ -204,7 +221,11 @@ impl BlockShard {
             at,
             len,
             whole,
-            compete: part.verdict == Verdict::Compete && part.kind != PartKind::Prefetch,
+            verdict: match (part.kind, part.verdict) {
+                (_, Verdict::IfFree) => Verdict::IfFree,
+                (PartKind::Prefetch, _) => Verdict::Admit,
+                (_, verdict) => verdict,
+            },
             wants: vec![want],
             refs: 0,
         }));
@@ -230,7 +251,7 @@ impl BlockShard {
             at,
             len,
             whole: 0,
-            compete: false,
+            verdict: Verdict::Reject,
             wants: vec![want],
             refs: 0,
         }));
@@ -323,10 +344,10 @@ impl BlockShard {
         outcome: Result<(), IoFailed>,
         fx: &mut impl BlockEffects,
     ) {
-        let Some(Io::Fetch { group, whole, compete, wants, .. }) = self.ios.get_mut(io.0) else {
+        let Some(Io::Fetch { group, whole, verdict, wants, .. }) = self.ios.get_mut(io.0) else {
             return;
         };
-        let (group, whole, compete, wants) = (*group, *whole, *compete, std::mem::take(wants));
+        let (group, whole, verdict, wants) = (*group, *whole, *verdict, std::mem::take(wants));
         let failed = outcome.is_err();
         if failed {
             self.stats.backing_errors += 1;
@@ -345,8 +366,7 @@ impl BlockShard {
         }
         let mut refs = 0;
         if !failed && whole != 0 {
-            let compete = if compete { u16::MAX } else { 0 };
-            refs = self.start_fills(group, whole, FillSource::Fetch(io), compete, fx);
+            refs = self.start_fills(group, whole, FillSource::Fetch(io), (verdict, 0), fx);
         }
         if refs == 0 {
             self.ios.remove(io.0);

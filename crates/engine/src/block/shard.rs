@@ -48,7 +48,7 @@ use larder_base::Nanos;
 
 use super::api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
-    Part, PartKind, SlotId, Sum, WriteMode,
+    Part, PartKind, SlotId, Sum, Verdict, WriteMode,
 };
 use super::left::Left;
 use super::map::{Map, Slot};
@@ -147,13 +147,14 @@ pub(super) enum Io {
         to: SlotId,
         lines: Vec<(LineId, Sum)>,
     },
-    /// `whole`: the lines of the group that it brings whole, which others may wait for and which are to be filled.
+    /// `whole`: the lines of the group that it brings whole, which others may wait for and which are to be filled, on the terms
+    /// of `verdict`.
     Fetch {
         group: GroupId,
         at: u64,
         len: u32,
         whole: u16,
-        compete: bool,
+        verdict: Verdict,
         wants: Vec<Want>,
         refs: u32,
     },
@@ -471,6 +472,7 @@ impl BlockShard {
     /// has last. Where they share lines and no bytes, see the header of `merge.rs`.
     fn exclude(&self, a: &Part, b: &Part) -> bool {
         !self.planted(Planted::ChangesRace)
+            && (self.enabled || !self.planted(Planted::ChangesRaceWithoutCache))
             && a.at < b.at + u64::from(b.len)
             && b.at < a.at + u64::from(a.len)
     }

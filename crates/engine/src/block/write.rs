@@ -226,8 +226,8 @@ impl BlockShard {
         let refs = if failed || fill == 0 || !self.enabled {
             0
         } else {
-            let compete = if part.verdict == Verdict::Compete { !renew } else { 0 };
-            self.start_fills(group, fill, FillSource::Active(active), compete, fx)
+            let terms = (part.verdict, renew);
+            self.start_fills(group, fill, FillSource::Active(active), terms, fx)
         };
         if !answered {
             fx.done(part.op, if failed { Err(IoFailed) } else { Ok(()) }, refs > 0);

@@ -5,7 +5,7 @@
 //! request and the bytes. The engine keeps no record of waiting requests, so nothing leaks when a client goes away, and
 //! a request always decides on the state of the moment at which it completes.
 
-use larder_base::{AppId, Expiry, ObjectHash};
+use larder_base::{AppId, Expiry, ObjectHash, UnixSecs};
 
 /// One request for one key.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,13 +45,25 @@ pub struct Get {
     pub touch: Option<Expiry>,
     /// On a miss, create an empty object with this expiry and let this client win the right to fill it (mg N).
     pub vivify: Option<Expiry>,
-    /// Let one client win the right to refill an object with fewer seconds left than this (mg R).
+    /// Let one client win the right to refill an object that had fewer seconds left than this before any
+    /// [`Get::touch`] (mg R). [`u32::MAX`]: whatever it had left, also one that never expires.
     pub recache_below: Option<u32>,
     /// CAS for an object that this request creates (mg E with N).
     pub new_cas: Option<u64>,
     /// Take part in win/stale (the meta protocol does, the text protocol does not): without it a stale object is
     /// returned as it is and no win is handed out.
     pub meta: bool,
+}
+
+impl Get {
+    /// Whether an object that expires at `expiry` is due to be refilled.
+    pub fn recache_due(&self, expiry: Expiry, now: UnixSecs) -> bool {
+        match self.recache_below {
+            None => false,
+            Some(u32::MAX) => true,
+            Some(below) => expiry.remaining(now).is_some_and(|left| left < below),
+        }
+    }
 }
 
 /// How a [`Store`] treats what is there.
@@ -145,6 +157,8 @@ pub struct Item<'a> {
     pub cas: u64,
     /// When it expires, after any touch that this request asked for.
     pub expiry: Expiry,
+    /// When it expired before: never, for an object that this request has created.
+    pub expiry_before: Expiry,
     /// Seconds since the last access before this one (meta `l`).
     pub last_access: u32,
     /// Whether it had been read before this request (meta `h`).
@@ -180,7 +194,10 @@ pub enum Reply<'a> {
     /// No such object, for anything but a read.
     NotFound,
     /// Gone (or marked stale).
-    Deleted,
+    Deleted {
+        /// Length of its value.
+        size: u32,
+    },
     /// Expiry changed.
     Touched,
     /// The number after the change, with the object's other properties.

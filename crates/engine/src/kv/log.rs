@@ -567,7 +567,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
         self.stats.live_segments += 1;
         self.filled_at[usize::from(*segment)] = Some(now.mono);
         // What was granted was the records; the segment's unused bytes are written too.
-        self.budget.grant(now.mono, fill.capacity.saturating_sub(fill.record_bytes));
+        self.budget.charge(now.mono, fill.capacity.saturating_sub(fill.record_bytes));
     }
 
     fn publish<M: ObjectMemory>(

@@ -4,6 +4,7 @@ mod access_times;
 pub mod api;
 mod clean;
 mod config;
+mod expire;
 mod flash;
 mod log;
 mod ops;

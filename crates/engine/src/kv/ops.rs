@@ -65,6 +65,7 @@ impl<M: ObjectMemory> KvShard<M> {
             Op::Touch(expiry) => match self.bring_in(now, req, present) {
                 Some((block, mut h)) => {
                     h.expiry = *expiry;
+                    self.sweep.note(*expiry);
                     h.state = h.state.with(State::FETCHED).with_clock(self.raised(h.state.clock()));
                     h.last = now.millis32();
                     self.changed_in_place(req, block, &mut h);
@@ -107,9 +108,7 @@ impl<M: ObjectMemory> KvShard<M> {
                 self.stats.hits_flash += 1;
                 self.apps.of_mut(req.app).hits_flash += 1;
                 let meta = found.record.meta();
-                let recache = get.recache_below.is_some_and(|below| {
-                    meta.expiry.remaining(now.wall).is_some_and(|left| left < below)
-                });
+                let recache = get.recache_due(meta.expiry, now.wall);
                 let changes = get.touch.is_some_and(|t| t != meta.expiry)
                     || get.meta && !meta.won && (meta.stale || recache);
                 if changes {
@@ -152,6 +151,7 @@ impl<M: ObjectMemory> KvShard<M> {
                         let item = Item {
                             won: true,
                             already_won: false,
+                            expiry_before: Expiry::NEVER,
                             ..Self::item(&self.arena, now, block, &h)
                         };
                         fx.reply(Reply::Item(item));
@@ -175,26 +175,26 @@ impl<M: ObjectMemory> KvShard<M> {
         mut h: ObjectHeader,
         fx: &mut impl Effects,
     ) {
+        // Whether it is due is what it was when the client came, not what this request's own touch makes of it.
+        let expiry_before = h.expiry;
+        let recache = get.recache_due(expiry_before, now.wall);
         if let Some(expiry) = get.touch
             && expiry != h.expiry
         {
             h.expiry = expiry;
+            self.sweep.note(expiry);
             self.changed_in_place(req, block, &mut h);
         }
-        let mut item = Self::item(&self.arena, now, block, &h);
-        if get.meta {
-            let recache = get
-                .recache_below
-                .is_some_and(|below| h.expiry.remaining(now.wall).is_some_and(|left| left < below));
-            if !item.already_won && (item.stale || recache) {
-                h.state = h.state.with(State::WON);
-                self.changed_in_place(req, block, &mut h);
-                item = Item {
-                    won: true,
-                    already_won: false,
-                    ..Self::item(&self.arena, now, block, &h)
-                };
-            }
+        let mut item = Item { expiry_before, ..Self::item(&self.arena, now, block, &h) };
+        if get.meta && !item.already_won && (item.stale || recache) {
+            h.state = h.state.with(State::WON);
+            self.changed_in_place(req, block, &mut h);
+            item = Item {
+                won: true,
+                already_won: false,
+                expiry_before,
+                ..Self::item(&self.arena, now, block, &h)
+            };
         }
         fx.reply(Reply::Item(item));
         h.note_read(now.millis32());
@@ -218,6 +218,7 @@ impl<M: ObjectMemory> KvShard<M> {
             flags: meta.flags,
             cas: meta.cas,
             expiry: meta.expiry,
+            expiry_before: meta.expiry,
             last_access: now.wall.0.saturating_sub(last),
             hit_before: meta.fetched || read.is_some(),
             won: false,
@@ -411,9 +412,9 @@ impl<M: ObjectMemory> KvShard<M> {
         present: Present<'_>,
         fx: &mut impl Effects,
     ) {
-        let cas = match &present {
-            Present::Dram(_, h) => h.cas,
-            Present::Flash(found) => found.record.meta().cas,
+        let (cas, size) = match &present {
+            Present::Dram(_, h) => (h.cas, h.value_len),
+            Present::Flash(found) => (found.record.meta().cas, found.record.value().len() as u32),
             Present::Absent => {
                 fx.reply(Reply::NotFound);
                 return;
@@ -425,11 +426,11 @@ impl<M: ObjectMemory> KvShard<M> {
         }
         if !delete.mark_stale && !delete.drop_value {
             if matches!(present, Present::Flash(_)) && self.planted(Planted::DeleteKeepsEntry) {
-                fx.reply(Reply::Deleted);
+                fx.reply(Reply::Deleted { size });
                 return;
             }
             self.discard(now, req, present, Departure::Removed);
-            fx.reply(Reply::Deleted);
+            fx.reply(Reply::Deleted { size });
             return;
         }
         let Some((mut block, mut h)) = self.bring_in(now, req, present) else {
@@ -452,12 +453,13 @@ impl<M: ObjectMemory> KvShard<M> {
             h.state = h.state.with(State::STALE).without(State::WON);
             if let Some(expiry) = delete.touch {
                 h.expiry = expiry;
+                self.sweep.note(expiry);
             }
         }
         h.cas = self.take_cas(delete.new_cas);
         self.changed_in_place(req, block, &mut h);
         h.save(&mut self.arena, block);
-        fx.reply(Reply::Deleted);
+        fx.reply(Reply::Deleted { size });
     }
 
     fn arith(
@@ -514,11 +516,13 @@ impl<M: ObjectMemory> KvShard<M> {
             (h.reads, h.last, h.written) = (reads, last, written);
         }
         h.cas = new_cas;
+        let expiry_before = h.expiry;
         if let Some(expiry) = arith.touch {
             h.expiry = expiry;
+            self.sweep.note(expiry);
         }
         h.state = h.state.with_clock(self.raised(h.state.clock()));
-        let item = Self::item(&self.arena, now, block, &h);
+        let item = Item { expiry_before, ..Self::item(&self.arena, now, block, &h) };
         fx.reply(Reply::Number(result, item));
         h.save(&mut self.arena, block);
     }
@@ -534,7 +538,11 @@ impl<M: ObjectMemory> KvShard<M> {
         let new = NewObject::fresh(req, &digits[..len], expiry, cas);
         match self.insert_dram(now, &new) {
             Some((block, h)) => {
-                fx.reply(Reply::Number(initial, Self::item(&self.arena, now, block, &h)));
+                let item = Item {
+                    expiry_before: Expiry::NEVER,
+                    ..Self::item(&self.arena, now, block, &h)
+                };
+                fx.reply(Reply::Number(initial, item));
                 self.call_cleaner(fx);
             }
             None => fx.reply(Reply::OutOfMemory),
@@ -593,18 +601,29 @@ impl<M: ObjectMemory> KvShard<M> {
     }
 }
 
-/// A decimal number of at most 64 bits, followed by nothing but spaces.
+/// A stored value as the number that incr and decr work on, as C's `strtoull` reads it, which memcached asks: white space
+/// and a sign may come before the digits, and white space or a zero byte ends them, whatever follows. A minus makes the
+/// number's complement, which is refused where that looks negative.
 fn parse_number(text: &[u8]) -> Option<u64> {
+    let white = |b: u8| b.is_ascii_whitespace() || b == 0x0b;
     if text.len() > MAX_NUMBER {
         return None;
     }
-    let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
-    if digits == 0 || text[digits..].iter().any(|&b| b != b' ') {
+    let start = text.iter().position(|&b| !white(b))?;
+    let (minus, rest) = match text[start] {
+        b'-' => (true, &text[start + 1..]),
+        b'+' => (false, &text[start + 1..]),
+        _ => (false, &text[start..]),
+    };
+    let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+    if digits == 0 || rest.get(digits).is_some_and(|&b| !white(b) && b != 0) {
         return None;
     }
-    text[..digits]
+    let number = rest[..digits]
         .iter()
-        .try_fold(0u64, |n, &b| n.checked_mul(10)?.checked_add(u64::from(b - b'0')))
+        .try_fold(0u64, |n, &b| n.checked_mul(10)?.checked_add(u64::from(b - b'0')))?;
+    let number = if minus { number.wrapping_neg() } else { number };
+    (!minus || number <= i64::MAX as u64).then_some(number)
 }
 
 /// Writes the digits of `n` to the start of `out` and returns their number.
@@ -633,9 +652,22 @@ mod tests {
     fn numbers() {
         assert_eq!(parse_number(b"18446744073709551615"), Some(u64::MAX));
         assert_eq!(parse_number(b"18446744073709551616"), None);
-        assert_eq!(parse_number(b"12  "), Some(12));
-        for bad in [&b""[..], b" 1", b"-1", b"1x", b"1 2"] {
-            assert_eq!(parse_number(bad), None);
+        // What memcached 1.6.45 answers to incr.
+        for (text, number) in [
+            (&b"12  "[..], 12),
+            (b"12 ab", 12),
+            (b" 12", 12),
+            (b"\t\n12", 12),
+            (b"+12", 12),
+            (b"1\tab", 1),
+            (b"1\0ab", 1),
+            (b"-0", 0),
+            (b"-18446744073709551615", 1),
+        ] {
+            assert_eq!(parse_number(text), Some(number), "{text:?}");
+        }
+        for bad in [&b""[..], b"  ", b"-1", b"1x", b"+", b"- 1", b"+-1", b"x"] {
+            assert_eq!(parse_number(bad), None, "{bad:?}");
         }
         let mut out = [b' '; MAX_NUMBER];
         assert_eq!(write_number(0, &mut out), 1);

@@ -43,6 +43,7 @@ impl KvShard {
         if !more {
             self.arena.release();
             self.table.fit(&mut self.arena, bytes);
+            self.sweep.restart();
             self.config.arena_bytes = self.arena.bytes();
         }
         Ok(more)

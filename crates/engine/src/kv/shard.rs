@@ -102,6 +102,7 @@ pub struct KvShard<M = Arena> {
     /// The applications' bytes on flash where the next process finds them; empty when nobody wants that.
     flash_bytes: Words,
     pub(super) stats: ShardStats,
+    pub(super) sweep: super::expire::Sweep,
     pub(super) scratch: Vec<u8>,
     /// Fingerprints of objects that the last flush took out of DRAM and that nobody has asked for since.
     pub(super) flushed: BTreeSet<u64>,
@@ -206,6 +207,7 @@ impl<M: ObjectMemory> KvShard<M> {
             apps: AppTable::default(),
             flash_bytes: Words::heap(0),
             stats: ShardStats::default(),
+            sweep: super::expire::Sweep::default(),
             scratch: Vec::new(),
             flushed: BTreeSet::new(),
             next_cas: config.cas_base,
@@ -591,6 +593,7 @@ impl<M: ObjectMemory> KvShard<M> {
             last_gap: 0,
         };
         self.arena.fill(block, &h, new.key, new.value);
+        self.sweep.note(new.expiry);
         self.table.link(&mut self.arena, new.hash.dram(), block);
         // Callers change the header and save it whole.
         h.next = ObjectHeader::next_of(&self.arena, block);
@@ -631,23 +634,26 @@ impl<M: ObjectMemory> KvShard<M> {
             }
         }
         // Then clear neighbours, whatever their rank, until a run is long enough. Staged objects stay: a run starts anew
-        // behind them.
-        let mut walked = 0;
-        while walked <= 2 * self.arena.capacity() {
-            let block = self.hand;
-            walked += self.arena.block_bytes(block);
-            self.hand = self.arena.next(block);
-            if !self.arena.is_used(block) {
-                continue;
-            }
-            let h = ObjectHeader::load(&self.arena, block);
-            if h.state.has(State::STAGED) {
-                continue;
-            }
-            self.evict(now, self.hash_of(block, &h), block, &h);
-            self.stats.evictions_direct += 1;
-            if self.arena.has_room(bytes) {
-                return self.arena.alloc(bytes);
+        // behind them. Where what is staged lies so that no run is left between, it goes too: a cache may forget, but what
+        // it is given it takes.
+        for staged_too in [false, true] {
+            let mut walked = 0;
+            while walked <= 2 * self.arena.capacity() {
+                let block = self.hand;
+                walked += self.arena.block_bytes(block);
+                self.hand = self.arena.next(block);
+                if !self.arena.is_used(block) {
+                    continue;
+                }
+                let h = ObjectHeader::load(&self.arena, block);
+                if h.state.has(State::STAGED) && !staged_too {
+                    continue;
+                }
+                self.evict(now, self.hash_of(block, &h), block, &h);
+                self.stats.evictions_direct += 1;
+                if self.arena.has_room(bytes) {
+                    return self.arena.alloc(bytes);
+                }
             }
         }
         None
@@ -743,6 +749,7 @@ impl<M: ObjectMemory> KvShard<M> {
             flags: h.flags,
             cas: h.cas,
             expiry: h.expiry,
+            expiry_before: h.expiry,
             last_access: now.millis32().wrapping_sub(h.last) / 1000,
             hit_before: h.state.has(State::FETCHED),
             won: false,

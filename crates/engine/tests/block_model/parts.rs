@@ -53,6 +53,12 @@ pub(crate) struct Seen {
     /// What is read ahead: stretches, and reads of the backing store for them.
     pub(crate) aheads: u64,
     pub(crate) ahead_reads: u64,
+    /// Parts behind the last whole line of a volume, and changes without a cache.
+    pub(crate) tails: u64,
+    pub(crate) uncached: u64,
+    /// Lines that may have free slots only: those that had some, and those for which there was none.
+    pub(crate) free_fills: u64,
+    pub(crate) free_refused: u64,
 }
 
 impl Seen {
@@ -60,7 +66,7 @@ impl Seen {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs
-            voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads);
+            voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -101,6 +107,10 @@ impl Seen {
             self.holes,
             self.aheads,
             self.ahead_reads,
+            self.tails,
+            self.uncached,
+            self.free_fills,
+            self.free_refused,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -126,6 +136,8 @@ pub(crate) enum Event {
 pub(crate) struct Fx {
     pub(crate) events: Vec<Event>,
     pub(crate) coin: Rng,
+    /// Lines begin to be filled that may have free slots only.
+    pub(crate) if_free: bool,
 }
 
 impl BlockEffects for Fx {
@@ -169,14 +181,19 @@ impl BlockEffects for Fx {
         self.events.push(Event::Load(io, page));
     }
     fn commit_soon(&mut self) {}
-    fn prefer(&mut self, _line: LineId, _victim: LineId) -> bool {
+    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
+        assert!(!self.if_free, "{victim:?} is to go for {line:?}, which may have a free slot only");
         self.coin.chance(0.5)
     }
-    fn keep(&mut self, victim: LineId, _line: Option<LineId>) -> bool {
+    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
+        // (Where it is about room the cleaner asks.)
+        let displaces = self.if_free && line.is_some();
+        assert!(!displaces, "{victim:?} is to go for {line:?}, which may have a free slot only");
         victim.0.is_multiple_of(7)
     }
     fn keep_groups(&mut self, first: GroupId, _last: GroupId, lines: u32) -> bool {
         assert!(lines > 0, "nobody goes from {first:?} on");
+        assert!(!self.if_free, "{lines} lines are to go for one that may have a free slot only");
         first.0.is_multiple_of(7)
     }
     fn may_grow(&mut self, line: LineId) -> bool {

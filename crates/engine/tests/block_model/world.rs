@@ -18,7 +18,7 @@ use larder_base::{Killed, Nanos, Rng};
 use larder_engine::block::address::Placing;
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord, Merge, OpId, Part,
-    PartKind, SlotId, Source, Streams, Sum, Verdict, WriteMode,
+    PartKind, ReadAhead, SlotId, Source, Streams, Sum, Verdict, WriteMode,
 };
 use larder_format::block::{Layout, table};
 
@@ -101,11 +101,16 @@ pub(crate) struct World {
     generation: u64,
     /// Pages of the table that memory has room for, in a shard.
     frames: u32,
+    /// So many sectors before the end of a line the volumes end.
+    cut: u64,
     /// How far is read ahead, bytes; 0: not at all.
     most_ahead: u64,
     streams: Streams,
     /// What is to be read ahead.
-    to_read_ahead: Vec<(u64, u64)>,
+    to_read_ahead: Vec<ReadAhead>,
+    /// Operations whose lines may have free slots only, and whether those of the client that reads in sequence are of these.
+    if_free: BTreeSet<OpId>,
+    scans_if_free: bool,
     /// Where a client that reads in sequence has come to, in sectors.
     scan: Option<u64>,
 }
@@ -167,16 +172,21 @@ impl World {
             writing: Vec::new(),
             generation: 0,
             frames: 0,
+            cut: 0,
             most_ahead: 0,
             streams: Streams::new(0, 1),
             to_read_ahead: Vec::new(),
+            if_free: BTreeSet::new(),
+            scans_if_free: false,
             scan: None,
         };
+        world.cut = if world.rng.chance(0.5) { 0 } else { world.rng.below(PER_LINE) };
         world.frames = FRAMES[world.rng.below(FRAMES.len() as u64) as usize];
         world.most_ahead = [0, 0, 64 << 10, 256 << 10][world.rng.below(4) as usize];
         world.lazy_log = world.rng.chance(0.25);
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
+        world.scans_if_free = seed % 5 < 2;
         world.seen.logs += u64::from(layout.segment > 0);
         world.seen.sparse += u64::from(layout.is_sparse());
         world.device.borrow_mut().fail_io = options.fail_device;
@@ -212,12 +222,23 @@ impl World {
         let stretch = self.rng.below(STRETCHES);
         let line = stretch * self.layout.region_groups * u64::from(GROUP_LINES)
             + self.rng.below(VOLUME_LINES);
-        line * PER_LINE + self.rng.below(PER_LINE)
+        let sector = line * PER_LINE + self.rng.below(PER_LINE);
+        sector.min(self.end_of_stretch(sector) - 1)
+    }
+
+    /// Sectors of a volume: it may end within a line.
+    fn volume_sectors(&self) -> u64 {
+        VOLUME_LINES * PER_LINE - self.cut
     }
 
     fn end_of_stretch(&self, at: u64) -> u64 {
         let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        at / per_region * per_region + VOLUME_LINES * PER_LINE
+        at / per_region * per_region + self.volume_sectors()
+    }
+
+    /// Where the last whole line of its volume ends: what lies behind is never cached.
+    fn end_of_lines(&self, at: u64) -> u64 {
+        self.end_of_stretch(at) / PER_LINE * PER_LINE
     }
 
     fn submit_random(&mut self) {
@@ -236,8 +257,14 @@ impl World {
             len = len.div_ceil(PER_LINE) * PER_LINE;
         }
         len = len.min(self.end_of_stretch(at) - at);
-        let verdict = [Verdict::Admit, Verdict::Admit, Verdict::Compete, Verdict::Reject]
-            [self.rng.below(4) as usize];
+        let verdict = [
+            Verdict::Admit,
+            Verdict::Admit,
+            Verdict::Admit,
+            Verdict::Compete,
+            Verdict::IfFree,
+            Verdict::Reject,
+        ][self.rng.below(6) as usize];
         self.submit_op(kind, at, len, verdict, false);
     }
 
@@ -251,8 +278,19 @@ impl World {
         let per_group = u64::from(GROUP_LINES) * PER_LINE;
         let mut parts = Vec::new();
         let mut from = at;
+        let whole = self.end_of_lines(at);
         while from < at + len {
-            let to = ((from / per_group + 1) * per_group).min(at + len);
+            let mut to = ((from / per_group + 1) * per_group).min(at + len);
+            if from >= whole {
+                // The rest, which is less than a line.
+                self.seen.tails += 1;
+                if kind != PartKind::Prefetch {
+                    parts.push((from, to - from, Verdict::Reject));
+                }
+                from = to;
+                continue;
+            }
+            to = to.min(whole);
             let never =
                 (from / PER_LINE..to.div_ceil(PER_LINE)).any(|line| World::is_never(LineId(line)));
             // What is read ahead was looked through before.
@@ -261,7 +299,11 @@ impl World {
             }
             from = to;
         }
-        let all = parts.iter().all(|p| p.2 == Verdict::Admit);
+        let before_tail = parts.iter().filter(|p| p.0 < whole);
+        let all = before_tail.fold(Verdict::Admit, |all, p| all.and(p.2));
+        if verdict == Verdict::IfFree {
+            self.if_free.insert(op);
+        }
         if let Some(o) = self.ops.get_mut(&op) {
             (o.parts, o.ahead) = (parts.len() as u32, ahead);
         }
@@ -321,8 +363,32 @@ impl World {
     // ---- effects ----
 
     fn call(&mut self, shard: usize, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
-        let mut fx = Fx { events: Vec::new(), coin: self.rng.fork(3) };
+        self.call_as(shard, false, f);
+    }
+
+    /// The same where fills may begin on behalf of `op`: if its lines may have free slots only, nothing goes for them.
+    fn call_for(&mut self, shard: usize, op: OpId, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
+        // (In a log a line that is written again goes to another slot, on no terms: what was read is looked at.)
+        let wrote = self.ops.get(&op).is_none_or(|o| o.kind.changes());
+        if !self.if_free.contains(&op) || wrote && self.layout.segment > 0 {
+            return self.call(shard, f);
+        }
+        let before = self.shards[shard].stats();
+        self.call_as(shard, true, f);
+        let after = self.shards[shard].stats();
+        self.seen.free_refused += after.fill_rejected - before.fill_rejected;
+        if self.layout.segment == 0 && after.evicted != before.evicted {
+            self.fail(format!("{op:?} may have free slots only, and evicts"));
+        }
+    }
+
+    fn call_as(&mut self, shard: usize, if_free: bool, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
+        let mut fx = Fx { events: Vec::new(), coin: self.rng.fork(3), if_free };
         f(&mut self.shards[shard], &mut fx);
+        if if_free {
+            let fills = fx.events.iter().filter(|e| matches!(e, Event::FlashWrite(..)));
+            self.seen.free_fills += fills.count() as u64;
+        }
         for event in fx.events {
             self.perform(shard, event);
         }
@@ -393,6 +459,7 @@ impl World {
                     self.store_is_asked(op, at, len);
                 }
                 self.check_slots(shard, &event);
+                self.check_changes(&event);
                 self.doing.push(Doing { shard, event, read: None, landed: None });
             }
         }
@@ -614,16 +681,16 @@ impl World {
                     s.page_loaded(now, io, slots.as_deref().map_err(|&e| e), fx)
                 });
             }
-            Event::BackingRead(io, at, ..) => {
+            Event::BackingRead(io, at, _, op) => {
                 let result = outcome.as_ref().map(|_| ()).map_err(|&e| e);
                 if let Ok(bytes) = outcome {
                     self.buffers.insert((shard, io), (at, bytes));
                 }
-                self.call(shard, |s, fx| s.backing_read(now, io, result, fx));
+                self.call_for(shard, op, |s, fx| s.backing_read(now, io, result, fx));
             }
-            Event::BackingChange(io, ..) => {
+            Event::BackingChange(io, op, ..) => {
                 let result = outcome.map(|_| ());
-                self.call(shard, |s, fx| s.backing_changed(now, io, result, fx));
+                self.call_for(shard, op, |s, fx| s.backing_changed(now, io, result, fx));
             }
             _ => unreachable!("not an I/O"),
         }

@@ -237,7 +237,7 @@ impl Effects for Sink {
             Reply::NotStored => Said::NotStored,
             Reply::Exists => Said::Exists,
             Reply::NotFound => Said::NotFound,
-            Reply::Deleted => Said::Deleted,
+            Reply::Deleted { .. } => Said::Deleted,
             Reply::Touched => Said::Touched,
             Reply::Number(n, i) => Said::Number(n, version(i)),
             Reply::NotNumeric => Said::NotNumeric,
@@ -450,12 +450,21 @@ impl World {
             }
             990..993 => self.rot(),
             993..994 => self.resize(),
+            994..996 => self.expire(),
             _ => self.validate()?,
         }
         if self.paranoid {
             self.validate().map_err(|why| format!("{why}\n{}", self.transcript.join("\n")))?;
         }
         Ok(())
+    }
+
+    /// Expired objects leave DRAM, by a pass or a part of one.
+    fn expire(&mut self) {
+        let all = self.rng.chance(0.5);
+        for shard in &mut self.shards.0 {
+            while shard.expire(self.now, all) && self.rng.chance(0.9) {}
+        }
     }
 
     /// A shard gets more or less memory.
@@ -889,9 +898,14 @@ fn log(table: SegmentTable) -> FlashLog<Vec<u8>> {
 }
 
 fn number(text: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok()?;
-    let digits = text.trim_end_matches(' ');
-    (text.len() <= 24 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
-        .then(|| digits.parse().ok())
-        .flatten()
+    // C's strtoull, and what memcached makes of it.
+    let white = |b: &u8| b" \t\n\x0b\x0c\r".contains(b);
+    let start = text.iter().position(|b| !white(b)).filter(|_| text.len() <= 24)?;
+    let sign = usize::from(b"+-".contains(&text[start]));
+    let digits = text[start + sign..].split(|b| !b.is_ascii_digit()).next()?;
+    let after = text.get(start + sign + digits.len());
+    let number: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    let number = if text[start] == b'-' { 0u64.wrapping_sub(number) } else { number };
+    let negative = text[start] == b'-' && number >= 1 << 63;
+    (after.is_none_or(|b| white(b) || *b == 0) && !negative).then_some(number)
 }

@@ -15,7 +15,7 @@
 //!   80   4  shards
 //!   84   4  sets of groups in a shard
 //!   88   8  groups of a region
-//!   96   8  epoch: raised by one, and synced, at every start
+//!   96   8  epoch: raised, by chance how far, and synced, at every start
 //!  104   8  epoch of the last clean stop, 0 for none
 //!  112   8  generation of the ruling snapshot and its log; the first is random, so that no log of a former format is
 //!           taken for this one's

@@ -105,14 +105,14 @@ pub struct Point {
     pub at: u64,
     /// Requests.
     pub requests: f64,
-    /// Share of reads answered from DRAM.
-    pub dram: f64,
-    /// Share of reads answered from flash.
-    pub flash: f64,
-    /// 99th percentile of latency from DRAM, microseconds.
-    pub p99_dram: f64,
-    /// 99th percentile of latency from flash, microseconds.
-    pub p99_flash: f64,
+    /// Share of reads answered from DRAM; `None` without reads.
+    pub dram: Option<f64>,
+    /// Share of reads answered from flash; `None` without reads.
+    pub flash: Option<f64>,
+    /// 99th percentile of latency from DRAM, microseconds; `None` where nothing was sampled.
+    pub p99_dram: Option<f64>,
+    /// 99th percentile of latency from flash, microseconds; `None` where nothing was sampled.
+    pub p99_flash: Option<f64>,
     /// Bytes written to flash.
     pub flash_writes: f64,
 }
@@ -186,10 +186,10 @@ impl Sampler {
                 requests: requests(&past.requests).saturating_sub(requests(&before.requests))
                     as f64
                     / span,
-                dram: shares.dram,
-                flash: shares.flash,
-                p99_dram: latency.dram().p99,
-                p99_flash: latency.flash().p99,
+                dram: (shares.reads > 0).then_some(shares.dram),
+                flash: (shares.reads > 0).then_some(shares.flash),
+                p99_dram: Some(latency.dram().p99).filter(|&p| p > 0.0),
+                p99_flash: Some(latency.flash().p99).filter(|&p| p > 0.0),
                 flash_writes: past.flash_written.saturating_sub(before.flash_written) as f64 / span,
             });
             if self.history.len() > HISTORY {
@@ -314,6 +314,7 @@ mod tests {
         );
         assert!((live.cpu_cores - 0.5).abs() < 1e-6);
         assert_eq!(live.history.len(), 19);
+        assert_eq!((live.history[0].dram, live.history[0].p99_dram), (Some(0.5), None));
         assert!(live.alarms[0].contains("1 connections"));
         s.push(sample(20, 5, 5, 0));
         assert!(s.live().gets_per_second < 1.0);
@@ -321,5 +322,12 @@ mod tests {
             s.push(sample(second, second, 0, 0));
         }
         assert_eq!(s.live().history.len(), HISTORY);
+        s.push(sample(2 * HISTORY as u64, 2 * HISTORY as u64 - 1, 0, 0));
+        let idle = *s.live().history.last().unwrap();
+        assert_eq!(
+            (idle.dram, idle.flash),
+            (None, None),
+            "a second without reads has no hit ratio"
+        );
     }
 }

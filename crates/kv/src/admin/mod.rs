@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
 pub use larder_runtime::page::PageServer as AdminServer;
-use larder_runtime::page::{self, METRICS_TYPE};
+use larder_runtime::page::{self, Hosts, METRICS_TYPE};
 
 pub use live::{Live, LiveApp, LiveTier};
 pub use view::View;
@@ -26,13 +26,14 @@ struct Context<S> {
     sampler: Mutex<Sampler>,
 }
 
-/// Starts the page's server on a socket that listens already.
+/// Starts the page's server on a socket that listens already; beside `localhost` and addresses it has the names `hosts`.
 ///
 /// # Errors
 /// When the thread cannot be started.
 pub fn start<S: Store>(
     listener: std::net::TcpListener,
     view: View<S>,
+    hosts: &[String],
 ) -> std::io::Result<AdminServer> {
     let context = Arc::new(Context { view, sampler: Mutex::new(Sampler::new()) });
     let app = Router::new()
@@ -41,7 +42,7 @@ pub fn start<S: Store>(
         .route("/api/live.json", get(live_json::<S>))
         .route("/healthz", get(health::<S>))
         .with_state(context.clone());
-    page::start(listener, app, move || {
+    page::start(listener, app, Hosts::new(hosts.iter().cloned()), move || {
         let sample = context.view.sample();
         lock(&context.sampler).push(sample);
     })

@@ -1,11 +1,29 @@
+Object.assign(TERMS, {
+  "CLWA: written to flash per byte stored": "cache-level write amplification: bytes that the cache writes to flash for each byte that clients store",
+  "DLWA: NAND bytes per byte written": "device-level write amplification: bytes that the drive writes to its NAND for each byte that it is sent",
+  "WA: both together": "write amplification: NAND bytes for each byte that clients store",
+  "ghosts on flash": "objects on flash that are dropped with their segment unless they are read before",
+  "left with their segment": "objects that were dropped when their segment of flash was written anew",
+  "reads per hit on flash": "1 is best; more where a read met another key's record",
+  "of another key": "reads of flash that met another key's record",
+  "forced out of the index": "objects on flash that the index had no room for",
+  "model": "how often the application's classifier has been trained",
+  "precision": "of the objects that the model called worth writing, the share that was read again",
+  "recall": "of the objects that were read again, the share that the model had called worth writing",
+  "unread writes": "share of what was written to flash that was never read there",
+});
+// Rates and shares without a request behind them are not zero: there is nothing to show.
+const some = (x, of) => of ? x : null;
 graph("g-hit", [
-  { name: "DRAM", colour: "var(--a)", value: p => p.dram, area: 1 },
-  { name: "flash", colour: "var(--b)", value: p => p.dram + p.flash, shown: p => p.flash, area: 1 }], pct, 1);
-graph("g-req", [{ name: "requests", colour: "var(--a)", value: p => p.requests, area: 1 }], x => num(x) + "/s");
+  { name: "DRAM", colour: "var(--a)", value: p => p.dram, now: d => some(d.hit_ratio.dram, d.hit_ratio.reads), area: 1 },
+  { name: "flash", colour: "var(--b)", value: p => p.dram == null ? null : p.dram + p.flash, shown: p => p.flash,
+    now: d => some(d.hit_ratio.flash, d.hit_ratio.reads), area: 1 }], pct, { atLeast: 1 });
+graph("g-req", [{ name: "requests", colour: "var(--a)", value: p => p.requests, now: d => d.requests_per_second, area: 1 }], x => num(x) + "/s");
 graph("g-lat", [
-  { name: "p99 DRAM", colour: "var(--a)", value: p => p.p99_dram },
-  { name: "p99 flash", colour: "var(--b)", value: p => p.p99_flash }], us);
-graph("g-wr", [{ name: "written", colour: "var(--b)", value: p => p.flash_writes, area: 1 }], x => bytes(x) + "/s");
+  { name: "p99 DRAM", colour: "var(--a)", value: p => p.p99_dram, now: d => d.latency_dram.p99 },
+  { name: "p99 flash", colour: "var(--b)", value: p => p.p99_flash, now: d => d.latency_flash.p99 }], us, { log: true });
+graph("g-wr", [{ name: "written", colour: "var(--b)", value: p => p.flash_writes, now: d => d.flash_write_bytes_per_second, area: 1 }],
+  x => bytes(x) + "/s", { binary: true });
 
 function show(d) {
   const s = d.store, f = s.flash, h = d.hit_ratio, t = d.hit_ratio_total;
@@ -35,10 +53,12 @@ function show(d) {
   const used = f && f.drive_used_percent;
   let life = "–", lifesub = "no flash";
   if (f) {
-    if (f.expected_life_years != null) life = (f.expected_life_years > 99 ? "> 99" : f.expected_life_years < .1 ? "< 0.1" : f.expected_life_years.toFixed(1)) + " <small>years at the rate since start</small>";
+    // Filling an empty flash says nothing of what follows.
+    const early = d.uptime_seconds < 3600;
+    if (f.expected_life_years != null && !early) life = (f.expected_life_years > 99 ? "> 99" : f.expected_life_years < .1 ? "< 0.1" : f.expected_life_years.toFixed(1)) + " <small>years at the rate since start</small>";
     else if (used != null) life = Math.max(0, 100 - used) + " % <small>left</small>";
     lifesub = used != null ? Math.max(0, 100 - used) + " % of the rated life left, as the drive reports"
-      : f.expected_life_years != null && d.uptime_seconds < 3600 ? "early yet: filling an empty flash is no measure of what follows"
+      : f.expected_life_years != null && early ? "shown after an hour: filling an empty flash is no measure of what follows"
       : f.expected_life_years != null ? "the drive itself reports nothing"
       : f.budget_bytes_per_second != null ? "nothing written yet"
       : "unknown: --endurance-tbw or --endurance-dwpd tells what the drive endures, and sets a write budget";
@@ -83,7 +103,7 @@ function show(d) {
       a.model || (learns ? "none yet" : "not used"), pct(a.precision), pct(a.recall), pct(a.unread_writes)]), "no requests yet");
 
   const P = d.history;
-  for (const g of Object.values(graphs)) { g.points = P; draw(g); }
+  drawAll(d);
   table("past", ["second", "requests/s", "hits DRAM", "hits flash", "p99 DRAM", "p99 flash", "flash writes"],
     P.slice().reverse().map(p => [p.at, num(p.requests), pct(p.dram), pct(p.flash), us(p.p99_dram), us(p.p99_flash), bytes(p.flash_writes) + "/s"]), "nothing yet");
   const all = d.counters.slice();

@@ -7,7 +7,6 @@ use super::{ConfigError, Settings};
 
 /// Options about memcached's slabs, LRU lists, hash table, logger and extstore threads: Larder has none of these.
 const ACCEPTED: &[&str] = &[
-    "drop_privileges",
     "ext_compact_under",
     "ext_drop_under",
     "ext_drop_unread",
@@ -26,18 +25,14 @@ const ACCEPTED: &[&str] = &[
     "hot_lru_pct",
     "hot_max_factor",
     "inline_ascii_resp",
-    "lru_crawler",
     "lru_crawler_sleep",
     "lru_crawler_tocrawl",
     "lru_maintainer",
-    "modern",
     "no_chunked_items",
     "no_drop_privileges",
     "no_hashexpand",
     "no_inline_ascii_resp",
-    "no_lru_crawler",
     "no_lru_maintainer",
-    "no_modern",
     "no_slab_automove",
     "no_slab_reassign",
     "read_buf_mem_limit",
@@ -51,9 +46,7 @@ const ACCEPTED: &[&str] = &[
     "slab_reassign",
     "slab_sizes",
     "sock_cookie_id",
-    "ssl_keyformat",
-    "ssl_session_cache",
-    "ssl_wbuf_size",
+    "ssl_kernel_tls",
     "tail_repair_time",
     "temporary_ttl",
     "track_sizes",
@@ -87,22 +80,52 @@ pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>),
                 settings.idle_timeout =
                     Some(need()?.parse().map_err(|_| bad("needs a number of seconds"))?);
             }
+            "lru_crawler" | "modern" => settings.lru_crawler = Some(true),
+            "no_lru_crawler" | "no_modern" => settings.lru_crawler = Some(false),
             "ssl_chain_cert" => settings.tls_certificate = Some(need()?.into()),
             "ssl_key" => settings.tls_key = Some(need()?.into()),
             "ssl_ca_cert" => settings.tls_client_ca = Some(need()?.into()),
-            "ssl_verify_mode" => match need()? {
-                "0" => settings.tls_client_ca = None,
-                "1" | "2" | "3" => {}
+            // memcached takes 3, "once", for clients that negotiate again, which no TLS library of today lets them.
+            "ssl_verify_mode" => {
+                settings.tls_verify = Some(match need()? {
+                    "0" => "none".into(),
+                    "1" => "request".into(),
+                    "2" | "3" => "require".into(),
+                    _ => return Err(bad("must be 0 (none), 1 (request), 2 (require) or 3 (once)")),
+                });
+            }
+            "ssl_min_version" => {
+                settings.tls_min_version = Some(match need()? {
+                    "2" | "tlsv1.2" => "1.2".into(),
+                    "3" | "tlsv1.3" => "1.3".into(),
+                    "0" | "1" | "tlsv1.0" | "tlsv1.1" => {
+                        return Err(bad(
+                            "TLS 1.0 and 1.1 are not spoken: give 2 (tlsv1.2) or 3 (tlsv1.3)",
+                        ));
+                    }
+                    _ => return Err(bad("must be 2 (tlsv1.2) or 3 (tlsv1.3)")),
+                });
+            }
+            "ssl_ciphers" => settings.tls_ciphers = Some(need()?.into()),
+            "ssl_session_cache" => settings.tls_session_cache = Some(true),
+            "ssl_wbuf_size" => {
+                settings.tls_buffer = Some(ByteSize::kib(
+                    need()?.parse::<u32>().map_err(|_| bad("needs a number of KiB"))?.into(),
+                ));
+            }
+            "ssl_keyformat" => match need()? {
+                "1" => {}
                 _ => {
                     return Err(bad(
-                        "must be 0 to 3; clients are verified when ssl_ca_cert is given",
+                        "must be 1: keys are read as PEM; `openssl pkey` converts others",
                     ));
                 }
             },
-            "ssl_min_version" => match need()? {
-                "tlsv1.2" | "tlsv1.3" => {}
-                _ => return Err(bad("must be tlsv1.2 or tlsv1.3")),
-            },
+            "drop_privileges" => {
+                return Err(bad(
+                    "there is no filter of system calls: run as another user (-u), or under systemd's SystemCallFilter=",
+                ));
+            }
             "ext_path" => {
                 let text = need()?;
                 let (path, size) = text
@@ -150,6 +173,22 @@ mod tests {
         assert_eq!(ignored, ["slab_automove"]);
     }
 
+    /// memcached's help of 1.6.45: "valid values are 0(None), 1(Request), 2(Require) or 3(Once)", "2(tlsv1.2), or 3(tlsv1.3)".
+    #[test]
+    fn options_of_tls_have_memcached_s_numbers() {
+        for (mode, wanted) in [("0", "none"), ("1", "request"), ("2", "require"), ("3", "require")]
+        {
+            let (s, ignored) = run(&format!("ssl_verify_mode={mode}")).unwrap();
+            assert_eq!((s.tls_verify.as_deref(), ignored.len()), (Some(wanted), 0));
+        }
+        for (given, wanted) in [("2", "1.2"), ("3", "1.3"), ("tlsv1.3", "1.3")] {
+            let (s, _) = run(&format!("ssl_min_version={given}")).unwrap();
+            assert_eq!(s.tls_min_version.as_deref(), Some(wanted));
+        }
+        let (s, _) = run("ssl_wbuf_size=64,ssl_session_cache").unwrap();
+        assert_eq!((s.tls_buffer, s.tls_session_cache), (Some(ByteSize::kib(64)), Some(true)));
+    }
+
     #[test]
     fn nonsense_is_refused_by_name() {
         for (text, word) in [
@@ -159,6 +198,13 @@ mod tests {
             ("ext_path=/x:0m", "above zero"),
             ("ext_path=/x:1GB", "size"),
             ("ext_path=/x", "PATH:SIZE"),
+            ("ssl_verify_mode=4", "0 (none)"),
+            ("ssl_min_version=1", "not spoken"),
+            ("ssl_min_version=4", "tlsv1.3"),
+            ("ssl_keyformat=2", "PEM"),
+            ("ssl_wbuf_size=x", "KiB"),
+            ("ssl_ciphers", "needs a value"),
+            ("drop_privileges", "SystemCallFilter"),
         ] {
             let e = run(text).unwrap_err();
             assert!(e.contains(word) && e.contains(text), "{text}: {e}");

@@ -6,6 +6,7 @@
 mod extended;
 mod settings;
 mod tables;
+mod tls;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use crate::store::{CaptureConfig, RecordConfig};
 pub use extended::extended_options;
 pub use settings::Settings;
 pub use tables::{AdmissionSetting, ApplicationsTable};
+pub use tls::{CIPHERS, ClientCertificates, ListenTls, TlsConfig, TlsVersion};
 
 /// Why a configuration was refused: one line naming the thing, its value and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -88,21 +90,10 @@ pub struct ListenAddress {
     pub host: String,
     /// Port; 0 for one that the system chooses.
     pub port: u16,
-    /// Plain even when TLS is on.
-    pub plain: bool,
+    /// How it is secured.
+    pub tls: ListenTls,
     /// The application that all requests which come in here belong to; `None`: the one of the key's prefix.
     pub application: Option<String>,
-}
-
-/// Certificate and key files for TLS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Certificate chain, PEM.
-    pub certificate: PathBuf,
-    /// Private key, PEM.
-    pub key: PathBuf,
-    /// CAs that clients' certificates must come from.
-    pub client_ca: Option<PathBuf>,
 }
 
 /// How flash is read.
@@ -168,6 +159,8 @@ pub struct Config {
     pub flush_enabled: bool,
     /// Listing keys allowed.
     pub dump_enabled: bool,
+    /// Expired objects are removed in the background.
+    pub lru_crawler: bool,
     /// shutdown allowed.
     pub shutdown_enabled: bool,
     /// debugtime allowed.
@@ -179,7 +172,7 @@ pub struct Config {
     /// User file for authentication.
     pub auth_file: Option<PathBuf>,
     /// TLS.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<TlsConfig>,
     /// State directory.
     pub data_dir: PathBuf,
     /// Flash; `None`: DRAM alone.
@@ -198,6 +191,8 @@ pub struct Config {
     pub capture: Option<CaptureConfig>,
     /// Live page and metrics.
     pub http: Option<SocketAddr>,
+    /// Names of the live page, beside `localhost` and addresses.
+    pub http_hosts: Vec<String>,
     /// The address was asked for (a taken default is no reason to fail).
     pub http_explicit: bool,
     /// The same, as settings: what `--print-config` shows and `stats settings` reports.
@@ -356,27 +351,7 @@ impl Config {
                 ));
             }
         };
-        let tls = match (&s.tls_certificate, &s.tls_key) {
-            (Some(c), Some(k)) => Some(TlsFiles {
-                certificate: c.clone(),
-                key: k.clone(),
-                client_ca: s.tls_client_ca.clone(),
-            }),
-            (None, None) if s.tls_client_ca.is_some() => {
-                return Err(value(
-                    "tls-client-ca",
-                    "given",
-                    "needs tls-certificate and tls-key too",
-                ));
-            }
-            (None, None) => None,
-            (Some(c), None) => {
-                return Err(value("tls-certificate", c.display(), "needs tls-key too"));
-            }
-            (None, Some(k)) => {
-                return Err(value("tls-key", k.display(), "needs tls-certificate too"));
-            }
-        };
+        let tls = tls::resolve(&mut s, &listen)?;
 
         // Flash.
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
@@ -445,6 +420,7 @@ impl Config {
             evict: !*s.disable_evictions.get_or_insert(false),
             flush_enabled: !*s.disable_flush_all.get_or_insert(false),
             dump_enabled: !*s.disable_dumping.get_or_insert(false),
+            lru_crawler: *s.lru_crawler.get_or_insert(true),
             shutdown_enabled: *s.enable_shutdown.get_or_insert(false),
             debugtime_enabled: *s.enable_debugtime.get_or_insert(false),
             prefix_delimiter,
@@ -460,6 +436,7 @@ impl Config {
             record,
             capture,
             http,
+            http_hosts: s.http_host.clone().unwrap_or_default(),
             http_explicit: given.http.is_some(),
             effective: Settings::default(),
         };
@@ -648,10 +625,10 @@ fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigEr
         },
         None => (text, None),
     };
-    let (rest, plain) = match rest.strip_prefix("notls:") {
-        Some(rest) => (rest, true),
-        None => (rest, false),
-    };
+    let (rest, tls) = [ListenTls::Off, ListenTls::Basic, ListenTls::Mutual]
+        .into_iter()
+        .find_map(|tls| Some((rest.strip_prefix(tls.prefix())?, tls)))
+        .unwrap_or((rest, ListenTls::Default));
     let port_of = |p: &str| {
         p.parse::<u16>()
             .ok()
@@ -682,7 +659,7 @@ fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigEr
     if !name_ok {
         return Err(bad("write HOST, HOST:PORT or [ADDRESS]:PORT"));
     }
-    Ok(ListenAddress { host: host.to_owned(), port, plain, application })
+    Ok(ListenAddress { host: host.to_owned(), port, tls, application })
 }
 
 #[cfg(test)]
@@ -745,19 +722,21 @@ mod tests {
 
     #[test]
     fn listen_addresses() {
-        for (text, host, port, plain, app) in [
-            ("10.0.0.1", "10.0.0.1", 1, false, None),
-            ("10.0.0.1:22", "10.0.0.1", 22, false, None),
-            ("::1", "::1", 1, false, None),
-            ("[::1]:33", "::1", 33, false, None),
-            ("notls:localhost:4", "localhost", 4, true, None),
-            ("app=shop:10.0.0.1", "10.0.0.1", 1, false, Some("shop")),
-            ("app=shop:::1", "::1", 1, false, Some("shop")),
-            ("app=a-b:[::1]:33", "::1", 33, false, Some("a-b")),
-            ("app=shop:notls:localhost:4", "localhost", 4, true, Some("shop")),
+        for (text, host, port, tls, app) in [
+            ("10.0.0.1", "10.0.0.1", 1, ListenTls::Default, None),
+            ("10.0.0.1:22", "10.0.0.1", 22, ListenTls::Default, None),
+            ("::1", "::1", 1, ListenTls::Default, None),
+            ("[::1]:33", "::1", 33, ListenTls::Default, None),
+            ("notls:localhost:4", "localhost", 4, ListenTls::Off, None),
+            ("app=shop:10.0.0.1", "10.0.0.1", 1, ListenTls::Default, Some("shop")),
+            ("app=shop:::1", "::1", 1, ListenTls::Default, Some("shop")),
+            ("app=a-b:[::1]:33", "::1", 33, ListenTls::Default, Some("a-b")),
+            ("mtls:[::1]:4", "::1", 4, ListenTls::Mutual, None),
+            ("btls:h", "h", 1, ListenTls::Basic, None),
+            ("app=shop:notls:localhost:4", "localhost", 4, ListenTls::Off, Some("shop")),
         ] {
             let application = app.map(str::to_owned);
-            let want = ListenAddress { host: host.into(), port, plain, application };
+            let want = ListenAddress { host: host.into(), port, tls, application };
             assert_eq!(parse_listen(text, 1).unwrap(), want, "{text}");
         }
         for text in [

@@ -33,8 +33,8 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Addresses to listen on: host, host:port, [v6]:port, or notls:host:port for a plain port beside TLS ones. After
-    /// app=NAME: all that comes in there belongs to the application NAME, whatever the keys' prefixes say.
+    /// Addresses to listen on: host, host:port or [v6]:port; notls: before it for a plain port beside TLS ones, btls: for TLS
+    /// that asks clients for no certificate, mtls: for TLS that requires one. After app=NAME: all that comes in there belongs to the application NAME, whatever the keys' prefixes say.
     listen: Vec<String>,
     /// TCP port; 0 for no TCP, -1 for one that the system chooses.
     port: i32,
@@ -71,6 +71,8 @@ settings! {
     disable_flush_all: bool,
     /// Refuse to list keys (lru_crawler metadump and mgdump) and to count by prefix (stats detail).
     disable_dumping: bool,
+    /// Remove expired objects from DRAM in the background (lru_crawler enable and disable change it while serving).
+    lru_crawler: bool,
     /// Accept the shutdown command.
     enable_shutdown: bool,
     /// Accept the debugtime command, which moves the clock (for test suites only).
@@ -87,6 +89,17 @@ settings! {
     tls_key: PathBuf,
     /// CA certificates, PEM: clients must show a certificate that one of them signed.
     tls_client_ca: PathBuf,
+    /// Whether clients must show a certificate that tls-client-ca signed: none, request (whoever shows one must show a good
+    /// one) or require. Without it: require where there is a tls-client-ca.
+    tls_verify: String,
+    /// The lowest version of TLS: 1.2 or 1.3.
+    tls_min_version: String,
+    /// Cipher suites of TLS 1.2, by OpenSSL's names, separated by colons (those of TLS 1.3 are always on).
+    tls_ciphers: String,
+    /// Let TLS clients resume their sessions.
+    tls_session_cache: bool,
+    /// Bytes that TLS may hold for a connection that does not take its answers.
+    tls_buffer: ByteSize,
     /// Where Larder keeps its state: lock file, checkpoint, and the flash file unless `flash` names another.
     data_dir: PathBuf,
     /// File or block device that is the flash; "none" for DRAM alone.
@@ -138,6 +151,8 @@ settings! {
     capture_share: f64,
     /// Address of the live page and of /metrics; "off" for none.
     http: String,
+    /// Names by which the live page is asked for, beside localhost and addresses; "*" for any.
+    http_host: Vec<String>,
     /// User to run as when started by root.
     user: String,
     /// File to write the process id to.

@@ -126,17 +126,34 @@ impl<E: Engine> Turn<'_, '_, E> {
         b"OK"
     }
 
-    /// `lru_crawler …`: the listings; there is no crawler to tune.
+    /// `lru_crawler …`: the listings, and what removes expired objects. How fast it goes is not for clients to tune.
     fn crawler(&mut self, line_len: usize, tokens: &Tokens<'_>) -> Act<E::Read> {
+        let argument = tokens.get(2).unwrap_or_default();
         let form = match (tokens.len(), tokens.get(1)) {
             (3, Some(b"metadump")) => Form::Meta,
             (3, Some(b"mgdump")) => Form::Mg,
-            (3, Some(b"crawl" | b"sleep" | b"tocrawl")) | (2, Some(b"enable")) => {
-                self.say(false, b"CLIENT_ERROR lru crawler disabled");
+            (3, Some(b"crawl")) => {
+                let known = Dump::new(Form::Meta, argument).is_some();
+                let text: &[u8] = match known {
+                    false => b"BADCLASS invalid class id",
+                    true if self.ctx.admin.crawl() => b"OK",
+                    true => b"CLIENT_ERROR lru crawler disabled",
+                };
+                self.say(false, text);
                 return Act::Done(line_len);
             }
-            (2, Some(b"disable")) => {
-                // Disabling what is off succeeds.
+            (3, Some(b"sleep" | b"tocrawl")) => {
+                let sleep = tokens.get(1) == Some(b"sleep");
+                let text: &[u8] = match parse_u32(argument) {
+                    None => answer::BAD_FORMAT,
+                    Some(1_000_001..) if sleep => b"CLIENT_ERROR sleep must be one second or less",
+                    Some(_) => b"OK",
+                };
+                self.say(false, text);
+                return Act::Done(line_len);
+            }
+            (2, Some(how @ (b"enable" | b"disable"))) => {
+                self.ctx.admin.crawler(how == b"enable");
                 self.say(false, b"OK");
                 return Act::Done(line_len);
             }
@@ -152,7 +169,18 @@ impl<E: Engine> Turn<'_, '_, E> {
             );
             return Act::Done(line_len);
         }
-        match Dump::new(form, tokens.get(2).unwrap_or_default()) {
+        if self.out.unsent() > 0 {
+            // As memcached: the answers before it would be in the way of the listing.
+            self.say(
+                false,
+                match form {
+                    Form::Meta => b"ERROR cannot pipeline other commands before metadump",
+                    Form::Mg => b"ERROR cannot pipeline other commands before mgdump",
+                },
+            );
+            return Act::Done(line_len);
+        }
+        match Dump::new(form, argument) {
             Some(dump) => {
                 self.say(false, b"OK");
                 Act::Dump(line_len, dump)

@@ -24,6 +24,40 @@ pub const DEFAULT_STALL: Nanos = Nanos::from_secs(5);
 /// in the middle of sending.
 pub(super) const DEFAULT_INPUT_STALL: Nanos = Nanos::from_secs(1);
 
+/// Bytes a second that count as progress of a large body, or of an answer that is read, while others wait for its memory: one byte
+/// now and then is none.
+const LEAST_RATE: u64 = 64 << 10;
+
+/// Whether bytes come, or go, fast enough.
+#[derive(Debug)]
+pub(super) struct Pace {
+    since: Nanos,
+    bytes: u64,
+    /// In the last whole stretch of time they did not.
+    slow: bool,
+}
+
+impl Pace {
+    pub(super) fn new(now: Nanos) -> Pace {
+        Pace { since: now, bytes: 0, slow: false }
+    }
+
+    pub(super) fn moved(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    /// Whether too little has moved for at least `stretch`. To be asked again and again, also while nobody minds.
+    pub(super) fn is_slow(&mut self, now: Nanos, stretch: Nanos) -> bool {
+        let passed = now.saturating_sub(self.since);
+        if passed >= stretch {
+            let least = u128::from(LEAST_RATE) * u128::from(passed.0) / 1_000_000_000;
+            let slow = u128::from(self.bytes) < least;
+            *self = Pace { since: now, bytes: 0, slow };
+        }
+        self.slow
+    }
+}
+
 /// A number of bytes that connections of all workers share.
 #[derive(Debug)]
 pub struct Budget {
@@ -76,7 +110,7 @@ pub struct BigBuffers {
     pub input: Budget,
     /// For values on their way out, and the flash reads that fetch them.
     pub output: Budget,
-    /// How long a reader may make no progress while others wait; then its connection is closed.
+    /// How long a reader may make no progress, or less than 64 KiB a second, while others wait; then its connection is closed.
     pub stall: Nanos,
     /// How long a sender may.
     pub input_stall: Nanos,
@@ -302,6 +336,21 @@ mod tests {
         assert!(budget.try_take(60) && !budget.try_take(41) && budget.try_take(40));
         budget.take(7);
         assert_eq!(budget.used(), 107);
+    }
+
+    #[test]
+    fn progress_is_a_rate() {
+        let second = Nanos::from_secs(1);
+        let at = |tenths: u64| Nanos::from_millis(100 * tenths);
+        let mut pace = Pace::new(at(0));
+        pace.moved(1);
+        assert!(!pace.is_slow(at(9), second), "not for a second yet");
+        assert!(pace.is_slow(at(10), second) && pace.is_slow(at(11), second));
+        pace.moved(LEAST_RATE as usize);
+        assert!(!pace.is_slow(at(20), second), "it is fast again");
+        // Much at once is not saved up for later.
+        pace.moved(1 << 30);
+        assert!(!pace.is_slow(at(30), second) && pace.is_slow(at(40), second));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What a connection is given at each turn: settings, counters, and the server's administrative side.
 
+use std::sync::Arc;
+
 use larder_base::AppId;
 use larder_engine::kv::api::{FlashRead, Reply};
 
 use super::ReadToken;
 use super::engine::SideEffects;
-use crate::protocol::auth::AuthFile;
+use crate::protocol::auth::Users;
 
 /// Settings of the protocol, the same for all connections of a server.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ pub struct ProtocolConfig {
     /// Whether keys may be listed (`-X` turns it off).
     pub dump_enabled: bool,
     /// Who must log in before anything else is answered (`--auth-file`).
-    pub auth: Option<AuthFile>,
+    pub auth: Option<Arc<Users>>,
 }
 
 impl Default for ProtocolConfig {
@@ -118,6 +120,8 @@ counters! {
     auth_cmds,
     /// Attempts that failed.
     auth_errors,
+    /// Connections closed because they began in the binary protocol.
+    binary_refused,
     /// Lines that were no valid command.
     malformed,
     /// Times that a connection had to wait for the shared budget of large values.
@@ -165,6 +169,14 @@ pub trait Admin {
 
     /// `cache_memlimit`, in MiB. False when the limit cannot be changed to that.
     fn memory_limit(&mut self, _mebibytes: u32) -> bool {
+        false
+    }
+
+    /// `lru_crawler enable` and `disable`.
+    fn crawler(&mut self, _on: bool) {}
+
+    /// `lru_crawler crawl`. False when the crawler is off.
+    fn crawl(&mut self) -> bool {
         false
     }
 

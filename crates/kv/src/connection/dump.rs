@@ -127,6 +127,7 @@ mod tests {
             flags: 7,
             cas: 9,
             expiry: Expiry(1234),
+            expiry_before: Expiry(1234),
             last_access: 10,
             hit_before: true,
             won: false,

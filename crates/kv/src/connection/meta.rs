@@ -125,7 +125,7 @@ impl<E: Engine> Turn<'_, '_, E> {
         let delete = meta.delete(self.now);
         let blocked =
             self.change(meta.key(), Op::Delete(delete), |reply, out, stats| match reply {
-                Reply::Deleted => {
+                Reply::Deleted { .. } => {
                     // Marking stale is no deletion.
                     stats.delete_hits += u64::from(!delete.mark_stale);
                     if !meta.quiet {

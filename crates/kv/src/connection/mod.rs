@@ -28,11 +28,11 @@ mod tests;
 
 use std::sync::Arc;
 
-use larder_base::{Nanos, Now};
+use larder_base::Now;
 use larder_engine::kv::api::FlashRead;
 
 pub use buffers::{BigBuffers, Budget, DEFAULT_BUDGET, DEFAULT_STALL, SMALL};
-use buffers::{Input, Output, Waiting};
+use buffers::{Input, Output, Pace, Waiting};
 pub use context::{Admin, ConnContext, ConnStats, DebugTime, PrefixUse, ProtocolConfig};
 use dump::Dump;
 pub use engine::{Engine, Fetched, SideEffects, Step};
@@ -43,6 +43,9 @@ pub const READS_MAX: usize = 32;
 
 /// Answer to whatever comes when only the binary protocol was asked for.
 const NOT_SPOKEN: &[u8] = b"CLIENT_ERROR the binary protocol is not spoken here\r\n";
+
+/// The first byte of a request in the binary protocol. No text command begins with it.
+const BINARY_REQUEST: u8 = 0x80;
 
 /// Names one flash read of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,15 +107,20 @@ pub struct Connection<R = FlashRead> {
     big: Arc<BigBuffers>,
     waits_for_input: Waiting,
     waits_for_output: Waiting,
-    last_progress: Nanos,
+    /// Of the large body that it holds memory for.
+    coming: Option<Pace>,
+    /// Of the answers that hold memory.
+    going: Option<Pace>,
     /// Share of the output budget that a blocked change's flash read takes.
     blocked_held: usize,
     wants_input: bool,
+    /// Nothing has been received yet.
+    fresh: bool,
 }
 
 impl<R: Copy + std::fmt::Debug> Connection<R> {
     /// A fresh connection.
-    pub fn new(config: &ProtocolConfig, big: Arc<BigBuffers>, now: Now) -> Connection<R> {
+    pub fn new(config: &ProtocolConfig, big: Arc<BigBuffers>) -> Connection<R> {
         Connection {
             input: Input::new(),
             out: Output::new(),
@@ -120,9 +128,11 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             big,
             waits_for_input: Waiting::default(),
             waits_for_output: Waiting::default(),
-            last_progress: now.mono,
+            coming: None,
+            going: None,
             blocked_held: 0,
             wants_input: true,
+            fresh: true,
         }
     }
 
@@ -139,8 +149,8 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
     /// Tells that the first `n` bytes of [`Connection::space`] were received.
     pub fn received(&mut self, n: usize, now: Now) {
         self.input.filled(n);
-        if n > 0 {
-            self.last_progress = now.mono;
+        if self.input.held > 0 {
+            self.coming.get_or_insert_with(|| Pace::new(now.mono)).moved(n);
         }
     }
 
@@ -164,7 +174,9 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
         if n == 0 {
             return;
         }
-        self.last_progress = now.mono;
+        if self.out.held > 0 {
+            self.going.get_or_insert_with(|| Pace::new(now.mono)).moved(n);
+        }
         self.out.sent += n;
         if self.out.sent == self.out.ready.len() {
             self.out.ready.clear();
@@ -183,16 +195,21 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
         }
     }
 
-    /// Whether this connection holds a share of the large buffers, has made no progress for the configured time, and
-    /// others wait: then the worker closes it.
-    pub fn stalled(&self, now: Now) -> bool {
-        let idle = now.mono.saturating_sub(self.last_progress);
-        let input = self.input.held > 0
-            && matches!(self.state, State::Body(_))
-            && self.big.input.waiting() > 0;
-        let output =
-            self.out.held > 0 && !self.output().is_empty() && self.big.output.waiting() > 0;
-        input && idle >= self.big.input_stall || output && idle >= self.big.stall
+    /// Whether this connection holds a share of the large buffers, has moved less than 64 KiB a second for the configured time,
+    /// and others wait: then the worker closes it. To be asked about once a second.
+    pub fn stalled(&mut self, now: Now) -> bool {
+        let input = self.input.held > 0 && matches!(self.state, State::Body(_));
+        let output = self.out.held > 0 && !self.output().is_empty();
+        let slow = |pace: &mut Option<Pace>, holds: bool, stretch| {
+            if !holds {
+                *pace = None;
+                return false;
+            }
+            pace.get_or_insert_with(|| Pace::new(now.mono)).is_slow(now.mono, stretch)
+        };
+        let coming = slow(&mut self.coming, input, self.big.input_stall);
+        let going = slow(&mut self.going, output, self.big.stall);
+        coming && self.big.input.waiting() > 0 || going && self.big.output.waiting() > 0
     }
 
     /// Gives back buffers that an idle connection does not need. The worker calls it when nothing came for a while.
@@ -269,6 +286,15 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
         ctx: &mut ConnContext<'_, R>,
     ) -> Progress {
         let mut left = ctx.config.commands_per_turn;
+        if self.fresh && self.input.len() > 0 {
+            self.fresh = false;
+            if self.input.bytes()[0] == BINARY_REQUEST && !ctx.config.binary_only {
+                // Its headers hold no end of line: it would wait for an answer for good.
+                ctx.stats.binary_refused += 1;
+                self.input.consume(self.input.len());
+                self.state = State::Closing;
+            }
+        }
         loop {
             if self.out.unsent() >= SMALL {
                 // Finished answers may all stand behind one that waits for flash.
@@ -427,6 +453,7 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                         return Some(Progress::WaitingForMemory);
                     }
                     self.input.held = need;
+                    self.coming = None;
                 }
                 self.state = State::Body(need);
                 None

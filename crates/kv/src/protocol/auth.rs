@@ -1,5 +1,7 @@
 //! The authentication file of `--auth-file`: lines of `user:password`, at most [`ENTRIES_MAX`] of them.
 
+use std::sync::{PoisonError, RwLock};
+
 /// Most users in a file.
 pub const ENTRIES_MAX: usize = 8;
 
@@ -71,6 +73,28 @@ impl AuthFile {
     /// Whether this user has this password. The time taken does not depend on how much of them is right.
     pub fn check(&self, user: &[u8], password: &[u8]) -> bool {
         self.entries.iter().fold(false, |found, (u, p)| found | (same(u, user) & same(p, password)))
+    }
+}
+
+/// The users of a server that runs; the file may be read again.
+#[derive(Debug)]
+pub struct Users(RwLock<AuthFile>);
+
+impl From<AuthFile> for Users {
+    fn from(file: AuthFile) -> Users {
+        Users(RwLock::new(file))
+    }
+}
+
+impl Users {
+    /// From here on these may log in. Who has logged in stays so.
+    pub fn set(&self, file: AuthFile) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = file;
+    }
+
+    /// [`AuthFile::check`].
+    pub fn check(&self, user: &[u8], password: &[u8]) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).check(user, password)
     }
 }
 

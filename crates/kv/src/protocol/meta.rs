@@ -40,6 +40,12 @@ pub struct MetaLine<'a> {
     touch: Option<i32>,
     vivify: Option<i32>,
     recache: Option<i32>,
+    /// `T` stands before `R`, which then looks at what `T` has set.
+    touched_first: bool,
+    /// `t` stands before any `T` or `N`, and shows what was before them.
+    ttl_first: bool,
+    /// `T` stands after `N`: an object that `N` creates expires as `T` says.
+    touch_last: bool,
     compare: Option<u64>,
     new_cas: Option<u64>,
     delta: u64,
@@ -80,6 +86,9 @@ impl<'a> MetaLine<'a> {
             touch: None,
             vivify: None,
             recache: None,
+            touched_first: false,
+            ttl_first: false,
+            touch_last: false,
             compare: None,
             new_cas: None,
             delta: 1,
@@ -110,8 +119,15 @@ impl<'a> MetaLine<'a> {
                     }
                 }
                 b'N' => seconds(argument, &mut self.vivify, &mut wrong),
-                b'T' => seconds(argument, &mut self.touch, &mut wrong),
-                b'R' => seconds(argument, &mut self.recache, &mut wrong),
+                b'T' => {
+                    seconds(argument, &mut self.touch, &mut wrong);
+                    self.touch_last = self.vivify.is_some();
+                }
+                b't' => self.ttl_first = self.touch.is_none() && self.vivify.is_none(),
+                b'R' => {
+                    seconds(argument, &mut self.recache, &mut wrong);
+                    self.touched_first = self.touch.is_some();
+                }
                 b'F' => match number::parse_u32(argument) {
                     Some(flags) => self.flags = flags,
                     None => wrong = wrong.or(Some(answer::BAD_FORMAT)),
@@ -139,7 +155,7 @@ impl<'a> MetaLine<'a> {
                     }
                 }
                 // Returned on request, or hints to proxies (P, L), without meaning here.
-                b'k' | b's' | b't' | b'c' | b'f' | b'P' | b'L' => {}
+                b'k' | b's' | b'c' | b'f' | b'P' | b'L' => {}
                 _ => return Err(Refused::Flags(b"CLIENT_ERROR invalid flag")),
             }
         }
@@ -165,10 +181,18 @@ impl<'a> MetaLine<'a> {
             let at = expiry(now, argument);
             (argument > 0).then(|| at.remaining(now.wall).unwrap_or(0))
         });
+        let touch = self.touch.map(|t| expiry(now, t));
+        let mut recache_below = recache_below.filter(|secs| *secs > 0);
+        if self.touched_first {
+            let due = Get { recache_below, ..Get::default() };
+            recache_below = touch.filter(|new| due.recache_due(*new, now.wall)).map(|_| u32::MAX);
+        }
         let get = Get {
-            touch: self.touch.map(|t| expiry(now, t)),
-            vivify: self.vivify.map(|t| expiry(now, t)),
-            recache_below: recache_below.filter(|secs| *secs > 0),
+            touch,
+            vivify: self
+                .vivify
+                .map(|t| touch.filter(|_| self.touch_last).unwrap_or_else(|| expiry(now, t))),
+            recache_below,
             new_cas: self.new_cas,
             meta: true,
         };
@@ -361,10 +385,10 @@ impl<'a> MetaLine<'a> {
         &self.tokens.as_slice()[self.first_flag..]
     }
 
-    /// The seconds left after this request's `T` or `N`, wherever `t` stands in the line (memcached shows the time left
-    /// before them when `t` comes first).
+    /// The seconds left: before this request's `T` or `N`, if `t` stands before them in the line.
     fn write_ttl(&self, out: &mut Vec<u8>, item: &Item<'_>, now: UnixSecs) {
-        match item.expiry.remaining(now) {
+        let expiry = if self.ttl_first { item.expiry_before } else { item.expiry };
+        match expiry.remaining(now) {
             Some(secs) => flag(out, b't', u64::from(secs)),
             None => out.extend_from_slice(b" t-1"),
         }

@@ -37,6 +37,25 @@ pub fn parse_i32(text: &[u8]) -> Option<i32> {
     }
 }
 
+/// Parses the expiry of a storage command as memcached does, by `strtol` into 32 bits: white space and a plus may come
+/// first, and of a number beyond 32 bits the low ones are taken, so that 2³¹ and more up to 2³² is in the past. More than 64
+/// bits are refused.
+pub fn parse_wrapped_i32(text: &[u8]) -> Option<i32> {
+    let digits = text.strip_prefix(b"+").filter(|rest| rest.first() != Some(&b'-')).unwrap_or(text);
+    let (minus, digits) = match digits.strip_prefix(b"-") {
+        Some(rest) => (true, rest),
+        None => (false, digits),
+    };
+    let zeros = digits.iter().take_while(|b| **b == b'0').count();
+    let magnitude = match &digits[zeros..] {
+        [] if zeros > 0 => 0,
+        rest => parse_u64(rest)?,
+    };
+    let number =
+        if minus { 0i64.checked_sub_unsigned(magnitude) } else { i64::try_from(magnitude).ok() };
+    number.map(|n| n as i32)
+}
+
 /// Parses a signed decimal of at most 64 bits.
 pub fn parse_i64(text: &[u8]) -> Option<i64> {
     match text.strip_prefix(b"-") {
@@ -149,6 +168,24 @@ mod tests {
         assert_eq!(parse_i32(b"-2147483648"), Some(i32::MIN));
         assert_eq!(parse_i32(b"2147483648"), None);
         assert_eq!(parse_i64(b"-9223372036854775808"), Some(i64::MIN));
+        for (text, seconds) in [
+            (&b"2147483647"[..], Some(i32::MAX)),
+            (b"2147483648", Some(i32::MIN)),
+            (b"4294967295", Some(-1)),
+            (b"4294967396", Some(100)),
+            (b"+5", Some(5)),
+            (b"00000000000000000000000100", Some(100)),
+            (b"0", Some(0)),
+            (b"-9223372036854775808", Some(0)),
+            (b"9223372036854775808", None),
+            (b"99999999999999999999", None),
+            (b"5x", None),
+            (b"+-5", None),
+            (b"-", None),
+            (b"", None),
+        ] {
+            assert_eq!(parse_wrapped_i32(text), seconds, "{text:?}");
+        }
         assert_eq!(parse_ratio(b"0.9"), Some(0.9));
         assert_eq!(parse_ratio(b"nan"), None);
     }

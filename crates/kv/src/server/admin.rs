@@ -24,7 +24,10 @@ impl<S: Store> Admin for WorkerAdmin<S> {
         let mut words = arguments.split(|b| *b == b' ').filter(|w| !w.is_empty());
         let shared = &*self.shared;
         match words.next() {
-            None => render::general(shared, &self.store.stats(shared.clock.now()), out),
+            None => {
+                let (stats, crawler) = (self.store.stats(shared.clock.now()), self.store.crawler());
+                render::general(shared, &stats, crawler, out);
+            }
             Some(b"reset") => {
                 shared.reset_stats();
                 self.store.reset_stats();
@@ -33,7 +36,8 @@ impl<S: Store> Admin for WorkerAdmin<S> {
             }
             Some(b"settings") => {
                 let (memory, oldest) = (self.store.memory_limit(), self.store.oldest());
-                render::settings(shared, memory, oldest, out);
+                let crawler = self.store.crawler();
+                render::settings(shared, memory, oldest, crawler, out);
             }
             Some(b"items") => render::items(&self.store.stats(shared.clock.now()), out),
             Some(b"slabs") => render::slabs(shared, &self.store.stats(shared.clock.now()), out),
@@ -83,6 +87,28 @@ impl<S: Store> Admin for WorkerAdmin<S> {
 
     fn memory_limit(&mut self, mebibytes: u32) -> bool {
         self.store.set_memory_limit(u64::from(mebibytes) << 20)
+    }
+
+    fn refresh_certs(&mut self) -> Option<Result<(), String>> {
+        let certificates = self.shared.certificates.as_ref()?;
+        Some(match certificates.reload(self.shared.now_secs()) {
+            Ok(()) => {
+                tracing::info!("TLS certificates read again: a client has asked for it");
+                Ok(())
+            }
+            Err(e) => {
+                tracing::error!("the former TLS certificates stay in use: {e}");
+                Err(e.to_string())
+            }
+        })
+    }
+
+    fn crawler(&mut self, on: bool) {
+        self.store.set_crawler(on);
+    }
+
+    fn crawl(&mut self) -> bool {
+        self.store.crawl()
     }
 
     fn debug_time(&mut self, how: DebugTime) {

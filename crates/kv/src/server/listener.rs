@@ -10,24 +10,23 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use larder_base::AppId;
-use larder_runtime::listen::{UnixPath, bind_tcp, listen_unix};
+use larder_runtime::listen::{SocketAccess, UnixPath, bind_tcp, listen_unix};
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token};
-use rustls::ServerConfig;
 use socket2::SockRef;
 use tracing::{debug, info, warn};
 
+use super::ServerError;
 use super::shared::{ConnInfo, Shared};
 use super::stream::Stream;
-use super::tls::TlsStream;
-use super::{ServerError, tls};
-use crate::config::{Config, ListenAddress};
+use super::tls::{Certificates, TlsStream};
+use crate::config::{Config, ListenAddress, ListenTls};
 
 /// What memcached says to a connection over the limit.
 const TOO_MANY: &[u8] = b"ERROR Too many open connections\r\n";
 
 enum Socket1 {
-    Tcp { listener: TcpListener, tls: Option<Arc<ServerConfig>> },
+    Tcp { listener: TcpListener, tls: ListenTls },
     Unix(UnixListener),
 }
 
@@ -51,11 +50,9 @@ pub(super) struct Listener {
 /// # Errors
 /// The first that cannot be had. The default `::1` is left out quietly where there is no IPv6.
 pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>), ServerError> {
-    let tls = config.tls.as_ref().map(tls::load).transpose()?;
     let mut list = Vec::new();
     for (i, address) in config.listen.iter().enumerate() {
-        let tls = if address.plain { None } else { tls.clone() };
-        match open_tcp(address, tls) {
+        match open_tcp(address) {
             Ok(listeners) => list.extend(listeners),
             Err(ServerError::Listen { source, .. })
                 if i > 0
@@ -105,10 +102,7 @@ pub(super) fn listen(listeners: &[Listener], backlog: u32) -> Result<(), ServerE
     Ok(())
 }
 
-fn open_tcp(
-    address: &ListenAddress,
-    tls: Option<Arc<ServerConfig>>,
-) -> Result<Vec<Listener>, ServerError> {
+fn open_tcp(address: &ListenAddress) -> Result<Vec<Listener>, ServerError> {
     let text = if address.host.contains(':') {
         format!("[{}]:{}", address.host, address.port)
     } else {
@@ -133,7 +127,7 @@ fn open_tcp(
             address: Some(addr),
             application: address.application.clone(),
             app: None,
-            socket: Socket1::Tcp { listener, tls: tls.clone() },
+            socket: Socket1::Tcp { listener, tls: address.tls },
         });
     }
     Ok(out)
@@ -149,7 +143,7 @@ fn tcp_text(addr: SocketAddr) -> String {
 
 fn open_unix(path: &Path, mask: u32, backlog: u32) -> Result<(Listener, UnixPath), ServerError> {
     let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-    let (listener, guard) = listen_unix(path, mask, backlog)
+    let (listener, guard) = listen_unix(path, SocketAccess::mode(mask), backlog)
         .map_err(|reason| ServerError::UnixSocket { path: path.to_owned(), reason })?;
     let listener = UnixListener::from_std(listener);
     let text = format!("unix:{}", path.display()).into();
@@ -172,13 +166,18 @@ impl Listener {
         }
     }
 
-    fn accept(&self) -> io::Result<(Stream, String)> {
+    fn accept(&self, certificates: Option<&Certificates>) -> io::Result<(Stream, String)> {
         match &self.socket {
             Socket1::Tcp { listener, tls } => {
                 let (socket, peer) = listener.accept()?;
-                let stream = match tls {
+                let session = match (certificates, tls) {
+                    (Some(certificates), how) => certificates.accept(*how)?,
+                    (None, ListenTls::Off | ListenTls::Default) => None,
+                    (None, _) => return Err(io::Error::other("TLS without a certificate")),
+                };
+                let stream = match session {
                     None => Stream::Tcp(socket),
-                    Some(config) => Stream::Tls(Box::new(TlsStream::new(socket, config.clone())?)),
+                    Some(session) => Stream::Tls(Box::new(TlsStream::new(socket, session))),
                 };
                 Ok((stream, tcp_text(peer)))
             }
@@ -246,7 +245,7 @@ pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared)
                     );
                     break 'all;
                 }
-                match listener.accept() {
+                match listener.accept(shared.certificates.as_deref()) {
                     Ok((stream, _)) if full => reject(stream, shared),
                     Ok((stream, peer)) => {
                         shared.counters.connections.fetch_add(1, Ordering::Relaxed);

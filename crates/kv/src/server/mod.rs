@@ -15,6 +15,7 @@ mod udp;
 mod worker;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,14 +23,14 @@ use std::time::Duration;
 use larder_runtime::listen::UnixPath;
 use larder_runtime::{Clock, ReadRing, RingChoice, RingOptions};
 use mio::{Poll, Waker};
-use tracing::info;
+use tracing::{error, info, warn};
 
 pub use error::ServerError;
-pub use store::{Span, Store};
+pub use store::{Crawler, Span, Store};
 
-use crate::config::{Config, IoChoice};
+use crate::config::{Config, IoChoice, ListenTls};
 use crate::connection::{ConnStats, ProtocolConfig};
-use crate::protocol::auth::AuthFile;
+use crate::protocol::auth::{AuthFile, Users};
 use crate::stats::Latency;
 use shared::{Shared, WorkerShared};
 use worker::Worker;
@@ -57,7 +58,8 @@ pub struct Sockets {
     listeners: Vec<listener::Listener>,
     unix: Option<UnixPath>,
     udp: Vec<udp::UdpEndpoint>,
-    auth: Option<AuthFile>,
+    certificates: Option<Arc<tls::Certificates>>,
+    users: Option<Arc<Users>>,
 }
 
 impl Sockets {
@@ -66,17 +68,29 @@ impl Sockets {
     /// # Errors
     /// [`ServerError`] for the first that cannot be had, a certificate or a user file that cannot be read.
     pub fn bind(config: &Config) -> Result<Sockets, ServerError> {
-        let auth = match &config.auth_file {
-            None => None,
-            Some(path) => {
-                let bad = |reason: String| ServerError::Auth { path: path.clone(), reason };
-                let text = std::fs::read(path).map_err(|e| bad(format!("cannot be read: {e}")))?;
-                Some(AuthFile::parse(&text).map_err(|e| bad(e.to_string()))?)
-            }
-        };
+        let users = config.auth_file.as_deref().map(read_users).transpose()?;
+        let certificates = config.tls.clone().map(tls::Certificates::load).transpose()?;
         let (listeners, unix) = listener::open(config)?;
-        Ok(Sockets { listeners, unix, udp: udp::open(&config.udp)?, auth })
+        let mutual = config.listen.iter().any(|l| l.tls == ListenTls::Mutual);
+        if mutual && config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_none()) {
+            warn!(
+                "mtls: without tls-client-ca nobody can show a certificate that is good: all are refused there"
+            );
+        }
+        Ok(Sockets {
+            listeners,
+            unix,
+            udp: udp::open(&config.udp)?,
+            certificates: certificates.map(Arc::new),
+            users: users.map(|users| Arc::new(users.into())),
+        })
     }
+}
+
+fn read_users(path: &Path) -> Result<AuthFile, ServerError> {
+    let bad = |reason: String| ServerError::Auth { path: path.to_owned(), reason };
+    let text = std::fs::read(path).map_err(|e| bad(format!("cannot be read: {e}")))?;
+    AuthFile::parse(&text).map_err(|e| bad(e.to_string()))
 }
 
 impl<S: Store> Server<S> {
@@ -107,7 +121,8 @@ impl<S: Store> Server<S> {
         clock: Arc<Clock>,
         on_shutdown: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Server<S>, ServerError> {
-        let Sockets { mut listeners, unix, mut udp, auth } = sockets;
+        let Sockets { mut listeners, unix, mut udp, certificates, users } = sockets;
+        store.set_crawler(config.lru_crawler);
         let protocol = ProtocolConfig {
             // Clients judge by these numbers which commands they may use.
             version: format!("{SPEAKS}-larder-{}", env!("CARGO_PKG_VERSION")),
@@ -117,7 +132,7 @@ impl<S: Store> Server<S> {
             debug_commands: config.debugtime_enabled,
             commands_per_turn: config.requests_per_event,
             binary_only: config.binary_only,
-            auth,
+            auth: users,
         };
         let id = |name: &Option<String>| name.as_ref().map(|n| store.application(n)).transpose();
         for listener in &mut listeners {
@@ -156,6 +171,7 @@ impl<S: Store> Server<S> {
             clock,
             workers,
             names,
+            certificates,
             accept_waker,
             on_shutdown,
         ));
@@ -205,6 +221,33 @@ impl<S: Store> Server<S> {
     /// Calls `tell` from now on when a client sets the verbosity. The first that is given stays.
     pub fn on_verbosity(&self, tell: Box<dyn Fn(u32) + Send + Sync>) {
         self.shared.on_verbosity.set(tell).ok();
+    }
+
+    /// Reads certificates and users again, as far as there are files of them. Connections that are open go on as they began; a
+    /// file that cannot be used changes nothing. What came of each goes to the log.
+    pub fn reload(&self) {
+        let shared = &self.shared;
+        let mut files = 0;
+        if let Some(certificates) = &shared.certificates {
+            files += 1;
+            match certificates.reload(shared.now_secs()) {
+                Ok(()) => info!("TLS certificates read again: new connections have them"),
+                Err(e) => error!("the former TLS certificates stay in use: {e}"),
+            }
+        }
+        if let (Some(users), Some(path)) = (&shared.protocol.auth, &shared.config.auth_file) {
+            files += 1;
+            match read_users(path) {
+                Ok(file) => {
+                    users.set(file);
+                    info!("auth-file '{}' read again", path.display());
+                }
+                Err(e) => error!("the former users may log in: {e}"),
+            }
+        }
+        if files == 0 {
+            info!("nothing to read again: there is neither a certificate nor an auth-file");
+        }
     }
 
     /// What the live page and `/metrics` show.

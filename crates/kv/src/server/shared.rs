@@ -10,6 +10,7 @@ use larder_runtime::Clock;
 use mio::Waker;
 
 use super::listener::NewConn;
+use super::tls::Certificates;
 use crate::config::Config;
 use crate::connection::{BigBuffers, Budget, ConnStats, ProtocolConfig};
 use crate::stats::{Latency, PrefixStats};
@@ -152,6 +153,8 @@ pub(crate) struct Shared {
     /// Counters of what came by UDP.
     pub(crate) udp_stats: Mutex<ConnStats>,
     stop: AtomicU8,
+    /// With TLS.
+    pub(crate) certificates: Option<Arc<Certificates>>,
     pub(crate) accept_waker: Waker,
     /// Told when a client asks for shutdown.
     pub(crate) on_shutdown: Box<dyn Fn() + Send + Sync>,
@@ -165,6 +168,7 @@ impl Shared {
         clock: Arc<Clock>,
         workers: Vec<WorkerShared>,
         listeners: Vec<(RawFd, Arc<str>)>,
+        certificates: Option<Arc<Certificates>>,
         accept_waker: Waker,
         on_shutdown: Box<dyn Fn() + Send + Sync>,
     ) -> Shared {
@@ -196,6 +200,7 @@ impl Shared {
             baseline: Mutex::new(ConnStats::default()),
             udp_stats: Mutex::new(ConnStats::default()),
             stop: AtomicU8::new(RUNNING),
+            certificates,
             accept_waker,
             on_shutdown,
         }

@@ -19,6 +19,17 @@ pub struct Span {
     pub len: u32,
 }
 
+/// What removes expired objects in the background.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crawler {
+    /// It is turned on.
+    pub enabled: bool,
+    /// A client has asked for all objects to be looked through, and that goes on.
+    pub running: bool,
+    /// How often clients have asked for that.
+    pub starts: u64,
+}
+
 /// A store that workers share: the engine's shards, the flash beneath them, the cleaner.
 pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     /// The flash that workers read from; `None` when there is DRAM alone.
@@ -61,6 +72,19 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     /// The limit on DRAM in force, bytes; 0 when there is none.
     fn memory_limit(&self) -> u64 {
         0
+    }
+
+    /// Whether expired objects are removed in the background; changes it.
+    fn set_crawler(&self, _on: bool) {}
+
+    /// Begins to look through all objects for expired ones. False when that is turned off.
+    fn crawl(&self) -> bool {
+        false
+    }
+
+    /// What removes expired objects in the background.
+    fn crawler(&self) -> Crawler {
+        Crawler::default()
     }
 
     /// What it holds and has done.

@@ -77,6 +77,16 @@ impl Stream {
         }
     }
 
+    /// TLS is not agreed upon yet.
+    pub(super) fn is_handshaking(&self) -> bool {
+        matches!(self, Stream::Tls(s) if s.is_handshaking())
+    }
+
+    /// A short write means that the socket takes no more.
+    pub(super) fn is_plain(&self) -> bool {
+        !matches!(self, Stream::Tls(_))
+    }
+
     /// Says goodbye where the transport has a word for it.
     pub(super) fn close(&mut self) {
         if let Stream::Tls(s) = self {

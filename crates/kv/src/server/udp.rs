@@ -162,7 +162,7 @@ impl<S: Store> Turn<'_, S> {
     /// Executes the commands of one datagram; what is not whole at its end is dropped.
     fn answer(&mut self, mut text: &[u8]) -> Vec<u8> {
         let now = self.shared.clock.now();
-        let mut conn = Connection::new(&self.shared.protocol, self.shared.big.clone(), now);
+        let mut conn = Connection::new(&self.shared.protocol, self.shared.big.clone());
         let mut answer = Vec::new();
         loop {
             let fed = conn.feed(text, now);

@@ -16,7 +16,7 @@ use larder_engine::kv::api::FlashRead;
 use larder_runtime::ReadRing;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::admin::WorkerAdmin;
 use super::listener::{NewConn, WAKE};
@@ -47,6 +47,8 @@ const SLICE: Duration = Duration::from_micros(400);
 const YIELD_AFTER: Nanos = Nanos(30_000);
 /// A poll that took this long has slept.
 const SLEPT: Nanos = Nanos(10_000);
+/// A warning that clients can bring about is not repeated before.
+const SAID_AGAIN: Nanos = Nanos::from_secs(10);
 /// Connections that wait for memory are tried again after this.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 
@@ -80,6 +82,8 @@ struct Conn<R> {
     /// Flash reads under way.
     outstanding: u32,
     last_active: Nanos,
+    /// When it came, until TLS is agreed upon.
+    handshake: Option<Nanos>,
     /// Start of the request that is being timed.
     timed: Option<Nanos>,
     timed_flash: bool,
@@ -128,6 +132,8 @@ pub(super) struct Worker<S: Store> {
     next_scan: Nanos,
     scan_needed: bool,
     sample: u32,
+    /// Until then no word of clients that speak the binary protocol.
+    binary_said: Nanos,
     drain_until: Option<Nanos>,
 }
 
@@ -166,6 +172,7 @@ impl<S: Store> Worker<S> {
             next_scan: now.mono + SCAN,
             scan_needed: false,
             sample: 0,
+            binary_said: Nanos::ZERO,
             drain_until: None,
         })
     }
@@ -299,8 +306,9 @@ impl<S: Store> Worker<S> {
             debug!("connection {} from {}", info.fd, info.peer);
             self.scan_needed = true;
             self.slots[slot].conn = Some(Box::new(Conn {
+                handshake: stream.is_handshaking().then_some(self.now.mono),
                 stream,
-                proto: Connection::new(&self.shared.protocol, self.shared.big.clone(), self.now),
+                proto: Connection::new(&self.shared.protocol, self.shared.big.clone()),
                 info,
                 readable: false,
                 blocked: false,
@@ -406,7 +414,16 @@ impl<S: Store> Worker<S> {
                 detail: self.shared.detail.load(Ordering::Relaxed),
                 app: conn.info.app,
             };
+            let binary = ctx.stats.binary_refused;
             let progress = conn.proto.process(self.now, &*self.store, &mut ctx);
+            if self.stats.binary_refused > binary && self.now.mono >= self.binary_said {
+                self.binary_said = self.now.mono + SAID_AGAIN;
+                warn!(
+                    "a connection from {} began in the binary protocol, which is not spoken: closed (said at most \
+                     once in ten seconds; stats larder counts them). Set the client to the text protocol",
+                    conn.info.peer
+                );
+            }
             conn.output_full = progress == Progress::OutputFull;
             conn.outstanding += self.reads.len() as u32;
             conn.timed_flash |= !self.reads.is_empty();
@@ -606,8 +623,9 @@ impl<S: Store> Worker<S> {
                 Ok(n) => {
                     self.stats.bytes_written += n as u64;
                     conn.proto.sent(n, self.now);
-                    // A short write means a full socket: no second call to be told so.
-                    if n < len {
+                    // A short write means a full socket: no second call to be told so. TLS has taken what it may hold, and says
+                    // itself when the socket is full.
+                    if n < len && conn.stream.is_plain() {
                         break Err(ErrorKind::WouldBlock.into());
                     }
                 }
@@ -681,6 +699,9 @@ impl<S: Store> Worker<S> {
     fn scan(&mut self) {
         self.next_scan = self.now.mono + SCAN;
         let idle_timeout = self.shared.config.idle_timeout.map(|d| Nanos(d.as_nanos() as u64));
+        let handshake =
+            self.shared.config.tls.as_ref().map(|t| Nanos(t.handshake.as_nanos() as u64));
+        let mut unfinished = 0u32;
         let mut needed = false;
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
@@ -688,6 +709,16 @@ impl<S: Store> Worker<S> {
             if conn.closing.is_some_and(|since| self.now.mono.saturating_sub(since) >= LINGER) {
                 self.close(slot);
                 continue;
+            }
+            if let (Some(since), Some(limit)) = (conn.handshake, handshake) {
+                if !conn.stream.is_handshaking() {
+                    conn.handshake = None;
+                } else if self.now.mono.saturating_sub(since) >= limit {
+                    self.shared.counters.tls_errors.fetch_add(1, Ordering::Relaxed);
+                    unfinished += 1;
+                    self.close(slot);
+                    continue;
+                }
             }
             if conn.proto.stalled(self.now) {
                 self.stats.big_buffer_stalls += 1;
@@ -710,8 +741,12 @@ impl<S: Store> Worker<S> {
             }
             needed |= !conn.shrunk
                 || conn.closing.is_some()
+                || conn.handshake.is_some()
                 || idle_timeout.is_some()
                 || conn.proto.busy();
+        }
+        if unfinished > 0 {
+            info!("{unfinished} connections closed: they did not finish TLS's handshake");
         }
         self.scan_needed = needed;
         if needed && self.shared.big.input.waiting() > 0 {

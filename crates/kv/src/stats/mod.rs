@@ -32,6 +32,8 @@ pub struct StoreStats {
     pub evicted_unfetched: u64,
     /// Objects removed because they had expired.
     pub reclaimed: u64,
+    /// Of these, removed though nobody asked for them.
+    pub crawler_reclaimed: u64,
     /// Of these, never read.
     pub expired_unfetched: u64,
     /// Reads that found an expired object.

@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering;
 use larder_base::UnixSecs;
 
 use super::StoreStats;
+use crate::config::{ClientCertificates, TlsVersion};
+use crate::server::Crawler;
 use crate::server::shared::{Shared, lock};
 
 /// One line.
@@ -27,7 +29,7 @@ pub(crate) fn cpu_times() -> (u64, u64) {
 }
 
 /// `stats` without arguments.
-pub(crate) fn general(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
+pub(crate) fn general(shared: &Shared, store: &StoreStats, crawler: Crawler, out: &mut Vec<u8>) {
     let now = shared.clock.now();
     let t = shared.totals();
     let c = &shared.counters;
@@ -111,8 +113,16 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         stat(out, "extstore_bytes_used", flash.used_bytes);
         stat(out, "extstore_limit_maxbytes", flash.capacity_bytes);
     }
-    if shared.config.tls.is_some() {
+    if let Some(certificates) = &shared.certificates {
+        if let Some(sessions) = certificates.new_sessions() {
+            stat(out, "ssl_new_sessions", sessions);
+        }
         stat(out, "ssl_handshake_errors", load(&c.tls_errors));
+        stat(
+            out,
+            "time_since_server_cert_refresh",
+            shared.now_secs().saturating_sub(certificates.since()),
+        );
     }
     stat(out, "bytes", store.dram_bytes);
     stat(out, "curr_items", store.items);
@@ -121,6 +131,8 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     stat(out, "evicted_unfetched", store.evicted_unfetched);
     stat(out, "evictions", store.evictions);
     stat(out, "reclaimed", store.reclaimed);
+    stat(out, "lru_crawler_running", u8::from(crawler.running));
+    stat(out, "lru_crawler_starts", crawler.starts);
     // memcached counts waits for a locked LRU tail here; Larder's nearest are waits for a locked shard.
     stat(out, "lrutail_reflocked", store.lock_waits);
     stat(out, "malformed_commands", t.malformed);
@@ -131,7 +143,6 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
 /// lines of `stats`; with these there are as many as memcached itself prints.)
 fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     let t = shared.totals();
-    let c = &shared.counters;
     let latency = shared.latency();
     stat(out, "larder_items_dram", store.dram_items);
     stat(out, "larder_client_bytes", store.client_bytes);
@@ -147,8 +158,6 @@ fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     }
     stat(out, "larder_big_buffer_waits", t.big_buffer_waits);
     stat(out, "larder_big_buffer_stalls", t.big_buffer_stalls);
-    stat(out, "larder_verifies_dropped", c.verifies_dropped.load(Ordering::Relaxed));
-    stat(out, "larder_flash_read_failures", c.read_errors.load(Ordering::Relaxed));
     stat(out, "larder_memory_bytes", store.memory.iter().map(|(_, b)| b).sum::<u64>());
     stat(out, "larder_resident_bytes", larder_runtime::machine::resident_memory().unwrap_or(0));
     stat(out, "larder_clock_behind_seconds", shared.clock.behind().0 / 1_000_000_000);
@@ -158,7 +167,13 @@ fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
 }
 
 /// `stats settings`.
-pub(crate) fn settings(shared: &Shared, memory: u64, oldest: UnixSecs, out: &mut Vec<u8>) {
+pub(crate) fn settings(
+    shared: &Shared,
+    memory: u64,
+    oldest: UnixSecs,
+    crawler: Crawler,
+    out: &mut Vec<u8>,
+) {
     let config = &shared.config;
     let tcp = config.listen.first();
     stat(out, "maxbytes", memory);
@@ -184,7 +199,15 @@ pub(crate) fn settings(shared: &Shared, memory: u64, oldest: UnixSecs, out: &mut
     stat(out, "reqs_per_event", config.requests_per_event);
     stat(out, "cas_enabled", "yes");
     stat(out, "tcp_backlog", config.backlog);
-    stat(out, "binding_protocol", "ascii");
+    // What was asked for, in memcached's words; the binary protocol is not spoken either way.
+    stat(
+        out,
+        "binding_protocol",
+        match config.effective.protocol.as_deref() {
+            Some("auto") | None => "auto-negotiate",
+            Some(protocol) => protocol,
+        },
+    );
     stat(out, "auth_enabled_sasl", "no");
     match &config.auth_file {
         Some(path) => stat(out, "auth_enabled_ascii", path.display()),
@@ -194,16 +217,34 @@ pub(crate) fn settings(shared: &Shared, memory: u64, oldest: UnixSecs, out: &mut
     stat(out, "maxconns_fast", yes(config.maxconns_fast));
     stat(out, "flush_enabled", yes(config.flush_enabled));
     stat(out, "dump_enabled", yes(config.dump_enabled));
+    stat(out, "lru_crawler", yes(crawler.enabled));
     stat(out, "hash_algorithm", "siphash13");
     stat(out, "idle_timeout", config.idle_timeout.map_or(0, |d| d.as_secs()));
     stat(out, "ssl_enabled", yes(config.tls.is_some()));
     if let Some(tls) = &config.tls {
+        let or_null = |text: Option<String>| text.unwrap_or_else(|| "NULL".into());
         stat(out, "ssl_chain_cert", tls.certificate.display());
         stat(out, "ssl_key", tls.key.display());
-        match &tls.client_ca {
-            Some(ca) => stat(out, "ssl_ca_cert", ca.display()),
-            None => stat(out, "ssl_ca_cert", "NULL"),
-        }
+        // OpenSSL's bits, which memcached shows: 1, ask for a certificate; 2, refuse who has none.
+        let verify = match tls.verify {
+            ClientCertificates::None => 0,
+            ClientCertificates::Request => 1,
+            ClientCertificates::Require => 3,
+        };
+        stat(out, "ssl_verify_mode", verify);
+        // Of OpenSSL's formats, PEM.
+        stat(out, "ssl_keyformat", 1);
+        stat(out, "ssl_ciphers", or_null(tls.ciphers.as_ref().map(|list| list.join(":"))));
+        let ca = tls.client_ca.as_ref().map(|ca| ca.display().to_string());
+        stat(out, "ssl_ca_cert", or_null(ca));
+        stat(out, "ssl_wbuf_size", tls.buffer);
+        stat(out, "ssl_session_cache", yes(tls.session_cache));
+        stat(out, "ssl_kernel_tls", "no");
+        let version = match tls.min_version {
+            TlsVersion::V12 => "tlsv1.2",
+            TlsVersion::V13 => "tlsv1.3",
+        };
+        stat(out, "ssl_min_version", version);
     }
     stat(out, "client_flags_size", size_of::<u32>());
     stat(out, "larder_data_dir", config.data_dir.display());
@@ -224,6 +265,7 @@ pub(crate) fn items(store: &StoreStats, out: &mut Vec<u8>) {
         stat(out, "items:1:evicted_unfetched", store.evicted_unfetched);
         stat(out, "items:1:reclaimed", store.reclaimed);
         stat(out, "items:1:expired_unfetched", store.expired_unfetched);
+        stat(out, "items:1:crawler_reclaimed", store.crawler_reclaimed);
     }
     if let Some(flash) = &store.flash
         && flash.items > 0
@@ -238,7 +280,7 @@ pub(crate) fn items(store: &StoreStats, out: &mut Vec<u8>) {
 /// `stats slabs`: totals alone, there are no slabs.
 pub(crate) fn slabs(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     let t = shared.totals();
-    if store.dram_items > 0 {
+    if store.total_items > 0 {
         // One class that holds objects of any size.
         stat(out, "1:chunk_size", shared.config.max_item_size);
         stat(out, "1:used_chunks", store.dram_items);
@@ -300,6 +342,10 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
         }
     }
     stat(out, "larder_lock_waits", store.lock_waits);
+    stat(out, "larder_binary_refused", shared.totals().binary_refused);
+    let c = &shared.counters;
+    stat(out, "larder_verifies_dropped", c.verifies_dropped.load(Ordering::Relaxed));
+    stat(out, "larder_flash_read_failures", c.read_errors.load(Ordering::Relaxed));
     if let Some(r) = &store.record {
         stat(out, "larder_record", r.ended.unwrap_or("on"));
         stat(out, "larder_record_records", r.records);

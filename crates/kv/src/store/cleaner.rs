@@ -2,14 +2,16 @@
 //! does what else may take its time.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use larder_base::UnixSecs;
 use larder_engine::kv::{IoFailed, SegmentIo, Step};
 use larder_policy::learn::train;
 use larder_runtime::{AlignedBuf, Clock};
 
 use super::{Flash, KvStore, LockedShards, locked};
+use crate::server::Crawler;
 
 /// The cleaner asks for the shortest slices there are: it works for moments and waits, and where processors are busy, those
 /// with the shortest slice left run first. What it comes too late for is evicted on the request path and never reaches
@@ -41,7 +43,66 @@ impl SegmentIo for Segments<'_> {
     }
 }
 
+/// Whether and how expired objects are removed from DRAM.
+pub(super) struct CrawlerState {
+    enabled: AtomicBool,
+    /// A client wants all objects looked through, now.
+    wanted: AtomicBool,
+    starts: AtomicU64,
+}
+
+impl CrawlerState {
+    pub(super) fn new(enabled: bool) -> CrawlerState {
+        CrawlerState {
+            enabled: AtomicBool::new(enabled),
+            wanted: AtomicBool::new(false),
+            starts: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn turn(&self, on: bool) {
+        self.enabled.store(on, Ordering::Relaxed);
+    }
+
+    /// False when it is turned off. One pass that is under way serves whoever asks meanwhile.
+    pub(super) fn begin(&self) -> bool {
+        let on = self.enabled.load(Ordering::Relaxed);
+        if on && !self.wanted.swap(true, Ordering::Relaxed) {
+            self.starts.fetch_add(1, Ordering::Relaxed);
+        }
+        on
+    }
+
+    pub(super) fn report(&self) -> Crawler {
+        Crawler {
+            enabled: self.enabled.load(Ordering::Relaxed),
+            running: self.wanted.load(Ordering::Relaxed),
+            starts: self.starts.load(Ordering::Relaxed),
+        }
+    }
+}
+
 impl KvStore {
+    /// Removes expired objects from DRAM: what is due in this second, or all when a client has asked for it.
+    fn expire(&self, clock: &Clock, done: &mut UnixSecs) {
+        let crawler = self.crawler.report();
+        let second = clock.now().wall;
+        if !crawler.enabled || !crawler.running && second == *done {
+            return;
+        }
+        *done = second;
+        for cell in &self.cells {
+            // A pass that is under way may have gone past what has expired since.
+            let passes = if crawler.running && cell.lock().is_expiring() { 2 } else { 1 };
+            for _ in 0..passes {
+                while !self.stopping() && cell.lock().expire(clock.now(), crawler.running) {}
+            }
+        }
+        if crawler.running {
+            self.crawler.wanted.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// Starts the threads. They end at [`KvStore::stop`].
     pub(super) fn start_threads(self: &Arc<Self>, clock: &Arc<Clock>) -> std::io::Result<()> {
         let mut threads = locked(&self.threads);
@@ -80,17 +141,22 @@ impl KvStore {
             tracing::debug!(%error, "the cleaner cannot ask for shorter slices");
         }
         let mut degraded = false;
+        let mut expired = UnixSecs(0);
         while !self.stopping() {
             self.wait_for_bell();
+            self.expire(clock, &mut expired);
             match self.flash() {
                 Some(flash) => {
                     let mut io = Segments(flash);
+                    // What one step may take from the budget: three segments, and what one has for padding.
+                    let segments = 4 * u64::from(flash.geometry.segment_bytes());
                     while !self.stopping() {
                         // A worker that was asked for statistics waits for one step, not for all of the cleaning.
                         while flash.log_wanted.load(Ordering::Relaxed) > 0 {
                             std::thread::yield_now();
                         }
                         self.remember_applications(flash);
+                        self.keep_budget(flash, clock.now(), segments);
                         let mut log = locked(&flash.log);
                         let step = log.step(clock.now(), &mut LockedShards(&self.cells), &mut io);
                         if log.stats().degraded != degraded {
@@ -104,9 +170,11 @@ impl KvStore {
                                 tracing::info!("flash is in use again");
                             }
                         }
+                        drop(log);
                         if step == Step::Idle {
                             break;
                         }
+                        self.expire(clock, &mut expired);
                     }
                 }
                 None => {
@@ -189,10 +257,15 @@ impl KvStore {
             capture.finish();
         }
         if let Some(flash) = self.flash() {
+            // The padding of two segments.
+            self.keep_budget(flash, now, 2 * u64::from(flash.geometry.segment_bytes()));
             let mut log = locked(&flash.log);
             log.unrecorded().drain(now, &mut LockedShards(&self.cells), &mut Segments(flash));
             drop(log);
             self.write_down(flash, now);
+        } else {
+            let lost: usize = self.cells.iter().map(|cell| cell.lock().dram_objects()).sum();
+            tracing::info!("without flash nothing is kept: {lost} objects in DRAM are lost");
         }
     }
 }

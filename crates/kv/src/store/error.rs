@@ -10,12 +10,26 @@ use super::plan::PlanError;
 /// Why a store does not open. Nothing has been written to the flash then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// It was stopped before it was open. What was warm stays warm.
+    #[error("stopped during the start")]
+    Stopped,
     /// The data directory.
     #[error(transparent)]
     DataDir(#[from] larder_runtime::DataDirError),
     /// The flash.
     #[error(transparent)]
     Device(#[from] larder_runtime::DeviceError),
+    /// A flash file of another size.
+    #[error(
+        "{0}, or start once with --format-flash to make it anew with that size (what it caches is lost)"
+    )]
+    FileSize(#[source] larder_runtime::DeviceError),
+    /// A run without flash on the data directory of one with flash.
+    #[error(
+        "{0}. (This run is without flash, but the other one would not know what is stored and deleted here, and could serve \
+         outdated values afterwards)"
+    )]
+    ServedWithFlash(#[source] larder_runtime::DataDirError),
     /// Sizes that cannot work.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -58,39 +58,48 @@ impl KvStore {
 
     /// Takes the shards to the limit that was set last. `divided` is the one they have.
     pub(super) fn follow_memory_limit(&self, clock: &Clock, divided: &mut u64) {
-        let wanted = self.memory.load(Ordering::Relaxed);
-        if wanted == *divided {
+        if self.memory.load(Ordering::Relaxed) == *divided {
             return;
         }
-        match self.plan.resized(wanted).map_err(MemoryError::from).and_then(|plan| {
-            // Another number may come meanwhile: it is found at the next turn.
-            self.divide(clock, &plan)
-        }) {
-            Ok(()) => *divided = wanted,
-            Err(error) => {
-                tracing::error!(%error, "the memory limit stays at {}", ByteSize(*divided));
-                self.memory.store(*divided, Ordering::Relaxed);
-                // Some shards have grown already.
-                if let Ok(plan) = self.plan.resized(*divided) {
-                    self.divide(clock, &plan).ok();
+        loop {
+            let wanted = self.memory.load(Ordering::Relaxed);
+            let plan = self.plan.resized(wanted).map_err(MemoryError::from);
+            match plan.and_then(|plan| self.divide(clock, &plan)) {
+                Ok(true) => *divided = wanted,
+                Ok(false) if !self.stopping() => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the memory limit stays at {}", ByteSize(*divided));
+                    self.memory.store(*divided, Ordering::Relaxed);
+                    // Some shards have grown already.
+                    if let Ok(plan) = self.plan.resized(*divided) {
+                        self.divide(clock, &plan).ok();
+                    }
                 }
             }
+            return;
         }
     }
 
-    fn divide(&self, clock: &Clock, plan: &Plan) -> Result<(), MemoryError> {
+    /// Takes the shards to `plan`, as long as its limit is the one that was set last: a higher one that holds no more is
+    /// not grown to first. Returns whether they are there.
+    pub(super) fn divide(&self, clock: &Clock, plan: &Plan) -> Result<bool, MemoryError> {
+        let over = || self.stopping() || self.memory.load(Ordering::Relaxed) != plan.memory;
         for cell in &self.cells {
+            if over() {
+                return Ok(false);
+            }
             if !self.no_eviction {
                 cell.lock().unrecorded().set_marks(plan.free_low, plan.free_high);
             }
             while cell.lock().unrecorded().resize(clock.now(), plan.arena_bytes)? {
-                if self.stopping() {
-                    return Ok(());
+                if over() {
+                    return Ok(false);
                 }
             }
             let mut shard = cell.lock();
             larder_runtime::machine::prefer_huge_pages(shard.unrecorded().object_memory_mut());
         }
-        Ok(())
+        Ok(true)
     }
 }

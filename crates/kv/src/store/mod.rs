@@ -13,6 +13,7 @@ mod memory;
 mod open;
 mod plan;
 mod record;
+mod run;
 mod stats;
 mod warm;
 
@@ -30,10 +31,11 @@ use larder_engine::kv::record::{TapedLog, TapedShard};
 use larder_engine::kv::{KvShard, OwnerOf, Shards};
 use larder_format::Geometry;
 use larder_policy::application::{ApplicationError, Applications, Lookup};
+use larder_policy::budget::KeptBudget;
 use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, Wear};
 
 use crate::connection::{Engine, Fetched, Step};
-use crate::server::{Span, Store};
+use crate::server::{Crawler, Span, Store};
 use crate::stats::StoreStats;
 
 pub use capture::{CaptureConfig, CaptureStats};
@@ -80,6 +82,8 @@ struct Flash {
     /// How many applications the data directory knows.
     applications_kept: AtomicUsize,
     superblock: Mutex<open::Superblocks>,
+    /// What of the write budget the data directory knows.
+    kept_budget: Mutex<KeptBudget>,
     read_errors: AtomicU64,
     /// Keeps the shared memory locked.
     region: warm::Region,
@@ -113,6 +117,7 @@ pub struct KvStore {
     memory: AtomicU64,
     flash: Option<Flash>,
     bell: Arc<Bell>,
+    crawler: cleaner::CrawlerState,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     baseline: Mutex<StoreStats>,
     flushed_at: std::sync::atomic::AtomicU32,
@@ -120,6 +125,8 @@ pub struct KvStore {
     training: larder_policy::learn::TrainParams,
     recorder: Option<record::Recorder>,
     capture: Option<capture::Capture>,
+    /// A stop is not to take its time.
+    hurry: Arc<AtomicBool>,
 }
 
 /// The shards to the log: each locked for one call.
@@ -273,6 +280,22 @@ impl Store for KvStore {
     fn wake_cleaner(&self) {
         *locked(&self.bell.rung) = true;
         self.bell.changed.notify_one();
+    }
+
+    fn set_crawler(&self, on: bool) {
+        self.crawler.turn(on);
+    }
+
+    fn crawl(&self) -> bool {
+        let begun = self.crawler.begin();
+        if begun {
+            self.wake_cleaner();
+        }
+        begun
+    }
+
+    fn crawler(&self) -> Crawler {
+        self.crawler.report()
     }
 
     fn application(&self, name: &str) -> Result<AppId, ApplicationError> {

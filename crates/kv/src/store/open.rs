@@ -2,10 +2,10 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use larder_base::{AppId, ByteSize, HashKey, Nanos, Now, Words};
+use larder_base::{AppId, ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::index::{Attached, FlashIndex};
 use larder_engine::kv::record::{
     AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedLog, TapedShard,
@@ -16,13 +16,18 @@ use larder_format::superblock::choose;
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
-use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
-use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDevice, Wear};
+use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
+use larder_runtime::{
+    AlignedBuf, Clock, DataDir, DataDirError, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
+};
 
 use super::capture::{Capture, CaptureConfig};
 use super::plan::Plan;
 use super::record::{RecordConfig, Recorder};
-use super::warm::{Region, ShardWords, Warmth, remove_checkpoint, write_checkpoint};
+use super::run::{self, FlashOfRun};
+use super::warm::{
+    NotOurs, Region, ShardWords, Warmth, Writing, remove_checkpoint, write_checkpoint,
+};
 use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
 use crate::stats::StoreStats;
 
@@ -64,6 +69,8 @@ pub struct StoreConfig {
     pub record: Option<RecordConfig>,
     /// Capture a sample of the requests.
     pub capture: Option<CaptureConfig>,
+    /// Set while a store opens, it ends the start; while one stops, the stop, with what is there.
+    pub hurry: Arc<AtomicBool>,
 }
 
 /// What opening found and did, for the log.
@@ -87,6 +94,10 @@ pub struct Opened {
     pub budget: Option<f64>,
     /// How long recovery took.
     pub recovery: Nanos,
+    /// What the operator may want to know: one line each.
+    pub notes: Vec<String>,
+    /// What the operator should know: one line each.
+    pub warnings: Vec<String>,
 }
 
 /// The superblock in force and where it lies.
@@ -129,12 +140,26 @@ pub fn open(
     let Some(path) = &config.flash else { return open_in_dram(config, clock) };
     let dir = DataDir::open(&config.data_dir, DATA_DIR_VERSION)?;
     let mut undo = Undo(dir.made().to_vec());
+    if !dir.made().is_empty() {
+        undo.0.push(run::path(dir.path()));
+    }
+    // What cannot be served is not made anew.
+    let remake = config.format_flash && config.flash_size.is_some();
+    if let Some(size) = config.flash_size.filter(|_| remake) {
+        let geometry = Plan::geometry(config.memory, size, u64::from(config.max_item))?;
+        let flash = Some((&geometry, config.flash_object_size));
+        Plan::new(config.memory, u64::from(config.max_item), flash)?;
+    }
     let options = DeviceOptions {
         size: config.flash_size.map(ByteSize),
         least: Plan::LEAST_FLASH,
+        remake,
         ..DeviceOptions::new(path)
     };
-    let device = FlashDevice::open(&options)?;
+    let device = FlashDevice::open(&options).map_err(|e| match e {
+        DeviceError::SizeDiffers { .. } if path.is_file() => StoreError::FileSize(e),
+        e => e.into(),
+    })?;
     if device.was_created() {
         undo.0.push(path.clone());
     }
@@ -164,6 +189,7 @@ fn open_in_dram(
 ) -> Result<(Arc<KvStore>, Opened), StoreError> {
     let began = clock.now();
     let plan = Plan::new(config.memory, u64::from(config.max_item), None)?;
+    let warnings = forsake_flash(&config.data_dir)?.into_iter().collect();
     let mut secret = [0; 16];
     random(&mut secret)?;
     let words = (0..plan.shards)
@@ -179,7 +205,7 @@ fn open_in_dram(
         uuid: Uuid(uuid),
         hash_key: HashKey(secret),
         geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
-        cas_base: u64::from(began.wall.0) * 1_000_000_000,
+        cas_base: cas_base(began, 0)?,
         budget_rate: None,
     };
     let setup = run_setup(config, &parts, Vec::new(), None)?;
@@ -199,8 +225,104 @@ fn open_in_dram(
         flash_bytes: 0,
         budget: None,
         recovery: clock.now().mono.saturating_sub(began.mono),
+        notes: Vec::new(),
+        warnings,
     };
     Ok((store, opened))
+}
+
+/// A run without flash answers for the same keys: what the last run on this data directory has left on flash is not believed
+/// any more. Tells so, if there was such a run. A directory that is not there is left so.
+fn forsake_flash(data_dir: &Path) -> Result<Option<String>, StoreError> {
+    // Where it cannot be seen, it is tried: the error says why.
+    let flash = match run::last_flash(data_dir) {
+        Ok(None) => return Ok(None),
+        Ok(Some(flash)) => Some(flash),
+        Err(_) => None,
+    };
+    let dir = DataDir::open(data_dir, DATA_DIR_VERSION).map_err(|source| match source {
+        DataDirError::InUse { .. } => StoreError::ServedWithFlash(source),
+        source => source.into(),
+    })?;
+    run::write(&dir, random_run()?, None)?;
+    remove_checkpoint(&dir)?;
+    let Some(flash) = flash else { return Ok(None) };
+    Region::forget(&flash.uuid);
+    Ok(Some(format!(
+        "this run is without flash: what flash '{}' holds may be outdated by what is stored and deleted now, so the next start \
+         with it is cold; a run that shall not do that is given a --data-dir of its own (this one's is '{}')",
+        flash.path,
+        data_dir.display()
+    )))
+}
+
+/// A number that no other start has.
+fn random_run() -> Result<u64, StoreError> {
+    let mut bytes = [0; 8];
+    random(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+/// Where the CAS of a start begin: by chance how far on, so that two lines of runs that began with copies of one flash give no
+/// number out twice, nor a server whose clock was set back.
+fn cas_base(began: Now, least: u64) -> Result<u64, StoreError> {
+    let base = (u64::from(began.wall.0) * 1_000_000_000).max(least);
+    Ok(base.saturating_add(random_run()? >> 18))
+}
+
+/// How the memory is divided for a start.
+enum Division {
+    /// As the settings say.
+    New(Plan),
+    /// As the last run had it, so that its index can be kept, although the settings would have it otherwise: what is to be said
+    /// of it.
+    Kept(Plan, String),
+    /// As the settings say, which cannot hold the index that is there.
+    Lost(Plan, String),
+}
+
+/// The division of the memory for this start: that of the index that is there, if it can be kept, else that of the settings.
+fn division(
+    config: &StoreConfig,
+    path: &Path,
+    superblock: &Superblock,
+    last: Option<&FlashOfRun>,
+    dir: &DataDir,
+) -> Result<Division, StoreError> {
+    let max_item = u64::from(config.max_item);
+    let flash = (&superblock.geometry, config.flash_object_size);
+    let wanted = Plan::new(config.memory, max_item, Some(flash))?;
+    let Some(last) = last.filter(|l| l.division() != (wanted.shards, wanted.buckets)) else {
+        return Ok(Division::New(wanted));
+    };
+    let (shards, buckets) = last.division();
+    let segments = superblock.geometry.segments();
+    let left = Plan { region_words: Plan::region_words(segments, shards, buckets), ..wanted };
+    if !Region::may_be_warm(superblock, &left, dir) {
+        return Ok(Division::New(wanted));
+    }
+    let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
+    let (was, is) = last.changed(&this);
+    let or = |text: &str, other: &str| if text.is_empty() { other } else { text }.to_owned();
+    let (was, is) = (or(&was, "the last version"), or(&is, "this version"));
+    Ok(match Plan::keeping(config.memory, max_item, flash, last.division()) {
+        Ok(kept) => {
+            let said = format!(
+                "the flash index stays as it was divided for {was} ({shards} shards of {buckets} buckets), so that what is on \
+                 flash is kept; for {is} it would be {} shards of {} buckets: --format-flash once divides it anew, and loses \
+                 what is cached",
+                wanted.shards, wanted.buckets,
+            );
+            Division::Kept(kept, said)
+        }
+        Err(why) => {
+            let said = format!(
+                "what is on flash is lost: its index was divided for {was} ({shards} shards of {buckets} buckets), and {is} \
+                 cannot hold that: {why}. Starting with {was} again would have kept it"
+            );
+            Division::Lost(wanted, said)
+        }
+    })
 }
 
 pub(super) fn open_on(
@@ -215,11 +337,31 @@ pub(super) fn open_on(
     let (mut superblocks, formatted) = superblocks(config, path, device.as_ref(), clock.now())?;
     let superblock = superblocks.current.clone();
     let geometry = superblock.geometry;
-    let plan = Plan::new(
-        config.memory,
-        u64::from(config.max_item),
-        Some((&geometry, config.flash_object_size)),
-    )?;
+    let last = run::last(&dir);
+    // The shared memory of a flash that this directory has left for another one is of no use any more.
+    if let Ok(last) = &last
+        && let Some(flash) = &last.flash
+        && flash.uuid != superblock.uuid.to_string()
+    {
+        Region::forget(&flash.uuid);
+    }
+    let last = last.and_then(|last| run::is_of(&last, &superblock).map(|()| last));
+    let last_flash = last.as_ref().ok().and_then(|last| last.flash.as_ref());
+    let (mut notes, mut warnings, mut lost) = (Vec::new(), Vec::new(), false);
+    let divided = division(config, path, &superblock, last_flash, &dir)?;
+    let kept_from = last_flash.filter(|_| matches!(divided, Division::Kept(..))).cloned();
+    let plan = match divided {
+        Division::New(plan) => plan,
+        Division::Kept(plan, said) => {
+            notes.push(said);
+            plan
+        }
+        Division::Lost(plan, said) => {
+            warnings.push(said);
+            lost = true;
+            plan
+        }
+    };
 
     let saved = |name: &str| std::fs::read(dir.join(name)).ok();
     let budget_state: Option<BudgetState> =
@@ -231,30 +373,70 @@ pub(super) fn open_on(
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
 
     let mut region = Region::open(&superblock, &plan, &geometry);
-    let mut warmth = match region.is_of(&superblock, &plan, &geometry) {
-        Ok(()) => Warmth::Memory,
-        Err(why_not_memory) => {
+    // The latest time that the last run told: what had expired by then stays so.
+    let mut latest = None;
+    let in_memory = match &last {
+        Err(why) => Err(NotOurs::Other(why.clone())),
+        Ok(last) => region.is_of(&superblock, last.run, &plan, &geometry),
+    };
+    let mut warmth = match (in_memory, &last) {
+        (Ok(()), _) => {
+            latest = region.latest().map(|l| l.load(Ordering::Relaxed).min(u64::from(u32::MAX)));
+            Warmth::Memory
+        }
+        // Whoever has used the flash since, on whatever copy of it, a checkpoint from before proves nothing.
+        (Err(NotOurs::Other(why)), _) | (Err(NotOurs::Absent(why)), Err(_)) => {
             region.disown();
-            if !superblock.is_clean() {
-                Warmth::Cold(why_not_memory)
+            Warmth::Cold(why)
+        }
+        (Err(NotOurs::Absent(why)), Ok(last)) => {
+            region.disown();
+            if last.run != superblock.run {
+                Warmth::Cold("the flash has been used by another run since".to_owned())
+            } else if !superblock.is_clean() {
+                Warmth::Cold(why)
             } else {
-                match region.load_checkpoint(&dir, &superblock, &geometry) {
-                    Ok(()) => Warmth::Checkpoint,
+                match region.load_checkpoint(&dir, &superblock, &geometry, &config.hurry) {
+                    Ok(written) => {
+                        latest = Some(u64::from(written.0));
+                        Warmth::Checkpoint
+                    }
                     Err(why) => Warmth::Cold(why),
                 }
             }
         }
     };
+    if lost {
+        warmth = Warmth::Cold("the settings cannot hold the index of the last run".to_owned());
+    }
     if formatted {
         warmth = Warmth::Cold("the flash has just been formatted".to_owned());
     }
     let warm = !matches!(warmth, Warmth::Cold(_));
+    if config.hurry.load(Ordering::Relaxed) {
+        if warmth != Warmth::Memory {
+            // The checkpoint is there still.
+            region.release();
+        }
+        return Err(StoreError::Stopped);
+    }
     if warm && let Some(record) = &config.record {
         return Err(StoreError::RecordWarm { path: record.file.clone(), flash: path.clone() });
     }
-    let cas_base =
-        (u64::from(began.wall.0) * 1_000_000_000).max(superblock.cas_base.saturating_add(1 << 48));
-    let next = superblock.start(cas_base);
+    if warm
+        && let Some(latest) = latest.map(|latest| UnixSecs(latest as u32))
+        && let Some(behind) = clock.not_before(latest)
+    {
+        warnings.push(format!(
+            "the system's clock is {} s behind the time at which this cache was last in use (Unix time {}): expiry counts on from \
+             that time, so that nothing comes back that had expired. If that time was the wrong one, --format-flash once begins \
+             anew by the system's clock, and loses what is cached",
+            behind.as_millis().div_ceil(1000),
+            latest.0
+        ));
+    }
+    let cas_base = cas_base(began, superblock.cas_base.saturating_add(1 << 48))?;
+    let next = superblock.start(cas_base, random_run()?);
     region.announce(&next);
     let (table_words, shard_words) = region.split();
     let mut table =
@@ -293,13 +475,29 @@ pub(super) fn open_on(
     let (cells, kept, dropped) = cells(&setup, shard_words, warm.then_some(&generations[..]))?;
     let watchers = Watchers::start(config, &setup, clock)?;
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
+    // The settings that go with the division, not those that would have divided otherwise.
+    let mut this =
+        kept_from.unwrap_or_else(|| FlashOfRun::new(&next, path, &plan, config.flash_object_size));
+    this.path = path.display().to_string();
+    if let Err(error) = run::write(&dir, next.run, Some(this)) {
+        // What the directory says then is not what the flash says: nothing outdated can come of it.
+        warnings.push(format!("{error}: the next start is cold"));
+    }
     superblocks.write(device.as_ref(), next.clone())?;
     region.own(&next, &plan, &geometry);
+    if let Some(latest) = region.latest() {
+        clock.keep_in(latest);
+    }
     remove_checkpoint(&dir)?;
 
     let why_private = region.why_private.clone();
     let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();
     let budget_rate = budget.rate();
+    let kept_budget = KeptBudget::new(
+        &budget,
+        ByteSize(geometry.capacity()),
+        u64::from(geometry.segment_bytes()),
+    );
     let flash = Flash {
         path: path.display().to_string(),
         geometry,
@@ -309,6 +507,7 @@ pub(super) fn open_on(
         dir,
         applications_kept: (names_known + 1).into(),
         superblock: Mutex::new(superblocks),
+        kept_budget: Mutex::new(kept_budget),
         log_wanted: Default::default(),
         read_errors: Default::default(),
         region,
@@ -329,6 +528,8 @@ pub(super) fn open_on(
         flash_bytes: geometry.capacity(),
         budget: budget_rate,
         recovery: clock.now().mono.saturating_sub(began.mono),
+        notes,
+        warnings,
     };
     Ok((store, opened))
 }
@@ -406,7 +607,7 @@ fn superblocks(
     let mut superblocks = Superblocks { current: first.clone(), copy: 1 };
     superblocks.write(device, first)?;
     if let Ok(former) = choose(page(0), page(1)) {
-        Region::forget(&former.superblock);
+        Region::forget(&former.superblock.uuid.to_string());
     }
     Ok((superblocks, true))
 }
@@ -594,6 +795,7 @@ fn store(
         memory: config.memory.into(),
         flash,
         bell: Arc::new(Bell::default()),
+        crawler: super::cleaner::CrawlerState::new(true),
         threads: Mutex::new(Vec::new()),
         baseline: Mutex::new(StoreStats::default()),
         flushed_at: Default::default(),
@@ -601,6 +803,7 @@ fn store(
         training: config.admission.flashiness.training,
         recorder: watchers.recorder,
         capture: watchers.capture,
+        hurry: config.hurry.clone(),
     })
 }
 
@@ -613,7 +816,31 @@ fn remember(flash: &Flash, name: &str, bytes: Result<Vec<u8>, serde_json::Error>
     }
 }
 
+fn keep_budget(flash: &Flash, state: BudgetState) {
+    let written = serde_json::to_vec(&state)
+        .map_err(|e| e.to_string())
+        .and_then(|b| flash.dir.replace(BUDGET, &b).map_err(|e| e.to_string()));
+    if let Err(error) = written {
+        tracing::warn!(
+            %error,
+            "the write budget could not be written down; the next start knows less of what was written to flash, and \
+             allows more"
+        );
+    }
+}
+
 impl KvStore {
+    /// What the write budget must remember over a kill is in the data directory, ahead of what is written, before so many
+    /// bytes more are. The cleaner calls it before each step, and nobody else takes from the budget then.
+    pub(super) fn keep_budget(&self, flash: &Flash, now: Now, bytes: u64) {
+        let mut kept = locked(&flash.kept_budget);
+        let due = kept.due(now.mono, locked(&flash.log).budget(), bytes);
+        if let Some(state) = due {
+            keep_budget(flash, state);
+            kept.kept(now.mono, state);
+        }
+    }
+
     /// Writes down which id stands for which application, if there are new ones since the last time: records on flash
     /// bear ids, and must not outlive what they mean. The cleaner calls it before it takes an object to flash.
     pub(super) fn remember_applications(&self, flash: &Flash) {
@@ -630,12 +857,13 @@ impl KvStore {
 
     /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
     pub(super) fn write_down(&self, flash: &Flash, now: Now) {
+        // What the checkpoint can come to at most, should this be killed while it is written.
+        self.keep_budget(flash, now, self.plan.region_words as u64 * 9);
         let mut log = locked(&flash.log);
-        let state = log.unrecorded().budget_mut().state(now.mono);
-        remember(flash, BUDGET, serde_json::to_vec(&state));
         self.remember_applications(flash);
         let mut superblocks = locked(&flash.superblock);
         let mut guards: Vec<_> = self.cells.iter().map(Cell::lock).collect();
+        let mut writing = Writing { at: now.wall, hurry: &self.hurry, bytes: 0 };
         let written = (|| -> Result<(), String> {
             flash.device.sync().map_err(|e| e.to_string())?;
             let apps: Vec<Vec<u64>> =
@@ -646,7 +874,7 @@ impl KvStore {
                 &flash.dir,
                 &superblocks.current,
                 &flash.geometry,
-                now.wall,
+                &mut writing,
                 log.table().words(),
                 &words,
                 &apps,
@@ -655,10 +883,24 @@ impl KvStore {
             let stop = superblocks.current.stop(superblocks.current.cas_base);
             superblocks.write(flash.device.as_ref(), stop).map_err(|e| e.to_string())
         })();
+        let budget = log.unrecorded().budget_mut();
+        budget.charge(now.mono, writing.bytes);
+        let state = budget.state(now.mono);
+        keep_budget(flash, state);
+        let kept: u64 = guards.iter().map(|g| g.index().len()).sum();
+        let lost: usize = guards.iter().map(|g| g.dram_objects()).sum();
         match written {
             Ok(()) => {
                 flash.region.release();
-                tracing::info!("checkpoint written; the next start is warm");
+                if kept > 0 {
+                    tracing::info!(
+                        "checkpoint written; the next start is warm with {kept} objects on flash; {lost} in DRAM alone are lost"
+                    );
+                } else {
+                    tracing::info!(
+                        "checkpoint written; nothing is on flash, so the next start is empty: {lost} objects in DRAM are lost"
+                    );
+                }
             }
             Err(error) => tracing::warn!(
                 %error,

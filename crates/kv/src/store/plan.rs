@@ -155,6 +155,35 @@ impl Plan {
         max_item: u64,
         flash: Option<(&Geometry, u32)>,
     ) -> Result<Plan, PlanError> {
+        Self::divide(memory, max_item, flash, None)
+    }
+
+    /// The same around an index that is there already, of so many shards and buckets for each: what it leads to stays in the
+    /// cache.
+    ///
+    /// # Errors
+    /// When the memory is too little for it, or more than so many shards can use.
+    pub fn keeping(
+        memory: u64,
+        max_item: u64,
+        flash: (&Geometry, u32),
+        (shards, buckets): (usize, u32),
+    ) -> Result<Plan, PlanError> {
+        Self::divide(memory, max_item, Some(flash), Some((shards.max(1), buckets)))
+    }
+
+    /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
+    pub(super) fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
+        let index = FlashIndex::words_for(buckets).next_multiple_of(8);
+        REGION_HEADER + table_words(segments) + shards * (index + APP_WORDS)
+    }
+
+    fn divide(
+        memory: u64,
+        max_item: u64,
+        flash: Option<(&Geometry, u32)>,
+        kept: Option<(usize, u32)>,
+    ) -> Result<Plan, PlanError> {
         let (capacity, segments, segment, object) = flash.map_or((0, 0, 0, 1), |(g, o)| {
             (g.capacity(), g.segments(), u64::from(g.segment_bytes()), u64::from(o))
         });
@@ -163,28 +192,36 @@ impl Plan {
         while memory / shards as u64 > MAX_ARENA && shards < 256 {
             shards *= 2;
         }
+        if let Some((kept, _)) = kept {
+            shards = kept;
+        }
         if memory / shards as u64 > MAX_ARENA {
             return Err(PlanError::TooMuchMemory {
                 memory: ByteSize(memory),
-                most: ByteSize(256 * MAX_ARENA),
+                most: ByteSize(kept.map_or(256, |(n, _)| n as u64) * MAX_ARENA),
             });
         }
         loop {
             let n = shards as u64;
             let objects = expected / n;
-            let buckets = if capacity > 0 { FlashIndex::buckets_for(objects.max(64)) } else { 1 };
+            let buckets = match kept {
+                Some((_, buckets)) => buckets,
+                None if capacity > 0 => FlashIndex::buckets_for(objects.max(64)),
+                None => 1,
+            };
             let index = FlashIndex::words_for(buckets) as u64 * 8 * n;
             let buffers = if capacity > 0 { 3 * segment } else { 0 };
             let tables = (u64::from(segments) + 1) * 12 * n + table_words(segments) as u64 * 8;
             // Admission's sketches and samples: 2 % of the memory, the times of last accesses 0.5 %.
-            let admission = if capacity > 0 { (memory / 50).max(MIN_ADMISSION) } else { 16 << 10 };
+            let least = kept.map_or(MIN_ADMISSION, |_| MIN_ADMISSION * n);
+            let admission = if capacity > 0 { (memory / 50).max(least) } else { 16 << 10 };
             let access = if capacity > 0 { memory / 200 } else { 64 * n };
             let statistics = n * (257 * 104);
             let fixed = buffers + tables + admission + access + statistics;
             let arena = arena_of(memory, index + fixed, n);
             let enough = (LARGEST_PER_ARENA * max_item).max(MIN_ARENA);
             let starved = capacity > 0 && admission / n < MIN_ADMISSION;
-            if (arena < enough || starved) && shards > 1 {
+            if (arena < enough || starved) && shards > 1 && kept.is_none() {
                 shards /= 2;
                 continue;
             }
@@ -198,7 +235,10 @@ impl Plan {
                     arena: ByteSize(MIN_ARENA.max(memory / 16)),
                 });
             }
-            let needed = least_arena(max_item);
+            let mut needed = least_arena(max_item);
+            if kept.is_some() {
+                needed = needed.max(MIN_ARENA).max(2 * (2 * segment / n));
+            }
             if arena < needed {
                 return Err(PlanError::ItemTooLarge {
                     item: ByteSize(max_item),
@@ -213,9 +253,7 @@ impl Plan {
                 shards,
                 arena_bytes: arena as usize,
                 buckets: if capacity > 0 { buckets } else { 1 },
-                region_words: REGION_HEADER
-                    + table_words(segments)
-                    + shards * (FlashIndex::words_for(buckets).next_multiple_of(8) + APP_WORDS),
+                region_words: Self::region_words(segments, shards, buckets),
                 admission_bytes: (admission / n) as usize,
                 access_times: (access / n / 8) as usize,
                 objects,
@@ -315,6 +353,38 @@ mod tests {
         }
         let e = Plan::new(900 << 40, 1 << 20, None).unwrap_err().to_string();
         assert!(e.contains("lower -m"), "{e}");
+    }
+
+    #[test]
+    fn an_index_that_is_there_is_kept_over_other_settings_while_it_fits() {
+        let g = geometry(24 << 20, 64 << 20);
+        let was = Plan::new(24 << 20, 1 << 20, Some((&g, 280))).unwrap();
+        let division = (was.shards, was.buckets);
+        let keep = |memory, item, object| Plan::keeping(memory, item, (&g, object), division);
+        assert_eq!(keep(24 << 20, 1 << 20, 280).unwrap(), was);
+        for (memory, item, object) in [
+            (65 << 20, 1 << 20, 280),
+            (24 << 20, 2 << 20, 280),
+            (24 << 20, 1 << 20, 1000),
+            (20 << 20, 1 << 20, 280),
+        ] {
+            let other = Plan::new(memory, item, Some((&g, object))).unwrap();
+            let p = keep(memory, item, object).unwrap();
+            assert_eq!(
+                (p.shards, p.buckets, p.region_words),
+                (was.shards, was.buckets, was.region_words)
+            );
+            assert_eq!(p.memory, memory);
+            let sum = p.fixed + p.shards as u64 * p.arena_bytes as u64;
+            assert!(sum <= memory && sum > memory * 9 / 10, "{p:?}");
+            assert!(
+                p.admission_bytes >= 64 << 10 && p.arena_bytes as u64 > item,
+                "{p:?} {other:?}"
+            );
+        }
+        // Every shard must hold the largest object, and all of them must fit.
+        assert!(keep(24 << 20, 12 << 20, 280).is_err() && keep(2 << 20, 64 << 10, 280).is_err());
+        assert!(keep(was.shards as u64 * (13 << 30), 1 << 20, 280).is_err());
     }
 
     #[test]

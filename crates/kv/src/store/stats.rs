@@ -63,6 +63,7 @@ impl KvStore {
             (&mut stats.evictions, base.evictions),
             (&mut stats.evicted_unfetched, base.evicted_unfetched),
             (&mut stats.reclaimed, base.reclaimed),
+            (&mut stats.crawler_reclaimed, base.crawler_reclaimed),
             (&mut stats.get_expired, base.get_expired),
             (&mut stats.get_flushed, base.get_flushed),
             (&mut stats.lock_waits, base.lock_waits),
@@ -101,6 +102,7 @@ impl KvStore {
             s.lock_waits += cell.waits.load(Ordering::Relaxed);
             let shard = cell.lock();
             sum.add(shard.stats());
+            s.crawler_reclaimed += shard.expired_unasked();
             s.dram_items += shard.dram_objects() as u64;
             s.dram_bytes += (shard.dram_capacity() - shard.dram_free_bytes()) as u64;
             on_flash += shard.index().len();
@@ -138,7 +140,7 @@ impl KvStore {
         s.client_bytes = sum.set_bytes;
         s.evictions = sum.evictions;
         s.evicted_unfetched = sum.evicted_unfetched;
-        s.reclaimed = sum.expired;
+        s.reclaimed = sum.expired + s.crawler_reclaimed;
         s.get_expired = sum.expired;
         s.get_flushed = sum.get_flushed;
         if let Some(flash) = self.flash() {

@@ -5,30 +5,38 @@
 //! a checkpoint is used, if the last run ended cleanly. After a power cut neither is there, and the cache is cold: there
 //! is no proof that what lies on flash is the latest version of anything.
 //!
-//! The region is bound to the flash by the superblock's UUID and **epoch**, which every start raises. The order in which
-//! a start writes (pending epoch into the region, superblock, epoch into the region) lets a kill at any point be told
-//! from a flash that somebody else has used in between.
+//! The region is bound to the flash and to the data directory by the superblock's UUID and by the **run**, a random number
+//! that every start draws anew (`run.rs`). The order in which a start writes (pending run into the region, then directory and
+//! superblock, run into the region) lets a kill at any point be told from a flash that somebody else has used in between.
+//! Nobody has been answered between the first and the last of these.
+//!
+//! The region also has the latest wall time that the run has judged anything by, and the checkpoint the time at which it was
+//! written: a start whose clock is behind counts on from there, or what was seen expired would come back.
 //!
 //! ```text
-//! word 0 magic   1 layout version   2,3 UUID   4 epoch   5 pending epoch   6 shards   7 words per index
-//! 8 words of the segment table      9 bytes per segment      16.. CAS high water by shard
+//! word 0 magic   1 layout version   2,3 UUID   4 run   5 pending run   6 shards   7 words per index
+//! 8 words of the segment table      9 bytes per segment      10 latest time, Unix seconds
 //! 64.. segment table, then the shards' indexes, then each shard's bytes on flash by application
 //! ```
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use larder_base::{AppId, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_format::checkpoint::{CheckpointReader, CheckpointWriter, Identity};
-use larder_format::{Geometry, Superblock};
+use larder_format::{Geometry, PAGE_SIZE, Superblock};
 use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
 use super::plan::{APP_WORDS, Plan, REGION_HEADER, table_words};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
-const LAYOUT: u64 = 2;
+const LAYOUT: u64 = 3;
+/// Where the latest time is.
+const LATEST: usize = 10;
 const CHECKPOINT: &str = "checkpoint";
 const SECTION_TABLE: u32 = 1;
 const SECTION_INDEX: u32 = 2;
@@ -45,6 +53,14 @@ pub enum Warmth {
     Cold(String),
 }
 
+/// Why memory is not what the last run left.
+pub(super) enum NotOurs {
+    /// There is none: a checkpoint may be.
+    Absent(String),
+    /// It is another run's, on this flash or on a copy of it.
+    Other(String),
+}
+
 /// Memory for the segment table and the indexes.
 pub(super) struct Region {
     header: Words,
@@ -52,6 +68,8 @@ pub(super) struct Region {
     pub(super) indexes: Vec<Words>,
     /// Each shard's bytes on flash by application.
     pub(super) apps: Vec<Words>,
+    /// The latest wall time that anything was judged by, if it outlives the process.
+    latest: Option<&'static AtomicU64>,
     /// Keeps the lock.
     shared: Option<SharedRegion>,
     /// Why the memory does not outlive the process.
@@ -88,6 +106,7 @@ impl Region {
                     apps: (0..plan.shards)
                         .map(|i| Words::from_static(&all[apps_at(i)..apps_at(i) + AppId::COUNT]))
                         .collect(),
+                    latest: Some(&all[LATEST]),
                     shared: Some(shared),
                     why_private: None,
                 }
@@ -97,6 +116,7 @@ impl Region {
                 table: Words::heap(table_len),
                 indexes: (0..plan.shards).map(|_| Words::heap(exact)).collect(),
                 apps: (0..plan.shards).map(|_| Words::heap(AppId::COUNT)).collect(),
+                latest: None,
                 shared: None,
                 why_private: Some(e.to_string()),
             },
@@ -104,13 +124,25 @@ impl Region {
     }
 
     fn name(superblock: &Superblock) -> String {
-        format!("larder-{}", superblock.uuid)
+        Self::name_of(&superblock.uuid.to_string())
     }
 
-    /// Removes the region of a flash that has been formatted anew: nobody else ever would.
-    pub(super) fn forget(former: &Superblock) {
+    fn name_of(uuid: &str) -> String {
+        format!("larder-{uuid}")
+    }
+
+    /// Whether something is there that may be what a run left: the region as `plan` divides it, or a checkpoint.
+    pub(super) fn may_be_warm(superblock: &Superblock, plan: &Plan, dir: &DataDir) -> bool {
+        let bytes = (plan.region_words as u64 * 8).next_multiple_of(PAGE_SIZE as u64);
+        let region = Path::new(SHARED_DIR).join(Self::name(superblock));
+        std::fs::symlink_metadata(region).is_ok_and(|found| found.len() == bytes)
+            || superblock.is_clean() && dir.join(CHECKPOINT).exists()
+    }
+
+    /// Removes the region of a flash that has been formatted anew or will be cold: nobody else ever would.
+    pub(super) fn forget(uuid: &str) {
         let dir = Path::new(SHARED_DIR);
-        if let Err(error) = SharedRegion::remove(dir, &Self::name(former)) {
+        if let Err(error) = SharedRegion::remove(dir, &Self::name_of(uuid)) {
             tracing::warn!(%error, "the shared memory of the former flash stays");
         }
     }
@@ -129,24 +161,30 @@ impl Region {
         ]
     }
 
-    /// Whether the words are those that the last run on this flash left, and if not, why.
+    /// Whether the words are those that the last run on this flash left, whose number the data directory says is `run`, and if
+    /// not, why.
     pub(super) fn is_of(
         &self,
         superblock: &Superblock,
+        run: u64,
         plan: &Plan,
         geometry: &Geometry,
-    ) -> Result<(), String> {
-        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) {
-            return Err("no memory of an earlier run is there".to_owned());
+    ) -> Result<(), NotOurs> {
+        // A clean stop removes it; a start that was cut short leaves it without its first word.
+        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) || self.header.load(0) == 0 {
+            return Err(NotOurs::Absent("no memory of an earlier run is there".to_owned()));
         }
         for (word, want) in Self::expected(superblock, plan, geometry) {
             if self.header.load(word) != want {
-                return Err("the memory left behind is of another configuration".to_owned());
+                return Err(NotOurs::Other(
+                    "the memory left behind is of another configuration".to_owned(),
+                ));
             }
         }
-        let (epoch, pending) = (self.header.load(4), self.header.load(5));
-        if superblock.epoch != epoch && superblock.epoch != pending {
-            return Err("the flash has been used by another run since".to_owned());
+        // A start that was cut short may have come to one of the places and not to the others.
+        let (own, pending) = (self.header.load(4), self.header.load(5));
+        if [superblock.run, run].into_iter().any(|run| run != own && run != pending) {
+            return Err(NotOurs::Other("the flash has been used by another run since".to_owned()));
         }
         Ok(())
     }
@@ -154,35 +192,53 @@ impl Region {
     /// Makes the words nobody's: a kill while they are being filled must not leave something that looks whole.
     pub(super) fn disown(&mut self) {
         self.header.store(0, 0);
+        self.header.store(LATEST, 0);
     }
 
     /// The superblock of `next` is about to be written.
     pub(super) fn announce(&mut self, next: &Superblock) {
-        self.header.store(5, next.epoch);
+        self.header.store(5, next.run);
     }
 
     /// The words are whole and belong to the run of `superblock`.
     pub(super) fn own(&mut self, superblock: &Superblock, plan: &Plan, geometry: &Geometry) {
-        self.header.store(4, superblock.epoch);
-        self.header.store(5, superblock.epoch);
+        self.header.store(4, superblock.run);
+        self.header.store(5, superblock.run);
         for (word, value) in Self::expected(superblock, plan, geometry).into_iter().rev() {
             self.header.store(word, value);
         }
     }
 
-    /// Reads the checkpoint of a clean stop into the words.
+    /// Where the latest wall time that anything is judged by is kept, if it outlives the process.
+    pub(super) fn latest(&self) -> Option<&'static AtomicU64> {
+        self.latest
+    }
+
+    /// Reads the checkpoint of a clean stop into the words; tells when it was written.
     pub(super) fn load_checkpoint(
         &mut self,
         dir: &DataDir,
         superblock: &Superblock,
         geometry: &Geometry,
-    ) -> Result<(), String> {
+        hurry: &AtomicBool,
+    ) -> Result<UnixSecs, String> {
+        // What a checkpoint leaves out is zero.
+        if self.shared.as_ref().is_some_and(|shared| !shared.is_fresh()) {
+            let all = std::iter::once(&mut self.table).chain(&mut self.indexes);
+            for words in all.chain(&mut self.apps) {
+                for at in 0..words.len() {
+                    if words.load(at) != 0 {
+                        words.store(at, 0);
+                    }
+                }
+            }
+        }
         let file = File::open(dir.join(CHECKPOINT))
             .map_err(|e| format!("there is no checkpoint ({e})"))?;
-        let identity =
-            Identity { uuid: superblock.uuid, epoch: superblock.epoch, geometry: *geometry };
-        let mut reader = CheckpointReader::open(BufReader::with_capacity(1 << 20, file), &identity)
-            .map_err(|e| e.to_string())?;
+        let identity = identity(superblock, geometry);
+        let mut progress = Progress::new("reading the checkpoint", 1 + self.indexes.len());
+        let input = BufReader::with_capacity(1 << 20, Watched { file, hurry });
+        let mut reader = CheckpointReader::open(input, &identity).map_err(|e| e.to_string())?;
         let (mut seen, sections) = (0, 1 + self.indexes.len() + self.apps.len());
         while let Some(section) = reader.next_section().map_err(|e| e.to_string())? {
             let target = match (section.kind, section.id as usize) {
@@ -194,18 +250,16 @@ impl Region {
             if section.words != target.len() as u64 {
                 return Err("the checkpoint is of another configuration".to_owned());
             }
-            let mut at = 0;
             reader
-                .read_words(|word| {
-                    if target.load(at) != word {
-                        target.store(at, word);
-                    }
-                    at += 1;
-                })
+                .read_used(|at, word| target.store(at as usize, word))
                 .map_err(|e| e.to_string())?;
             seen += 1;
+            progress.step();
         }
-        if seen == sections { Ok(()) } else { Err("the checkpoint is not whole".to_owned()) }
+        if seen != sections {
+            return Err("the checkpoint is not whole".to_owned());
+        }
+        Ok(UnixSecs(reader.written().min(u64::from(u32::MAX)) as u32))
     }
 
     /// Gives the shared memory back to the machine: after a clean stop the checkpoint holds all of it.
@@ -227,6 +281,11 @@ impl Region {
     }
 }
 
+fn identity(superblock: &Superblock, geometry: &Geometry) -> Identity {
+    let Superblock { uuid, epoch, run, .. } = *superblock;
+    Identity { uuid, epoch, run, geometry: *geometry }
+}
+
 /// What outlives the process of one shard.
 pub(super) struct ShardWords {
     pub(super) index: Words,
@@ -234,20 +293,87 @@ pub(super) struct ShardWords {
     pub(super) apps: Words,
 }
 
-/// Writes a checkpoint of a stopped store.
+/// A file that ends with an error when there is no time for it any more.
+struct Watched<'a, F> {
+    file: F,
+    hurry: &'a AtomicBool,
+}
+
+impl<F> Watched<'_, F> {
+    fn look(&self) -> std::io::Result<()> {
+        if self.hurry.load(Ordering::Relaxed) {
+            return Err(std::io::Error::other("it was asked to end at once"));
+        }
+        Ok(())
+    }
+}
+
+impl<F: Read> Read for Watched<'_, F> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        self.look()?;
+        self.file.read(out)
+    }
+}
+
+impl<F: Write> Write for Watched<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.look()?;
+        self.file.write(bytes)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// How far something is that may take long: a line in the log every few seconds.
+struct Progress {
+    what: &'static str,
+    steps: usize,
+    done: usize,
+    said: Instant,
+}
+
+impl Progress {
+    const EVERY: Duration = Duration::from_secs(2);
+
+    fn new(what: &'static str, steps: usize) -> Progress {
+        Progress { what, steps, done: 0, said: Instant::now() }
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        if self.said.elapsed() >= Self::EVERY && self.done < self.steps {
+            self.said = Instant::now();
+            tracing::info!("{}: {} %", self.what, self.done * 100 / self.steps);
+        }
+    }
+}
+
+/// A checkpoint that is being written.
+pub(super) struct Writing<'a> {
+    /// When.
+    pub(super) at: UnixSecs,
+    /// Ends it before its end.
+    pub(super) hurry: &'a AtomicBool,
+    /// Bytes that were written, whatever came of it.
+    pub(super) bytes: u64,
+}
+
+/// Writes a checkpoint of a stopped store, of what is used of it.
 pub(super) fn write_checkpoint(
     dir: &DataDir,
     superblock: &Superblock,
     geometry: &Geometry,
-    written: UnixSecs,
+    writing: &mut Writing<'_>,
     table: &Words,
     indexes: &[&Words],
     apps: &[Vec<u64>],
 ) -> Result<(), larder_runtime::DataDirError> {
-    let identity = Identity { uuid: superblock.uuid, epoch: superblock.epoch, geometry: *geometry };
-    dir.replace_with(CHECKPOINT, |file| {
-        let out = BufWriter::with_capacity(1 << 20, file);
-        let mut writer = CheckpointWriter::create(out, &identity, u64::from(written.0))?;
+    let identity = identity(superblock, geometry);
+    let write = |file: &mut File| {
+        let out = BufWriter::with_capacity(1 << 20, Watched { file, hurry: writing.hurry });
+        let mut progress = Progress::new("writing the checkpoint", indexes.len());
+        let mut writer = CheckpointWriter::create(out, &identity, u64::from(writing.at.0))?;
         let words = |w: &Words| (0..w.len()).map(|i| w.load(i)).collect::<Vec<u64>>();
         writer.section(SECTION_TABLE, 0, table.len() as u64, words(table))?;
         for (i, index) in indexes.iter().enumerate() {
@@ -257,11 +383,17 @@ pub(super) fn write_checkpoint(
                 index.len() as u64,
                 (0..index.len()).map(|k| index.load(k)),
             )?;
+            progress.step();
         }
         for (i, bytes) in apps.iter().enumerate() {
             writer.section(SECTION_APPS, i as u32, bytes.len() as u64, bytes.iter().copied())?;
         }
         writer.finish()?.flush()
+    };
+    dir.replace_with(CHECKPOINT, |file| {
+        let written = write(file);
+        writing.bytes = file.metadata().map_or(0, |m| m.len());
+        written
     })
 }
 

@@ -121,12 +121,14 @@ pub struct BlockCandidate {
 pub enum Verdict {
     /// Yes.
     Admit,
+    /// Into a slot that is free, or not at all: nothing leaves for it.
+    IfFree,
     /// No, and why.
     Reject(Reason),
 }
 
 impl Verdict {
-    /// Whether it goes to flash.
+    /// Whether it goes to flash, whatever that displaces.
     pub fn is_admit(self) -> bool {
         self == Verdict::Admit
     }
@@ -215,6 +217,8 @@ impl Reason {
 pub struct VerdictCounts {
     /// Admitted.
     pub admitted: u64,
+    /// Those that may have a free slot and displace nothing. Whether there was one is known where slots are.
+    pub if_free: u64,
     /// Rejected, in the order of [`Reason::ALL`].
     pub rejected: [u64; Reason::ALL.len()],
 }
@@ -224,6 +228,7 @@ impl VerdictCounts {
     pub fn count(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Admit => self.admitted += 1,
+            Verdict::IfFree => self.if_free += 1,
             Verdict::Reject(reason) => self.rejected[reason as usize] += 1,
         }
     }
@@ -236,6 +241,7 @@ impl VerdictCounts {
     /// Adds another policy's.
     pub fn add(&mut self, other: &VerdictCounts) {
         self.admitted += other.admitted;
+        self.if_free += other.if_free;
         for (sum, more) in self.rejected.iter_mut().zip(other.rejected) {
             *sum += more;
         }
@@ -266,7 +272,8 @@ mod tests {
             assert_eq!(counts.rejected(reason), place as u64 + 1);
         }
         counts.count(Verdict::Admit);
-        assert_eq!(counts.admitted, 1);
+        counts.count(Verdict::IfFree);
+        assert_eq!((counts.admitted, counts.if_free), (1, 1));
         let mut names = Reason::ALL.map(Reason::as_str).to_vec();
         names.sort_unstable();
         names.dedup();

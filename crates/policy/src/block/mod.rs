@@ -20,8 +20,9 @@ pub use access::{
     VerdictCounts, Victim, VolumeId,
 };
 pub use admission::{
-    BLOCK_POLICY_NAMES, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup,
-    Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
+    BLOCK_ADMISSION_DEFAULT, BLOCK_POLICY_NAMES, BlockAdmission, BlockAdmissionConfig,
+    BlockAdmissionError, BlockSetup, Rotation, SequentialConfig, StageConfig, TouchCountConfig,
+    TwoLevelConfig, TwoLevelWrites,
 };
 pub use reclaim::{EvictionBy, SegmentPicker, Survivors, VictimPolicy};
 pub use selection::{Rule, Selected, Selection, SelectionError};

@@ -32,6 +32,8 @@ pub struct DeviceOptions {
     pub direct: bool,
     /// What is smaller than this, in bytes, is refused.
     pub least: u64,
+    /// A file of another size than [`DeviceOptions::size`] is made anew with that size, and what it holds is lost.
+    pub remake: bool,
     /// Open it to be read only: nothing is made, and it is locked against those who would write.
     pub read_only: bool,
 }
@@ -45,6 +47,7 @@ impl DeviceOptions {
             preallocate: false,
             direct: true,
             least: PAGE as u64,
+            remake: false,
             read_only: false,
         }
     }
@@ -119,6 +122,9 @@ impl FlashDevice {
             }
             Err(e) => return Err(failed("open")(e)),
         };
+        if !options.path.exists() && !options.read_only && lies_under_dev(&options.path) {
+            return Err(DeviceError::UnderDev { device: name });
+        }
         let file = OpenOptions::new()
             .read(true)
             .write(!options.read_only)
@@ -218,7 +224,13 @@ impl FlashDevice {
             |action, source| DeviceError::Open { device: self.name.clone(), action, source };
         let mut length = self.file.metadata().map_err(|e| failed("read the size of", e))?.len();
         let wanted = options.size.map(|s| s.0 / PAGE as u64 * PAGE as u64);
-        if length == 0 {
+        let usable = length / PAGE as u64 * PAGE as u64;
+        // What would be refused anyway is left as it is.
+        let remake = length > 0
+            && options.remake
+            && !options.read_only
+            && wanted.is_some_and(|w| w != usable && w >= options.least.max(PAGE as u64));
+        if length == 0 || remake {
             let Some(size) = wanted else {
                 return Err(DeviceError::SizeMissing { device: self.name.clone() });
             };
@@ -233,6 +245,9 @@ impl FlashDevice {
             if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < size) {
                 return Err(failed("create", io::Error::from_raw_os_error(libc::EFBIG)));
             }
+            if remake {
+                rustix::fs::ftruncate(&self.file, 0).map_err(|e| failed("create", e.into()))?;
+            }
             if options.preallocate {
                 self.reserve(size)?;
             } else {
@@ -244,7 +259,7 @@ impl FlashDevice {
                 let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
                 File::open(parent).and_then(|d| d.sync_all()).map_err(|e| failed("create", e))?;
             }
-            self.created = true;
+            self.created = !remake;
             length = size;
         }
         let usable = length / PAGE as u64 * PAGE as u64;
@@ -374,6 +389,44 @@ impl FlashDevice {
             Err(e) => Err(self.io_error(IoOp::Discard, offset, len)(e)),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Has the first `bytes` of a file take up their space now, so that writes there do not fail for want of it. What they
+    /// hold stays. Does nothing on a raw device, and where a file system has no such call.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSpace`] where there is not as much; [`DeviceError::Open`] for other failures.
+    pub fn allocate(&self, bytes: u64) -> Result<(), DeviceError> {
+        if self.is_block_device {
+            return Ok(());
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::NOSPC | Errno::DQUOT) => {
+                    let free =
+                        rustix::fs::fstatvfs(&self.file).map_or(0, |v| v.f_bavail * v.f_frsize);
+                    return Err(DeviceError::NoSpace {
+                        device: self.name.clone(),
+                        needed: bytes,
+                        free,
+                    });
+                }
+                Err(e) => {
+                    return Err(DeviceError::Open {
+                        device: self.name.clone(),
+                        action: "reserve the space of",
+                        source: e.into(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// The file was removed: nobody finds it any more, and it goes when it is closed.
+    pub fn is_unlinked(&self) -> bool {
+        !self.is_block_device && self.file.metadata().is_ok_and(|m| m.nlink() == 0)
     }
 
     /// The first byte from `offset` on that is not in a hole, as far as that can be told; `None` behind the last.
@@ -522,6 +575,21 @@ fn kind_of(found: &std::fs::Metadata) -> &'static str {
     } else {
         "neither a file nor a block device"
     }
+}
+
+/// Whether a file of this path would lie under `/dev`, where a name that is not there is a device that is not there (a
+/// mistyped one, one that is not plugged in) and a file would take memory. `/dev/shm` is for files.
+fn lies_under_dev(path: &Path) -> bool {
+    // A link that leads nowhere is made by following it.
+    let target = match std::fs::read_link(path) {
+        Ok(link) => path.parent().unwrap_or(Path::new("/")).join(link),
+        Err(_) => path.to_owned(),
+    };
+    [path, &target].into_iter().any(|path| {
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
+        parent.starts_with("/dev") && !parent.starts_with("/dev/shm")
+    })
 }
 
 fn parent_exists(path: &Path) -> bool {

@@ -1,5 +1,7 @@
 //! What a live page needs: an HTTP server on a thread of its own, and the style and script that all pages share.
 
+mod serve;
+
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,6 +10,8 @@ use axum::Router;
 use axum::http::header;
 use axum::response::IntoResponse;
 use tokio::sync::oneshot;
+
+pub use serve::{Hosts, MOST_CONNECTIONS};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -65,7 +69,7 @@ impl Drop for PageServer {
     }
 }
 
-/// Serves `app` on a socket that listens already, and calls `each_second` once a second whether or not somebody looks, so
+/// Serves `app` on a socket that listens already, to requests for `hosts`, and calls `each_second` once a second whether or not somebody looks, so
 /// that a page has a past to show.
 ///
 /// # Errors
@@ -73,6 +77,7 @@ impl Drop for PageServer {
 pub fn start(
     listener: std::net::TcpListener,
     app: Router,
+    hosts: Hosts,
     mut each_second: impl FnMut() + Send + 'static,
 ) -> std::io::Result<PageServer> {
     listener.set_nonblocking(true)?;
@@ -98,11 +103,7 @@ pub fn start(
                 }
             };
             tokio::select! {
-                served = async { axum::serve(listener, app).await } => {
-                    if let Err(e) = served {
-                        tracing::error!("the live page has ended: {e}");
-                    }
-                }
+                () = serve::serve(listener, app, hosts) => {}
                 () = sampling => {}
                 _ = stopped => {}
             }

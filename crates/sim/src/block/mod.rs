@@ -23,13 +23,13 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, IoFailed, LineId, OpId, Part,
-    PartKind, Regions, Verdict,
+    PartKind, ReadAhead, Regions, Verdict,
 };
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
 use larder_policy::block::{BlockAccess, BlockKind, BlockOp, VerdictCounts, VolumeId};
-use larder_policy::budget::{OwingBudget, WriteBudget};
+use larder_policy::budget::WriteBudget;
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
 pub use spec::{Block, Load, Store, StoreKind};
@@ -171,7 +171,7 @@ impl BlockSim {
         let budget = WriteBudget::new(&spec.write_budget, lines, None, Nanos::ZERO);
         let budget =
             budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
-        world.budget = budget.is_on().then(|| OwingBudget::new(budget));
+        world.budget = budget.is_on().then_some(budget);
         let mut sim = BlockSim {
             shards,
             placing,
@@ -405,6 +405,7 @@ impl BlockSim {
         };
         self.world.ops.insert(op, state);
         let mut verdicts = std::mem::take(&mut self.verdicts);
+        let mut of_ahead = Verdict::Reject;
         if kind == PartKind::Trim {
             verdicts.clear();
             verdicts.resize(parts.len(), Default::default());
@@ -413,11 +414,10 @@ impl BlockSim {
             let (volume, offset) = (VolumeId(volume), request.offset);
             let access =
                 BlockAccess { volume, offset, bytes, op: what, kind: class, now: self.now };
-            self.world.judge(&access, &parts, &mut verdicts);
+            of_ahead = self.world.judge(&access, &parts, &mut verdicts);
         }
-        let admitted = verdicts.iter().all(|v| *v == Verdict::Admit);
         let ahead = (kind == PartKind::Read)
-            .then(|| self.world.streams.read(place.0, bytes, place.1, admitted))
+            .then(|| self.world.streams.read(place.0, bytes, place.1, of_ahead))
             .flatten();
         for (&(at, len), &verdict) in parts.iter().zip(&verdicts) {
             let shard = self.placing.shard(LineId(at / line).group());
@@ -430,8 +430,8 @@ impl BlockSim {
         (self.parts, self.verdicts) = (parts, verdicts);
         self.world.step(self.now, op, false);
         self.serve_ranges();
-        if let Some(range) = ahead {
-            self.read_ahead(range, number);
+        if let Some(ahead) = ahead {
+            self.read_ahead(ahead, number);
         }
         self.read_ahead_of_misses();
         self.wake_log(self.now);
@@ -442,14 +442,14 @@ impl BlockSim {
 
     fn read_ahead_of_misses(&mut self) {
         while let Some((at, end, number)) = self.world.missed.pop_front() {
-            if let Some(range) = self.world.streams.missed(at, end) {
-                self.read_ahead(range, number);
+            if let Some(ahead) = self.world.streams.missed(at, end) {
+                self.read_ahead(ahead, number);
             }
         }
     }
 
-    /// Reads `from..to` of the line space before anybody asks for it.
-    fn read_ahead(&mut self, (from, to): (u64, u64), number: u64) {
+    /// Reads a stretch of the line space before anybody asks for it.
+    fn read_ahead(&mut self, ReadAhead { from, to, verdict }: ReadAhead, number: u64) {
         let line = u64::from(self.world.layout.line);
         let group = line * u64::from(GROUP_LINES);
         let mut at = from;
@@ -461,7 +461,7 @@ impl BlockSim {
             while at < next {
                 let end = ((at / group + 1) * group).min(next);
                 let (kind, len) = (PartKind::Prefetch, (end - at) as u32);
-                let part = Part { op, kind, at, len, verdict: Verdict::Admit };
+                let part = Part { op, kind, at, len, verdict };
                 self.world.begin_ahead(op);
                 let shard = self.placing.shard(LineId(at / line).group());
                 self.call(shard, |s, now, fx| s.submit(now, part, fx));

@@ -3,7 +3,9 @@
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
-use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
+use larder_policy::block::{
+    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, VictimPolicy,
+};
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
@@ -41,8 +43,8 @@ pub struct Block {
     /// What a write does: `hdd-ssd`, `hdd-upd` or `hdd-inv`. Default `hdd-ssd`.
     #[serde(default = "write")]
     pub write: String,
-    /// Admission, as `larder block serve --admission` takes it. Default `all`.
-    #[serde(default = "all")]
+    /// Admission, as `larder block serve --admission` takes it. Default `seqr(free=on)`.
+    #[serde(default = "admission")]
     pub admission: String,
     /// The drive's endurance and the wanted life: new lines beyond it are not cached, as with `larder block serve
     /// --endurance-tbw` and its kin. By default writes are not limited.
@@ -92,8 +94,8 @@ fn evict() -> String {
 fn write() -> String {
     "hdd-ssd".to_owned()
 }
-fn all() -> String {
-    "all".to_owned()
+fn admission() -> String {
+    BLOCK_ADMISSION_DEFAULT.to_owned()
 }
 fn fill_memory() -> ByteSize {
     ByteSize::mib(64)

@@ -15,7 +15,7 @@ use larder_policy::block::{
     BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Reason, Verdict as PolicyVerdict,
     VerdictCounts, Victim, VolumeId,
 };
-use larder_policy::budget::OwingBudget;
+use larder_policy::budget::WriteBudget;
 
 use super::space::Space;
 use super::sparse::Files;
@@ -148,7 +148,7 @@ pub(super) struct World {
     pub files: Option<Files>,
     pub store: StoreModel,
     /// What may be written to the cache device, if that is limited.
-    pub budget: Option<OwingBudget>,
+    pub budget: Option<WriteBudget>,
     pub space: Space,
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
@@ -361,7 +361,7 @@ impl World {
     /// So many bytes go to the cache device.
     pub(super) fn spend(&mut self, now: Nanos, bytes: u64) {
         if let Some(budget) = &mut self.budget {
-            budget.spend(now, bytes);
+            budget.charge(now, bytes);
         }
     }
 
@@ -390,38 +390,37 @@ impl World {
         }
     }
 
-    /// What admission says of an access, for each of its `parts` (addresses in the line space). As the daemon asks it.
+    /// What admission says of an access, for each of its `parts` (addresses in the line space), and of what is read ahead of
+    /// it. As the daemon asks it.
     pub(super) fn judge(
         &mut self,
         access: &BlockAccess,
         parts: &[(u64, u32)],
         out: &mut Vec<Verdict>,
-    ) {
+    ) -> Verdict {
         out.clear();
         let line_bytes = u64::from(self.layout.line);
         let World { admissions, space, budget, .. } = self;
-        let Some(admission) = admissions.get_mut(&access.volume.0) else { return };
+        let Some(admission) = admissions.get_mut(&access.volume.0) else { return Verdict::Reject };
         let observed = admission.observe(access);
         let compete = admission.wants_victim();
+        let mut ahead = Verdict::Admit;
         for &(at, len) in parts {
             if budget.as_mut().is_some_and(|b| !b.affords(access.now, u64::from(len))) {
                 admission.count(PolicyVerdict::Reject(Reason::Budget));
                 out.push(Verdict::Reject);
+                ahead = Verdict::Reject;
                 continue;
             }
             let (volume, offset) = space.unmap(at / line_bytes * line_bytes);
             let line = PolicyLine { volume: VolumeId(volume), offset };
             let (op, kind) = (access.op, access.kind);
             let candidate = BlockCandidate { line, op, kind, observed, victim: None };
-            // With a victim to be compared it is counted when that is known.
-            let verdict =
-                if compete { admission.judge(&candidate) } else { admission.admit(&candidate) };
-            out.push(match (verdict.is_admit(), compete) {
-                (true, false) => Verdict::Admit,
-                (true, true) => Verdict::Compete,
-                (false, _) => Verdict::Reject,
-            });
+            let said = admission.ask(&candidate, compete);
+            ahead = ahead.and(admission.ahead(said));
+            out.push(said);
         }
+        ahead
     }
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {

@@ -71,6 +71,8 @@ pub struct BlockFigures {
     pub cleaned: u64,
     /// Lines that were not filled because too many fills were under way, or no slot was free to be taken.
     pub fill_dropped: u64,
+    /// Lines that admission let have free slots, and no others, whether there were some or not.
+    pub if_free: u64,
     /// Lines that admission refused, by reason: all reasons, whether met with or not.
     pub rejected: BTreeMap<&'static str, u64>,
     /// DRAM of the map and of admission, for each line that fits, bytes.
@@ -348,6 +350,7 @@ impl Lane for BlockLane {
             copied: engine.copied,
             cleaned: engine.cleaned,
             fill_dropped: engine.fill_dropped,
+            if_free: sums.verdicts.if_free - self.before.verdicts.if_free,
             rejected: Reason::ALL
                 .iter()
                 .map(|&r| {

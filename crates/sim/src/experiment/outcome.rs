@@ -191,6 +191,8 @@ pub struct Latency {
 pub struct Point {
     /// End of the interval, seconds of virtual time since the trace's first request.
     pub time: f64,
+    /// How much of the interval had passed when the run ended, 0 to 1: below 1 for the last one alone.
+    pub interval_share: f64,
     /// Requests.
     pub requests: u64,
     /// Reads.

@@ -57,6 +57,8 @@ pub(super) struct Series {
     /// The interval that was asked for last, and what lies in it, since the start: mostly the next event does.
     index: usize,
     within: Range<u64>,
+    /// The latest event, nanoseconds since the start.
+    latest: u64,
     traffic: Traffic,
 }
 
@@ -70,6 +72,7 @@ impl Series {
             intervals: Vec::new(),
             index: 0,
             within: 0..0,
+            latest: 0,
             traffic: Traffic::default(),
         }
     }
@@ -81,6 +84,7 @@ impl Series {
         if !self.within.contains(&since) {
             self.go_to(since);
         }
+        self.latest = self.latest.max(since);
         self.intervals.get_mut(self.index)
     }
 
@@ -140,8 +144,10 @@ impl Series {
         let point = |(number, i): (usize, &Interval)| {
             let reads = i.hits_dram + i.hits_flash + i.misses;
             let end = self.start.0 as f64 + (number + 1) as f64 * self.interval as f64;
+            let passed = self.latest.saturating_sub(number as u64 * self.interval);
             Point {
                 time: end / 1e9,
+                interval_share: (passed as f64 / self.interval as f64).min(1.0),
                 requests: i.requests,
                 reads,
                 dram_hit_ratio: share(i.hits_dram, reads),
@@ -182,6 +188,8 @@ mod tests {
         // 30 s in at most ten intervals: of 4 s.
         assert_eq!(points.len(), 8);
         assert_eq!((points[0].time, points[1].time), (104.0, 108.0));
+        // The run ends after 30 s, in the middle of the last interval.
+        assert_eq!((points[6].interval_share, points[7].interval_share), (1.0, 0.5));
         assert_eq!(points.iter().map(|p| p.requests).sum::<u64>(), 3000);
         assert_eq!(points.iter().map(|p| p.flash_bytes).sum::<u64>(), 15_000);
         assert!((points[3].flash_hit_ratio - 0.75).abs() < 1e-9);

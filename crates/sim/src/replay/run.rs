@@ -91,6 +91,7 @@ fn describe(input: &Input<'_>) -> String {
             None => "flush".to_owned(),
         },
         Input::FreeRoom => "room to be made".to_owned(),
+        Input::Expire { .. } => "expired objects to go".to_owned(),
         Input::LogCall => "a call of the log".to_owned(),
         Input::TrainingDue => "whether a model should be trained".to_owned(),
         Input::TrainingSet { app } => format!("samples of application {}", app.0),

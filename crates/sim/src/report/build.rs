@@ -328,6 +328,9 @@ pub(super) fn pareto(points: impl IntoIterator<Item = (f64, f64)>) -> Vec<(f64, 
     front
 }
 
+/// From this share on an interval counts as whole: the last request comes a little before its end.
+const WHOLE: f64 = 0.9;
+
 /// Hit ratio, writes and write amplification over time, a figure for each workload and size: a line for each cache, the mean
 /// over seeds. `names` are those of the caches in the other figures.
 fn over_time(series: &Grid, kinds: &Kinds, names: Vec<String>) -> Vec<Plot> {
@@ -348,6 +351,10 @@ fn over_time(series: &Grid, kinds: &Kinds, names: Vec<String>) -> Vec<Plot> {
     let mut plots = Vec::new();
     for (column, title, label, unit) in figures {
         for (facet, rows) in &facets {
+            // The last interval of a run is mostly cut short by its end: its sums would look like a fall.
+            let whole =
+                |&row: &usize| view.number(row, "interval_share").is_none_or(|s| s >= WHOLE);
+            let rows: &Vec<usize> = &rows.iter().copied().filter(whole).collect();
             let text =
                 |c: &str| rows.iter().map(|&r| view.field(r, c).text()).collect::<BTreeSet<_>>();
             // What the facets leave together and a line cannot show is in its name.
@@ -361,7 +368,7 @@ fn over_time(series: &Grid, kinds: &Kinds, names: Vec<String>) -> Vec<Plot> {
                 continue;
             }
             let mut note = format!(
-                "Each point is what happened in the interval that ends there.{}",
+                "Each point is what happened in the interval that ends there; an interval that the run's end cut short is left out.{}",
                 view.seeds_note()
             );
             if lines.len() > MOST_SERIES {
@@ -531,6 +538,19 @@ mod tests {
         let (least, most) = point.range.unwrap();
         assert!((least - 0.21).abs() < 1e-12 && (most - 0.4).abs() < 1e-12, "{point:?}");
         assert!(plots[0].note.contains("mean over seeds"));
+    }
+
+    #[test]
+    fn an_interval_that_the_end_cut_short_is_not_drawn() {
+        let mut series = Grid::default();
+        for (t, share) in [(1, 1.0), (2, 0.999), (3, 0.4)] {
+            let value =
+                json!({ "name": "x", "time": t, "interval_share": share, "flash_bytes": 100 });
+            series.push(&[], &value);
+        }
+        let plots = figures(&Grid::default(), &series, &Kinds::default());
+        let times: Vec<f64> = plots[0].series[0].points.iter().map(|p| p.x).collect();
+        assert_eq!(times, [1.0, 2.0]);
     }
 
     #[test]

@@ -82,8 +82,8 @@ const FORMS = [
   r => `M0,${-1.4 * r}L${1.4 * r},0L0,${1.4 * r}L${-1.4 * r},0z`,
 ];
 // One cache has one colour and one mark in every figure of the report; what differs in more has other forms and dashes.
-const colour = s => `var(--c${s.mark % 8})`;
-const round = s => Math.floor(s.mark / 8);
+const colour = s => `var(--c${s.mark % 16})`;
+const round = s => Math.floor(s.mark / 16);
 const form = (s, r) => FORMS[(s.mark + round(s) + 2 * s.variant) % FORMS.length](r);
 const DASHES = ["none", "7 3", "2 3", "9 3 2 3"];
 // Lines of one colour differ in their dashes: 32 of them, with their marks.

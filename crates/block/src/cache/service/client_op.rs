@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use larder_engine::block::{LineId, PartKind};
+use larder_engine::block::{LineId, PartKind, Verdict};
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, PAGE, Payload};
 
@@ -30,6 +30,8 @@ pub(super) struct ClientOp {
     pub range: Option<RangeState>,
     /// What the client says that it holds.
     pub tag: BlockKind,
+    /// Of a prefetch: which slots its lines may have.
+    pub advice: Verdict,
     pub begun: Instant,
     /// The store was asked on its behalf.
     pub asked_store: bool,
@@ -55,6 +57,7 @@ impl ClientOp {
             failure: None,
             range: None,
             tag: BlockKind::Unknown,
+            advice: Verdict::Admit,
             begun: Instant::now(),
             asked_store: false,
             waited_for_store: false,

@@ -1,4 +1,5 @@
 mod check;
+mod ends;
 mod rules;
 mod sparse;
 
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::backing::file::tests::{against_a_model, one, run};
-use crate::backing::{self, Backing, Patience, Uri};
+use crate::backing::{self, Backing, OpenOptions, Patience, Uri};
 use crate::op::{Done, Op};
 use crate::server::{Listen, Server, ServerConfig, Volume, Volumes};
 
@@ -40,6 +41,8 @@ struct Shape {
     volumes: usize,
     admission: &'static str,
     rules: fn() -> RulesConfig,
+    /// Stores are used past the page cache where they can be.
+    direct: bool,
 }
 
 /// Instead of ways: a log of segments.
@@ -55,6 +58,7 @@ const SHAPE: Shape = Shape {
     volumes: 1,
     admission: "all",
     rules: RulesConfig::default,
+    direct: false,
 };
 
 fn format_config(dir: &TempDir, shape: Shape, cache_bytes: u64) -> FormatConfig {
@@ -109,7 +113,9 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
     for i in 0..shape.volumes {
         let uri: Uri =
             format!("file:{}", dir.path().join(format!("disk{i}")).display()).parse().unwrap();
-        let backing = backing::open(&uri, false, false, Patience::default()).unwrap();
+        // Tests change the files themselves, to see where an answer comes from.
+        let options = OpenOptions { watch: false, direct: shape.direct, ..OpenOptions::default() };
+        let backing = backing::open_with(&uri, &options).unwrap();
         volumes.add(Volume::new(&format!("disk{i}"), backing, shape.line, true)).unwrap();
     }
     let config = CacheConfig {
@@ -439,7 +445,7 @@ fn warm_and_cold(shape: Shape) {
 /// Each policy, over operations whose answers must be right whatever it says; and a stream is not cached.
 #[test]
 fn admission() {
-    for policy in ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs"] {
+    for policy in larder_policy::block::BLOCK_POLICY_NAMES.into_iter().chain(["seqr(free=on)"]) {
         let shape = Shape { ways: 2, workers: 2, admission: policy, ..SHAPE };
         let bench = bench(&[4 << 20], least(shape), shape);
         let client = bench.client(0);
@@ -486,6 +492,48 @@ fn what_cannot_be_formatted_or_opened() {
     std::fs::write(dir.path().join("cache"), vec![1u8; 1 << 20]).unwrap();
     let error = open::layout_of(&dir.path().join("cache")).unwrap_err().to_string();
     assert!(error.contains("no superblock") && error.contains("larder block format"), "{error}");
+}
+
+/// A file system that fills up after the format takes room from lines, not from the map: its log would not fit, and the cache
+/// would be given up whole. A cache of an earlier version has its room from its next start on.
+#[test]
+fn the_map_has_its_room_from_the_format_on() {
+    use std::os::unix::fs::MetadataExt;
+    for ways in [8, FULL] {
+        let shape = Shape { ways, ..SHAPE };
+        let dir = Arc::new(TempDir::new().unwrap());
+        let layout = open::format(&format_config(&dir, shape, 256 << 20), [5; 32], UnixSecs(1));
+        let layout = layout.unwrap();
+        let path = dir.path().join("cache");
+        let taken = || std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert!(taken() >= layout.data, "{} of {}", taken(), layout.data);
+        let device = FlashDevice::open(&larder_runtime::DeviceOptions::new(&path)).unwrap();
+        let at = layout.intents_at() + layout.intent_pages() * 4096;
+        device.punch(at, layout.data - at).unwrap();
+        assert!(taken() < layout.data);
+        drop(device);
+        File::create(dir.path().join("disk0")).unwrap().set_len(8 << 20).unwrap();
+        let bench = start(dir.clone(), shape).unwrap();
+        assert!(taken() >= layout.data, "{} of {}", taken(), layout.data);
+        drop(bench);
+    }
+}
+
+/// What is selected names files of guests.
+#[test]
+fn what_is_kept_in_the_state_directory_is_its_owners() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("state").join("x.json");
+    let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    store_file(&path, b"1").unwrap();
+    assert_eq!(mode(), 0o600);
+    for left in [&path, &path.with_extension("tmp")] {
+        std::fs::write(left, b"0").unwrap();
+        std::fs::set_permissions(left, std::fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    store_file(&path, b"2").unwrap();
+    assert_eq!((mode(), std::fs::read(&path).unwrap()), (0o600, b"2".to_vec()));
 }
 
 /// The server stops with requests under way, and answers them.

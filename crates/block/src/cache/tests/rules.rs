@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use larder_policy::block::{BlockKind, Reason};
-use larder_policy::budget::WriteBudgetConfig;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 
 use super::*;
 
@@ -277,25 +277,63 @@ fn the_write_budget() {
     }
 }
 
-/// What a program of e2fsprogs prints; `None` where it is missing.
-fn e2fsprogs(program: &str, arguments: &[&str]) -> Option<String> {
-    match Command::new(program).args(arguments).output() {
-        Ok(out) => {
-            assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
-            Some(String::from_utf8_lossy(&out.stdout).into_owned())
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let required = std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1");
-            assert!(!required, "'{program}' is missing: apt-get install e2fsprogs");
-            eprintln!("not tested: '{program}' is missing; apt-get install e2fsprogs");
-            None
-        }
-        Err(e) => panic!("{program}: {e}"),
+/// A small change of a cached line writes the whole line anew: that counts, as the simulator counts it.
+#[test]
+fn merges_count_against_the_write_budget() {
+    let bench = bench(&[8 * MIB], 64 * MIB, Shape { rules: || budget(true), ..SHAPE });
+    bench.read_all(0, 0, MIB);
+    bench.settle();
+    let (spent, log) = (bench.cache.governor.spent(), bench.cache.stats().log.bytes);
+    let client = bench.client(0);
+    let mut session = client.session().unwrap();
+    for line in 0..256 {
+        one(&mut *session, write(line * 4096 + 512, 512, 7)).outcome.unwrap();
     }
+    bench.settle();
+    assert_eq!(bench.cached(0, 0, MIB), 256, "they are lines of the cache still");
+    let log = bench.cache.stats().log.bytes - log;
+    let spent = bench.cache.governor.spent() - spent;
+    assert!(spent >= MIB, "{spent} bytes, {log} of them the log's");
+}
+
+/// Whenever the process is killed, the file says of at least as many bytes that they are written as are.
+#[test]
+fn a_kill_earns_no_write_budget() {
+    let bench = bench(&[8 * MIB], 64 * MIB, Shape { rules: || budget(true), ..SHAPE });
+    let file = bench
+        .dir
+        .path()
+        .join("state")
+        .join(format!("block-budget-{}.json", bench.cache.governor.uuid));
+    let said =
+        || -> BudgetState { serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap() };
+    for at in 0..4 {
+        bench.read_all(0, at * MIB, MIB);
+        let spent = bench.cache.governor.spent();
+        let state = said();
+        assert!(spent > at * MIB && state.spent >= spent, "{spent} {state:?}");
+        assert!(state.loan <= 64 * MIB - spent, "{spent} {state:?}");
+    }
+    // The next start begins where this one ends.
+    let (bench, _) = bench.restart();
+    let (spent, state) = (bench.cache.governor.spent(), said());
+    assert!(spent >= 4 * MIB && state.spent >= spent, "{spent} {state:?}");
+}
+
+/// What a program of e2fsprogs prints.
+fn e2fsprogs(program: &str, arguments: &[&str]) -> String {
+    let out = Command::new(program).args(arguments).output();
+    let out = out.unwrap_or_else(|e| panic!("{program}: {e}"));
+    assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
 /// A real ext4: what is metadata by debugfs is metadata here, and what is a file's is not; and reads of it are counted.
 #[test]
+#[cfg_attr(
+    any(without = "mkfs.ext4", without = "debugfs"),
+    ignore = "needs mkfs.ext4 and debugfs (Debian: e2fsprogs)"
+)]
 fn metadata_of_ext4() {
     let shape = Shape { admission: "two_lbs", ..SHAPE };
     let bench = bench(&[64 * MIB], 64 * MIB, shape);
@@ -309,15 +347,13 @@ fn metadata_of_ext4() {
     let (image, tree) = (bench.disk(0), tree.path().display().to_string());
     let image = image.to_str().unwrap();
     let made = ["-q", "-F", "-b", "4096", "-d", &tree, image];
-    if e2fsprogs("mkfs.ext4", &made).is_none() {
-        return;
-    }
-    let Some(ext) = e2fsprogs("debugfs", &["-R", "stats", image]) else { return };
+    e2fsprogs("mkfs.ext4", &made);
+    let ext = e2fsprogs("debugfs", &["-R", "stats", image]);
     let number = |text: &str| -> u64 { text.trim().parse().unwrap() };
     let table = ext.split("inode table at ").nth(1).unwrap();
     let table = number(&table[..table.find(|c: char| !c.is_ascii_digit()).unwrap()]);
     let blocks = |path: &str| -> Vec<u64> {
-        let text = e2fsprogs("debugfs", &["-R", &format!("blocks {path}"), image]).unwrap();
+        let text = e2fsprogs("debugfs", &["-R", &format!("blocks {path}"), image]);
         text.split_whitespace().map(number).collect()
     };
     let (directory, large) = (blocks("/directory-7"), blocks("/large"));

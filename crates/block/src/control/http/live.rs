@@ -62,12 +62,12 @@ pub struct Point {
     pub writes: f64,
     /// Share of reads answered without asking the store or waiting for it; `None` without reads.
     pub hits: Option<f64>,
-    /// 99th percentile of the latency of hits, microseconds.
-    pub p99_hit: f64,
+    /// 99th percentile of the latency of hits, microseconds; `None` without hits.
+    pub p99_hit: Option<f64>,
     /// Of misses.
-    pub p99_miss: f64,
+    pub p99_miss: Option<f64>,
     /// Of writes.
-    pub p99_write: f64,
+    pub p99_write: Option<f64>,
     /// Bytes written to flash.
     pub flash_writes: f64,
 }
@@ -139,9 +139,9 @@ impl Sampler {
                 reads: rate(sums.reads, before.sums.reads),
                 writes: rate(sums.writes, before.sums.writes),
                 hits: (reads > 0).then(|| hits as f64 / reads as f64),
-                p99_hit: recent.hit.p99,
-                p99_miss: recent.miss.p99,
-                p99_write: recent.write.p99,
+                p99_hit: Some(recent.hit.p99).filter(|&p| p > 0.0),
+                p99_miss: Some(recent.miss.p99).filter(|&p| p > 0.0),
+                p99_write: Some(recent.write.p99).filter(|&p| p > 0.0),
                 flash_writes: rate(sums.flash, before.sums.flash),
             });
             if self.history.len() > HISTORY {

@@ -162,7 +162,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         .collect();
     r.register(
         "admission_verdicts",
-        "Verdicts on parts of requests: admitted, or the reason of a rejection",
+        "Verdicts on parts of requests: admitted, if_free (a free slot or none), or the reason of a rejection",
         verdicts,
     );
 
@@ -170,6 +170,18 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
     number(r, "connections", "Connections open", c.open as f64);
     counter(r, "connections_accepted", "Connections accepted", c.accepted);
     counter(r, "connections_refused", "Connections refused over the limit", c.refused);
+    counter(
+        r,
+        "connections_made_way",
+        "Connections closed because there were too many and they had never asked anything",
+        c.made_way,
+    );
+    counter(
+        r,
+        "requests_abandoned",
+        "Requests not begun because nobody was there any more to be answered",
+        c.abandoned,
+    );
     counter(
         r,
         "connections_broken",
@@ -232,7 +244,9 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         by(|v| v.write_bytes),
     );
     r.register("volume_failed", "Requests of a volume that failed", by(|v| v.failed));
-    let usable = |v: &VolumeStatus| f64::from(u8::from(v.store.trouble.is_none()));
+    let usable = |v: &VolumeStatus| {
+        f64::from(u8::from(v.store.trouble.is_none() || v.store.state == "changed"))
+    };
     r.register(
         "volume_store_usable",
         "0 while a volume's store is not reached or was cut short",
@@ -242,6 +256,11 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         "volume_store_failures",
         "Operations of a volume's store that failed",
         by(|v| v.store.failures),
+    );
+    r.register(
+        "volume_store_foreign_changes",
+        "Times that a volume's store was found changed by something else, and its lines dropped",
+        by(|v| v.store.foreign_changes),
     );
     r.register("volume_filled", "Lines of a volume that began to be filled", by(|v| v.filled));
     r.register(

@@ -11,7 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
-use larder_runtime::page::{self, METRICS_TYPE, PageServer};
+use larder_runtime::page::{self, Hosts, METRICS_TYPE, PageServer};
 
 use super::Control;
 use live::Sampler;
@@ -28,11 +28,15 @@ impl Context {
     }
 }
 
-/// Starts the page's server on a socket that listens already.
+/// Starts the page's server on a socket that listens already; beside `localhost` and addresses it has the names `hosts`.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn start(listener: TcpListener, control: Arc<Control>) -> std::io::Result<PageServer> {
+pub fn start(
+    listener: TcpListener,
+    control: Arc<Control>,
+    hosts: &[String],
+) -> std::io::Result<PageServer> {
     let context = Arc::new(Context { control, sampler: Mutex::new(Sampler::default()) });
     let app = Router::new()
         .route("/", get(live_page))
@@ -40,7 +44,7 @@ pub fn start(listener: TcpListener, control: Arc<Control>) -> std::io::Result<Pa
         .route("/api/live.json", get(live_json))
         .route("/healthz", get(health))
         .with_state(context.clone());
-    page::start(listener, app, move || {
+    page::start(listener, app, Hosts::new(hosts.iter().cloned()), move || {
         let (status, latencies) = (context.control.status(), context.control.cache().latencies());
         context.sampler().push(status, latencies);
     })

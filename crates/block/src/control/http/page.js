@@ -1,12 +1,22 @@
-graph("g-hit", [{ name: "hits", colour: "var(--a)", value: p => p.hits || 0, shown: p => p.hits, area: 1 }], pct, 1);
+Object.assign(TERMS, {
+  "CLWA: written to flash per byte written to the cache": "cache-level write amplification: bytes written to flash for each byte of lines that are filled or updated",
+  "DLWA: NAND bytes per byte written": "device-level write amplification: bytes that the drive writes to its NAND for each byte that it is sent",
+  "regions marked as written to": "regions of volumes whose lines are not believed after a power cut, since they were written to",
+  "lines that did not match their checksum": "they were read from the volume instead",
+  "floor": "lines of the volume up to this sum are not displaced by other volumes",
+  "ceiling": "the volume takes no more of the cache than this",
+  "metadata hits": "share of the reads of file-system metadata that hit",
+});
+graph("g-hit", [{ name: "hits", colour: "var(--a)", value: p => p.hits, now: d => d.hit_ratio, area: 1 }], pct, { atLeast: 1 });
 graph("g-ops", [
-  { name: "reads", colour: "var(--a)", value: p => p.reads, area: 1 },
-  { name: "writes", colour: "var(--b)", value: p => p.writes }], x => num(x) + "/s");
+  { name: "reads", colour: "var(--a)", value: p => p.reads, now: d => d.operations_per_second.reads, area: 1 },
+  { name: "writes", colour: "var(--b)", value: p => p.writes, now: d => d.operations_per_second.writes }], x => num(x) + "/s");
 graph("g-lat", [
-  { name: "p99 hit", colour: "var(--a)", value: p => p.p99_hit },
-  { name: "p99 miss", colour: "var(--b)", value: p => p.p99_miss },
-  { name: "p99 write", colour: "var(--soft)", value: p => p.p99_write }], us);
-graph("g-wr", [{ name: "written", colour: "var(--b)", value: p => p.flash_writes, area: 1 }], x => bytes(x) + "/s");
+  { name: "p99 hit", colour: "var(--a)", value: p => p.p99_hit, now: d => d.latency.hit.p99 },
+  { name: "p99 miss", colour: "var(--b)", value: p => p.p99_miss, now: d => d.latency.miss.p99 },
+  { name: "p99 write", colour: "var(--soft)", value: p => p.p99_write, now: d => d.latency.write.p99 }], us, { log: true });
+graph("g-wr", [{ name: "written", colour: "var(--b)", value: p => p.flash_writes, now: d => d.flash_write_bytes_per_second, area: 1 }],
+  x => bytes(x) + "/s", { binary: true });
 
 function show(d) {
   const s = d.status, c = s.cache, f = s.flash;
@@ -34,11 +44,12 @@ function show(d) {
     bytes(f.read_fill_bytes) + " brought by reads";
   $("budget").textContent = f.budget_bytes_per_second == null ? "no write budget"
     : "write budget " + bytes(f.budget_bytes_per_second) + "/s · " + bytes(f.budget_available_bytes) + " may be written now";
-  const used = f.drive_used_percent, years = f.expected_life_years;
-  $("life").innerHTML = years != null ? (years > 99 ? "> 99" : years < .1 ? "< 0.1" : years.toFixed(1)) + " <small>years at the rate since start</small>"
+  const used = f.drive_used_percent, early = s.uptime_seconds < 3600, years = f.expected_life_years;
+  // Filling an empty cache says nothing of what follows.
+  $("life").innerHTML = years != null && !early ? (years > 99 ? "> 99" : years < .1 ? "< 0.1" : years.toFixed(1)) + " <small>years at the rate since start</small>"
     : used != null ? Math.max(0, 100 - used) + " % <small>left</small>" : "–";
   $("lifesub").textContent = used != null ? Math.max(0, 100 - used) + " % of the rated life left, as the drive reports"
-    : years != null && s.uptime_seconds < 3600 ? "early yet: filling an empty cache is no measure of what follows"
+    : years != null && early ? "shown after an hour: filling an empty cache is no measure of what follows"
     : years != null ? "the drive itself reports nothing"
     : f.budget_bytes_per_second != null ? "nothing written yet"
     : "unknown: --endurance-tbw or --endurance-dwpd tells what the drive endures, and sets a write budget";
@@ -78,7 +89,7 @@ function show(d) {
       f.connected ? f.queues + " of " + f.queue_size : "–", num(f.requests), num(f.failed), num(f.refused), num(f.resumed), f.features.join(" ")]), "no disks");
 
   const P = d.history;
-  for (const g of Object.values(graphs)) { g.points = P; draw(g); }
+  drawAll(d);
   table("past", ["second", "reads/s", "writes/s", "hits", "p99 hit", "p99 miss", "p99 write", "flash writes"],
     P.slice().reverse().map(p => [p.at, num(p.reads), num(p.writes), pct(p.hits), us(p.p99_hit), us(p.p99_miss), us(p.p99_write),
       bytes(p.flash_writes) + "/s"]), "nothing yet");

@@ -162,6 +162,10 @@ pub struct Connection<E> {
     /// It has nothing under way and nothing to send, and there is no buffer for it: of so many bytes.
     hungry: usize,
     closed: Option<Option<String>>,
+    /// Nobody is there to read an answer: what only asks for one is not begun.
+    deaf: bool,
+    /// Requests that were not begun for that.
+    abandoned: u64,
 }
 
 impl<E: Export> Connection<E> {
@@ -183,6 +187,8 @@ impl<E: Export> Connection<E> {
             charged: 0,
             hungry: 0,
             closed: None,
+            deaf: false,
+            abandoned: 0,
         }
     }
 
@@ -237,6 +243,36 @@ impl<E: Export> Connection<E> {
     /// A message has begun to arrive and is not complete.
     pub fn partial(&self) -> bool {
         self.incoming.is_some() || self.skip > 0 || self.start != self.end
+    }
+
+    /// The peer is gone: what it asked to be told, and what is not begun, is left. Its changes are carried out.
+    pub fn deafen(&mut self) {
+        self.deaf = true;
+    }
+
+    /// See [`Connection::deafen`].
+    pub fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+
+    /// Requests that were left since this was last asked.
+    pub fn abandoned(&mut self) -> u64 {
+        std::mem::take(&mut self.abandoned)
+    }
+
+    /// All that comes from the peer has come: whether it says goodbye at the end, as one does that waits for its answers.
+    pub fn says_goodbye(&self) -> bool {
+        let mut at = self.start;
+        while let Some(bytes) = self.input.get(at..self.end).and_then(|rest| rest.first_chunk())
+            && let Ok(header) = RequestHeader::decode(bytes)
+        {
+            if header.command == command::DISC {
+                return true;
+            }
+            let payload = if header.command == command::WRITE { header.length as usize } else { 0 };
+            at += RequestHeader::LEN + payload;
+        }
+        false
     }
 
     /// TLS is required, and the client asked for something else.
@@ -422,6 +458,11 @@ impl<E: Export> Connection<E> {
             } else {
                 self.refuse(cookie, kind, errno, why);
             }
+            return None;
+        }
+        if self.deaf && matches!(kind, command::READ | command::CACHE | command::BLOCK_STATUS) {
+            self.start += RequestHeader::LEN;
+            self.abandoned += 1;
             return None;
         }
         let payload =

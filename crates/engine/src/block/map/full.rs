@@ -278,13 +278,29 @@ impl Full {
         None
     }
 
+    /// Lines that may come, beside `under_way` others, before one must go for them: one that the policy drops, or some that the
+    /// cleaner does when it makes room.
+    pub(super) fn free_for(&self, under_way: u32) -> u32 {
+        let Some(segments) = &self.segments else { return 0 };
+        if !segments.can_fill() {
+            return 0;
+        }
+        let room = if self.making.evict == EvictionBy::Cache {
+            self.most_lines().saturating_sub(segments.lines_valid + segments.writing)
+        } else {
+            // Whoever takes the last segment above these sets the cleaner to work.
+            segments.soon_free().saturating_sub(self.low()) * self.lines
+        };
+        room.saturating_sub(under_way)
+    }
+
     pub(super) fn choose(
         &mut self,
         line: LineId,
         busy: impl Fn(SlotId, LineId) -> bool,
         want: Want,
     ) -> Option<Choice> {
-        if line.0 >= LINE_MASK - 1 {
+        if line.0 >= LINE_MASK - 1 || want == Want::Free && self.free_for(0) == 0 {
             return None;
         }
         let (low, most) = (self.low(), self.most_lines());

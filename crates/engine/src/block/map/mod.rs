@@ -141,6 +141,8 @@ pub enum Want {
     Contest,
     /// One for which a line goes, even if there is room.
     Displace,
+    /// One for which no line goes, now or when the cleaner makes up for it.
+    Free,
 }
 
 /// A place for a line that is to be filled. Nothing is changed before [`Map::reserve`].
@@ -388,10 +390,36 @@ impl Map {
     ) -> Option<Choice> {
         match &mut self.0 {
             Kind::Sets(m) => m.choose(line, |slot, now| {
-                busy(slot, now) || want == Want::Displace && !matches!(now, Slot::Line(_))
+                let taken = matches!(now, Slot::Line(_));
+                let unwanted = match want {
+                    Want::Displace => !taken,
+                    Want::Free => taken,
+                    Want::Place | Want::Contest => false,
+                };
+                unwanted || busy(slot, now)
             }),
             Kind::Full(m) => m.choose(line, |slot, line| busy(slot, Slot::Line(line)), want),
             Kind::Sparse(m) => m.choose(line, busy, want),
+        }
+    }
+
+    /// How many of the `lines` lines of a group from `first` on, which lie in no slot, could be had with [`Want::Free`] if
+    /// `under_way` others are to have their places as well.
+    pub fn free_for(
+        &self,
+        first: LineId,
+        lines: u32,
+        under_way: u32,
+        busy: impl Fn(SlotId, Slot) -> bool,
+    ) -> u32 {
+        let all = (first.0..first.0 + u64::from(lines)).map(LineId);
+        match &self.0 {
+            Kind::Sets(m) => all.filter(|&line| m.has_free(line, &busy)).count() as u32,
+            Kind::Full(m) => m.free_for(under_way).min(lines),
+            Kind::Sparse(m) => {
+                let free = all.filter(|&line| m.has_free(line, &busy)).count() as u32;
+                free.min(m.free_for(under_way))
+            }
         }
     }
 

@@ -149,6 +149,11 @@ impl Segments {
         self.picker.segments().len() as u32
     }
 
+    /// Whether [`Segments::peek`] has one for a fill.
+    pub(super) fn can_fill(&self) -> bool {
+        self.open[Head::Fills as usize].is_some() || self.free.len() > 1
+    }
+
     /// The slot that [`Segments::take`] would give out next. Fills leave one free segment to the cleaner.
     pub(super) fn peek(&mut self, head: Head) -> Option<u32> {
         if let Some(Open { segment, next }) = self.open[head as usize] {

@@ -361,6 +361,17 @@ impl Sets {
         }
     }
 
+    /// Whether `line`, which lies in no slot, could have one in which nothing lies.
+    pub(super) fn has_free(&self, line: LineId, busy: impl Fn(SlotId, Slot) -> bool) -> bool {
+        let place = self.placing.place(line.group());
+        let first = self.slot_at(place.group_set, 0, line.index());
+        self.ways_of(first).any(|slot| match self.entry(slot) & (VALID | HELD) {
+            0 => !busy(slot, Slot::Free),
+            HELD => !busy(slot, Slot::Held),
+            _ => false,
+        })
+    }
+
     fn choose_by_policy(
         &mut self,
         first: SlotId,
@@ -371,6 +382,9 @@ impl Sets {
             .map(|slot| (slot, self.get(slot)))
             .filter(|&(slot, now)| !busy(slot, now))
             .collect();
+        if ways.is_empty() {
+            return None;
+        }
         for empty in [Slot::Free, Slot::Held] {
             if let Some((slot, _)) = ways.iter().find(|w| w.1 == empty) {
                 return Some(*slot);

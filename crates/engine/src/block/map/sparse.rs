@@ -348,8 +348,23 @@ impl Sparse {
         if self.has_room(1) && want != Want::Displace {
             return Some(Choice { slot, free, rival: None });
         }
+        if want == Want::Free {
+            return None;
+        }
         let rival = self.victim(busy)?;
         Some(Choice { slot, free, rival: Some(rival) })
+    }
+
+    /// Whether the slot of `line`, which does not lie there, could be written.
+    pub(super) fn has_free(&self, line: LineId, busy: impl Fn(SlotId, Slot) -> bool) -> bool {
+        let slot = self.slot_of(line);
+        self.is_here(slot.0 / self.per) && !busy(slot, self.get(slot))
+    }
+
+    /// Lines that may come, beside `under_way` others, before one must go for them.
+    pub(super) fn free_for(&self, under_way: u32) -> u32 {
+        let taken = self.lines + self.pending.len() as u64 + u64::from(under_way);
+        u32::try_from(self.most.saturating_sub(taken)).unwrap_or(u32::MAX)
     }
 
     /// Whether so many lines more may be there.

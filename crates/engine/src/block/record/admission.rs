@@ -12,6 +12,7 @@ use super::digest::{Answers, Digest};
 use super::setup::{BlockRunSetup, VolumeSetup};
 use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
 use super::volumes::{put_name, take_name};
+use crate::block::api::Verdict as Said;
 use crate::kv::record::bytes::put;
 use crate::kv::record::{BadRecord, Cursor};
 
@@ -92,6 +93,7 @@ fn note_verdict(verdict: Verdict) -> Digest {
     let mut digest = Digest::default();
     digest.add(match verdict {
         Verdict::Admit => 0,
+        Verdict::IfFree => u64::MAX,
         Verdict::Reject(reason) => {
             1 + Reason::ALL.iter().position(|&r| r == reason).unwrap_or(0) as u64
         }
@@ -218,6 +220,31 @@ impl TapedAdmission {
             self.keep(ADMIT, Nanos::ZERO, digest, |out| put_candidate(out, candidate));
         }
         verdict
+    }
+
+    /// What a shard is told of `candidate`, whose victim is not known: [`admit`](Self::admit), or where admission wants to compare it
+    /// with its victim (`compete`) what it says until then.
+    pub fn ask(&mut self, candidate: &BlockCandidate, compete: bool) -> Said {
+        let verdict = if compete { self.judge(candidate) } else { self.admit(candidate) };
+        if compete && !verdict.is_admit() {
+            // There will be no comparison to be counted.
+            self.count(verdict);
+        }
+        match verdict {
+            Verdict::Admit if compete => Said::Compete,
+            Verdict::Admit => Said::Admit,
+            Verdict::IfFree => Said::IfFree,
+            Verdict::Reject(_) => Said::Reject,
+        }
+    }
+
+    /// What a shard is told of lines that are read ahead of one of which it was told `said`.
+    pub fn ahead(&self, said: Said) -> Said {
+        match (said, self.admission.judge_ahead()) {
+            (Said::Admit, Verdict::IfFree) => Said::IfFree,
+            (Said::Admit, Verdict::Reject(_)) => Said::Reject,
+            (said, _) => said,
+        }
     }
 
     /// [`BlockAdmission::count`]: a verdict that was somebody else's. Not recorded, since nothing depends on it.

@@ -132,6 +132,7 @@ impl Input {
                     Verdict::Admit => 0,
                     Verdict::Compete => 1,
                     Verdict::Reject => 2,
+                    Verdict::IfFree => 3,
                 };
                 put(out, kind_code(part.kind) << 2 | verdict);
                 op(out, part.op);
@@ -183,7 +184,7 @@ impl Input {
         let line = |c: &mut Cursor<'_>| Ok::<_, BadRecord>(LineId(c.varint("line")?));
         Ok(match tag {
             0 => {
-                let code = c.at_most(18, "kind of a part")?;
+                let code = c.at_most(19, "kind of a part")?;
                 let kind = match code >> 2 {
                     0 => PartKind::Read,
                     1 => PartKind::Write,
@@ -195,10 +196,7 @@ impl Input {
                     0 => Verdict::Admit,
                     1 => Verdict::Compete,
                     2 => Verdict::Reject,
-                    value => {
-                        let (what, must) = ("the verdict of a part", "at most 2");
-                        return Err(BadRecord::Value { what, value, must });
-                    }
+                    _ => Verdict::IfFree,
                 };
                 let op = op(c)?;
                 let (at, len) = (c.varint("place")?, c.u32("length")?);

@@ -235,7 +235,7 @@ impl<X: Effects> Effects for Watch<'_, X> {
             Reply::NotStored => (What::NotStored, 0),
             Reply::Exists => (What::Exists, 0),
             Reply::NotFound => (What::NotFound, 0),
-            Reply::Deleted => (What::Deleted, 0),
+            Reply::Deleted { .. } => (What::Deleted, 0),
             Reply::Touched => (What::Touched, 0),
             Reply::Number(n, item) => {
                 self.item(item);
@@ -323,6 +323,11 @@ pub(super) fn free_room(shard: &mut KvShard, now: Now) -> (bool, Decision) {
     (more, decision)
 }
 
+pub(super) fn expire(shard: &mut KvShard, now: Now, all: bool) -> (bool, Decision) {
+    let more = shard.expire(now, all);
+    (more, plain(shard, if more { What::Yes } else { What::No }, 0))
+}
+
 pub(super) fn training_due(shard: &mut KvShard, now: Now) -> (Option<AppId>, Decision) {
     let due = shard.admission.training_due(now.mono);
     let decision = match due {
@@ -369,6 +374,7 @@ pub fn replay(shard: &mut KvShard, now: Now, input: &Input<'_>, bytes: Option<&[
             plain(shard, What::Done, 0)
         }
         Input::FreeRoom => free_room(shard, now).1,
+        Input::Expire { all } => expire(shard, now, *all).1,
         Input::TrainingDue => training_due(shard, now).1,
         Input::TrainingSet { app } => training_set(shard, *app, now).1,
         Input::Install { app, model } => {

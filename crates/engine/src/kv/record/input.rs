@@ -80,6 +80,11 @@ pub enum Input<'a> {
     },
     /// Without flash: the cleaner makes room.
     FreeRoom,
+    /// Expired objects leave DRAM.
+    Expire {
+        /// In a whole pass that was asked for.
+        all: bool,
+    },
     /// The log calls: what for is in its own stream.
     LogCall,
     /// Should a model be trained?
@@ -133,6 +138,8 @@ const TRAINING_DUE: u8 = 5;
 const TRAINING_SET: u8 = 6;
 const INSTALL: u8 = 7;
 const STEP: u8 = 8;
+const EXPIRE: u8 = 9;
+const EXPIRE_ALL: u8 = 10;
 
 const WALL: u8 = 1 << 4;
 
@@ -265,6 +272,8 @@ pub(super) fn encode(out: &mut Vec<u8>, clocks: &mut Clocks, now: Now, input: &I
             put(out, at.map_or(0, |at| u64::from(at.0) + 1));
         }
         Input::FreeRoom => put_time(out, FREE_ROOM, now, clocks),
+        Input::Expire { all: false } => put_time(out, EXPIRE, now, clocks),
+        Input::Expire { all: true } => put_time(out, EXPIRE_ALL, now, clocks),
         Input::LogCall => out.push(LOG_CALL),
         Input::TrainingDue => put_time(out, TRAINING_DUE, now, clocks),
         Input::TrainingSet { app } => {
@@ -493,6 +502,8 @@ pub fn decode<'a>(
             Input::Flush { at: at.checked_sub(1).map(|at| UnixSecs(at as u32)) }
         }
         FREE_ROOM => Input::FreeRoom,
+        EXPIRE => Input::Expire { all: false },
+        EXPIRE_ALL => Input::Expire { all: true },
         LOG_CALL => Input::LogCall,
         TRAINING_DUE => Input::TrainingDue,
         TRAINING_SET => {

@@ -110,6 +110,16 @@ impl TapedShard {
         more
     }
 
+    /// [`KvShard::expire`].
+    pub fn expire(&mut self, now: Now, all: bool) -> bool {
+        if self.tape.is_none() {
+            return self.shard.expire(now, all);
+        }
+        let (more, decision) = decision::expire(&mut self.shard, now, all);
+        self.keep(|tape| tape.push(now, &Input::Expire { all }, &decision));
+        more
+    }
+
     /// What the log does to a shard.
     pub fn log_call<R>(&mut self, call: impl FnOnce(&mut KvShard) -> R) -> R {
         if self.tape.is_none() {

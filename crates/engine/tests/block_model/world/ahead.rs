@@ -1,6 +1,6 @@
 //! Reading ahead, as a worker of the daemon does it: the engine's streams say how far, the operator's rules where it ends.
 
-use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Streams, Verdict};
+use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, ReadAhead, Streams, Verdict};
 
 use super::{LINE, PER_LINE, SECTOR, STRETCHES, World};
 
@@ -37,14 +37,15 @@ impl World {
         let end = self.end_of_stretch(at);
         let len = (self.rng.range(1, 5) * PER_LINE).min(end - at);
         self.scan = Some(at + len).filter(|&next| next < end);
-        self.submit_op(PartKind::Read, at, len, Verdict::Admit, false);
+        let verdict = if self.scans_if_free { Verdict::IfFree } else { Verdict::Admit };
+        self.submit_op(PartKind::Read, at, len, verdict, false);
     }
 
-    /// A client reads sectors `at..at + len`, all of which are `admitted` or not.
-    pub(super) fn read_by_client(&mut self, at: u64, len: u64, admitted: bool) {
+    /// A client reads sectors `at..at + len`, of all of which admission says the same.
+    pub(super) fn read_by_client(&mut self, at: u64, len: u64, verdict: Verdict) {
         let sector = SECTOR as u64;
-        let end = self.end_of_stretch(at) * sector;
-        let ahead = self.streams.read(at * sector, len * sector, end, admitted);
+        let end = self.end_of_lines(at) * sector;
+        let ahead = self.streams.read(at * sector, len * sector, end, verdict);
         self.to_read_ahead.extend(ahead);
     }
 
@@ -61,7 +62,7 @@ impl World {
         self.seen.ahead_reads += u64::from(o.ahead);
         if o.kind == PartKind::Read {
             let at = o.at * sector;
-            let end = self.end_of_stretch(at / sector) * sector;
+            let end = self.end_of_lines(at / sector) * sector;
             self.to_read_ahead.extend(self.streams.missed(at, end));
         }
     }
@@ -69,7 +70,7 @@ impl World {
     /// What the streams have asked for, as far as the operator's rules are the same.
     pub(super) fn read_ahead(&mut self) {
         let sector = SECTOR as u64;
-        for (from, to) in std::mem::take(&mut self.to_read_ahead) {
+        for ReadAhead { from, to, verdict } in std::mem::take(&mut self.to_read_ahead) {
             let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * LINE;
             let base = from / per_region * per_region;
             let rule = |at: u64| World::is_never(LineId(at / LINE));
@@ -77,7 +78,12 @@ impl World {
             if from < to {
                 self.seen.aheads += 1;
                 let (at, len) = (from / sector, (to - from) / sector);
-                self.submit_op(PartKind::Prefetch, at, len, Verdict::Admit, true);
+                let end = self.end_of_lines(at);
+                if at + len > end {
+                    return self
+                        .fail(format!("{len} sectors at {at} are read ahead, behind {end}"));
+                }
+                self.submit_op(PartKind::Prefetch, at, len, verdict, true);
             }
         }
     }

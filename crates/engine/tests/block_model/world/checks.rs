@@ -207,6 +207,26 @@ impl World {
         }
     }
 
+    /// The store is never asked for two changes at a time that share bytes, whether there is a cache or not: whatever lies
+    /// below may lose what only one of them has.
+    pub(super) fn check_changes(&mut self, event: &Event) {
+        let Event::BackingChange(_, _, _, at, len) = *event else { return };
+        let end = at + u64::from(len);
+        let last = self.end_of_stretch(at / SECTOR as u64) * SECTOR as u64;
+        if end > last {
+            return self.fail(format!("{event:?} goes behind the volume's end {last}"));
+        }
+        self.seen.uncached += u64::from(self.void);
+        let other = self.doing.iter().find(|d| match d.event {
+            Event::BackingChange(_, _, _, from, len) => at < from + u64::from(len) && from < end,
+            _ => false,
+        });
+        if let Some(other) = other {
+            let why = format!("{event:?} shares bytes with {:?}", other.event);
+            self.fail(why);
+        }
+    }
+
     /// No slot is written while it is read or written already, nor for another line while the durable map may still name
     /// one there.
     pub(super) fn check_slots(&mut self, shard: usize, event: &Event) {

@@ -2,7 +2,7 @@
 
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind};
 
-use super::{PER_LINE, STRETCHES, VOLUME_LINES, World};
+use super::{PER_LINE, STRETCHES, World};
 use crate::parts::RangeOp;
 
 impl World {
@@ -10,7 +10,7 @@ impl World {
     pub(super) fn begin_range(&mut self, kind: PartKind) {
         let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
         let first = self.rng.below(STRETCHES) * per_region;
-        let len = VOLUME_LINES * PER_LINE;
+        let len = self.volume_sectors();
         let op = OpId(self.next_op);
         self.next_op += 1;
         self.seen.ranges += u64::from(kind.changes());

@@ -18,6 +18,8 @@ pub(super) fn at(secs: u32) -> Now {
 #[derive(Debug, Default)]
 pub(super) struct TestAdmin {
     pub(super) seen: Vec<String>,
+    /// The crawler is on.
+    pub(super) crawls: bool,
     pub(super) prefixes: Vec<(Vec<u8>, PrefixUse)>,
 }
 
@@ -31,6 +33,12 @@ impl Admin for TestAdmin {
     }
     fn memory_limit(&mut self, mebibytes: u32) -> bool {
         mebibytes < 1000
+    }
+    fn crawler(&mut self, on: bool) {
+        self.crawls = on;
+    }
+    fn crawl(&mut self) -> bool {
+        self.crawls
     }
     fn debug_time(&mut self, how: DebugTime) {
         self.seen.push(format!("{how:?}"));
@@ -130,7 +138,7 @@ impl<E: Engine> Client<E> {
 
     pub(super) fn with(config: ProtocolConfig, big: Arc<BigBuffers>) -> Client<E> {
         Client {
-            conn: Connection::new(&config, big, at(0)),
+            conn: Connection::new(&config, big),
             config,
             stats: ConnStats::default(),
             admin: TestAdmin::default(),

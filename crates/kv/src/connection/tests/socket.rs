@@ -13,7 +13,7 @@ fn serve(mut stream: TcpStream, engine: &ModelEngine) {
     let config = ProtocolConfig::default();
     let (mut stats, mut reads) = (ConnStats::default(), Vec::new());
     let (mut side, mut admin) = (SideEffects::default(), TestAdmin::default());
-    let mut conn = Connection::new(&config, Arc::new(BigBuffers::default()), at(0));
+    let mut conn = Connection::new(&config, Arc::new(BigBuffers::default()));
     loop {
         let mut ctx = ConnContext {
             config: &config,

@@ -44,11 +44,70 @@ fn storage() {
         ("set e 0 0 0~~get e~", "STORED~VALUE e 0 0~~END~"),
         ("delete foo~delete foo~", "DELETED~NOT_FOUND~"),
         ("delete e 0~delete e 0 noreply~", "DELETED~"),
-        (
-            "set e 0 0 1~x~delete e 10~delete e 10 noreply~delete e b c d~get e~",
-            &format!("STORED~{usage}{usage}VALUE e 0 1~x~END~"),
-        ),
+        ("set e 0 0 1~x~delete e b c d~get e~", &format!("STORED~{usage}VALUE e 0 1~x~END~")),
     ]);
+}
+
+#[test]
+fn whatever_follows_the_key_of_a_deletion_is_ignored() {
+    // What memcached 1.6.45 answers.
+    play(&[
+        ("set k 0 0 1~a~delete k x~get k~", "STORED~DELETED~END~"),
+        ("set k 0 0 1~a~delete k 10~delete k 10~", "STORED~DELETED~NOT_FOUND~"),
+        ("set k 0 0 1~a~delete k x noreply~mn~get k~", "STORED~MN~END~"),
+        ("delete k noreply x~", "NOT_FOUND~"),
+    ]);
+}
+
+#[test]
+fn an_exptime_beyond_31_bits_is_memcacheds() {
+    // By strtol into 32 bits for storage commands; refused elsewhere.
+    play(&[
+        ("set k 0 2147483648 1~a~mg k t~", "STORED~EN~"),
+        ("set k 0 4294967295 1~a~mg k t~", "STORED~EN~"),
+        ("set k 0 4294967296 1~a~mg k t~", "STORED~HD t-1~"),
+        ("set k 0 4294967396 1~a~mg k t~", "STORED~HD t100~"),
+        ("set k 0 +5 1~a~mg k t~", "STORED~HD t5~"),
+        ("set k 0 99999999999999999999 1~a~", "CLIENT_ERROR bad command line format~"),
+        ("touch k 2147483648~", "CLIENT_ERROR invalid exptime argument~"),
+        ("gat 4294967396 k~", "CLIENT_ERROR invalid exptime argument~"),
+        ("mg k T4294967396~", "CLIENT_ERROR bad token in command line format~"),
+        ("flush_all 4294967396~", "CLIENT_ERROR invalid exptime argument~"),
+    ]);
+}
+
+#[test]
+fn the_flags_of_mg_take_effect_in_their_order() {
+    // What memcached 1.6.45 answers.
+    play(&[
+        ("set k 0 10 1~a~mg k R30 T100 t v~", "STORED~VA 1 t100 W~a~"),
+        ("mg k t R30 T100~", "HD t100 Z~"),
+        ("set k 0 10 1~a~mg k T100 R30 t~", "STORED~HD t100~"),
+        ("set k 0 0 1~a~mg k R30 T100 t~", "STORED~HD t100~"),
+        ("set k 0 0 1~a~mg k T5 R30 t~", "STORED~HD t5 W~"),
+        ("set k 0 10 1~a~mg k t T100~mg k t~", "STORED~HD t10~HD t100~"),
+        ("mg n1 N60 t~mg n1 t~", "HD t60 W~HD t60 Z~"),
+        ("mg n2 t N60~mg n2 t~", "HD t-1 W~HD t60 Z~"),
+        ("mg n5 N60 T30 t~mg n5 t~", "HD t30 W~HD t30 Z~"),
+        ("mg n6 T30 N60 t~mg n6 t~", "HD t60 W~HD t60 Z~"),
+    ]);
+}
+
+#[test]
+fn a_binary_client_is_hung_up_on_at_once() {
+    let engine = ModelEngine::default();
+    let mut client: Client<ModelEngine> = Client::new();
+    // A get of "k" in the binary protocol: no end of line anywhere.
+    let mut request = vec![0u8; 25];
+    request[0] = 0x80;
+    request[3] = 1;
+    request[11] = 1;
+    request[24] = b'k';
+    let (answer, progress) = client.run(&engine, &request);
+    assert_eq!((answer, progress), (Vec::new(), Progress::Close));
+    assert_eq!(client.stats.binary_refused, 1);
+    // The same byte in a later line is a bad command, as memcached says.
+    play(&[("mn~\u{80}~", "MN~ERROR~")]);
 }
 
 #[test]
@@ -289,7 +348,26 @@ fn administration() {
             ("extstore~extstore bogus 1~extstore item_age x~", "ERROR~ERROR~ERROR~"),
             ("slabs automove 0~slabs reassign 1 2~", "OK~NOSPARE source class has no spare pages~"),
             ("lru_crawler metadump all~", "OK~END~"),
-            ("lru_crawler crawl all~lru_crawler~", "CLIENT_ERROR lru crawler disabled~ERROR~"),
+            (
+                "lru_crawler enable~lru_crawler crawl 1~lru_crawler crawl 2,all~lru_crawler crawl 99~",
+                "OK~OK~BADCLASS invalid class id~BADCLASS invalid class id~",
+            ),
+            (
+                "lru_crawler disable~lru_crawler crawl all~lru_crawler~",
+                "OK~CLIENT_ERROR lru crawler disabled~ERROR~",
+            ),
+            (
+                "lru_crawler sleep 100~lru_crawler sleep 1000001~",
+                "OK~CLIENT_ERROR sleep must be one second or less~",
+            ),
+            (
+                "lru_crawler sleep x~lru_crawler tocrawl 5~",
+                "CLIENT_ERROR bad command line format~OK~",
+            ),
+            (
+                "mn~lru_crawler metadump all~",
+                "MN~ERROR cannot pipeline other commands before metadump~",
+            ),
             ("shutdown~", "SERVER_ERROR: shutdown not enabled~"),
             ("debugtime p~refresh_certs~", "ERROR~ERROR~"),
         ],
@@ -374,7 +452,7 @@ fn long_multigets() {
 fn login() {
     let engine = ModelEngine::default();
     let config = || ProtocolConfig {
-        auth: Some(AuthFile::parse(b"foo:bar\n").unwrap()),
+        auth: Some(std::sync::Arc::new(AuthFile::parse(b"foo:bar\n").unwrap().into())),
         ..Default::default()
     };
     let mut client = Client::with(config(), Default::default());

@@ -36,6 +36,7 @@ pub(super) fn config(dir: PathBuf) -> StoreConfig {
         applications: Default::default(),
         record: None,
         capture: None,
+        hurry: Default::default(),
     }
 }
 
@@ -64,7 +65,7 @@ impl Site {
     pub(super) fn stop(self, forget: bool) {
         self.store.shutdown(self.clock.now());
         if forget && let Some(flash) = self.store.flash() {
-            Region::forget(&crate::store::locked(&flash.superblock).current);
+            Region::forget(&crate::store::locked(&flash.superblock).current.uuid.to_string());
         }
     }
 
@@ -97,7 +98,7 @@ impl Effects for Sink {
             Reply::Item(item) => Said::Value(item.value.to_vec()),
             Reply::Miss => Said::Miss,
             Reply::Stored { .. } => Said::Stored,
-            Reply::Deleted => Said::Deleted,
+            Reply::Deleted { .. } => Said::Deleted,
             Reply::NotFound => Said::NotFound,
             Reply::OutOfMemory => Said::OutOfMemory,
             other => panic!("not asked for: {other:?}"),

@@ -55,3 +55,21 @@ fn without_evictions_the_limit_only_rises() {
     assert!(store.set_memory_limit(9 << 20));
     store.shutdown(clock.now());
 }
+
+/// Thousands of changes come quicker than memory follows: one that was overtaken is not carried out, or what is resident
+/// would go up to the highest of them long after a low one was asked for.
+#[test]
+fn a_limit_that_was_overtaken_is_not_grown_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = StoreConfig { memory: 16 << 20, ..config(dir.path().to_owned()) };
+    let (site, _) = open(&config, Arc::new(MemoryDevice::new(6 << 20))).unwrap();
+    let arenas = || {
+        let bytes = site.store.cells.iter().map(|c| c.lock().unrecorded().config().arena_bytes);
+        bytes.collect::<Vec<_>>()
+    };
+    let before = arenas();
+    let overtaken = site.store.plan().resized(128 << 20).unwrap();
+    assert!(!site.store.divide(&site.clock, &overtaken).unwrap(), "it has not got there");
+    assert_eq!(arenas(), before);
+    site.stop(true);
+}

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use larder_base::AppId;
+use larder_base::{AppId, ByteSize};
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_runtime::testing::MemoryDevice;
 use larder_runtime::{Clock, Device};
 
@@ -31,7 +33,8 @@ fn applications_keep_their_ids_and_their_bytes_on_flash() {
         assert_eq!(now[..], first[..], "round {round}");
         if round > 0 {
             assert_eq!(opened.warmth, Some(Warmth::Checkpoint));
-            assert!(client.check_all(&site) > 300);
+            let there = client.check_all(&site);
+            assert!(there > 300, "{there} of {} kept", opened.kept);
         }
         for _ in 0..6_000 {
             client.step(&site);
@@ -49,6 +52,117 @@ fn applications_keep_their_ids_and_their_bytes_on_flash() {
         assert_eq!(flash_bytes(&site), before);
         site.stop(round == 2);
     }
+}
+
+/// Six bytes a second: as good as none, but for the first fill, which is lent once.
+fn poor(dir: &std::path::Path) -> StoreConfig {
+    let budget = WriteBudgetConfig { tbw: Some(ByteSize(1_000_000_000)), ..Default::default() };
+    StoreConfig { budget, ..config(dir.to_owned()) }
+}
+
+/// A process that is killed leaves the file of the write budget as it is at that moment.
+#[test]
+fn a_kill_earns_no_write_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, file) = (poor(dir.path()), dir.path().join("budget.json"));
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(6, 1_500);
+    let mut written = 0;
+    for round in 0..4 {
+        let (site, _) = open(&config, device.clone()).unwrap();
+        for _ in 0..8_000 {
+            client.step(&site);
+        }
+        let flash = site.stats().flash.unwrap();
+        written += flash.bytes_written;
+        assert!(round > 0 || flash.bytes_written > 256 << 10, "{}", flash.bytes_written);
+        let at_the_kill = std::fs::read(&file).expect("it is there before anything is written");
+        let state: BudgetState = serde_json::from_slice(&at_the_kill).unwrap();
+        assert!(state.spent >= written, "{written} bytes, and the file says {state:?}");
+        site.stop(round == 3);
+        std::fs::write(&file, at_the_kill).unwrap();
+    }
+    // (The padding of segments is written whether there is budget for it or not.)
+    assert!(written <= (4 << 20) + (256 << 10), "{written} bytes in four runs");
+}
+
+/// What an earlier version wrote down knows of nothing that is owed.
+#[test]
+fn a_budget_file_without_what_is_owed_is_read() {
+    let text = r#"{"saved":1,"loan":2,"debt":3,"spent":4}"#;
+    let state: BudgetState = serde_json::from_str(text).unwrap();
+    assert_eq!(state, BudgetState { saved: 1, loan: 2, debt: 3, spent: 4, owed: 0 });
+}
+
+/// Everything that a stop writes counts: the padding of segments that are not full, and the checkpoint.
+#[test]
+fn clean_stops_count_against_the_write_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = poor(dir.path());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(7, 1_500);
+    let mut written = 0;
+    for round in 0..12 {
+        let (site, _) = open(&config, device.clone()).unwrap();
+        for _ in 0..3_000 {
+            client.step(&site);
+        }
+        site.store.shutdown(site.clock.now());
+        written += site.stats().flash.unwrap().bytes_written;
+        written += std::fs::metadata(dir.path().join("checkpoint")).unwrap().len();
+        let state: BudgetState =
+            serde_json::from_slice(&std::fs::read(dir.path().join("budget.json")).unwrap())
+                .unwrap();
+        assert_eq!(state.spent, written, "after {round} stops");
+        if round == 11 {
+            site.stop(true);
+            assert!(written > 1 << 20 && state.loan <= (4 << 20) - written, "{written} {state:?}");
+        }
+    }
+}
+
+/// A stop during the start ends it, and what was warm stays warm; a stop that is hurried ends with what is there.
+#[test]
+fn a_hurried_start_and_a_hurried_stop_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path().to_owned());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(8, 1_500);
+    let (site, _) = open(&config, device.clone()).unwrap();
+    for _ in 0..6_000 {
+        client.step(&site);
+    }
+    site.stop(false);
+    let size = std::fs::metadata(dir.path().join("checkpoint")).unwrap().len();
+    config.hurry.store(true, Ordering::Relaxed);
+    let refused = open(&config, device.clone()).err().unwrap();
+    assert!(matches!(refused, StoreError::Stopped), "{refused}");
+    config.hurry.store(false, Ordering::Relaxed);
+    let (site, opened) = open(&config, device.clone()).unwrap();
+    assert_eq!(opened.warmth, Some(Warmth::Checkpoint));
+    assert!(client.check_all(&site) > 100 && size > 0);
+
+    config.hurry.store(true, Ordering::Relaxed);
+    site.stop(false);
+    assert!(!dir.path().join("checkpoint").exists());
+    config.hurry.store(false, Ordering::Relaxed);
+    let (site, opened) = open(&config, device).unwrap();
+    assert_eq!(opened.warmth, Some(Warmth::Memory));
+    assert!(client.check_all(&site) > 100);
+    site.stop(true);
+}
+
+/// A checkpoint holds what is used, not what there is room for.
+#[test]
+fn an_empty_cache_has_a_small_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let config =
+        StoreConfig { flash_object_size: 64, memory: 32 << 20, ..config(dir.path().to_owned()) };
+    let (site, _) = open(&config, Arc::new(MemoryDevice::new(64 << 20))).unwrap();
+    let room = site.store.plan().region_words as u64 * 8;
+    site.stop(true);
+    let bytes = std::fs::metadata(dir.path().join("checkpoint")).unwrap().len();
+    assert!(room > 2 << 20 && bytes < 8 << 10, "{bytes} bytes of {room}");
 }
 
 #[test]

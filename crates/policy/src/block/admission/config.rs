@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub const BLOCK_POLICY_NAMES: [&str; 7] =
     ["all", "seqr", "sseqr", "touch_count", "seqr+tc", "sseqr+tc", "two_lbs"];
 
+/// What is admitted where nobody says anything else: a stream's lines may have free slots, and displace nothing.
+pub const BLOCK_ADMISSION_DEFAULT: &str = "seqr(free=on)";
+
 /// Why an admission policy could not be read or set up.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BlockAdmissionError {
@@ -127,12 +130,20 @@ pub struct SequentialConfig {
     pub run: u32,
     /// `sseqr`: bytes of each stream that are admitted before the rest is rejected. Default 4 MiB. Zero in `seqr`.
     pub length: ByteSize,
+    /// What is not admitted of a stream may have free slots all the same; nothing leaves for it. Default `off`, as the papers have
+    /// it.
+    pub free: bool,
 }
 
 impl SequentialConfig {
     /// `seqr` with its defaults.
-    pub const REJECT: SequentialConfig =
-        SequentialConfig { window: 32, gap: ByteSize::kib(16), run: 4, length: ByteSize(0) };
+    pub const REJECT: SequentialConfig = SequentialConfig {
+        window: 32,
+        gap: ByteSize::kib(16),
+        run: 4,
+        length: ByteSize(0),
+        free: false,
+    };
     /// `sseqr` with its defaults.
     pub const SELECTIVE: SequentialConfig =
         SequentialConfig { length: ByteSize::mib(4), ..SequentialConfig::REJECT };
@@ -227,13 +238,20 @@ pub enum StageConfig {
 ///
 /// `sseqr(window=64,gap=32k,length=1m)+tc(threshold=3,rotation=accesses:100000)`
 ///
-/// In a chain a line must pass every policy, and what one rejects the next does not count: a backup leaves no touches.
-/// What is displayed reads back as the same.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// In a chain a line must pass every policy, and what one rejects the next does not count: a backup leaves no touches, whether
+/// it may have free slots or not. What is displayed reads back as the same. The default is [`BLOCK_ADMISSION_DEFAULT`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BlockAdmissionConfig {
     /// In order; none for `all`.
     pub stages: Vec<StageConfig>,
+}
+
+impl Default for BlockAdmissionConfig {
+    fn default() -> BlockAdmissionConfig {
+        let stream = SequentialConfig { free: true, ..SequentialConfig::REJECT };
+        BlockAdmissionConfig { stages: vec![StageConfig::Sequential(stream)] }
+    }
 }
 
 impl StageConfig {
@@ -248,8 +266,8 @@ impl StageConfig {
 
     fn known(&self) -> &'static str {
         match self {
-            StageConfig::Sequential(c) if c.length.0 == 0 => "window, gap, run",
-            StageConfig::Sequential(_) => "window, gap, run, length",
+            StageConfig::Sequential(c) if c.length.0 == 0 => "window, gap, run, free",
+            StageConfig::Sequential(_) => "window, gap, run, length, free",
             StageConfig::TouchCount(_) => "segment, bits, threshold, bitmaps, rotation, counters",
             StageConfig::TwoLevel(_) => "bits, counters, ageing, writes",
         }
@@ -302,6 +320,13 @@ impl StageConfig {
             }
             (StageConfig::Sequential(c), "run") => {
                 c.run = number("run", 2, 1 << 16, "a number of accesses, 2 to 65536")? as u32;
+            }
+            (StageConfig::Sequential(c), "free") => {
+                c.free = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(bad("free", "on or off")),
+                };
             }
             (StageConfig::Sequential(c), "length") if c.length.0 > 0 => {
                 let must = "a size from 4k to 1t; seqr admits nothing of a stream";
@@ -392,6 +417,7 @@ impl StageConfig {
                 put(c.gap != d.gap, "gap", &short(c.gap.0));
                 put(c.run != d.run, "run", &c.run);
                 put(c.length != d.length, "length", &short(c.length.0));
+                put(c.free != d.free, "free", &if c.free { "on" } else { "off" });
             }
             StageConfig::TouchCount(c) => {
                 let d = TouchCountConfig::default();
@@ -513,17 +539,17 @@ mod tests {
     use super::*;
 
     fn stage() -> impl Strategy<Value = StageConfig> {
-        let sequential = (1u32..=1024, 0u64..1 << 30, 2u32..100, 0u64..1 << 34).prop_map(
-            |(window, gap, run, length)| {
+        let sequential = (1u32..=1024, 0u64..1 << 30, 2u32..100, 0u64..1 << 34, any::<bool>())
+            .prop_map(|(window, gap, run, length, free)| {
                 let length = if length < 4096 { 0 } else { length };
                 StageConfig::Sequential(SequentialConfig {
                     window,
                     gap: ByteSize(gap),
                     run,
                     length: ByteSize(length),
+                    free,
                 })
-            },
-        );
+            });
         let rotation = prop_oneof![
             (1u32..100_000).prop_map(|n| Rotation::Cache(f64::from(n) / 100.0)),
             (1u64..u64::MAX).prop_map(Rotation::Accesses),
@@ -579,6 +605,11 @@ mod tests {
         for name in BLOCK_POLICY_NAMES {
             assert_eq!(name.parse::<BlockAdmissionConfig>().unwrap().to_string(), name);
         }
+        assert_eq!(BLOCK_ADMISSION_DEFAULT.parse(), Ok(BlockAdmissionConfig::default()));
+        assert_eq!(BlockAdmissionConfig::default().to_string(), BLOCK_ADMISSION_DEFAULT);
+        let both = "sseqr(length=1m,free=on)";
+        assert_eq!(both.parse::<BlockAdmissionConfig>().unwrap().to_string(), both);
+        assert_eq!("seqr(free=off)".parse::<BlockAdmissionConfig>().unwrap().to_string(), "seqr");
         let long = "sseqr(window=64,gap=32k,length=1m)+tc(threshold=3,rotation=accesses:100000)";
         assert_eq!(long.parse::<BlockAdmissionConfig>().unwrap().to_string(), long);
         let loose = " sseqr( window = 32 , length=4096k ) + touch_count ";
@@ -592,7 +623,8 @@ mod tests {
             ("", &["name is missing", "write it like"]),
             ("seqr+", &["name is missing"]),
             ("seqr(window=0)", &["seqr's window", "'0'", "1 to 1024"]),
-            ("seqr(length=4m)", &["seqr has no parameter 'length'", "window, gap, run"]),
+            ("seqr(length=4m)", &["seqr has no parameter 'length'", "window, gap, run, free"]),
+            ("seqr(free=yes)", &["seqr's free", "'yes'", "on or off"]),
             ("sseqr(length=0)", &["'0'", "from 4k to 1t"]),
             ("tc(segment=5000)", &["touch_count's segment", "'5000'", "power of two"]),
             ("tc(bits=3)", &["'3'", "1, 2, 4 or 8"]),

@@ -10,8 +10,8 @@ mod streams;
 mod touch;
 
 pub use config::{
-    BLOCK_POLICY_NAMES, BlockAdmissionConfig, BlockAdmissionError, Rotation, SequentialConfig,
-    StageConfig, TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
+    BLOCK_ADMISSION_DEFAULT, BLOCK_POLICY_NAMES, BlockAdmissionConfig, BlockAdmissionError,
+    Rotation, SequentialConfig, StageConfig, TouchCountConfig, TwoLevelConfig, TwoLevelWrites,
 };
 
 use std::fmt::Write as _;
@@ -58,9 +58,24 @@ pub struct BlockAdmission {
 
 #[derive(Debug)]
 enum Stage {
-    Sequential(Streams, u64),
+    Sequential(Streams, Rest),
     TouchCount(TouchCount, u32),
     TwoLevel(Counts, TwoLevelWrites),
+}
+
+/// What becomes of a stream beyond its admitted length.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    /// The admitted length, bytes.
+    length: u64,
+    /// It may have free slots.
+    free: bool,
+}
+
+impl Rest {
+    fn verdict(self) -> Verdict {
+        if self.free { Verdict::IfFree } else { Verdict::Reject(Reason::Sequential) }
+    }
 }
 
 impl BlockAdmission {
@@ -94,10 +109,12 @@ impl BlockAdmission {
         for stage in &mut self.stages {
             match stage {
                 Stage::Sequential(_, _) if metadata_passes => {}
-                Stage::Sequential(streams, length) => {
+                Stage::Sequential(streams, Rest { length, .. }) => {
                     let Some(part) = streams.observe(access) else { continue };
                     let refused = if *length == 0 && !part.recognised {
                         (0, 0)
+                    } else if part.lane {
+                        (access.offset, access.end())
                     } else if part.down {
                         (access.offset, access.end().min(part.origin.saturating_sub(*length)))
                     } else {
@@ -138,21 +155,34 @@ impl BlockAdmission {
         if candidate.kind == BlockKind::Metadata && self.prefers_metadata() {
             return Verdict::Admit;
         }
+        let mut all = Verdict::Admit;
         for stage in &self.stages {
-            let verdict = self.judge_stage(stage, candidate);
-            if verdict != Verdict::Admit {
-                return verdict;
+            match self.judge_stage(stage, candidate) {
+                Verdict::Admit => {}
+                // The others are asked all the same: a line must pass every policy.
+                Verdict::IfFree => all = Verdict::IfFree,
+                reject @ Verdict::Reject(_) => return reject,
             }
         }
-        Verdict::Admit
+        all
+    }
+
+    /// What holds for lines that are read ahead of somebody who reads in sequence, whose own lines are admitted. What is read
+    /// ahead of is a stream, whether it has come far enough to be recognised or not.
+    pub fn judge_ahead(&self) -> Verdict {
+        let whole = |stage: &Stage| match stage {
+            Stage::Sequential(_, rest) if rest.length == 0 => Some(rest.verdict()),
+            _ => None,
+        };
+        self.stages.iter().find_map(whole).unwrap_or(Verdict::Admit)
     }
 
     fn judge_stage(&self, stage: &Stage, candidate: &BlockCandidate) -> Verdict {
         let line = candidate.line;
         match stage {
-            Stage::Sequential(_, _) => {
+            Stage::Sequential(_, rest) => {
                 if candidate.observed.refuses(line.offset, 1 << self.line_shift) {
-                    return Verdict::Reject(Reason::Sequential);
+                    return rest.verdict();
                 }
             }
             Stage::TouchCount(touch, threshold) => {
@@ -222,6 +252,7 @@ impl BlockAdmission {
     pub fn explain(&self, candidate: &BlockCandidate) -> String {
         let mut out = match self.judge(candidate) {
             Verdict::Admit => "would be admitted".to_owned(),
+            Verdict::IfFree => "would have a free slot, and displace nothing".to_owned(),
             Verdict::Reject(reason) => format!("would be rejected: {}", reason.describe()),
         };
         let line = candidate.line;
@@ -271,7 +302,9 @@ impl Stage {
         };
         match config {
             StageConfig::Sequential(c) => {
-                Ok(Stage::Sequential(Streams::new(c.window, c.gap.0, c.run), c.length.0))
+                let rest = Rest { length: c.length.0, free: c.free };
+                let streams = Streams::new(c.window, c.gap.0, c.run).over_connections(c.free);
+                Ok(Stage::Sequential(streams, rest))
             }
             StageConfig::TouchCount(c) => {
                 let tables = u64::from(c.bitmaps) + 1;

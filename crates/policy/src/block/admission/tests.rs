@@ -46,6 +46,31 @@ fn seqr_rejects_all_but_the_start() {
 }
 
 #[test]
+fn a_stream_may_have_free_slots_where_it_is_told_so() {
+    let free = [("seqr(run=2,free=on)", 8), ("sseqr(run=2,length=128k,free=on)", 32)];
+    for (name, admitted) in free {
+        let mut policy = admission(name);
+        assert_eq!((0..100).map(|i| read(&mut policy, i * 8, 8)).sum::<usize>(), admitted);
+        let verdicts = policy.verdicts();
+        assert_eq!(
+            (verdicts.rejected(Reason::Sequential), verdicts.if_free),
+            (0, 800 - admitted as u64)
+        );
+    }
+    // Every policy of a chain is asked, and what may have a free slot only leaves no touches.
+    let mut chain = admission("seqr(run=2,free=on)+tc(segment=4k)");
+    assert_eq!((0..100).map(|i| read(&mut chain, i, 1)).sum::<usize>(), 0);
+    assert_eq!((chain.verdicts().if_free, chain.verdicts().rejected(Reason::FewTouches)), (0, 100));
+    chain.observe(&access(BlockOp::Read, 1 << 31, LINE));
+    assert_eq!(read(&mut chain, 50, 1), 0);
+    // What is read ahead of is a stream before it is recognised.
+    let ahead = |name: &str| admission(name).judge_ahead();
+    let reject = Verdict::Reject(Reason::Sequential);
+    assert_eq!((ahead("seqr(free=on)"), ahead("seqr+tc")), (Verdict::IfFree, reject));
+    assert_eq!((ahead("all"), ahead("sseqr(free=on)")), (Verdict::Admit, Verdict::Admit));
+}
+
+#[test]
 fn sseqr_admits_the_first_length_however_it_is_cut() {
     for (down, per_access) in
         [(false, 1), (false, 8), (false, 32), (false, 512), (true, 1), (true, 8)]
@@ -58,6 +83,37 @@ fn sseqr_admits_the_first_length_however_it_is_cut() {
             .sum();
         assert_eq!(admitted, 32, "down {down}, {per_access} lines at a time");
     }
+}
+
+/// 1.25 GiB in pieces of 128 MiB, of which four connections copy one each at a time.
+#[test]
+fn of_a_copy_by_four_connections_one_length_is_admitted() {
+    let lines_admitted = |name: &str| {
+        let mut policy = admission(name);
+        let mut admitted = 0;
+        // Each one's piece, and how far it has come there, in requests of 256 KiB; they do not keep step.
+        let mut at: Vec<(u64, u64)> = (0..4).map(|piece| (piece, 0)).collect();
+        let (mut next, mut rng) = (4, Rng::new(2));
+        while !at.is_empty() {
+            let connection = rng.below(at.len() as u64) as usize;
+            let (piece, done) = at[connection];
+            admitted += read(&mut policy, piece * 32_768 + done * 64, 64);
+            at[connection].1 += 1;
+            if done + 1 < 512 {
+                continue;
+            }
+            at[connection] = (next, 0);
+            next += 1;
+            at.retain(|(piece, _)| *piece < 10);
+        }
+        admitted * 4096 / (256 << 10)
+    };
+    // The length of 4 MiB, and of each of the nine other pieces what comes before it is known for a lane: about three requests, not 16.
+    let (seqr, sseqr) = (lines_admitted("seqr(free=on)"), lines_admitted("sseqr(free=on)"));
+    assert!(sseqr <= 16 + 9 * 4 && seqr <= 10 * 3, "{sseqr} {seqr}");
+    assert!(sseqr >= 16, "{sseqr}");
+    // The papers' policy has a length for each piece.
+    assert!(lines_admitted("sseqr") >= 10 * 16);
 }
 
 #[test]

@@ -1,0 +1,88 @@
+//! Volumes that end anywhere, with a cache or after it was given up: who writes to the same pages at once loses nothing.
+
+use super::*;
+use crate::backing::Session;
+use crate::op::Failure;
+
+/// A volume that ends in a line of 64 KiB.
+const WHOLE: u64 = 16 << 20;
+const TAIL: usize = 12_288;
+/// Of that a write that no direct transfer takes.
+const SHORT: usize = 11_776;
+
+fn uneven() -> Bench {
+    let shape = Shape { line: 65_536, workers: 2, direct: true, ..SHAPE };
+    bench(&[WHOLE + TAIL as u64], 256 << 20, shape)
+}
+
+fn submit(session: &mut dyn Session, op: Op) {
+    session.submit(1, op);
+    session.flush(Instant::now());
+}
+
+/// Two connections write `TAIL` and `SHORT` bytes at `at` at once, make them durable, and look.
+fn collide(client: &dyn Backing, at: u64) {
+    let mut sessions: Vec<_> = (0..2).map(|_| client.session().unwrap()).collect();
+    for round in 0..400u64 {
+        let long = 1 + (round % 127) as u8;
+        let order = if round.is_multiple_of(2) { [0, 1] } else { [1, 0] };
+        for who in order {
+            let op = match who {
+                0 => write(at, TAIL, long),
+                _ => write(at, SHORT, long + 128),
+            };
+            submit(&mut *sessions[who], op);
+        }
+        for session in &mut sessions {
+            let done = run(&mut **session, 1).pop().unwrap();
+            assert_eq!(done.outcome, Ok(Vec::new()), "round {round}: a write");
+            let flushed: Result<_, Failure> = one(&mut **session, Op::Flush).outcome;
+            assert_eq!(flushed, Ok(Vec::new()), "round {round}: a flush");
+        }
+        let found = bytes(one(&mut *sessions[0], read(at, TAIL)));
+        let own = found[SHORT..].iter().all(|&b| b == long);
+        assert!(own, "round {round}: bytes that one of them wrote alone are {}", found[TAIL - 1]);
+        let either = found[..SHORT].iter().all(|&b| b == long || b == long + 128);
+        assert!(either, "round {round}: bytes that nobody wrote");
+    }
+}
+
+#[test]
+fn two_that_write_past_the_last_whole_line_lose_nothing() {
+    let bench = uneven();
+    collide(&*bench.client(0), WHOLE);
+    assert_eq!(bench.engine().backing_errors, 0);
+    // They waited for one another in a shard, as anywhere else.
+    assert!(bench.engine().waited > 0, "{:?}", bench.engine());
+}
+
+#[test]
+fn two_that_write_to_a_volume_attached_after_the_cache_was_given_up_lose_nothing() {
+    let bench = uneven();
+    locked(&bench.cache.log_inbox).give_up = Some("a test".into());
+    bench.cache.log_wake.notify_one();
+    let end = Instant::now() + Duration::from_secs(120);
+    while bench.cache.is_enabled() {
+        assert!(Instant::now() < end, "it is still used");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    collide(&*bench.client(0), WHOLE);
+    // One that comes now.
+    let path = bench.dir.path().join("late");
+    File::create(&path).unwrap().set_len(WHOLE + TAIL as u64).unwrap();
+    let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
+    let backing = backing::open(&uri, false, true, Patience::default()).unwrap();
+    let volumes = bench.server.as_ref().unwrap().volumes().clone();
+    let volume = volumes.add(Volume::new("disk1", backing, 65_536, true)).unwrap();
+    let cached = bench.cache.attach(&volume, false).unwrap();
+    assert!(cached.unwrap_err().contains("given up"));
+    let before = bench.engine().waited;
+    let client = bench.client(1);
+    collide(&*client, 4096);
+    collide(&*client, WHOLE);
+    assert!(bench.engine().waited > before, "changes of it wait for one another");
+    drop(client);
+    // And it goes as any other.
+    let gone = bench.cache.detach("disk1", true, &mut |_| true).unwrap();
+    assert!(gone.is_some());
+}

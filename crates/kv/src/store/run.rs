@@ -1,0 +1,172 @@
+//! Which run used the data directory last, and with which flash.
+//!
+//! Every start with flash draws a random number, the run, and writes it into the data directory, the superblock and the
+//! shared memory; a clean stop writes it into the checkpoint too. A start is warm only where all of them name the same run:
+//! a flash or a directory that was put back from a copy, one that was used with another, or a copy that was used in turn with
+//! what it was copied from, each has the number of another run in one of the places. A run that does not open the flash
+//! answers for the same keys, and leaves a number of its own.
+//!
+//! A directory that was copied whole after a clean stop would agree with itself. So the file that holds the number says in which
+//! file it was written: a copy is another file.
+
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use larder_base::ByteSize;
+use larder_format::Superblock;
+use larder_runtime::{DataDir, DataDirError, FileMark};
+
+use super::plan::Plan;
+
+const RUN: &str = "run.json";
+/// No run file is longer, bytes.
+const LONGEST: u64 = 64 << 10;
+
+/// What the run file says.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct RunFile {
+    /// The number that the run drew; never 0.
+    pub(super) run: u64,
+    /// The file in which this was written.
+    inode: u64,
+    /// When that file was made, nanoseconds since 1970; 0 if its file system does not say.
+    born: u64,
+    /// The flash that the run used; none for DRAM alone.
+    pub(super) flash: Option<FlashOfRun>,
+}
+
+/// The flash of a run, and how its index was divided.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct FlashOfRun {
+    /// Of the superblock.
+    pub(super) uuid: String,
+    /// As the configuration named it.
+    pub(super) path: String,
+    /// `-m`, bytes.
+    memory: u64,
+    /// `-I`, bytes.
+    max_item: u64,
+    /// `--flash-object-size`, bytes.
+    object_size: u32,
+    /// Shards.
+    shards: u64,
+    /// Buckets of each shard's index.
+    buckets: u32,
+}
+
+impl FlashOfRun {
+    pub(super) fn new(
+        superblock: &Superblock,
+        path: &Path,
+        plan: &Plan,
+        object_size: u32,
+    ) -> FlashOfRun {
+        FlashOfRun {
+            uuid: superblock.uuid.to_string(),
+            path: path.display().to_string(),
+            memory: plan.memory,
+            max_item: plan.max_item,
+            object_size,
+            shards: plan.shards as u64,
+            buckets: plan.buckets,
+        }
+    }
+
+    /// Shards and buckets of each one's index.
+    pub(super) fn division(&self) -> (usize, u32) {
+        (self.shards as usize, self.buckets)
+    }
+
+    /// The settings that decide the division, where they differ from those of `now`: what they were, what they are.
+    pub(super) fn changed(&self, now: &FlashOfRun) -> (String, String) {
+        let pairs = [
+            ("-m", self.memory, now.memory),
+            ("-I", self.max_item, now.max_item),
+            ("--flash-object-size", self.object_size.into(), now.object_size.into()),
+        ];
+        let differing = pairs.iter().filter(|(_, was, is)| was != is);
+        let all: Vec<_> = differing
+            .map(|(flag, was, is)| {
+                (format!("{flag} {}", ByteSize(*was)), format!("{flag} {}", ByteSize(*is)))
+            })
+            .collect();
+        let join =
+            |of: fn(&(String, String)) -> &str| all.iter().map(of).collect::<Vec<_>>().join(" ");
+        (join(|pair| &pair.0), join(|pair| &pair.1))
+    }
+}
+
+/// The run file of a directory, whoever has it locked; `None` where there is none, or none that can be understood, which
+/// proves nothing about any flash.
+fn peek(data_dir: &Path) -> std::io::Result<Option<(RunFile, FileMark)>> {
+    let file = match std::fs::File::open(data_dir.join(RUN)) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        file => file?,
+    };
+    let mark = FileMark::of(&file.metadata()?);
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes)?;
+    let read: Option<RunFile> = serde_json::from_slice(&bytes).ok();
+    Ok(read.map(|read| (read, mark)))
+}
+
+/// Whether a run with flash was the last on this directory, as far as can be seen: which flash; an error where it cannot be
+/// seen.
+pub(super) fn last_flash(data_dir: &Path) -> std::io::Result<Option<FlashOfRun>> {
+    Ok(peek(data_dir)?.and_then(|(read, _)| read.flash))
+}
+
+/// The last run of this directory, if this is the directory in which it ran and not a copy.
+///
+/// # Errors
+/// Why nothing is known of it.
+pub(super) fn last(dir: &DataDir) -> Result<RunFile, String> {
+    let read = peek(dir.path()).map_err(|e| format!("the data directory's {RUN}: {e}"))?;
+    let Some((read, mark)) = read else {
+        return Err("the data directory does not say which run used it last (it is new, or of an earlier version)".to_owned());
+    };
+    if (FileMark { inode: read.inode, born: read.born }) != mark {
+        return Err("the data directory is a copy: whether what it was copied from has been used since cannot be known"
+            .to_owned());
+    }
+    let divided = |f: &FlashOfRun| f.shards.is_power_of_two() && f.shards <= 256 && f.buckets > 0;
+    if !read.flash.as_ref().is_none_or(divided) {
+        return Err(format!("the data directory's {RUN} says what cannot be"));
+    }
+    Ok(read)
+}
+
+/// Why a flash with this superblock is not the one that the last run of the directory used, if it is not.
+pub(super) fn is_of(last: &RunFile, superblock: &Superblock) -> Result<(), String> {
+    match &last.flash {
+        None => Err("a run without flash has used the data directory since".to_owned()),
+        Some(flash) if flash.uuid != superblock.uuid.to_string() => {
+            Err(format!("the data directory was last used with another flash ('{}')", flash.path))
+        }
+        Some(_) if superblock.run == 0 => {
+            Err("the flash was last used by a version of Larder that did not say in which run"
+                .to_owned())
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Writes down that `run` uses the directory now, with this flash.
+pub(super) fn write(
+    dir: &DataDir,
+    run: u64,
+    flash: Option<FlashOfRun>,
+) -> Result<(), DataDirError> {
+    dir.replace_marked(RUN, |mark| {
+        let file = RunFile { run, inode: mark.inode, born: mark.born, flash };
+        // Numbers and strings: there is nothing that could fail.
+        serde_json::to_vec(&file).unwrap_or_default()
+    })
+}
+
+/// The run file's place, for a start that is undone.
+pub(super) fn path(dir: &Path) -> std::path::PathBuf {
+    dir.join(RUN)
+}
