@@ -1,6 +1,7 @@
 """What the checkers under tests/soak share: processes that are killed, started and looked after, what counts as a refusal, and
 devices and file systems that fail."""
 
+import functools
 import os
 import re
 import shutil
@@ -10,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-SHM = Path("/dev/shm")
 SYSTEM = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
@@ -52,17 +52,15 @@ def is_root():
     return os.geteuid() == 0
 
 
-def maps():
-    return {path for path in SHM.glob("larder-*")}
-
-
 def clock_moved(seconds):
     """Environment of a process whose clock is so far off. (The program `faketime` would be a second process to end.)"""
-    if not seconds:
-        return {}
-    offset = f"{seconds:+d}s"
-    told = subprocess.run(["faketime", "-f", offset, "env"], capture_output=True, text=True, check=True).stdout
-    return {"LD_PRELOAD": re.search(r"^LD_PRELOAD=(.*)$", told, re.M)[1], "FAKETIME": offset}
+    return {"LD_PRELOAD": faketime(), "FAKETIME": f"{seconds:+d}s"} if seconds else {}
+
+
+@functools.cache
+def faketime():
+    told = subprocess.run(["faketime", "-f", "+1s", "env"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"^LD_PRELOAD=(.*)$", told, re.M)[1]
 
 
 class Processes:
@@ -71,6 +69,7 @@ class Processes:
     def __init__(self, world):
         self.world, self.process, self.begun, self.log = world, None, 0, world.folder / "log"
         self.refusals, self.starts, self.warm, self.written = {}, 0, 0, 0
+        self.mapped = set()
 
     def start(self, command, env=None):
         self.log.touch()
@@ -101,6 +100,7 @@ class Processes:
                 raise Wrong(f"it does not listen {self.world.story()}: {self.tail()}")
             time.sleep(0.05)
         self.starts += 1
+        self.look_for_maps()
         self.warm += bool(re.search(r"\bwarm(:| from)", self.said()))
 
     def refused(self):
@@ -130,6 +130,7 @@ class Processes:
                     raise Wrong(f"it does not end {self.world.story()}: {self.tail()}")
                 time.sleep(0.01)
         self.written += self.bytes_written()
+        self.look_for_maps()
         if how == signal.SIGKILL:
             self.signal(how)
         code = self.process.wait()
@@ -143,6 +144,17 @@ class Processes:
             os.killpg(self.process.pid, how)
         except ProcessLookupError:
             pass
+
+    def look_for_maps(self):
+        """Which files it has in shared memory. Others that run beside it have theirs there too."""
+        try:
+            text = Path(f"/proc/{self.process.pid}/maps").read_text()
+        except OSError:
+            return
+        self.mapped |= {Path(path) for path in re.findall(r"/dev/shm/larder-\S+", text)}
+
+    def maps(self):
+        return sorted(path for path in self.mapped if path.exists())
 
     def bytes_written(self):
         """To devices, as the kernel counts it; 0 where it does not say."""
