@@ -23,15 +23,9 @@ class Refused(Exception):
 
 
 def copy(source, target):
-    """Copies a file that may be mostly holes."""
+    """Copies a file that may be mostly holes. A target that is there stays the same file: a map is known by its own."""
     subprocess.run(["cp", "--sparse=always", source, target], check=True)
 
-
-def put_back(kept, path):
-    """Gives a file its former bytes in place: a map is known by its file too."""
-    with open(path, "r+b") as f:
-        f.truncate(0)
-        f.write(Path(kept).read_bytes())
 
 
 def missing(what, *programs, paths=()):
@@ -113,7 +107,7 @@ class Processes:
         if not lines:
             raise Wrong(f"a start ended with {code} and said nothing {self.world.story()}")
         reason = re.sub(r"'[^']*'", "'…'", re.sub(r"^\S*Z? *(ERROR|error:?)? *", "", lines[-1]))
-        reason = re.sub(r"\d+", "N", reason)[:150]
+        reason = re.sub(r"\d+", "N", reason)[:250]
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         raise Refused(lines[-1])
 
