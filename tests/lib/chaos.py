@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+# What was said to be left out, once each.
+SAID = set()
 SYSTEM = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
@@ -27,7 +29,6 @@ def copy(source, target):
     subprocess.run(["cp", "--sparse=always", source, target], check=True)
 
 
-
 def missing(what, *programs, paths=()):
     """Whether something is not there that moves need. That is said; where everything must be there it is a failure."""
     lacks = [p for p in programs if not shutil.which(p, path=SYSTEM)] + [str(p) for p in paths if not Path(p).exists()]
@@ -39,7 +40,9 @@ def missing(what, *programs, paths=()):
 def unable(what, why):
     if os.environ.get("LARDER_REQUIRE_FOREIGN") == "1":
         raise Wrong(f"cannot be done here: {what} ({why})")
-    print(f"not done: {what} ({why})")
+    if what not in SAID:
+        SAID.add(what)
+        print(f"not done: {what} ({why})")
 
 
 def is_root():
