@@ -11,6 +11,7 @@ mod ops;
 mod planted;
 pub mod record;
 mod resize;
+mod saved;
 mod shard;
 mod stats;
 
@@ -21,5 +22,6 @@ pub use log::{
     Shards, Step,
 };
 pub use planted::Planted;
+pub use saved::Saved;
 pub use shard::KvShard;
 pub use stats::{AppStats, AppTable, ShardStats};

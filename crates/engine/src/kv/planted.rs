@@ -34,6 +34,8 @@ pub enum Planted {
     KeyNotCompared,
     /// Reclaim forgets to remove entries.
     ReclaimLeavesEntries,
+    /// An object that is put back at a start gets another CAS.
+    RestoredUnderNewCas,
 }
 
 impl<M> super::KvShard<M> {

@@ -462,6 +462,11 @@ impl<M: ObjectMemory> KvShard<M> {
         }
     }
 
+    /// When everything is to be forgotten, if that has been announced.
+    pub(super) fn flush_announced(&self) -> Option<UnixSecs> {
+        (self.flush_at != 0).then_some(UnixSecs(self.flush_at))
+    }
+
     fn flush_now(&mut self) {
         // Flash first: a kill in between leaves nothing behind in DRAM anyway.
         self.suspects.clear();

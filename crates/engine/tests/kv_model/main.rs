@@ -86,6 +86,7 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         FlushForgotten,
         KeyNotCompared,
         ReclaimLeavesEntries,
+        RestoredUnderNewCas,
     ];
     let mut missed = Vec::new();
     for fault in all {

@@ -15,8 +15,8 @@ use larder_engine::kv::api::{
     Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
 use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, OwnerOf, Planted, SegmentIo,
-    SegmentTable, ShardConfig, Shards, Step,
+    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, OwnerOf, Planted, Saved,
+    SegmentIo, SegmentTable, ShardConfig, Shards, Step,
 };
 use larder_engine::segment::span;
 use larder_format::{Filling, Find, find, find_extent};
@@ -48,6 +48,7 @@ pub(crate) struct Seen {
     reinserted: u64,
     kills: u64,
     kept_over_kill: u64,
+    put_back: u64,
     io_errors: u64,
     extents: u64,
     brought_in: u64,
@@ -65,6 +66,7 @@ impl Seen {
         self.reinserted += o.reinserted;
         self.kills += o.kills;
         self.kept_over_kill += o.kept_over_kill;
+        self.put_back += o.put_back;
         self.io_errors += o.io_errors;
         self.extents += o.extents;
         self.brought_in += o.brought_in;
@@ -83,6 +85,7 @@ impl Seen {
             self.reinserted,
             self.kills,
             self.kept_over_kill,
+            self.put_back,
             self.io_errors,
             self.extents,
             self.brought_in,
@@ -451,6 +454,7 @@ impl World {
             990..993 => self.rot(),
             993..994 => self.resize(),
             994..996 => self.expire(),
+            996..998 => self.stop_and_start()?,
             _ => self.validate()?,
         }
         if self.paranoid {
@@ -837,6 +841,42 @@ impl World {
         self.disk.fuse = Some(fuse);
     }
 
+    /// Stops in good order and comes back with what was in DRAM, or with a part of it: nothing but the place may differ.
+    fn stop_and_start(&mut self) -> Result<(), String> {
+        self.log.drain(self.now, &mut self.shards, &mut self.disk);
+        let mut kept = Vec::new();
+        for shard in &mut self.shards.0 {
+            shard
+                .save(self.now, |saved| {
+                    kept.push(Kept::of(saved));
+                    Ok::<(), String>(())
+                })
+                .map_err(|why| format!("saving failed: {why}"))?;
+        }
+        self.recover()?;
+        if self.rng.chance(0.2) {
+            self.now.wall.0 += 2;
+            self.now.mono = self.now.mono + Nanos::from_millis(2_001);
+            self.model.tick(self.now.wall);
+        }
+        if self.rng.chance(0.2) {
+            // A file that could not be read to its end.
+            kept.truncate(self.rng.below(kept.len() as u64 + 1) as usize);
+        }
+        for object in &kept {
+            let hash = self.hasher.hash(&object.key);
+            let shard = &mut self.shards.0[OwnerOf::shard_of(hash, SHARDS)];
+            let put_back = shard.restore(self.now, hash, &object.saved(), 0);
+            self.seen.put_back += u64::from(put_back);
+            let gone = object.rest.expiry.is_past(self.now.wall);
+            if put_back && (gone || shard.restore(self.now, hash, &object.saved(), 0)) {
+                return Err(format!("an object was put back twice, or expired: {:?}", object.rest));
+            }
+        }
+        self.say(format!("stopped and started with {} objects", kept.len()));
+        self.validate()
+    }
+
     /// Dies and comes back. The operation that was under way may have happened or not: what it wrote was in DRAM and is
     /// lost, what it removed may be there still. So the latest acknowledged version stays what is allowed.
     fn recover(&mut self) -> Result<(), String> {
@@ -863,6 +903,28 @@ impl World {
         self.log = log(table);
         self.say("kill".to_owned());
         self.validate()
+    }
+}
+
+/// An object that is kept while no process runs.
+struct Kept {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    /// All but the key and the value.
+    rest: Saved<'static>,
+}
+
+impl Kept {
+    fn of(saved: &Saved<'_>) -> Kept {
+        Kept {
+            key: saved.key.to_vec(),
+            value: saved.value.to_vec(),
+            rest: Saved { key: b"", value: b"", ..*saved },
+        }
+    }
+
+    fn saved(&self) -> Saved<'_> {
+        Saved { key: &self.key, value: &self.value, ..self.rest }
     }
 }
 
