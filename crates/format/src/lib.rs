@@ -18,6 +18,7 @@
 pub mod block;
 pub mod checkpoint;
 pub mod geometry;
+pub mod memory_file;
 pub mod page;
 pub mod record;
 pub mod signature;

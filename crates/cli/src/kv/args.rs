@@ -121,6 +121,10 @@ pub(crate) struct Args {
     /// Answer an error when memory is full instead of evicting
     #[arg(short = 'M', long, help_heading = "Cache")]
     disable_evictions: bool,
+    /// Keep what is in DRAM over a restart: a stop in good order writes FILE and FILE.meta, the next start on the same data
+    /// directory reads them (what is on flash is kept without it)
+    #[arg(short = 'e', long, value_name = "FILE", help_heading = "Cache")]
+    memory_file: Option<PathBuf>,
     /// Disable the flush_all command
     #[arg(short = 'F', long, help_heading = "Cache")]
     disable_flush_all: bool,
@@ -287,9 +291,6 @@ pub(crate) struct Args {
     /// Accepted without effect: watch is not served
     #[arg(short = 'W', long, help_heading = "memcached's options")]
     disable_watch: bool,
-    /// Refused: what is on flash outlives a restart without it, and what is in DRAM does not
-    #[arg(short = 'e', long, value_name = "FILE", help_heading = "memcached's options")]
-    memory_file: Option<PathBuf>,
 }
 
 /// What the flags and the file said.
@@ -307,13 +308,6 @@ impl Args {
     /// Flags over `-o` over the file.
     pub(crate) fn settings(&self) -> Result<Given, CliError> {
         let usage = |e: ConfigError| CliError::Usage(e.to_string());
-        if let Some(file) = &self.memory_file {
-            return Err(CliError::Usage(format!(
-                "memory-file '{}': DRAM is not kept over a restart; what is on flash is, as it is: leave -e out, and give \
-                 --flash FILE to keep more",
-                file.display()
-            )));
-        }
         let memory_limit = self.memory_limit.as_deref().map(megabytes).transpose()?;
         let flags = Settings {
             listen: self.listen.clone(),
@@ -349,6 +343,7 @@ impl Args {
             tls_session_cache: yes(self.tls_session_cache),
             tls_buffer: self.tls_buffer,
             data_dir: self.data_dir.clone(),
+            memory_file: self.memory_file.clone(),
             flash: self.flash.clone(),
             flash_size: self.flash_size,
             format_flash: yes(self.format_flash),

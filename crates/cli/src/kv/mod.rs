@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         machine::enable_core_dumps()?;
     }
     if let Some(user) = &settings.user {
-        machine::become_user(user, config.flash.as_ref().map(|_| config.data_dir.as_path()))?;
+        let has_state = config.flash.is_some() || config.memory_file.is_some();
+        machine::become_user(user, has_state.then_some(config.data_dir.as_path()))?;
     }
     if settings.lock_memory == Some(true) {
         machine::lock_memory()?;
@@ -98,7 +99,7 @@ fn serve(
                 match Meaning::of(signal) {
                     Meaning::Reload => drop(from_signals.send(Asked::Reload)),
                     Meaning::Nothing => signals::tell_ignored(signal),
-                    // Whoever asks twice does not want to wait. DRAM is lost either way; flash is recovered.
+                    // Whoever asks twice does not want to wait. What is in DRAM is lost, then; flash is recovered.
                     Meaning::Stop | Meaning::User if stopping => {
                         error!("second signal: ending with what is there");
                         hurry_up.store(true, Ordering::SeqCst);
@@ -224,6 +225,7 @@ fn open_store(
         admission: config.admission.clone(),
         budget: flash.map(|f| f.budget.clone()).unwrap_or_default(),
         applications: config.applications.clone(),
+        memory_file: config.memory_file.clone(),
         record: config.record.clone(),
         capture: config.capture.clone(),
         hurry: hurry.clone(),
@@ -242,6 +244,17 @@ fn open_store(
             );
         }
     }
+    if let Some(file) = &config.memory_file
+        && let Some(free) = larder_runtime::machine::shortfall(file, config.memory)
+    {
+        warn!(
+            "the file system of memory-file '{}' has {} free, and what is in DRAM may take {} there: if it does not fit, the \
+             next start is cold in DRAM",
+            file.display(),
+            ByteSize(free),
+            ByteSize(config.memory)
+        );
+    }
     let (store, opened) = store::open(&store_config, clock).map_err(|e| match e {
         StoreError::Plan(_)
         | StoreError::Geometry(_)
@@ -249,6 +262,7 @@ fn open_store(
         | StoreError::Budget(_)
         | StoreError::Application(_)
         | StoreError::RecordWarm { .. }
+        | StoreError::MemoryFile { .. }
         | StoreError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     })?;

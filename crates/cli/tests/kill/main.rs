@@ -11,6 +11,7 @@ mod disk;
 mod history;
 mod live;
 mod load;
+mod memory_file;
 mod mislead;
 mod moves;
 mod restart;

@@ -359,6 +359,8 @@ struct Moves<'a> {
     copy: PathBuf,
     warm: u32,
     cold: u32,
+    /// Starts that found in a file what had been in DRAM.
+    dram: u32,
     reads: u64,
 }
 
@@ -380,6 +382,11 @@ impl Moves<'_> {
                 "--admission",
                 "all",
             ]);
+        }
+        // It lies in the directory: it is copied and put back as all of it is.
+        let file = dir.join("mem").display().to_string();
+        if self.rng.chance(0.7) {
+            args.extend(["-e", &file]);
         }
         let server = self.site.start_on(dir, flash, &args);
         let mut client = server.connect();
@@ -411,8 +418,10 @@ impl Moves<'_> {
         self.reads += client.stats("").get("get_extstore").map_or(0, |n| n.parse().unwrap());
         drop(client);
         let log = if kill { server.kill() } else { server.stop() };
-        self.warm += u32::from(log.contains("warm: "));
-        self.cold += u32::from(log.contains("cold: "));
+        let says = |what: &str| u32::from(log.contains(what));
+        self.warm += says("INFO warm: ");
+        self.cold += says("INFO cold: ");
+        self.dram += says("DRAM is warm: ");
     }
 
     fn own(&mut self, kill: bool) {
@@ -491,6 +500,7 @@ fn an_operators_moves_in_any_order() {
         book: Notebook::new(),
         warm: 0,
         cold: 0,
+        dram: 0,
         reads: 0,
     };
     for _ in 0..std::env::var("LARDER_MOVES").map_or(8, |s| s.parse().unwrap()) {
@@ -498,10 +508,11 @@ fn an_operators_moves_in_any_order() {
     }
     moves.book.check();
     assert!(
-        moves.warm > 1 && moves.cold > 1 && moves.reads > 100,
-        "{} {} {}",
+        moves.warm > 1 && moves.cold > 1 && moves.dram > 1 && moves.reads > 100,
+        "{} {} {} {}",
         moves.warm,
         moves.cold,
+        moves.dram,
         moves.reads
     );
 }

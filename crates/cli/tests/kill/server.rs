@@ -192,9 +192,14 @@ impl Server {
     }
 
     /// SIGTERM, and the end that follows.
-    pub(crate) fn stop(mut self) -> String {
+    pub(crate) fn stop(self) -> String {
+        self.stop_by(Signal::TERM)
+    }
+
+    /// A signal that stops in good order, and the end that follows.
+    pub(crate) fn stop_by(mut self, signal: Signal) -> String {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
         let status = self.wait(Duration::from_secs(30));
         assert!(status.success(), "{status}:\n{}", self.log());
         self.log()

@@ -185,6 +185,8 @@ pub struct Config {
     pub clock_bits: u8,
     /// A read raises CLOCK by one instead of setting it to the highest.
     pub clock_increment: bool,
+    /// File that keeps what is in DRAM over a stop in good order.
+    pub memory_file: Option<PathBuf>,
     /// Record the run.
     pub record: Option<RecordConfig>,
     /// Capture a sample of the requests.
@@ -387,6 +389,7 @@ impl Config {
 
         let record = resolve_record(&mut s)?;
         let capture = resolve_capture(&mut s)?;
+        let memory_file = resolve_memory_file(&s, flash.as_ref())?;
 
         let http_text = s.http.get_or_insert_with(|| DEFAULT_HTTP.into()).clone();
         let http = match http_text.as_str() {
@@ -433,6 +436,7 @@ impl Config {
             applications,
             clock_bits,
             clock_increment,
+            memory_file,
             record,
             capture,
             http,
@@ -479,6 +483,25 @@ fn resolve_record(s: &mut Settings) -> Result<Option<RecordConfig>, ConfigError>
         return Err(value("record-limit", ByteSize(limit), "must be at least 4 MiB"));
     }
     Ok(s.record.clone().map(|file| RecordConfig { file, limit }))
+}
+
+fn resolve_memory_file(
+    s: &Settings,
+    flash: Option<&FlashConfig>,
+) -> Result<Option<PathBuf>, ConfigError> {
+    let Some(file) = &s.memory_file else { return Ok(None) };
+    let shown = file.display();
+    if file.file_name().is_none() {
+        return Err(value("memory-file", shown, "must be the path of a file"));
+    }
+    if flash.is_some_and(|flash| flash.path == *file) {
+        return Err(value("memory-file", shown, "is the flash: name another file"));
+    }
+    if s.record.is_some() {
+        let why = "goes not together with record, which begins with an empty cache: leave one of them out";
+        return Err(value("memory-file", shown, why));
+    }
+    Ok(Some(file.clone()))
 }
 
 fn resolve_capture(s: &mut Settings) -> Result<Option<CaptureConfig>, ConfigError> {

@@ -102,6 +102,9 @@ settings! {
     tls_buffer: ByteSize,
     /// Where Larder keeps its state: lock file, checkpoint, and the flash file unless `flash` names another.
     data_dir: PathBuf,
+    /// File that keeps what is in DRAM over a restart, with FILE.meta beside it: both are written by a stop in good order. (What is
+    /// on flash is kept without it.)
+    memory_file: PathBuf,
     /// File or block device that is the flash; "none" for DRAM alone.
     flash: PathBuf,
     /// Bytes of flash to use (a file is created at this size; a device is used whole unless told otherwise).

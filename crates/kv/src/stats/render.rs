@@ -213,6 +213,9 @@ pub(crate) fn settings(
         Some(path) => stat(out, "auth_enabled_ascii", path.display()),
         None => stat(out, "auth_enabled_ascii", "no"),
     }
+    if let Some(path) = &config.memory_file {
+        stat(out, "memory_file", path.display());
+    }
     stat(out, "item_size_max", config.max_item_size);
     stat(out, "maxconns_fast", yes(config.maxconns_fast));
     stat(out, "flush_enabled", yes(config.flush_enabled));

@@ -26,8 +26,8 @@ pub enum StoreError {
     FileSize(#[source] larder_runtime::DeviceError),
     /// A run without flash on the data directory of one with flash.
     #[error(
-        "{0}. (This run is without flash, but the other one would not know what is stored and deleted here, and could serve \
-         outdated values afterwards)"
+        "{0}. (This run is without flash and keeps nothing, but the other one would not know what is stored and deleted here, and \
+         could serve outdated values afterwards)"
     )]
     ServedWithFlash(#[source] larder_runtime::DataDirError),
     /// Sizes that cannot work.
@@ -105,6 +105,14 @@ pub enum StoreError {
         path: PathBuf,
         /// Which flash.
         flash: PathBuf,
+    },
+    /// A file for what is in DRAM that cannot be used.
+    #[error("memory-file '{path}': {why}")]
+    MemoryFile {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        why: String,
     },
     /// A capture that cannot be begun.
     #[error("capture '{path}': {why}")]

@@ -10,6 +10,7 @@ mod capture;
 mod cleaner;
 mod error;
 mod memory;
+mod memory_file;
 mod open;
 mod plan;
 mod record;
@@ -125,6 +126,8 @@ pub struct KvStore {
     training: larder_policy::learn::TrainParams,
     recorder: Option<record::Recorder>,
     capture: Option<capture::Capture>,
+    /// Where a stop saves what is in DRAM.
+    memory_file: Option<memory_file::Keeper>,
     /// A stop is not to take its time.
     hurry: Arc<AtomicBool>,
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use larder_base::{AppId, ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
-use larder_engine::index::{Attached, FlashIndex};
+use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
+use larder_engine::index::Attached;
 use larder_engine::kv::record::{
     AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedLog, TapedShard,
 };
@@ -18,10 +18,11 @@ use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
 use larder_runtime::{
-    AlignedBuf, Clock, DataDir, DataDirError, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
+    AlignedBuf, Clock, DataDir, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
 };
 
 use super::capture::{Capture, CaptureConfig};
+use super::memory_file::{Loaded, MemoryFile};
 use super::plan::Plan;
 use super::record::{RecordConfig, Recorder};
 use super::run::{self, FlashOfRun};
@@ -30,6 +31,8 @@ use super::warm::{
 };
 use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
 use crate::stats::StoreStats;
+
+mod alone;
 
 /// Version of the data directory.
 const DATA_DIR_VERSION: u32 = 1;
@@ -65,6 +68,8 @@ pub struct StoreConfig {
     pub budget: WriteBudgetConfig,
     /// Applications.
     pub applications: ApplicationsConfig,
+    /// File that keeps what is in DRAM over a stop in good order.
+    pub memory_file: Option<PathBuf>,
     /// Record the run.
     pub record: Option<RecordConfig>,
     /// Capture a sample of the requests.
@@ -123,7 +128,7 @@ impl Superblocks {
     }
 }
 
-fn random(out: &mut [u8]) -> Result<(), StoreError> {
+pub(super) fn random(out: &mut [u8]) -> Result<(), StoreError> {
     std::fs::File::open("/dev/urandom")
         .and_then(|mut f| f.read_exact(out))
         .map_err(|source| StoreError::System { what: "read /dev/urandom", source })
@@ -137,7 +142,7 @@ pub fn open(
     config: &StoreConfig,
     clock: &Arc<Clock>,
 ) -> Result<(Arc<KvStore>, Opened), StoreError> {
-    let Some(path) = &config.flash else { return open_in_dram(config, clock) };
+    let Some(path) = &config.flash else { return alone::open(config, clock) };
     let dir = DataDir::open(&config.data_dir, DATA_DIR_VERSION)?;
     let mut undo = Undo(dir.made().to_vec());
     if !dir.made().is_empty() {
@@ -167,9 +172,20 @@ pub fn open(
     let drive = Arc::new(device);
     let device: Arc<dyn Device> = drive.clone();
     let medium = Medium { path: path.clone(), device, drive: Some(drive), why_buffered };
-    let opened = open_on(config, clock, dir, medium)?;
+    let memory_file = memory_file(config, &mut undo)?;
+    let opened = open_on(config, clock, dir, medium, memory_file)?;
     undo.0.clear();
     Ok(opened)
+}
+
+/// The file for what is in DRAM, if there is to be one.
+fn memory_file(config: &StoreConfig, undo: &mut Undo) -> Result<Option<MemoryFile>, StoreError> {
+    let Some(path) = &config.memory_file else { return Ok(None) };
+    let file = MemoryFile::look(path)?;
+    if file.made {
+        undo.0.push(path.clone());
+    }
+    Ok(Some(file))
 }
 
 /// The flash of a store, open.
@@ -183,77 +199,47 @@ pub(super) struct Medium {
     pub(super) why_buffered: Option<String>,
 }
 
-fn open_in_dram(
+/// What is in DRAM is put back from the file, if it can be believed. An error if the start is to end.
+fn load(
     config: &StoreConfig,
-    clock: &Arc<Clock>,
-) -> Result<(Arc<KvStore>, Opened), StoreError> {
-    let began = clock.now();
-    let plan = Plan::new(config.memory, u64::from(config.max_item), None)?;
-    let warnings = forsake_flash(&config.data_dir)?.into_iter().collect();
-    let mut secret = [0; 16];
-    random(&mut secret)?;
-    let words = (0..plan.shards)
-        .map(|_| ShardWords {
-            index: Words::heap(FlashIndex::words_for(plan.buckets)),
-            apps: Words::heap(AppId::COUNT),
-        })
-        .collect();
-    let mut uuid = [0; 16];
-    random(&mut uuid)?;
-    let parts = Parts {
-        plan,
-        uuid: Uuid(uuid),
-        hash_key: HashKey(secret),
-        geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
-        cas_base: cas_base(began, 0)?,
-        budget_rate: None,
-    };
-    let setup = run_setup(config, &parts, Vec::new(), None)?;
-    let (cells, _, _) = cells(&setup, words, None)?;
-    let watchers = Watchers::start(config, &setup, clock)?;
-    let store = Arc::new(store(config, &parts, &setup, cells, None, watchers)?);
-    store
-        .start_threads(clock)
-        .map_err(|source| StoreError::System { what: "start a thread", source })?;
-    let opened = Opened {
-        warmth: None,
-        kept: 0,
-        dropped: 0,
-        why_buffered: None,
-        why_private: None,
-        formatted: false,
-        flash_bytes: 0,
-        budget: None,
-        recovery: clock.now().mono.saturating_sub(began.mono),
-        notes: Vec::new(),
-        warnings,
-    };
-    Ok((store, opened))
+    file: Option<&mut MemoryFile>,
+    setup: &RunSetup,
+    cells: &[Cell],
+    clock: &Clock,
+) -> Result<Loaded, StoreError> {
+    let Some(file) = file else { return Ok(Loaded::default()) };
+    let applications = setup.applications.applications()?;
+    let loaded = file.load(cells, &setup.hasher(), applications, clock, &config.hurry);
+    if config.hurry.load(Ordering::Relaxed) {
+        return Err(StoreError::Stopped);
+    }
+    Ok(loaded)
 }
 
-/// A run without flash answers for the same keys: what the last run on this data directory has left on flash is not believed
-/// any more. Tells so, if there was such a run. A directory that is not there is left so.
-fn forsake_flash(data_dir: &Path) -> Result<Option<String>, StoreError> {
-    // Where it cannot be seen, it is tried: the error says why.
-    let flash = match run::last_flash(data_dir) {
-        Ok(None) => return Ok(None),
-        Ok(Some(flash)) => Some(flash),
-        Err(_) => None,
-    };
-    let dir = DataDir::open(data_dir, DATA_DIR_VERSION).map_err(|source| match source {
-        DataDirError::InUse { .. } => StoreError::ServedWithFlash(source),
-        source => source.into(),
-    })?;
-    run::write(&dir, random_run()?, None)?;
-    remove_checkpoint(&dir)?;
-    let Some(flash) = flash else { return Ok(None) };
-    Region::forget(&flash.uuid);
-    Ok(Some(format!(
-        "this run is without flash: what flash '{}' holds may be outdated by what is stored and deleted now, so the next start \
-         with it is cold; a run that shall not do that is given a --data-dir of its own (this one's is '{}')",
-        flash.path,
-        data_dir.display()
-    )))
+/// The number of the run is written: the file is void, and what came of it is told.
+fn settle(
+    store: &mut KvStore,
+    file: &MemoryFile,
+    loaded: Loaded,
+    notes: &mut Vec<String>,
+    warnings: &mut Vec<String>,
+) {
+    *store.flushed_at.get_mut() = loaded.flushed_at;
+    notes.extend(loaded.note);
+    warnings.extend(loaded.warning);
+    warnings.extend(file.void().err());
+}
+
+/// The clock does not tell a time before `latest`, at which the last run judged something. Tells so if the system's does.
+fn not_before(clock: &Clock, latest: UnixSecs, anew: &str) -> Option<String> {
+    let behind = clock.not_before(latest)?;
+    Some(format!(
+        "the system's clock is {} s behind the time at which this cache was last in use (Unix time {}): expiry counts on from \
+         that time, so that nothing comes back that had expired. If that time was the wrong one, {anew} begins anew by the \
+         system's clock, and loses what is cached",
+        behind.as_millis().div_ceil(1000),
+        latest.0
+    ))
 }
 
 /// A number that no other start has.
@@ -330,6 +316,7 @@ pub(super) fn open_on(
     clock: &Arc<Clock>,
     dir: DataDir,
     medium: Medium,
+    mut memory_file: Option<MemoryFile>,
 ) -> Result<(Arc<KvStore>, Opened), StoreError> {
     let began = clock.now();
     let Medium { path, device, drive, why_buffered } = medium;
@@ -423,17 +410,16 @@ pub(super) fn open_on(
     if warm && let Some(record) = &config.record {
         return Err(StoreError::RecordWarm { path: record.file.clone(), flash: path.clone() });
     }
-    if warm
-        && let Some(latest) = latest.map(|latest| UnixSecs(latest as u32))
-        && let Some(behind) = clock.not_before(latest)
-    {
-        warnings.push(format!(
-            "the system's clock is {} s behind the time at which this cache was last in use (Unix time {}): expiry counts on from \
-             that time, so that nothing comes back that had expired. If that time was the wrong one, --format-flash once begins \
-             anew by the system's clock, and loses what is cached",
-            behind.as_millis().div_ceil(1000),
-            latest.0
-        ));
+    if warm && let Some(latest) = latest.map(|latest| UnixSecs(latest as u32)) {
+        warnings.extend(not_before(clock, latest, "--format-flash once"));
+    }
+    if let Some(file) = &mut memory_file {
+        let why = "the flash has just been formatted".to_owned();
+        let last = if formatted { Err(&why) } else { last.as_ref() };
+        file.prove(last, Some((superblock.uuid, superblock.run)), config.max_item);
+        if let Some(latest) = file.latest() {
+            warnings.extend(not_before(clock, latest, "--format-flash once"));
+        }
     }
     let cas_base = cas_base(began, superblock.cas_base.saturating_add(1 << 48))?;
     let next = superblock.start(cas_base, random_run()?);
@@ -469,17 +455,27 @@ pub(super) fn open_on(
         reinsert_percent: log_setup.reinsert_percent,
         retry_after: Nanos(log_setup.retry_after),
     };
-    let names_known = names.len();
+    let (names_known, mut names) = (names.len(), names);
+    if let Some(file) = &memory_file {
+        names.extend(file.new_names(&names, config.applications.shares.len()));
+    }
     let setup = run_setup(config, &parts, names, Some(log_setup))?;
     let generations = table.live_generations();
     let (cells, kept, dropped) = cells(&setup, shard_words, warm.then_some(&generations[..]))?;
+    let loaded = load(config, memory_file.as_mut(), &setup, &cells, clock).inspect_err(|_| {
+        if warmth != Warmth::Memory {
+            // The checkpoint is there still.
+            region.release();
+        }
+    })?;
     let watchers = Watchers::start(config, &setup, clock)?;
     // From here on the run owns the flash: the checkpoint of the last one proves nothing any more.
     // The settings that go with the division, not those that would have divided otherwise.
     let mut this =
         kept_from.unwrap_or_else(|| FlashOfRun::new(&next, path, &plan, config.flash_object_size));
     this.path = path.display().to_string();
-    if let Err(error) = run::write(&dir, next.run, Some(this)) {
+    let file = memory_file.as_ref().map(MemoryFile::name);
+    if let Err(error) = run::write(&dir, next.run, Some(this), file) {
         // What the directory says then is not what the flash says: nothing outdated can come of it.
         warnings.push(format!("{error}: the next start is cold"));
     }
@@ -514,7 +510,12 @@ pub(super) fn open_on(
         wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
         drive,
     };
-    let store = Arc::new(store(config, &parts, &setup, cells, Some(flash), watchers)?);
+    let mut store = store(config, &parts, &setup, cells, Some(flash), watchers)?;
+    if let Some(file) = memory_file {
+        settle(&mut store, &file, loaded, &mut notes, &mut warnings);
+        store.memory_file = Some(file.keeper(next.run, cas_base, Some(next.uuid), None));
+    }
+    let store = Arc::new(store);
     store
         .start_threads(clock)
         .map_err(|source| StoreError::System { what: "start a thread", source })?;
@@ -803,6 +804,7 @@ fn store(
         training: config.admission.flashiness.training,
         recorder: watchers.recorder,
         capture: watchers.capture,
+        memory_file: None,
         hurry: config.hurry.clone(),
     })
 }
@@ -889,16 +891,22 @@ impl KvStore {
         keep_budget(flash, state);
         let kept: u64 = guards.iter().map(|g| g.index().len()).sum();
         let lost: usize = guards.iter().map(|g| g.dram_objects()).sum();
+        // What becomes of them with a memory file is said when it is known.
+        let in_dram = match self.memory_file {
+            Some(_) => String::new(),
+            None if kept > 0 => format!("; {lost} in DRAM alone are lost"),
+            None => format!(": {lost} objects in DRAM are lost"),
+        };
         match written {
             Ok(()) => {
                 flash.region.release();
                 if kept > 0 {
                     tracing::info!(
-                        "checkpoint written; the next start is warm with {kept} objects on flash; {lost} in DRAM alone are lost"
+                        "checkpoint written; the next start is warm with {kept} objects on flash{in_dram}"
                     );
                 } else {
                     tracing::info!(
-                        "checkpoint written; nothing is on flash, so the next start is empty: {lost} objects in DRAM are lost"
+                        "checkpoint written; nothing is on flash, so the next start is empty{in_dram}"
                     );
                 }
             }

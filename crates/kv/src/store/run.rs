@@ -33,6 +33,9 @@ pub(super) struct RunFile {
     born: u64,
     /// The flash that the run used; none for DRAM alone.
     pub(super) flash: Option<FlashOfRun>,
+    /// Where a stop in good order of that run keeps what is in DRAM, if it does.
+    #[serde(default)]
+    pub(super) memory_file: Option<String>,
 }
 
 /// The flash of a run, and how its index was divided.
@@ -112,10 +115,11 @@ fn peek(data_dir: &Path) -> std::io::Result<Option<(RunFile, FileMark)>> {
     Ok(read.map(|read| (read, mark)))
 }
 
-/// Whether a run with flash was the last on this directory, as far as can be seen: which flash; an error where it cannot be
-/// seen.
-pub(super) fn last_flash(data_dir: &Path) -> std::io::Result<Option<FlashOfRun>> {
-    Ok(peek(data_dir)?.and_then(|(read, _)| read.flash))
+/// The last run of this directory, as far as can be seen, if it may have left something that a later one would believe: flash, or
+/// a file of what was in DRAM. An error where it cannot be seen.
+pub(super) fn last_that_keeps(data_dir: &Path) -> std::io::Result<Option<RunFile>> {
+    let last = peek(data_dir)?.map(|(read, _)| read);
+    Ok(last.filter(|last| last.flash.is_some() || last.memory_file.is_some()))
 }
 
 /// The last run of this directory, if this is the directory in which it ran and not a copy.
@@ -153,14 +157,16 @@ pub(super) fn is_of(last: &RunFile, superblock: &Superblock) -> Result<(), Strin
     }
 }
 
-/// Writes down that `run` uses the directory now, with this flash.
+/// Writes down that `run` uses the directory now, with this flash and this file of what is in DRAM.
 pub(super) fn write(
     dir: &DataDir,
     run: u64,
     flash: Option<FlashOfRun>,
+    memory_file: Option<String>,
 ) -> Result<(), DataDirError> {
     dir.replace_marked(RUN, |mark| {
-        let file = RunFile { run, inode: mark.inode, born: mark.born, flash };
+        let (inode, born) = (mark.inode, mark.born);
+        let file = RunFile { run, inode, born, flash, memory_file };
         // Numbers and strings: there is nothing that could fail.
         serde_json::to_vec(&file).unwrap_or_default()
     })

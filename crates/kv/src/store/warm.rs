@@ -294,9 +294,9 @@ pub(super) struct ShardWords {
 }
 
 /// A file that ends with an error when there is no time for it any more.
-struct Watched<'a, F> {
-    file: F,
-    hurry: &'a AtomicBool,
+pub(super) struct Watched<'a, F> {
+    pub(super) file: F,
+    pub(super) hurry: &'a AtomicBool,
 }
 
 impl<F> Watched<'_, F> {
@@ -326,7 +326,7 @@ impl<F: Write> Write for Watched<'_, F> {
 }
 
 /// How far something is that may take long: a line in the log every few seconds.
-struct Progress {
+pub(super) struct Progress {
     what: &'static str,
     steps: usize,
     done: usize,
@@ -336,12 +336,17 @@ struct Progress {
 impl Progress {
     const EVERY: Duration = Duration::from_secs(2);
 
-    fn new(what: &'static str, steps: usize) -> Progress {
+    pub(super) fn new(what: &'static str, steps: usize) -> Progress {
         Progress { what, steps, done: 0, said: Instant::now() }
     }
 
     fn step(&mut self) {
-        self.done += 1;
+        self.reach(self.done + 1);
+    }
+
+    /// So many steps are done.
+    pub(super) fn reach(&mut self, done: usize) {
+        self.done = done;
         if self.said.elapsed() >= Self::EVERY && self.done < self.steps {
             self.said = Instant::now();
             tracing::info!("{}: {} %", self.what, self.done * 100 / self.steps);

@@ -34,6 +34,7 @@ pub(super) fn config(dir: PathBuf) -> StoreConfig {
         admission: AdmissionConfig::from_name("all").unwrap(),
         budget: Default::default(),
         applications: Default::default(),
+        memory_file: None,
         record: None,
         capture: None,
         hurry: Default::default(),
@@ -49,7 +50,7 @@ pub(super) fn open(
     let dir = DataDir::open(&config.data_dir, 1)?;
     let path = config.flash.clone().unwrap();
     let medium = Medium { path, device: device.clone(), drive: None, why_buffered: None };
-    let (store, opened) = open_on(config, &clock, dir, medium)?;
+    let (store, opened) = open_on(config, &clock, dir, medium, None)?;
     Ok((Site { store, clock, device }, opened))
 }
 

@@ -4,4 +4,5 @@ mod dump;
 mod faults;
 mod harness;
 mod memory;
+mod memory_file;
 mod restart;

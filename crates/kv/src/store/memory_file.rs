@@ -1,0 +1,577 @@
+//! `-e FILE`: what is in DRAM outlives a stop in good order.
+//!
+//! A stop writes the objects into FILE, makes it durable, and only then writes FILE.meta, which says whose it is: the run, the
+//! flash, and a random number that FILE bears too. The next start puts the objects back if no run has answered for these keys
+//! in between: the data directory (and the superblock, where there is flash) must name the very run that wrote FILE. Then the start
+//! draws a number of its own, and with that FILE can never be used again, whatever is copied, put back or killed. FILE.meta
+//! is removed and FILE emptied before the first request, too.
+//!
+//! What is found damaged ends the reading. What came before it was checked, and is kept.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use larder_base::{AppId, ByteSize, Expiry, KeyHasher, Now, UnixSecs};
+use larder_engine::kv::{OwnerOf, Saved};
+use larder_format::Uuid;
+use larder_format::memory_file::{
+    MAGIC, META_LEN, MemoryFileError, MemoryFileReader, MemoryFileWriter, Meta, Next, Object,
+};
+use larder_policy::application::Applications;
+use larder_runtime::{Clock, DataDir};
+
+use super::run::RunFile;
+use super::warm::{Progress, Watched};
+use super::{Cell, KvStore, StoreError};
+
+/// Bytes that are read and written at a time.
+const CHUNK: usize = 1 << 20;
+/// Of so many applications the names are restored. The rest of the numbers is for those of the configuration.
+const MOST_NAMES: usize = 240;
+/// Objects between two looks at the time, and at whether it is to end.
+const LOOK: u64 = 1 << 6;
+
+/// In [`Object::state`], behind the rank.
+const STATE: [u8; 4] = [1 << 2, 1 << 3, 1 << 4, 1 << 5];
+
+/// The file that `-e` names, and what is in it that may be used.
+pub(super) struct MemoryFile {
+    path: PathBuf,
+    /// Was made by this start.
+    pub(super) made: bool,
+    former: Former,
+}
+
+/// What an earlier run left.
+enum Former {
+    /// Nothing.
+    None,
+    /// Something that cannot be used, and why.
+    Unusable(String),
+    /// What has yet to be proved to be of the last run.
+    Claimed(Meta),
+    /// The last run's.
+    Proved(Meta, Box<MemoryFileReader<BufReader<File>>>),
+}
+
+/// What loading came to.
+#[derive(Default)]
+pub(super) struct Loaded {
+    /// One line for the log, if there is something to say.
+    pub(super) note: Option<String>,
+    /// The same, for what the operator should know.
+    pub(super) warning: Option<String>,
+    /// When everything was last flushed.
+    pub(super) flushed_at: u32,
+}
+
+fn meta_path(path: &Path) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".meta");
+    PathBuf::from(name)
+}
+
+/// The directory of a file.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The first bytes of a file, at most `most`; `None` where there is no file.
+fn beginning(path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("this is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(most as u64).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// A file that takes the place of another when it is whole.
+struct FreshFile {
+    file: File,
+    temporary: PathBuf,
+    target: PathBuf,
+}
+
+impl FreshFile {
+    fn make(target: &Path) -> io::Result<FreshFile> {
+        let mut temporary = OsString::from(target);
+        temporary.push(".new");
+        let temporary = PathBuf::from(temporary);
+        match std::fs::remove_file(&temporary) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        Ok(FreshFile { file, temporary, target: target.to_owned() })
+    }
+
+    fn take_place(self, bytes: &[u8]) -> io::Result<()> {
+        (&self.file).write_all(bytes)?;
+        self.file.sync_all()?;
+        std::fs::rename(&self.temporary, &self.target)?;
+        File::open(parent(&self.target))?.sync_all()
+    }
+}
+
+impl Drop for FreshFile {
+    fn drop(&mut self) {
+        // There is none any more where it has taken its place.
+        std::fs::remove_file(&self.temporary).ok();
+    }
+}
+
+impl MemoryFile {
+    /// Looks at the files, without a change to what is there. Whatever is not Larder's is refused: it would be overwritten.
+    pub(super) fn look(path: &Path) -> Result<MemoryFile, StoreError> {
+        let refused =
+            |path: &Path, why: String| StoreError::MemoryFile { path: path.to_owned(), why };
+        let other = "remove it, or name another file with -e";
+        let begins = beginning(path, 4096)
+            .map_err(|e| refused(path, format!("{e}: name another with -e")))?;
+        let ours = |b: &[u8]| b.starts_with(&MAGIC) || b.iter().all(|&byte| byte == 0);
+        if begins.as_deref().is_some_and(|b| !ours(b)) {
+            let why =
+                format!("it holds what Larder has not written, and would be overwritten: {other}");
+            return Err(refused(path, why));
+        }
+        let meta = meta_path(path);
+        let described = beginning(&meta, META_LEN + 1)
+            .map_err(|e| refused(&meta, format!("{e}: name another file with -e")))?;
+        let former = match described.as_deref().map(Meta::decode) {
+            None => Former::None,
+            Some(Ok(meta)) => Former::Claimed(meta),
+            Some(Err(MemoryFileError::Foreign)) => {
+                let what = if described.is_some_and(|d| d.is_empty()) {
+                    "is empty"
+                } else {
+                    "holds something else"
+                };
+                return Err(refused(
+                    &meta,
+                    format!(
+                        "Larder describes there what '{}' holds, but it {what}: {other}",
+                        path.display()
+                    ),
+                ));
+            }
+            Some(Err(e)) => Former::Unusable(format!("'{}': {e}", meta.display())),
+        };
+        // Whether a stop will be able to write both.
+        let writable = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)
+            .map(drop)
+            .and_then(|()| FreshFile::make(&meta).map(drop));
+        writable.map_err(|e| {
+            if begins.is_none() {
+                std::fs::remove_file(path).ok();
+            }
+            refused(
+                path,
+                format!(
+                    "it cannot be written: {e}: name a file in a directory that this user may write"
+                ),
+            )
+        })?;
+        Ok(MemoryFile { path: path.to_owned(), made: begins.is_none(), former })
+    }
+
+    /// Decides whether what is there can be believed: `last` is the run that the data directory names, `flash` the flash of this
+    /// start and the run that its superblock names.
+    pub(super) fn prove(
+        &mut self,
+        last: Result<&RunFile, &String>,
+        flash: Option<(Uuid, u64)>,
+        largest: u32,
+    ) {
+        let Former::Claimed(meta) = self.former else { return };
+        let (uuid, flash_run) = flash.map_or((Uuid([0; 16]), meta.run), |flash| flash);
+        let known = match last {
+            Err(why) => Err(why.clone()),
+            Ok(last) if last.run != meta.run || flash_run != meta.run => {
+                Err("another run has answered for the same keys since it was written".to_owned())
+            }
+            Ok(_) if uuid != meta.flash => {
+                Err("it was written beside another flash, or none".to_owned())
+            }
+            Ok(_) => self.open(&meta, largest).map_err(|e| e.to_string()),
+        };
+        self.former = match known {
+            Ok(reader) => Former::Proved(meta, Box::new(reader)),
+            Err(why) => Former::Unusable(why),
+        };
+    }
+
+    fn open(
+        &self,
+        meta: &Meta,
+        largest: u32,
+    ) -> Result<MemoryFileReader<BufReader<File>>, MemoryFileError> {
+        let file = File::open(&self.path)?;
+        MemoryFileReader::open(BufReader::with_capacity(CHUNK, file), meta, largest as usize)
+    }
+
+    /// The applications of which there are objects, as far as there are numbers beside those of `known` and of `shares` more.
+    pub(super) fn new_names(&self, known: &[Vec<u8>], shares: usize) -> Vec<Vec<u8>> {
+        let Former::Proved(_, reader) = &self.former else { return Vec::new() };
+        let room = MOST_NAMES.saturating_sub(known.len() + shares);
+        let new = reader.names().filter(|name| !known.iter().any(|k| k == name));
+        new.take(room).map(<[u8]>::to_vec).collect()
+    }
+
+    /// The least number at which the CAS of this start may begin: above all that the last run has given out.
+    pub(super) fn least_cas(&self) -> u64 {
+        match &self.former {
+            Former::Proved(meta, _) => meta.cas_base.saturating_add(1 << 48),
+            _ => 0,
+        }
+    }
+
+    /// The latest time that the run has seen whose objects will be put back.
+    pub(super) fn latest(&self) -> Option<UnixSecs> {
+        match &self.former {
+            Former::Proved(meta, _) => Some(UnixSecs(meta.written.min(u64::from(u32::MAX)) as u32)),
+            _ => None,
+        }
+    }
+
+    /// Puts the objects into the shards, which have had no request yet. `hurry` ends it; what is there is as it was then.
+    pub(super) fn load(
+        &mut self,
+        cells: &[Cell],
+        hasher: &KeyHasher,
+        mut applications: Applications,
+        clock: &Clock,
+        hurry: &AtomicBool,
+    ) -> Loaded {
+        let name = format!("memory-file '{}'", self.path.display());
+        let cold = |why: &str| format!("DRAM is cold: {name}: {why}");
+        let (meta, reader) = match std::mem::replace(&mut self.former, Former::None) {
+            Former::None | Former::Claimed(_) => {
+                return Loaded {
+                    note: Some(cold("no clean stop has left anything there")),
+                    ..Loaded::default()
+                };
+            }
+            Former::Unusable(why) => {
+                return Loaded { warning: Some(cold(&why)), ..Loaded::default() };
+            }
+            Former::Proved(meta, reader) => (meta, reader),
+        };
+        let (began, now) = (Instant::now(), clock.now());
+        if meta.flush_at != 0 && meta.flush_at <= u64::from(now.wall.0) {
+            let note = cold("a flush that a client had announced has come due");
+            return Loaded { note: Some(note), flushed_at: meta.flush_at as u32, warning: None };
+        }
+        let mut load = Load {
+            cells,
+            hasher,
+            now,
+            away: away(now, &meta),
+            offered: 0,
+            expired: 0,
+            too_large: 0,
+        };
+        let names: Vec<&[u8]> = reader.names().collect();
+        let ids = applications.restore(names);
+        let ended = load.run(*reader, &ids, &meta, hurry);
+        if meta.flush_at != 0 {
+            for cell in cells {
+                cell.lock().unrecorded().flush(now, Some(UnixSecs(meta.flush_at as u32)));
+            }
+        }
+        let there: u64 = cells.iter().map(|cell| cell.lock().dram_objects() as u64).sum();
+        let bytes: u64 = cells
+            .iter()
+            .map(|cell| {
+                let shard = cell.lock();
+                (shard.dram_capacity() - shard.dram_free_bytes()) as u64
+            })
+            .sum();
+        let mut said = format!(
+            "DRAM is warm: {name}: {there} of {} objects are there again, {} in {} ms",
+            meta.objects,
+            ByteSize(bytes),
+            began.elapsed().as_millis()
+        );
+        if load.expired > 0 {
+            said.push_str(&format!("; {} have expired meanwhile", load.expired));
+        }
+        let unfit = load.too_large + load.offered.saturating_sub(there);
+        if unfit > 0 {
+            said.push_str(&format!("; {unfit} found no room (-m, -I)"));
+        }
+        if let Err(why) = &ended {
+            said.push_str(&format!("; the rest is lost: {why}"));
+        }
+        let flushed_at = meta.flushed_at.min(u64::from(u32::MAX)) as u32;
+        if unfit > 0 || ended.is_err() {
+            Loaded { warning: Some(said), note: None, flushed_at }
+        } else {
+            Loaded { note: Some(said), warning: None, flushed_at }
+        }
+    }
+
+    /// The run owns the files: what was in them is void, and a kill from here on leaves nothing to be put back. Says what went
+    /// wrong, if anything did; the number of the run keeps it from being used all the same.
+    pub(super) fn void(&self) -> Result<(), String> {
+        let meta = meta_path(&self.path);
+        let removed = match std::fs::remove_file(&meta) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+            Ok(()) => File::open(parent(&meta)).and_then(|dir| dir.sync_all()),
+        };
+        let emptied =
+            removed.and_then(|()| OpenOptions::new().write(true).open(&self.path)?.set_len(0));
+        emptied.map_err(|e| {
+            format!(
+                "memory-file '{}': what was read stays there, though nothing can use it: {e}",
+                self.path.display()
+            )
+        })
+    }
+
+    /// What a stop needs: `dir` stays locked, if nobody else keeps it so.
+    pub(super) fn keeper(
+        self,
+        run: u64,
+        cas_base: u64,
+        flash: Option<Uuid>,
+        dir: Option<DataDir>,
+    ) -> Keeper {
+        Keeper { path: self.path, run, cas_base, flash: flash.unwrap_or(Uuid([0; 16])), _dir: dir }
+    }
+
+    /// As the run file names it.
+    pub(super) fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// Milliseconds since the file was written.
+fn away(now: Now, meta: &Meta) -> u32 {
+    let seconds = u64::from(now.wall.0).saturating_sub(meta.written);
+    seconds.saturating_mul(1000).min(u64::from(u32::MAX)) as u32
+}
+
+struct Load<'a> {
+    cells: &'a [Cell],
+    hasher: &'a KeyHasher,
+    now: Now,
+    away: u32,
+    /// Objects that a shard was given.
+    offered: u64,
+    expired: u64,
+    too_large: u64,
+}
+
+impl Load<'_> {
+    fn run(
+        &mut self,
+        mut reader: MemoryFileReader<BufReader<File>>,
+        ids: &[AppId],
+        meta: &Meta,
+        hurry: &AtomicBool,
+    ) -> Result<(), String> {
+        let mut progress =
+            Progress::new("reading the memory file", (meta.bytes >> 20) as usize + 1);
+        for n in 0u64.. {
+            if n.is_multiple_of(LOOK) {
+                if hurry.load(Ordering::Relaxed) {
+                    return Err("it was asked to end at once".to_owned());
+                }
+                progress.reach((reader.position() >> 20) as usize);
+            }
+            match reader.next_object().map_err(|e| e.to_string())? {
+                Next::End => break,
+                Next::TooLarge => self.too_large += 1,
+                Next::Object(object) => self.put_back(&object, ids),
+            }
+        }
+        Ok(())
+    }
+
+    fn put_back(&mut self, o: &Object<'_>, ids: &[AppId]) {
+        if Expiry(o.expiry).is_past(self.now.wall) {
+            self.expired += 1;
+            return;
+        }
+        let app = match usize::from(o.app) {
+            0 => AppId::DEFAULT,
+            n => ids.get(n - 1).copied().unwrap_or(AppId::OTHER),
+        };
+        let has = |i: usize| o.state & STATE[i] != 0;
+        let saved = Saved {
+            key: o.key,
+            value: o.value,
+            flags: o.flags,
+            expiry: Expiry(o.expiry),
+            cas: o.cas,
+            app,
+            clock: o.state & 3,
+            fetched: has(0),
+            stale: has(1),
+            won: has(2),
+            survivor: has(3),
+            age: o.age,
+            idle: o.idle,
+            reads: o.reads,
+            max_gap: o.gaps[0],
+            first_read: o.gaps[1],
+            last_gap: o.gaps[2],
+        };
+        let hash = self.hasher.hash(o.key);
+        let cell = &self.cells[OwnerOf::shard_of(hash, self.cells.len())];
+        self.offered += 1;
+        // One that finds no room is told by what is there at the end.
+        cell.lock().unrecorded().restore(self.now, hash, &saved, self.away);
+    }
+}
+
+/// What writes the file at a stop.
+pub(super) struct Keeper {
+    path: PathBuf,
+    run: u64,
+    cas_base: u64,
+    flash: Uuid,
+    /// Keeps the data directory locked.
+    _dir: Option<DataDir>,
+}
+
+impl Keeper {
+    /// Writes FILE, then FILE.meta; the objects and bytes of FILE.
+    fn save(
+        &self,
+        cells: &[Cell],
+        names: &[Vec<u8>],
+        flushed_at: u32,
+        now: Now,
+        hurry: &AtomicBool,
+    ) -> Result<(u64, u64), String> {
+        let mut id = [0; 16];
+        super::open::random(&mut id).map_err(|e| e.to_string())?;
+        let mut flush_at = 0;
+        for cell in cells {
+            let announced = cell.lock().unrecorded().announced_flush(now);
+            flush_at = flush_at.max(announced.map_or(0, |at| u64::from(at.0)));
+        }
+        let (objects, bytes) =
+            self.write(cells, names, id, now, hurry).map_err(|e| e.to_string())?;
+        let meta = Meta {
+            id,
+            run: self.run,
+            cas_base: self.cas_base,
+            flash: self.flash,
+            written: u64::from(now.wall.0),
+            flush_at,
+            flushed_at: u64::from(flushed_at),
+            objects,
+            bytes,
+        };
+        let fresh = FreshFile::make(&meta_path(&self.path));
+        fresh.and_then(|file| file.take_place(&meta.encode())).map_err(|e| e.to_string())?;
+        Ok((objects, bytes))
+    }
+
+    fn write(
+        &self,
+        cells: &[Cell],
+        names: &[Vec<u8>],
+        id: [u8; 16],
+        now: Now,
+        hurry: &AtomicBool,
+    ) -> io::Result<(u64, u64)> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&self.path)?;
+        // It may have been made by somebody with other ideas of who may read it.
+        file.set_permissions(std::fs::Permissions::from_mode(0o600)).ok();
+        let objects: u64 = cells.iter().map(|cell| cell.lock().dram_objects() as u64).sum();
+        let mut progress = Progress::new("writing the memory file", objects.max(1) as usize);
+        let out = BufWriter::with_capacity(CHUNK, Watched { file: &file, hurry });
+        let names = names.iter().map(Vec::as_slice);
+        let mut writer = MemoryFileWriter::create(out, id, self.run, names)?;
+        let mut n = 0u64;
+        for cell in cells {
+            cell.lock().unrecorded().save(now, |saved| {
+                n += 1;
+                if n.is_multiple_of(LOOK) {
+                    progress.reach(n as usize);
+                }
+                writer.object(&object(saved))
+            })?;
+        }
+        let (mut out, objects, bytes) = writer.finish()?;
+        out.flush()?;
+        drop(out);
+        file.sync_all()?;
+        Ok((objects, bytes))
+    }
+}
+
+fn object<'a>(s: &Saved<'a>) -> Object<'a> {
+    let bits = [s.fetched, s.stale, s.won, s.survivor];
+    let state = bits
+        .iter()
+        .zip(STATE)
+        .filter(|(set, _)| **set)
+        .fold(s.clock & 3, |all, (_, bit)| all | bit);
+    Object {
+        key: s.key,
+        value: s.value,
+        state,
+        app: s.app.0,
+        flags: s.flags,
+        expiry: s.expiry.0,
+        cas: s.cas,
+        age: s.age,
+        idle: s.idle,
+        reads: s.reads,
+        gaps: [s.max_gap, s.first_read, s.last_gap],
+    }
+}
+
+impl KvStore {
+    /// Saves what is in DRAM, if a file was named; false if nothing is kept. The last thing that a stop does with the store.
+    pub(super) fn save_memory(&self, now: Now) -> bool {
+        let Some(keeper) = &self.memory_file else { return false };
+        let began = Instant::now();
+        let names: Vec<Vec<u8>> = {
+            let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            apps.names().map(<[u8]>::to_vec).collect()
+        };
+        let flushed_at = self.flushed_at.load(Ordering::Relaxed);
+        let path = keeper.path.display();
+        match keeper.save(&self.cells, &names, flushed_at, now, &self.hurry) {
+            Ok((objects, bytes)) => tracing::info!(
+                "memory-file '{path}': {objects} objects in DRAM saved, {} in {} ms; the next start has them again",
+                ByteSize(bytes),
+                began.elapsed().as_millis()
+            ),
+            Err(error) => {
+                let lost: usize = self.cells.iter().map(|cell| cell.lock().dram_objects()).sum();
+                tracing::warn!(
+                    "memory-file '{path}': {error}: {lost} objects in DRAM are lost, and the next start is cold in DRAM"
+                );
+                // Half a file is of no use, and takes room that somebody may want.
+                OpenOptions::new().write(true).open(&keeper.path).and_then(|f| f.set_len(0)).ok();
+            }
+        }
+        true
+    }
+}
