@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
 
     let names: [&[u8]; 1] = [b"app"];
     let mut writer = MemoryFileWriter::create(Vec::new(), [1; 16], 5, names).expect("memory");
-    for n in 0..3 {
+    for n in 0..3u8 {
         let value = vec![n; usize::from(n) * 100];
         let object = Object { key: b"key", value: &value, cas: 9, ..Object::default() };
         writer.object(&object).expect("memory");
