@@ -200,11 +200,11 @@ fn ext4_metadata(image: &str, dir: &Path) -> (u64, BTreeSet<u64>) {
     (field("Block size:"), found)
 }
 
-fn ext4(name: &str, mkfs: &[&str]) {
-    let dir = tempfile::tempdir().unwrap();
-    let files = dir.path().join("files");
+/// An image with a [tree] of files.
+fn ext4_image(dir: &Path, mkfs: &[&str]) -> PathBuf {
+    let files = dir.join("files");
     tree(&files);
-    let image = dir.path().join("image");
+    let image = dir.join("image");
     File::create(&image).unwrap().set_len(128 << 20).unwrap();
     let text = image.to_str().unwrap();
     let mut arguments = vec!["-q", "-F", "-d", files.to_str().unwrap()];
@@ -219,7 +219,13 @@ fn ext4(name: &str, mkfs: &[&str]) {
         .stderr(Stdio::null())
         .status()
         .unwrap();
-    let (block, metadata) = ext4_metadata(text, dir.path());
+    image
+}
+
+fn ext4(name: &str, mkfs: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let image = ext4_image(dir.path(), mkfs);
+    let (block, metadata) = ext4_metadata(image.to_str().unwrap(), dir.path());
     judge(name, &image, block, &metadata, &BTreeSet::new());
 }
 
@@ -269,6 +275,51 @@ fn ext2() {
         "ext2",
         &["-b", "4096", "-O", "^has_journal,^extents,^flex_bg,^64bit,^metadata_csum,^huge_file"],
     );
+}
+
+/// What lies in the cache since an earlier run, and what the guest has in its memory, does not pass by: the directories are
+/// known by what was asked for at the start.
+#[test]
+#[cfg_attr(
+    any(without = "mkfs.ext4", without = "dumpe2fs", without = "debugfs"),
+    ignore = "needs mkfs.ext4, dumpe2fs and debugfs (Debian: e2fsprogs)"
+)]
+fn directories_of_ext4_are_known_before_they_pass_by() {
+    let cases: [&[&str]; 3] =
+        [&[], &["-b", "1024", "-O", "^metadata_csum,^64bit"], &["-O", "^metadata_csum,^uninit_bg"]];
+    for mkfs in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let image = ext4_image(dir.path(), mkfs);
+        let text = image.to_str().unwrap();
+        let (block, _) = ext4_metadata(text, dir.path());
+        let mut directories = BTreeSet::new();
+        for number in 0..25 {
+            for path in [format!("/directory-{number}"), format!("/directory-{number}/below")] {
+                let blocks = run("debugfs", &["-R", &format!("blocks {path}"), text]);
+                directories.extend(blocks.split_whitespace().map(|b| b.parse::<u64>().unwrap()));
+            }
+        }
+        assert!(directories.len() > 50, "{directories:?}");
+        let file = File::open(&image).unwrap();
+        let size = file.metadata().unwrap().len();
+        let mut detector = Detector::new(size, Detector::DEFAULT_BLOCKS);
+        let mut asked = 0;
+        while let Some((offset, len)) = detector.next_wanted() {
+            let mut bytes = vec![0; len as usize];
+            file.read_exact_at(&mut bytes, offset).unwrap();
+            detector.observe(offset, &bytes);
+            asked += len;
+        }
+        let known = |b: &&u64| detector.classify(**b * block, block) == BlockKind::Metadata;
+        let right = directories.iter().filter(known).count();
+        assert_eq!(right, directories.len(), "{mkfs:?}: blocks of directories that are known");
+        assert!(asked < 17 << 20, "{mkfs:?}: {asked} bytes asked for");
+        // Written again as it is, a descriptor tells nothing new.
+        let mut head = vec![0; 1 << 20];
+        file.read_exact_at(&mut head, 0).unwrap();
+        detector.observe(0, &head);
+        assert_eq!(detector.next_wanted(), None, "{mkfs:?}");
+    }
 }
 
 fn xfs(name: &str, mkfs: &[&str]) {

@@ -25,6 +25,10 @@ const INODE_INLINE_DATA: u32 = 0x1000_0000;
 const MOST_OF_EXTENT: u64 = 4096;
 /// Ranges of fixed metadata: three for each flexible group, so 1 PiB with the defaults of mkfs.
 const MOST_RANGES: usize = 1 << 18;
+/// Of inodes, and of nodes that lead to a directory's blocks, so many bytes are asked for in the life of a file system.
+const MOST_ASKED: u64 = 16 << 20;
+/// Of a group's flags: its inode table was never written.
+const GROUP_INODES_UNUSED: u16 = 0x1;
 
 /// An ext2, ext3 or ext4 file system.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ pub(super) struct Ext4 {
     /// Bitmaps, inode tables and the journal.
     fixed: Ranges,
     journal_known: bool,
+    /// Bytes that may still be [asked](MOST_ASKED) for.
+    may_ask: u64,
 }
 
 impl Ext4 {
@@ -106,6 +112,7 @@ impl Ext4 {
                 .then_some([u64::from(le32(sb, 0x24c)?), u64::from(le32(sb, 0x250)?)]),
             fixed: Ranges::new(MOST_RANGES),
             journal_known: false,
+            may_ask: MOST_ASKED,
         };
         // The superblock has a copy of the journal's inode.
         if u8_at(sb, 0xfd)? == 1 {
@@ -222,21 +229,22 @@ impl Ext4 {
         offset: u64,
         bytes: &[u8],
         learned: &mut Learned,
+        wanted: &mut Wanted,
     ) -> Option<MetadataKind> {
         let block = (offset - self.base) / self.block_bytes;
         if let Some(part) = self.descriptor_part(block) {
-            self.learn_descriptors(part, bytes);
+            self.learn_descriptors(part, bytes, wanted);
         }
         if let Some(kind) = self.fixed(block) {
             if kind == MetadataKind::InodeTable {
-                self.learn_inodes(bytes, learned);
+                self.learn_inodes(bytes, learned, wanted);
             }
             return Some(kind);
         }
         let known = learned.get(offset);
         let kind = if let Some(depth) = self.extent_node(bytes) {
             let of_directory = known == Some(MetadataKind::DirectoryExtentTree);
-            self.learn_extents(bytes, depth, of_directory, learned);
+            self.learn_extents(bytes, depth, of_directory, learned, wanted);
             if of_directory { MetadataKind::DirectoryExtentTree } else { MetadataKind::ExtentTree }
         } else if self.is_directory(bytes, known == Some(MetadataKind::Directory))
             || is_index(bytes)
@@ -259,7 +267,32 @@ impl Ext4 {
         Some(kind)
     }
 
-    fn learn_descriptors(&mut self, part: u64, bytes: &[u8]) {
+    /// Asks for blocks `start..end`, as far as that is still allowed.
+    fn ask(&mut self, start: u64, end: u64, wanted: &mut Wanted) {
+        for block in start..end.min(self.blocks) {
+            if self.may_ask < self.block_bytes {
+                return;
+            }
+            self.may_ask -= self.block_bytes;
+            wanted.push(self.base + block * self.block_bytes, self.block_bytes);
+        }
+    }
+
+    /// Inodes of a group that are in use, at most, if one of them is a directory's; none otherwise.
+    fn inodes_to_ask(&self, descriptor: &[u8]) -> Option<u64> {
+        let wide = self.descriptor_bytes >= 64;
+        let count = |low: usize, high: usize| {
+            let low = u64::from(le16(descriptor, low)?);
+            let high = if wide { u64::from(le16(descriptor, high)?) } else { 0 };
+            Some(low | high << 16)
+        };
+        let (directories, unused) = (count(0x10, 0x30)?, count(0x1c, 0x32)?);
+        let written = le16(descriptor, 0x12)? & GROUP_INODES_UNUSED == 0;
+        // Without checksums of groups nothing says which inodes are unused: zero.
+        (directories > 0 && written).then(|| self.inodes_per_group.saturating_sub(unused))
+    }
+
+    fn learn_descriptors(&mut self, part: u64, bytes: &[u8], wanted: &mut Wanted) {
         let wide = self.descriptor_bytes >= 64;
         let table_blocks =
             (self.inodes_per_group * self.inode_bytes as u64).div_ceil(self.block_bytes);
@@ -279,6 +312,13 @@ impl Ext4 {
             };
             if table_blocks > self.blocks - table {
                 continue;
+            }
+            let new = self.fixed.get(table) != Some(MetadataKind::InodeTable);
+            if let Some(inodes) = self.inodes_to_ask(d).filter(|_| new) {
+                // Directories are known by their inodes alone as long as nothing of them passes by: what lies in the cache
+                // since an earlier run, what the guest has in its memory.
+                let used = (inodes * self.inode_bytes as u64).div_ceil(self.block_bytes);
+                self.ask(table, table + used.min(table_blocks), wanted);
             }
             self.fixed.add(block_bitmap, block_bitmap + 1, MetadataKind::BlockBitmap);
             self.fixed.add(inode_bitmap, inode_bitmap + 1, MetadataKind::InodeBitmap);
@@ -331,7 +371,14 @@ impl Ext4 {
     }
 
     /// What the entries of an extent-tree node lead to.
-    fn learn_extents(&self, node: &[u8], depth: u16, of_directory: bool, learned: &mut Learned) {
+    fn learn_extents(
+        &mut self,
+        node: &[u8],
+        depth: u16,
+        of_directory: bool,
+        learned: &mut Learned,
+        wanted: &mut Wanted,
+    ) {
         let entries =
             usize::from(le16(node, 2).unwrap_or(0)).min((node.len().saturating_sub(12)) / 12);
         for i in 0..entries {
@@ -352,18 +399,29 @@ impl Ext4 {
             } else {
                 MetadataKind::ExtentTree
             };
-            self.set(u64::from(low) | u64::from(high) << 32, kind, learned);
+            let block = u64::from(low) | u64::from(high) << 32;
+            let at = self.base.saturating_add(block.saturating_mul(self.block_bytes));
+            let new = of_directory && block < self.blocks && learned.get(at) != Some(kind);
+            self.set(block, kind, learned);
+            if new {
+                self.ask(block, block + 1, wanted);
+            }
         }
     }
 
-    fn learn_inodes(&mut self, bytes: &[u8], learned: &mut Learned) {
+    fn learn_inodes(&mut self, bytes: &[u8], learned: &mut Learned, wanted: &mut Wanted) {
         for inode in bytes.chunks_exact(self.inode_bytes) {
             // Too short to be an inode: none of it can be read.
-            let _ = self.learn_inode(inode, learned);
+            let _ = self.learn_inode(inode, learned, wanted);
         }
     }
 
-    fn learn_inode(&mut self, inode: &[u8], learned: &mut Learned) -> Option<()> {
+    fn learn_inode(
+        &mut self,
+        inode: &[u8],
+        learned: &mut Learned,
+        wanted: &mut Wanted,
+    ) -> Option<()> {
         let (mode, links) = (le16(inode, 0)?, le16(inode, 0x1a)?);
         if mode == 0 || links == 0 {
             return None;
@@ -378,7 +436,8 @@ impl Ext4 {
         }
         if flags & INODE_EXTENTS != 0 {
             if le16(pointers, 0)? == EXTENT_MAGIC && le16(pointers, 2)? <= 4 {
-                self.learn_extents(pointers, le16(pointers, 6)?, directory, learned);
+                let depth = le16(pointers, 6)?;
+                self.learn_extents(pointers, depth, directory, learned, wanted);
             }
             return Some(());
         }
@@ -399,7 +458,8 @@ impl Ext4 {
     }
 
     /// Whether a block is a chain of directory entries that ends exactly at its end. One without any live entry and without a
-    /// checksum says too little: it counts only where a directory was known to be.
+    /// checksum says too little, and so do names of any bytes, as an encrypted directory has: they count only where a directory
+    /// was known to be.
     fn is_directory(&self, bytes: &[u8], known: bool) -> bool {
         let (mut at, mut live) = (0usize, known);
         while at < bytes.len() {
@@ -421,7 +481,8 @@ impl Ext4 {
             }
             if inode != 0 {
                 let name = &bytes[at + 8..at + 8 + usize::from(name_len)];
-                if kind > 7 || name.is_empty() || name.iter().any(|&b| b == 0 || b == b'/') {
+                let odd = !known && name.iter().any(|&b| b == 0 || b == b'/');
+                if kind > 7 || name.is_empty() || odd {
                     return false;
                 }
                 live = true;

@@ -320,7 +320,9 @@ impl Detector {
             let kind = if start >= offset && next <= end {
                 let part = &bytes[(start - offset) as usize..(next - offset) as usize];
                 match fs {
-                    FileSystem::Ext4(fs) => fs.observe(start, part, &mut self.learned),
+                    FileSystem::Ext4(fs) => {
+                        fs.observe(start, part, &mut self.learned, &mut self.wanted)
+                    }
                     FileSystem::Xfs(fs) => {
                         fs.observe(start, part, &mut self.learned, &mut self.wanted)
                     }

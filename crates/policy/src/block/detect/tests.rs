@@ -120,6 +120,29 @@ fn directories_are_told_from_what_resembles_them() {
     }
 }
 
+/// An encrypted directory has names of any bytes: it is one where its inode says so, and nowhere else.
+#[test]
+fn an_encrypted_directory_is_one_where_its_inode_says_so() {
+    let mut d = small();
+    d.observe(0, &ext4_head(32768, 1));
+    let mut block = vec![0u8; 4096];
+    let entries: [(u32, u16, &[u8]); 3] =
+        [(2, 12, b"."), (2, 12, b".."), (11, 4072, b"a/b\0c\xff/\0")];
+    let mut at = 0;
+    for (inode, len, name) in entries {
+        block[at..at + 4].copy_from_slice(&inode.to_le_bytes());
+        block[at + 4..at + 6].copy_from_slice(&len.to_le_bytes());
+        block[at + 6..at + 8].copy_from_slice(&[name.len() as u8, 2]);
+        block[at + 8..at + 8 + name.len()].copy_from_slice(name);
+        at += usize::from(len);
+    }
+    assert_eq!(d.observe(700 << 12, &block), BlockKind::Data);
+    d.learned.set(700 << 12, MetadataKind::Directory);
+    assert_eq!(d.observe(700 << 12, &block), BlockKind::Metadata);
+    assert_eq!(d.observe(700 << 12, &[7; 4096]), BlockKind::Data, "a file's by now");
+    assert_eq!(d.observe(700 << 12, &block), BlockKind::Data);
+}
+
 /// Blocks with every magic, and superblocks, with some of their bytes replaced.
 #[test]
 fn any_bytes_are_survived_and_memory_is_bounded() {
