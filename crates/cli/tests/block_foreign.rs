@@ -150,6 +150,74 @@ fn a_foreign_write_is_noticed_while_all_is_answered_from_the_cache() {
     daemon.stop();
 }
 
+/// A cache file and a state directory, which are of `dir`'s volume whoever's they are.
+fn line_of_runs(dir: &Path, name: &str) -> Daemon {
+    let of = dir.join(name);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.args(["block", "serve", "--cache"]).arg(of.join("cache"));
+    command.arg("--volume").arg(format!("disk=file:{}", dir.join("disk").display()));
+    command.arg("--listen").arg(format!("unix:{}", dir.join("socket").display()));
+    command.arg("--state-dir").arg(of.join("state"));
+    // Where it is asked, whichever it is.
+    std::fs::create_dir_all(dir.join("state")).unwrap();
+    command.arg("--control").arg(dir.join("state/block.sock"));
+    Daemon::of(command)
+}
+
+/// A cache and its copy, with their state directories, are used in turn before one volume. Neither has what the other wrote, and
+/// the memory of the map, which has the number of both, is taken for nobody's but who left it.
+#[test]
+fn two_copies_that_are_used_in_turn_are_never_stale() {
+    let cases = [("set:8", true), ("direct", false), ("full", true), ("sparse", true)];
+    for (placement, state_too) in cases {
+        let dir = prepare(placement);
+        let dir = dir.path();
+        let (own, copy) = (dir.join("own"), dir.join("copy"));
+        std::fs::create_dir(&own).unwrap();
+        std::fs::rename(dir.join("cache"), own.join("cache")).unwrap();
+        let mut model = vec![0u8; PLACES as usize];
+        // Reads everything, and writes every `step`th.
+        let mut run = |name: &str, step: usize, version: u8, kill: bool| {
+            let daemon = line_of_runs(dir, name);
+            let mut s = session(dir);
+            for place in 0..PLACES {
+                let right = model[place as usize];
+                assert!(
+                    is(&mut *s, place, right),
+                    "{placement}, {name} before version {version}, place {place}: not {right}; {:#?}",
+                    daemon.seen
+                );
+            }
+            settle(dir);
+            for place in (0..PLACES as usize).step_by(step) {
+                write(&mut *s, at(place as u64), LEN, version);
+                model[place] = version;
+            }
+            settle(dir);
+            assert!(cached(dir) > 0, "{placement}, {name}: nothing is cached");
+            drop(s);
+            if kill { daemon.kill() } else { daemon.stop() }
+        };
+        run("own", 1, 1, true);
+        let copied = Command::new("cp").arg("-a").arg(&own).arg(&copy).status().unwrap();
+        assert!(copied.success());
+        if !state_too {
+            // As with a copy of the file alone: to a new state directory.
+            std::fs::remove_dir_all(copy.join("state")).unwrap();
+        }
+        run("own", 3, 2, true);
+        run("copy", 4, 3, true);
+        run("own", 5, 4, true);
+        // With clean stops in between.
+        run("copy", 6, 5, false);
+        run("own", 7, 6, true);
+        run("copy", 8, 7, true);
+        run("own", 9, 8, false);
+        run("copy", 10, 9, true);
+        run("own", 1, 10, true);
+    }
+}
+
 /// Reads, writes, and an operator: stops, kills, starts, other programs that write, before, after and while it is served.
 #[test]
 fn random_moves_of_an_operator() {
