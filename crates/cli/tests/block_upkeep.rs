@@ -16,8 +16,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use daemon::ask::{ask, counter, json, settle};
-use daemon::{Daemon, prepare, read, session, write};
+use daemon::ask::{ask, counter, json, settle, status_when};
+use daemon::{Daemon, prepare, read, session, session_of, write};
+use larder_base::Rng;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -523,11 +524,21 @@ fn a_volume_grows() {
         let (code, _, error) = ask(dir, arguments);
         assert!(code == want && error.contains(text), "{error}");
     }
-    // A volume that lies behind it in the line space is in the way, and nothing changes.
-    json(dir, &["attach", &format!("other=file:{}", other.display())]);
-    let (code, _, error) = ask(dir, &["resize", "disk", "64m"]);
-    assert!(code == 1 && error.contains("do not fit where it lies"), "{error}");
+    // More than all volumes together may have: nothing changes.
+    let (code, _, error) = ask(dir, &["resize", "disk", "17t"]);
+    assert!(code == 1 && error.contains("do not fit in the line space"), "{error}");
     assert_eq!(std::fs::metadata(dir.join("disk")).unwrap().len(), 48 * MIB);
+    assert!(cached(dir, 0) && cached(dir, 47 * MIB));
+    // With another right behind it, it moves.
+    json(dir, &["attach", &format!("other=file:{}", other.display())]);
+    let (code, text, error) = ask(dir, &["resize", "disk", "64m"]);
+    assert!(code == 0 && text.contains("so it has moved, and nothing of it is cached"), "{error}");
+    assert!(!cached(dir, 0) && !cached(dir, 47 * MIB));
+    let mut s = session(dir);
+    assert!(read(&mut *s, 0, 1 << 20) == bytes[..1 << 20]);
+    assert!(read(&mut *s, 47 * MIB, 1 << 20).iter().all(|&b| b == 6));
+    drop(s);
+    settle(dir);
     daemon.kill();
     let daemon = Daemon::start(dir, &[]);
     assert!(cached(dir, 0) && cached(dir, 47 * MIB), "warm after a kill");
@@ -539,6 +550,119 @@ fn a_volume_grows() {
     let (code, _, error) = ask(dir, &["resize", "disk"]);
     assert!(code == 1 && error.contains("restore its size"), "{error}");
     daemon.stop();
+}
+
+/// Clients go on until it is dropped, should the test fail too.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Three volumes without a gap between them. Each grows, again and again, while clients write to all of them and read what they
+/// have written; then the daemon is killed, and stopped.
+#[test]
+fn volumes_with_others_right_behind_them_grow() {
+    const LEN: usize = 9000;
+    const PLACES: u64 = 60;
+    let at = |place: u64| place * 20_000;
+    for placement in ["set:8", "direct", "full", "sparse"] {
+        let dir = prepare(placement);
+        let dir = dir.path();
+        let names = ["disk", "second", "third"];
+        let mut more: Vec<String> = Vec::new();
+        for name in names {
+            File::create(dir.join(name)).unwrap().set_len(8 * MIB).unwrap();
+            let uri = format!("{name}=file:{}", dir.join(name).display());
+            more.extend(["--volume".to_owned(), uri].into_iter().filter(|_| name != "disk"));
+        }
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        let daemon = Daemon::start(dir, &more);
+        let done = AtomicBool::new(false);
+        let mut moves = 0;
+        let mut models: Vec<Vec<u8>> = Vec::new();
+        let client = |name: &'static str, seed: u64, done: &AtomicBool| {
+            let mut s = session_of(dir, name);
+            let (mut rng, mut model) = (Rng::new(seed), vec![0u8; PLACES as usize]);
+            let mut rounds = 0u64;
+            while !done.load(Ordering::SeqCst) || rounds < 500 {
+                let place = rng.below(PLACES);
+                if rng.chance(0.4) {
+                    let version = (rounds % 250) as u8 + 1;
+                    write(&mut *s, at(place), LEN, version);
+                    model[place as usize] = version;
+                }
+                let right = model[place as usize];
+                let found = read(&mut *s, at(place), LEN);
+                assert!(found.iter().all(|&b| b == right), "{placement}, {name}: {place}");
+                rounds += 1;
+            }
+            model
+        };
+        let (client, flag) = (&client, &done);
+        std::thread::scope(|scope| {
+            let ends = Ends(flag);
+            let threads: Vec<_> = (1..)
+                .zip(names)
+                .map(|(n, name)| scope.spawn(move || client(name, n, flag)))
+                .collect();
+            for step in 1..=3 {
+                for name in names {
+                    let size = 8 + step * 12;
+                    let answer = json(dir, &["resize", name, &format!("{size}m")]);
+                    assert_eq!(answer["bytes"], size * MIB, "{placement}, {name}");
+                    moves += u32::from(answer["moved"] == true);
+                    // What lies behind the old end is its own.
+                    let mut s = session_of(dir, name);
+                    let end = (size - 1) * MIB;
+                    assert!(read(&mut *s, end, LEN).iter().all(|&b| b == 0));
+                    write(&mut *s, end, LEN, size as u8);
+                    assert!(read(&mut *s, end, LEN).iter().all(|&b| u64::from(b) == size));
+                }
+            }
+            drop(ends);
+            models = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        });
+        assert!(moves >= 3, "{placement}: {moves} moves");
+        let check = |what: &str| {
+            for (name, model) in names.iter().zip(&models) {
+                let mut s = session_of(dir, name);
+                for (place, &right) in (0..).zip(model) {
+                    let found = read(&mut *s, at(place), LEN);
+                    assert!(
+                        found.iter().all(|&b| b == right),
+                        "{placement}, {what}, {name}: place {place} is {} for {right}",
+                        found[0]
+                    );
+                }
+                for size in [20, 32, 44u64] {
+                    let found = read(&mut *s, (size - 1) * MIB, LEN);
+                    assert!(found.iter().all(|&b| u64::from(b) == size), "{placement}, {what}");
+                }
+            }
+            settle(dir);
+            let report = json(dir, &["check", "--compare"]);
+            assert_eq!(report["faults"], Value::Array(Vec::new()), "{placement}, {what}: {report}");
+        };
+        check("grown");
+        // They are counted now and then.
+        let warm = |what: &str| {
+            let lines = |s: &Value| s["cache"]["lines"].as_u64() > Some(0);
+            status_when(dir, &format!("{placement} is warm: {what}"), lines);
+        };
+        warm("grown");
+        daemon.kill();
+        let daemon = Daemon::start(dir, &more);
+        warm("killed");
+        check("killed");
+        daemon.stop();
+        let daemon = Daemon::start(dir, &more);
+        warm("stopped");
+        check("stopped");
+        daemon.stop();
+    }
 }
 
 /// A client that only reads: one that would write is refused such an export when it connects.

@@ -89,8 +89,8 @@ pub struct Attached {
     pub name: String,
     /// Its number, for policies.
     pub id: VolumeId,
-    /// Its first byte in the line space.
-    pub base: u64,
+    base: AtomicU64,
+    pub(super) gate: Gate,
     /// Bytes: it may grow.
     bytes: AtomicU64,
     /// Bytes of a line.
@@ -113,9 +113,52 @@ pub struct Attached {
     pub(super) volume: Arc<Volume>,
 }
 
+/// Who may work on a volume by its place in the line space. Closed, the volume moves.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    inside: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    /// Nobody enters any more until it is opened.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn open(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether nobody is inside. Who looks in at a closed gate is counted for a moment.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// As long as it lives, its volume stays where it lies in the line space.
+pub(super) struct Inside(Arc<Attached>);
+
+impl Inside {
+    /// Nothing if the gate is closed.
+    pub(super) fn enter(volume: &Arc<Attached>) -> Option<Inside> {
+        let gate = &volume.gate;
+        // Counted first: who closes the gate and finds nobody inside knows that who comes later sees it closed.
+        gate.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(volume.clone());
+        (!gate.closed.load(Ordering::SeqCst)).then_some(inside)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.gate.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl std::fmt::Debug for Attached {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attached").field("name", &self.name).field("base", &self.base).finish()
+        f.debug_struct("Attached").field("name", &self.name).field("base", &self.base()).finish()
     }
 }
 
@@ -150,7 +193,10 @@ impl Attached {
         Ok(Arc::new(Attached {
             name: volume.name().to_owned(),
             id,
-            base: record.first_group * larder_format::block::layout::GROUP_LINES * line,
+            base: AtomicU64::new(
+                record.first_group * larder_format::block::layout::GROUP_LINES * line,
+            ),
+            gate: Gate::default(),
             bytes: AtomicU64::new(record.bytes),
             line,
             counters: VolumeCounters::default(),
@@ -181,6 +227,21 @@ impl Attached {
                 PATIENCE.as_secs()
             ),
         })
+    }
+
+    /// Its first byte in the line space. It changes only while nobody is [`Inside`].
+    pub(super) fn base(&self) -> u64 {
+        self.base.load(Ordering::Acquire)
+    }
+
+    /// Where a byte of the line space lies in it.
+    pub(super) fn offset_of(&self, at: u64) -> u64 {
+        at.saturating_sub(self.base())
+    }
+
+    /// It lies there from now on: nobody is inside, and no line of it is cached.
+    pub(super) fn set_base(&self, base: u64) {
+        self.base.store(base, Ordering::Release);
     }
 
     /// Its size, bytes.

@@ -207,8 +207,8 @@ impl Cache {
             let start = Instant::now();
             let mut batch = self.entries(shard, from, count);
             if let Some(only) = only {
-                let end = only.base + only.bytes();
-                batch.retain(|e| (only.base..end).contains(&self.at(e.1)));
+                let end = only.base() + only.bytes();
+                batch.retain(|e| (only.base()..end).contains(&self.at(e.1)));
             }
             if batch.is_empty() {
                 continue;
@@ -347,7 +347,7 @@ impl Cache {
     ) -> Option<AlignedBuf> {
         let open = || volume.volume().backing().session().ok();
         let session = sessions.entry(volume.id).or_insert_with(open).as_mut()?;
-        let read = census::read(&mut **session, at - volume.base, len, self);
+        let read = census::read(&mut **session, volume.offset_of(at), len, self);
         if read.is_none() {
             // What is late would be taken for the answer to the next.
             sessions.remove(&volume.id);
@@ -393,7 +393,7 @@ impl Cache {
         if let Some(volume) = &volume {
             volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
         }
-        let offset = self.at(line) - volume.as_ref().map_or(0, |v| v.base);
+        let offset = volume.as_ref().map_or(self.at(line), |v| v.offset_of(self.at(line)));
         let name = volume.map_or_else(String::new, |v| v.name.clone());
         let what = wrong.as_str().to_owned();
         report.fault(CheckFault { volume: name, offset, device_offset, what });

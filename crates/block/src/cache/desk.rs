@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use larder_engine::block::volumes::{self, CannotGrow, put_aside, room_to_grow};
+use larder_engine::block::volumes::{self, put_aside};
 use larder_engine::block::{LineId, OpId};
 use larder_format::block::{Volume as VolumeRecord, VolumeState};
 use larder_policy::block::{
@@ -133,7 +133,7 @@ impl Cache {
         self.doors.len() - 1
     }
 
-    fn no_volume(&self, name: &str) -> CacheError {
+    pub(super) fn no_volume(&self, name: &str) -> CacheError {
         let names: Vec<String> = self.volumes().iter().map(|v| v.name.clone()).collect();
         let reason = match names.len() {
             0 => "it is not attached; no volume is".to_owned(),
@@ -151,7 +151,7 @@ impl Cache {
     }
 
     /// Has `job` done on the log's thread.
-    fn on_log<R: Send + 'static>(
+    pub(super) fn on_log<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut LogThread) -> R + Send + 'static,
     ) -> Result<R, CacheError> {
@@ -248,7 +248,7 @@ impl Cache {
         dropped
     }
 
-    fn lines_of(&self, base: u64, bytes: u64) -> (LineId, LineId) {
+    pub(super) fn lines_of(&self, base: u64, bytes: u64) -> (LineId, LineId) {
         let line = u64::from(self.layout.line);
         (LineId(base / line), LineId((base + bytes.max(1) - 1) / line))
     }
@@ -267,7 +267,7 @@ impl Cache {
         let volume = self.attached(name)?;
         let (start, bytes) = range.unwrap_or((0, volume.bytes()));
         check_range(&volume, start, bytes)?;
-        let (first, last) = self.lines_of(volume.base + start, bytes);
+        let (first, last) = self.lines_of(volume.base() + start, bytes);
         let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
         if let Some(dropped) = dropped {
             volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
@@ -282,7 +282,7 @@ impl Cache {
         if changes == volume.accounted.load(Ordering::Relaxed) {
             return;
         }
-        let (first, last) = self.lines_of(volume.base, volume.bytes());
+        let (first, last) = self.lines_of(volume.base(), volume.bytes());
         let until = Instant::now() + DISTRUST;
         let go_on = &mut || {
             let leaves = volume.volume().is_closed() || locked(&self.log_inbox).stopped;
@@ -404,7 +404,7 @@ impl Cache {
         }
         if !warm && !given_up {
             let stretch = record.groups * self.group_bytes();
-            let (first, last) = self.lines_of(attached.base, stretch);
+            let (first, last) = self.lines_of(attached.base(), stretch);
             let done = self
                 .with_range(first, last, &mut || true, |out| self.drop_locked(first, last, out));
             dropped = done.unwrap_or(0);
@@ -429,7 +429,7 @@ impl Cache {
         })
     }
 
-    fn group_bytes(&self) -> u64 {
+    pub(super) fn group_bytes(&self) -> u64 {
         u64::from(self.layout.line) * larder_format::block::layout::GROUP_LINES
     }
 
@@ -469,7 +469,7 @@ impl Cache {
         }
         // From here on a client that comes all the same is refused.
         volume.close();
-        let (first, last) = self.lines_of(attached.base, attached.bytes());
+        let (first, last) = self.lines_of(attached.base(), attached.bytes());
         let quiet = self.with_range(first, last, &mut || go_on(Detaching::Draining), |_| ());
         if quiet.is_none() {
             volume.reopen();
@@ -519,84 +519,6 @@ impl Cache {
         self.doors.iter().for_each(super::Door::wake);
     }
 
-    /// Whether a volume may grow to so many bytes while it is attached.
-    ///
-    /// # Errors
-    /// What is in the way.
-    pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
-        let volume = self.attached(name)?;
-        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
-        let of = name.to_owned();
-        let decided = self.on_log(move |log| Some(room_to_grow(log.superblock()?, &of, bytes)))?;
-        // Without a cache there is no superblock, and what is behind the last whole line goes past the shards all the same.
-        let uneven = volume.bytes() != volume.cached_bytes();
-        let decided = match decided {
-            Some(decided) => decided.map(|_| ()),
-            None if uneven => Err(CannotGrow::Uneven),
-            None => Ok(()),
-        };
-        let Err(why) = decided else { return Ok(()) };
-        self.record_growth(name, bytes, &Err(why));
-        Err(match why {
-            CannotGrow::Unknown => self.no_volume(name),
-            CannotGrow::Uneven => fail(
-                "its size is no multiple of the cache's line: detach it and attach it again"
-                    .to_owned(),
-            ),
-            CannotGrow::NoRoom => fail(format!(
-                "{bytes} bytes do not fit where it lies in the line space of this cache: detach it and attach it again \
-                 (what is cached of it is lost)"
-            )),
-        })
-    }
-
-    /// A volume has so many bytes from now on: its store has grown. What is cached of it stays.
-    ///
-    /// # Errors
-    /// As [`Cache::may_grow_to`]; or when the store's identity cannot be found out. Nothing has changed then.
-    pub fn grow(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
-        self.may_grow_to(name, bytes)?;
-        let volume = self.attached(name)?;
-        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
-        // What others have put there must not be forgotten by the store when it is remembered here.
-        volume.make_durable()?;
-        let identity = volume.volume().backing().identity().map_err(|e| fail(e.to_string()))?;
-        let identity = identity.encode();
-        let of = name.to_owned();
-        let grown = self.on_log(move |log| {
-            let growth = room_to_grow(log.superblock()?, &of, bytes).ok()?;
-            Some((growth.first_group + growth.groups, growth.needed - growth.groups))
-        })?;
-        let mut dropped = 0;
-        if let Some((first, groups)) = grown
-            && groups > 0
-        {
-            // Lines of whoever had the stretch before are not its own.
-            let (first, last) =
-                self.lines_of(first * self.group_bytes(), groups * self.group_bytes());
-            let done = self
-                .with_range(first, last, &mut || true, |out| self.drop_locked(first, last, out));
-            dropped = done.unwrap_or(0);
-        }
-        let of = name.to_owned();
-        let grown = self.on_log(move |log| {
-            let mut outcome = Err(CannotGrow::Unknown);
-            let changed = log.change_superblock(dropped > 0, |sb| {
-                outcome = volumes::grow(sb, &of, bytes, identity);
-            });
-            changed.then_some(outcome)
-        })?;
-        if let Some(outcome) = &grown {
-            self.record_growth(name, bytes, outcome);
-        }
-        if let Some(Err(_)) = grown {
-            return Err(fail("it was put aside or moved in the meantime: try again".to_owned()));
-        }
-        volume.set_bytes(bytes);
-        self.governor.select(|_| ());
-        Ok(())
-    }
-
     pub(super) fn region(&self, line: LineId) -> u32 {
         (line.group().0 / self.layout.region_groups) as u32
     }
@@ -632,7 +554,7 @@ impl Cache {
         check_range(&volume, offset, 1)?;
         let bytes = u64::from(self.layout.line);
         let start = offset / bytes * bytes;
-        let line = LineId((volume.base + start) / bytes);
+        let line = LineId((volume.base() + start) / bytes);
         let shard = self.placing.shard(line.group());
         let find = || locked(&self.shards[shard as usize]).shard.find(line);
         let slot = if self.layout.is_sparse() && self.is_enabled() {

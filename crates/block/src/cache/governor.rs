@@ -156,6 +156,8 @@ pub(super) struct Governor {
     /// Why the cache is out of use.
     pub(super) given_up: Mutex<Option<String>>,
     budget_file: PathBuf,
+    /// Bytes of the map's log, of those that count.
+    pub(super) of_log: AtomicU64,
     /// Bytes that the file says are written. One party writes it at a time.
     budget_written: Mutex<u64>,
 }
@@ -206,6 +208,7 @@ impl Governor {
             uuid,
             given_up: Mutex::default(),
             budget_file,
+            of_log: AtomicU64::new(0),
             budget_written: Mutex::default(),
         })
     }
@@ -219,9 +222,16 @@ impl Governor {
 
     /// The volumes are these from now on.
     pub(super) fn set_volumes(&self, mut volumes: Vec<Arc<Attached>>) {
-        volumes.sort_by_key(|v| v.base);
+        volumes.sort_by_key(|v| v.base());
         *self.by_base.write().unwrap_or_else(PoisonError::into_inner) = volumes;
         self.govern();
+    }
+
+    /// A volume of which no line is cached lies at `base` from now on.
+    pub(super) fn moved(&self, volume: &Attached, base: u64) {
+        let mut volumes = self.by_base.write().unwrap_or_else(PoisonError::into_inner);
+        volume.set_base(base);
+        volumes.sort_by_key(|v| v.base());
     }
 
     fn govern(&self) {
@@ -253,9 +263,9 @@ impl Governor {
     /// The volume at a byte of the line space.
     pub(super) fn volume_at(&self, at: u64) -> Option<Arc<Attached>> {
         let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
-        let after = volumes.partition_point(|v| v.base <= at);
+        let after = volumes.partition_point(|v| v.base() <= at);
         let volume = volumes.get(after.checked_sub(1)?)?;
-        (at < volume.base + volume.bytes()).then(|| volume.clone())
+        (at < volume.base() + volume.bytes()).then(|| volume.clone())
     }
 
     // ---- what stays and what may come ----
@@ -278,7 +288,8 @@ impl Governor {
         }
         let of = line.and_then(|at| self.volume_at(at).map(|v| (v, at)));
         let own = of.as_ref().is_some_and(|(v, _)| v.id == owner.id);
-        let always = |v: &Attached, at: u64| self.rule(v, at - v.base, line_bytes) == Rule::Always;
+        let always =
+            |v: &Attached, at: u64| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always;
         let (pinned, most) = self.pinned();
         let keep = if pinned <= most && always(&owner, victim) {
             // Among what is pinned the newer may have the place.
@@ -315,8 +326,9 @@ impl Governor {
             let (pinned, most) = self.pinned();
             let selected = || shares.iter().any(|(v, _)| v.selected.load(Ordering::Relaxed));
             let always = |at: u64| {
-                let of = shares.iter().find(|(v, _)| (v.base..v.base + v.bytes()).contains(&at));
-                of.is_some_and(|(v, _)| self.rule(v, at - v.base, line_bytes) == Rule::Always)
+                let of =
+                    shares.iter().find(|(v, _)| (v.base()..v.base() + v.bytes()).contains(&at));
+                of.is_some_and(|(v, _)| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always)
             };
             if shares.iter().any(below) || pinned <= most && selected() && lines.any(always) {
                 return true;
@@ -406,6 +418,12 @@ impl Governor {
         // The census keeps the file far enough ahead; where it came too late nothing is written before the file says so.
         self.claim(&mut held, now, bytes);
         held.budget.charge(now, bytes);
+    }
+
+    /// The same of the map's log.
+    pub(super) fn spend_on_log(&self, now: Nanos, bytes: u64) {
+        self.of_log.fetch_add(bytes, Ordering::Relaxed);
+        self.spend(now, bytes);
     }
 
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {

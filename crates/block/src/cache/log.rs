@@ -15,6 +15,7 @@ use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
 
 use super::cell::{Copying, Fill, Load, Message, Out};
+use super::governor::Governor;
 use super::service::{aligned, crcs};
 use super::{Cache, LogInbox, locked, open};
 
@@ -46,40 +47,52 @@ pub(super) const QUIET_SECONDS: u32 = 30;
 /// Something to be done on the log's thread.
 pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;
 
-/// The device, as the log uses it.
-pub(super) struct CacheIo<'a>(pub &'a FlashDevice);
+/// The device, as the log uses it. What it writes counts against the write budget before it is written: who is killed in
+/// between has gained nothing.
+pub(super) struct CacheIo<'a> {
+    pub device: &'a FlashDevice,
+    pub governor: &'a Governor,
+    pub now: Nanos,
+}
+
+impl<'a> CacheIo<'a> {
+    pub(super) fn of(cache: &'a Cache) -> CacheIo<'a> {
+        CacheIo { device: &cache.device, governor: &cache.governor, now: cache.now() }
+    }
+}
 
 impl LogIo for CacheIo<'_> {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
-        self.0.read_at(at, out).map_err(|error| {
+        self.device.read_at(at, out).map_err(|error| {
             tracing::warn!(%error, "the map of the cache cannot be read");
             IoFailed
         })
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
-        self.0.write_at(at, bytes).map_err(|error| {
+        self.governor.spend_on_log(self.now, bytes.len() as u64);
+        self.device.write_at(at, bytes).map_err(|error| {
             tracing::warn!(%error, "the map of the cache cannot be written");
             IoFailed
         })
     }
 
     fn flush(&mut self) -> Result<(), IoFailed> {
-        self.0.sync().map_err(|error| {
+        self.device.sync().map_err(|error| {
             tracing::warn!(%error, "the cache device cannot be made durable");
             IoFailed
         })
     }
 
     fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
-        self.0.punch(at, len).map_err(|error| {
+        self.device.punch(at, len).map_err(|error| {
             tracing::warn!(%error, "no hole can be made in the file of the cache");
             IoFailed
         })
     }
 
     fn next_data(&mut self, at: u64) -> Option<u64> {
-        self.0.next_data(at)
+        self.device.next_data(at)
     }
 }
 
@@ -113,8 +126,6 @@ pub(super) struct LogThread {
     flushes: BTreeMap<u32, (u64, u64)>,
     /// Regions whose bits are to go at once, first and last.
     hurried: Option<(u32, u32)>,
-    /// Bytes that the log had written when the budget was last charged.
-    charged: u64,
     /// Where volumes lie in the line space once the cache was given up: in memory alone.
     former: Option<BlockSuperblock>,
 }
@@ -141,7 +152,6 @@ impl LogThread {
             handed_on: Instant::now(),
             flushes: BTreeMap::new(),
             hurried: None,
-            charged: 0,
         }
     }
 
@@ -170,7 +180,7 @@ impl LogThread {
             return false;
         };
         let cache = self.cache.clone();
-        let io = &mut CacheIo(&cache.device);
+        let io = &mut CacheIo::of(&cache);
         let outcome = if cache.layout.is_sparse() {
             // Its table is not begun anew: what lines were dropped must be in it first.
             let written = log.write_out(&mut Shards::new(self), io);
@@ -414,22 +424,14 @@ impl LogThread {
 
     // ---- the log ----
 
-    /// What the log has written since the last time counts against the write budget.
-    fn charge(&mut self, log: &TapedLog) {
-        let bytes = log.stats().bytes;
-        self.cache.governor.spend(self.cache.now(), bytes.saturating_sub(self.charged));
-        self.charged = bytes;
-    }
-
     /// Up to `steps` steps; `ahead` is added to the time. Returns whether there is more to do.
     fn step_log(&mut self, ahead: Nanos, steps: usize) -> bool {
         for _ in 0..steps {
             let Some(mut log) = self.log.take() else { return false };
             let cache = self.cache.clone();
             let now = cache.now() + ahead;
-            let outcome = log.step(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
+            let outcome = log.step(now, &mut Shards::new(self), &mut CacheIo::of(&cache));
             *locked(&cache.log_stats) = (log.stats(), log.regions_set() as u64);
-            self.charge(&log);
             match outcome {
                 Ok(LogStep::Worked) => self.log = Some(log),
                 Ok(LogStep::Idle) => {
@@ -454,7 +456,6 @@ impl LogThread {
         *locked(&self.cache.governor.given_up) = Some(error.to_string());
         self.former = Some(log.superblock().clone());
         self.cache.void(&mut log);
-        self.charge(&log);
         log.end_recording();
         self.cache.enabled.store(false, std::sync::atomic::Ordering::SeqCst);
         for shard in 0..self.cache.layout.shards {
@@ -493,12 +494,12 @@ impl LogThread {
         }
         let now = cache.now();
         self.hurried = Some((0, u32::MAX));
-        let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo(&cache.device));
+        let settled = log.settle(now, &mut Shards::new(self), &mut CacheIo::of(&cache));
         log.end_recording();
         if let Err(error) = settled {
             return self.give_up(log, &error);
         }
-        let outcome = log.update(&mut CacheIo(&cache.device), |sb| {
+        let outcome = log.update(&mut CacheIo::of(&cache), |sb| {
             sb.clean_epoch = sb.epoch;
             for volume in &mut sb.volumes {
                 let Some(attached) = cache.volume(&volume.name) else { continue };
@@ -510,7 +511,6 @@ impl LogThread {
         });
         match outcome {
             Ok(()) => {
-                self.charge(&log);
                 cache.region.release();
                 tracing::info!("the cache is stopped; the next start finds it as it is");
             }
@@ -604,8 +604,10 @@ impl LogShards for Shards<'_> {
             * u64::from(larder_engine::block::GROUP_LINES)
             * u64::from(cache.layout.line);
         let at = u64::from(region) * bytes;
-        let owner =
-            cache.volumes().into_iter().find(|v| v.base < at + bytes && at < v.base + v.bytes());
+        let owner = cache
+            .volumes()
+            .into_iter()
+            .find(|v| v.base() < at + bytes && at < v.base() + v.bytes());
         let Some(volume) = owner else {
             // Nobody's any more: its lines are never used again before they are dropped.
             return Err(IoFailed);
@@ -616,17 +618,17 @@ impl LogShards for Shards<'_> {
         let answer = |durable: bool| if durable { Ok(()) } else { Err(IoFailed) };
         if hurried {
             // The log asks for all its regions before the first flush: one is enough, and one that fails too.
-            if let Some((_, durable)) = self.flushed.iter().find(|f| f.0 == volume.base) {
+            if let Some((_, durable)) = self.flushed.iter().find(|f| f.0 == volume.base()) {
                 return answer(*durable);
             }
             let durable = flusher.flush(FLUSH_WAIT);
-            self.flushed.push((volume.base, durable));
+            self.flushed.push((volume.base(), durable));
             return answer(durable);
         }
         // This thread does not wait for a store: it asks again when the region is due again, and if the flush that was
         // wanted now has ended well by then, and the region was quiet all the time, it is durable.
         match self.thread.flushes.get(&region) {
-            Some((base, number)) if *base == volume.base => {
+            Some((base, number)) if *base == volume.base() => {
                 let durable = flusher.is_durable(*number);
                 if durable.is_some() {
                     self.thread.flushes.remove(&region);
@@ -634,13 +636,13 @@ impl LogShards for Shards<'_> {
                 answer(durable == Some(true))
             }
             _ => {
-                let wanted = self.wanted.iter().find(|w| w.0 == volume.base).map(|w| w.1);
+                let wanted = self.wanted.iter().find(|w| w.0 == volume.base()).map(|w| w.1);
                 let number = wanted.unwrap_or_else(|| {
                     let number = flusher.want();
-                    self.wanted.push((volume.base, number));
+                    self.wanted.push((volume.base(), number));
                     number
                 });
-                self.thread.flushes.insert(region, (volume.base, number));
+                self.thread.flushes.insert(region, (volume.base(), number));
                 Err(IoFailed)
             }
         }

@@ -10,6 +10,7 @@
 //! | `pieces` | requests for the store that become one |
 //! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
+//! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | what has the last word over admission: selection, shares, the write budget |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
 //! | `check` | whether what is cached is what it should be |
@@ -29,6 +30,7 @@ mod check;
 mod desk;
 mod flusher;
 mod governor;
+mod grow;
 pub mod inspect;
 mod log;
 pub mod open;
@@ -486,7 +488,7 @@ impl Cache {
         };
         let bytes = u64::from(self.layout.line);
         let place =
-            |v: &Attached, l: LineId| PolicyLine { volume: v.id, offset: self.at(l) - v.base };
+            |v: &Attached, l: LineId| PolicyLine { volume: v.id, offset: v.offset_of(self.at(l)) };
         let (at, over) = (place(&of, line), place(&victims, victim));
         let candidate = BlockCandidate {
             line: at,

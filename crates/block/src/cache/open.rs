@@ -570,7 +570,7 @@ impl Cache {
                 used again", self.config.state_dir.display());
         }
         // If the device takes it after all, nothing else is needed.
-        let _ = log.update(&mut CacheIo(&self.device), |sb| {
+        let _ = log.update(&mut CacheIo::of(self), |sb| {
             sb.volumes.clear();
         });
     }
@@ -639,8 +639,8 @@ pub fn open(
     }
     let planned = sb.clone();
     let empty = config.record.is_some();
-    let (restored, given_up) = match restore(sb, shared, &plan, &device, &mut maps, &region, empty)
-    {
+    let io = &mut CacheIo { device: &device, governor: &governor, now: Nanos::ZERO };
+    let (restored, given_up) = match restore(sb, shared, &plan, io, &mut maps, &region, empty) {
         Ok(restored) => (Some(restored), None),
         Err(NotRestored::Refused(error)) => return Err(error),
         Err(NotRestored::Io(why)) => {

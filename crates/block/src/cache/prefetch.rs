@@ -264,8 +264,8 @@ impl Porter {
     /// Bytes `at..next` of the volume, which lie in one group.
     fn one(&mut self, at: u64, next: u64) -> Result<(), String> {
         let line = u64::from(self.cache.layout.line);
-        let first = LineId((self.volume.base + at) / line).group().line(0);
-        let (from, to) = ((self.volume.base + at) / line, (self.volume.base + next - 1) / line);
+        let first = LineId((self.volume.base() + at) / line).group().line(0);
+        let (from, to) = ((self.volume.base() + at) / line, (self.volume.base() + next - 1) / line);
         let shard = self.cache.placing.shard(first.group());
         let mut wanted = 0u16;
         {
@@ -280,7 +280,7 @@ impl Porter {
         for index in 0..GROUP_LINES {
             let offset = first.group().line(index).0 * line;
             if wanted & 1 << index != 0
-                && self.cache.governor.rule(&self.volume, offset - self.volume.base, line)
+                && self.cache.governor.rule(&self.volume, offset - self.volume.base(), line)
                     == Rule::Never
             {
                 wanted &= !(1 << index);
@@ -367,7 +367,7 @@ impl Porter {
     fn ask(&mut self, asked: Asked) {
         let line = u64::from(self.cache.layout.line);
         let (low, high) = (asked.wanted.trailing_zeros(), 15 - asked.wanted.leading_zeros());
-        let offset = (asked.first.0 + u64::from(low)) * line - self.volume.base;
+        let offset = (asked.first.0 + u64::from(low)) * line - self.volume.base();
         let len = (high - low + 1) * self.cache.layout.line;
         self.next += 1;
         self.under_way.insert(self.next, asked);

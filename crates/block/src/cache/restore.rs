@@ -55,14 +55,14 @@ pub(super) fn restore(
     sb: BlockSuperblock,
     shared: bool,
     plan: &VolumePlan,
-    device: &FlashDevice,
+    io: &mut CacheIo<'_>,
     maps: &mut [Map],
     region: &Region,
     empty: bool,
 ) -> Result<Restored, NotRestored> {
     let layout = sb.layout;
     let per = u64::from(layout.shard_slots());
-    let recovered = MapLog::recover(sb, shared, QUIET, &mut CacheIo(device), |slot, held| {
+    let recovered = MapLog::recover(sb, shared, QUIET, io, |slot, held| {
         let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
         maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
     })
@@ -72,7 +72,7 @@ pub(super) fn restore(
     if !whole {
         tracing::error!(
             "'{}': pages of the map's log are damaged{}. If that happens again, replace the device",
-            device.name(),
+            io.device.name(),
             if shared {
                 "; the map in memory is whole, and is written anew"
             } else {
@@ -92,7 +92,6 @@ pub(super) fn restore(
     let (mut dropped, mut foreign) = (0u64, 0u64);
     if layout.is_sparse() {
         let keeps = |line| plan.keeps(line, &layout);
-        let io = &mut CacheIo(device);
         (dropped, foreign) = if shared {
             tables::keep_pages(maps, log.superblock(), io, &keeps)
         } else {
@@ -127,14 +126,13 @@ pub(super) fn restore(
             None => (0..m.len()).all(|s| m.get(SlotId(s)) == Slot::Free),
         });
     if empty && !is_empty {
-        return Err(CacheError::NotEmpty { path: device.name().to_string() }.into());
+        return Err(CacheError::NotEmpty { path: io.device.name().to_string() }.into());
     }
     // By chance how far on, and never back: two lines of runs that began with copies of one device do not come to the same
     // number, so the memory of one is not taken for the other's.
     let epoch = next_epoch(log.superblock().epoch)?;
     region.announce(epoch);
     // Lines of volumes that are not as they were must not come back after a power cut either, nor what a damaged log says.
-    let io = &mut CacheIo(device);
     let outcome = if foreign == 0 && whole {
         log.update(io, |sb| sb.epoch = epoch)
     } else {

@@ -3,6 +3,7 @@
 mod bytes;
 mod client_op;
 mod ranged;
+mod submit;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -24,8 +25,9 @@ use mio::{Interest, Registry, Token};
 use bytes::copy;
 pub(super) use bytes::{aligned, crcs};
 use client_op::{ClientOp, RangeState};
+use submit::Held;
 
-use super::attached::count;
+use super::attached::{Inside, count};
 use super::cell::{Load, Message, Out};
 use super::pieces::{Piece, Pieces};
 use super::spare::Spare;
@@ -33,7 +35,7 @@ use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::{Session, TOKENS};
 use crate::nbd::server::Command;
 use crate::nbd::wire::Errno;
-use crate::op::{Done, Extent, Failure, Op};
+use crate::op::{Done, Failure, Op};
 use crate::server::Volume;
 use crate::server::service::{Answer, Lingering, Service};
 
@@ -163,6 +165,8 @@ pub struct Cached {
     gone: u64,
     /// Whether reads may be answered with bytes that others have too.
     lends: bool,
+    /// Requests for volumes that move.
+    held: VecDeque<Held>,
 }
 
 impl Cached {
@@ -207,6 +211,7 @@ impl Cached {
             verdicts: Vec::new(),
             gone: 0,
             lends: false,
+            held: VecDeque::new(),
         })
     }
 
@@ -303,7 +308,7 @@ impl Cached {
         let line_bytes = u64::from(self.cache.line_bytes());
         let group_bytes = line_bytes * u64::from(GROUP_LINES);
         let end = op.at + op.len;
-        let cached_end = end.min(attached.base + attached.cached_bytes());
+        let cached_end = end.min(attached.base() + attached.cached_bytes());
         // The part that stands for its beginning: it is not over before all parts are begun.
         op.pending = 1;
         let (at, kind, payload, tag) = (op.at, op.kind, op.payload.clone(), op.tag);
@@ -312,7 +317,7 @@ impl Cached {
             self.cache.changing(at, op.len);
         }
         if let Some(payload) = &payload {
-            attached.pass(at - attached.base, payload);
+            attached.pass(at - attached.base(), payload);
         }
         let groups = end.saturating_sub(at).div_ceil(group_bytes);
         let whole_range = kind.changes() && kind != PartKind::Write && groups > RANGE_GROUPS;
@@ -346,9 +351,9 @@ impl Cached {
                 of_ahead = self.cache.judge(
                     &attached,
                     what,
-                    (at - attached.base, end - at),
+                    (at - attached.base(), end - at),
                     tag,
-                    parts.iter().map(|p| (p.0 - attached.base, p.1)),
+                    parts.iter().map(|p| (p.0 - attached.base(), p.1)),
                     &mut verdicts,
                 );
             }
@@ -356,7 +361,7 @@ impl Cached {
                 let governor = &self.cache.governor;
                 let before = parts.len();
                 parts.retain(|&(from, len)| {
-                    governor.rule(&attached, from - attached.base, u64::from(len)) != Rule::Never
+                    governor.rule(&attached, from - attached.base(), u64::from(len)) != Rule::Never
                 });
                 if parts.len() < before {
                     attached.refused(Reason::Never, (before - parts.len()) as u64);
@@ -372,7 +377,7 @@ impl Cached {
         }
         let ahead = (kind == PartKind::Read)
             .then(|| {
-                let volume_end = attached.base + attached.cached_bytes();
+                let volume_end = attached.base() + attached.cached_bytes();
                 self.streams.read(at, end - at, volume_end, of_ahead)
             })
             .flatten();
@@ -408,7 +413,7 @@ impl Cached {
 
     /// The store was asked for a read at `at`.
     fn missed(&mut self, known: usize, at: u64) {
-        let Some(end) = self.attached(known).map(|a| a.base + a.cached_bytes()) else { return };
+        let Some(end) = self.attached(known).map(|a| a.base() + a.cached_bytes()) else { return };
         if let Some(ahead) = self.streams.missed(at, end) {
             self.read_ahead(known, ahead);
         }
@@ -417,16 +422,24 @@ impl Cached {
     /// Reads a stretch of the line space before anybody asks for it.
     fn read_ahead(&mut self, known: usize, ReadAhead { from, to, verdict }: ReadAhead) {
         let Some(attached) = self.attached(known) else { return };
+        let Some(inside) = Inside::enter(attached) else { return };
+        // The stream may be of before it moved.
+        if from < attached.base() || to > attached.base() + attached.cached_bytes() {
+            return;
+        }
         let line = u64::from(self.cache.line_bytes());
-        let rule = |at: u64| self.cache.governor.rule(attached, at - attached.base, line);
-        let to = self.streams.same_rule((from, to), attached.base, line, rule);
+        let rule = |at: u64| self.cache.governor.rule(attached, at - attached.base(), line);
+        let to = self.streams.same_rule((from, to), attached.base(), line, rule);
+        let attached = attached.clone();
         let mut at = from;
         while at < to && self.cache.governor.refuses(self.cache.now(), to - at).is_none() {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
             let op = ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at);
-            self.begin(ClientOp { advice: verdict, ..op });
+            let Some(of) = Inside::enter(&attached) else { break };
+            self.begin(ClientOp { advice: verdict, _inside: Some(of), ..op });
             at = next;
         }
+        drop(inside);
     }
 
     /// Adds `from..to`, which lies in one group, to `parts`: in pieces where what is selected changes.
@@ -436,7 +449,7 @@ impl Cached {
         if !attached.selected.load(Ordering::Relaxed) {
             return parts.push((from, (to - from) as u32));
         }
-        let rule = |at: u64| governor.rule(attached, at / line * line - attached.base, line);
+        let rule = |at: u64| governor.rule(attached, at / line * line - attached.base(), line);
         let (mut start, mut at) = (from, from);
         while at < to {
             let next = ((at / line + 1) * line).min(to);
@@ -461,7 +474,7 @@ impl Cached {
     /// What the store is asked on behalf of `id`.
     fn store_op(&mut self, id: OpId, read: Option<()>, at: u64, len: u32) -> Option<Op> {
         let op = self.ops.get(&id)?;
-        let base = self.attached(op.known)?.base;
+        let base = self.attached(op.known)?.base();
         let offset = at - base;
         let (fua, may_punch, fast) = (op.fua, op.may_punch, op.fast);
         Some(match op.kind {
@@ -524,7 +537,7 @@ impl Cached {
                 count(&counters.read_bytes, op.len);
                 count(&counters.read_hits, u64::from(hit));
                 let holds = match op.tag {
-                    BlockKind::Unknown => attached.classify(op.at - attached.base, op.len),
+                    BlockKind::Unknown => attached.classify(op.at - attached.base(), op.len),
                     tag => tag,
                 };
                 if holds == BlockKind::Metadata {
@@ -551,6 +564,9 @@ impl Cached {
     fn handle(&mut self, id: OpId, message: Message) {
         match message {
             Message::Deliver { at, bytes, waited } => {
+                if !waited {
+                    self.show_hit(id, at, &bytes);
+                }
                 if let Some(op) = self.ops.get_mut(&id) {
                     op.waited_for_store |= waited;
                     if self.lends && op.len >= LENT {
@@ -627,6 +643,15 @@ impl Cached {
                     None => self.changed(&pieces, Err(IoFailed)),
                 }
             }
+        }
+    }
+
+    /// The detector sees what comes from the cache too: after a restart, nothing else may pass by for a long time.
+    fn show_hit(&self, id: OpId, at: u64, bytes: &[u8]) {
+        if let Some(op) = self.ops.get(&id)
+            && let Some(attached) = self.attached(op.known)
+        {
+            attached.pass(at - attached.base(), bytes);
         }
     }
 
@@ -765,7 +790,7 @@ impl Cached {
                     && let Some(known) = self.ops.get(&id).map(|o| o.known)
                     && let Some(attached) = self.attached(known)
                 {
-                    attached.pass(at - attached.base, buf);
+                    attached.pass(at - attached.base(), buf);
                 }
                 let buf = match (op, outcome) {
                     (Op::Read { buf, .. }, Ok(_)) => Some(buf),
@@ -822,91 +847,6 @@ impl Cached {
     }
 }
 
-impl Cached {
-    /// [`Service::submit`] of a program that knows what the range holds: admission need not find out. (Of what is cached it
-    /// is not kept: there metadata is what the [detector](larder_policy::block) takes for it.)
-    pub fn submit_tagged(
-        &mut self,
-        volume: &Arc<Volume>,
-        ticket: u64,
-        command: Command,
-        tag: BlockKind,
-    ) {
-        let refuse = |command: Command, failure: Failure| {
-            let buf = match command {
-                Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
-                _ => None,
-            };
-            Answer { ticket, outcome: Err(failure), buf, lent: Vec::new() }
-        };
-        if volume.is_closed() {
-            let failure = Failure::new(Errno::Shutdown, "the volume was detached");
-            self.ended.push_back(refuse(command, failure));
-            return;
-        }
-        let lost = || {
-            Failure::new(
-                Errno::Io,
-                "another writer has the volume: this daemon must be started again",
-            )
-        };
-        let known = if volume.backing().is_lost() { Err(lost()) } else { self.known(volume) };
-        let known = match known {
-            Ok(known) => known,
-            Err(failure) => return self.ended.push_back(refuse(command, failure)),
-        };
-        let base = self.attached(known).map(|a| a.base);
-        let op = |kind, offset: u64, len: u64| ClientOp {
-            tag,
-            ..ClientOp::new(ticket, known, kind, base.unwrap_or(0) + offset, len)
-        };
-        match command {
-            Command::Read { offset, buf } if base.is_some() => {
-                let len = buf.len() as u64;
-                self.begin(ClientOp { buf: Some(buf), ..op(PartKind::Read, offset, len) });
-            }
-            Command::Write { offset, buf, fua } if base.is_some() => {
-                let len = buf.len() as u64;
-                let payload = Some(Payload::new(buf));
-                self.begin(ClientOp { payload, fua, ..op(PartKind::Write, offset, len) });
-            }
-            Command::Trim { offset, len, fua } if base.is_some() => {
-                self.begin(ClientOp { fua, ..op(PartKind::Trim, offset, u64::from(len)) });
-            }
-            Command::WriteZeroes { offset, len, fua, may_punch, fast } if base.is_some() => {
-                let whole = op(PartKind::Zero, offset, u64::from(len));
-                self.begin(ClientOp { fua, may_punch, fast, ..whole });
-            }
-            Command::Cache { offset, len } if base.is_some() => {
-                // It is advice: of a very long range the beginning will do.
-                self.begin(op(PartKind::Prefetch, offset, u64::from(len).min(PREFETCH)));
-            }
-            Command::Read { offset, buf } => self.through(known, ticket, Op::Read { offset, buf }),
-            Command::Write { offset, buf, fua } => {
-                self.through(known, ticket, Op::Write { offset, data: Payload::new(buf), fua });
-            }
-            Command::Trim { offset, len, fua } => {
-                self.through(known, ticket, Op::Trim { offset, len, fua });
-            }
-            Command::WriteZeroes { offset, len, fua, may_punch, fast } => {
-                self.through(known, ticket, Op::WriteZeroes { offset, len, fua, may_punch, fast });
-            }
-            Command::Flush => self.through(known, ticket, Op::Flush),
-            Command::BlockStatus { offset, len, one } if volume.about().status => {
-                self.through(known, ticket, Op::Status { offset, len, one });
-            }
-            Command::BlockStatus { len, .. } => {
-                let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
-                self.ended.push_back(Answer { ticket, outcome, buf: None, lent: Vec::new() });
-            }
-            Command::Cache { .. } => {
-                let outcome = Ok(Vec::new());
-                self.ended.push_back(Answer { ticket, outcome, buf: None, lent: Vec::new() });
-            }
-        }
-    }
-}
-
 impl Service for Cached {
     fn submit(&mut self, volume: &Arc<Volume>, ticket: u64, command: Command) {
         self.submit_tagged(volume, ticket, command, BlockKind::Unknown);
@@ -932,6 +872,7 @@ impl Service for Cached {
 
     fn flush(&mut self, now: Instant) {
         self.let_go();
+        self.submit_held();
         for session in self.sessions.iter_mut().flatten() {
             if session.wake_at().is_some_and(|when| when <= now) {
                 session.turn(now);

@@ -369,8 +369,9 @@ impl Control {
         }
         self.cache.may_grow_to(name, bytes.unwrap_or(before))?;
         let now = volume.backing().resize(bytes).map_err(|e| refused(e.to_string()))?;
+        let mut moved = false;
         if now != before {
-            self.cache.grow(name, now)?;
+            moved = self.cache.grow(name, now)?;
             tracing::info!("volume '{name}' has grown from {before} to {now} bytes");
         }
         // Disks that are told; whoever is connected over NBD is not.
@@ -380,6 +381,7 @@ impl Control {
             "volume": name,
             "bytes_before": before,
             "bytes": now,
+            "moved": moved,
             "clients": volume.clients(),
             "told": told.min(volume.clients()),
         }))

@@ -92,8 +92,14 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<(), CliError> {
             0 => again,
             n => format!("; {} told of it{again}", quantity_is(n, "disk")),
         };
+        let cold = match answer["moved"].as_bool() {
+            Some(true) => {
+                "; another volume lies right behind it, so it has moved, and nothing of it is cached"
+            }
+            _ => "",
+        };
         Ok(format!(
-            "{}: grown from {} to {}{clients}",
+            "{}: grown from {} to {}{cold}{clients}",
             args.volume,
             ByteSize(before),
             ByteSize(now)

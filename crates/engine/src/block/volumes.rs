@@ -100,15 +100,17 @@ pub fn take_up(sb: &mut BlockSuperblock, coming: &Coming) -> Result<TakenUp, Can
 /// Where a volume that grows has its lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// Its first group.
+    /// Its first group, once it has grown.
     pub first_group: u64,
     /// Groups that it has.
     pub groups: u64,
-    /// Groups that it will have: what is more lies right behind.
+    /// Groups that it will have. If it stays where it is, what is more lies right behind.
     pub needed: u64,
+    /// The first group that it has, if it must move: what is cached of it is not used there.
+    pub moves_from: Option<u64>,
 }
 
-/// Why a volume cannot grow where it lies.
+/// Why a volume cannot grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CannotGrow {
     /// There is none of that name.
@@ -116,7 +118,7 @@ pub enum CannotGrow {
     /// Its size is no multiple of a line: the bytes behind the last whole line go past the shards, which would not know of a
     /// write under way there.
     Uneven,
-    /// What lies behind it is another's, or the end of the line space.
+    /// There is no stretch of the line space that is long enough, neither where it lies nor elsewhere.
     NoRoom,
 }
 
@@ -134,15 +136,22 @@ pub fn room_to_grow(sb: &BlockSuperblock, name: &str, bytes: u64) -> Result<Grow
     let groups = bytes.div_ceil(line * GROUP_LINES).max(1);
     let needed = groups.checked_next_multiple_of(region).ok_or(CannotGrow::NoRoom)?;
     let needed = needed.max(volume.groups);
-    let end = volume.first_group.checked_add(needed).ok_or(CannotGrow::NoRoom)?;
-    let space = sb.layout.space_lines() / GROUP_LINES;
-    let apart = |v: &Volume| {
-        v.name == name || v.first_group + v.groups <= volume.first_group || end <= v.first_group
-    };
-    if end > space / region * region || !sb.volumes.iter().all(apart) {
+    let space = sb.layout.space_lines() / GROUP_LINES / region * region;
+    if needed > space {
         return Err(CannotGrow::NoRoom);
     }
-    Ok(Growth { first_group: volume.first_group, groups: volume.groups, needed })
+    let (first_group, groups) = (volume.first_group, volume.groups);
+    let end = first_group + needed;
+    let apart = |v: &Volume| {
+        v.name == name || v.first_group + v.groups <= first_group || end <= v.first_group
+    };
+    if end <= space && sb.volumes.iter().all(apart) {
+        return Ok(Growth { first_group, groups, needed, moves_from: None });
+    }
+    let mut others = sb.clone();
+    others.volumes.retain(|v| v.name != name);
+    let (elsewhere, needed) = others.allocate(bytes).ok_or(CannotGrow::NoRoom)?;
+    Ok(Growth { first_group: elsewhere, groups, needed, moves_from: Some(first_group) })
 }
 
 /// Gives a volume the size `bytes`, and its store's new identity.
@@ -157,7 +166,8 @@ pub fn grow(
 ) -> Result<Growth, CannotGrow> {
     let growth = room_to_grow(sb, name, bytes)?;
     for v in sb.volumes.iter_mut().filter(|v| v.name == name) {
-        (v.groups, v.bytes, v.identity) = (growth.needed, bytes, identity);
+        (v.first_group, v.groups) = (growth.first_group, growth.needed);
+        (v.bytes, v.identity) = (bytes, identity);
     }
     Ok(growth)
 }
@@ -243,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_grows_where_it_lies_or_not_at_all() {
+    fn a_volume_grows_where_it_lies_if_it_can() {
         let mut sb = superblock();
         let region = region_bytes(&sb);
         take_up(&mut sb, &coming("a", 4096, false)).unwrap();
@@ -262,10 +272,40 @@ mod tests {
         let mut sb = superblock();
         take_up(&mut sb, &coming("a", 4096, false)).unwrap();
         take_up(&mut sb, &coming("b", 4096, false)).unwrap();
-        assert_eq!(refused(&mut sb, "a", region + 4096), Err(CannotGrow::NoRoom), "b's");
         for bytes in [u64::MAX, u64::MAX >> 1, sb.layout.space_lines() * 4096 + 4096] {
             assert_eq!(refused(&mut sb, "b", bytes), Err(CannotGrow::NoRoom), "{bytes}");
         }
-        assert!(grow(&mut sb, "b", 5 * region, [5; 64]).is_ok());
+        let growth = grow(&mut sb, "b", 5 * region, [5; 64]).unwrap();
+        assert_eq!((growth.moves_from, growth.first_group), (None, one));
+    }
+
+    /// Who has another right behind moves to where there is room, and back where others have left some.
+    #[test]
+    fn a_volume_that_cannot_grow_where_it_lies_moves() {
+        let mut sb = superblock();
+        let region = region_bytes(&sb);
+        for name in ["a", "b", "c"] {
+            take_up(&mut sb, &coming(name, region, false)).unwrap();
+        }
+        let one = sb.volumes[0].groups;
+        let growth = grow(&mut sb, "a", 2 * region, [3; 64]).unwrap();
+        let moved =
+            Growth { first_group: 3 * one, groups: one, needed: 2 * one, moves_from: Some(0) };
+        assert_eq!(growth, moved);
+        // Its own place counts as free.
+        let growth = grow(&mut sb, "b", 2 * region, [3; 64]).unwrap();
+        assert_eq!((growth.first_group, growth.moves_from), (0, Some(one)));
+        let growth = grow(&mut sb, "c", 3 * region, [3; 64]).unwrap();
+        assert_eq!((growth.first_group, growth.moves_from), (5 * one, Some(2 * one)));
+        let places = sb.volumes.iter().map(|v| (&v.name[..], v.first_group, v.groups, v.bytes));
+        let places: Vec<_> = places.collect();
+        let b = 2 * region;
+        let right =
+            [("a", 3 * one, 2 * one, b), ("b", 0, 2 * one, b), ("c", 5 * one, 3 * one, 3 * region)];
+        assert_eq!(places, right);
+        let before = sb.clone();
+        let all = sb.layout.space_lines() * 4096;
+        assert_eq!(grow(&mut sb, "b", all - 2 * region, [5; 64]), Err(CannotGrow::NoRoom));
+        assert_eq!(sb, before);
     }
 }

@@ -6,6 +6,7 @@ use larder_engine::block::{LineId, PartKind, Verdict};
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, PAGE, Payload};
 
+use super::super::attached::Inside;
 use crate::op::Failure;
 
 /// A client's operation.
@@ -37,6 +38,8 @@ pub(super) struct ClientOp {
     pub asked_store: bool,
     /// Some of its bytes came with a read of the store, its own or another's, that it waited for.
     pub waited_for_store: bool,
+    /// Its volume stays where it is until it has ended.
+    pub _inside: Option<Inside>,
 }
 
 impl ClientOp {
@@ -61,6 +64,7 @@ impl ClientOp {
             begun: Instant::now(),
             asked_store: false,
             waited_for_store: false,
+            _inside: None,
         }
     }
 

@@ -56,9 +56,7 @@ fn two_that_write_past_the_last_whole_line_lose_nothing() {
     assert!(bench.engine().waited > 0, "{:?}", bench.engine());
 }
 
-#[test]
-fn two_that_write_to_a_volume_attached_after_the_cache_was_given_up_lose_nothing() {
-    let bench = uneven();
+fn give_up(bench: &Bench) {
     locked(&bench.cache.log_inbox).give_up = Some("a test".into());
     bench.cache.log_wake.notify_one();
     let end = Instant::now() + Duration::from_secs(120);
@@ -66,14 +64,33 @@ fn two_that_write_to_a_volume_attached_after_the_cache_was_given_up_lose_nothing
         assert!(Instant::now() < end, "it is still used");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A volume `disk1` of so many bytes, which is exported.
+fn late(bench: &Bench, bytes: u64) -> Arc<Volume> {
+    let path = bench.dir.path().join("late");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
+    // Whoever had it a moment ago may be about to let go of it.
+    let end = Instant::now() + Duration::from_secs(120);
+    let backing = loop {
+        match backing::open(&uri, false, true, Patience::default()) {
+            Ok(backing) => break backing,
+            Err(error) => assert!(Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let volumes = bench.server.as_ref().unwrap().volumes();
+    volumes.add(Volume::new("disk1", backing, 65_536, true)).unwrap()
+}
+
+#[test]
+fn two_that_write_to_a_volume_attached_after_the_cache_was_given_up_lose_nothing() {
+    let bench = uneven();
+    give_up(&bench);
     collide(&*bench.client(0), WHOLE);
     // One that comes now.
-    let path = bench.dir.path().join("late");
-    File::create(&path).unwrap().set_len(WHOLE + TAIL as u64).unwrap();
-    let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
-    let backing = backing::open(&uri, false, true, Patience::default()).unwrap();
-    let volumes = bench.server.as_ref().unwrap().volumes().clone();
-    let volume = volumes.add(Volume::new("disk1", backing, 65_536, true)).unwrap();
+    let volume = late(&bench, WHOLE + TAIL as u64);
     let cached = bench.cache.attach(&volume, false).unwrap();
     assert!(cached.unwrap_err().contains("given up"));
     let before = bench.engine().waited;
@@ -85,4 +102,51 @@ fn two_that_write_to_a_volume_attached_after_the_cache_was_given_up_lose_nothing
     // And it goes as any other.
     let gone = bench.cache.detach("disk1", true, &mut |_| true).unwrap();
     assert!(gone.is_some());
+}
+
+/// It has no place in the line space, and its changes do not wait for one another there: the store's own order is enough.
+#[test]
+fn two_that_write_to_a_volume_that_has_no_place_in_a_cache_that_was_given_up_lose_nothing() {
+    let bench = uneven();
+    let volume = late(&bench, 2 * WHOLE + TAIL as u64);
+    bench.cache.attach(&volume, false).unwrap().unwrap_err();
+    give_up(&bench);
+    let volumes = bench.server.as_ref().unwrap().volumes().clone();
+    volumes.remove("disk1");
+    assert!(bench.cache.detach("disk1", true, &mut |_| true).unwrap().is_some());
+    drop(volume);
+    // Smaller than it was: with a cache it would be refused.
+    let volume = late(&bench, WHOLE + TAIL as u64);
+    let cached = bench.cache.attach(&volume, false).unwrap();
+    assert!(cached.unwrap_err().contains("given up"));
+    assert!(bench.cache.volume("disk1").is_none(), "it has a place");
+    let client = bench.client(1);
+    collide(&*client, 4096);
+    collide(&*client, WHOLE);
+}
+
+/// A program that embeds the server and has no cache at all.
+#[test]
+fn two_that_write_where_there_is_no_cache_lose_nothing() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("disk");
+    File::create(&path).unwrap().set_len(WHOLE + TAIL as u64).unwrap();
+    let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
+    let options = OpenOptions { direct: true, ..OpenOptions::default() };
+    let backing = backing::open_with(&uri, &options).unwrap();
+    let volumes = Arc::new(Volumes::default());
+    volumes.add(Volume::new("disk", backing, 65_536, false)).unwrap();
+    let socket = dir.path().join("socket");
+    let config = ServerConfig {
+        listen: vec![Listen::unix(socket.clone())],
+        threads: 2,
+        ..ServerConfig::default()
+    };
+    let server = Server::start(config, volumes, crate::server::service::pass_through).unwrap();
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    let client = backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap();
+    collide(&*client, 4096);
+    collide(&*client, WHOLE);
+    drop(client);
+    server.stop();
 }

@@ -79,7 +79,12 @@ fn note_taken(outcome: &Result<TakenUp, CannotCome>) -> Digest {
 fn note_growth(outcome: &Result<Growth, CannotGrow>) -> Digest {
     let mut digest = Digest::default();
     match outcome {
-        Ok(g) => digest.all(&[0, g.first_group, g.groups, g.needed]),
+        Ok(Growth { first_group, groups, needed, moves_from: None }) => {
+            digest.all(&[0, *first_group, *groups, *needed]);
+        }
+        Ok(Growth { first_group, groups, needed, moves_from: Some(from) }) => {
+            digest.all(&[1, *first_group, *groups, *needed, *from]);
+        }
         Err(CannotGrow::Unknown) => digest.add(16),
         Err(CannotGrow::Uneven) => digest.add(17),
         Err(CannotGrow::NoRoom) => digest.add(18),
