@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use super::guests::Guests;
 use super::stream::{Socket as Accepted, Stream};
-use super::{ServerError, Shared, locked};
+use super::{Dealt, ServerError, Shared, locked};
 use crate::nbd::server::TlsPolicy;
 
 /// Token of the waker in the accepting thread's poll.
@@ -306,12 +306,8 @@ fn deal(mut stream: Stream, next: &mut usize, shared: &Shared, guests: &Guests) 
     }
     counters.connections.fetch_add(1, Ordering::Relaxed);
     counters.accepted.fetch_add(1, Ordering::Relaxed);
-    let worker = &shared.workers[*next];
+    shared.hand(*next, Dealt { stream, asked: 0 });
     *next = (*next + 1) % shared.workers.len();
-    locked(&worker.queue).push_back(stream);
-    if let Err(e) = worker.waker.wake() {
-        warn!("a worker cannot be woken: {e}");
-    }
 }
 
 fn is_exhaustion(e: &io::Error) -> bool {

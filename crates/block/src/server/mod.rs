@@ -165,9 +165,16 @@ pub struct Counters {
     pub failed: AtomicU64,
 }
 
+/// A connection on its way to a worker.
+struct Dealt {
+    stream: Stream,
+    /// Workers that have found none of theirs to make way for it.
+    asked: usize,
+}
+
 /// A worker as others see it.
 struct WorkerDoor {
-    queue: Mutex<VecDeque<Stream>>,
+    queue: Mutex<VecDeque<Dealt>>,
     waker: Waker,
 }
 
@@ -189,6 +196,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Hands a connection to a worker.
+    fn hand(&self, worker: usize, dealt: Dealt) {
+        let worker = &self.workers[worker];
+        locked(&worker.queue).push_back(dealt);
+        if let Err(e) = worker.waker.wake() {
+            warn!("a worker cannot be woken: {e}");
+        }
+    }
+
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }

@@ -292,6 +292,38 @@ fn connections_that_ask_nothing_make_way() {
     assert!(counters.made_way.load(Ordering::Relaxed) >= 17);
 }
 
+/// A worker whose connections are all in use looks to the others for one that makes way.
+#[test]
+fn a_connection_of_another_worker_makes_way() {
+    let bench = Bench::start(1 << 20, |config| {
+        config.threads = 2;
+        config.connections = 4;
+        config.gives_way = Duration::ZERO;
+    });
+    // Dealt in turn: those of one worker ask, those of the other do not.
+    let mut streams: Vec<UnixStream> = Vec::new();
+    for number in 0..4u64 {
+        let mut stream = UnixStream::connect(bench.socket("socket")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        enter(&mut stream);
+        if number.is_multiple_of(2) {
+            stream.write_all(&request(command::FLUSH, 0, number, 0, 0)).unwrap();
+            stream.read_exact(&mut [0; 16]).unwrap();
+        }
+        streams.push(stream);
+    }
+    let counters = bench.server.as_ref().unwrap().counters();
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let mut late = UnixStream::connect(bench.socket("socket")).unwrap();
+    late.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    enter(&mut late);
+    assert_eq!((load(&counters.made_way), load(&counters.refused)), (1, 0));
+    for stream in streams.iter_mut().step_by(2) {
+        stream.write_all(&request(command::FLUSH, 0, 9, 0, 0)).unwrap();
+        stream.read_exact(&mut [0; 16]).unwrap();
+    }
+}
+
 /// One address does not take all connections.
 #[test]
 fn one_address_does_not_have_all_connections() {

@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use super::service::{Answer, Service};
 use super::stream::{Read1, Stream};
 use super::volume::{Client, Volume};
-use super::{Shared, locked};
+use super::{Dealt, Shared, locked};
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
 use crate::quiet::Quiet;
@@ -377,11 +377,17 @@ impl<S: Service> Worker<S> {
         loop {
             // The lock is let go before the connection is set up.
             let next = locked(&self.shared.workers[self.index].queue).pop_front();
-            let Some(mut stream) = next else { return };
+            let Some(Dealt { mut stream, asked }) = next else { return };
             let counters = &self.shared.counters;
             if counters.connections.load(Ordering::Relaxed) > self.shared.config.connections
                 && !self.make_way()
             {
+                // Another worker may have one that asks nothing.
+                let (asked, workers) = (asked + 1, self.shared.workers.len());
+                if asked < workers && !self.shared.stopping() {
+                    self.shared.hand((self.index + 1) % workers, Dealt { stream, asked });
+                    continue;
+                }
                 let counters = &self.shared.counters;
                 counters.connections.fetch_sub(1, Ordering::Relaxed);
                 self.shared.refused("all of them ask something, or have not been there for long");

@@ -111,7 +111,7 @@ impl Bench {
         theirs.set_nonblocking(true).unwrap();
         let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
         let stream = Stream::new(socket, TlsPolicy::Off, None);
-        locked(&self.worker.shared.workers[0].queue).push_back(stream);
+        locked(&self.worker.shared.workers[0].queue).push_back(Dealt { stream, asked: 0 });
         self.worker.shared.counters.connections.fetch_add(1, Ordering::Relaxed);
         self.worker.take_new();
         let mut ours = ours;
@@ -294,7 +294,7 @@ fn a_handshake_that_goes_on_by_bytes_ends() {
     theirs.set_nonblocking(true).unwrap();
     let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
     let stream = Stream::new(socket, TlsPolicy::Off, None);
-    locked(&bench.worker.shared.workers[0].queue).push_back(stream);
+    locked(&bench.worker.shared.workers[0].queue).push_back(Dealt { stream, asked: 0 });
     bench.worker.shared.counters.connections.fetch_add(1, Ordering::Relaxed);
     bench.worker.take_new();
     let patience = bench.worker.shared.config.patience;
