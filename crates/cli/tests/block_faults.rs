@@ -364,6 +364,143 @@ fn a_map_that_cannot_be_read_at_the_start() {
     model.check_file(&dir.join("disk"));
 }
 
+/// A cache that was given up is taken back by a command once its device works again, while clients go on: what was written past
+/// it is never answered as it was before.
+#[test]
+#[cfg_attr(
+    any(without = "nbdkit", without = "nbdfuse", without = "fusermount3", without = "fuse"),
+    ignore = "needs nbdkit, nbdfuse, fusermount3 and fuse (Debian: nbdkit, libnbd-bin, fuse3; /dev/fuse)"
+)]
+fn a_cache_that_was_given_up_is_taken_back() {
+    for (placement, kill) in [("set:8", true), ("full", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let device = Device::start(dir, "EIO", placement);
+        let mut daemon = device.serve();
+        let mut s = session(dir);
+        let mut model = Model::new(8);
+        let take_back = || daemon::ask::ask(dir, &["take-back"]);
+        let (code, _, message) = take_back();
+        assert!(code == 1 && message.contains("it is in use"), "{message}");
+        for round in 0..2 {
+            model.work(&mut *s, 400);
+            device.fail(&[WRITES]);
+            daemon.seen.clear();
+            model.work_until(&mut *s, &mut daemon, GIVEN_UP);
+            let (code, _, message) = take_back();
+            assert!(code == 1 && message.contains("did not take"), "{message}");
+            model.work(&mut *s, 200);
+            device.mend(&[WRITES]);
+            // A busy disk may take longer than clients are to wait: then it is asked again.
+            let end = Instant::now() + Duration::from_secs(120);
+            let said = loop {
+                let (code, said, message) = take_back();
+                if code == 0 {
+                    break said;
+                }
+                assert!(Instant::now() < end, "{round}: {message}");
+            };
+            assert!(said.contains("used again"), "{round}: {said}");
+            let now = status(dir);
+            assert!(now["cache"]["given_up"].is_null(), "{now:#}");
+            let before = counter(&now, "fills");
+            model.check_all(&mut *s);
+            model.work(&mut *s, 300);
+            settle(dir);
+            assert!(counter(&status(dir), "fills") > before, "nothing is cached");
+        }
+        drop(s);
+        if kill {
+            daemon.kill()
+        } else {
+            daemon.stop()
+        }
+        let daemon = device.serve();
+        assert!(daemon.seen.iter().any(|line| line.contains("warm from")), "{:#?}", daemon.seen);
+        let mut s = session(dir);
+        model.check_all(&mut *s);
+        model.work(&mut *s, 200);
+        drop(s);
+        daemon.stop();
+        model.check_file(&dir.join("disk"));
+    }
+}
+
+/// The cache is not there, cut short or no cache when the daemon starts: with a flag volumes are served without it, and when it
+/// comes back, by whatever name, it is cold, since they were written to meanwhile.
+#[test]
+fn a_start_without_its_cache() {
+    type Spoil = fn(&Path, &Path);
+    let ways: [(&str, Spoil); 3] = [
+        ("there is no such file", |_, _| ()),
+        ("no block cache", |cache, away| {
+            std::fs::write(cache, &std::fs::read(away).unwrap()[..4 << 10]).unwrap();
+        }),
+        ("no block cache", |cache, _| File::create(cache).unwrap().set_len(64 << 20).unwrap()),
+    ];
+    for (number, (why, spoil)) in ways.into_iter().enumerate() {
+        let dir = prepare(if number == 1 { "full" } else { "set:8" });
+        let dir = dir.path();
+        let daemon = Daemon::start(dir, &[]);
+        let mut s = session(dir);
+        let mut model = Model::new(9);
+        model.work(&mut *s, 600);
+        settle(dir);
+        drop(s);
+        // In both ways its memory is warm, or its device.
+        if number == 0 {
+            daemon.kill()
+        } else {
+            daemon.stop()
+        }
+        let (cache, away) = (dir.join("cache"), dir.join("away"));
+        std::fs::rename(&cache, &away).unwrap();
+        spoil(&cache, &away);
+        let socket = format!("unix:{}", dir.join("another").display());
+        let serve = ["serve", "--cache", cache.to_str().unwrap(), "--listen", &socket];
+        let (code, message) = larder(&serve);
+        let remedy = message.contains("--on-cache-failure serve");
+        assert!(code == Some(1) && message.contains(why) && remedy, "{message}");
+        let mut daemon = Daemon::start(dir, &["--on-cache-failure", "serve"]);
+        assert!(daemon.said("there is no cache") && daemon.said(why), "{:#?}", daemon.seen);
+        let now = status(dir);
+        assert!(now["cache"]["given_up"].as_str().unwrap().contains(why), "{now:#}");
+        assert!(now["alarms"].to_string().contains("pass-through"), "{now:#}");
+        assert_eq!(now["cache"]["path"], cache.to_str().unwrap());
+        let (code, _, message) = daemon::ask::ask(dir, &["take-back"]);
+        assert!(code == 1 && message.contains("start the daemon again"), "{message}");
+        let mut s = session(dir);
+        model.check_all(&mut *s);
+        model.work(&mut *s, 600);
+        drop(s);
+        daemon.stop();
+        model.check_file(&dir.join("disk"));
+        // The first comes back under another name.
+        let place = if number == 0 {
+            away
+        } else {
+            std::fs::rename(&away, &cache).map(|()| cache).unwrap()
+        };
+        let program = || Command::new(env!("CARGO_BIN_EXE_larder"));
+        let daemon = Daemon::start_by(program(), dir, &place, &["--trust-unchanged"]);
+        let cold = "cold: the cache was given up, or volumes were served without it";
+        assert!(daemon.seen.iter().any(|line| line.contains(cold)), "{:#?}", daemon.seen);
+        let mut s = session(dir);
+        model.check_all(&mut *s);
+        model.work(&mut *s, 300);
+        settle(dir);
+        drop(s);
+        daemon.stop();
+        // And is warm from then on.
+        let daemon = Daemon::start_by(program(), dir, &place, &[]);
+        assert!(daemon.seen.iter().any(|line| line.contains("warm from")), "{:#?}", daemon.seen);
+        let mut s = session(dir);
+        model.check_all(&mut *s);
+        drop(s);
+        daemon.stop();
+    }
+}
+
 /// The file under the cache is cut short by somebody, or removed.
 #[test]
 fn a_cache_file_that_is_cut_short_or_removed() {

@@ -41,9 +41,21 @@ pub(crate) enum Refused {
     Failed(io::Error),
 }
 
+/// Says to whoever wants what this process has locked that it is about to end, and worth waiting for: by its name in `/proc`.
+pub fn say_stopping() {
+    // Without it the next start is refused, as it would be by any living process.
+    if let Err(error) = fs::write("/proc/self/comm", STOPPING) {
+        tracing::debug!(%error, "the process cannot be renamed");
+    }
+}
+
 /// A living holder may be about to exit. One that does not show in `/proc` has died with I/O in flight, which a slow disk
 /// may take seconds to finish (or lives in another container, and is then waited for in vain).
 const PATIENCE_WITH_LIVING: Duration = Duration::from_millis(150);
+/// One that has said that it stops ([`say_stopping`]) makes durable what there is, and lets requests under way end.
+const PATIENCE_WITH_STOPPING: Duration = Duration::from_secs(30);
+/// What such a process calls itself: as long as the kernel lets a name be.
+const STOPPING: &str = "larder-stopping";
 const PATIENCE_WITH_DEAD: Duration = Duration::from_secs(10);
 
 /// Locks the whole file for this open file description, waiting a moment for a former owner to be gone entirely.
@@ -86,14 +98,23 @@ fn wait_for(
         }
         let holder = holder_of(fd);
         let gone = holder.as_ref().is_none_or(|h| is_dying(h.pid));
+        let stopping = holder.as_ref().filter(|h| !gone && h.command == STOPPING);
         let patience = match &holder {
             Some(h) if h.pid == std::process::id() => Duration::ZERO,
+            Some(_) if stopping.is_some() => PATIENCE_WITH_STOPPING,
             Some(_) if !gone => PATIENCE_WITH_LIVING,
             _ => PATIENCE_WITH_DEAD,
         };
-        if gone && !waiting {
+        if !waiting && patience > PATIENCE_WITH_LIVING {
             waiting = true;
-            tracing::info!("waiting for a former owner's reads and writes to end{of}");
+            let most = patience.as_secs();
+            match stopping {
+                Some(h) => tracing::info!(
+                    "waiting for process {}, which is stopping, for up to {most} s{of}",
+                    h.pid
+                ),
+                None => tracing::info!("waiting for a former owner's reads and writes to end{of}"),
+            }
         }
         if start.elapsed() >= patience {
             return Err(Refused::Held(holder));

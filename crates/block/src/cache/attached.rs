@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
@@ -218,13 +219,21 @@ impl Attached {
     /// # Errors
     /// When its store cannot.
     pub(super) fn make_durable(&self) -> Result<(), CacheError> {
+        self.make_durable_within(PATIENCE)
+    }
+
+    /// The same, with so much patience.
+    ///
+    /// # Errors
+    /// When its store cannot.
+    pub(super) fn make_durable_within(&self, patience: Duration) -> Result<(), CacheError> {
         let durable = self.volume.about().read_only
-            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(PATIENCE));
+            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(patience));
         durable.then_some(()).ok_or_else(|| CacheError::Volume {
             name: self.name.clone(),
             reason: format!(
                 "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
-                PATIENCE.as_secs()
+                patience.as_secs()
             ),
         })
     }

@@ -56,16 +56,11 @@ impl Cache {
     /// # Errors
     /// What is in the way.
     pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
-        let volume = self.attached(name)?;
+        self.attached(name)?;
         let of = name.to_owned();
+        // Without a cache too: by its lines changes exclude each other, and it may be taken back.
         let decided = self.on_log(move |log| Some(room_to_grow(log.line_space()?, &of, bytes)))?;
-        let uneven = volume.bytes() != volume.cached_bytes();
-        let decided = match decided {
-            Some(decided) => decided.map(|_| ()),
-            None if uneven => Err(CannotGrow::Uneven),
-            None => Ok(()),
-        };
-        let Err(why) = decided else { return Ok(()) };
+        let Some(Err(why)) = decided else { return Ok(()) };
         self.record_growth(name, bytes, &Err(why));
         Err(self.cannot_grow(name, bytes, why))
     }

@@ -17,7 +17,7 @@ use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload
 use super::cell::{Copying, Fill, Load, Message, Out};
 use super::governor::Governor;
 use super::service::{aligned, crcs};
-use super::{Cache, LogInbox, locked, open};
+use super::{Cache, LogInbox, locked};
 
 /// How long the thread sleeps at most: then it looks for regions that have become quiet.
 const TICK: Duration = Duration::from_millis(200);
@@ -153,6 +153,30 @@ impl LogThread {
             flushes: BTreeMap::new(),
             hurried: None,
         }
+    }
+
+    pub(super) fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// What the cache had when it was given up, if it was.
+    pub(super) fn given_up(&self) -> Option<BlockSuperblock> {
+        self.former.clone().filter(|_| self.log.is_none())
+    }
+
+    /// Whether I/O of this thread is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy() > 0
+    }
+
+    /// The cache is used again, with this log.
+    pub(super) fn resume(&mut self, log: TapedLog) {
+        self.charge(&log);
+        *locked(&self.cache.log_stats) = (log.stats(), log.regions_set() as u64);
+        (self.log, self.former) = (Some(log), None);
+        self.ranges.clear();
+        self.flushes.clear();
+        self.commit = true;
     }
 
     /// The superblock in force; none when the cache was given up.
@@ -448,10 +472,10 @@ impl LogThread {
     }
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.
-    fn give_up(&mut self, mut log: TapedLog, error: &dyn std::fmt::Display) {
+    pub(super) fn give_up(&mut self, mut log: TapedLog, error: &dyn std::fmt::Display) {
         tracing::error!(
             "the cache is given up: {error}. Volumes go on without it (pass-through); replace the cache device, format \
-             it and start again"
+             it and start again, or, when it works again, `larder block take-back`"
         );
         *locked(&self.cache.governor.given_up) = Some(error.to_string());
         self.former = Some(log.superblock().clone());
@@ -651,5 +675,5 @@ impl LogShards for Shards<'_> {
 
 const _: fn() = || {
     fn is_send<T: Send>() {}
-    is_send::<open::Region>();
+    is_send::<super::region::Region>();
 };

@@ -3,7 +3,10 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`open`](mod@open) | formatting, opening, and what survives |
+//! | `region` | memory of the map that outlives the process |
 //! | `restore` | the durable map at a start, or a start without it |
+//! | [`without`] | a start without the cache device |
+//! | `takeback` | a cache that was given up is used again |
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
@@ -38,6 +41,7 @@ mod pieces;
 mod prefetch;
 mod range;
 mod record;
+mod region;
 mod restore;
 mod room;
 mod select;
@@ -45,8 +49,10 @@ mod service;
 mod share;
 mod spare;
 mod tables;
+mod takeback;
 #[cfg(test)]
 mod tests;
+pub mod without;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -192,7 +198,9 @@ pub struct Cache {
     recorder: Option<record::Recording>,
     governor: Governor,
     /// Outlives the process; kept for its lock.
-    region: open::Region,
+    region: region::Region,
+    /// There was no cache at the start: the device is none that was formatted.
+    stand_in: bool,
     config: CacheConfig,
 }
 
@@ -310,7 +318,7 @@ impl Cache {
 
     /// The file of the cache was removed: it is used as long as it is open, and no other start will find it.
     pub fn is_unlinked(&self) -> bool {
-        self.device.is_unlinked()
+        !self.stand_in && self.device.is_unlinked()
     }
 
     /// What the drive under the cache reports of its wear, where it does.

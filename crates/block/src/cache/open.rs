@@ -12,12 +12,11 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::Instant;
 
-use larder_base::{ByteSize, Nanos, Rng, UnixSecs, Words};
+use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::record::{TapedLog, TapedShard};
@@ -34,23 +33,19 @@ use larder_format::{PAGE_SIZE, Signature, Uuid};
 use larder_policy::block::{BlockAdmissionConfig, BlockAdmissionError, EvictionBy, VictimPolicy};
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{
-    Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice, SHARED_DIR,
-    SharedError, SharedRegion,
+    Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
 };
 
 use super::cell::{Cell, Out, Tables};
 use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread, QUIET_SECONDS};
 use super::record::Recording;
-use super::restore::{NotRestored, begin_without, marker, note_given_up, restore};
-use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, tables};
+use super::region::Region;
+use super::restore::{NotRestored, Restored, Voided, begin_without, note_given_up, restore};
+use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, region, tables};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"LARDERbc");
-const LAYOUT: u64 = 2;
-/// Words of a region's header.
-const HEADER: usize = 64;
 /// Depth of the queue for fills, and its threads where io_uring cannot be had.
 const FILL_DEPTH: u32 = 256;
 const FILL_THREADS: u32 = 4;
@@ -201,6 +196,24 @@ pub enum CacheError {
         /// Why not.
         reason: String,
     },
+}
+
+impl CacheError {
+    /// Whether there is no cache to be had at all: nothing there, or nothing that is one or can be read. Another process's is
+    /// one, and so is one of another format.
+    pub fn is_of_no_cache(&self) -> bool {
+        match self {
+            CacheError::NotACache { .. } => true,
+            CacheError::Device(error) => {
+                matches!(error, DeviceError::Open { .. } | DeviceError::Io { .. })
+            }
+            CacheError::Superblock { source, .. } => matches!(
+                source,
+                BlockSuperblockError::Damaged | BlockSuperblockError::Shrunk { .. }
+            ),
+            _ => false,
+        }
+    }
 }
 
 /// How the map was found.
@@ -395,165 +408,6 @@ fn not_a_cache(path: String) -> CacheError {
     CacheError::NotACache { path, reason: "it has no superblock of one".to_owned() }
 }
 
-/// Below the state directory: for each cache, by its UUID, the path that it was served by.
-const MAPS: &str = "block-maps";
-
-/// Memory of the map that outlives the process.
-pub(super) struct Region {
-    header: Mutex<Words>,
-    shared: Option<SharedRegion>,
-}
-
-/// A region, the entries and checksums of each shard's map, and why it does not outlive the process, if so.
-type Opened = (Region, Vec<(Words, Words)>, Option<String>);
-
-impl Region {
-    fn name(sb: &BlockSuperblock) -> String {
-        format!("larder-{}", sb.uuid)
-    }
-
-    fn forget(sb: &BlockSuperblock) {
-        if let Err(error) = SharedRegion::remove(Path::new(SHARED_DIR), &Self::name(sb)) {
-            tracing::warn!(%error, "the shared memory of the former cache stays");
-        }
-    }
-
-    /// Notes which cache has a region, and removes those of caches whose file is gone: nobody else would.
-    fn note(state_dir: &Path, sb: &BlockSuperblock, path: &Path) {
-        let dir = state_dir.join(MAPS);
-        let own = sb.uuid.to_string();
-        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-            let Ok(uuid) = entry.file_name().into_string() else { continue };
-            let former = std::fs::read(entry.path()).unwrap_or_default();
-            let former = Path::new(std::ffi::OsStr::from_bytes(&former));
-            // A drive may be put in again.
-            if uuid == own
-                || !former.is_absolute()
-                || former.starts_with("/dev")
-                || former.symlink_metadata().is_ok()
-            {
-                continue;
-            }
-            let name = format!("larder-{uuid}");
-            match SharedRegion::remove(Path::new(SHARED_DIR), &name) {
-                Ok(()) => {
-                    tracing::info!(
-                        "the memory of cache '{}' is removed: that file is gone",
-                        former.display()
-                    );
-                    // If it stays, it is looked at again.
-                    let _ = std::fs::remove_file(entry.path());
-                }
-                Err(error) => tracing::debug!(%error, "the memory of a cache that is gone stays"),
-            }
-        }
-        // Without it, only that memory stays should the file go.
-        let noted = std::path::absolute(path).and_then(|path| {
-            std::fs::create_dir_all(&dir)?;
-            std::fs::write(dir.join(own), path.as_os_str().as_bytes())
-        });
-        if let Err(error) = noted {
-            tracing::debug!(%error, "it is not noted which cache has the memory");
-        }
-    }
-
-    /// The region, and the words of each shard's map.
-    fn open(sb: &BlockSuperblock) -> Result<Opened, CacheError> {
-        let (entries, sums) = Map::words(Shape::of(&sb.layout));
-        let per = (entries + sums).next_multiple_of(8);
-        let total = HEADER + per * sb.layout.shards as usize;
-        let name = Self::name(sb);
-        let dir = Path::new(SHARED_DIR);
-        let mut opened = SharedRegion::open(dir, &name, total as u64 * 8);
-        if matches!(opened, Err(SharedError::SizeDiffers { .. })) {
-            opened = SharedRegion::remove(dir, &name)
-                .and_then(|()| SharedRegion::open(dir, &name, total as u64 * 8));
-        }
-        match opened {
-            Ok(shared) => {
-                let all = shared.words();
-                let maps = (0..sb.layout.shards as usize)
-                    .map(|i| {
-                        let at = HEADER + i * per;
-                        let (e, s) =
-                            (&all[at..at + entries], &all[at + entries..at + entries + sums]);
-                        (Words::from_static(e), Words::from_static(s))
-                    })
-                    .collect();
-                let header = Mutex::new(Words::from_static(&all[..HEADER]));
-                Ok((Region { header, shared: Some(shared) }, maps, None))
-            }
-            Err(e @ SharedError::InUse { .. }) => {
-                Err(CacheError::System { what: "shared memory", reason: e.to_string() })
-            }
-            Err(e) => {
-                let maps = (0..sb.layout.shards).map(|_| (Words::heap(entries), Words::heap(sums)));
-                let region = Region { header: Mutex::new(Words::heap(HEADER)), shared: None };
-                Ok((region, maps.collect(), Some(e.to_string())))
-            }
-        }
-    }
-
-    fn expected(sb: &BlockSuperblock) -> [(usize, u64); 7] {
-        let uuid = u128::from_le_bytes(sb.uuid.0);
-        [
-            (0, MAGIC),
-            (1, LAYOUT),
-            (2, uuid as u64),
-            (3, (uuid >> 64) as u64),
-            (6, u64::from(sb.layout.shards)),
-            (7, u64::from(sb.layout.shard_slots())),
-            (8, sb.key),
-        ]
-    }
-
-    /// Whether the words are those that the last run on this device left, and if not, why.
-    fn is_of(&self, sb: &BlockSuperblock) -> Result<(), String> {
-        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) {
-            return Err("no memory of an earlier run is there".to_owned());
-        }
-        let header = locked(&self.header);
-        for (word, want) in Self::expected(sb) {
-            if header.load(word) != want {
-                return Err("the memory left behind is of another cache".to_owned());
-            }
-        }
-        let (epoch, pending) = (header.load(4), header.load(5));
-        if sb.epoch != epoch && sb.epoch != pending {
-            return Err("the cache has been used by another run since".to_owned());
-        }
-        Ok(())
-    }
-
-    /// Makes the words nobody's.
-    pub(super) fn disown(&self) {
-        locked(&self.header).store(0, 0);
-    }
-
-    pub(super) fn announce(&self, epoch: u64) {
-        locked(&self.header).store(5, epoch);
-    }
-
-    pub(super) fn own(&self, sb: &BlockSuperblock) {
-        let mut header = locked(&self.header);
-        header.store(4, sb.epoch);
-        header.store(5, sb.epoch);
-        for (word, value) in Self::expected(sb).into_iter().rev() {
-            header.store(word, value);
-        }
-    }
-
-    /// After a clean stop all of it is on the device.
-    pub(super) fn release(&self) {
-        self.disown();
-        if let Some(shared) = &self.shared
-            && let Err(error) = std::fs::remove_file(shared.path())
-        {
-            tracing::debug!(%error, "the shared memory of the map stays");
-        }
-    }
-}
-
 impl Attached {
     /// What tells later whether the store changed: zeros if that cannot be found out.
     pub(super) fn identity(&self) -> [u8; 64] {
@@ -596,9 +450,8 @@ pub fn open(
     {
         tracing::warn!("the map of the cache has not all of its room: {error}");
     }
-    let was_given_up = marker(&config.state_dir, &sb);
-    let voided = was_given_up.exists();
-    if voided {
+    let voided = Voided::find(&config.state_dir, &sb, path);
+    if voided.is_any() {
         // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
         sb.volumes.clear();
         sb.generation += 1 << 20;
@@ -609,8 +462,10 @@ pub fn open(
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
     }
-    let in_memory =
-        if voided { Err("the cache was given up".to_owned()) } else { region.is_of(&sb) };
+    let in_memory = match voided.why() {
+        Some(why) => Err(why.to_owned()),
+        None => region.is_of(&sb),
+    };
     let plan = plan_volumes(&mut sb, volumes, config.trust_unchanged)?;
     let governor = Governor::new(&config, &sb, path.to_owned())?;
 
@@ -619,7 +474,7 @@ pub fn open(
     let shared = in_memory.is_ok();
     if !shared {
         region.disown();
-        words.iter_mut().for_each(|(e, s)| [e, s].into_iter().for_each(clear));
+        words.iter_mut().for_each(|(e, s)| [e, s].into_iter().for_each(region::clear));
     }
     let making = config.making();
     let mut maps: Vec<Map> = words
@@ -660,18 +515,61 @@ pub fn open(
         (Err(why), _) => Warmth::Cold(why),
     };
     let superblock = restored.as_ref().map_or(planned, |r| r.log.superblock().clone());
-    let generation = superblock.generation;
-    if voided
-        && restored.is_some()
-        && let Err(error) = std::fs::remove_file(&was_given_up)
-    {
-        tracing::warn!(%error, "'{}' stays: the next start will be cold too", was_given_up.display());
+    if restored.is_some() {
+        voided.forget();
     }
+    let begun = Begun {
+        device,
+        superblock,
+        region,
+        maps,
+        records: plan.records,
+        governor,
+        restored,
+        given_up,
+        warmth,
+        stand_in: false,
+    };
+    begin(config, volumes, begun)
+}
 
+/// What a cache begins with.
+pub(super) struct Begun {
+    pub device: FlashDevice,
+    pub superblock: BlockSuperblock,
+    pub region: Region,
+    pub maps: Vec<Map>,
+    /// One for each volume.
+    pub records: Vec<VolumeRecord>,
+    pub governor: Governor,
+    pub restored: Option<Restored>,
+    /// Why it is not used, if it is not.
+    pub given_up: Option<String>,
+    pub warmth: Warmth,
+    /// The device is none that was formatted.
+    pub stand_in: bool,
+}
+
+/// Begins a run: from here on volumes are served.
+///
+/// # Errors
+/// [`CacheError`].
+pub(super) fn begin(
+    config: CacheConfig,
+    volumes: &[Arc<Volume>],
+    begun: Begun,
+) -> Result<CacheHandle, CacheError> {
+    let Begun { device, superblock, region, maps, records, governor, restored, .. } = begun;
+    let Begun { given_up, warmth, stand_in, .. } = begun;
+    let layout = superblock.layout;
+    let placing = Placing::of(&layout, superblock.key);
+    let generation = superblock.generation;
     let mut attached = BTreeMap::new();
-    for (spec, record) in volumes.iter().zip(&plan.records) {
+    for (spec, record) in volumes.iter().zip(&records) {
         let volume = Attached::new(spec, governor.next_id(), record, &superblock, &config)?;
-        volume.make_durable()?;
+        if given_up.is_none() {
+            volume.make_durable()?;
+        }
         attached.insert(spec.name().to_owned(), volume);
     }
     governor.set_volumes(attached.values().cloned().collect());
@@ -727,6 +625,7 @@ pub fn open(
         recorder,
         governor,
         region,
+        stand_in,
         config,
     });
     let log = restored.map(|restored| {
@@ -761,14 +660,6 @@ pub(super) fn limits(fill_memory: ByteSize, layout: &Layout) -> BlockLimits {
     // A group at least: a cache that fills nothing is none.
     let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);
     BlockLimits { fills, ..BlockLimits::default() }
-}
-
-fn clear(words: &mut Words) {
-    for at in 0..words.len() {
-        if words.load(at) != 0 {
-            words.store(at, 0);
-        }
-    }
 }
 
 /// The volumes of a run.

@@ -1,7 +1,9 @@
 //! The durable map at a start: read, and the run begun on the device; or the device fails, and volumes are served without it.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use larder_base::{HashKey, KeyHasher};
 use larder_engine::block::map::{Map, Slot};
 use larder_engine::block::{IoFailed, LineId, MapLog, Regions, SlotId, Sum};
 use larder_format::block::BlockSuperblock;
@@ -9,21 +11,83 @@ use larder_format::block::superblock::COPY_BYTES;
 use larder_runtime::{Device, FlashDevice, plain};
 
 use super::log::CacheIo;
-use super::open::{CacheConfig, CacheError, QUIET, Region, VolumePlan};
+use super::open::{CacheConfig, CacheError, QUIET, VolumePlan};
+use super::region::{MAPS, Region};
 use super::tables;
 
-/// Is there as long as what is on the device must not be used.
-pub(super) fn marker(dir: &Path, sb: &BlockSuperblock) -> PathBuf {
-    dir.join(format!("given-up-{}", sb.uuid))
+/// Is there as long as what is on the device of that UUID must not be used.
+fn marker(dir: &Path, uuid: &str) -> PathBuf {
+    dir.join(format!("given-up-{uuid}"))
+}
+
+/// Is there as long as the cache at `path`, whichever that is, must not be used.
+fn passed_by(dir: &Path, path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let hash = KeyHasher::new(HashKey([0; 16])).hash(path.as_os_str().as_bytes());
+    dir.join(format!("passed-by-{:016x}", hash.0))
+}
+
+/// Writes a note durably.
+fn note(dir: &Path, note: &Path, text: &str) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    std::fs::write(note, text)?;
+    std::fs::File::open(note)?.sync_all()?;
+    std::fs::File::open(dir)?.sync_all()
 }
 
 /// Notes durably that the next start must not use what is on the device.
 pub(super) fn note_given_up(dir: &Path, sb: &BlockSuperblock) -> std::io::Result<()> {
-    let marker = marker(dir, sb);
-    std::fs::create_dir_all(dir)?;
-    std::fs::write(&marker, b"the cache was given up\n")?;
-    std::fs::File::open(&marker)?.sync_all()?;
-    std::fs::File::open(dir)?.sync_all()
+    note(dir, &marker(dir, &sb.uuid.to_string()), "the cache was given up\n")
+}
+
+/// Forgets that, once the device has an empty map.
+pub(super) fn forget_given_up(dir: &Path, uuid: &str) {
+    Voided(vec![marker(dir, uuid)]).forget();
+}
+
+/// Notes durably that volumes are served without the cache that should be at `path`: it must not be used, when it comes back,
+/// nor must any other that was served with this state directory. `uuid` is what is known of it.
+pub(super) fn note_passed_by(dir: &Path, path: &Path, uuid: Option<&str>) -> std::io::Result<()> {
+    let mut known: Vec<String> = uuid.map(str::to_owned).into_iter().collect();
+    for entry in std::fs::read_dir(dir.join(MAPS)).into_iter().flatten() {
+        known.extend(entry?.file_name().into_string().ok());
+    }
+    for uuid in known {
+        note(dir, &marker(dir, &uuid), "volumes were served without the cache\n")?;
+    }
+    note(dir, &passed_by(dir, path), &format!("{}\n", path.display()))
+}
+
+/// Notes that say that what is on a device must not be used.
+pub(super) struct Voided(Vec<PathBuf>);
+
+impl Voided {
+    /// Those on the device with this superblock, at `path`.
+    pub(super) fn find(dir: &Path, sb: &BlockSuperblock, path: &Path) -> Voided {
+        let mut notes = vec![marker(dir, &sb.uuid.to_string()), passed_by(dir, path)];
+        notes.retain(|note| note.exists());
+        Voided(notes)
+    }
+
+    pub(super) fn is_any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// In words.
+    pub(super) fn why(&self) -> Option<&'static str> {
+        self.is_any().then_some("the cache was given up, or volumes were served without it")
+    }
+
+    /// The device has an empty map now.
+    pub(super) fn forget(&self) {
+        for note in &self.0 {
+            if let Err(error) = std::fs::remove_file(note)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(%error, "'{}' stays: the next start will be cold too", note.display());
+            }
+        }
+    }
 }
 
 /// The durable map as a start has found it.
@@ -143,7 +207,8 @@ pub(super) fn restore(
     Ok(Restored { log, records: recovered.records, whole })
 }
 
-fn next_epoch(last: u64) -> Result<u64, CacheError> {
+/// By chance how far on, and never back.
+pub(super) fn next_epoch(last: u64) -> Result<u64, CacheError> {
     let random = larder_runtime::machine::random()
         .map_err(|e| CacheError::System { what: "a random number", reason: e.to_string() })?;
     Ok(last + 1 + (random >> 32))

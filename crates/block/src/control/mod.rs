@@ -7,6 +7,7 @@
 //! | `socket` | the socket, of mode 0600, and a thread for each of its few connections |
 //! | [`client`] | its other end |
 //! | [`status`] | everything that is counted, as it is shown |
+//! | `waiting` | volumes whose store was not there at the start |
 //! | [`http`] | the live page and `/metrics` |
 
 pub mod client;
@@ -16,6 +17,7 @@ pub mod protocol;
 mod select;
 mod socket;
 pub mod status;
+mod waiting;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +39,8 @@ use status::{
     CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime, Status,
     StoreStatus, TotalStatus, VolumeStatus,
 };
+use waiting::WaitingVolumes;
+pub use waiting::{Absent, RETRY};
 
 /// Opens a store for a volume that is attached: with what the daemon was started with, and to be read only if so asked.
 pub type OpenStore = dyn Fn(&Uri, bool) -> Result<Box<dyn Backing>, BackingError> + Send + Sync;
@@ -71,6 +75,7 @@ pub struct Control {
     wear: Mutex<Option<(Instant, Option<Wear>)>>,
     /// One attach or detach at a time.
     changing: Mutex<()>,
+    waiting: WaitingVolumes,
 }
 
 impl std::fmt::Debug for Control {
@@ -157,6 +162,7 @@ impl Control {
             version,
             wear: Mutex::default(),
             changing: Mutex::default(),
+            waiting: WaitingVolumes::default(),
         })
     }
 
@@ -180,6 +186,11 @@ impl Control {
                 self.detach(&volume, disconnect, patience, go_on)
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
+            Request::TakeBack {} => {
+                let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+                self.cache.take_back()?;
+                Ok(json!({}))
+            }
             Request::Drop { volume } => self.drop_lines(&volume, go_on),
             Request::Select { volume, rule, ranges, partition, label, disk_bytes } => {
                 let wanted = select::Wanted { rule, ranges, partition, label, disk_bytes };
@@ -245,6 +256,20 @@ impl Control {
             )));
         }
         let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
+        let attached = self.attach_store(name, store, trust)?;
+        self.forget_waiting(name);
+        Ok(attached)
+    }
+
+    /// The rest of it, once the store is open. Only one at a time.
+    fn attach_store(
+        &self,
+        name: &str,
+        store: Box<dyn Backing>,
+        trust: bool,
+    ) -> Result<Value, Refusal> {
+        let usage = |e: String| Refusal { message: e, usage: true };
+        let uri = store.uri().to_owned();
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         self.volumes.check_twin(&volume).map_err(|e| refused(e.to_string()))?;
@@ -257,7 +282,7 @@ impl Control {
         tracing::info!("volume '{name}' is attached: {uri}, {how}");
         Ok(json!({
             "volume": name,
-            "uri": uri.to_string(),
+            "uri": uri,
             "bytes": volume.about().size,
             "read_only": volume.about().read_only,
             "warm": warm.is_ok(),
@@ -274,6 +299,10 @@ impl Control {
     ) -> Result<Value, Refusal> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(volume) = self.volumes.remove(name) else {
+            if self.forget_waiting(name) {
+                tracing::info!("volume '{name}' is not waited for any more");
+                return Ok(json!({ "volume": name, "durable": true }));
+            }
             return Err(self.cache.attached(name).map_or_else(Refusal::from, |_| {
                 refused(format!("volume '{name}' is being detached already"))
             }));
@@ -435,8 +464,10 @@ impl Control {
             tls_refused: load(&c.tls_refused),
             requests: load(&c.requests),
         };
-        let volumes: Vec<VolumeStatus> =
+        let mut volumes: Vec<VolumeStatus> =
             self.volumes.all().iter().map(|v| self.volume_status(v)).collect();
+        volumes.extend(self.waiting.status());
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
         let t = stats.totals;
         let latencies = cache.latencies();
         let wear = self.wear();

@@ -54,6 +54,8 @@ pub enum Request {
         #[serde(default)]
         seconds: Option<u64>,
     },
+    /// The cache, which was given up, is to be used again.
+    TakeBack {},
     /// All lines of a volume are to go, and if it is not attached, all that is known of it.
     Drop {
         /// Its name.

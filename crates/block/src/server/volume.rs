@@ -1,7 +1,7 @@
 //! What is exported, and under which name.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::health::Health;
@@ -194,6 +194,8 @@ fn no_twin(map: &BTreeMap<String, Arc<Volume>>, volume: &Volume) -> Result<(), V
 pub struct Volumes {
     // A plain map: a lock is taken per connection, not per request.
     map: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// Volumes that are to come.
+    awaited: AtomicUsize,
 }
 
 impl Volumes {
@@ -251,6 +253,11 @@ impl Volumes {
         self.map.write().unwrap_or_else(PoisonError::into_inner).remove(name)
     }
 
+    /// So many more are to come: which is the only one is not said until then.
+    pub fn set_awaited(&self, count: usize) {
+        self.awaited.store(count, Ordering::SeqCst);
+    }
+
     /// All of them, by name.
     pub fn all(&self) -> Vec<Arc<Volume>> {
         self.map.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
@@ -263,7 +270,7 @@ impl Exports for Volumes {
     /// The empty name is that of the only volume.
     fn find(&self, name: &str) -> Option<Arc<Volume>> {
         let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-        if name.is_empty() && map.len() == 1 {
+        if name.is_empty() && map.len() == 1 && self.awaited.load(Ordering::SeqCst) == 0 {
             return map.values().next().cloned();
         }
         map.get(name).cloned()

@@ -232,10 +232,8 @@ impl Device {
         Device { listen, control, volumes, hands, reports, counters }
     }
 
-    /// The device's thread: until `stopped` is closed.
-    pub(super) fn run(mut self, up: Up, stopped: &Receiver<()>) {
-        let name = up.volume.name().to_owned();
-        let mut up = Some(up);
+    /// The device's thread, for the volume of that name: until `stopped` is closed.
+    pub(super) fn run(mut self, name: &str, mut up: Option<Up>, stopped: &Receiver<()>) {
         // Somebody else has ended the device: it comes back with the volume, not before.
         let mut ended = false;
         // What was said last of why there is no device, and when to try again.
@@ -245,7 +243,7 @@ impl Device {
             if stopped.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
                 break;
             }
-            let there = self.volumes.find(&name).filter(|v| !v.is_closing());
+            let there = self.volumes.find(name).filter(|v| !v.is_closing());
             match &mut up {
                 Some(now) => {
                     let left = self.reports.try_recv();

@@ -132,7 +132,7 @@ pub struct UblkState {
 }
 
 /// The driver, asked on behalf of each address, and no device yet.
-pub struct UblkDoors(Vec<(UblkListen, Control)>);
+pub struct UblkDoors(Vec<(UblkListen, Control)>, Vec<String>);
 
 fn listen_error(listen: &UblkListen, reason: impl Into<String>) -> ServerError {
     ServerError::Listen { address: listen.to_string(), reason: reason.into() }
@@ -152,7 +152,7 @@ impl UblkDoors {
             let control = Control::open(plain).map_err(|reason| listen_error(listen, reason))?;
             doors.push((listen.clone(), control));
         }
-        Ok(UblkDoors(doors))
+        Ok(UblkDoors(doors, Vec::new()))
     }
 
     /// How many there are.
@@ -160,13 +160,15 @@ impl UblkDoors {
         self.0.len()
     }
 
-    /// Whether each has its volume, and its number is free, or of a device that it may take over.
+    /// Whether each has its volume, and its number is free, or of a device that it may take over. Those of the volumes `later`
+    /// have theirs when it comes.
     ///
     /// # Errors
     /// [`ServerError`] naming the first of which that is not so.
-    pub fn check(&mut self, volumes: &Volumes) -> Result<(), ServerError> {
+    pub fn check(&mut self, volumes: &Volumes, later: &[String]) -> Result<(), ServerError> {
+        self.1 = later.to_vec();
         for (listen, control) in &mut self.0 {
-            let volume = find(listen, volumes)?;
+            let Some(volume) = find(listen, volumes, later)? else { continue };
             device::find(control, listen.id, &volume)
                 .map_err(|reason| listen_error(listen, reason))?;
         }
@@ -174,11 +176,24 @@ impl UblkDoors {
     }
 }
 
-fn find(listen: &UblkListen, volumes: &Volumes) -> Result<Arc<Volume>, ServerError> {
-    volumes.find(&listen.volume).ok_or_else(|| match &*listen.volume {
-        "" => listen_error(listen, "there are several volumes: say which with ,volume=NAME"),
-        volume => listen_error(listen, format!("there is no volume '{volume}'")),
-    })
+/// Its volume; `None` if that is one of those that come `later`.
+fn find(
+    listen: &UblkListen,
+    volumes: &Volumes,
+    later: &[String],
+) -> Result<Option<Arc<Volume>>, ServerError> {
+    if later.contains(&listen.volume) {
+        return Ok(None);
+    }
+    match (volumes.find(&listen.volume), &*listen.volume) {
+        // Of several one may not be there yet.
+        (Some(volume), "") if later.is_empty() => Ok(Some(volume)),
+        (_, "") => {
+            Err(listen_error(listen, "there are several volumes: say which with ,volume=NAME"))
+        }
+        (Some(volume), _) => Ok(Some(volume)),
+        (None, volume) => Err(listen_error(listen, format!("there is no volume '{volume}'"))),
+    }
 }
 
 /// Devices that are there, until they are stopped or dropped.
@@ -220,7 +235,7 @@ impl UblkServer {
     {
         let mut server = UblkServer::default();
         for (number, (listen, control)) in doors.0.into_iter().enumerate() {
-            let volume = find(&listen, volumes)?;
+            let volume = find(&listen, volumes, &doors.1)?;
             let counters: Arc<UblkCounters> = Arc::default();
             let (reports, heard) = mpsc::channel();
             let mut hands = Vec::new();
@@ -247,16 +262,17 @@ impl UblkServer {
                     .map_err(system("a thread"))?;
                 hands.push(Hand::new(orders, waker, thread));
             }
-            let name = volume.name().to_owned();
+            let name = volume.as_ref().map_or(&*listen.volume, |v| v.name()).to_owned();
             let seen = counters.clone();
             let mut device =
                 Device::new(listen.clone(), control, volumes.clone(), hands, heard, seen);
-            let up = device.bring_up(&volume).map_err(|reason| listen_error(&listen, reason))?;
-            drop(volume);
+            let up = volume.map(|volume| device.bring_up(&volume)).transpose();
+            let up = up.map_err(|reason| listen_error(&listen, reason))?;
+            let of = name.clone();
             let (stop, stopped) = mpsc::channel();
             let thread = std::thread::Builder::new()
                 .name(format!("ublk-{number}"))
-                .spawn(move || device.run(up, &stopped))
+                .spawn(move || device.run(&of, up, &stopped))
                 .map_err(system("a thread"))?;
             server.devices.push(Running {
                 stop: Some(stop),

@@ -93,6 +93,19 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Before the volume has come: no front end sees it.
+    pub fn none() -> Shape {
+        let size_max = (MAX_TRANSFER / SEG_MAX / 4096 * 4096).max(4096);
+        Shape {
+            sectors: 0,
+            max_transfer: MAX_TRANSFER,
+            size_max,
+            read_only: true,
+            discard: false,
+            preferred: 4096,
+        }
+    }
+
     /// That of a store with lines of `preferred` bytes before it.
     pub fn new(about: &About, preferred: u32) -> Shape {
         let max_transfer = MAX_TRANSFER.min(about.maximum) / 4096 * 4096;

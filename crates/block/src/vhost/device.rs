@@ -21,7 +21,7 @@ use super::inflight::Inflight;
 use super::memory::Shared;
 use super::request::{self, Malformed, Parsed, Piece, What, status};
 use super::ring::{Kept, Ring, Waiting};
-use crate::nbd::server::Command;
+use crate::nbd::server::{Command, Export};
 use crate::server::Volume;
 use crate::server::service::{Answer, Service};
 
@@ -99,7 +99,7 @@ pub(super) struct Ready {
 
 pub(super) struct Device<S> {
     pub(super) name: String,
-    /// None while it is put aside.
+    /// None while it is put aside, or has not come yet.
     pub(super) volume: Option<Arc<Volume>>,
     pub(super) shape: Shape,
     pub(super) counters: Arc<VhostCounters>,
@@ -136,19 +136,19 @@ pub(super) struct Device<S> {
 impl<S: Service> Device<S> {
     pub(super) fn new(
         name: String,
-        volume: Arc<Volume>,
-        preferred: u32,
+        volume: Option<Arc<Volume>>,
         service: S,
         poll: Poll,
         buffer_bytes: usize,
     ) -> Device<S> {
-        let shape = Shape::new(&volume.about(), preferred);
+        let of = |v: &Arc<Volume>| Shape::new(&v.about(), v.info().block.preferred);
+        let shape = volume.as_ref().map_or_else(Shape::none, of);
         // One request of the longest must always fit, whatever is asked for.
         let least = (shape.max_transfer as usize).next_power_of_two();
         Device {
             name,
             shape,
-            volume: Some(volume),
+            volume,
             counters: Arc::default(),
             service,
             poll,

@@ -117,7 +117,7 @@ impl fmt::Display for VhostListen {
 }
 
 /// Sockets of devices that are bound, and nobody is served at yet. Dropped, they go.
-pub struct VhostDoors(Vec<Door>);
+pub struct VhostDoors(Vec<Door>, Vec<String>);
 
 struct Door {
     name: String,
@@ -137,7 +137,8 @@ impl VhostDoors {
             let (listener, path) = bind_unix(&name, &listen.path, access)?;
             Ok(Door { name, volume: listen.volume.clone(), listener, path })
         };
-        listen.iter().map(door).collect::<Result<_, _>>().map(VhostDoors)
+        let doors = listen.iter().map(door).collect::<Result<_, _>>()?;
+        Ok(VhostDoors(doors, Vec::new()))
     }
 
     /// How many there are.
@@ -145,22 +146,34 @@ impl VhostDoors {
         self.0.len()
     }
 
-    /// Whether each has its volume.
+    /// Whether each has its volume. Those of the volumes `later` have theirs when it comes.
     ///
     /// # Errors
     /// [`ServerError`] naming the first that has none.
-    pub fn check(&self, volumes: &Volumes) -> Result<(), ServerError> {
-        self.0.iter().try_for_each(|door| door.find(volumes).map(drop))
+    pub fn check(&mut self, volumes: &Volumes, later: &[String]) -> Result<(), ServerError> {
+        self.1 = later.to_vec();
+        self.0.iter().try_for_each(|door| door.find(volumes, later).map(drop))
     }
 }
 
 impl Door {
-    fn find(&self, volumes: &Volumes) -> Result<Arc<Volume>, ServerError> {
+    /// Its volume; `None` if that is one of those that come `later`.
+    fn find(
+        &self,
+        volumes: &Volumes,
+        later: &[String],
+    ) -> Result<Option<Arc<Volume>>, ServerError> {
         let bad = |reason: String| ServerError::Listen { address: self.name.clone(), reason };
-        volumes.find(&self.volume).ok_or_else(|| match &*self.volume {
-            "" => bad("there are several volumes: say which with ,volume=NAME".into()),
-            volume => bad(format!("there is no volume '{volume}'")),
-        })
+        if later.contains(&self.volume) {
+            return Ok(None);
+        }
+        match (volumes.find(&self.volume), &*self.volume) {
+            // Of several one may not be there yet.
+            (Some(volume), "") if later.is_empty() => Ok(Some(volume)),
+            (_, "") => Err(bad("there are several volumes: say which with ,volume=NAME".into())),
+            (Some(volume), _) => Ok(Some(volume)),
+            (None, volume) => Err(bad(format!("there is no volume '{volume}'"))),
+        }
     }
 }
 
@@ -227,8 +240,9 @@ impl VhostServer {
     {
         let mut server = VhostServer::default();
         for (number, door) in doors.0.into_iter().enumerate() {
-            let volume = door.find(volumes)?;
-            let Door { name, listener, path, .. } = door;
+            let volume = door.find(volumes, &doors.1)?;
+            let Door { name, listener, path, volume: of } = door;
+            let of = volume.as_ref().map_or(of, |v| v.name().to_owned());
             let poll = Poll::new().map_err(system("epoll"))?;
             let waker = Waker::new(poll.registry(), Token(WAKE)).map_err(system("eventfd"))?;
             let fd = listener.as_raw_fd();
@@ -237,9 +251,7 @@ impl VhostServer {
                 .register(&mut SourceFd(&fd), Token(LISTEN), Interest::READABLE)
                 .map_err(system("epoll"))?;
             let service = service(number, registry, SERVICE).map_err(system("a device's rings"))?;
-            let preferred = volume.info().block.preferred;
-            let of = volume.name().to_owned();
-            let device = Device::new(name.clone(), volume, preferred, service, poll, buffer_bytes);
+            let device = Device::new(name.clone(), volume, service, poll, buffer_bytes);
             let place = Place { name: of.clone(), volumes: volumes.clone() };
             let counters = device.counters.clone();
             let stopping = Arc::new(AtomicBool::new(false));

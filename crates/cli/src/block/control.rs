@@ -148,6 +148,14 @@ pub(crate) struct DropArgs {
     daemon: Daemon,
 }
 
+/// Uses a cache again that was given up because its device failed, when that works again: it begins with nothing in it, and
+/// volumes are served all the while
+#[derive(Debug, clap::Args)]
+pub(crate) struct TakeBackArgs {
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
 /// Says whether a block is cached and where, or what keeps it from being
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
@@ -226,6 +234,12 @@ pub(crate) fn drop_lines(args: &DropArgs) -> Result<(), CliError> {
             ""
         };
         Ok(format!("{}: {} lines dropped{gone}", args.volume, answer["dropped_lines"]))
+    })
+}
+
+pub(crate) fn take_back(args: &TakeBackArgs) -> Result<(), CliError> {
+    args.daemon.print(&Request::TakeBack {}, |_| {
+        Ok("the cache is used again, and begins with nothing in it".to_owned())
     })
 }
 

@@ -6,6 +6,7 @@ mod format;
 mod select;
 mod serve;
 mod store;
+mod tell;
 mod upkeep;
 
 use crate::config_file::{Resolved, WithFile};
@@ -27,6 +28,7 @@ enum Command {
     Attach(control::AttachArgs),
     Detach(control::DetachArgs),
     Drop(control::DropArgs),
+    TakeBack(control::TakeBackArgs),
     Explain(control::ExplainArgs),
     Pin(select::PinArgs),
     Never(select::NeverArgs),
@@ -56,6 +58,7 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
         Command::Attach(args) => control::attach(&args),
         Command::Detach(args) => control::detach(&args),
         Command::Drop(args) => control::drop_lines(&args),
+        Command::TakeBack(args) => control::take_back(&args),
         Command::Explain(args) => control::explain(&args),
         Command::Pin(args) => select::pin(&args),
         Command::Never(args) => select::never(&args),

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_block::backing::{self, Uri};
-use larder_block::cache::{Cache, CacheConfig, Cached, RulesConfig, Share, Warmth, open};
-use larder_block::control::{Control, ControlServer, http};
-use larder_block::server::{Doors, Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
+use larder_block::cache::{CacheConfig, Cached, RulesConfig, Share, Warmth, open, without};
+use larder_block::control::{Absent, Control, ControlServer, http};
+use larder_block::server::{
+    Doors, Listen, Server, ServerConfig, TlsFiles, Volume, VolumeError, Volumes,
+};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
-use larder_format::block::Placement;
+use larder_format::block::{Layout, Placement};
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, VictimPolicy,
 };
@@ -26,6 +28,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::format::failed;
 use super::store::StoreArgs;
+use super::tell;
 use crate::error::CliError;
 use crate::signals::{self, Meaning};
 
@@ -110,6 +113,10 @@ pub(crate) struct Args {
     /// The cache: a file or device that `larder block format` has prepared
     #[arg(long, value_name = "PATH")]
     cache: PathBuf,
+    /// Where there is no such cache at the start, or it is cut short or cannot be read: end with an error, or serve the volumes
+    /// without it (with an alarm; when it comes back it is cold). While it runs a cache that fails never stops the volumes
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnCacheFailure::Fail)]
+    on_cache_failure: OnCacheFailure,
     /// A volume and its store: file:PATH, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX; NAME
     /// is the export's. May be given several times; `larder block attach` adds more
     #[arg(long = "volume", value_name = "NAME=URI", value_parser = volume)]
@@ -201,6 +208,13 @@ pub(crate) struct Args {
     tls: TlsArgs,
     #[command(flatten)]
     budget: BudgetArgs,
+}
+
+/// What becomes of a start without its cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnCacheFailure {
+    Serve,
+    Fail,
 }
 
 /// Who may connect to Unix sockets.
@@ -447,17 +461,9 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             return Err(usage(&format!("--read-only-volume {name}: no --volume has that name")));
         }
     }
-    let size = match args.cache.metadata() {
-        Ok(meta) => meta.len(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(runtime(&format!(
-                "cache '{}': there is no such file or device: `larder block format {} --size SIZE` makes one",
-                args.cache.display(),
-                args.cache.display()
-            )));
-        }
-        Err(e) => return Err(runtime(&format!("cache '{}': {}", args.cache.display(), plain(&e)))),
-    };
+    // First of all: a former daemon that is stopping has sockets and stores until it ends.
+    let state_dir = state_dir(args.state_dir.as_ref());
+    let _alone = claim(&state_dir)?;
     let wanted = args.http.as_ref().filter(|text| !matches!(text.as_str(), "off" | "none"));
     let page = wanted.map(|address| bind_page(address)).transpose()?;
     let workers = usize::from(args.threads);
@@ -474,7 +480,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     };
     // What cannot be had is found out before the cache is touched; clients that come meanwhile wait.
     let doors = Doors::open(&server_config).map_err(|e| usage(&e))?;
-    let vhost = VhostDoors::open(&vhost, sockets).map_err(|e| usage(&e))?;
+    let mut vhost = VhostDoors::open(&vhost, sockets).map_err(|e| usage(&e))?;
     let mut ublk = UblkDoors::open(&ublk, args.ublk_plain).map_err(|e| usage(&e))?;
     if ublk.count() > 0 && !larder_runtime::machine::serve_the_kernel() {
         // Before any thread is there: they inherit it.
@@ -482,8 +488,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             "this process may be made to wait for its own disks when memory is short: it lacks CAP_SYS_RESOURCE"
         );
     }
-    let layout = open::layout_of(&args.cache).map_err(failed)?;
-    if layout.placement() != Placement::Full {
+    let found = find_cache(args)?;
+    if let Ok((layout, _)) = &found
+        && layout.placement() != Placement::Full
+    {
         let without = |flag: &str, value: &dyn std::fmt::Display| {
             let (cache, placement) = (args.cache.display(), layout.placement());
             usage(&format!(
@@ -497,27 +505,51 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             return Err(without("--evict", &args.evict));
         }
     }
-    // A sparse file seems to be larger than it will be.
-    let most = layout.capacity() * u64::from(layout.line);
-    let size = if layout.is_sparse() { most } else { size };
-    if let Some(free) = larder_runtime::machine::shortfall(&args.cache, size) {
-        warn!("{}", super::will_not_fit(&args.cache, size, free));
+    if let Ok((layout, size)) = &found {
+        // A sparse file seems to be larger than it will be.
+        let most = layout.capacity() * u64::from(layout.line);
+        let size = if layout.is_sparse() { most } else { *size };
+        if let Some(free) = larder_runtime::machine::shortfall(&args.cache, size) {
+            warn!("{}", super::will_not_fit(&args.cache, size, free));
+        }
     }
+    let line = found.as_ref().map_or(without::LINE, |(layout, _)| layout.line);
     let volumes = Arc::new(Volumes::default());
-    let state_dir = state_dir(args.state_dir.as_ref());
-    let _alone = claim(&state_dir)?;
     let stores = args.stores.clone();
+    let waits = stores.waits();
     let (all_read_only, dir) = (args.read_only, state_dir.clone());
     let open_store = move |uri: &Uri, read_only: bool| {
         backing::open_with(uri, &stores.options(all_read_only || read_only, &dir))
     };
+    let mut absent: Vec<Absent> = Vec::new();
     for (name, uri) in &args.volumes {
         let read_only = args.read_only_volumes.contains(name);
-        let store = open_store(uri, read_only).map_err(|e| runtime(&e))?;
-        volumes.add(Volume::new(name, store, layout.line, true)).map_err(|e| usage(&e))?;
+        if absent.iter().any(|a| a.name == *name) {
+            return Err(usage(&VolumeError::Exists(name.clone())));
+        }
+        match open_store(uri, read_only) {
+            Ok(store) => {
+                volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
+            }
+            Err(e) if waits => {
+                Volumes::check_name(name).map_err(|e| usage(&e))?;
+                if volumes.all().iter().any(|v| v.name() == name) {
+                    return Err(usage(&VolumeError::Exists(name.clone())));
+                }
+                let read_only = all_read_only || read_only;
+                let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
+                absent.push(Absent { name, uri, read_only, why });
+            }
+            Err(e) => {
+                return Err(runtime(&format!(
+                    "volume '{name}': {e} (with --on-backing-failure wait the other volumes are served meanwhile)"
+                )));
+            }
+        }
     }
-    vhost.check(&volumes).map_err(|e| usage(&e))?;
-    ublk.check(&volumes).map_err(|e| usage(&e))?;
+    let later: Vec<String> = absent.iter().map(|a| a.name.clone()).collect();
+    vhost.check(&volumes, &later).map_err(|e| usage(&e))?;
+    ublk.check(&volumes, &later).map_err(|e| usage(&e))?;
     let first_disk = workers + vhost.count();
     let config = CacheConfig {
         write: args.write,
@@ -535,8 +567,13 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         record: args.record.clone().map(|file| RecordConfig { file, limit: args.record_limit.0 }),
         rules: RulesConfig { shares: args.shares.clone(), budget },
     };
-    let handle = open::open(&args.cache, config, &volumes.all()).map_err(failed)?;
+    let handle = match &found {
+        Ok(_) => open::open(&args.cache, config, &volumes.all()),
+        Err(why) => without::open_without(&args.cache, config, &volumes.all(), why),
+    };
+    let handle = handle.map_err(failed)?;
     let cache = handle.cache().clone();
+    let layout = cache.layout();
     let stats = cache.stats();
     let how = match &handle.warmth {
         Warmth::Memory => "warm from memory".to_owned(),
@@ -607,6 +644,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         how,
         env!("CARGO_PKG_VERSION"),
     );
+    control.wait_for(absent).map_err(|e| runtime(&format!("a thread: {e}")))?;
     let socket = listen_for_control(&control, args.control.as_ref(), &state_dir)?;
     let page = page
         .map(|socket| http::start(socket, control.clone(), &args.http_hosts))
@@ -633,14 +671,16 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             Meaning::Stop => break,
             Meaning::Reload => server.reload(),
             Meaning::User => {
-                tell(&control);
-                tell_record(&cache);
+                tell::counters(&control);
+                tell::record(&cache);
             }
             Meaning::Nothing => signals::tell_ignored(signal),
         }
     }
     // A supervisor that is not there is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    // The next start waits for it.
+    larder_runtime::say_stopping();
     // Whoever asks twice does not want to wait: what is on flash is found again all the same. One stop often comes as two
     // signals, to the process and to its group.
     let asked = Instant::now();
@@ -657,15 +697,46 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     info!("stopping");
     // Nothing is attached or detached any more.
     drop(socket);
+    control.end_waiting();
     disks.stop();
     devices.stop();
     server.stop();
-    tell(&control);
+    tell::counters(&control);
     drop(page);
     drop(control);
     drop(cache);
     handle.stop();
     Ok(())
+}
+
+/// The layout of the cache and the bytes of its file or device; or why there is none, where volumes are served without it.
+fn find_cache(args: &Args) -> Result<Result<(Layout, u64), String>, CliError> {
+    let name = args.cache.display();
+    let (why, error) = match args.cache.metadata() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let why = format!("cache '{name}': there is no such file or device");
+            let remedy = format!("`larder block format {name} --size SIZE` makes one");
+            (why.clone(), CliError::Runtime(format!("{why}: {remedy}")))
+        }
+        Err(e) => {
+            let why = format!("cache '{name}': {}", plain(&e));
+            (why.clone(), CliError::Runtime(why))
+        }
+        Ok(meta) => match open::layout_of(&args.cache) {
+            Ok(layout) => return Ok(Ok((layout, meta.len()))),
+            Err(e) if !e.is_of_no_cache() => return Err(failed(e)),
+            Err(e) => (e.to_string(), failed(e)),
+        },
+    };
+    if args.on_cache_failure == OnCacheFailure::Serve {
+        return Ok(Err(why));
+    }
+    Err(match error {
+        CliError::Runtime(text) => CliError::Runtime(format!(
+            "{text} (with --on-cache-failure serve volumes are served without it)"
+        )),
+        other => other,
+    })
 }
 
 /// The state directory for this daemon alone: two would write each other's notes, and the operator would ask the wrong one.
@@ -706,14 +777,6 @@ fn start_log() {
         .try_init();
 }
 
-/// How recording goes, where it was asked for.
-fn tell_record(cache: &Cache) {
-    if let Some(record) = cache.record_stats() {
-        let ended = record.ended.unwrap_or("it goes on");
-        info!("record: {} records, {}: {ended}", record.records, ByteSize(record.bytes));
-    }
-}
-
 fn bind_page(address: &str) -> Result<std::net::TcpListener, CliError> {
     if address.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
         return Err(CliError::Usage(format!(
@@ -749,40 +812,4 @@ fn listen_for_control(
             Ok(None)
         }
     }
-}
-
-/// The counters, for the log.
-fn tell(control: &Control) {
-    let status = control.status();
-    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
-    let share = |part: u64, of: u64| if of == 0 { 0.0 } else { 100.0 * part as f64 / of as f64 };
-    let read = count("read_lines");
-    info!(
-        "lines read {read}, of them {:.1} % from flash and {:.1} % shared with others; written {}; filled {}, evicted {}, \
-         updated {}, dropped {}; corrupt {}, errors of the cache {}, of volumes {}",
-        share(count("read_hits"), read),
-        share(count("read_shared"), read),
-        count("write_lines"),
-        count("fills"),
-        count("evicted"),
-        count("updated"),
-        count("dropped"),
-        count("corrupt"),
-        count("flash_errors"),
-        count("backing_errors"),
-    );
-    let verdicts: Vec<String> =
-        status.verdicts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    info!(
-        "verdicts: {}; map: {} records, {} snapshots, {} regions with a bit{}",
-        verdicts.join(", "),
-        count("log_records"),
-        count("log_snapshots"),
-        status.cache.regions_marked,
-        if status.cache.given_up.is_none() {
-            ""
-        } else {
-            "; the cache was given up, volumes are in pass-through"
-        },
-    );
 }

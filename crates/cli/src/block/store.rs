@@ -16,7 +16,8 @@ enum OnFailure {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// While a store over a network (NBD, S3) cannot be reached: let I/O wait for as long as it takes, or fail it after
-    /// --backing-give-up
+    /// --backing-give-up. With wait, a store of any kind that is not there at the start keeps no other volume: its own is served
+    /// when it comes
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnFailure::Fail)]
     on_backing_failure: OnFailure,
     /// Seconds without such a store after which I/O fails
@@ -34,6 +35,11 @@ pub(crate) struct StoreArgs {
 }
 
 impl StoreArgs {
+    /// Whether volumes wait for their stores.
+    pub(super) fn waits(&self) -> bool {
+        self.on_backing_failure == OnFailure::Wait
+    }
+
     /// For the opening of a store; `state` is the daemon's directory.
     pub(crate) fn options(&self, read_only: bool, state: &Path) -> OpenOptions {
         let give_up = Duration::from_secs(u64::from(self.backing_give_up));

@@ -181,6 +181,7 @@ fn serve(
         break;
     }
     sd_notify::notify(&[sd_notify::NotifyState::Stopping]).ok();
+    larder_runtime::say_stopping();
     drop(page);
     server.stop();
     larder_kv::server::Store::shutdown(&*store, clock.now());

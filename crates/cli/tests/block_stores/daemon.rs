@@ -11,6 +11,7 @@ use larder_block::control::client;
 use larder_block::control::protocol::Request;
 use larder_block::op::{Done, Failure, Op};
 use larder_runtime::{AlignedBuf, Payload};
+use serde_json::Value;
 
 /// For the object store of `s3.rs`.
 pub(crate) const CREDENTIALS: [(&str, &str); 4] = [
@@ -76,6 +77,13 @@ impl Host {
 
     /// Starts the daemon.
     pub(crate) fn start(&self) -> Daemon {
+        let mut daemon = self.spawn();
+        daemon.wait_for("ready");
+        daemon
+    }
+
+    /// Starts the daemon, and does not wait for it.
+    pub(crate) fn spawn(&self) -> Daemon {
         let mut child = self.command().stderr(Stdio::piped()).spawn().unwrap();
         let stderr = child.stderr.take().unwrap();
         let (tell, log) = channel();
@@ -87,9 +95,7 @@ impl Host {
             }
         });
         let socket = self.dir.join("socket");
-        let mut daemon = Daemon { child, log, seen: Vec::new(), socket };
-        daemon.wait_for("ready");
-        daemon
+        Daemon { child, log, seen: Vec::new(), socket }
     }
 
     /// What a command of `larder block` says to its daemon's answer.
@@ -166,8 +172,23 @@ impl Daemon {
         if kill { self.kill() } else { self.stop() }
     }
 
+    /// Has it stop, and does not wait for that.
+    pub(crate) fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        let control = self.socket.with_file_name("state").join("block.sock");
+        client::ask(&control, &Request::Status {}, &mut |_| {}).unwrap()
+    }
+
     pub(crate) fn client(&self) -> Client {
-        let uri = format!("nbd+unix:///disk?socket={}", self.socket.display());
+        self.client_of("disk")
+    }
+
+    pub(crate) fn client_of(&self, volume: &str) -> Client {
+        let uri = format!("nbd+unix:///{volume}?socket={}", self.socket.display());
         let backing =
             backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap();
         Client { session: backing.session().unwrap() }

@@ -194,6 +194,24 @@ impl Store {
         volume.set_size(bytes);
     }
 
+    /// All connections go, and nobody gets another.
+    pub(crate) fn leave(&mut self) {
+        self.volume = None;
+        if let Some(server) = self.server.take() {
+            server.stop();
+        }
+    }
+
+    /// It is there again.
+    pub(crate) fn come_back(&mut self) {
+        self.serve();
+    }
+
+    /// What it keeps its bytes in.
+    pub(crate) fn file(&self) -> &Path {
+        &self.disk
+    }
+
     /// All connections go; the store comes back after a while.
     pub(crate) fn cut(&mut self, away: Duration) {
         self.server.take().unwrap().stop();

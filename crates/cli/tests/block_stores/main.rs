@@ -7,6 +7,7 @@
     reason = "a test of a process waits for it"
 )]
 
+mod absent;
 mod daemon;
 mod faulty;
 mod s3;

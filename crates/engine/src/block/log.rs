@@ -403,6 +403,29 @@ impl MapLog {
         Ok(())
     }
 
+    /// The log of a device whose durable map becomes empty now, whatever is on it: of a cache that was given up and is taken
+    /// back. `superblock` is what rules there, or later; `epoch` is one that no run had. Counters go on from `stats`. What was
+    /// written when this fails is an empty map, or the one before.
+    ///
+    /// # Errors
+    /// If the device does not take it.
+    pub fn take_back(
+        mut superblock: BlockSuperblock,
+        epoch: u64,
+        idle: Nanos,
+        stats: LogStats,
+        io: &mut impl LogIo,
+    ) -> Result<MapLog, LogFailed> {
+        // As after a format: the first change of the superblock writes every page of the write-intent map before it.
+        superblock.epoch = 0;
+        // Far from every log that was ever written.
+        superblock.generation += 1 << 20;
+        superblock.snapshot = false;
+        let mut log = MapLog { stats, ..MapLog::fresh(superblock, idle) };
+        log.update(io, |sb| sb.epoch = epoch)?;
+        Ok(log)
+    }
+
     /// Shard `shard` asks for the bit of `region`.
     pub fn ask(&mut self, shard: u32, region: u32) {
         self.asked.push_back((shard, region));

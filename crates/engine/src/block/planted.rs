@@ -94,6 +94,8 @@ faults! {
     IfFreeDisplaces,
     /// What the operator has said something else of is read ahead.
     AheadIgnoresRule,
+    /// A cache that is taken back has the lines that it had when it was given up.
+    TakenBackWithLines,
 }
 
 impl super::BlockShard {

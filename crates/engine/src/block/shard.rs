@@ -758,6 +758,32 @@ impl BlockShard {
         self.end_paging(now, fx);
     }
 
+    /// The opposite of [`BlockShard::disable`]: the cache is used again, and nothing is in it. `map` is an empty map, and the
+    /// durable map is empty too by now, with no bit set in the write-intent map. All lines must be
+    /// [locked](BlockShard::lock_range), and every backing store durable since then: changes that were made meanwhile have no
+    /// bit. Returns whether it is done. It is not while anything is under way, and not where the placement is sparse.
+    pub fn begin_anew(&mut self, mut map: Map) -> bool {
+        if self.enabled || self.paging.is_some() || !self.is_idle() {
+            return false;
+        }
+        map.begin();
+        if !self.planted(Planted::TakenBackWithLines) {
+            self.map = map;
+        }
+        self.reserved.clear();
+        self.waiting_fills.clear();
+        (self.fills, self.copies, self.behind) = (0, 0, 0);
+        self.changed = SlotSet::default();
+        self.taken.clear();
+        self.dirty.clear();
+        self.asked.clear();
+        self.left = Left::new(SlotSet::default());
+        self.present = RegionSet::default();
+        self.voids = Voids::default();
+        self.enabled = true;
+        true
+    }
+
     /// The bytes of `line` are in `slot`.
     pub(super) fn publish(&mut self, slot: SlotId, line: LineId, sum: Sum) {
         self.map.publish(slot, line, sum);

@@ -35,6 +35,7 @@ pub(crate) struct Seen {
     pub(crate) stops: u64,
     pub(crate) warm_lines: u64,
     pub(crate) lost_devices: u64,
+    pub(crate) taken_back: u64,
     pub(crate) snapshots: u64,
     pub(crate) cleared: u64,
     pub(crate) ranges: u64,
@@ -65,7 +66,7 @@ impl Seen {
     pub(crate) fn add(&mut self, o: Seen) {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
-            kills_in_log power_cuts stops warm_lines lost_devices snapshots cleared ranges waited copied cleaned logs
+            kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused);
     }
 
@@ -91,6 +92,7 @@ impl Seen {
             self.stops,
             self.warm_lines,
             self.lost_devices,
+            self.taken_back,
             self.snapshots,
             self.cleared,
             self.ranges,

@@ -820,6 +820,9 @@ impl World {
     }
 
     fn act(&mut self) -> Result<(), String> {
+        if self.log.is_none() && self.rng.chance(0.03) {
+            return self.take_back();
+        }
         let idle = self.ops.len() < if self.trims { 2 } else { 24 };
         match self.rng.below(1000) {
             0..100 if idle && self.most_ahead > 0 && !self.trims => self.scan_on(),

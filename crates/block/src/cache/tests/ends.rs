@@ -150,3 +150,88 @@ fn two_that_write_where_there_is_no_cache_lose_nothing() {
     drop(client);
     server.stop();
 }
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// It is given up and taken back again and again while a client writes and reads: what was changed past it is never answered as
+/// it was before, then and after a start from memory and from the device.
+#[test]
+fn a_cache_that_was_given_up_is_taken_back() {
+    for ways in [8, FULL] {
+        let mut bench = bench(&[8 << 20], 32 << 20, Shape { ways, ..SHAPE });
+        let refused = bench.cache.take_back().unwrap_err().to_string();
+        assert!(refused.contains("it is in use"), "{refused}");
+        let marker =
+            bench.dir.path().join("state").join(format!("given-up-{}", bench.cache.uuid()));
+        let client = bench.client(0);
+        let done = AtomicBool::new(false);
+        let seen = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut session, mut rng) = (client.session().unwrap(), Rng::new(7));
+                let mut versions = vec![0u8; 256];
+                while !done.load(Ordering::SeqCst) {
+                    let place = rng.below(256) as usize;
+                    let (at, wanted) = (place as u64 * 20_000, versions[place]);
+                    let found = bytes(one(&mut *session, read(at, 9_000)));
+                    assert!(found.iter().all(|&b| b == wanted), "{place}: {}", found[0]);
+                    if rng.chance(0.5) {
+                        versions[place] = rng.range(1, 256) as u8;
+                        one(&mut *session, write(at, 9_000, versions[place])).outcome.unwrap();
+                    }
+                    seen.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            // A test that fails ends.
+            let _ends = Ends(&done);
+            let pass = |steps| {
+                let until = seen.load(Ordering::SeqCst) + steps;
+                let end = Instant::now() + Duration::from_secs(120);
+                while seen.load(Ordering::SeqCst) < until && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            };
+            for _ in 0..4 {
+                pass(200);
+                give_up(&bench);
+                assert!(marker.exists());
+                pass(100);
+                // A busy disk may take longer than clients are to wait: then it is asked again.
+                let end = Instant::now() + Duration::from_secs(120);
+                while let Err(error) = bench.cache.take_back() {
+                    println!("{error}");
+                    assert!(Instant::now() < end, "{error}");
+                }
+                assert!(bench.cache.is_enabled() && !marker.exists());
+                assert_eq!(bench.cache.why_given_up(), None);
+            }
+            pass(300);
+            done.store(true, Ordering::SeqCst);
+        });
+        bench.settle();
+        assert!(bench.cache.count_lines() > 0, "it is used again");
+        let whole = std::fs::read(bench.disk(0)).unwrap();
+        let check = |bench: &Bench| {
+            let client = bench.client(0);
+            let mut session = client.session().unwrap();
+            for _ in 0..2 {
+                for at in (0..whole.len()).step_by(1 << 20) {
+                    let found = bytes(one(&mut *session, read(at as u64, 1 << 20)));
+                    assert!(found[..] == whole[at..at + (1 << 20)], "{at}");
+                }
+            }
+        };
+        check(&bench);
+        drop(client);
+        let warmth;
+        (bench, warmth) = bench.restart();
+        assert!(matches!(warmth, Warmth::Log(_)), "{warmth:?}");
+        check(&bench);
+    }
+}

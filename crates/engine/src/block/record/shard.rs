@@ -9,6 +9,7 @@ use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
 use crate::block::api::{
     BlockEffects, IoFailed, IoId, LineId, OpId, Part, PartKind, SlotId, Sum, Verdict,
 };
+use crate::block::map::Map;
 use crate::block::paging::TableChange;
 use crate::block::shard::{BlockShard, MapRecord};
 use crate::kv::record::bytes::put;
@@ -604,6 +605,11 @@ impl TapedShard {
     /// [`BlockShard::disable`].
     pub fn disable(&mut self, now: Nanos, fx: &mut impl BlockEffects) {
         told!(self, now, fx, Input::Disable, |s, f| s.disable(now, f));
+    }
+
+    /// [`BlockShard::begin_anew`], for which a record has no word: not done while one is made.
+    pub fn begin_anew(&mut self, map: Map) -> bool {
+        self.tape.is_none() && self.shard.begin_anew(map)
     }
 
     /// Reads the next record of a stream, tells the shard the same, and says what was decided then and now.

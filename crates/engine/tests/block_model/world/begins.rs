@@ -7,8 +7,8 @@ use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, LineId, MapLog,
-    Regions, SlotId, Sum, read_table,
+    BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, LineId, LogStats,
+    MapLog, Regions, SlotId, Sum, read_table,
 };
 use larder_format::Uuid;
 use larder_format::block::BlockSuperblock;
@@ -161,5 +161,49 @@ impl World {
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
         Ok(())
+    }
+
+    /// As a daemon does it while every line is locked. Returns whether the device has taken it.
+    pub(super) fn begin_anew(&mut self) -> Result<bool, String> {
+        let read = |world: &World, copy: u64| -> Vec<u8> {
+            world.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
+        };
+        let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
+            .map_err(|e| e.to_string())?;
+        let (epoch, idle) = (sb.epoch + 1, Nanos::from_millis(30));
+        let log = MapLog::take_back(sb, epoch, idle, LogStats::default(), &mut self.io());
+        #[allow(unused_mut, reason = "faults are planted with a feature")]
+        let Ok(mut log) = log else { return Ok(false) };
+        #[cfg(feature = "planted")]
+        if let Some(fault) = self.options.fault {
+            log.plant(fault);
+        }
+        let (placing, shape) = (Placing::of(&self.layout, KEY), Shape::of(&self.layout));
+        let making = Making {
+            replacement: Replacement::ALL[self.rng.below(5) as usize],
+            reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
+            evict: EvictionBy::default(),
+        };
+        for (i, shard) in self.shards.iter_mut().enumerate() {
+            let (entries, sums) = Map::words(shape);
+            let (mut entries, mut sums) = (Words::heap(entries), Words::heap(sums));
+            entries.share_fuse(self.fuse.clone());
+            sums.share_fuse(self.fuse.clone());
+            let map = Map::new(entries, sums, placing, i as u32, shape, making);
+            if !shard.begin_anew(map) {
+                return Err(format!("shard {i} is not taken back: {}", shard.under_way()));
+            }
+            #[cfg(feature = "planted")]
+            if let Some(fault) = self.options.fault {
+                shard.plant(fault);
+            }
+        }
+        self.generation = log.superblock().generation;
+        self.log = Some(log);
+        self.void = false;
+        self.rotten.clear();
+        self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
+        self.know_what_is_durable();
+        Ok(true)
     }
 }

@@ -122,6 +122,20 @@ impl World {
         ))
     }
 
+    /// The device works again, and the cache that was given up is used again in the same run, from nothing.
+    pub(super) fn take_back(&mut self) -> Result<(), String> {
+        self.drain()?;
+        if self.layout.is_sparse() {
+            return Ok(());
+        }
+        self.script.push(format!("{} taken back", self.time));
+        self.device.borrow_mut().dead = false;
+        self.volatile.clear();
+        let taken = self.begin_anew()?;
+        self.seen.taken_back += u64::from(taken);
+        if taken { self.check_map() } else { Ok(()) }
+    }
+
     pub(super) fn stop(&mut self) -> Result<(), String> {
         self.drain()?;
         self.seen.stops += 1;

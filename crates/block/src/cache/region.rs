@@ -1,0 +1,224 @@
+//! Memory of the map that outlives the process.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Mutex;
+
+use larder_base::Words;
+use larder_engine::block::address::Placing;
+use larder_engine::block::map::{Making, Map, Shape};
+use larder_format::block::BlockSuperblock;
+use larder_runtime::{SHARED_DIR, SharedError, SharedRegion};
+
+use super::locked;
+use super::open::CacheError;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"LARDERbc");
+const LAYOUT: u64 = 2;
+/// Words of a region's header.
+const HEADER: usize = 64;
+
+/// Below the state directory: for each cache, by its UUID, the path that it was served by.
+pub(super) const MAPS: &str = "block-maps";
+
+/// Memory of the map that outlives the process.
+pub(super) struct Region {
+    header: Mutex<Words>,
+    shared: Option<SharedRegion>,
+}
+
+/// A region, the entries and checksums of each shard's map, and why it does not outlive the process, if so.
+pub(super) type Opened = (Region, Vec<(Words, Words)>, Option<String>);
+
+impl Region {
+    fn name(sb: &BlockSuperblock) -> String {
+        format!("larder-{}", sb.uuid)
+    }
+
+    pub(super) fn forget(sb: &BlockSuperblock) {
+        if let Err(error) = SharedRegion::remove(Path::new(SHARED_DIR), &Self::name(sb)) {
+            tracing::warn!(%error, "the shared memory of the former cache stays");
+        }
+    }
+
+    /// Notes which cache has a region, and removes those of caches whose file is gone: nobody else would.
+    pub(super) fn note(state_dir: &Path, sb: &BlockSuperblock, path: &Path) {
+        let dir = state_dir.join(MAPS);
+        let own = sb.uuid.to_string();
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let Ok(uuid) = entry.file_name().into_string() else { continue };
+            let former = std::fs::read(entry.path()).unwrap_or_default();
+            let former = Path::new(std::ffi::OsStr::from_bytes(&former));
+            // A drive may be put in again.
+            if uuid == own
+                || !former.is_absolute()
+                || former.starts_with("/dev")
+                || former.symlink_metadata().is_ok()
+            {
+                continue;
+            }
+            let name = format!("larder-{uuid}");
+            match SharedRegion::remove(Path::new(SHARED_DIR), &name) {
+                Ok(()) => {
+                    tracing::info!(
+                        "the memory of cache '{}' is removed: that file is gone",
+                        former.display()
+                    );
+                    // If it stays, it is looked at again.
+                    let _ = std::fs::remove_file(entry.path());
+                }
+                Err(error) => tracing::debug!(%error, "the memory of a cache that is gone stays"),
+            }
+        }
+        // Without it, only that memory stays should the file go.
+        let noted = std::path::absolute(path).and_then(|path| {
+            std::fs::create_dir_all(&dir)?;
+            std::fs::write(dir.join(own), path.as_os_str().as_bytes())
+        });
+        if let Err(error) = noted {
+            tracing::debug!(%error, "it is not noted which cache has the memory");
+        }
+    }
+
+    /// The region, and the words of each shard's map.
+    pub(super) fn open(sb: &BlockSuperblock) -> Result<Opened, CacheError> {
+        let (entries, sums) = Map::words(Shape::of(&sb.layout));
+        let total = HEADER + per_shard(entries, sums) * sb.layout.shards as usize;
+        let name = Self::name(sb);
+        let dir = Path::new(SHARED_DIR);
+        let mut opened = SharedRegion::open(dir, &name, total as u64 * 8);
+        if matches!(opened, Err(SharedError::SizeDiffers { .. })) {
+            opened = SharedRegion::remove(dir, &name)
+                .and_then(|()| SharedRegion::open(dir, &name, total as u64 * 8));
+        }
+        match opened {
+            Ok(shared) => {
+                let all = shared.words();
+                let maps =
+                    (0..sb.layout.shards as usize).map(|i| parts(all, i, entries, sums)).collect();
+                let header = Mutex::new(Words::from_static(&all[..HEADER]));
+                Ok((Region { header, shared: Some(shared) }, maps, None))
+            }
+            Err(e @ SharedError::InUse { .. }) => {
+                Err(CacheError::System { what: "shared memory", reason: e.to_string() })
+            }
+            Err(e) => {
+                let maps = (0..sb.layout.shards).map(|_| (Words::heap(entries), Words::heap(sums)));
+                let region = Region { header: Mutex::new(Words::heap(HEADER)), shared: None };
+                Ok((region, maps.collect(), Some(e.to_string())))
+            }
+        }
+    }
+
+    /// One that nobody finds again: of a cache that is none.
+    pub(super) fn private() -> Region {
+        Region { header: Mutex::new(Words::heap(HEADER)), shared: None }
+    }
+
+    /// Maps of all shards with nothing in them, in the same memory. Those that have it so far must not be used any more.
+    pub(super) fn empty_maps(
+        &self,
+        sb: &BlockSuperblock,
+        placing: Placing,
+        making: Making,
+    ) -> Vec<Map> {
+        let shape = Shape::of(&sb.layout);
+        let (entries, sums) = Map::words(shape);
+        let all = self.shared.as_ref().map(SharedRegion::words);
+        let of = |shard: usize| match all {
+            Some(all) => parts(all, shard, entries, sums),
+            None => (Words::heap(entries), Words::heap(sums)),
+        };
+        (0..sb.layout.shards)
+            .map(|shard| {
+                let (mut entries, mut sums) = of(shard as usize);
+                clear(&mut entries);
+                clear(&mut sums);
+                Map::new(entries, sums, placing, shard, shape, making)
+            })
+            .collect()
+    }
+
+    fn expected(sb: &BlockSuperblock) -> [(usize, u64); 7] {
+        let uuid = u128::from_le_bytes(sb.uuid.0);
+        [
+            (0, MAGIC),
+            (1, LAYOUT),
+            (2, uuid as u64),
+            (3, (uuid >> 64) as u64),
+            (6, u64::from(sb.layout.shards)),
+            (7, u64::from(sb.layout.shard_slots())),
+            (8, sb.key),
+        ]
+    }
+
+    /// Whether the words are those that the last run on this device left, and if not, why.
+    pub(super) fn is_of(&self, sb: &BlockSuperblock) -> Result<(), String> {
+        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) {
+            return Err("no memory of an earlier run is there".to_owned());
+        }
+        let header = locked(&self.header);
+        for (word, want) in Self::expected(sb) {
+            if header.load(word) != want {
+                return Err("the memory left behind is of another cache".to_owned());
+            }
+        }
+        let (epoch, pending) = (header.load(4), header.load(5));
+        if sb.epoch != epoch && sb.epoch != pending {
+            return Err("the cache has been used by another run since".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Makes the words nobody's.
+    pub(super) fn disown(&self) {
+        locked(&self.header).store(0, 0);
+    }
+
+    pub(super) fn announce(&self, epoch: u64) {
+        locked(&self.header).store(5, epoch);
+    }
+
+    pub(super) fn own(&self, sb: &BlockSuperblock) {
+        let mut header = locked(&self.header);
+        header.store(4, sb.epoch);
+        header.store(5, sb.epoch);
+        for (word, value) in Self::expected(sb).into_iter().rev() {
+            header.store(word, value);
+        }
+    }
+
+    /// After a clean stop all of it is on the device.
+    pub(super) fn release(&self) {
+        self.disown();
+        if let Some(shared) = &self.shared
+            && let Err(error) = std::fs::remove_file(shared.path())
+        {
+            tracing::debug!(%error, "the shared memory of the map stays");
+        }
+    }
+}
+
+fn per_shard(entries: usize, sums: usize) -> usize {
+    (entries + sums).next_multiple_of(8)
+}
+
+/// The words of a shard's map.
+fn parts(
+    all: &'static [std::sync::atomic::AtomicU64],
+    shard: usize,
+    entries: usize,
+    sums: usize,
+) -> (Words, Words) {
+    let at = HEADER + shard * per_shard(entries, sums);
+    let (e, s) = (&all[at..at + entries], &all[at + entries..at + entries + sums]);
+    (Words::from_static(e), Words::from_static(s))
+}
+
+pub(super) fn clear(words: &mut Words) {
+    for at in 0..words.len() {
+        if words.load(at) != 0 {
+            words.store(at, 0);
+        }
+    }
+}

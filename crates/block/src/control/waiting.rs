@@ -1,0 +1,177 @@
+//! Volumes whose store could not be opened at the start, and that are attached when it can be.
+//!
+//! Each has a thread of its own: a store that keeps whoever opens it waiting keeps no other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Control;
+use super::status::{StoreStatus, VolumeStatus};
+use crate::backing::Uri;
+
+/// Between the end of one attempt and the next.
+pub const RETRY: Duration = Duration::from_secs(5);
+
+/// A volume that waits for its store.
+#[derive(Clone, Debug)]
+pub struct Absent {
+    /// Its name.
+    pub name: String,
+    /// Its store.
+    pub uri: Uri,
+    /// It will only be read.
+    pub read_only: bool,
+    /// Why the store could not be opened, last.
+    pub why: String,
+}
+
+struct Waiting {
+    absent: Absent,
+    since: Instant,
+    /// Attempts that failed.
+    failed: u64,
+}
+
+#[derive(Default)]
+struct State {
+    volumes: BTreeMap<String, Waiting>,
+    ended: bool,
+}
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct WaitingVolumes {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl WaitingVolumes {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, name: &str) -> bool {
+        let was = self.state().volumes.remove(name).is_some();
+        self.changed.notify_all();
+        was
+    }
+
+    fn has(&self, name: &str) -> bool {
+        let state = self.state();
+        !state.ended && state.volumes.contains_key(name)
+    }
+
+    /// Sleeps until the next attempt. Returns what is to be opened; `None` when there is nothing to wait for any more.
+    fn pause(&self, name: &str) -> Option<Absent> {
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(self.state(), RETRY, |s| !s.ended && s.volumes.contains_key(name))
+            .unwrap_or_else(PoisonError::into_inner);
+        let waiting = state.volumes.get(name).filter(|_| !state.ended)?;
+        Some(waiting.absent.clone())
+    }
+
+    /// An attempt failed. What is new about it is said.
+    fn failed(&self, name: &str, why: String) {
+        let mut state = self.state();
+        let Some(waiting) = state.volumes.get_mut(name) else { return };
+        waiting.failed += 1;
+        if waiting.absent.why != why {
+            tracing::warn!("volume '{name}' waits for its store: {why}");
+            waiting.absent.why = why;
+        }
+    }
+
+    /// They as they are shown.
+    pub(super) fn status(&self) -> Vec<VolumeStatus> {
+        let state = self.state();
+        let show = |waiting: &Waiting| VolumeStatus {
+            name: waiting.absent.name.clone(),
+            uri: waiting.absent.uri.to_string(),
+            read_only: waiting.absent.read_only,
+            rule: larder_policy::block::Rule::ByPolicy.as_str().to_owned(),
+            store: StoreStatus {
+                state: "waiting".into(),
+                since_seconds: Some(waiting.since.elapsed().as_secs()),
+                trouble: Some(format!(
+                    "could not be opened, and is tried again every {} s: {}",
+                    RETRY.as_secs(),
+                    waiting.absent.why
+                )),
+                failures: waiting.failed,
+                last_failure: Some(waiting.absent.why.clone()),
+                ..StoreStatus::default()
+            },
+            ..VolumeStatus::default()
+        };
+        state.volumes.values().map(show).collect()
+    }
+}
+
+impl Control {
+    /// Tries again and again to open the stores of these volumes, and attaches each when its store is there: what is cached
+    /// of it is used if it is proved to be unchanged, as with any volume that is attached.
+    ///
+    /// # Errors
+    /// When a thread cannot be had.
+    pub fn wait_for(self: &Arc<Self>, absent: Vec<Absent>) -> io::Result<()> {
+        for absent in absent {
+            let name = absent.name.clone();
+            tracing::error!(
+                "volume '{name}' is not served yet: {}. It is tried again every {} s; the other volumes are served",
+                absent.why,
+                RETRY.as_secs()
+            );
+            let waiting = Waiting { absent, since: Instant::now(), failed: 1 };
+            let count = {
+                let mut state = self.waiting.state();
+                state.volumes.insert(name.clone(), waiting);
+                state.volumes.len()
+            };
+            self.volumes.set_awaited(count);
+            let control = self.clone();
+            std::thread::Builder::new()
+                .name("block-waits".into())
+                .spawn(move || control.wait_for_one(&name))?;
+        }
+        Ok(())
+    }
+
+    fn wait_for_one(&self, name: &str) {
+        while let Some(absent) = self.waiting.pause(name) {
+            let opened = (self.open)(&absent.uri, absent.read_only);
+            let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            // It may have been attached or put aside by hand meanwhile, or the daemon be about to end.
+            if !self.waiting.has(name) {
+                return;
+            }
+            let attached = match opened {
+                Ok(store) => self.attach_store(name, store, false).map_err(|e| e.message),
+                Err(error) => Err(error.to_string()),
+            };
+            match attached {
+                Ok(_) => {
+                    self.forget_waiting(name);
+                    return;
+                }
+                Err(why) => self.waiting.failed(name, why),
+            }
+        }
+    }
+
+    /// Nobody waits for that volume any more. Returns whether somebody did.
+    pub(super) fn forget_waiting(&self, name: &str) -> bool {
+        let was = self.waiting.forget(name);
+        self.volumes.set_awaited(self.waiting.state().volumes.len());
+        was
+    }
+
+    /// No volume is waited for any more, and none is being attached when this returns.
+    pub fn end_waiting(&self) {
+        self.waiting.state().ended = true;
+        self.waiting.changed.notify_all();
+        drop(self.changing.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
