@@ -22,6 +22,7 @@ mod block;
 mod config_file;
 mod error;
 mod kv;
+mod maps;
 mod progress;
 mod replay;
 mod signals;
@@ -63,6 +64,7 @@ enum Command {
     Bench(Box<bench::Args>),
     Block(Box<block::Args>),
     Kv(Box<kv::Args>),
+    Maps(maps::Args),
     Replay(Box<replay::Args>),
     Sim(Box<sim::Args>),
     Trace(Box<trace::Args>),
@@ -74,7 +76,7 @@ impl Command {
     fn has_sockets(&self) -> bool {
         match self {
             Command::Kv(_) | Command::Block(_) | Command::Replay(_) => true,
-            Command::Bench(_) | Command::Sim(_) | Command::Trace(_) => false,
+            Command::Bench(_) | Command::Maps(_) | Command::Sim(_) | Command::Trace(_) => false,
         }
     }
 }
@@ -84,6 +86,7 @@ fn dispatch(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => bench::run(*args),
         Command::Block(args) => block::run(*args),
         Command::Kv(args) => kv::run(&args),
+        Command::Maps(args) => maps::run(&args),
         Command::Replay(args) => replay::run(*args),
         Command::Sim(args) => sim::run(*args),
         Command::Trace(args) => trace::run(*args),

@@ -33,6 +33,7 @@ pub mod latency;
 pub mod listen;
 mod lock;
 pub mod machine;
+pub mod maps;
 pub mod page;
 pub mod record;
 pub mod ring;

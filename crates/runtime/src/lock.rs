@@ -69,15 +69,27 @@ pub(crate) fn lock_shared(fd: BorrowedFd<'_>) -> Result<(), Refused> {
 }
 
 fn lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> Result<(), Refused> {
-    wait_for(fd, "", || {
-        if set_lock(fd, kind)? {
-            if flock(fd, kind).unwrap_or(true) {
-                return Ok(true);
-            }
-            unlock(fd);
+    wait_for(fd, "", || try_lock_as(fd, kind))
+}
+
+/// One attempt at [`lock_exclusive`], for who need not have it.
+pub(crate) fn try_lock_exclusive(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    try_lock_as(fd, libc::F_WRLCK)
+}
+
+fn try_lock_as(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
+    if set_lock(fd, kind)? {
+        if flock(fd, kind).unwrap_or(true) {
+            return Ok(true);
         }
-        Ok(false)
-    })
+        unlock(fd);
+    }
+    Ok(false)
+}
+
+/// Whether another open file has a lock of any part of the file.
+pub(crate) fn is_locked_by_another(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    is_range_locked(fd, (0, 0))
 }
 
 /// Tries again until `attempt` has the lock of `fd`, or a former owner has had its time. `of` is put behind what is said of it.
@@ -304,7 +316,12 @@ fn set_range(fd: BorrowedFd<'_>, kind: libc::c_int, range: (i64, i64)) -> io::Re
 
 /// Whether another open file has a lock of that byte.
 fn is_locked(fd: BorrowedFd<'_>, at: i64) -> io::Result<bool> {
-    let mut request = request(libc::F_WRLCK, (at, 1));
+    is_range_locked(fd, (at, 1))
+}
+
+/// The same of bytes from the first on, so many; none for all.
+fn is_range_locked(fd: BorrowedFd<'_>, range: (i64, i64)) -> io::Result<bool> {
+    let mut request = request(libc::F_WRLCK, range);
     lock_call(fd, libc::F_OFD_GETLK, &mut request)?;
     Ok(request.l_type != libc::F_UNLCK as libc::c_short)
 }

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::buffer::PAGE;
 use crate::lock::{Holder, Refused, lock_exclusive, unlock};
+use crate::maps::{Owner, remove_owner, write_owner};
 
 /// Where regions are kept unless something else is asked for.
 pub const SHARED_DIR: &str = "/dev/shm";
@@ -164,6 +165,23 @@ impl SharedRegion {
         &self.path
     }
 
+    /// Writes down whose it is, beside it, so that it can be removed when its owner is gone (see [`crate::maps`]).
+    pub fn set_owner(&self, owner: &Owner) {
+        if let Err(error) = write_owner(&self.path, owner) {
+            // Without it, only the memory stays should the owner go.
+            tracing::warn!("it is not noted whose '{}' is: {error}", self.path.display());
+        }
+    }
+
+    /// Gives the memory back to the machine when the words are not in use any more. Nobody finds it then.
+    ///
+    /// # Errors
+    /// The file stays.
+    pub fn discard(&self) -> io::Result<()> {
+        remove_owner(&self.path);
+        std::fs::remove_file(&self.path)
+    }
+
     /// Removes the region `name` from `dir`, for a cold start. Nothing happens if there is none.
     ///
     /// # Errors
@@ -182,6 +200,11 @@ impl SharedRegion {
                 SharedError::Io { path: path.clone(), action: "lock", source }
             }
         })?;
+        // Removed by its owner meanwhile, and perhaps made anew: what is there then is not what was meant.
+        if file.metadata().is_ok_and(|found| found.nlink() == 0) {
+            return Ok(());
+        }
+        remove_owner(&path);
         std::fs::remove_file(&path).map_err(|source| SharedError::Io {
             path,
             action: "remove",
@@ -197,39 +220,44 @@ impl Drop for SharedRegion {
     }
 }
 
-fn region_path(dir: &Path, name: &str) -> Result<PathBuf, SharedError> {
+pub(crate) fn region_path(dir: &Path, name: &str) -> Result<PathBuf, SharedError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let fits = (1..=200).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.');
     if fits { Ok(dir.join(name)) } else { Err(SharedError::Name(name.to_owned())) }
 }
 
 /// Opens without following a link, made for this user alone if it is not there.
-fn open_private(path: &Path) -> Result<File, SharedError> {
+pub(crate) fn open_private(path: &Path) -> Result<File, SharedError> {
     OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .custom_flags((OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+        .custom_flags(PRIVATE)
         .open(path)
-        .map_err(|source| {
-            let path = path.to_owned();
-            match source.raw_os_error() {
-                Some(libc::ELOOP) => {
-                    SharedError::Foreign { path, why: "is a symbolic link".to_owned() }
-                }
-                // Also what the kernel answers for another user's file in a sticky directory.
-                Some(libc::EACCES) if std::fs::symlink_metadata(&path).is_ok() => {
-                    SharedError::Foreign { path, why: "belongs to another user".to_owned() }
-                }
-                _ => SharedError::Io { path, action: "open", source },
-            }
-        })
+        .map_err(|source| cannot_open(path, source))
+}
+
+/// Flags of an open that follows no link, and does not wait for what is no file.
+pub(crate) const PRIVATE: i32 =
+    (OFlags::CLOEXEC.bits() | OFlags::NOFOLLOW.bits() | OFlags::NONBLOCK.bits()) as i32;
+
+/// What that failure of an open means.
+pub(crate) fn cannot_open(path: &Path, source: io::Error) -> SharedError {
+    let path = path.to_owned();
+    match source.raw_os_error() {
+        Some(libc::ELOOP) => SharedError::Foreign { path, why: "is a symbolic link".to_owned() },
+        // Also what the kernel answers for another user's file in a sticky directory.
+        Some(libc::EACCES) if std::fs::symlink_metadata(&path).is_ok() => {
+            SharedError::Foreign { path, why: "belongs to another user".to_owned() }
+        }
+        _ => SharedError::Io { path, action: "open", source },
+    }
 }
 
 /// Another user who can write the file could shorten it under our feet (SIGBUS) or forge an index.
-fn check_ownership(path: &Path, found: &Metadata) -> Result<(), SharedError> {
+pub(crate) fn check_ownership(path: &Path, found: &Metadata) -> Result<(), SharedError> {
     let me = rustix::process::geteuid().as_raw();
     let why = if !found.is_file() {
         "is not a regular file".to_owned()

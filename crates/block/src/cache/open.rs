@@ -457,8 +457,7 @@ pub fn open(
         sb.generation += 1 << 20;
         sb.snapshot = false;
     }
-    Region::note(&config.state_dir, &sb, path);
-    let (region, mut words, why_private) = Region::open(&sb)?;
+    let (region, mut words, why_private) = Region::open(&sb, path, &config.state_dir)?;
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
     }

@@ -8,6 +8,7 @@ use larder_base::Words;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Shape};
 use larder_format::block::BlockSuperblock;
+use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{SHARED_DIR, SharedError, SharedRegion};
 
 use super::locked;
@@ -41,47 +42,45 @@ impl Region {
         }
     }
 
-    /// Notes which cache has a region, and removes those of caches whose file is gone: nobody else would.
-    pub(super) fn note(state_dir: &Path, sb: &BlockSuperblock, path: &Path) {
+    /// Notes in the state directory which cache was served with it: should the cache be missing once, and volumes be served
+    /// without it, that is what it is known by. Maps of earlier versions have no owner; these notes say who it is.
+    fn note(state_dir: &Path, sb: &BlockSuperblock, path: &Path) {
         let dir = state_dir.join(MAPS);
         let own = sb.uuid.to_string();
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
             let Ok(uuid) = entry.file_name().into_string() else { continue };
             let former = std::fs::read(entry.path()).unwrap_or_default();
             let former = Path::new(std::ffi::OsStr::from_bytes(&former));
-            // A drive may be put in again.
-            if uuid == own
-                || !former.is_absolute()
-                || former.starts_with("/dev")
-                || former.symlink_metadata().is_ok()
-            {
+            if uuid == own || !former.is_absolute() {
                 continue;
             }
-            let name = format!("larder-{uuid}");
-            match SharedRegion::remove(Path::new(SHARED_DIR), &name) {
-                Ok(()) => {
-                    tracing::info!(
-                        "the memory of cache '{}' is removed: that file is gone",
-                        former.display()
-                    );
-                    // If it stays, it is looked at again.
-                    let _ = std::fs::remove_file(entry.path());
-                }
-                Err(error) => tracing::debug!(%error, "the memory of a cache that is gone stays"),
+            let owner = Owner::of_old(OwnerKind::Block, state_dir, former);
+            maps::adopt(Path::new(SHARED_DIR), &format!("larder-{uuid}"), &owner);
+            // A drive may be put in again.
+            if !former.starts_with("/dev") && former.symlink_metadata().is_err() {
+                // If it stays, it is looked at again.
+                let _ = std::fs::remove_file(entry.path());
             }
         }
-        // Without it, only that memory stays should the file go.
         let noted = std::path::absolute(path).and_then(|path| {
             std::fs::create_dir_all(&dir)?;
             std::fs::write(dir.join(own), path.as_os_str().as_bytes())
         });
         if let Err(error) = noted {
-            tracing::debug!(%error, "it is not noted which cache has the memory");
+            tracing::warn!(
+                %error,
+                "it is not noted in the state directory which cache is served: should volumes be served without it later, only \
+                 its path tells that it must not be used again"
+            );
         }
     }
 
-    /// The region, and the words of each shard's map.
-    pub(super) fn open(sb: &BlockSuperblock) -> Result<Opened, CacheError> {
+    /// The region of the cache at `path`, and the words of each shard's map. Maps whose owner is gone give their memory back.
+    pub(super) fn open(
+        sb: &BlockSuperblock,
+        path: &Path,
+        state_dir: &Path,
+    ) -> Result<Opened, CacheError> {
         let (entries, sums) = Map::words(Shape::of(&sb.layout));
         let total = HEADER + per_shard(entries, sums) * sb.layout.shards as usize;
         let name = Self::name(sb);
@@ -91,6 +90,11 @@ impl Region {
             opened = SharedRegion::remove(dir, &name)
                 .and_then(|()| SharedRegion::open(dir, &name, total as u64 * 8));
         }
+        if let Ok(shared) = &opened {
+            shared.set_owner(&Owner::new(OwnerKind::Block, state_dir, path));
+        }
+        Self::note(state_dir, sb, path);
+        maps::sweep(dir);
         match opened {
             Ok(shared) => {
                 let all = shared.words();
@@ -192,7 +196,7 @@ impl Region {
     pub(super) fn release(&self) {
         self.disown();
         if let Some(shared) = &self.shared
-            && let Err(error) = std::fs::remove_file(shared.path())
+            && let Err(error) = shared.discard()
         {
             tracing::debug!(%error, "the shared memory of the map stays");
         }

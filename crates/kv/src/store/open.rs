@@ -359,7 +359,7 @@ pub(super) fn open_on(
     let names: Vec<Vec<u8>> =
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
 
-    let mut region = Region::open(&superblock, &plan, &geometry);
+    let mut region = Region::open(&superblock, &plan, &geometry, path, &config.data_dir);
     // The latest time that the last run told: what had expired by then stays so.
     let mut latest = None;
     let in_memory = match &last {

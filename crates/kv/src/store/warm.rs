@@ -29,6 +29,7 @@ use larder_base::{AppId, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_format::checkpoint::{CheckpointReader, CheckpointWriter, Identity};
 use larder_format::{Geometry, PAGE_SIZE, Superblock};
+use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
 use super::plan::{APP_WORDS, Plan, REGION_HEADER, table_words};
@@ -77,8 +78,15 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// The region of the flash with this superblock; on the heap when shared memory cannot be had.
-    pub(super) fn open(superblock: &Superblock, plan: &Plan, geometry: &Geometry) -> Region {
+    /// The region of the flash at `path` with this superblock, for this data directory; on the heap when shared memory cannot be
+    /// had. Maps whose owner is gone give their memory back.
+    pub(super) fn open(
+        superblock: &Superblock,
+        plan: &Plan,
+        geometry: &Geometry,
+        path: &Path,
+        data_dir: &Path,
+    ) -> Region {
         let name = Self::name(superblock);
         let bytes = plan.region_words as u64 * 8;
         let dir = Path::new(SHARED_DIR);
@@ -88,6 +96,11 @@ impl Region {
             opened = SharedRegion::remove(dir, &name)
                 .and_then(|()| SharedRegion::open(dir, &name, bytes));
         }
+        if let Ok(shared) = &opened {
+            shared.set_owner(&Owner::new(OwnerKind::Kv, data_dir, path));
+        }
+        // Only now: this flash's own map may be noted for another directory.
+        maps::sweep(dir);
         let per_index = FlashIndex::words_for(plan.buckets).next_multiple_of(8);
         let exact = FlashIndex::words_for(plan.buckets);
         let table_at = REGION_HEADER;
@@ -265,7 +278,7 @@ impl Region {
     /// Gives the shared memory back to the machine: after a clean stop the checkpoint holds all of it.
     pub(super) fn release(&self) {
         let Some(shared) = &self.shared else { return };
-        if let Err(error) = std::fs::remove_file(shared.path()) {
+        if let Err(error) = shared.discard() {
             tracing::debug!(%error, "the shared memory of the index stays");
         }
     }

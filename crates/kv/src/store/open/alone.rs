@@ -8,7 +8,7 @@ use larder_base::{AppId, HashKey, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::FlashGeometry;
 use larder_format::Uuid;
-use larder_runtime::{Clock, DataDir, DataDirError};
+use larder_runtime::{Clock, DataDir, DataDirError, SHARED_DIR, maps};
 
 use super::{
     DATA_DIR_VERSION, MemoryFile, Opened, Parts, Plan, Region, ShardWords, StoreConfig, Undo,
@@ -107,6 +107,7 @@ fn memory_file_alone(
 /// A run without flash answers for the same keys: what the last run on this data directory has left, on flash or in a file of what
 /// was in DRAM, is not believed any more. Tells so, if there was flash. A directory that is not there is left so.
 fn forsake_flash(data_dir: &Path) -> Result<Option<String>, StoreError> {
+    maps::sweep(Path::new(SHARED_DIR));
     // Where it cannot be seen, it is tried: the error says why.
     if matches!(run::last_that_keeps(data_dir), Ok(None)) {
         return Ok(None);
