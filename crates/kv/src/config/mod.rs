@@ -371,7 +371,11 @@ impl Config {
             })?;
         let objective = &mut admission.flashiness.objective;
         *objective = *s.admission_objective.get_or_insert(*objective);
-        s.admission = Some(AdmissionSetting::Table(Box::new(admission.clone())));
+        // What is a setting of its own is said there alone.
+        let mut shown = admission.clone();
+        shown.flashiness.objective = Default::default();
+        shown.first_fill = true;
+        s.admission = Some(AdmissionSetting::Table(Box::new(shown)));
         let applications =
             s.applications.get_or_insert_with(Default::default).resolve(prefix_delimiter)?;
         let named: Vec<&str> = listen.iter().filter_map(|l| l.application.as_deref()).collect();

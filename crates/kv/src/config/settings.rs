@@ -116,7 +116,7 @@ settings! {
     /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all; or a
     /// table that has the policy's parameters too.
     admission: AdmissionSetting,
-    /// Which hits flashiness seeks where a write budget is held, requests or bytes; over what admission.flashiness says.
+    /// Which hits flashiness seeks where a write budget or a rate is held: requests or bytes.
     admission_objective: Objective,
     /// Shares of the cache by application (the prefix of a key; "default" for keys without one, "other" beyond 255):
     /// [applications.shares.NAME] with floor, below which others cannot evict it, and ceiling, above which it does not
@@ -223,6 +223,11 @@ impl Settings {
             key,
             message,
         };
+        if let Some((table, key, instead)) = tables::stands_elsewhere(text) {
+            let message =
+                format!("is said by '{instead}', above all tables: write '{instead} =' there");
+            return Err(refused((table.to_owned(), key.to_owned()), message));
+        }
         if let Some(table @ AdmissionSetting::Table(_)) = &settings.admission {
             table.resolve().map_err(|e| refused(tables::place_of_admission(&e), e.to_string()))?;
         }
@@ -359,6 +364,27 @@ mod tests {
         let wrong = Settings::parse("admission-objective = \"hits\"\n", Path::new("x"));
         let e = wrong.unwrap_err().to_string();
         assert!(e.contains("line 1") && e.contains("hits"), "{e}");
+    }
+
+    /// What the admission table has too is said by one key alone, and printed once.
+    #[test]
+    fn one_setting_has_one_key() {
+        for (text, line, instead) in [
+            ("[admission]\npolicy = \"ghost\"\nfirst_fill = false\n", 3, "first-fill"),
+            ("[admission.flashiness]\nobjective = \"bytes\"\n", 2, "admission-objective"),
+            ("admission = { first_fill = true }\n", 1, "first-fill"),
+            ("admission.flashiness.objective = \"bytes\"\n", 1, "admission-objective"),
+        ] {
+            let e = Settings::parse(text, Path::new("x")).unwrap_err().to_string();
+            let said = format!("is said by '{instead}'");
+            assert!(e.contains(&format!("line {line}")) && e.contains(&said), "{text}: {e}");
+        }
+        let text =
+            "first-fill = false\nadmission-objective = \"bytes\"\n[admission]\nmin_ttl = 5\n";
+        let printed = Settings::parse(text, Path::new("x")).unwrap().print();
+        let keys = |key: &str| printed.lines().filter(|l| l.starts_with(key)).count();
+        assert_eq!((keys("first-fill ="), keys("first_fill =")), (1, 0), "{printed}");
+        assert_eq!((keys("admission-objective ="), keys("objective =")), (1, 0), "{printed}");
     }
 
     #[test]

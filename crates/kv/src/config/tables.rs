@@ -157,6 +157,22 @@ pub(super) fn place_of_share(error: &ApplicationError) -> (String, String) {
     }
 }
 
+/// Parameters of the policy crate's that are settings of their own here: table, key, and the setting.
+const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("admission", "first_fill", "first-fill"),
+    ("admission.flashiness", "objective", "admission-objective"),
+];
+
+/// The first of [`ELSEWHERE`] that a file has.
+pub(super) fn stands_elsewhere(text: &str) -> Option<(&'static str, &'static str, &'static str)> {
+    let file: toml::Table = text.parse().ok()?;
+    ELSEWHERE.iter().copied().find(|(table, key, _)| {
+        let mut names = table.split('.').chain([*key]);
+        let first = names.next().and_then(|name| file.get(name));
+        names.fold(first, |below, name| below?.get(name)).is_some()
+    })
+}
+
 /// What the parameters mean: table, key, description.
 const DESCRIPTIONS: &[(&str, &str, &str)] = &[
     (
@@ -165,11 +181,6 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
         "flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all",
     ),
     ("admission", "min_ttl", "Objects that expire sooner than this many seconds never go to flash"),
-    (
-        "admission",
-        "first_fill",
-        "Fill an empty flash once with whatever leaves DRAM, liked by the policy or not",
-    ),
     ("admission.probability", "probability", "Chance that an object leaving DRAM goes to flash"),
     (
         "admission.reject_first",
@@ -200,11 +211,6 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
         "admission.flashiness",
         "size_exponent",
         "Where a rate is held: rank by chance over size to this power; 0 ignores size, 1 is per byte; by the objective 0.5 or 0",
-    ),
-    (
-        "admission.flashiness",
-        "objective",
-        "Where a rate is held: which hits are sought, requests or bytes",
     ),
     (
         "admission.flashiness",
@@ -245,7 +251,8 @@ const DESCRIPTIONS: &[(&str, &str, &str)] = &[
 /// Writes a table and those below it, with descriptions.
 pub(super) fn print(out: &mut String, name: &str, table: &toml::Table) {
     out.push_str(&format!("[{name}]\n"));
-    for (key, value) in table.iter().filter(|(_, v)| !v.is_table()) {
+    let is_elsewhere = |key: &str| ELSEWHERE.iter().any(|(t, k, _)| *t == name && *k == key);
+    for (key, value) in table.iter().filter(|(k, v)| !v.is_table() && !is_elsewhere(k)) {
         if let Some((_, _, text)) = DESCRIPTIONS.iter().find(|(t, k, _)| *t == name && k == key) {
             out.push_str(&format!("# {text}\n"));
         }
