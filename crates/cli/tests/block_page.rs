@@ -15,9 +15,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use browser::stage::{fits_a_phone, graph, stage};
 use browser::{browse, chromium};
 use daemon::ask::settle;
 use daemon::{Daemon, prepare, read, session, write};
+use serde_json::{Value, json};
 
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -90,6 +92,28 @@ fn metrics_show_what_status_says() {
     daemon.stop();
 }
 
+/// As for `larder kv`: the word, also against what a configuration file says.
+#[test]
+fn there_is_no_page_with_http_off() {
+    let dir = prepare("set:8");
+    let file = dir.path().join("block.toml");
+    std::fs::write(&file, "http = \"127.0.0.1:0\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    for (arguments, page) in [
+        (&["--config", file][..], true),
+        (&["--config", file, "--http", "off"], false),
+        (&["--http", "off"], false),
+    ] {
+        let mut daemon = Daemon::start(dir.path(), arguments);
+        assert_eq!(daemon.said("live page"), page, "{arguments:?}: {:#?}", daemon.seen);
+        daemon.stop();
+    }
+    std::fs::write(file, "http = \"off\"\n").unwrap();
+    let mut daemon = Daemon::start(dir.path(), &["--config", file]);
+    assert!(!daemon.said("live page"), "{:#?}", daemon.seen);
+    daemon.stop();
+}
+
 #[test]
 #[cfg_attr(without = "chromium", ignore = "needs chromium (Debian: chromium)")]
 fn the_page_shows_what_status_says() {
@@ -115,5 +139,46 @@ fn the_page_shows_what_status_says() {
             }
         }
     }
+    daemon.stop();
+}
+
+#[test]
+#[cfg_attr(without = "chromium", ignore = "needs chromium (Debian: chromium)")]
+fn graphs_show_what_was_and_no_more() {
+    let (_dir, daemon, address, _) = served();
+    let program = chromium();
+    let mut live: Value = serde_json::from_str(&get(&address, "/api/live.json")).unwrap();
+    // Nobody read for fifty seconds of five minutes.
+    let point = |at: u64| {
+        let idle = (100..150).contains(&at);
+        let some = |x: f64| if idle { Value::Null } else { json!(x) };
+        json!({
+            "at": 1000 + at,
+            "reads": if idle { 0.0 } else { 100.0 },
+            "writes": 10.0,
+            "hits": some(0.75),
+            "p99_hit": some(100.0),
+            "p99_miss": some(30_000.0),
+            "p99_write": some(1000.0),
+            "flash_writes": 1024.0,
+        })
+    };
+    live["history"] = (0..=300).map(point).collect();
+    live["hit_ratio"] = json!(0.6);
+    live["latency"]["miss"]["p99"] = json!(45_000.0);
+    let address = stage(get(&address, "/"), &live);
+    let dom = browse(&program, &address, &["--dump-dom"]);
+    let hits = graph(&dom, "g-hit");
+    assert_eq!(hits.parts("var(--a)", 600.0 * 125.0 / 300.0), 2, "{hits:?}");
+    assert!(hits.runs.iter().flat_map(|(_, run)| run).all(|p| p.1 == 75.0), "{hits:?}");
+    assert!(hits.legend.contains("hits 60.0 %") && hits.legend.ends_with("last 5 s"), "{hits:?}");
+    let latency = graph(&dom, "g-lat");
+    let ticks: Vec<&str> = latency.ticks.iter().map(|t| t.0.as_str()).collect();
+    assert_eq!(ticks, ["100 µs", "1.0 ms", "10 ms", "100 ms"], "{latency:?}");
+    assert!(latency.legend.contains("p99 miss 45 ms"), "{latency:?}");
+    for word in ["p99.9", "floor", "ceiling", "metadata hits"] {
+        assert!(dom.contains(&format!(">{word}</abbr>")), "{word} has no explanation");
+    }
+    fits_a_phone(&program, &address);
     daemon.stop();
 }

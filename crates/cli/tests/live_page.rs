@@ -16,7 +16,9 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use browser::stage::{fits_a_phone, graph, stage, with_script};
 use browser::{browse, chromium};
+use serde_json::{Value, json};
 
 struct Larder {
     child: Child,
@@ -88,17 +90,18 @@ impl Larder {
             .collect()
     }
 
-    fn live(&self) -> serde_json::Value {
+    fn live(&self) -> Value {
+        serde_json::from_str(&self.get("/api/live.json")).unwrap()
+    }
+
+    fn get(&self, path: &str) -> String {
         let address = self.page.trim_start_matches("http://").trim_end_matches('/');
         let mut stream = TcpStream::connect(address).unwrap();
-        write!(
-            stream,
-            "GET /api/live.json HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+            .unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+        text.split_once("\r\n\r\n").unwrap().1.to_owned()
     }
 }
 
@@ -221,4 +224,93 @@ fn the_page_shows_what_stats_says() {
     assert_eq!((stats["cmd_set"].as_str(), stats["larder_client_bytes"].as_str()), ("1", "6"));
     assert_eq!(stats["larder_clwa"], "0.0000", "{stats:?}");
     assert_eq!(larder.stats("larder")["larder_app_web_gets"], "0");
+}
+
+/// Five minutes: 100 hits of DRAM in every second but fifty that nobody used; latencies of 100 µs and of 30 ms.
+fn five_minutes(live: &mut Value) {
+    let point = |at: u64| {
+        let idle = (100..150).contains(&at);
+        json!({
+            "at": 1000 + at,
+            "requests": if idle { 0.0 } else { 100.0 },
+            "dram": if idle { Value::Null } else { json!(0.5) },
+            "flash": if idle { Value::Null } else { json!(0.25) },
+            "p99_dram": if idle { Value::Null } else { json!(100.0) },
+            "p99_flash": if idle { Value::Null } else { json!(30_000.0) },
+            "flash_writes": 1024.0 * 1024.0,
+        })
+    };
+    live["history"] = (0..=300).map(point).collect();
+    live["applications"] = json!([{
+        "name": "web", "hit_ratio": 0.5, "gets": 10, "sets": 1, "dram_bytes": 1000, "flash_bytes": 0,
+        "model": 0, "precision": null, "recall": null, "unread_writes": null,
+    }]);
+    // What the last five seconds were, other than the last one.
+    live["hit_ratio"] = json!({ "dram": 0.4, "flash": 0.2, "reads": 500 });
+    live["latency_dram"]["p99"] = json!(250.0);
+    live["latency_flash"]["p99"] = json!(45_000.0);
+}
+
+#[test]
+#[cfg_attr(without = "chromium", ignore = "needs chromium (Debian: chromium)")]
+fn graphs_show_what_was_and_no_more() {
+    let program = chromium();
+    let larder = Larder::start();
+    let mut live = larder.live();
+    five_minutes(&mut live);
+    let page = larder.get("/");
+    let address = stage(page.clone(), &live);
+    let dom = dom(&program, &address);
+
+    // A second without reads has no hit ratio: the line is broken there, not at 0.
+    let hits = graph(&dom, "g-hit");
+    for colour in ["var(--a)", "var(--b)"] {
+        assert_eq!(hits.parts(colour, 600.0 * 125.0 / 300.0), 2, "{hits:?}");
+    }
+    let lowest = hits.runs.iter().flat_map(|(_, run)| run).map(|p| p.1).fold(100.0, f64::min);
+    assert_eq!(lowest, 50.0, "{hits:?}");
+    // Without requests there were none: that is drawn.
+    assert_eq!(graph(&dom, "g-req").runs.len(), 1);
+
+    // By decades: 30 ms stands two and a half of three above 100 µs.
+    let latency = graph(&dom, "g-lat");
+    let ticks: Vec<&str> = latency.ticks.iter().map(|t| t.0.as_str()).collect();
+    assert_eq!(ticks, ["100 µs", "1.0 ms", "10 ms", "100 ms"], "{latency:?}");
+    let places: Vec<f64> = latency.ticks.iter().map(|t| t.1).collect();
+    assert_eq!(places, [100.0, 66.7, 33.3, 0.0], "{latency:?}");
+    let height = |colour: &str| {
+        let (_, run) = latency.runs.iter().find(|(stroke, _)| stroke == colour).unwrap();
+        (run[0].1 * 10.0).round() / 10.0
+    };
+    assert_eq!((height("var(--a)"), height("var(--b)")), (0.0, 82.6), "{latency:?}");
+    for id in ["g-hit", "g-req", "g-lat", "g-wr"] {
+        let g = graph(&dom, id);
+        assert_eq!(g.minutes, ["−5 min", "−4", "−3", "−2", "−1", "now"], "{id}");
+        assert!(g.ticks.len() >= 3, "{id}: {g:?}");
+        // The legend is of the same time as the headline.
+        assert!(g.legend.ends_with("last 5 s"), "{id}: {}", g.legend);
+    }
+    assert!(
+        hits.legend.contains("DRAM 40.0 %") && hits.legend.contains("flash 20.0 %"),
+        "{hits:?}"
+    );
+    assert!(dom.contains("id=\"hit\">60.0 %</div>"), "the headline");
+    assert!(latency.legend.contains("p99 DRAM 250 µs"), "{latency:?}");
+    assert!(latency.legend.contains("p99 flash 45 ms"), "{latency:?}");
+
+    // Words that need it have an explanation.
+    for word in ["p99.9", "CLWA: written to flash per byte stored", "ghosts on flash", "precision"]
+    {
+        let (before, _) =
+            dom.split_once(&format!(">{word}</abbr>")).unwrap_or_else(|| panic!("{word}"));
+        let tag = before.rsplit('<').next().unwrap();
+        assert!(tag.starts_with("abbr tabindex=\"0\" title=\"") && tag.len() > 50, "{word}: {tag}");
+    }
+    fits_a_phone(&program, &address);
+
+    // A second that is chosen says its own numbers.
+    let keys = "for (let n = 0; n < 20; n++) document.querySelector('#g-hit svg').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft' }));";
+    let chosen = browse(&program, &stage(with_script(&page, keys), &live), &["--dump-dom"]);
+    let legend = graph(&chosen, "g-hit").legend;
+    assert!(legend.contains("DRAM 50.0 %") && legend.ends_with("20 s ago"), "{legend}");
 }

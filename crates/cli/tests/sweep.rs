@@ -423,6 +423,9 @@ fn curves_of_mrc_as_a_report() {
     }
 }
 
+/// Colours of the reports.
+const COLOURS: usize = 16;
+
 /// Of all policies at once no two curves look alike, in the figure and in its legend.
 #[test]
 #[cfg_attr(without = "chromium", ignore = "needs chromium (Debian: chromium)")]
@@ -459,6 +462,9 @@ fn every_policy_has_a_look_of_its_own() {
         };
     }
     assert_eq!((looks.len(), policies.len() > 14), (policies.len(), true), "{looks:?}");
+    // By the colour alone, as far as there are colours that can be told apart.
+    let strokes: BTreeSet<&str> = looks.iter().map(|look| look.0.as_str()).collect();
+    assert_eq!(strokes.len(), policies.len().min(COLOURS), "{looks:?}");
     assert_eq!(keys, looks);
 }
 

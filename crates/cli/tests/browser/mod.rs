@@ -1,6 +1,9 @@
 //! Chromium without a window: `chromium`, or the program that LARDER_CHROMIUM names. Without it tests that
 //! need it are ignored.
 
+#[allow(dead_code, reason = "the tests of reports have no live page")]
+pub(crate) mod stage;
+
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -108,7 +108,7 @@ function draw(g) {
   const when = shown ? last.at - shown.at + " s ago" : "last 5 s";
   g.svg.setAttribute("aria-label", label + " over five minutes" + (last ? ", " + when + ": " + g.series.map(said).join(", ") : ": nothing yet"));
   g.box.querySelector("figcaption").innerHTML = !last ? "nothing yet"
-    : g.series.map(s => key(s.colour) + esc(said(s))).join(" &ensp; ") + " &ensp; " + when;
+    : g.series.map(s => "<span>" + key(s.colour) + esc(said(s)) + "</span>").join(" &ensp; ") + " &ensp; <span>" + when + "</span>";
 }
 function drawAll(sample) {
   for (const g of Object.values(graphs)) { g.points = sample.history; g.sample = sample; draw(g); }
