@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::ProgressBar;
 use larder_base::ByteSize;
 use larder_engine::{index, segment};
@@ -18,6 +17,7 @@ use larder_sim::kv::workload::{WORKLOADS, Workload};
 
 use crate::error::CliError;
 use crate::out::print_json;
+use crate::table::Columns;
 
 /// Measure the flash index, the packing of segments, and admission policies.
 #[derive(Debug, Parser)]
@@ -49,20 +49,6 @@ fn progress(total: u64) -> ProgressBar {
     let bar = crate::progress::bar(total);
     bar.enable_steady_tick(Duration::from_millis(250));
     bar
-}
-
-fn table<T: ToString>(header: &[T]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(header.iter().map(T::to_string));
-    table
-}
-
-fn show(mut table: Table, left: usize) -> Result<(), CliError> {
-    for column in table.column_iter_mut().skip(left) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")
 }
 
 // ---- index ----
@@ -133,9 +119,9 @@ fn bench_index(args: &IndexArgs) -> Result<(), CliError> {
     if args.json {
         return print_json(&report);
     }
-    let mut t = table(&["figure", "value"]);
+    let mut t = Columns::new(1, 1, ["figure", "value"]);
     let mut row = |name: &str, value: String| {
-        t.add_row([name.to_owned(), value]);
+        t.row([name.to_owned(), value]);
     };
     row("live objects", report.objects.to_string());
     row("resident bytes per object", format!("{:.3}", report.bytes_per_object_resident));
@@ -156,7 +142,7 @@ fn bench_index(args: &IndexArgs) -> Result<(), CliError> {
     row("CPU time per look-up, present", time(report.nanos_per_probe_hit));
     row("CPU time per look-up, absent", time(report.nanos_per_probe_miss));
     row("CPU time per write", time(report.nanos_per_write));
-    show(t, 1)?;
+    t.print()?;
     Ok(())
 }
 
@@ -202,28 +188,32 @@ fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
     if args.json {
         return print_json(&report);
     }
-    outln!(
+    proseln!(
         "flash of {}, segments of {}",
         ByteSize(report.device_bytes),
         ByteSize(u64::from(report.segment_bytes))
     )?;
-    let mut t = table(&[
-        "sizes",
-        "mode",
-        "choice",
-        "functions",
-        "offered",
-        "of segment",
-        "of device",
-        "record B",
-        "header B",
-        "padding B",
-        "unused B",
-        "tries",
-        "refused",
-    ]);
+    let mut t = Columns::new(
+        3,
+        3,
+        [
+            "sizes",
+            "mode",
+            "choice",
+            "functions",
+            "offered",
+            "of segment",
+            "of device",
+            "record B",
+            "header B",
+            "padding B",
+            "unused B",
+            "tries",
+            "refused",
+        ],
+    );
     for r in &report.rows {
-        t.add_row([
+        t.row([
             r.sizes.clone(),
             format!("{:?}", r.mode).to_lowercase(),
             r.choice.to_owned(),
@@ -239,7 +229,7 @@ fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
             format!("{:.3}", r.refused),
         ]);
     }
-    show(t, 3)?;
+    t.print()?;
     Ok(())
 }
 
@@ -402,11 +392,11 @@ fn plan(args: &AdmissionArgs) -> Result<Plan, CliError> {
 
 fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
     if args.list_workloads {
-        let mut t = table(&["workload", "what it is"]);
+        let mut t = Columns::new(1, 2, ["workload", "what it is"]);
         for w in WORKLOADS {
-            t.add_row([w.name, w.about]);
+            t.row([w.name, w.about]);
         }
-        show(t, 2)?;
+        t.print()?;
         return Ok(());
     }
     let plan = plan(args)?;
@@ -453,7 +443,7 @@ fn bench_admission(args: &AdmissionArgs) -> Result<(), CliError> {
         return print_json(&outcomes);
     }
     for &dram in &plan.dram_shares {
-        outln!("DRAM {:.3} % of the cache", dram * 100.0)?;
+        proseln!("DRAM {:.3} % of the cache", dram * 100.0)?;
         print_levels(&plan, &outcomes, dram, "Hit ratio", |o| o.hit_ratio)?;
         print_levels(&plan, &outcomes, dram, "Byte hit ratio", |o| o.byte_hit_ratio)?;
         if plan.free_runs {
@@ -475,7 +465,7 @@ fn print_levels(
     let tuned: Vec<Contender> = plan.contenders().into_iter().filter(|&p| p != all).collect();
     let mut header = vec!["workload".to_owned(), "writes".to_owned()];
     header.extend(tuned.iter().map(|p| p.as_str().to_owned()));
-    let mut t = table(&header);
+    let mut t = Columns::new(2, 1, header);
     let mut wins = vec![0u32; tuned.len()];
     let mut behind = vec![Vec::new(); tuned.len()];
     for w in &plan.workloads {
@@ -530,12 +520,12 @@ fn print_levels(
                     (h.greatest - h.least) * 50.0
                 ));
             }
-            t.add_row(row);
+            t.row(row);
         }
     }
     let mut first = vec!["first".to_owned(), String::new()];
     first.extend(wins.iter().map(u32::to_string));
-    t.add_row(first);
+    t.row(first);
     let mut mean = vec!["behind the first, mean".to_owned(), String::new()];
     mean.extend(behind.iter().map(|b| {
         if b.is_empty() {
@@ -544,35 +534,39 @@ fn print_levels(
             format!("{:.2}", b.iter().sum::<f64>() / b.len() as f64)
         }
     }));
-    t.add_row(mean);
-    outln!(
+    t.row(mean);
+    proseln!(
         "{name} in percent at equal bytes written to flash (writes: share of what 'all' writes); median of {} seeds \
          and half the range; * the most of those that write at most that; (n x) could not be brought to the level and writes n times that",
         plan.seeds
     )?;
-    show(t, 1)?;
+    t.print()?;
     Ok(())
 }
 
 /// What each policy does by its defaults.
 fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) -> Result<(), CliError> {
-    let mut t = table(&[
-        "workload",
-        "policy",
-        "hit %",
-        "DRAM hit %",
-        "byte hit %",
-        "hit % from the start",
-        "fills from the start",
-        "writes / all",
-        "CLWA",
-        "CLWA of misses",
-        "unread writes %",
-        "precision",
-        "recall",
-        "admission bytes",
-        "CPU ns / request",
-    ]);
+    let mut t = Columns::new(
+        2,
+        2,
+        [
+            "workload",
+            "policy",
+            "hit %",
+            "DRAM hit %",
+            "byte hit %",
+            "hit % from the start",
+            "fills from the start",
+            "writes / all",
+            "CLWA",
+            "CLWA of misses",
+            "unread writes %",
+            "precision",
+            "recall",
+            "admission bytes",
+            "CPU ns / request",
+        ],
+    );
     for w in &plan.workloads {
         for p in plan.contenders() {
             let of = |f: fn(&Outcome) -> Option<f64>| {
@@ -588,7 +582,7 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) -> Result<(), CliErr
                 |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{:.2}", x * 100.0));
             let plain = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.3}"));
             let whole = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.0}"));
-            t.add_row([
+            t.row([
                 w.name.to_owned(),
                 p.as_str().to_owned(),
                 percent(of(|o| Some(o.hit_ratio))),
@@ -607,9 +601,9 @@ fn print_free(plan: &Plan, outcomes: &[Outcome], dram: f64) -> Result<(), CliErr
             ]);
         }
     }
-    outln!(
+    proseln!(
         "By their defaults (write_rate has none without a budget: a quarter of what 'all' writes stands in)"
     )?;
-    show(t, 2)?;
+    t.print()?;
     Ok(())
 }

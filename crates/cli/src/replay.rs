@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanBytes, ProgressBar};
 use larder_base::Nanos;
 use larder_replay::{Options, Order, Report, Snapshot, Target};
@@ -15,6 +14,7 @@ use signal_hook::consts::SIGINT;
 mod volume;
 
 use crate::error::CliError;
+use crate::table::Columns;
 use crate::trace::Input;
 
 /// Replay a trace against any memcached server, or block I/O against an NBD export, and measure.
@@ -287,7 +287,7 @@ fn counted(n: usize, what: &str) -> String {
 }
 
 fn print_report(r: &Report) -> Result<(), CliError> {
-    outln!(
+    proseln!(
         "{}: {}, pipeline {}, {}, {}",
         r.target,
         counted(r.connections, "connection"),
@@ -299,34 +299,30 @@ fn print_report(r: &Report) -> Result<(), CliError> {
             None => "closed loop".to_owned(),
         }
     )?;
-    outln!(
+    proseln!(
         "{} requests in {:.2} s: {:.0} a second ({:.0} with fills)",
         r.requests,
         r.seconds,
         r.requests_per_second,
         r.operations_per_second
     )?;
-    outln!(
+    proseln!(
         "hit ratio {:.4} ({} of {} gets), by bytes {:.4}",
         r.hit_ratio,
         r.hits,
         r.gets,
         r.byte_hit_ratio
     )?;
-    outln!("sent {}, received {}", HumanBytes(r.bytes_sent), HumanBytes(r.bytes_received))?;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["operation", "count", "mean µs", "p50", "p90", "p99", "p99.9", "max"]);
+    proseln!("sent {}, received {}", HumanBytes(r.bytes_sent), HumanBytes(r.bytes_received))?;
+    let header = ["operation", "count", "mean µs", "p50", "p90", "p99", "p99.9", "max"];
+    let mut table = Columns::new(1, 1, header);
     for op in &r.operations {
         let l = &op.latency_us;
         let mut row = vec![op.op.to_owned(), op.count.to_string()];
         row.extend([l.mean, l.p50, l.p90, l.p99, l.p999, l.max].map(|v| format!("{v:.1}")));
-        table.add_row(row);
+        table.row(row);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")?;
+    table.print()?;
     for (n, what) in [
         (r.refused, "declined by the server (not stored, not found)"),
         (r.too_large, "too large for the server"),
@@ -341,7 +337,7 @@ fn print_report(r: &Report) -> Result<(), CliError> {
         (r.damaged, "DAMAGED values"),
     ] {
         if n > 0 {
-            outln!("{n} {what}")?;
+            proseln!("{n} {what}")?;
         }
     }
     Ok(())

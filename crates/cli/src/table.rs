@@ -62,6 +62,11 @@ impl Columns {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
+    /// Whether it has no row.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Prints it to standard output.
     ///
     /// # Errors
@@ -70,8 +75,13 @@ impl Columns {
         crate::out::print(&self.text(width()))
     }
 
+    /// What [`print`](Columns::print) prints, without the last line break.
+    pub(crate) fn to_text(&self) -> String {
+        self.text(width()).trim_end_matches('\n').to_owned()
+    }
+
     /// The table as lines of at most `limit` characters, as far as one column beside a number fits.
-    fn text(&self, limit: Option<usize>) -> String {
+    pub(crate) fn text(&self, limit: Option<usize>) -> String {
         let mut header = self.header.clone();
         let Some(limit) = limit else {
             let columns = (0..header.len()).collect();

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use daemon::ask::{ask, counter, json, settle, status_when};
+use daemon::ask::{ask, counter, fits_a_terminal, json, settle, status_when};
 use daemon::{Daemon, larder, prepare, read, session, session_of, write};
 use serde_json::Value;
 
@@ -54,6 +54,7 @@ fn explain_and_drop(placement: &str) {
     assert!((1.0..1.5).contains(&clwa), "{clwa}");
     let (code, text, _) = ask(dir, &["status"]);
     assert!(code == 0 && text.contains("50.0 % of reads") && text.contains("file:"), "{text}");
+    fits_a_terminal(dir, &["status"], &["volume", "hit ratio", "clients", "errors"]);
 
     let cached = json(dir, &["explain", "disk", "8"]);
     assert_eq!((&cached["cached"], &cached["offset"]), (&true.into(), &4096.into()));

@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use daemon::ask::{ask, counter, json, settle, status_when};
+use daemon::ask::{ask, counter, fits_a_terminal, json, settle, status_when};
 use daemon::{Daemon, prepare, read, session, session_of, write};
 use larder_base::Rng;
 use serde_json::Value;
@@ -73,6 +73,7 @@ fn pinned_ranges_are_cached_and_kept_over_a_restart() {
         want(20 * MIB, 32 * MIB, "never", ""),
     ];
     assert_eq!(rules["ranges"], Value::Array(all));
+    fits_a_terminal(dir, &["rules", "disk"], &["always", "never", "index"]);
     let (_, text, _) = ask(dir, &["rules", "disk"]);
     assert!(text.contains("1048576..2097152") && text.contains("all else: policy"), "{text}");
     assert!(cached(dir, MIB), "warm");

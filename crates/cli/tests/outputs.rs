@@ -255,3 +255,28 @@ fn a_full_standard_output_is_told_and_no_panic() {
     assert!(convert.stderr(full()).status().unwrap().success());
     assert!(Path::new(&dir.path("x.csv")).exists());
 }
+
+/// What the tables of people's terminals are printed by: no line is longer than the terminal, and every heading is there.
+#[test]
+fn tables_of_benchmarks_fit_sixty_columns() {
+    let dir = Dir::new();
+    let commands: [(&[&str], &[&str]); 2] = [
+        (
+            &["index", "--objects", "20000", "--turnovers", "1", "--probes", "1000"],
+            &["figure", "forced"],
+        ),
+        (&["admission", "--list-workloads"], &["workload"]),
+    ];
+    for (command, words) in commands {
+        let mut larder = dir.command(&["bench"]);
+        let output = larder.args(command).env("COLUMNS", "60").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{command:?}: {}", said(&output).1);
+        for line in text.lines() {
+            assert!(line.chars().count() <= 60, "{command:?}: '{line}'");
+        }
+        for word in words {
+            assert!(text.contains(word), "{command:?}: no '{word}' in {text}");
+        }
+    }
+}

@@ -346,6 +346,28 @@ fn verbosity_goes_no_higher_than_memcacheds() {
     assert!(answers.contains("STAT verbosity 2\r\n"), "{answers}");
 }
 
+/// What `larder replay` says of a run fits a terminal, and has every column.
+#[test]
+fn a_report_of_a_replay_fits_sixty_columns() {
+    let (port, _) = free_ports();
+    let server = Running::start(&["-l", &format!("127.0.0.1:{port}")]);
+    let trace = "gen:zipf?objects=100&requests=2000&writes=0.1";
+    let output = larder()
+        .args(["replay", trace, "--to", &format!("127.0.0.1:{port}")])
+        .env("COLUMNS", "60")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in text.lines() {
+        assert!(line.chars().count() <= 60, "'{line}' in {text}");
+    }
+    for word in ["operation", "mean", "p99.9", "max", "get hit"] {
+        assert!(text.contains(word), "no '{word}' in {text}");
+    }
+    server.signal(rustix::process::Signal::TERM);
+}
+
 /// Two ports that nobody listens on.
 fn free_ports() -> (u16, u16) {
     let held = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());

@@ -3,8 +3,6 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
 use larder_base::ByteSize;
 use larder_block::cache::{Explanation, SlotOf};
 use larder_block::control::client::{self, ClientError};
@@ -15,6 +13,7 @@ use serde_json::Value;
 
 use crate::error::CliError;
 use crate::progress;
+use crate::table::Columns;
 
 /// Where the daemon listens, and how to answer.
 #[derive(Debug, clap::Args)]
@@ -344,6 +343,11 @@ fn percent(share: Option<f64>) -> String {
 
 /// The status as people read it.
 pub(super) fn status_text(s: &Status) -> String {
+    status_in(s, crate::table::width())
+}
+
+/// The same in lines of so many characters, where a width is given.
+fn status_in(s: &Status, columns: Option<usize>) -> String {
     let c = &s.cache;
     let f = &s.flash;
     let bytes = |lines: u64| ByteSize(lines * u64::from(c.line_bytes));
@@ -420,20 +424,21 @@ pub(super) fn status_text(s: &Status) -> String {
     for alarm in &s.alarms {
         rows.push(("ALARM", alarm.clone()));
     }
-    let mut out = two_columns(rows);
+    let mut out = folded(&rows, columns);
     out.push('\n');
     let head = ["volume", "size", "cached", "share", "hit ratio", "reads", "writes"];
-    out.push_str(&table(&head, 1..7, s.volumes.iter().map(|v| volume_row(v, &bytes))));
+    out.push_str(&table(columns, &head, 1, s.volumes.iter().map(|v| volume_row(v, &bytes))));
     out.push_str("\n\n");
-    let head = ["volume", "clients", "rule", "store", "errors"];
-    out.push_str(&table(&head, 1..2, s.volumes.iter().map(store_row)));
+    let head = ["volume", "rule", "store", "clients", "errors"];
+    out.push_str(&table(columns, &head, 3, s.volumes.iter().map(store_row)));
     out.push_str("\n\n");
     if !s.faces.is_empty() {
-        out.push_str(&two_columns(s.faces.iter().map(|f| (&*f.address, face_text(f))).collect()));
+        let faces: Vec<_> = s.faces.iter().map(|f| (&*f.address, face_text(f))).collect();
+        out.push_str(&folded(&faces, columns));
         out.push('\n');
     }
-    let stores = s.volumes.iter().map(|v| (v.name.as_str(), v.uri.clone())).collect();
-    out.push_str(&two_columns(stores));
+    let stores: Vec<_> = s.volumes.iter().map(|v| (v.name.as_str(), v.uri.clone())).collect();
+    out.push_str(&folded(&stores, columns));
     out
 }
 
@@ -463,22 +468,16 @@ fn face_text(f: &FaceStatus) -> String {
     text
 }
 
-/// Rows under a head, some columns of numbers.
+/// Rows under a head, the first columns of words, the others of numbers.
 fn table(
+    columns: Option<usize>,
     head: &[&str],
-    numbers: std::ops::Range<usize>,
+    words: usize,
     rows: impl Iterator<Item = Vec<String>>,
 ) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(head);
-    for column in numbers {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.add_rows(rows);
-    table.to_string()
+    let mut table = Columns::new(1, words, head.iter().copied());
+    rows.for_each(|row| table.row(row));
+    table.text(columns).trim_end_matches('\n').to_owned()
 }
 
 fn volume_row(v: &VolumeStatus, bytes: &dyn Fn(u64) -> ByteSize) -> Vec<String> {
@@ -512,7 +511,7 @@ fn store_row(v: &VolumeStatus) -> Vec<String> {
         Some(since) => format!("{} for {}", v.store.state, duration(since as f64)),
         None => v.store.state.clone(),
     };
-    vec![v.name.clone(), v.clients.to_string(), rule, state, v.store.failures.to_string()]
+    vec![v.name.clone(), rule, state, v.clients.to_string(), v.store.failures.to_string()]
 }
 
 #[cfg(test)]
@@ -581,7 +580,7 @@ mod tests {
         assert!(face_text(&gone).contains("/dev/ublkb0, not there now; "));
         let shown = status_text(&Status { faces: vec![guests, gone], ..status.clone() });
         assert!(shown.contains("vhost:/run/larder.vm1"), "{shown}");
-        for line in status_text(&status).lines().skip_while(|l| !l.contains("volume ")) {
+        for line in status_in(&status, Some(80)).lines().skip_while(|l| !l.contains("volume ")) {
             assert!(line.trim_end().chars().count() <= 80, "{line}");
         }
         let rows = [("cache", "word ".repeat(40)), ("", "x".repeat(90)), ("up", "1 s".into())];

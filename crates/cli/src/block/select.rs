@@ -3,8 +3,6 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use comfy_table::Table;
-use comfy_table::presets::NOTHING;
 use larder_base::ByteSize;
 use larder_block::control::protocol::Request;
 use larder_runtime::FileExtents;
@@ -12,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::control::{Daemon, quantity};
 use crate::error::CliError;
+use crate::table::Columns;
 
 /// Bytes of a list of ranges that are read.
 const MOST_LIST: u64 = 4 << 20;
@@ -290,17 +289,16 @@ pub(crate) fn unpin(args: &UnpinArgs) -> Result<(), CliError> {
 
 pub(crate) fn rules(args: &RulesArgs) -> Result<(), CliError> {
     args.daemon.print(&Request::Selected { volume: args.volume.clone() }, |answer| {
-        let mut table = Table::new();
-        table.load_style(NOTHING);
+        let mut table = Columns::new(1, 3, ["bytes", "rule", "label"]);
         let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
         for range in answer["ranges"].as_array().into_iter().flatten() {
             let bytes = format!("{}..{}", range["start"], range["end"]);
-            table.add_row(vec![bytes, text(&range["rule"]), text(&range["label"])]);
+            table.row([bytes, text(&range["rule"]), text(&range["label"])]);
         }
         let whole = text(&answer["whole"]);
         Ok(match table.is_empty() {
             true => format!("all of it: {whole}"),
-            false => format!("{table}\nall else: {whole}"),
+            false => format!("{}\nall else: {whole}", table.to_text()),
         })
     })
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanBytes, ProgressBar};
 use larder_replay::{Snapshot, VolumeOptions, VolumeReport, run_volume};
 
 use super::Args;
 use crate::error::CliError;
+use crate::table::Columns;
 
 /// Flags that are about memcached.
 fn refuse_other_flags(args: &Args) -> Result<(), CliError> {
@@ -72,7 +72,7 @@ fn show(bar: &ProgressBar, s: &Snapshot) {
 }
 
 fn print_report(r: &VolumeReport) -> Result<(), CliError> {
-    outln!(
+    proseln!(
         "{} ({}): {}, {} requests under way, {}",
         r.target,
         HumanBytes(r.size),
@@ -84,7 +84,7 @@ fn print_report(r: &VolumeReport) -> Result<(), CliError> {
             None => "closed loop".to_owned(),
         }
     )?;
-    outln!(
+    proseln!(
         "{} requests in {:.2} s after {} to warm up: {:.0} a second, {:.1} % reads",
         r.requests,
         r.seconds,
@@ -92,30 +92,16 @@ fn print_report(r: &VolumeReport) -> Result<(), CliError> {
         r.requests_per_second,
         100.0 * r.read_share
     )?;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header([
-        "operation",
-        "count",
-        "bytes",
-        "mean µs",
-        "p50",
-        "p90",
-        "p99",
-        "p99.9",
-        "max",
-    ]);
+    let header = ["operation", "count", "bytes", "mean µs", "p50", "p90", "p99", "p99.9", "max"];
+    let mut table = Columns::new(1, 1, header);
     for op in &r.operations {
         let l = &op.service_us;
         let mut row =
             vec![op.op.to_owned(), op.count.to_string(), HumanBytes(op.bytes).to_string()];
         row.extend([l.mean, l.p50, l.p90, l.p99, l.p999, l.max].map(|v| format!("{v:.1}")));
-        table.add_row(row);
+        table.row(row);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    outln!("{table}")?;
+    table.print()?;
     for (n, what) in [
         (r.moved, "requests beyond the export's end, moved"),
         (r.empty, "records without a length passed over"),
@@ -124,7 +110,7 @@ fn print_report(r: &VolumeReport) -> Result<(), CliError> {
         (r.errors, "requests that FAILED"),
     ] {
         if n > 0 {
-            outln!("{n} {what}")?;
+            proseln!("{n} {what}")?;
         }
     }
     Ok(())

@@ -556,24 +556,36 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
     if let Some(m) = answer {
         row("answer", m);
     }
+    // The best of another kind first, then whatever else would do, by cost; then what would not.
+    let kind = match (answer, other) {
+        (Some(a), Some(o)) if a.policy != o.policy => "alternative, other policy",
+        _ => "alternative, other sizes",
+    };
     if let Some(m) = other {
-        row("runner-up", m);
+        row(kind, m);
     }
-    for m in search.measured() {
-        if Some(m) != answer && Some(m) != other {
-            row(if m.meets { "meets" } else { "misses" }, m);
-        }
+    let mut rest = search.measured();
+    rest.retain(|m| Some(*m) != answer && Some(*m) != other);
+    rest.sort_by(|a, b| b.meets.cmp(&a.meets).then(a.cost.total_cmp(&b.cost)));
+    for m in rest {
+        row(if m.meets { "alternative" } else { "misses the target" }, m);
     }
     print_prose(out.trim_end(), 2)?;
     table.print()?;
     origin.print_configuration()?;
     let mut out = String::new();
+    out += match answer {
+        Some(_) => {
+            "answer: what meets the target at least cost; alternatives meet it too, and cost as much or more; what misses the target is no choice\n"
+        }
+        None => "nothing that was tried meets the target: none of the rows is a choice\n",
+    };
     out += "held: the write budget turns writes away so that the drive lasts; threshold: no budget, the classifier alone\n";
     if let (Some(a), Some(b)) = (answer, other)
         && a.equals(b)
     {
         out += &format!(
-            "answer and runner-up are equal: {} and {} did the same here\n",
+            "the answer and its first alternative are equal: {} and {} did the same here\n",
             a.policy, b.policy
         );
     }

@@ -54,3 +54,19 @@ pub(crate) fn settle(dir: &Path) {
 pub(crate) fn counter(status: &Value, name: &str) -> u64 {
     status["counters"][name].as_u64().unwrap()
 }
+
+/// No line is longer than a terminal of 60 columns, but for a word that is.
+pub(crate) fn fits_a_terminal(dir: &Path, arguments: &[&str], words: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.arg("block").args(arguments).arg("--state-dir").arg(dir.join("state"));
+    let output = command.env("COLUMNS", "60").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    for line in text.lines() {
+        let alone = line.split_whitespace().count() <= 2;
+        assert!(line.chars().count() <= 60 || alone, "{arguments:?}: '{line}'");
+    }
+    for word in words.iter().flat_map(|w| w.split(' ')) {
+        assert!(text.contains(word), "{arguments:?}: no '{word}' in {text}");
+    }
+}
