@@ -16,4 +16,6 @@ fn main() {
         "mkfs.ext4",
         "debugfs",
     ]);
+    let has_ublk = std::path::Path::new("/dev/ublk-control").exists();
+    foreign::declare_able(&[("no-ublk", !has_ublk)]);
 }

@@ -1,6 +1,8 @@
 //! For build scripts: what a test needs that cargo does not bring. Where a thing is missing, `cfg(without = "NAME")` is set, and
 //! the tests that need it say `#[cfg_attr(without = "NAME", ignore = "needs NAME (how to get it)")]`, so that they count as
-//! ignored, with the reason. With `LARDER_REQUIRE_FOREIGN=1` nothing is set: such a test then runs, and fails.
+//! ignored, with the reason. With `LARDER_REQUIRE_FOREIGN=1` nothing is set: such a test then runs, and fails. Two kinds are left
+//! out of that, since no installation brings them: what a machine is able to ([`declare_able`]), and the shared traces, which a
+//! plain clone has not; where their folder is, their tests run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,16 +14,27 @@ pub(crate) fn declare(names: &[&str]) {
     for variable in ["PATH", "LARDER_REQUIRE_FOREIGN", "LARDER_CHROMIUM", "LARDER_SHARED"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    if std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1") {
-        return;
-    }
+    let all = std::env::var_os("LARDER_REQUIRE_FOREIGN").is_some_and(|v| v == "1");
     // A folder's time changes with what is installed or removed in it. Only the system's: others change all the time.
     for folder in ["/usr/bin", "/usr/sbin", "/usr/local/bin"] {
         if Path::new(folder).is_dir() {
             println!("cargo::rerun-if-changed={folder}");
         }
     }
-    for name in names.iter().filter(|n| !there(n)) {
+    for name in names {
+        let required = all && (*name != "shared" || std::env::var_os("LARDER_SHARED").is_some());
+        if !required && !there(name) {
+            println!("cargo::rustc-cfg=without={name:?}");
+        }
+    }
+}
+
+/// The same for what a kernel, a file system or a user's rights make possible, and whether they do here.
+#[allow(dead_code, reason = "each build script uses what it needs")]
+pub(crate) fn declare_able(abilities: &[(&str, bool)]) {
+    let values: Vec<String> = abilities.iter().map(|(name, _)| format!("{name:?}")).collect();
+    println!("cargo::rustc-check-cfg=cfg(without, values({}))", values.join(", "));
+    for (name, _) in abilities.iter().filter(|(_, able)| !able) {
         println!("cargo::rustc-cfg=without={name:?}");
     }
 }

@@ -422,10 +422,8 @@ fn addresses() {
 
 /// Where there is no ublk, the message names what is missing and what else there is.
 #[test]
+#[cfg_attr(without = "no-ublk", ignore = "needs a kernel without ublk (no /dev/ublk-control)")]
 fn a_kernel_without_ublk() {
-    if std::path::Path::new("/dev/ublk-control").exists() {
-        return;
-    }
     let error = UblkDoors::open(&["ublk:0,volume=disk".parse().unwrap()], false);
     let error = error.err().unwrap().to_string();
     for word in ["ublk:0,volume=disk", "this kernel has no ublk", "modprobe ublk_drv", "nbd-client"]
