@@ -17,6 +17,7 @@ fn main() {
         "mount",
         "mount-namespace",
         "loop",
+        "root",
         "mkfs.ext4",
         "debugfs",
     ]);

@@ -58,6 +58,7 @@ fn there(name: &str) -> bool {
         "mount" => {
             is_root() && succeeds("unshare", &["-m", "mount", "-t", "tmpfs", "none", "/mnt"])
         }
+        "root" => is_root(),
         "mount-namespace" => succeeds("unshare", &["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]),
         "shared" => shared().is_dir(),
         program => on_path(program),

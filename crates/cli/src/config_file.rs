@@ -128,10 +128,17 @@ impl<T: clap::Args> WithFile<T> {
     /// The words that gave this flag on the command line.
     fn words_of(&self, flag: &Arg, words: &mut Vec<OsString>) {
         let id = flag.get_id().as_str();
-        let Some(long) = flag.get_long() else { return };
         if self.given.value_source(id) != Some(ValueSource::CommandLine) {
             return;
         }
+        if let (ArgAction::Count, Some(short)) = (flag.get_action(), flag.get_short()) {
+            // For the command line alone: it has no long name, and so no key.
+            for _ in 0..self.given.get_count(id) {
+                words.push(format!("-{short}").into());
+            }
+            return;
+        }
+        let Some(long) = flag.get_long() else { return };
         if !takes_value(flag) {
             words.push(format!("--{long}").into());
             return;

@@ -22,6 +22,7 @@ mod block;
 mod config_file;
 mod error;
 mod kv;
+mod log;
 mod maps;
 mod progress;
 mod replay;

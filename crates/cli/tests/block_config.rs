@@ -165,3 +165,61 @@ fn mistakes_in_a_file() {
     let (code, message) = larder(&["serve", "--listen", "unix:/x"]);
     assert!(code == Some(2) && message.contains("--cache"), "{message}");
 }
+
+/// `-v` wins over the environment, and that over the file.
+#[test]
+fn flags_and_the_file_say_how_much_is_logged() {
+    let dir = prepare("set:8");
+    let dir = dir.path();
+    std::fs::File::create(dir.join("second")).unwrap().set_len(4 << 20).unwrap();
+    let config = dir.join("larder.toml");
+    std::fs::write(&config, format!("log-level = \"trace\"\n{}", file(dir))).unwrap();
+    let config = config.to_str().unwrap();
+    assert!(printed(&["--config", config]).contains("log-level = \"trace\""));
+    let request = "read 8192 at 4096";
+    let cases: [(&str, &[&str], bool, bool); 4] = [
+        ("", &[], true, true),
+        ("info", &[], false, false),
+        ("info", &["-v"], true, false),
+        ("info", &["-vv"], true, true),
+    ];
+    for (environment, flags, connections, requests) in cases {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_larder"));
+        program.env("RUST_LOG", environment);
+        program.args(["block", "serve", "--config", config]).args(flags);
+        let mut daemon = Daemon::of(program);
+        read(&mut *session_of(dir, "disk"), 4096, 8192);
+        // The counters are said behind everything else.
+        daemon.counters("lines read");
+        let named = format!("{environment} {flags:?}: {:#?}", daemon.seen);
+        assert_eq!(daemon.said("a connection from"), connections, "{named}");
+        assert_eq!(daemon.said(request), requests, "{named}");
+        daemon.stop();
+    }
+}
+
+/// A name under /dev that is not there is a device that is not there, by whatever links it is named.
+#[test]
+fn format_makes_nothing_under_dev() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("/dev/larder-test-block-{}", std::process::id());
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    std::os::unix::fs::symlink(&at, path("link")).unwrap();
+    std::os::unix::fs::symlink("link", path("second")).unwrap();
+    std::os::unix::fs::symlink(path("second"), path("third")).unwrap();
+    for name in [at.clone(), path("link"), path("second"), path("third")] {
+        let (code, said) = larder(&["format", &name, "--size", "64m"]);
+        let made = Path::new(&at).exists();
+        std::fs::remove_file(&at).ok();
+        assert!(!made && code == Some(2), "{name}: {said}");
+        assert!(said.contains("/dev") && said.contains("a file elsewhere"), "{said}");
+    }
+    // Links that lead in a circle end.
+    std::os::unix::fs::symlink(path("b"), path("a")).unwrap();
+    std::os::unix::fs::symlink(path("a"), path("b")).unwrap();
+    let (code, said) = larder(&["format", &path("a"), "--size", "64m"]);
+    assert!(
+        code.is_some_and(|c| c != 0) && said.contains("'") && !said.contains("panicked"),
+        "{said}"
+    );
+}

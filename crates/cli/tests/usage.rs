@@ -245,6 +245,11 @@ impl Drop for Running {
 
 impl Running {
     fn start(more: &[&str]) -> Running {
+        Running::start_in(&[], more)
+    }
+
+    /// With variables in the environment.
+    fn start_in(environment: &[(&str, &str)], more: &[&str]) -> Running {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("sock");
         let mut child = larder()
@@ -253,6 +258,7 @@ impl Running {
             .arg("--data-dir")
             .arg(dir.path().join("state"))
             .args(more)
+            .envs(environment.iter().copied())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -314,6 +320,61 @@ fn the_shutdown_command_ends_the_process_when_enabled() {
     assert_eq!(line, "SERVER_ERROR: shutdown not enabled\r\n");
     server.signal(rustix::process::Signal::TERM);
     assert!(server.child.wait().unwrap().success());
+}
+
+/// What is logged of a client that says these, by flags, environment and file.
+fn logged(environment: &[(&str, &str)], more: &[&str]) -> String {
+    let mut server = Running::start_in(environment, more);
+    let mut c = server.connect();
+    c.write_all(b"set one 0 0 3\r\nabc\r\nget one\r\nquit\r\n").unwrap();
+    c.read_to_end(&mut Vec::new()).unwrap();
+    server.signal(rustix::process::Signal::TERM);
+    let mut log = String::new();
+    server.log.read_to_string(&mut log).unwrap();
+    assert!(server.child.wait().unwrap().success(), "{log}");
+    log
+}
+
+#[test]
+fn flags_and_the_environment_say_how_much_is_logged() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("larder.toml");
+    std::fs::write(&file, "log-level = \"trace\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    // Whether connections are in it, and requests.
+    let cases: &[(&[(&str, &str)], &[&str], bool, bool)] = &[
+        (&[], &[], false, false),
+        (&[], &["-v"], true, false),
+        (&[], &["-vv"], true, true),
+        (&[], &["-vvv"], true, true),
+        (&[], &["--config", file], true, true),
+        // A flag over the environment over the file.
+        (&[("RUST_LOG", "")], &[], false, false),
+        (&[("RUST_LOG", "debug")], &[], true, false),
+        (&[("RUST_LOG", "info,larder_kv::store=trace")], &[], false, true),
+        (&[("RUST_LOG", "info")], &["--config", file], false, false),
+        (&[("RUST_LOG", "info")], &["-vv"], true, true),
+        (&[("RUST_LOG", "trace")], &["-v"], true, false),
+    ];
+    for (environment, flags, connections, requests) in cases {
+        let log = logged(environment, flags);
+        let named = format!("{environment:?} {flags:?}: {log}");
+        assert_eq!(log.contains("connection "), *connections, "{named}");
+        assert_eq!(
+            log.contains("set one 3 bytes") && log.contains("get one"),
+            *requests,
+            "{named}"
+        );
+    }
+    for command in [
+        &["kv", "--flash", "none", "-p", "0"][..],
+        &["block", "serve", "--cache", "x", "--listen", "unix:x"],
+    ] {
+        let out = larder().args(command).env("RUST_LOG", "larder=loud").output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains("RUST_LOG 'larder=loud'") && said.contains("info"), "{said}");
+    }
 }
 
 #[test]
@@ -479,6 +540,27 @@ fn the_daemon_is_ready_when_its_parent_returns() {
     // Its log goes on where it said.
     let log = std::fs::read_to_string(dir.path().join("larder.log")).unwrap();
     assert!(log.contains("a client asked for shutdown") || log.contains("stopp"), "{log}");
+    // A directory that is not there is made, for the log.
+    let fresh = dir.path().join("a/b");
+    let out = larder()
+        .args(["kv", "--flash", "none", "--http", "off", "-d", "-A", "-s"])
+        .arg(&socket)
+        .arg("--data-dir")
+        .arg(&fresh)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(out.success());
+    let mut c = UnixStream::connect(&socket).unwrap();
+    c.write_all(b"shutdown\r\n").unwrap();
+    let log = || std::fs::read_to_string(fresh.join("larder.log")).unwrap_or_default();
+    let start = Instant::now();
+    while !log().contains("stopped") {
+        assert!(start.elapsed() < Duration::from_secs(120), "no log: {}", log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     // A daemon that cannot start says so to whoever started it.
     let out = larder()
         .args([

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::lock::{Holder, Refused, lock_exclusive};
+use crate::lock::{Holder, Refused, lock_exclusive, lock_shared};
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +89,15 @@ pub struct DataDir {
     lock: File,
     /// What [`DataDir::open`] has made, in the order of making.
     made: Vec<PathBuf>,
+    /// Whether it is believed when files were made.
+    births: bool,
+}
+
+/// A data directory in which this process keeps nothing, and which nobody opens meanwhile. Others may share it too.
+#[derive(Debug)]
+pub struct SharedDir {
+    /// Held locked.
+    _lock: File,
 }
 
 const LOCK: &str = "lock";
@@ -143,13 +152,70 @@ impl DataDir {
         if !had_lock {
             made.push(lock_path.clone());
         }
-        let mut dir = DataDir { path: path.to_owned(), lock, made };
+        let mut dir = DataDir { path: path.to_owned(), lock, made, births: true };
         dir.check_version(version)?;
         dir.lock
             .set_len(0)
             .and_then(|()| writeln!(&dir.lock, "{}", std::process::id()))
             .map_err(failed("write", &lock_path))?;
         Ok(dir)
+    }
+
+    /// Keeps a directory from being opened, beside others that do the same. Only the lock file is made, if it is missing.
+    ///
+    /// # Errors
+    /// [`DataDirError::InUse`] when somebody has it open; what the system says of the lock file, of a directory that is not
+    /// there too.
+    pub fn share(path: &Path) -> Result<SharedDir, DataDirError> {
+        let lock_path = path.join(LOCK);
+        let failed = |action| {
+            let path = lock_path.clone();
+            move |source| DataDirError::Io { path, action, source }
+        };
+        let lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(failed("create"))?;
+        lock_shared(lock.as_fd()).map_err(|refused| match refused {
+            Refused::Held(holder) => {
+                let pid = read_start(&lock_path).ok().and_then(|t| t.trim().parse().ok());
+                DataDirError::InUse { path: path.to_owned(), pid, holder }
+            }
+            Refused::Failed(e) => failed("lock")(e),
+        })?;
+        Ok(SharedDir { _lock: lock })
+    }
+
+    /// Goes on as [`DataDir::share`] does. Nobody can open the directory in between.
+    ///
+    /// # Errors
+    /// As [`DataDir::share`].
+    pub fn into_shared(self) -> Result<SharedDir, DataDirError> {
+        match lock_shared(self.lock.as_fd()) {
+            Ok(()) => Ok(SharedDir { _lock: self.lock }),
+            Err(Refused::Held(holder)) => {
+                Err(DataDirError::InUse { path: self.path, pid: None, holder })
+            }
+            Err(Refused::Failed(source)) => {
+                Err(DataDirError::Io { path: self.path.join(LOCK), action: "lock", source })
+            }
+        }
+    }
+
+    /// For tests: as on a file system that does not say when a file was made.
+    pub fn without_births(mut self) -> DataDir {
+        self.births = false;
+        self
+    }
+
+    /// What tells a file of this directory from a copy.
+    pub fn mark_of(&self, found: &std::fs::Metadata) -> FileMark {
+        let mark = FileMark::of(found);
+        if self.births { mark } else { FileMark { born: 0, ..mark } }
     }
 
     fn check_version(&mut self, wanted: u32) -> Result<(), DataDirError> {
@@ -219,7 +285,7 @@ impl DataDir {
         bytes: impl FnOnce(FileMark) -> Vec<u8>,
     ) -> Result<(), DataDirError> {
         self.replace_all(name, |file| {
-            let mark = FileMark::of(&file.metadata()?);
+            let mark = self.mark_of(&file.metadata()?);
             file.write_all(&bytes(mark))
         })
     }
@@ -271,7 +337,8 @@ impl DataDir {
 }
 
 /// What tells a file from every copy of it on the same file system: it stays when the file is renamed, and a file that is
-/// written anew, by whoever, has another.
+/// written anew, by whoever, has another. Where the file system does not say when a file was made (ext4 with inodes of 128
+/// bytes), a file that is written anew may have the number, and so the mark, of one that was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileMark {
     /// The number of the file.
@@ -380,5 +447,45 @@ mod tests {
             std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["VERSION", "lock"], "nothing temporary is left");
+    }
+
+    #[test]
+    fn is_shared_by_those_who_keep_nothing_in_it() {
+        let top = tempfile::tempdir().unwrap();
+        let in_use = |r: Result<DataDir, DataDirError>| {
+            matches!(r, Err(DataDirError::InUse { holder: Some(_), .. }))
+        };
+        let e = DataDir::share(&top.path().join("absent")).unwrap_err();
+        assert!(matches!(e, DataDirError::Io { .. }), "{e}");
+        let (first, second) = (DataDir::share(top.path()), DataDir::share(top.path()));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert!(in_use(DataDir::open(top.path(), 3)));
+        drop(first);
+        assert!(in_use(DataDir::open(top.path(), 3)));
+        drop(second);
+        let dir = DataDir::open(top.path(), 3).unwrap();
+        assert!(matches!(DataDir::share(top.path()), Err(DataDirError::InUse { .. })));
+        let shared = dir.into_shared().unwrap();
+        assert!(in_use(DataDir::open(top.path(), 3)) && DataDir::share(top.path()).is_ok());
+        drop(shared);
+        assert!(DataDir::open(top.path(), 3).is_ok());
+    }
+
+    #[test]
+    fn a_mark_without_a_time_of_making_says_so() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(top.path(), 3).unwrap();
+        let found = std::fs::metadata(top.path().join("VERSION")).unwrap();
+        assert_eq!(dir.mark_of(&found), FileMark::of(&found));
+        let dir = dir.without_births();
+        let mut marked = None;
+        dir.replace_marked("x", |mark| {
+            marked = Some(mark);
+            Vec::new()
+        })
+        .unwrap();
+        let found = std::fs::metadata(top.path().join("x")).unwrap();
+        let mark = dir.mark_of(&found);
+        assert!(marked == Some(mark) && mark.born == 0 && mark.inode != 0);
     }
 }

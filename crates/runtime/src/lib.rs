@@ -44,7 +44,7 @@ pub mod wear;
 
 pub use buffer::{AlignedBuf, BufferPool, PAGE};
 pub use clock::{Clock, TurnClock};
-pub use datadir::{DataDir, DataDirError, FileMark};
+pub use datadir::{DataDir, DataDirError, FileMark, SharedDir};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
 pub use error::{DeviceError, IoOp, plain};
 pub use extents::{ExtentsError, FileExtent, FileExtents};

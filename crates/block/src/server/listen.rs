@@ -236,7 +236,9 @@ impl Listener {
                 Stream::new(Accepted::Tcp(stream), self.tls, Some(peer))
             }
             Socket1::Unix(listener) => {
-                Stream::new(Accepted::Unix(listener.accept()?.0), self.tls, None)
+                let stream = listener.accept()?.0;
+                debug!("{}: a connection from a client of the socket", self.name);
+                Stream::new(Accepted::Unix(stream), self.tls, None)
             }
         })
     }

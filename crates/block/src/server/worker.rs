@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use larder_base::ByteSize;
 use larder_runtime::{AlignedBuf, BufferPool};
 use mio::{Events, Interest, Poll, Token};
-use tracing::{debug, info, warn};
+use tracing::level_filters::LevelFilter;
+use tracing::{debug, info, trace, warn};
 
 use super::service::{Answer, Service};
 use super::stream::{Read1, Stream};
@@ -553,6 +554,9 @@ impl<S: Service> Worker<S> {
         let life = self.slots[slot].life;
         let Some(conn) = self.slots[slot].conn.as_mut() else { return };
         let Some(volume) = conn.proto.export() else { return };
+        if LevelFilter::current() == LevelFilter::TRACE {
+            trace!("{}: {}", conn.stream.peer(), command.in_words());
+        }
         conn.client.get_or_insert_with(|| Client::new(volume));
         let (kind, held) = match &command {
             Command::Read { offset, buf } => (Kind::Read { offset: *offset }, buf.capacity()),

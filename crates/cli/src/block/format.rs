@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
 pub(super) fn failed(error: CacheError) -> CliError {
     let text = by_flags(&error.to_string());
     match error {
-        CacheError::Device(DeviceError::SizeMissing { .. })
+        CacheError::Device(DeviceError::SizeMissing { .. } | DeviceError::UnderDev { .. })
         | CacheError::Layout { .. }
         | CacheError::Occupied { .. }
         | CacheError::NotSparse { .. }

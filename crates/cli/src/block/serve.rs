@@ -24,7 +24,6 @@ use larder_runtime::listen::SocketAccess;
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
 use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
 
 use super::format::failed;
 use super::store::StoreArgs;
@@ -198,6 +197,14 @@ pub(crate) struct Args {
     /// Name by which the live page may be asked for, beside localhost and addresses; * for any. May be given several times
     #[arg(long = "http-host", value_name = "NAME")]
     http_hosts: Vec<String>,
+    /// How much is logged: error, warn, info, debug, trace, or all (what libraries say too). RUST_LOG in the environment (a
+    /// level, or levels by module) wins over it
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = ["error", "warn", "info", "debug", "trace", "all"])]
+    log_level: String,
+    /// More log: -v connections and what clients do wrong, -vv each request of NBD clients, -vvv what libraries say too. Wins over
+    /// --log-level and RUST_LOG
+    #[arg(short = 'v', action = clap::ArgAction::Count)]
+    verbose: u8,
     /// A volume's share of the cache, FLOOR..CEILING in per cent or bytes, of which one may be missing: others leave it its
     /// floor, it takes no more than its ceiling. May be given several times
     #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share)]
@@ -446,7 +453,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     // Whether every client over TCP has to show a certificate.
     let guarded =
         tls.as_ref().is_some_and(|t| t.client_ca.is_some()) && listen.iter().all(Listen::is_strict);
-    start_log();
+    crate::log::start(args.verbose, &args.log_level, false, true)?;
     // Before anything is opened: from here on a signal ends it in good order.
     let mut signals = signals::take()?;
     let budget = args.budget.config()?;
@@ -764,17 +771,12 @@ fn claim(dir: &Path) -> Result<Option<LockFile>, CliError> {
     }
 }
 
-fn start_log() {
-    use std::io::IsTerminal;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    // A second log in one process is a mistake of tests alone.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .try_init();
+/// How recording goes, where it was asked for.
+fn tell_record(cache: &Cache) {
+    if let Some(record) = cache.record_stats() {
+        let ended = record.ended.unwrap_or("it goes on");
+        info!("record: {} records, {}: {ended}", record.records, ByteSize(record.bytes));
+    }
 }
 
 fn bind_page(address: &str) -> Result<std::net::TcpListener, CliError> {

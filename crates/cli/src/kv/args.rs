@@ -222,7 +222,7 @@ pub(crate) struct Args {
     /// Most requests taken from one connection at a time [default: 1000]
     #[arg(short = 'R', long, value_name = "NUM", help_heading = "Process")]
     max_reqs_per_event: Option<u32>,
-    /// Run as a daemon; its log goes on in larder.log in the data directory
+    /// Run as a daemon; its log goes on in larder.log in the data directory, which is made if need be
     #[arg(short = 'd', long, help_heading = "Process")]
     pub(crate) daemon: bool,
     /// User to run as when started by root
@@ -255,9 +255,10 @@ pub(crate) struct Args {
     /// Name by which the live page may be asked for, beside localhost and addresses; * for any. May be given several times
     #[arg(long, value_name = "NAME", help_heading = "Operation")]
     http_host: Option<Vec<String>>,
-    /// More log: -v debug, -vv trace
+    /// More log: -v connections and what clients do wrong, -vv each request to the store, -vvv what libraries say too. Wins over RUST_LOG in
+    /// the environment (a level, or levels by module), which wins over a file's log-level
     #[arg(short = 'v', long, action = ArgAction::Count, help_heading = "Process")]
-    verbose: u8,
+    pub(crate) verbose: u8,
     /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT", help_heading = "Process")]
     log_format: Option<String>,
@@ -372,11 +373,7 @@ impl Args {
             pidfile: self.pidfile.clone(),
             lock_memory: yes(self.lock_memory),
             enable_coredumps: yes(self.enable_coredumps),
-            log_level: match self.verbose {
-                0 => None,
-                1 => Some("debug".into()),
-                _ => Some("trace".into()),
-            },
+            log_level: crate::log::of_flags(self.verbose).map(str::to_owned),
             log_format: self.log_format.clone(),
         };
         let (extended, mut ignored) = extended_options(&self.extended).map_err(usage)?;

@@ -64,6 +64,26 @@ pub(crate) fn lock_memory() -> Result<(), CliError> {
     })
 }
 
+/// Makes a data directory that is not there: for another user, if one is given with the numbers of user and group.
+pub(crate) fn make_data_dir(dir: &Path, owner: Option<(&str, u32, u32)>) -> Result<(), CliError> {
+    let made = match dir.parent() {
+        Some(parent) => std::fs::create_dir_all(parent),
+        None => Ok(()),
+    };
+    made.and_then(|()| std::fs::DirBuilder::new().mode(0o700).create(dir))
+        .and_then(|()| match owner {
+            Some((_, uid, gid)) => chown(dir, Some(uid), Some(gid)),
+            None => Ok(()),
+        })
+        .map_err(|e| {
+            let of = owner.map_or_else(String::new, |(name, ..)| format!(" for user '{name}'"));
+            CliError::Runtime(format!(
+                "data directory '{}': cannot be made{of}: {e}: name another with --data-dir",
+                dir.display()
+            ))
+        })
+}
+
 /// `-u`: only root can become someone else. Must run before any thread starts, since each thread has its own identity. A data
 /// directory that is not there is made first and given to the user, who could not make it where only root may.
 pub(crate) fn become_user(name: &str, data_dir: Option<&Path>) -> Result<(), CliError> {
@@ -90,18 +110,7 @@ pub(crate) fn become_user(name: &str, data_dir: Option<&Path>) -> Result<(), Cli
         return Ok(());
     }
     if let Some(dir) = data_dir.filter(|dir| !dir.exists()) {
-        let made = match dir.parent() {
-            Some(parent) => std::fs::create_dir_all(parent),
-            None => Ok(()),
-        };
-        made.and_then(|()| std::fs::DirBuilder::new().mode(0o700).create(dir))
-            .and_then(|()| chown(dir, Some(uid), Some(gid)))
-            .map_err(|e| {
-                CliError::Runtime(format!(
-                    "data directory '{}': cannot be made for user '{name}': {e}: name another with --data-dir",
-                    dir.display()
-                ))
-            })?;
+        make_data_dir(dir, Some((name, uid, gid)))?;
     }
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_groups(&[gid])

@@ -19,7 +19,6 @@ use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
 use larder_policy::admission::Objective;
 use larder_runtime::{Clock, DeviceError};
 use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
 
 pub(crate) use args::Args;
 
@@ -60,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         return start_daemon();
     }
     let settings = config.effective.clone();
-    let set_level = start_log(&settings, child);
+    let set_level = start_log(&settings, args.verbose, child)?;
     for name in &given.ignored {
         info!("{name}: accepted for compatibility, without effect");
     }
@@ -69,8 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         machine::enable_core_dumps()?;
     }
     if let Some(user) = &settings.user {
-        let has_state = config.flash.is_some() || config.memory_file.is_some();
-        machine::become_user(user, has_state.then_some(config.data_dir.as_path()))?;
+        let needed = config.flash.is_some() || config.memory_file.is_some() || child;
+        machine::become_user(user, needed.then_some(config.data_dir.as_path()))?;
     }
     if settings.lock_memory == Some(true) {
         machine::lock_memory()?;
@@ -101,16 +100,17 @@ fn serve(
                     Meaning::Nothing => signals::tell_ignored(signal),
                     // Whoever asks twice does not want to wait. What is in DRAM is lost, then; flash is recovered.
                     Meaning::Stop | Meaning::User if stopping => {
-                        error!("second signal: ending with what is there");
+                        // First: whoever writes may wait for nobody to read the log.
                         hurry_up.store(true, Ordering::SeqCst);
+                        error!("second signal: ending with what is there");
                         std::thread::sleep(PATIENCE);
                         std::process::exit(1);
                     }
                     Meaning::Stop | Meaning::User => {
                         stopping = true;
                         if !has_started.load(Ordering::SeqCst) {
-                            info!("signal {signal}: the start ends");
                             hurry_up.store(true, Ordering::SeqCst);
+                            info!("signal {signal}: the start ends");
                         }
                         from_signals.send(Asked::Signal(signal)).ok();
                     }
@@ -124,6 +124,14 @@ fn serve(
     let page_socket = bind_page(&config)?;
     let hosts = config.http_hosts.clone();
     let log = config.data_dir.join("larder.log");
+    // Where the log goes on. Without flash nobody else makes it.
+    if child
+        && config.flash.is_none()
+        && !config.data_dir.is_dir()
+        && let Err(e) = machine::make_data_dir(&config.data_dir, None)
+    {
+        warn!("{e}");
+    }
     let clock = Arc::new(Clock::start());
     let store = match open_store(&config, &clock, &hurry) {
         Err(e) if hurry.load(Ordering::SeqCst) => {
@@ -264,6 +272,7 @@ fn open_store(
         | StoreError::Application(_)
         | StoreError::RecordWarm { .. }
         | StoreError::MemoryFile { .. }
+        | StoreError::Division { .. }
         | StoreError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     })?;
@@ -343,42 +352,20 @@ fn describe(config: &Config) {
 /// Changes the log level to what memcached's verbosity of this number means.
 type SetLevel = Box<dyn Fn(u32) + Send + Sync>;
 
-fn start_log(settings: &Settings, child: bool) -> SetLevel {
+fn start_log(settings: &Settings, verbose: u8, child: bool) -> Result<SetLevel, CliError> {
     let configured = settings.log_level.clone().unwrap_or_else(|| "info".into());
-    // RUST_LOG can still look closer at one module.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&configured));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // A log that cannot be written must not end the server: by default that is reported with a panicking print.
-        .log_internal_errors(false);
-    // The two builders, and so their handles, are of different types.
-    let (done, reload): (_, Box<dyn Fn(EnvFilter) + Send + Sync>) =
-        if settings.log_format.as_deref() == Some("json") {
-            let builder = builder.json().with_filter_reloading();
-            let handle = builder.reload_handle();
-            (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
-        } else {
-            use std::io::IsTerminal;
-            let ansi = !child && std::io::stderr().is_terminal();
-            let builder = builder.with_target(false).with_ansi(ansi).with_filter_reloading();
-            let handle = builder.reload_handle();
-            (builder.try_init(), Box::new(move |filter| drop(handle.reload(filter))))
-        };
-    if let Err(e) = done {
-        noteln!("larder: the log cannot be set up: {e}");
-    }
-    Box::new(move |verbosity| {
-        let level = match verbosity {
+    let json = settings.log_format.as_deref() == Some("json");
+    let reload = crate::log::start(verbose, &configured, json, !child)?;
+    Ok(Box::new(move |verbosity| {
+        let level = match u8::try_from(verbosity).ok().map_or(Some("all"), crate::log::of_flags) {
+            Some(level) => level,
             // As started, unless it was started with -v.
-            0 if matches!(configured.as_str(), "debug" | "trace") => "info",
-            0 => configured.as_str(),
-            1 => "debug",
-            _ => "trace",
+            None if ["debug", "trace", "all"].contains(&configured.as_str()) => "info",
+            None => configured.as_str(),
         };
-        reload(EnvFilter::new(level));
+        reload(crate::log::filter(level));
         info!("log level {level}: a client has set the verbosity to {verbosity}");
-    })
+    }))
 }
 
 /// Test suites learn ports that the system chose from the file that memcached's environment variable names.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Parser;
 use larder_base::{ByteSize, Endurance, Short};
 use larder_kv::config::{INDEX_BYTES_PER_OBJECT, LEAST_FLASH};
+use larder_kv::store::AdmissionNeed;
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
@@ -444,7 +445,8 @@ const LEAST_MEMORY: u64 = 2 << 20;
 
 /// What a server is told so that it does what was simulated: sizes first, then admission. `mean_object` is in bytes.
 fn settings(q: &Question, m: &Measured, mean_object: u64) -> String {
-    // What was simulated is DRAM for objects; the server's limit has the index of flash in it, of which at most half.
+    // What was simulated is DRAM for objects; the server's limit has the index of flash in it, of which at most half, and
+    // admission.
     let object = mean_object.clamp(64, 16 << 20);
     let flash = m.flash.max(LEAST_FLASH);
     let index = if m.write_limit.is_none() {
@@ -453,7 +455,11 @@ fn settings(q: &Question, m: &Measured, mean_object: u64) -> String {
         flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT
     };
     let index = index.ceil() as u64;
-    let memory = m.dram.saturating_add(index).max(2 * index).max(LEAST_MEMORY);
+    let policy = m.write_limit.and_then(|_| AdmissionConfig::from_name(&m.policy).ok());
+    let admission =
+        policy.map_or(0, |p| AdmissionNeed::of(&p).beside(m.dram, flash / object, index));
+    let memory =
+        m.dram.saturating_add(index).saturating_add(admission).max(2 * index).max(LEAST_MEMORY);
     let raised = m.dram < LEAST_MEMORY || m.write_limit.is_some() && flash > m.flash;
     let remark = if raised { "# more than was simulated: a server's least\n" } else { "" };
     let mut sizes = format!("{remark}memory-limit = {memory}\n");

@@ -234,22 +234,73 @@ fn other_settings_keep_what_is_on_flash() {
     }
 }
 
+/// A start that could not keep what is on flash is refused, and loses nothing: there is a way back, and a way on.
 #[test]
-fn settings_that_cannot_hold_what_is_on_flash_are_named() {
-    let site = Site::new();
-    let with =
-        |item| ["-m", "8", "-I", item, "-t", "1", "--flash-size", "16m", "--admission", "all"];
-    let server = site.start(&with("16k"));
-    fill(&mut server.connect(), "one");
-    assert!(server.stop().contains("the next start is warm"));
-    // Two shards, none of which could hold such an object.
-    let server = site.start(&with("4m"));
-    let (there, log) = (count(&mut server.connect(), "nothing"), server.stop());
-    assert!(there == 0 && log.contains("cold: the settings"), "{there}: {log}");
-    let warned = log.lines().find(|l| l.contains("WARN")).unwrap_or_default();
-    assert!(warned.contains("divided for -I 16 KiB"), "{warned}");
-    assert!(warned.contains("-I 4 MiB cannot hold that"), "{warned}");
-    assert!(log.contains("checkpoint written; nothing is on flash"), "{log}");
+fn settings_that_cannot_hold_what_is_on_flash_are_refused_by_name() {
+    for end in [Server::stop, Server::kill] {
+        let site = Site::new();
+        let with =
+            |item| ["-m", "8", "-I", item, "-t", "1", "--flash-size", "16m", "--admission", "all"];
+        let server = site.start(&with("16k"));
+        fill(&mut server.connect(), "one");
+        end(server);
+        // None of the shards could hold such an object.
+        for _ in 0..2 {
+            let (code, last) = site.refused(&with("4m"));
+            assert_eq!(code, Some(2), "{last}");
+            assert!(last.contains("divided for -I 16 KiB"), "{last}");
+            assert!(last.contains("-I 4 MiB cannot hold that"), "{last}");
+            assert!(last.contains("Start with -I 16 KiB again"), "{last}");
+            assert!(last.contains("--format-flash"), "{last}");
+        }
+        let server = site.start(&with("16k"));
+        let there = count(&mut server.connect(), "one");
+        assert!(there > OBJECTS / 8, "{there}: {}", server.log());
+        end(server);
+        let server = site.start(&[&with("4m")[..], &["--format-flash"]].concat());
+        let there = count(&mut server.connect(), "nothing");
+        assert!(there == 0 && server.log().contains("formatted"), "{there}: {}", server.log());
+        fill(&mut server.connect(), "two");
+        end(server);
+        // Nothing is in the way where nothing could be kept anyway.
+        let server = site.start(&with("4m"));
+        assert!(count(&mut server.connect(), "two") > OBJECTS / 8, "{}", server.log());
+        server.kill();
+        site.lose_shared_memory();
+        site.start(&with("16k")).stop();
+    }
+}
+
+/// A run without flash keeps others with flash from its data directory for its life: they would not see what it deletes.
+#[test]
+fn a_run_with_flash_is_refused_beside_one_without_whose_data_directory_it_has() {
+    for used_before in [true, false] {
+        let site = if used_before { filled(Server::stop) } else { Site::new() };
+        std::fs::create_dir_all(site.data_dir()).unwrap();
+        let without = site.start_on(&site.data_dir(), Path::new(NONE), MEMORY);
+        let other = |flash: &Path, args: &[&str]| {
+            let socket = site.dir.path().join("other");
+            let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+            command.env_remove("RUST_LOG").env_remove("STATE_DIRECTORY");
+            command.args(["kv", "--http", "off", "-s"]).arg(&socket);
+            command.arg("--data-dir").arg(site.data_dir()).arg("--flash").arg(flash).args(args);
+            (command, socket)
+        };
+        let (code, last) = site.refused_as(other(&site.flash(), SMALL).0);
+        let pid = format!("process {}", without.pid());
+        assert!(code == Some(1) && last.contains(&pid), "{last}");
+        assert!(last.contains("is without flash") && last.contains("--data-dir"), "{last}");
+        // Those without flash are not in each other's way, and the last of them lets go.
+        let (command, socket) = other(Path::new(NONE), MEMORY);
+        let second = Server::of(command, socket);
+        without.kill();
+        let (code, last) = site.refused(SMALL);
+        assert!(code == Some(1) && last.contains(&second.pid().to_string()), "{last}");
+        assert!(!second.stop().contains("WARN"));
+        let server = site.start(SMALL);
+        let (there, log) = (count(&mut server.connect(), "nothing"), server.stop());
+        assert!(there == 0 && log.contains("cold: "), "{there}: {log}");
+    }
 }
 
 #[test]
@@ -305,9 +356,11 @@ fn format_flash_makes_a_flash_file_anew_with_the_size_asked_for() {
 fn nothing_is_made_under_dev() {
     let site = Site::new();
     let flash = PathBuf::from(format!("/dev/larder-test-{}", std::process::id()));
-    let link = site.dir.path().join("link");
+    // By a link to a link, of which one leads from its own directory.
+    let (link, second) = (site.dir.path().join("link"), site.dir.path().join("second"));
     std::os::unix::fs::symlink(&flash, &link).unwrap();
-    for path in [&flash, &link] {
+    std::os::unix::fs::symlink("link", &second).unwrap();
+    for path in [&flash, &link, &second] {
         for size in [&["--flash-size", "16m"][..], &[]] {
             let command = site.command_on(&site.data_dir(), path, &[MEMORY, size].concat());
             let (code, last) = site.refused_as(command);
@@ -322,11 +375,9 @@ fn nothing_is_made_under_dev() {
 
 /// Of root alone can it be asked to become somebody else.
 #[test]
+#[cfg_attr(without = "root", ignore = "needs root (who alone can become another user)")]
 fn a_user_who_may_not_make_the_data_directory_is_given_it() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
     let site = Site::new();
     std::fs::set_permissions(site.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (dir, run) = (site.dir.path().join("only-root/larder"), site.dir.path().join("run"));
@@ -388,7 +439,20 @@ impl Moves<'_> {
         if self.rng.chance(0.7) {
             args.extend(["-e", &file]);
         }
-        let server = self.site.start_on(dir, flash, &args);
+        let command = self.site.command_on(dir, flash, &args);
+        let server = match Server::try_of(command, self.site.socket()) {
+            Ok(server) => server,
+            Err(log) => {
+                // These settings cannot hold what is there, and so nothing was lost: this operator wants them all the same.
+                assert!(
+                    log.contains("cannot hold that") && log.contains("--format-flash"),
+                    "{log}"
+                );
+                args.push("--format-flash");
+                self.site.start_on(dir, flash, &args)
+            }
+        };
+        self.site.remember_region_of(flash);
         let mut client = server.connect();
         self.book.sweep(&mut client, &MIX).unwrap();
         self.book.check();

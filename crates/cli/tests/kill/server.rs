@@ -60,6 +60,12 @@ impl Site {
         }
     }
 
+    pub(crate) fn remember_region_of(&self, flash: &Path) {
+        if let Some(region) = region_of(flash) {
+            self.remember(region);
+        }
+    }
+
     fn remember(&self, region: PathBuf) {
         let mut all = self.regions.lock().unwrap();
         if !all.contains(&region) {
@@ -85,9 +91,7 @@ impl Site {
     /// Starts a server with another data directory or flash.
     pub(crate) fn start_on(&self, data_dir: &Path, flash: &Path, more: &[&str]) -> Server {
         let server = Server::of(self.command_on(data_dir, flash, more), self.socket());
-        if let Some(region) = region_of(flash) {
-            self.remember(region);
-        }
+        self.remember_region_of(flash);
         server
     }
 
@@ -154,17 +158,23 @@ impl Server {
     }
 
     pub(crate) fn of(command: Command, socket: PathBuf) -> Server {
+        Server::try_of(command, socket)
+            .unwrap_or_else(|log| panic!("ended before it was ready:\n{log}"))
+    }
+
+    /// The same, or the log of one that ends before it is ready.
+    pub(crate) fn try_of(command: Command, socket: PathBuf) -> Result<Server, String> {
         let mut server = Server::spawn(command, socket);
         let start = Instant::now();
         while !server.log().contains("ready on") {
-            if let Some(status) = server.child.try_wait().unwrap() {
-                server.wait(Duration::from_secs(1));
-                panic!("ended before it was ready ({status}):\n{}", server.log());
+            if server.child.try_wait().unwrap().is_some() {
+                let status = server.wait(Duration::from_secs(1));
+                return Err(format!("{}{status}", server.log()));
             }
             assert!(start.elapsed() < Duration::from_secs(60), "not ready:\n{}", server.log());
             std::thread::sleep(Duration::from_millis(2));
         }
-        server
+        Ok(server)
     }
 
     /// What it has said so far.

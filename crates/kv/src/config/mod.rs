@@ -403,8 +403,9 @@ impl Config {
             })?),
         };
         let level = s.log_level.get_or_insert_with(|| "info".into()).clone();
-        if !["error", "warn", "info", "debug", "trace"].contains(&level.as_str()) {
-            return Err(value("log-level", level, "must be error, warn, info, debug or trace"));
+        if !["error", "warn", "info", "debug", "trace", "all"].contains(&level.as_str()) {
+            let must = "must be error, warn, info, debug, trace or all";
+            return Err(value("log-level", level, must));
         }
         let format = s.log_format.get_or_insert_with(|| "text".into()).clone();
         if !["text", "json"].contains(&format.as_str()) {

@@ -164,7 +164,7 @@ settings! {
     lock_memory: bool,
     /// Raise the limit on core dumps.
     enable_coredumps: bool,
-    /// Log level: error, warn, info, debug, trace.
+    /// Log level: error, warn, info, debug, trace, or all (what libraries say too). RUST_LOG and -v win over it.
     log_level: String,
     /// Log format: text, json.
     log_format: String,

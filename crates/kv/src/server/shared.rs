@@ -182,6 +182,7 @@ impl Shared {
         let verbosity = match config.effective.log_level.as_deref() {
             Some("debug") => 1,
             Some("trace") => 2,
+            Some("all") => 3,
             _ => 0,
         };
         Shared {

@@ -30,6 +30,32 @@ pub enum StoreError {
          could serve outdated values afterwards)"
     )]
     ServedWithFlash(#[source] larder_runtime::DataDirError),
+    /// A run with flash on the data directory of one without.
+    #[error(
+        "{0}. (That run is without flash; this one would not know what is stored and deleted there meanwhile, and could serve \
+         outdated values to clients that come from it)"
+    )]
+    ServedWithoutFlash(#[source] larder_runtime::DataDirError),
+    /// Other settings than those of the last run, with which its index cannot be kept.
+    #[error(
+        "flash '{path}': its index was divided for {was} ({shards} shards of {buckets} buckets), and {is} cannot hold that: \
+         {why}. Start with {was} again to keep what is on flash, or once with --format-flash to begin anew (what is cached is \
+         lost)"
+    )]
+    Division {
+        /// Which flash.
+        path: PathBuf,
+        /// Settings that the index was divided for.
+        was: String,
+        /// What they are now.
+        is: String,
+        /// Shards.
+        shards: usize,
+        /// Buckets of each one's index.
+        buckets: u32,
+        /// What does not fit.
+        why: PlanError,
+    },
     /// Sizes that cannot work.
     #[error(transparent)]
     Plan(#[from] PlanError),

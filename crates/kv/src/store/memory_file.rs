@@ -25,7 +25,7 @@ use larder_format::memory_file::{
 use larder_policy::application::Applications;
 use larder_runtime::{Clock, DataDir};
 
-use super::run::RunFile;
+use super::run::{NO_BIRTHS, RunFile};
 use super::warm::{Progress, Watched};
 use super::{Cell, KvStore, StoreError};
 
@@ -206,6 +206,8 @@ impl MemoryFile {
             Ok(_) if uuid != meta.flash => {
                 Err("it was written beside another flash, or none".to_owned())
             }
+            // The file and the directory may have been put back together.
+            Ok(last) if last.proves_checkpoint().is_err() => Err(NO_BIRTHS.to_owned()),
             Ok(_) => self.open(&meta, largest).map_err(|e| e.to_string()),
         };
         self.former = match known {

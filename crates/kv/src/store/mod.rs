@@ -9,6 +9,7 @@
 mod capture;
 mod cleaner;
 mod error;
+mod former;
 mod memory;
 mod memory_file;
 mod open;
@@ -26,14 +27,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockErr
 
 use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{
-    Effects, Fetched as EngineFetched, FlashRead, Item, Outcome, Request,
+    Effects, Fetched as EngineFetched, FlashRead, Item, Op, Outcome, Request,
 };
 use larder_engine::kv::record::{TapedLog, TapedShard};
 use larder_engine::kv::{KvShard, OwnerOf, Shards};
 use larder_format::Geometry;
 use larder_policy::application::{ApplicationError, Applications, Lookup};
 use larder_policy::budget::KeptBudget;
-use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, Wear};
+use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
 
 use crate::connection::{Engine, Fetched, Step};
 use crate::server::{Crawler, Span, Store};
@@ -42,7 +43,7 @@ use crate::stats::StoreStats;
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::StoreError;
 pub use open::{Opened, StoreConfig, open};
-pub use plan::{Plan, PlanError};
+pub use plan::{AdmissionNeed, Plan, PlanError};
 pub use record::{RecordConfig, RecordStats};
 pub use warm::Warmth;
 
@@ -92,6 +93,8 @@ struct Flash {
     drive: Option<Arc<FlashDevice>>,
     /// What it said last.
     wear: Mutex<Option<Wear>>,
+    /// Why a checkpoint would not be believed, if it would not.
+    no_checkpoint: Option<&'static str>,
 }
 
 /// What the cleaner waits on.
@@ -130,6 +133,8 @@ pub struct KvStore {
     memory_file: Option<memory_file::Keeper>,
     /// A stop is not to take its time.
     hurry: Arc<AtomicBool>,
+    /// Keeps runs with flash from the data directory while this one is without.
+    _shared_dir: Option<SharedDir>,
 }
 
 /// The shards to the log: each locked for one call.
@@ -165,6 +170,25 @@ impl KvStore {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A request in the log.
+#[cold]
+fn trace(request: &Request<'_>, again: bool) {
+    let key = request.key.escape_ascii();
+    // With what was read from flash.
+    let after = if again { ", read from flash" } else { "" };
+    match &request.op {
+        Op::Get(_) => tracing::trace!("get {key}{after}"),
+        Op::Store(store) => {
+            let mode = format!("{:?}", store.mode).to_lowercase();
+            tracing::trace!("{mode} {key} {} bytes{after}", store.value.len());
+        }
+        Op::Delete(_) => tracing::trace!("delete {key}{after}"),
+        Op::Arith(_) => tracing::trace!("arithmetic {key}{after}"),
+        Op::Touch(_) => tracing::trace!("touch {key}{after}"),
+        Op::Peek => tracing::trace!("look at {key}{after}"),
+    }
 }
 
 impl Engine for KvStore {
@@ -207,6 +231,11 @@ impl Engine for KvStore {
         fetched: Option<Fetched<'_, FlashRead>>,
         effects: &mut X,
     ) -> Step<FlashRead> {
+        if tracing::level_filters::LevelFilter::current()
+            == tracing::level_filters::LevelFilter::TRACE
+        {
+            trace(request, fetched.is_some());
+        }
         let fetched = fetched.map(|f| EngineFetched { read: f.read, bytes: f.bytes });
         if let Some(capture) = &self.capture
             && capture.samples(request.hash)

@@ -22,10 +22,11 @@ use larder_runtime::{
 };
 
 use super::capture::{Capture, CaptureConfig};
+use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
-use super::plan::Plan;
+use super::plan::{AdmissionNeed, Plan};
 use super::record::{RecordConfig, Recorder};
-use super::run::{self, FlashOfRun};
+use super::run::{self, FlashOfRun, NO_BIRTHS};
 use super::warm::{
     NotOurs, Region, ShardWords, Warmth, Writing, remove_checkpoint, write_checkpoint,
 };
@@ -35,7 +36,7 @@ use crate::stats::StoreStats;
 mod alone;
 
 /// Version of the data directory.
-const DATA_DIR_VERSION: u32 = 1;
+pub(super) const DATA_DIR_VERSION: u32 = 1;
 const BUDGET: &str = "budget.json";
 const APPLICATIONS: &str = "applications.json";
 
@@ -128,6 +129,11 @@ impl Superblocks {
     }
 }
 
+/// What admission needs of the memory.
+pub(super) fn need(config: &StoreConfig) -> AdmissionNeed<'_> {
+    AdmissionNeed::of(&config.admission)
+}
+
 pub(super) fn random(out: &mut [u8]) -> Result<(), StoreError> {
     std::fs::File::open("/dev/urandom")
         .and_then(|mut f| f.read_exact(out))
@@ -143,7 +149,7 @@ pub fn open(
     clock: &Arc<Clock>,
 ) -> Result<(Arc<KvStore>, Opened), StoreError> {
     let Some(path) = &config.flash else { return alone::open(config, clock) };
-    let dir = DataDir::open(&config.data_dir, DATA_DIR_VERSION)?;
+    let dir = former::open_dir(&config.data_dir)?;
     let mut undo = Undo(dir.made().to_vec());
     if !dir.made().is_empty() {
         undo.0.push(run::path(dir.path()));
@@ -153,7 +159,7 @@ pub fn open(
     if let Some(size) = config.flash_size.filter(|_| remake) {
         let geometry = Plan::geometry(config.memory, size, u64::from(config.max_item))?;
         let flash = Some((&geometry, config.flash_object_size));
-        Plan::new(config.memory, u64::from(config.max_item), flash)?;
+        Plan::new(config.memory, u64::from(config.max_item), flash, need(config))?;
     }
     let options = DeviceOptions {
         size: config.flash_size.map(ByteSize),
@@ -243,7 +249,7 @@ fn not_before(clock: &Clock, latest: UnixSecs, anew: &str) -> Option<String> {
 }
 
 /// A number that no other start has.
-fn random_run() -> Result<u64, StoreError> {
+pub(super) fn random_run() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     random(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes).max(1))
@@ -254,61 +260,6 @@ fn random_run() -> Result<u64, StoreError> {
 fn cas_base(began: Now, least: u64) -> Result<u64, StoreError> {
     let base = (u64::from(began.wall.0) * 1_000_000_000).max(least);
     Ok(base.saturating_add(random_run()? >> 18))
-}
-
-/// How the memory is divided for a start.
-enum Division {
-    /// As the settings say.
-    New(Plan),
-    /// As the last run had it, so that its index can be kept, although the settings would have it otherwise: what is to be said
-    /// of it.
-    Kept(Plan, String),
-    /// As the settings say, which cannot hold the index that is there.
-    Lost(Plan, String),
-}
-
-/// The division of the memory for this start: that of the index that is there, if it can be kept, else that of the settings.
-fn division(
-    config: &StoreConfig,
-    path: &Path,
-    superblock: &Superblock,
-    last: Option<&FlashOfRun>,
-    dir: &DataDir,
-) -> Result<Division, StoreError> {
-    let max_item = u64::from(config.max_item);
-    let flash = (&superblock.geometry, config.flash_object_size);
-    let wanted = Plan::new(config.memory, max_item, Some(flash))?;
-    let Some(last) = last.filter(|l| l.division() != (wanted.shards, wanted.buckets)) else {
-        return Ok(Division::New(wanted));
-    };
-    let (shards, buckets) = last.division();
-    let segments = superblock.geometry.segments();
-    let left = Plan { region_words: Plan::region_words(segments, shards, buckets), ..wanted };
-    if !Region::may_be_warm(superblock, &left, dir) {
-        return Ok(Division::New(wanted));
-    }
-    let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
-    let (was, is) = last.changed(&this);
-    let or = |text: &str, other: &str| if text.is_empty() { other } else { text }.to_owned();
-    let (was, is) = (or(&was, "the last version"), or(&is, "this version"));
-    Ok(match Plan::keeping(config.memory, max_item, flash, last.division()) {
-        Ok(kept) => {
-            let said = format!(
-                "the flash index stays as it was divided for {was} ({shards} shards of {buckets} buckets), so that what is on \
-                 flash is kept; for {is} it would be {} shards of {} buckets: --format-flash once divides it anew, and loses \
-                 what is cached",
-                wanted.shards, wanted.buckets,
-            );
-            Division::Kept(kept, said)
-        }
-        Err(why) => {
-            let said = format!(
-                "what is on flash is lost: its index was divided for {was} ({shards} shards of {buckets} buckets), and {is} \
-                 cannot hold that: {why}. Starting with {was} again would have kept it"
-            );
-            Division::Lost(wanted, said)
-        }
-    })
 }
 
 pub(super) fn open_on(
@@ -333,20 +284,13 @@ pub(super) fn open_on(
         Region::forget(&flash.uuid);
     }
     let last = last.and_then(|last| run::is_of(&last, &superblock).map(|()| last));
-    let last_flash = last.as_ref().ok().and_then(|last| last.flash.as_ref());
-    let (mut notes, mut warnings, mut lost) = (Vec::new(), Vec::new(), false);
-    let divided = division(config, path, &superblock, last_flash, &dir)?;
-    let kept_from = last_flash.filter(|_| matches!(divided, Division::Kept(..))).cloned();
-    let plan = match divided {
-        Division::New(plan) => plan,
-        Division::Kept(plan, said) => {
-            notes.push(said);
-            plan
-        }
-        Division::Lost(plan, said) => {
-            warnings.push(said);
-            lost = true;
-            plan
+    let (mut notes, mut warnings) = (Vec::new(), Vec::new());
+    let divided = former::division(config, path, &superblock, last.as_ref().ok(), &dir)?;
+    let (plan, kept_from) = match divided {
+        Division::New(plan) => (plan, None),
+        Division::Kept { plan, from, said } => {
+            notes.extend(said);
+            (plan, Some(from))
         }
     };
 
@@ -382,6 +326,8 @@ pub(super) fn open_on(
                 Warmth::Cold("the flash has been used by another run since".to_owned())
             } else if !superblock.is_clean() {
                 Warmth::Cold(why)
+            } else if let Err(why) = last.proves_checkpoint() {
+                Warmth::Cold(why)
             } else {
                 match region.load_checkpoint(&dir, &superblock, &geometry, &config.hurry) {
                     Ok(written) => {
@@ -393,9 +339,6 @@ pub(super) fn open_on(
             }
         }
     };
-    if lost {
-        warmth = Warmth::Cold("the settings cannot hold the index of the last run".to_owned());
-    }
     if formatted {
         warmth = Warmth::Cold("the flash has just been formatted".to_owned());
     }
@@ -475,15 +418,23 @@ pub(super) fn open_on(
         kept_from.unwrap_or_else(|| FlashOfRun::new(&next, path, &plan, config.flash_object_size));
     this.path = path.display().to_string();
     let file = memory_file.as_ref().map(MemoryFile::name);
-    if let Err(error) = run::write(&dir, next.run, Some(this), file) {
+    let mut no_checkpoint = None;
+    match run::write(&dir, next.run, Some(this), file) {
+        Ok(true) => {}
+        Ok(false) => {
+            warnings.push(format!(
+                "{NO_BIRTHS}: a restart of this machine makes the cache cold; the index stays in this machine's memory until then"
+            ));
+            no_checkpoint = Some(NO_BIRTHS);
+        }
         // What the directory says then is not what the flash says: nothing outdated can come of it.
-        warnings.push(format!("{error}: the next start is cold"));
+        Err(error) => warnings.push(format!("{error}: the next start is cold")),
     }
     superblocks.write(device.as_ref(), next.clone())?;
-    region.own(&next, &plan, &geometry);
     if let Some(latest) = region.latest() {
         clock.keep_in(latest);
     }
+    region.own(&next, &plan, &geometry);
     remove_checkpoint(&dir)?;
 
     let why_private = region.why_private.clone();
@@ -507,6 +458,7 @@ pub(super) fn open_on(
         log_wanted: Default::default(),
         read_errors: Default::default(),
         region,
+        no_checkpoint,
         wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
         drive,
     };
@@ -597,6 +549,7 @@ fn superblocks(
         config.memory,
         u64::from(config.max_item),
         Some((&geometry, config.flash_object_size)),
+        need(config),
     )?;
     let (mut uuid, mut secret) = ([0; 16], [0; 16]);
     random(&mut uuid)?;
@@ -806,6 +759,7 @@ fn store(
         capture: watchers.capture,
         memory_file: None,
         hurry: config.hurry.clone(),
+        _shared_dir: None,
     })
 }
 
@@ -868,6 +822,9 @@ impl KvStore {
         let mut writing = Writing { at: now.wall, hurry: &self.hurry, bytes: 0 };
         let written = (|| -> Result<(), String> {
             flash.device.sync().map_err(|e| e.to_string())?;
+            if let Some(why) = flash.no_checkpoint {
+                return Err(why.to_owned());
+            }
             let apps: Vec<Vec<u64>> =
                 guards.iter().map(|g| g.apps().flash_bytes().collect()).collect();
             let words: Vec<&Words> =

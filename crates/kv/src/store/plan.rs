@@ -5,6 +5,7 @@ use larder_engine::index::FlashIndex;
 use larder_engine::kv::SegmentTable;
 use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::{Geometry, GeometryError};
+use larder_policy::admission::{AdmissionConfig, PolicyName};
 
 /// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
 const MAX_SHARDS: usize = 16;
@@ -12,6 +13,9 @@ const MAX_SHARDS: usize = 16;
 const LARGEST_PER_ARENA: u64 = 4;
 /// Least memory with which every admission policy works, per shard.
 const MIN_ADMISSION: u64 = 64 << 10;
+/// What admission has for each object that flash can hold, tenths of a byte. With less it forgets keys before they come back;
+/// with more, hits no longer rise and objects have less.
+const ADMISSION_PER_OBJECT: u64 = 43;
 /// Largest arena: what 32 bits of 16-byte units can address, with room to spare.
 const MAX_ARENA: u64 = 12 << 30;
 /// Smallest arena.
@@ -79,6 +83,56 @@ pub enum PlanError {
     },
 }
 
+/// What admission gets of the memory, which objects then do not have. No policy gets more than a quarter of what the flash index
+/// leaves, nor less than 64 KiB a shard.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AdmissionNeed<'a> {
+    /// The least: it remembers no keys.
+    Nothing,
+    /// A fiftieth of the memory: with more, it would remember more keys, and write more.
+    Fiftieth,
+    /// By the objects that flash can hold, and as much as the window takes that this asks for.
+    Objects(&'a AdmissionConfig),
+}
+
+impl AdmissionNeed<'_> {
+    /// What the policy needs that is chosen here.
+    pub fn of(config: &AdmissionConfig) -> AdmissionNeed<'_> {
+        match config.policy {
+            PolicyName::All | PolicyName::Probability | PolicyName::WriteRate => {
+                AdmissionNeed::Nothing
+            }
+            PolicyName::RejectFirst if config.reject_first.window == 0 => AdmissionNeed::Fiftieth,
+            PolicyName::RejectFirst
+            | PolicyName::Ghost
+            | PolicyName::Flashiness
+            | PolicyName::FlashinessPaper => AdmissionNeed::Objects(config),
+        }
+    }
+
+    /// Bytes that it takes, where `dram` bytes are to be left for objects beside a flash of `objects` objects and an index of
+    /// `index` bytes.
+    pub fn beside(self, dram: u64, objects: u64, index: u64) -> u64 {
+        match self {
+            AdmissionNeed::Nothing => 0,
+            AdmissionNeed::Fiftieth => dram.saturating_add(index) / 49,
+            AdmissionNeed::Objects(_) => self.bytes(0, objects, 1).min(dram / 3),
+        }
+    }
+
+    /// Bytes that it would have of `memory` before a flash of `objects` objects, in `shards` shards.
+    fn bytes(self, memory: u64, objects: u64, shards: u64) -> u64 {
+        match self {
+            AdmissionNeed::Nothing => 0,
+            AdmissionNeed::Fiftieth => memory / 50,
+            AdmissionNeed::Objects(config) => {
+                let window = config.window_bytes(shards).saturating_mul(shards);
+                (objects.saturating_mul(ADMISSION_PER_OBJECT) / 10).max(window)
+            }
+        }
+    }
+}
+
 /// How the memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -122,6 +176,11 @@ fn arena_of(memory: u64, fixed: u64, shards: u64) -> u64 {
     memory.saturating_sub(fixed) / 1023 * 1000 / shards
 }
 
+/// The memory with which [`arena_of`] gives `shards` arenas at least `bytes` together.
+fn memory_of(bytes: u64, shards: u64) -> u64 {
+    (bytes.div_ceil(shards) * shards).div_ceil(1000) * 1023 + 1023 + shards
+}
+
 /// One shard holds the largest object, and something beside it.
 fn least_arena(max_item: u64) -> u64 {
     max_item + max_item / 4 + 4096
@@ -145,8 +204,7 @@ impl Plan {
     /// The smallest flash that can be divided, bytes.
     pub const LEAST_FLASH: u64 = SEGMENTS_AT + MIN_SEGMENTS as u64 * LEAST_SEGMENT;
 
-    /// Divides `memory` bytes. `flash` is the division of the flash, if there is one; `object` the mean size of an
-    /// object on flash.
+    /// Divides `memory` bytes. `flash` is the division of the flash and the mean size of an object on it, if there is one.
     ///
     /// # Errors
     /// See [`PlanError`].
@@ -154,8 +212,9 @@ impl Plan {
         memory: u64,
         max_item: u64,
         flash: Option<(&Geometry, u32)>,
+        admission: AdmissionNeed<'_>,
     ) -> Result<Plan, PlanError> {
-        Self::divide(memory, max_item, flash, None)
+        Self::divide(memory, max_item, flash, admission, None)
     }
 
     /// The same around an index that is there already, of so many shards and buckets for each: what it leads to stays in the
@@ -167,9 +226,10 @@ impl Plan {
         memory: u64,
         max_item: u64,
         flash: (&Geometry, u32),
+        admission: AdmissionNeed<'_>,
         (shards, buckets): (usize, u32),
     ) -> Result<Plan, PlanError> {
-        Self::divide(memory, max_item, Some(flash), Some((shards.max(1), buckets)))
+        Self::divide(memory, max_item, Some(flash), admission, Some((shards.max(1), buckets)))
     }
 
     /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
@@ -182,6 +242,7 @@ impl Plan {
         memory: u64,
         max_item: u64,
         flash: Option<(&Geometry, u32)>,
+        admission: AdmissionNeed<'_>,
         kept: Option<(usize, u32)>,
     ) -> Result<Plan, PlanError> {
         let (capacity, segments, segment, object) = flash.map_or((0, 0, 0, 1), |(g, o)| {
@@ -212,32 +273,47 @@ impl Plan {
             let index = FlashIndex::words_for(buckets) as u64 * 8 * n;
             let buffers = if capacity > 0 { 3 * segment } else { 0 };
             let tables = (u64::from(segments) + 1) * 12 * n + table_words(segments) as u64 * 8;
-            // Admission's sketches and samples: 2 % of the memory, the times of last accesses 0.5 %.
-            let least = kept.map_or(MIN_ADMISSION, |_| MIN_ADMISSION * n);
-            let admission = if capacity > 0 { (memory / 50).max(least) } else { 16 << 10 };
+            // The times of last accesses have 0.5 %.
             let access = if capacity > 0 { memory / 200 } else { 64 * n };
             let statistics = n * (257 * 104);
-            let fixed = buffers + tables + admission + access + statistics;
-            let arena = arena_of(memory, index + fixed, n);
+            let beside = index + buffers + tables + access + statistics;
+            let least_admission = if capacity > 0 { MIN_ADMISSION * n } else { 16 << 10 };
+            // How many shards there are is for the objects to decide: not for what admission would like to have.
             let enough = (LARGEST_PER_ARENA * max_item).max(MIN_ARENA);
-            let starved = capacity > 0 && admission / n < MIN_ADMISSION;
-            if (arena < enough || starved) && shards > 1 && kept.is_none() {
+            if arena_of(memory, beside + least_admission, n) < enough
+                && shards > 1
+                && kept.is_none()
+            {
                 shards /= 2;
                 continue;
             }
-            if capacity > 0 && arena * n < MIN_ARENA.max(memory / 16) {
+            let mut needed = least_arena(max_item);
+            if kept.is_some() {
+                needed = needed.max(MIN_ARENA).max(2 * (2 * segment / n));
+            }
+            let least_objects = MIN_ARENA.max(memory / 16);
+            let admission = if capacity > 0 {
+                // What cannot be served otherwise is served with less admission.
+                let objects = memory_of((needed * n).max(least_objects), n);
+                admission
+                    .bytes(memory, expected, n)
+                    .min(memory.saturating_sub(index) / 4)
+                    .min(memory.saturating_sub(beside + objects))
+                    .max(least_admission)
+            } else {
+                least_admission
+            };
+            let fixed = beside - index + admission;
+            let arena = arena_of(memory, index + fixed, n);
+            if capacity > 0 && arena * n < least_objects {
                 return Err(PlanError::TooLittleMemory {
                     memory: ByteSize(memory),
                     flash: ByteSize(capacity),
                     index: ByteSize(index),
                     object: ByteSize(object),
                     fixed: ByteSize(fixed),
-                    arena: ByteSize(MIN_ARENA.max(memory / 16)),
+                    arena: ByteSize(least_objects),
                 });
-            }
-            let mut needed = least_arena(max_item);
-            if kept.is_some() {
-                needed = needed.max(MIN_ARENA).max(2 * (2 * segment / n));
             }
             if arena < needed {
                 return Err(PlanError::ItemTooLarge {
@@ -314,7 +390,19 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use larder_policy::admission::{Admission, Setup};
+
     use super::*;
+
+    /// What most of these tests are about: the default's.
+    fn default_need() -> AdmissionNeed<'static> {
+        static CONFIG: std::sync::OnceLock<AdmissionConfig> = std::sync::OnceLock::new();
+        AdmissionNeed::of(CONFIG.get_or_init(AdmissionConfig::default))
+    }
+
+    fn plan(memory: u64, item: u64, flash: Option<(&Geometry, u32)>) -> Result<Plan, PlanError> {
+        Plan::new(memory, item, flash, default_need())
+    }
 
     fn geometry(memory: u64, flash: u64) -> Geometry {
         Plan::geometry(memory, flash, 1 << 20).unwrap()
@@ -326,7 +414,7 @@ mod tests {
             [(64 << 20, 1 << 30), (128 << 20, 1 << 30), (1 << 30, 8u64 << 30), (256 << 20, 4 << 30)]
         {
             let g = geometry(memory, flash);
-            let p = Plan::new(memory, 1 << 20, Some((&g, 280))).unwrap();
+            let p = plan(memory, 1 << 20, Some((&g, 280))).unwrap();
             let sum = p.shards as u64 * p.arena_bytes as u64
                 + p.region_words as u64 * 8
                 + 3 * u64::from(g.segment_bytes())
@@ -340,27 +428,138 @@ mod tests {
     fn little_memory_has_few_shards_rather_than_starved_ones() {
         for memory in [2u64 << 20, 6 << 20, 24 << 20, 64 << 20] {
             let g = geometry(memory, 32 << 20);
-            let p = Plan::new(memory, 64 << 10, Some((&g, 280))).unwrap();
+            let p = plan(memory, 64 << 10, Some((&g, 280))).unwrap();
             assert!(p.admission_bytes >= 64 << 10, "{memory}: {p:?}");
+            // Three of the largest objects, whatever admission has.
+            assert!(p.arena_bytes >= 3 * (64 << 10), "{memory}: {p:?}");
         }
+    }
+
+    /// The server of the study: `-m 4m`, 26 MiB of flash, objects of 280 bytes. A fiftieth of the memory was 82 KiB.
+    #[test]
+    fn admission_has_4_3_bytes_for_each_object_that_flash_can_hold() {
+        let (memory, flash) = (4 << 20, 26 << 20);
+        let g = geometry(memory, flash);
+        let objects = g.capacity() / 280;
+        let p = plan(memory, 1 << 20, Some((&g, 280))).unwrap();
+        let all = |p: &Plan| (p.admission_bytes * p.shards) as u64;
+        assert!(all(&p).abs_diff(objects * 43 / 10) < p.shards as u64, "{objects}: {p:?}");
+        assert!(all(&p) > 390_000, "{p:?}");
+        // Objects pay for it.
+        let sum = p.fixed + p.shards as u64 * p.arena_bytes as u64;
+        assert!(sum <= memory && sum > memory * 97 / 100, "{sum}: {p:?}");
+        // Smaller objects allow more shards, of which each has the least.
+        let p = plan(memory, 64 << 10, Some((&g, 280))).unwrap();
+        assert!(p.shards > 4 && p.admission_bytes == 64 << 10, "{p:?}");
+
+        // Where flash is 17 times the memory, it is a quarter of what the index leaves.
+        let g = geometry(64 << 20, 17 * (64 << 20));
+        let p = plan(64 << 20, 1 << 20, Some((&g, 280))).unwrap();
+        let index = (FlashIndex::words_for(p.buckets) * 8 * p.shards) as u64;
+        assert!(all(&p).abs_diff(((64 << 20) - index) / 4) <= p.shards as u64, "{p:?}");
+        assert!(g.capacity() / 280 * 43 / 10 > all(&p));
+    }
+
+    #[test]
+    fn what_admission_needs_is_asked_of_the_policy() {
+        let (memory, item) = (64u64 << 20, 1u64 << 20);
+        let g = geometry(memory, 256 << 20);
+        let with = |change: fn(&mut AdmissionConfig)| {
+            let mut config = AdmissionConfig::default();
+            change(&mut config);
+            let p = Plan::new(memory, item, Some((&g, 280)), AdmissionNeed::of(&config)).unwrap();
+            let setup = Setup {
+                memory: p.admission_bytes,
+                seed: 1,
+                objects: p.objects,
+                share: 1.0 / p.shards as f64,
+                budget_rate: Some(1e6),
+            };
+            let built = Admission::new(&config, &setup).map(|_| ());
+            let too_much = config.ghost.window == u64::MAX;
+            assert_eq!(built.is_ok(), !too_much, "{built:?}");
+            (p.shards, p.buckets, (p.admission_bytes * p.shards) as u64)
+        };
+        let (shards, buckets, default) = with(|_| {});
+        let least = 64 << 10;
+        // No policy changes how the index is divided.
+        for (want, change) in [
+            (least * shards as u64, (|c| c.policy = PolicyName::All) as fn(&mut AdmissionConfig)),
+            (least * shards as u64, |c| c.policy = PolicyName::Probability),
+            (least * shards as u64, |c| c.policy = PolicyName::WriteRate),
+            (memory / 50, |c| c.policy = PolicyName::RejectFirst),
+            (default, |c| c.policy = PolicyName::Ghost),
+            (default, |c| {
+                c.policy = PolicyName::RejectFirst;
+                c.reject_first.window = 1000;
+            }),
+        ] {
+            let (s, b, bytes) = with(change);
+            assert_eq!((s, b), (shards, buckets));
+            assert!(bytes.abs_diff(want) < shards as u64, "{bytes}, not {want}");
+        }
+        // A window that is asked for is had, as far as a quarter goes.
+        let (.., bytes) = with(|c| {
+            c.policy = PolicyName::Ghost;
+            c.ghost.window = 1_500_000;
+        });
+        assert!(bytes > default && bytes >= 1_500_000 * 32 / 5, "{bytes}");
+        let (.., bytes) = with(|c| {
+            c.policy = PolicyName::Ghost;
+            c.ghost.window = u64::MAX;
+        });
+        assert!(bytes <= memory / 4, "{bytes}");
+    }
+
+    #[test]
+    fn what_is_to_be_left_for_objects_is_left() {
+        for (dram, flash) in [(24u64 << 20, 64u64 << 20), (24 << 20, 1 << 30), (512 << 20, 4 << 30)]
+        {
+            for policy in [PolicyName::Flashiness, PolicyName::RejectFirst, PolicyName::All] {
+                let config = AdmissionConfig { policy, ..AdmissionConfig::default() };
+                let need = AdmissionNeed::of(&config);
+                let (objects, index) = (flash / 280, flash / 280 * 4);
+                let memory = dram + index + need.beside(dram, objects, index);
+                let g = geometry(memory, flash);
+                let p = Plan::new(memory, 64 << 10, Some((&g, 280)), need).unwrap();
+                let left = p.arena_bytes as u64 * p.shards as u64;
+                // Less buffers, tables and statistics.
+                assert!(left <= dram && left > dram * 3 / 4, "{policy:?} {dram}: {left}");
+            }
+        }
+    }
+
+    /// What was served with a fiftieth for admission is served still, with less than the rule says if need be.
+    #[test]
+    fn admission_refuses_no_flash_that_objects_allow() {
+        let flash = |mib: u64| geometry(64 << 20, mib << 20);
+        let served =
+            |mib, need| Plan::new(64 << 20, 1 << 20, Some((&flash(mib), 280)), need).is_ok();
+        let most = |need| (256..8192).rev().find(|&mib| served(mib, need)).unwrap();
+        let (with, without) = (most(default_need()), most(AdmissionNeed::Nothing));
+        assert_eq!(with, without);
+        let p = plan(64 << 20, 1 << 20, Some((&flash(with), 280))).unwrap();
+        assert!(p.arena_bytes as u64 * p.shards as u64 >= 4 << 20, "{p:?}");
     }
 
     #[test]
     fn arenas_stay_addressable() {
         for memory in [64u64 << 30, 1 << 40, 3 << 40] {
-            let p = Plan::new(memory, 1 << 20, None).unwrap();
+            let p = plan(memory, 1 << 20, None).unwrap();
             assert!(p.arena_bytes as u64 <= MAX_ARENA && p.shards <= 256, "{memory}: {p:?}");
         }
-        let e = Plan::new(900 << 40, 1 << 20, None).unwrap_err().to_string();
+        let e = plan(900 << 40, 1 << 20, None).unwrap_err().to_string();
         assert!(e.contains("lower -m"), "{e}");
     }
 
     #[test]
     fn an_index_that_is_there_is_kept_over_other_settings_while_it_fits() {
         let g = geometry(24 << 20, 64 << 20);
-        let was = Plan::new(24 << 20, 1 << 20, Some((&g, 280))).unwrap();
+        let was = plan(24 << 20, 1 << 20, Some((&g, 280))).unwrap();
         let division = (was.shards, was.buckets);
-        let keep = |memory, item, object| Plan::keeping(memory, item, (&g, object), division);
+        let keep = |memory, item, object| {
+            Plan::keeping(memory, item, (&g, object), default_need(), division)
+        };
         assert_eq!(keep(24 << 20, 1 << 20, 280).unwrap(), was);
         for (memory, item, object) in [
             (65 << 20, 1 << 20, 280),
@@ -368,7 +567,7 @@ mod tests {
             (24 << 20, 1 << 20, 1000),
             (20 << 20, 1 << 20, 280),
         ] {
-            let other = Plan::new(memory, item, Some((&g, object))).unwrap();
+            let other = plan(memory, item, Some((&g, object))).unwrap();
             let p = keep(memory, item, object).unwrap();
             assert_eq!(
                 (p.shards, p.buckets, p.region_words),
@@ -390,7 +589,7 @@ mod tests {
     #[test]
     fn a_changed_limit_changes_what_objects_have_and_nothing_else() {
         let g = geometry(64 << 20, 256 << 20);
-        let p = Plan::new(64 << 20, 1 << 20, Some((&g, 280))).unwrap();
+        let p = plan(64 << 20, 1 << 20, Some((&g, 280))).unwrap();
         assert_eq!(p.resized(64 << 20).unwrap(), p);
         let more = p.resized(96 << 20).unwrap();
         let gained = (more.arena_bytes - p.arena_bytes) as u64 * p.shards as u64;
@@ -406,14 +605,14 @@ mod tests {
     #[test]
     fn the_impossible_is_refused_with_the_arithmetic() {
         let g = geometry(64 << 20, 100 << 30);
-        let e = Plan::new(64 << 20, 1 << 20, Some((&g, 280))).unwrap_err().to_string();
+        let e = plan(64 << 20, 1 << 20, Some((&g, 280))).unwrap_err().to_string();
         assert!(
             e.contains("64 MiB")
                 && e.contains("100.0 GiB") | e.contains("GiB")
                 && e.contains("flash index takes"),
             "{e}"
         );
-        let e = Plan::new(64 << 20, 64 << 20, None).unwrap_err().to_string();
+        let e = plan(64 << 20, 64 << 20, None).unwrap_err().to_string();
         assert!(e.contains("raise -m or lower -I"), "{e}");
     }
 }

@@ -7,8 +7,11 @@
 //! answers for the same keys, and leaves a number of its own.
 //!
 //! A directory that was copied whole after a clean stop would agree with itself. So the file that holds the number says in which
-//! file it was written: a copy is another file.
+//! file it was written: a copy is another file. That is by the file's number and by when it was made. Where the file system does not
+//! say the latter, a copy may have been given the number of what it replaces, and no checkpoint is believed; the shared memory is, which
+//! is not copied with a directory.
 
+use std::fs::Metadata;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -57,6 +60,19 @@ pub(super) struct FlashOfRun {
     buckets: u32,
 }
 
+/// Why a checkpoint proves nothing.
+pub(super) const NO_BIRTHS: &str = "the data directory's file system does not say when a file was made, so that a directory that \
+                                    was put back from a copy cannot be told from this one (ext4 with inodes of 128 bytes is \
+                                    such; --data-dir names another)";
+
+impl RunFile {
+    /// Whether it is certain that the directory was not put back from a copy since, which a checkpoint or a memory file would go
+    /// along with.
+    pub(super) fn proves_checkpoint(&self) -> Result<(), String> {
+        if self.born == 0 { Err(format!("no checkpoint is believed: {NO_BIRTHS}")) } else { Ok(()) }
+    }
+}
+
 impl FlashOfRun {
     pub(super) fn new(
         superblock: &Superblock,
@@ -101,18 +117,18 @@ impl FlashOfRun {
 
 /// The run file of a directory, whoever has it locked; `None` where there is none, or none that can be understood, which
 /// proves nothing about any flash.
-fn peek(data_dir: &Path) -> std::io::Result<Option<(RunFile, FileMark)>> {
+fn peek(data_dir: &Path) -> std::io::Result<Option<(RunFile, Metadata)>> {
     let file = match std::fs::File::open(data_dir.join(RUN)) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }
         file => file?,
     };
-    let mark = FileMark::of(&file.metadata()?);
+    let found = file.metadata()?;
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes)?;
     let read: Option<RunFile> = serde_json::from_slice(&bytes).ok();
-    Ok(read.map(|read| (read, mark)))
+    Ok(read.map(|read| (read, found)))
 }
 
 /// The last run of this directory, as far as can be seen, if it may have left something that a later one would believe: flash, or
@@ -128,10 +144,10 @@ pub(super) fn last_that_keeps(data_dir: &Path) -> std::io::Result<Option<RunFile
 /// Why nothing is known of it.
 pub(super) fn last(dir: &DataDir) -> Result<RunFile, String> {
     let read = peek(dir.path()).map_err(|e| format!("the data directory's {RUN}: {e}"))?;
-    let Some((read, mark)) = read else {
+    let Some((read, found)) = read else {
         return Err("the data directory does not say which run used it last (it is new, or of an earlier version)".to_owned());
     };
-    if (FileMark { inode: read.inode, born: read.born }) != mark {
+    if (FileMark { inode: read.inode, born: read.born }) != dir.mark_of(&found) {
         return Err("the data directory is a copy: whether what it was copied from has been used since cannot be known"
             .to_owned());
     }
@@ -157,19 +173,22 @@ pub(super) fn is_of(last: &RunFile, superblock: &Superblock) -> Result<(), Strin
     }
 }
 
-/// Writes down that `run` uses the directory now, with this flash and this file of what is in DRAM.
+/// Writes down that `run` uses the directory now, with this flash and this file of what is in DRAM; tells whether a checkpoint or
+/// such a file of it will be believed.
 pub(super) fn write(
     dir: &DataDir,
     run: u64,
     flash: Option<FlashOfRun>,
     memory_file: Option<String>,
-) -> Result<(), DataDirError> {
+) -> Result<bool, DataDirError> {
+    let mut born = 0;
     dir.replace_marked(RUN, |mark| {
-        let (inode, born) = (mark.inode, mark.born);
-        let file = RunFile { run, inode, born, flash, memory_file };
+        born = mark.born;
+        let file = RunFile { run, inode: mark.inode, born, flash, memory_file };
         // Numbers and strings: there is nothing that could fail.
         serde_json::to_vec(&file).unwrap_or_default()
-    })
+    })?;
+    Ok(born != 0)
 }
 
 /// The run file's place, for a start that is undone.

@@ -33,6 +33,7 @@ use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
 use super::plan::{APP_WORDS, Plan, REGION_HEADER, table_words};
+use super::run::RunFile;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
 const LAYOUT: u64 = 3;
@@ -144,12 +145,36 @@ impl Region {
         format!("larder-{uuid}")
     }
 
-    /// Whether something is there that may be what a run left: the region as `plan` divides it, or a checkpoint.
-    pub(super) fn may_be_warm(superblock: &Superblock, plan: &Plan, dir: &DataDir) -> bool {
+    /// Whether what the last run left is there, and could be gone on with by a memory that is divided as in `plan`.
+    pub(super) fn is_left(
+        superblock: &Superblock,
+        plan: &Plan,
+        last: &RunFile,
+        dir: &DataDir,
+    ) -> bool {
         let bytes = (plan.region_words as u64 * 8).next_multiple_of(PAGE_SIZE as u64);
-        let region = Path::new(SHARED_DIR).join(Self::name(superblock));
-        std::fs::symlink_metadata(region).is_ok_and(|found| found.len() == bytes)
-            || superblock.is_clean() && dir.join(CHECKPOINT).exists()
+        let header = Self::header_in(&Path::new(SHARED_DIR).join(Self::name(superblock)), bytes);
+        match header {
+            Some(header) if header[0] != 0 => {
+                let load = |word: usize| header[word];
+                Self::bears(load, superblock, last.run, plan, &superblock.geometry).is_ok()
+            }
+            _ => {
+                superblock.is_clean()
+                    && last.run == superblock.run
+                    && last.proves_checkpoint().is_ok()
+                    && dir.join(CHECKPOINT).exists()
+            }
+        }
+    }
+
+    /// The header of a region of so many bytes; `None` where there is none.
+    fn header_in(path: &Path, bytes: u64) -> Option<[u64; REGION_HEADER]> {
+        let mut file = File::open(path).ok()?;
+        let mut raw = [0; REGION_HEADER * 8];
+        (file.metadata().ok()?.len() == bytes).then(|| file.read_exact(&mut raw).ok())??;
+        let mut words = raw.as_chunks::<8>().0.iter().map(|w| u64::from_ne_bytes(*w));
+        Some(std::array::from_fn(|_| words.next().unwrap_or_default()))
     }
 
     /// Removes the region of a flash that has been formatted anew or will be cold: nobody else ever would.
@@ -187,17 +212,28 @@ impl Region {
         if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) || self.header.load(0) == 0 {
             return Err(NotOurs::Absent("no memory of an earlier run is there".to_owned()));
         }
+        let load = |word| self.header.load(word);
+        Self::bears(load, superblock, run, plan, geometry)
+            .map_err(|why| NotOurs::Other(why.to_owned()))
+    }
+
+    /// Whether a header that is whole is that of the run, and if not, why.
+    fn bears(
+        load: impl Fn(usize) -> u64,
+        superblock: &Superblock,
+        run: u64,
+        plan: &Plan,
+        geometry: &Geometry,
+    ) -> Result<(), &'static str> {
         for (word, want) in Self::expected(superblock, plan, geometry) {
-            if self.header.load(word) != want {
-                return Err(NotOurs::Other(
-                    "the memory left behind is of another configuration".to_owned(),
-                ));
+            if load(word) != want {
+                return Err("the memory left behind is of another configuration");
             }
         }
         // A start that was cut short may have come to one of the places and not to the others.
-        let (own, pending) = (self.header.load(4), self.header.load(5));
+        let (own, pending) = (load(4), load(5));
         if [superblock.run, run].into_iter().any(|run| run != own && run != pending) {
-            return Err(NotOurs::Other("the flash has been used by another run since".to_owned()));
+            return Err("the flash has been used by another run since");
         }
         Ok(())
     }
@@ -213,8 +249,10 @@ impl Region {
         self.header.store(5, next.run);
     }
 
-    /// The words are whole and belong to the run of `superblock`.
+    /// The words are whole and belong to the run of `superblock`. The clock keeps the latest time in them already: a kill must
+    /// leave none that are owned and do not say what has expired.
     pub(super) fn own(&mut self, superblock: &Superblock, plan: &Plan, geometry: &Geometry) {
+        debug_assert!(self.latest.is_none_or(|latest| latest.load(Ordering::Relaxed) > 0));
         self.header.store(4, superblock.run);
         self.header.store(5, superblock.run);
         for (word, value) in Self::expected(superblock, plan, geometry).into_iter().rev() {

@@ -3,7 +3,7 @@
 use larder_base::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use super::Pool;
+use super::{Ghost, Pool, RejectFirst};
 use crate::learn::{AtLeave, FeatureSet, TrainParams};
 
 /// Names of the policies, as users write them.
@@ -70,7 +70,7 @@ pub enum AdmissionError {
     NoRate,
     /// The memory given cannot hold the policy's tables.
     #[error(
-        "admission policy {policy} needs at least {need} bytes of DRAM per shard and was given {given}: raise the memory limit or choose another policy"
+        "admission policy {policy} needs at least {need} bytes of DRAM per shard and was given {given}: raise the memory limit, lower the window if one is set, or choose another policy"
     )]
     Memory {
         /// Which policy.
@@ -118,6 +118,22 @@ impl Default for AdmissionConfig {
             ghost: GhostConfig::default(),
             write_rate: WriteRateConfig::default(),
             flashiness: FlashinessConfig::default(),
+        }
+    }
+}
+
+impl AdmissionConfig {
+    /// Bytes that each of `shards` shards needs for the window of keys that the chosen policy is told to remember; 0 if it is
+    /// told none.
+    pub fn window_bytes(&self, shards: u64) -> u64 {
+        match self.policy {
+            PolicyName::RejectFirst if self.reject_first.window > 0 => {
+                RejectFirst::bytes_for(self.reject_first.window, shards)
+            }
+            PolicyName::Ghost if self.ghost.window > 0 => {
+                Ghost::bytes_for(self.ghost.window, shards)
+            }
+            _ => 0,
         }
     }
 }

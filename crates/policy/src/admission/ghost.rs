@@ -2,7 +2,7 @@
 
 use larder_base::{Nanos, ObjectHash};
 
-use super::reject_first::share_of;
+use super::reject_first::{LEAST_WINDOW, share_of};
 use super::simple::UNRANKED;
 use super::{
     Access, AdmissionError, AdmissionPolicy, Candidate, Departure, GhostConfig, Reason, Setup,
@@ -30,18 +30,23 @@ impl Ghost {
     /// # Errors
     /// [`AdmissionError::Memory`] when the configured window does not fit, or memory does not hold even 64 keys.
     pub fn new(config: &GhostConfig, setup: &Setup) -> Result<Ghost, AdmissionError> {
-        const LEAST: u64 = 64;
         let fits = GhostQueue::window_for(setup.memory);
         let window = if config.window == 0 {
-            setup.objects.clamp(LEAST, fits.max(LEAST))
+            setup.objects.clamp(LEAST_WINDOW, fits.max(LEAST_WINDOW))
         } else {
-            share_of(config.window, setup.share).max(LEAST)
+            share_of(config.window, setup.share).max(LEAST_WINDOW)
         };
         if window > fits {
             let need = GhostQueue::bytes_for(window) as usize;
             return Err(AdmissionError::Memory { policy: "ghost", need, given: setup.memory });
         }
         Ok(Ghost { queue: GhostQueue::new(window), reads: config.reads })
+    }
+
+    /// Bytes that each of `shards` shards takes for a window of so many keys in all.
+    pub(super) fn bytes_for(window: u64, shards: u64) -> u64 {
+        let part = share_of(window, 1.0 / shards as f64).max(LEAST_WINDOW);
+        GhostQueue::bytes_for(part)
     }
 }
 
@@ -100,7 +105,7 @@ const PROMISED: u32 = 1 << 16;
 
 impl GhostQueue {
     pub(super) fn bytes_for(window: u64) -> u64 {
-        window.div_ceil(MEAN_PER_SET).max(1) * WAYS as u64 * 4
+        window.div_ceil(MEAN_PER_SET).max(1).saturating_mul(WAYS as u64 * 4)
     }
 
     pub(super) fn window_for(bytes: usize) -> u64 {

@@ -29,8 +29,8 @@ pub(super) struct RecentKeys {
 impl RecentKeys {
     /// Bytes that a memory of `window` keys takes.
     pub(super) fn bytes_for(window: u64) -> u64 {
-        let blocks = (window * BITS_PER_KEY).div_ceil(BLOCK_WORDS as u64 * 64).max(1);
-        blocks * BLOCK_WORDS as u64 * 8 * 2
+        let blocks = window.saturating_mul(BITS_PER_KEY).div_ceil(BLOCK_WORDS as u64 * 64).max(1);
+        blocks.saturating_mul(BLOCK_WORDS as u64 * 8 * 2)
     }
 
     /// The longest window that fits in `bytes`.

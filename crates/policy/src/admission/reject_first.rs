@@ -16,7 +16,7 @@ pub struct RejectFirst {
 }
 
 /// Below this a window means nothing.
-const LEAST_WINDOW: u64 = 64;
+pub(super) const LEAST_WINDOW: u64 = 64;
 
 impl RejectFirst {
     /// With the parameters of `config`.
@@ -39,6 +39,12 @@ impl RejectFirst {
             });
         }
         Ok(RejectFirst { recent: RecentKeys::new(window) })
+    }
+
+    /// Bytes that each of `shards` shards takes for a window of so many keys in all.
+    pub(super) fn bytes_for(window: u64, shards: u64) -> u64 {
+        let part = share_of(window, 1.0 / shards as f64).max(LEAST_WINDOW);
+        RecentKeys::bytes_for(part)
     }
 }
 

@@ -580,16 +580,22 @@ fn kind_of(found: &std::fs::Metadata) -> &'static str {
 /// Whether a file of this path would lie under `/dev`, where a name that is not there is a device that is not there (a
 /// mistyped one, one that is not plugged in) and a file would take memory. `/dev/shm` is for files.
 fn lies_under_dev(path: &Path) -> bool {
-    // A link that leads nowhere is made by following it.
-    let target = match std::fs::read_link(path) {
-        Ok(link) => path.parent().unwrap_or(Path::new("/")).join(link),
-        Err(_) => path.to_owned(),
-    };
-    [path, &target].into_iter().any(|path| {
+    /// The kernel follows no more.
+    const LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..=LINKS {
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
-        parent.starts_with("/dev") && !parent.starts_with("/dev/shm")
-    })
+        if parent.starts_with("/dev") && !parent.starts_with("/dev/shm") {
+            return true;
+        }
+        // A link that leads nowhere is made by following it, to the last.
+        match std::fs::read_link(&path) {
+            Ok(link) => path = parent.join(link),
+            Err(_) => return false,
+        }
+    }
+    false
 }
 
 fn parent_exists(path: &Path) -> bool {

@@ -101,6 +101,26 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// What is asked for, for a log: without the bytes.
+    pub fn in_words(&self) -> String {
+        let fua = |fua: bool| if fua { ", durably" } else { "" };
+        match self {
+            Command::Read { offset, buf } => format!("read {} at {offset}", buf.len()),
+            Command::Write { offset, buf, fua: f } => {
+                format!("write {} at {offset}{}", buf.len(), fua(*f))
+            }
+            Command::Flush => "flush".to_owned(),
+            Command::Trim { offset, len, fua: f } => format!("trim {len} at {offset}{}", fua(*f)),
+            Command::WriteZeroes { offset, len, fua: f, .. } => {
+                format!("write zeroes {len} at {offset}{}", fua(*f))
+            }
+            Command::Cache { offset, len } => format!("cache {len} at {offset}"),
+            Command::BlockStatus { offset, len, .. } => format!("block status {len} at {offset}"),
+        }
+    }
+}
+
 /// A request to be answered.
 #[derive(Debug)]
 pub struct Request {

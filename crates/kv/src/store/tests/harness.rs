@@ -46,8 +46,17 @@ pub(super) fn open(
     config: &StoreConfig,
     device: Arc<dyn Device>,
 ) -> Result<(Site, Opened), StoreError> {
-    let clock = Arc::new(Clock::start());
     let dir = DataDir::open(&config.data_dir, 1)?;
+    open_in(config, device, dir)
+}
+
+/// The same in a data directory that is open.
+pub(super) fn open_in(
+    config: &StoreConfig,
+    device: Arc<dyn Device>,
+    dir: DataDir,
+) -> Result<(Site, Opened), StoreError> {
+    let clock = Arc::new(Clock::start());
     let path = config.flash.clone().unwrap();
     let medium = Medium { path, device: device.clone(), drive: None, why_buffered: None };
     let (store, opened) = open_on(config, &clock, dir, medium, None)?;

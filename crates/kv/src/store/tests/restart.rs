@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use larder_base::{AppId, ByteSize};
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_runtime::testing::MemoryDevice;
-use larder_runtime::{Clock, Device};
+use larder_runtime::{Clock, DataDir, Device};
 
-use super::harness::{Client, Site, config, open};
+use super::harness::{Client, Site, config, open, open_in};
 use crate::connection::Engine;
 use crate::server::Store;
-use crate::store::{StoreConfig, StoreError, Warmth};
+use crate::store::warm::Region;
+use crate::store::{StoreConfig, StoreError, Warmth, locked};
 
 fn flash_bytes(site: &Site) -> BTreeMap<String, u64> {
     site.stats().applications.into_iter().map(|a| (a.name, a.flash_bytes)).collect()
@@ -21,7 +22,8 @@ fn flash_bytes(site: &Site) -> BTreeMap<String, u64> {
 #[test]
 fn applications_keep_their_ids_and_their_bytes_on_flash() {
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path().to_owned());
+    // One shard: so little memory in several would evict much before it is taken to flash.
+    let config = StoreConfig { max_item: 256 << 10, ..config(dir.path().to_owned()) };
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
     let mut client = Client::new(5, 1_500);
     let mut ids: Option<Vec<AppId>> = None;
@@ -198,4 +200,86 @@ fn a_refused_start_leaves_nothing_behind() {
     std::fs::write(top.path().join("a/mine"), b"x").unwrap();
     drop(refused(StoreConfig { flash: Some(file), ..config(data) }));
     assert_eq!(std::fs::read_dir(top.path().join("a")).unwrap().count(), 1);
+}
+
+/// Changes a number in what the last run wrote down, in the same file.
+fn rewrite(dir: &std::path::Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let path = dir.join("run.json");
+    let mut said = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut said);
+    std::fs::write(&path, said.to_string()).unwrap();
+}
+
+/// Where files do not say when they were made, one of a directory that was put back may have the number of another: only the
+/// memory, which is not copied with it, is believed.
+#[test]
+fn without_times_of_making_no_checkpoint_is_written_or_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path().to_owned());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(9, 1_500);
+    let unborn = || {
+        let dir = DataDir::open(dir.path(), 1).unwrap().without_births();
+        open_in(&config, device.clone(), dir).unwrap()
+    };
+    let checkpoint = dir.path().join("checkpoint");
+    let (site, opened) = unborn();
+    let warned = opened.warnings.join(" ");
+    assert!(warned.contains("when a file was made") && warned.contains("cold"), "{warned}");
+    for _ in 0..6_000 {
+        client.step(&site);
+    }
+    site.stop(false);
+    assert!(!checkpoint.exists());
+    let (site, opened) = unborn();
+    assert_eq!(opened.warmth, Some(Warmth::Memory));
+    assert!(client.check_all(&site) > 100);
+    let uuid = locked(&site.store.flash().unwrap().superblock).current.uuid.to_string();
+    site.stop(false);
+    Region::forget(&uuid);
+    let (site, opened) = unborn();
+    assert!(matches!(opened.warmth, Some(Warmth::Cold(_))), "{:?}", opened.warmth);
+    site.stop(false);
+    Region::forget(&uuid);
+
+    // One that an earlier version has written.
+    let (site, _) = open(&config, device.clone()).unwrap();
+    site.stop(false);
+    assert!(checkpoint.exists());
+    rewrite(dir.path(), |run| run["born"] = 0.into());
+    let (site, opened) = unborn();
+    let Some(Warmth::Cold(why)) = opened.warmth else { panic!("{:?}", opened.warmth) };
+    assert!(why.contains("no checkpoint is believed"), "{why}");
+    site.stop(false);
+    Region::forget(&uuid);
+}
+
+/// An earlier version would have divided the memory otherwise for the same settings: the cache stays as it is, and nobody is told
+/// at each start what he can do nothing about.
+#[test]
+fn a_cache_that_another_version_has_divided_opens_warm_and_quietly() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path().to_owned());
+    let now = StoreConfig { flash_object_size: 2048, ..config.clone() };
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
+    let mut client = Client::new(10, 1_500);
+    let (site, _) = open(&config, device.clone()).unwrap();
+    for _ in 0..6_000 {
+        client.step(&site);
+    }
+    let plan = *site.store.plan();
+    site.stop(false);
+    for round in 0..3 {
+        let (site, opened) = open(&now, device.clone()).unwrap();
+        assert_eq!(opened.warmth, Some(Warmth::Checkpoint));
+        let (found, kept) = (site.store.plan(), client.check_all(&site));
+        assert!(kept > 100, "{round}: {kept}");
+        assert_eq!((found.shards, found.buckets), (plan.shards, plan.buckets));
+        // First it is the settings that are others.
+        let said = opened.notes.join(" ");
+        assert_eq!(said.contains("stays as it was divided"), round == 0, "{said}");
+        assert!(opened.warnings.is_empty(), "{:?}", opened.warnings);
+        site.stop(round == 2);
+        rewrite(dir.path(), |run| run["flash"]["object_size"] = 2048.into());
+    }
 }

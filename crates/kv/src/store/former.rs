@@ -1,0 +1,180 @@
+//! What the last run has left, and this one finds: how its index is divided, and what a run without flash does about it.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use larder_format::Superblock;
+use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
+
+use super::memory_file::MemoryFile;
+use super::open::{DATA_DIR_VERSION, need, random_run};
+use super::plan::Plan;
+use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
+use super::warm::{Region, remove_checkpoint};
+use super::{StoreConfig, StoreError};
+
+/// How the memory is divided for a start.
+pub(super) enum Division {
+    /// As the settings say.
+    New(Plan),
+    /// As the last run had it, so that its index can be kept, although the settings would have it otherwise.
+    Kept {
+        plan: Plan,
+        /// What the last run said of itself: the settings that go with the division.
+        from: FlashOfRun,
+        /// What is to be said of it. Where the settings are the same, and another version would divide otherwise, there is
+        /// nothing that anybody could do about it.
+        said: Option<String>,
+    },
+}
+
+/// The division of the memory for this start: that of the index that is there, if there is one, else that of the settings.
+///
+/// # Errors
+/// Settings that cannot work, and those that cannot keep the index that is there.
+pub(super) fn division(
+    config: &StoreConfig,
+    path: &Path,
+    superblock: &Superblock,
+    last: Option<&RunFile>,
+    dir: &DataDir,
+) -> Result<Division, StoreError> {
+    let max_item = u64::from(config.max_item);
+    let flash = (&superblock.geometry, config.flash_object_size);
+    let wanted = Plan::new(config.memory, max_item, Some(flash), need(config))?;
+    let Some((last, from)) = last.and_then(|last| Some((last, last.flash.as_ref()?))) else {
+        return Ok(Division::New(wanted));
+    };
+    let (shards, buckets) = from.division();
+    if (shards, buckets) == (wanted.shards, wanted.buckets) {
+        return Ok(Division::New(wanted));
+    }
+    let segments = superblock.geometry.segments();
+    let region_words = Plan::region_words(segments, shards, buckets);
+    let left = Plan { shards, buckets, region_words, ..wanted };
+    if !Region::is_left(superblock, &left, last, dir) {
+        return Ok(Division::New(wanted));
+    }
+    let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
+    let (was, is) = from.changed(&this);
+    let same = was.is_empty();
+    let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
+    let (was, is) = (or(was, "the last version"), or(is, "this version"));
+    match Plan::keeping(config.memory, max_item, flash, need(config), from.division()) {
+        Ok(plan) => {
+            let said = format!(
+                "the flash index stays as it was divided for {was} ({shards} shards of {buckets} buckets), so that what is on \
+                 flash is kept; for {is} it would be {} shards of {} buckets: --format-flash once divides it anew, and loses \
+                 what is cached",
+                wanted.shards, wanted.buckets,
+            );
+            Ok(Division::Kept { plan, from: from.clone(), said: (!same).then_some(said) })
+        }
+        Err(why) => {
+            Err(StoreError::Division { path: path.to_owned(), was, is, shards, buckets, why })
+        }
+    }
+}
+
+/// Opens the data directory of a run with flash.
+pub(super) fn open_dir(path: &Path) -> Result<DataDir, StoreError> {
+    DataDir::open(path, DATA_DIR_VERSION).map_err(|source| match source {
+        // Those that share it are runs without flash.
+        DataDirError::InUse { .. } if DataDir::share(path).is_ok() => {
+            StoreError::ServedWithoutFlash(source)
+        }
+        source => source.into(),
+    })
+}
+
+/// What a run without flash has made of what was on flash.
+pub(super) struct Forsaken {
+    /// As long as this is held, no run with flash begins.
+    pub(super) lock: Option<SharedDir>,
+    /// What the operator should know.
+    pub(super) warnings: Vec<String>,
+}
+
+/// A run without flash answers for the same keys: what the last run on this data directory has left, on flash or in a file of what
+/// was in DRAM, is not believed any more, and none with flash begins on it while this one goes on, which would not know what is stored and deleted here and could be warm
+/// later. A directory that is not there is left so.
+pub(super) fn forsake_flash(data_dir: &Path) -> Result<Forsaken, StoreError> {
+    maps::sweep(Path::new(SHARED_DIR));
+    // Where it cannot be seen, it is tried: the error says why.
+    let is_kept = || !matches!(run::last_that_keeps(data_dir), Ok(None));
+    if !data_dir.is_dir() {
+        return Ok(Forsaken { lock: None, warnings: Vec::new() });
+    }
+    let mut in_use = None;
+    // Runs with flash that begin and end meanwhile are rare, and seldom more than one.
+    for _ in 0..3 {
+        if is_kept() {
+            match DataDir::open(data_dir, DATA_DIR_VERSION) {
+                Ok(dir) => return forsake(dir),
+                // By another run without flash, perhaps, which has seen to it: that is looked at below.
+                Err(e @ DataDirError::InUse { .. }) => in_use = Some(e),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let (lock, warnings) = match DataDir::share(data_dir) {
+            Ok(lock) => (Some(lock), Vec::new()),
+            Err(DataDirError::Io { source, .. }) if may_not(&source) => (
+                None,
+                vec![format!(
+                    "data directory '{}' cannot be locked ({source}): a run with flash that begins there meanwhile does not know \
+                     what is stored and deleted here, and may serve outdated values afterwards; give this run a --data-dir of \
+                     its own",
+                    data_dir.display()
+                )],
+            ),
+            Err(e) => return Err(served(e)),
+        };
+        if !is_kept() {
+            return Ok(Forsaken { lock, warnings });
+        }
+    }
+    let path = data_dir.to_owned();
+    Err(served(in_use.unwrap_or(DataDirError::InUse { path, pid: None, holder: None })))
+}
+
+fn may_not(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+}
+
+fn served(source: DataDirError) -> StoreError {
+    match source {
+        DataDirError::InUse { .. } => StoreError::ServedWithFlash(source),
+        source => source.into(),
+    }
+}
+
+/// Makes cold what this directory has left, which is shared from then on.
+fn forsake(dir: DataDir) -> Result<Forsaken, StoreError> {
+    let warnings = take_directory(&dir, random_run()?, None)?;
+    Ok(Forsaken { lock: Some(dir.into_shared().map_err(served)?), warnings })
+}
+
+/// The directory is that of `run`, which has no flash, and this file of what is in DRAM. What the operator should know.
+pub(super) fn take_directory(
+    dir: &DataDir,
+    run: u64,
+    file: Option<&MemoryFile>,
+) -> Result<Vec<String>, StoreError> {
+    let last = run::last_that_keeps(dir.path()).ok().flatten();
+    let believed = run::write(dir, run, None, file.map(MemoryFile::name))?;
+    remove_checkpoint(dir)?;
+    let mut warnings = Vec::new();
+    if file.is_some() && !believed {
+        warnings.push(format!("{NO_BIRTHS}: what is in DRAM is not put back from a file there"));
+    }
+    if let Some(flash) = last.and_then(|last| last.flash) {
+        Region::forget(&flash.uuid);
+        warnings.push(format!(
+            "this run is without flash: what flash '{}' holds may be outdated by what is stored and deleted now, so the next \
+             start with it is cold; a run that shall not do that is given a --data-dir of its own (this one's is '{}')",
+            flash.path,
+            dir.path().display()
+        ));
+    }
+    Ok(warnings)
+}
