@@ -39,6 +39,7 @@ fuzz_target!(|data: &[u8]| {
             admin: &mut admin,
             detail: false,
             app: None,
+            watch: None,
         };
         let progress = conn.process(now, &engine, &mut ctx);
         conn.sent(conn.output().len(), now);

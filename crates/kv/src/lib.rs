@@ -13,3 +13,4 @@ pub mod protocol;
 pub mod server;
 pub mod stats;
 pub mod store;
+pub mod watch;

@@ -109,7 +109,7 @@ impl Object {
 
 impl State {
     fn cas(&mut self, given: Option<u64>) -> u64 {
-        given.filter(|cas| *cas != 0).unwrap_or_else(|| {
+        given.unwrap_or_else(|| {
             self.last_cas += 1;
             self.last_cas
         })

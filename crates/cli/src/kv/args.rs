@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// Close connections that are silent for this many seconds (0: never) [default: 0]
     #[arg(long, value_name = "SECONDS", help_heading = "Network")]
     idle_timeout: Option<u32>,
-    /// Protocol: ascii or auto (the binary protocol is not spoken)
+    /// Protocol: ascii or auto; binary, which is not spoken, tells every client so and closes
     #[arg(short = 'B', long, value_name = "NAME", help_heading = "Network")]
     protocol: Option<String>,
     /// Enable TLS on TCP (needs --tls-certificate and --tls-key, or -o ssl_chain_cert=FILE,ssl_key=FILE)
@@ -273,8 +273,8 @@ pub(crate) struct Args {
     version: Option<bool>,
 
     /// memcached's extended options, comma separated: maxconns_fast, idle_timeout, ext_path=FILE:SIZE, ssl_chain_cert,
-    /// ssl_key, ssl_ca_cert, ssl_verify_mode, ssl_min_version, ssl_ciphers, ssl_session_cache, ssl_wbuf_size; those that tune
-    /// slabs, LRU lists and the hash table are accepted without effect
+    /// ssl_key, ssl_ca_cert, ssl_verify_mode, ssl_min_version, ssl_ciphers, ssl_session_cache, ssl_wbuf_size,
+    /// watcher_logbuf_size, worker_logbuf_size; those that tune slabs, LRU lists and the hash table are accepted without effect
     #[arg(short = 'o', long, value_name = "OPT,…", help_heading = "memcached's options")]
     extended: Vec<String>,
     /// Accepted without effect: there are no slabs
@@ -286,10 +286,10 @@ pub(crate) struct Args {
     /// Accepted without effect
     #[arg(short = 'L', long, help_heading = "memcached's options")]
     enable_largepages: bool,
-    /// Accepted without effect: every object has a CAS
+    /// Give objects no CAS: gets shows 0, and cas finds no match
     #[arg(short = 'C', long, help_heading = "memcached's options")]
     disable_cas: bool,
-    /// Accepted without effect: watch is not served
+    /// Disable the watch command
     #[arg(short = 'W', long, help_heading = "memcached's options")]
     disable_watch: bool,
 }
@@ -329,6 +329,10 @@ impl Args {
             disable_evictions: yes(self.disable_evictions),
             disable_flush_all: yes(self.disable_flush_all),
             disable_dumping: yes(self.disable_dumping),
+            disable_cas: yes(self.disable_cas),
+            disable_watch: yes(self.disable_watch),
+            watcher_logbuf_size: None,
+            worker_logbuf_size: None,
             lru_crawler: None,
             enable_shutdown: yes(self.enable_shutdown),
             enable_debugtime: yes(self.enable_debugtime),
@@ -381,8 +385,6 @@ impl Args {
             (self.slab_growth_factor.is_some(), "slab-growth-factor"),
             (self.slab_min_size.is_some(), "slab-min-size"),
             (self.enable_largepages, "enable-largepages"),
-            (self.disable_cas, "disable-cas"),
-            (self.disable_watch, "disable-watch"),
         ] {
             if given {
                 ignored.push(name.to_owned());

@@ -17,7 +17,7 @@ use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
 use larder_policy::admission::Objective;
-use larder_runtime::{Clock, DeviceError};
+use larder_runtime::{Clock, DeviceError, FlashDevice};
 use tracing::{error, info, warn};
 
 pub(crate) use args::Args;
@@ -119,7 +119,12 @@ fn serve(
         })
         .map_err(|e| CliError::Runtime(format!("starting the signal thread: {e}")))?;
 
-    // Addresses first: one that is in use must leave the store as it is.
+    // A flash that is another's, before a Unix socket stands there by which this server could be taken for one that runs.
+    // (In the data directory it is that one's lock which says whose it is.)
+    if let Some(flash) = config.flash.as_ref().filter(|f| !f.path.starts_with(&config.data_dir)) {
+        FlashDevice::refuse_in_use(&flash.path).map_err(|e| CliError::Runtime(e.to_string()))?;
+    }
+    // Addresses then: one that is in use must leave the store as it is.
     let sockets = Sockets::bind(&config).map_err(|e| CliError::Runtime(e.to_string()))?;
     let page_socket = bind_page(&config)?;
     let hosts = config.http_hosts.clone();

@@ -166,9 +166,15 @@ fn a_second_instance_is_refused() {
     // The same data directory with another flash; the same flash with another data directory.
     let flash = site.dir.path().join("flash2").display().to_string();
     let dir = site.dir.path().join("data2").display().to_string();
-    for (more, what) in [(["--flash", &flash], "data"), (["--data-dir", &dir], "flash")] {
+    // It is another's flash before a socket is made that others could take for a server's that runs: so here, where none can.
+    let no_socket = site.dir.path().join("missing/socket").display().to_string();
+    for (more, socket, what) in [
+        (["--flash", &flash], &other_socket, "data"),
+        (["--data-dir", &dir], &other_socket, "flash"),
+        (["--data-dir", &dir], &no_socket, "flash"),
+    ] {
         let mut args = SMALL.to_vec();
-        args.extend(["-s", &other_socket]);
+        args.extend(["-s", socket]);
         args.extend(more);
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_larder"));
         command.args(["kv", "--http", "off"]);

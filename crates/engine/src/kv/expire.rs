@@ -29,11 +29,13 @@ pub(super) struct Sweep {
     second: u32,
     /// Objects removed. Not among the shard's counters, which a record's digests cover: older records go on replaying.
     removed: u64,
+    /// Flushed objects in whose place their key was stored again; uncounted there for the same reason.
+    pub(super) replaced: u64,
 }
 
 impl Default for Sweep {
     fn default() -> Sweep {
-        Sweep { earliest: u32::MAX, at: None, left: 0, second: 0, removed: 0 }
+        Sweep { earliest: u32::MAX, at: None, left: 0, second: 0, removed: 0, replaced: 0 }
     }
 }
 
@@ -61,6 +63,11 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Objects that [`KvShard::expire`] has removed.
     pub fn expired_unasked(&self) -> u64 {
         self.sweep.removed
+    }
+
+    /// Objects that were gone by a flush when their key was stored again, as far as flushed objects are remembered.
+    pub fn flushed_replaced(&self) -> u64 {
+        self.sweep.replaced
     }
 
     /// Removes expired objects from DRAM, a bounded number of buckets at a time. `all`: to the end of the pass under way, or of

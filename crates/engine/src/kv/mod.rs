@@ -4,6 +4,7 @@ mod access_times;
 pub mod api;
 mod clean;
 mod config;
+mod evicted;
 mod expire;
 mod flash;
 mod log;
@@ -17,6 +18,7 @@ mod stats;
 
 pub use clean::{Heat, StageReport, StageSink, Staged};
 pub use config::{ClockMode, FlashGeometry, ShardConfig};
+pub use evicted::Evicted;
 pub use log::{
     FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,
     Shards, Step,

@@ -260,8 +260,8 @@ impl<M: ObjectMemory> KvShard<M> {
             fx.reply(Reply::TooLarge);
             return;
         }
-        if !self.flushed.is_empty() {
-            self.flushed.remove(&req.hash.fingerprint());
+        if !self.flushed.is_empty() && self.flushed.remove(&req.hash.fingerprint()) {
+            self.sweep.replaced += 1;
         }
         match self.insert_dram(now, new) {
             Some((_, h)) => {

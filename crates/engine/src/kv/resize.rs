@@ -41,7 +41,6 @@ impl KvShard {
             self.arena.bytes() > bytes
         };
         if !more {
-            self.arena.release();
             self.table.fit(&mut self.arena, bytes);
             self.sweep.restart();
             self.config.arena_bytes = self.arena.bytes();
@@ -74,7 +73,7 @@ impl KvShard {
         let mut h = ObjectHeader::load(&self.arena, block);
         let hash = self.hash_of(block, &h);
         let Some(to) = self.arena.relocate(block) else {
-            self.count_eviction(&h);
+            self.count_eviction(now, block, &h);
             self.take_out(hash, block, &h, Some((now, Departure::Evicted)));
             return;
         };

@@ -103,6 +103,8 @@ pub struct KvShard<M = Arena> {
     flash_bytes: Words,
     pub(super) stats: ShardStats,
     pub(super) sweep: super::expire::Sweep,
+    /// Evictions, while somebody wants to know of them.
+    pub(super) noted: Option<Box<super::evicted::Noted>>,
     pub(super) scratch: Vec<u8>,
     /// Fingerprints of objects that the last flush took out of DRAM and that nobody has asked for since.
     pub(super) flushed: BTreeSet<u64>,
@@ -208,6 +210,7 @@ impl<M: ObjectMemory> KvShard<M> {
             flash_bytes: Words::heap(0),
             stats: ShardStats::default(),
             sweep: super::expire::Sweep::default(),
+            noted: None,
             scratch: Vec::new(),
             flushed: BTreeSet::new(),
             next_cas: config.cas_base,
@@ -664,7 +667,8 @@ impl<M: ObjectMemory> KvShard<M> {
         None
     }
 
-    pub(super) fn count_eviction(&mut self, h: &ObjectHeader) {
+    pub(super) fn count_eviction(&mut self, now: Now, block: Block, h: &ObjectHeader) {
+        self.note_eviction(now, block, h);
         self.stats.evictions += 1;
         self.stats.evicted_unfetched += u64::from(h.reads == 0);
         self.apps.of_mut(h.app).evictions += 1;
@@ -672,7 +676,7 @@ impl<M: ObjectMemory> KvShard<M> {
 
     /// Evicts one object from DRAM for good.
     pub(super) fn evict(&mut self, now: Now, hash: ObjectHash, block: Block, h: &ObjectHeader) {
-        self.count_eviction(h);
+        self.count_eviction(now, block, h);
         self.remove_dram(hash, block, h, Some((now, Departure::Evicted)));
     }
 

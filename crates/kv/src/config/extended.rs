@@ -5,7 +5,7 @@ use larder_base::ByteSize;
 
 use super::{ConfigError, Settings};
 
-/// Options about memcached's slabs, LRU lists, hash table, logger and extstore threads: Larder has none of these.
+/// Options about memcached's slabs, LRU lists, hash table and extstore threads: Larder has none of these.
 const ACCEPTED: &[&str] = &[
     "ext_compact_under",
     "ext_drop_under",
@@ -52,8 +52,6 @@ const ACCEPTED: &[&str] = &[
     "track_sizes",
     "warm_lru_pct",
     "warm_max_factor",
-    "watcher_logbuf_size",
-    "worker_logbuf_size",
 ];
 
 /// Takes the arguments of `-o`. Returns what they set and the names of those that were accepted without effect.
@@ -71,6 +69,11 @@ pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>),
         let bad = |reason: &str| ConfigError::Option {
             option: option.to_owned(),
             reason: reason.to_owned(),
+        };
+        let kib = |text: &str| {
+            text.parse::<u32>()
+                .map(|n| ByteSize::kib(n.into()))
+                .map_err(|_| bad("needs a number of KiB"))
         };
         let need = || value.filter(|v| !v.is_empty()).ok_or_else(|| bad("needs a value"));
         match name {
@@ -109,10 +112,10 @@ pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>),
             "ssl_ciphers" => settings.tls_ciphers = Some(need()?.into()),
             "ssl_session_cache" => settings.tls_session_cache = Some(true),
             "ssl_wbuf_size" => {
-                settings.tls_buffer = Some(ByteSize::kib(
-                    need()?.parse::<u32>().map_err(|_| bad("needs a number of KiB"))?.into(),
-                ));
+                settings.tls_buffer = Some(kib(need()?)?);
             }
+            "watcher_logbuf_size" => settings.watcher_logbuf_size = Some(kib(need()?)?),
+            "worker_logbuf_size" => settings.worker_logbuf_size = Some(kib(need()?)?),
             "ssl_keyformat" => match need()? {
                 "1" => {}
                 _ => {
@@ -185,6 +188,9 @@ mod tests {
             let (s, _) = run(&format!("ssl_min_version={given}")).unwrap();
             assert_eq!(s.tls_min_version.as_deref(), Some(wanted));
         }
+        let (s, ignored) = run("watcher_logbuf_size=8,worker_logbuf_size=16").unwrap();
+        assert_eq!(s.watcher_logbuf_size, Some(ByteSize::kib(8)));
+        assert_eq!((s.worker_logbuf_size, ignored.len()), (Some(ByteSize::kib(16)), 0));
         let (s, _) = run("ssl_wbuf_size=64,ssl_session_cache").unwrap();
         assert_eq!((s.tls_buffer, s.tls_session_cache), (Some(ByteSize::kib(64)), Some(true)));
     }
@@ -203,6 +209,8 @@ mod tests {
             ("ssl_min_version=4", "tlsv1.3"),
             ("ssl_keyformat=2", "PEM"),
             ("ssl_wbuf_size=x", "KiB"),
+            ("watcher_logbuf_size=x", "KiB"),
+            ("worker_logbuf_size", "needs a value"),
             ("ssl_ciphers", "needs a value"),
             ("drop_privileges", "SystemCallFilter"),
         ] {

@@ -159,6 +159,14 @@ pub struct Config {
     pub flush_enabled: bool,
     /// Listing keys allowed.
     pub dump_enabled: bool,
+    /// Objects have a CAS.
+    pub cas_enabled: bool,
+    /// watch allowed.
+    pub watch_enabled: bool,
+    /// Bytes of log lines held for each connection that watches.
+    pub watcher_bytes: usize,
+    /// The same for each worker thread until its turn ends.
+    pub worker_bytes: usize,
     /// Expired objects are removed in the background.
     pub lru_crawler: bool,
     /// shutdown allowed.
@@ -249,7 +257,7 @@ impl Config {
         }
         let protocol = s.protocol.get_or_insert_with(|| "auto".into()).clone();
         if !["ascii", "auto", "binary"].contains(&protocol.as_str()) {
-            return Err(value("protocol", protocol, "must be ascii or auto"));
+            return Err(value("protocol", protocol, "must be ascii, auto or binary"));
         }
         let tcp = given.port.is_some_and(|p| p != 0)
             || given.listen.is_some()
@@ -391,6 +399,7 @@ impl Config {
             _ => return Err(value("clock-mode", clock_mode, "must be set-max or increment")),
         };
 
+        let (watcher_bytes, worker_bytes) = resolve_log_buffers(&mut s)?;
         let record = resolve_record(&mut s)?;
         let capture = resolve_capture(&mut s)?;
         let memory_file = resolve_memory_file(&s, flash.as_ref())?;
@@ -428,6 +437,10 @@ impl Config {
             evict: !*s.disable_evictions.get_or_insert(false),
             flush_enabled: !*s.disable_flush_all.get_or_insert(false),
             dump_enabled: !*s.disable_dumping.get_or_insert(false),
+            cas_enabled: !*s.disable_cas.get_or_insert(false),
+            watch_enabled: !*s.disable_watch.get_or_insert(false),
+            watcher_bytes,
+            worker_bytes,
             lru_crawler: *s.lru_crawler.get_or_insert(true),
             shutdown_enabled: *s.enable_shutdown.get_or_insert(false),
             debugtime_enabled: *s.enable_debugtime.get_or_insert(false),
@@ -477,6 +490,20 @@ fn default_flash(free: u64, memory: u64, object_size: u64) -> u64 {
     // The index may take a quarter of the DRAM.
     let indexable = (memory as f64 / 4.0 / INDEX_BYTES_PER_OBJECT * object_size as f64) as u64;
     (free / 4).min(64 << 30).min(indexable) >> 20 << 20
+}
+
+/// Bytes of log lines for each connection that watches, and for each worker: memcached's sizes, between what holds some lines
+/// and what twenty watchers may take without being thought of.
+fn resolve_log_buffers(s: &mut Settings) -> Result<(usize, usize), ConfigError> {
+    let sized = |key, given: &mut Option<ByteSize>, default| {
+        let size = *given.get_or_insert(ByteSize::kib(default));
+        match size.0 {
+            0x1000..=0x400_0000 => Ok(size.0 as usize),
+            _ => Err(value(key, size, "must be between 4 KiB and 64 MiB")),
+        }
+    };
+    let watcher = sized("watcher-logbuf-size", &mut s.watcher_logbuf_size, 256)?;
+    Ok((watcher, sized("worker-logbuf-size", &mut s.worker_logbuf_size, 64)?))
 }
 
 /// Less is not worth a file: a chunk of every stream should fit.
@@ -830,6 +857,10 @@ mod tests {
                 &["not both"],
             ),
             (Settings { io: Some("aio".into()), ..base() }, &["io 'aio'", "uring"]),
+            (
+                Settings { watcher_logbuf_size: Some(ByteSize(5)), ..base() },
+                &["watcher-logbuf-size '5 B'", "4 KiB"],
+            ),
             (Settings { burst_hours: Some(0.0), ..base() }, &["burst-hours '0'", "720"]),
             (
                 Settings { device_write_amplification: Some(f64::NAN), ..base() },

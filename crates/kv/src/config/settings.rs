@@ -71,6 +71,14 @@ settings! {
     disable_flush_all: bool,
     /// Refuse to list keys (lru_crawler metadump and mgdump) and to count by prefix (stats detail).
     disable_dumping: bool,
+    /// Give objects no CAS: it is 0, and what compares it finds no match.
+    disable_cas: bool,
+    /// Refuse the watch command.
+    disable_watch: bool,
+    /// Log lines that are held for each connection that watches; beyond, they are skipped and counted.
+    watcher_logbuf_size: ByteSize,
+    /// Log lines that are held for each worker thread until its turn ends; beyond, they are dropped and counted.
+    worker_logbuf_size: ByteSize,
     /// Remove expired objects from DRAM in the background (lru_crawler enable and disable change it while serving).
     lru_crawler: bool,
     /// Accept the shutdown command.

@@ -28,11 +28,7 @@ impl<E: Engine> Turn<'_, '_, E> {
             Some(b"extstore") => extstore(&tokens),
             Some(b"slabs") => slabs(&tokens),
             Some(b"lru_crawler") => return self.crawler(line_len, &tokens),
-            Some(b"watch") => {
-                // The connection was opened to listen to what will not come: closed, its owner need not wait.
-                self.say(noreply, b"CLIENT_ERROR watch commands not allowed");
-                return Act::Close(line_len);
-            }
+            Some(b"watch") => return self.watch(line_len, &tokens),
             Some(b"debugtime") if self.ctx.config.debug_commands => self.debug_time(&tokens),
             Some(b"refresh_certs") => return self.refresh_certs(line_len),
             _ => {

@@ -8,6 +8,7 @@ use larder_engine::kv::api::{FlashRead, Reply};
 use super::ReadToken;
 use super::engine::SideEffects;
 use crate::protocol::auth::Users;
+use crate::watch::{Topics, Watch};
 
 /// Settings of the protocol, the same for all connections of a server.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct ProtocolConfig {
     pub flush_enabled: bool,
     /// Whether `debugtime` exists (a hidden flag for conformance tests).
     pub debug_commands: bool,
+    /// Objects have a CAS (`-C`: they do not).
+    pub cas_enabled: bool,
     /// Commands executed in one turn, after which their answers are sent before more are taken (`-R`).
     pub commands_per_turn: u32,
     /// Serve nobody who does not speak the binary protocol, which is not spoken here (`-B binary`): every client is told
@@ -38,6 +41,7 @@ impl Default for ProtocolConfig {
             shutdown_enabled: false,
             flush_enabled: true,
             debug_commands: false,
+            cas_enabled: true,
             commands_per_turn: u32::MAX,
             binary_only: false,
             dump_enabled: true,
@@ -120,7 +124,7 @@ counters! {
     auth_cmds,
     /// Attempts that failed.
     auth_errors,
-    /// Connections closed because they began in the binary protocol.
+    /// Connections closed because they began in the binary protocol, or because nothing else was to be spoken (`-B binary`).
     binary_refused,
     /// Lines that were no valid command.
     malformed,
@@ -180,6 +184,14 @@ pub trait Admin {
         false
     }
 
+    /// `watch`: from now on the connection is told of these.
+    ///
+    /// # Errors
+    /// The answer that refuses it.
+    fn watch(&mut self, _topics: Topics) -> Result<(), &'static [u8]> {
+        Err(b"CLIENT_ERROR watch commands not allowed")
+    }
+
     /// `debugtime`.
     fn debug_time(&mut self, _how: DebugTime) {}
 
@@ -208,6 +220,8 @@ pub struct ConnContext<'a, R = FlashRead> {
     pub detail: bool,
     /// The application of the listener that the connection came by; `None`: each key's own.
     pub app: Option<AppId>,
+    /// Somebody watches: what happens is to be told.
+    pub watch: Option<Watch<'a>>,
 }
 
 impl ConnStats {

@@ -8,6 +8,7 @@ use super::context::PrefixUse;
 use super::engine::Engine;
 use super::text::body_len;
 use super::turn::{Act, ReadStep, Shape, Turn};
+use super::watched::command_of;
 use crate::protocol::meta::{MetaLine, Refused};
 use crate::protocol::tokens::Tokens;
 use crate::protocol::{answer, reply};
@@ -76,7 +77,8 @@ impl<E: Engine> Turn<'_, '_, E> {
         };
         let key = meta.key();
         if !self.engine.fits(key.len(), length) {
-            return self.too_large(key, true, false, line_len, body_len);
+            let command = command_of(&store);
+            return self.too_large(key, (command, true), false, line_len, body_len);
         }
         let need = line_len + body_len;
         if bytes.len() < need {
@@ -123,9 +125,11 @@ impl<E: Engine> Turn<'_, '_, E> {
             return Act::Wait(Progress::WaitingForFlash);
         }
         let delete = meta.delete(self.now);
+        let mut gone = None;
         let blocked =
             self.change(meta.key(), Op::Delete(delete), |reply, out, stats| match reply {
-                Reply::Deleted { .. } => {
+                Reply::Deleted { size } => {
+                    gone = Some(size).filter(|_| !delete.mark_stale && !delete.drop_value);
                     // Marking stale is no deletion.
                     stats.delete_hits += u64::from(!delete.mark_stale);
                     if !meta.quiet {
@@ -150,6 +154,7 @@ impl<E: Engine> Turn<'_, '_, E> {
         if self.ctx.detail {
             self.ctx.admin.prefix_use(meta.key(), PrefixUse::Delete);
         }
+        self.tell_deleted(meta.key(), "md", gone);
         Act::Done(line_len)
     }
 

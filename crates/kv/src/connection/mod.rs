@@ -22,6 +22,7 @@ mod engine;
 mod meta;
 mod text;
 mod turn;
+mod watched;
 
 #[cfg(test)]
 mod tests;
@@ -90,6 +91,8 @@ enum State<R> {
     SwallowLine,
     /// Objects are being listed, from this cursor on.
     Dump(Dump, u64),
+    /// It is told what happens; what it sends is dropped.
+    Watching,
     /// A change waits for flash.
     Blocked(ReadToken, R),
     /// Nothing more is read.
@@ -116,6 +119,8 @@ pub struct Connection<R = FlashRead> {
     wants_input: bool,
     /// Nothing has been received yet.
     fresh: bool,
+    /// The client has said that it goes.
+    quit: bool,
 }
 
 impl<R: Copy + std::fmt::Debug> Connection<R> {
@@ -133,6 +138,7 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             blocked_held: 0,
             wants_input: true,
             fresh: true,
+            quit: false,
         }
     }
 
@@ -240,6 +246,16 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             )
     }
 
+    /// Whether the client has said that it goes.
+    pub fn has_quit(&self) -> bool {
+        self.quit
+    }
+
+    /// Sends lines to a client that watches.
+    pub(crate) fn tell(&mut self, lines: &[u8]) {
+        self.out.tail().extend_from_slice(lines);
+    }
+
     /// The name that `stats conns` gives to what the connection does.
     pub fn state_name(&self) -> &'static str {
         match self.state {
@@ -250,6 +266,7 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             State::Body(_) => "conn_nread",
             State::Swallow(_) | State::SwallowLine => "conn_swallow",
             State::Dump(..) => "conn_mwrite",
+            State::Watching => "conn_watch",
             State::Blocked(..) => "conn_io_queue",
             State::Closing | State::ShuttingDown(_) => "conn_closing",
         }
@@ -303,6 +320,7 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             }
             let progress = match self.state {
                 State::Command if ctx.config.binary_only && self.input.len() > 0 => {
+                    ctx.stats.binary_refused += 1;
                     self.input.consume(self.input.len());
                     self.out.tail().extend_from_slice(NOT_SPOKEN);
                     self.state = State::Closing;
@@ -354,6 +372,10 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
                     let next = dump.list(now, engine, cursor, self.out.tail());
                     self.state = next.map_or(State::Command, |at| State::Dump(dump, at));
                     None
+                }
+                State::Watching => {
+                    self.input.consume(self.input.len());
+                    Some(Progress::NeedInput)
                 }
                 State::Blocked(..) => Some(Progress::WaitingForFlash),
                 State::Closing if !self.out.pending.is_empty() => Some(Progress::WaitingForFlash),
@@ -417,6 +439,11 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
         let line_len = self.input.searched + at + 1;
         let mut turn = Turn { now, engine, ctx, big: &self.big, out: &mut self.out, fetched };
         let act = turn.command(bytes, line_len);
+        // What comes again is told when it is done with.
+        let again = matches!(act, Act::Wait(_) | Act::Body(_) | Act::Block(_) | Act::Watch(_));
+        if turn.ctx.watch.is_some() && !again {
+            turn.tell_command(bytes[..line_len].trim_ascii_end());
+        }
         self.apply(act, engine, ctx)
     }
 
@@ -483,6 +510,17 @@ impl<R: Copy + std::fmt::Debug> Connection<R> {
             Act::Dump(used, dump) => {
                 self.used(used);
                 self.state = State::Dump(dump, 0);
+                None
+            }
+            Act::Watch(used) => {
+                self.used(used);
+                self.state = State::Watching;
+                None
+            }
+            Act::Quit(used) => {
+                self.used(used);
+                self.quit = true;
+                self.state = State::Closing;
                 None
             }
             Act::Close(used) => {

@@ -50,7 +50,7 @@ impl<E: Engine> Turn<'_, '_, E> {
             b"incr" => self.arith(line_len, line, false),
             b"decr" => self.arith(line_len, line, true),
             b"touch" => self.touch(line_len, line),
-            b"quit" => Act::Close(line_len),
+            b"quit" => Act::Quit(line_len),
             b"version" => {
                 let tail = self.out.tail();
                 tail.extend_from_slice(b"VERSION ");
@@ -217,7 +217,7 @@ impl<E: Engine> Turn<'_, '_, E> {
         if !self.engine.fits(key.len(), length) {
             return self.too_large(
                 key,
-                mode == StoreMode::Set && !cas,
+                (if cas { "cas" } else { name_of(mode) }, mode == StoreMode::Set && !cas),
                 noreply,
                 line_len,
                 body_len,
@@ -274,11 +274,11 @@ impl<E: Engine> Turn<'_, '_, E> {
         Act::Done(need)
     }
 
-    /// Refuses a body by its announced length. A set must not leave the old value behind.
+    /// Refuses a body by its announced length. A set must not leave the old value behind: `remove`, beside the command's name.
     pub(super) fn too_large(
         &mut self,
         key: &[u8],
-        remove: bool,
+        (command, remove): (&'static str, bool),
         noreply: bool,
         line_len: usize,
         body_len: usize,
@@ -292,6 +292,7 @@ impl<E: Engine> Turn<'_, '_, E> {
             }
         }
         self.ctx.stats.store_too_large += 1;
+        self.tell_too_large(key, command);
         self.say(noreply, answer::TOO_LARGE);
         Act::Swallow(line_len, body_len as u64)
     }
@@ -314,8 +315,10 @@ impl<E: Engine> Turn<'_, '_, E> {
         if self.behind_reads() {
             return Act::Wait(Progress::WaitingForFlash);
         }
+        let mut gone = None;
         let blocked = self.change(key, Op::Delete(Delete::default()), |reply, out, stats| {
-            let text: &[u8] = if matches!(reply, Reply::Deleted { .. }) {
+            let text: &[u8] = if let Reply::Deleted { size } = reply {
+                gone = Some(size);
                 stats.delete_hits += 1;
                 b"DELETED"
             } else {
@@ -332,6 +335,7 @@ impl<E: Engine> Turn<'_, '_, E> {
         if self.ctx.detail {
             self.ctx.admin.prefix_use(key, PrefixUse::Delete);
         }
+        self.tell_deleted(key, "delete", gone);
         Act::Done(line_len)
     }
 
@@ -408,6 +412,17 @@ impl<E: Engine> Turn<'_, '_, E> {
 /// A body length as the storage commands announce it: not negative, and with its end of line within an `i32`.
 pub(super) fn body_len(token: &[u8]) -> Option<usize> {
     parse_i32(token).filter(|len| (0..=i32::MAX - 2).contains(len)).map(|len| len as usize)
+}
+
+/// A store's command.
+pub(super) fn name_of(mode: StoreMode) -> &'static str {
+    match mode {
+        StoreMode::Set => "set",
+        StoreMode::Add => "add",
+        StoreMode::Replace => "replace",
+        StoreMode::Append => "append",
+        StoreMode::Prepend => "prepend",
+    }
 }
 
 /// Whether a token of the line is over the limit on keys.

@@ -1,12 +1,13 @@
 //! One command at work: the engine, the context and the output, without the input buffer that the command lies in.
 
 use larder_base::{AppId, Now, UnixSecs};
-use larder_engine::kv::api::{Get, Item, Op, Reply, Request, Tier};
+use larder_engine::kv::api::{Arith, Delete, Get, Item, Op, Reply, Request, Store, Tier};
 
 use super::buffers::{BigBuffers, Output, Pending, PendingKind};
 use super::context::{ConnContext, ConnStats, PrefixUse};
 use super::dump::Dump;
 use super::engine::{Engine, Fetched, Sink, Step};
+use super::watched::{Outcome, class_of};
 use super::{Progress, READS_MAX, SMALL};
 use crate::protocol::meta::MetaLine;
 use crate::protocol::number::parse_u32;
@@ -32,8 +33,12 @@ pub(super) enum Act<R> {
     Block(R),
     /// Used up; a listing follows.
     Dump(usize, Dump),
+    /// Used up; from now on the connection is told what happens.
+    Watch(usize),
     /// Used up; close.
     Close(usize),
+    /// Used up; close, as the client wants it.
+    Quit(usize),
     /// Used up; the server stops, gracefully or not.
     Shutdown(usize, bool),
 }
@@ -165,6 +170,24 @@ impl Shape<'_> {
     }
 }
 
+/// The same where objects have no CAS (`-C`): what is stored has 0, and what compares finds no match, as in memcached.
+#[cold]
+fn without_cas(op: Op<'_>) -> Op<'_> {
+    let new_cas = Some(0);
+    match op {
+        Op::Get(get) => Op::Get(Get { new_cas, ..get }),
+        Op::Store(store) => Op::Store(Store {
+            new_cas,
+            compare_cas: store.compare_cas.map(|_| u64::MAX),
+            invalidate: false,
+            ..store
+        }),
+        Op::Delete(delete) => Op::Delete(Delete { new_cas, ..delete }),
+        Op::Arith(arith) => Op::Arith(Arith { new_cas, ..arith }),
+        Op::Touch(_) | Op::Peek => op,
+    }
+}
+
 impl<E: Engine> Turn<'_, '_, E> {
     /// The application of a key: the listener's, or else the one of its prefix.
     #[inline]
@@ -215,15 +238,20 @@ impl<E: Engine> Turn<'_, '_, E> {
                 return ReadStep::Wait(Progress::WaitingForFlash);
             }
         }
+        let op = if self.ctx.config.cas_enabled { op } else { without_cas(op) };
         let request_to_engine = Request { key, hash, app: self.app_of(key), op };
         let (big, now) = (self.big, self.now.wall);
         let mut refused = false;
         let mut held = 0;
-        let mut hit = false;
+        let (mut hit, mut seen) = (false, (0, 0));
+        let cas_enabled = self.ctx.config.cas_enabled;
         let tail = self.out.tail();
         let stats = &mut *self.ctx.stats;
         let on_reply = |reply: Reply<'_>| match reply {
-            Reply::Item(item) => {
+            Reply::Item(mut item) => {
+                if !cas_enabled {
+                    item.cas = 0;
+                }
                 let len = shape.value_len(&item);
                 if len > SMALL {
                     if !big.output.try_take(len) {
@@ -236,6 +264,7 @@ impl<E: Engine> Turn<'_, '_, E> {
                     held = len;
                 }
                 hit = true;
+                seen = (class_of(&item), item.value.len());
                 shape.write(tail, Some(&item), stats, now);
             }
             _ => shape.write(tail, None, stats, now),
@@ -252,6 +281,9 @@ impl<E: Engine> Turn<'_, '_, E> {
                 self.out.held += held;
                 if self.ctx.detail {
                     self.ctx.admin.prefix_use(key, PrefixUse::Get { hit });
+                }
+                if self.ctx.watch.is_some() {
+                    self.tell_get(key, seen.0, seen.1);
                 }
             }
             Step::Read(read) => {
@@ -299,12 +331,18 @@ impl<E: Engine> Turn<'_, '_, E> {
         };
         let key = shape.key();
         let app = self.app_of(key);
+        let op = if self.ctx.config.cas_enabled { op } else { without_cas(op) };
+        let cas_enabled = self.ctx.config.cas_enabled;
         let mut answer = Vec::new();
-        let mut hit = false;
+        let (mut hit, mut seen) = (false, (0, 0));
         let (stats, now) = (&mut *self.ctx.stats, self.now.wall);
         let on_reply = |reply: Reply<'_>| match reply {
-            Reply::Item(item) => {
+            Reply::Item(mut item) => {
+                if !cas_enabled {
+                    item.cas = 0;
+                }
                 hit = true;
+                seen = (class_of(&item), item.value.len());
                 shape.write(&mut answer, Some(&item), stats, now);
             }
             _ => shape.write(&mut answer, None, stats, now),
@@ -318,6 +356,9 @@ impl<E: Engine> Turn<'_, '_, E> {
         let done = matches!(step, Step::Done);
         if done && self.ctx.detail {
             self.ctx.admin.prefix_use(key, PrefixUse::Get { hit });
+        }
+        if done && self.ctx.watch.is_some() {
+            self.tell_get(key, seen.0, seen.1);
         }
         let pending = &mut self.out.pending[index];
         let needs = match step {
@@ -353,7 +394,11 @@ impl<E: Engine> Turn<'_, '_, E> {
         mut on_reply: impl FnMut(Reply<'_>, &mut Vec<u8>, &mut ConnStats),
     ) -> Option<E::Read> {
         debug_assert!(self.out.pending.is_empty(), "changes wait for earlier reads");
+        let op = if self.ctx.config.cas_enabled { op } else { without_cas(op) };
         let request = Request { key, hash: self.engine.hash(key), app: self.app_of(key), op };
+        let looked = if self.ctx.watch.is_some() { self.look(&request) } else { None };
+        let mut outcome = Outcome::default();
+        let watched = self.ctx.watch.is_some();
         let tail = self.out.tail();
         let stats = &mut *self.ctx.stats;
         let fetched = self.fetched.take();
@@ -363,11 +408,21 @@ impl<E: Engine> Turn<'_, '_, E> {
             fetched,
             &mut Sink {
                 side: &mut *self.ctx.side,
-                on_reply: |reply: Reply<'_>| on_reply(reply, tail, stats),
+                on_reply: |reply: Reply<'_>| {
+                    if watched {
+                        outcome = Outcome::of(&reply, &op);
+                    }
+                    on_reply(reply, tail, stats);
+                },
             },
         );
         match step {
-            Step::Done => None,
+            Step::Done => {
+                if watched {
+                    self.tell_change(key, &op, looked.unwrap_or(outcome), outcome);
+                }
+                None
+            }
             Step::Read(read) => Some(read),
         }
     }

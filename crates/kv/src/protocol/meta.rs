@@ -1,6 +1,6 @@
 //! Meta commands (`mg ms md ma me`): flags in, reply lines out.
 
-use larder_base::{Now, UnixSecs};
+use larder_base::{Expiry, Now, UnixSecs};
 use larder_engine::kv::api::{Arith, Delete, Get, Item, Op, Store, StoreMode};
 
 use super::base64::{self, BinaryKey};
@@ -189,14 +189,18 @@ impl<'a> MetaLine<'a> {
         }
         let get = Get {
             touch,
-            vivify: self
-                .vivify
-                .map(|t| touch.filter(|_| self.touch_last).unwrap_or_else(|| expiry(now, t))),
+            vivify: self.vivified(now),
             recache_below,
             new_cas: self.new_cas,
             meta: true,
         };
         (Op::Get(get), changes)
+    }
+
+    /// The expiry of an object that `N` creates: that of `T` where this stands behind it.
+    fn vivified(&self, now: Now) -> Option<Expiry> {
+        let last = if self.touch_last { self.touch } else { self.vivify };
+        self.vivify.and(last).map(|seconds| expiry(now, seconds))
     }
 
     /// What `ms` asks of the engine.
@@ -257,7 +261,7 @@ impl<'a> MetaLine<'a> {
             delta: self.delta,
             compare_cas: self.compare.filter(|cas| *cas != 0),
             new_cas: self.new_cas,
-            vivify: self.vivify.map(|t| (expiry(now, t), self.initial)),
+            vivify: self.vivified(now).map(|expiry| (expiry, self.initial)),
             touch: self.touch.map(|t| expiry(now, t)),
             meta: true,
         })

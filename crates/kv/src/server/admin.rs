@@ -7,15 +7,31 @@ use super::shared::{Shared, lock};
 use super::store::Store;
 use crate::connection::{Admin, DebugTime, PrefixUse};
 use crate::stats::render;
+use crate::watch::{Topics, Watcher};
 
 pub(super) struct WorkerAdmin<S> {
     shared: Arc<Shared>,
     store: Arc<S>,
+    /// The worker whose connections may watch; `None`: they may not (UDP).
+    worker: Option<usize>,
+    /// What the connection at work has become.
+    watcher: Option<Arc<Watcher>>,
 }
 
 impl<S: Store> WorkerAdmin<S> {
-    pub(super) fn new(shared: Arc<Shared>, store: Arc<S>) -> WorkerAdmin<S> {
-        WorkerAdmin { shared, store }
+    pub(super) fn new(shared: Arc<Shared>, store: Arc<S>, worker: Option<usize>) -> WorkerAdmin<S> {
+        WorkerAdmin { shared, store, worker, watcher: None }
+    }
+
+    /// The connection at work has asked to watch: this is what it is told.
+    pub(super) fn take_watcher(&mut self) -> Option<Arc<Watcher>> {
+        self.watcher.take()
+    }
+
+    /// A connection that watched is gone.
+    pub(super) fn unwatch(&self, watcher: &Arc<Watcher>) {
+        self.shared.hub.remove(watcher);
+        self.shared.hub.turn_evictions(|on| self.store.watch_evictions(on));
     }
 }
 
@@ -101,6 +117,19 @@ impl<S: Store> Admin for WorkerAdmin<S> {
                 Err(e.to_string())
             }
         })
+    }
+
+    fn watch(&mut self, topics: Topics) -> Result<(), &'static [u8]> {
+        let worker = match self.worker {
+            Some(worker) if self.shared.config.watch_enabled => worker,
+            _ => return Err(b"CLIENT_ERROR watch commands not allowed"),
+        };
+        match self.shared.hub.add(topics, worker) {
+            Some(watcher) => self.watcher = Some(watcher),
+            None => return Err(b"WATCHER_TOO_MANY log watcher limit reached"),
+        }
+        self.shared.hub.turn_evictions(|on| self.store.watch_evictions(on));
+        Ok(())
     }
 
     fn crawler(&mut self, on: bool) {

@@ -26,7 +26,7 @@ use mio::{Poll, Waker};
 use tracing::{error, info, warn};
 
 pub use error::ServerError;
-pub use store::{Crawler, Span, Store};
+pub use store::{Crawler, Span, Store, TellEvicted};
 
 use crate::config::{Config, IoChoice, ListenTls};
 use crate::connection::{ConnStats, ProtocolConfig};
@@ -130,6 +130,7 @@ impl<S: Store> Server<S> {
             flush_enabled: config.flush_enabled,
             dump_enabled: config.dump_enabled,
             debug_commands: config.debugtime_enabled,
+            cas_enabled: config.cas_enabled,
             commands_per_turn: config.requests_per_event,
             binary_only: config.binary_only,
             auth: users,
@@ -175,6 +176,13 @@ impl<S: Store> Server<S> {
             accept_waker,
             on_shutdown,
         ));
+        // The store outlives the server.
+        let told = Arc::downgrade(&shared);
+        store.on_evictions(Box::new(move |now, evicted, lost| {
+            if let Some(shared) = told.upgrade() {
+                shared.hub.tell_evicted(now, evicted, lost, |worker| shared.wake(worker));
+            }
+        }));
         let mut threads = Vec::new();
         for (i, poll) in polls.into_iter().enumerate() {
             let ring = open_ring(&shared, &*store, i)?;

@@ -14,6 +14,7 @@ use super::tls::Certificates;
 use crate::config::Config;
 use crate::connection::{BigBuffers, Budget, ConnStats, ProtocolConfig};
 use crate::stats::{Latency, PrefixStats};
+use crate::watch::Hub;
 
 /// Takes a lock also after a thread died holding it: what these locks guard is whole after every statement.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -146,6 +147,8 @@ pub(crate) struct Shared {
     pub(crate) detail: AtomicBool,
     pub(crate) prefixes: Mutex<PrefixStats>,
     pub(crate) verbosity: AtomicU32,
+    /// Who watches what happens.
+    pub(crate) hub: Arc<Hub>,
     /// Told when a client sets the verbosity.
     pub(crate) on_verbosity: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     /// What `stats reset` subtracts from the workers' counters: they are only ever added to.
@@ -185,7 +188,9 @@ impl Shared {
             Some("all") => 3,
             _ => 0,
         };
+        let hub = Hub::new(clock.now(), config.watcher_bytes, config.worker_bytes);
         Shared {
+            hub: Arc::new(hub),
             config,
             protocol,
             big,
@@ -233,6 +238,11 @@ impl Shared {
         let worker = &self.workers[worker];
         lock(&worker.queue).push_back(conn);
         worker.waker.wake().ok();
+    }
+
+    /// Has a worker look at what it has to send.
+    pub(crate) fn wake(&self, worker: usize) {
+        self.workers[worker].waker.wake().ok();
     }
 
     pub(crate) fn stopping(&self) -> bool {
@@ -286,5 +296,6 @@ impl Shared {
             counter.store(0, Ordering::Relaxed);
         }
         lock(&self.prefixes).clear();
+        self.hub.reset_counters();
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use larder_base::{AppId, Now, UnixSecs};
+use larder_engine::kv::Evicted;
 use larder_engine::kv::api::FlashRead;
 use larder_policy::application::ApplicationError;
 use larder_runtime::Device;
@@ -29,6 +30,9 @@ pub struct Crawler {
     /// How often clients have asked for that.
     pub starts: u64,
 }
+
+/// Takes evicted objects, and the number of those that could not be kept to be told.
+pub type TellEvicted = dyn Fn(Now, &[Evicted], u64) + Send + Sync;
 
 /// A store that workers share: the engine's shards, the flash beneath them, the cleaner.
 pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
@@ -86,6 +90,12 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     fn crawler(&self) -> Crawler {
         Crawler::default()
     }
+
+    /// Whether evictions from DRAM are to be told to whoever [`Store::on_evictions`] named.
+    fn watch_evictions(&self, _on: bool) {}
+
+    /// Whom to tell of evictions, and how many there were besides. Given once, before the first request.
+    fn on_evictions(&self, _tell: Box<TellEvicted>) {}
 
     /// What it holds and has done.
     fn stats(&self, now: Now) -> StoreStats;

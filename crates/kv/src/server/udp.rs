@@ -26,6 +26,7 @@ use super::shared::{Shared, lock};
 use super::store::{Span, Store};
 use crate::config::ListenAddress;
 use crate::connection::{ConnContext, Connection, Progress, SideEffects};
+use crate::watch::{Lines, Watch};
 
 /// Bytes of the header.
 const HEADER: usize = 8;
@@ -98,7 +99,9 @@ pub(super) fn run<S: Store>(endpoint: &UdpEndpoint, store: &Arc<S>, shared: &Arc
     let mut datagram = vec![0; 1 << 16];
     let mut turn = Turn {
         app: endpoint.app,
-        admin: WorkerAdmin::new(shared.clone(), store.clone()),
+        admin: WorkerAdmin::new(shared.clone(), store.clone(), None),
+        lines: Lines::new(shared.hub.clone()),
+        fd: endpoint.fd,
         store,
         shared,
         side: SideEffects::default(),
@@ -151,6 +154,8 @@ fn frames(request: [u8; 2], answer: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 struct Turn<'a, S: Store> {
     app: Option<AppId>,
     admin: WorkerAdmin<S>,
+    lines: Lines,
+    fd: RawFd,
     store: &'a Arc<S>,
     shared: &'a Arc<Shared>,
     side: SideEffects,
@@ -198,6 +203,7 @@ impl<S: Store> Turn<'_, S> {
             let ok = self.fetch(span);
             self.store.verify(self.shared.clock.now(), &read, ok.then_some(&self.bytes));
         }
+        self.lines.publish(|worker| self.shared.wake(worker));
         if std::mem::take(&mut self.side.wake_cleaner) {
             self.store.wake_cleaner();
         }
@@ -238,6 +244,7 @@ impl<S: Store> Turn<'_, S> {
             admin: &mut self.admin,
             detail: self.shared.detail.load(std::sync::atomic::Ordering::Relaxed),
             app: self.app,
+            watch: self.lines.any().then_some(Watch { lines: &mut self.lines, fd: self.fd }),
         }
     }
 

@@ -24,6 +24,7 @@ use super::shared::{ConnInfo, ConnState, Shared, lock};
 use super::store::{Span, Store};
 use super::stream::{Read1, Stream};
 use crate::connection::{ConnContext, ConnStats, Connection, Progress, ReadToken, SideEffects};
+use crate::watch::{Ending, Lines, Peer, Watch, Watcher};
 
 /// The ring's token in the poll.
 const RING: Token = Token(usize::MAX - 1);
@@ -87,6 +88,8 @@ struct Conn<R> {
     /// Start of the request that is being timed.
     timed: Option<Nanos>,
     timed_flash: bool,
+    /// It is told what happens.
+    watcher: Option<Arc<Watcher>>,
 }
 
 struct Slot<R> {
@@ -134,6 +137,10 @@ pub(super) struct Worker<S: Store> {
     sample: u32,
     /// Until then no word of clients that speak the binary protocol.
     binary_said: Nanos,
+    /// What this turn tells whoever watches.
+    lines: Lines,
+    /// Connections of this worker that watch.
+    watching: Vec<usize>,
     drain_until: Option<Nanos>,
 }
 
@@ -151,7 +158,9 @@ impl<S: Store> Worker<S> {
         let now = shared.clock.now();
         Ok(Worker {
             index,
-            admin: WorkerAdmin::new(shared.clone(), store.clone()),
+            admin: WorkerAdmin::new(shared.clone(), store.clone(), Some(index)),
+            lines: Lines::new(shared.hub.clone()),
+            watching: Vec::new(),
             store,
             shared,
             poll,
@@ -233,9 +242,15 @@ impl<S: Store> Worker<S> {
                 self.side.wake_cleaner = false;
                 self.store.wake_cleaner();
             }
+            self.tell_watchers();
             self.send_answers();
             if self.scan_needed && self.now.mono >= self.next_scan {
                 self.scan();
+            }
+            if !self.lines.is_empty() {
+                // Connections have ended since.
+                self.tell_watchers();
+                self.send_answers();
             }
             if self.shared.stopping() && self.drained() {
                 break;
@@ -268,6 +283,31 @@ impl<S: Store> Worker<S> {
         if self.dirty.is_empty() {
             self.dirty = dirty;
             self.dirty.clear();
+        }
+    }
+
+    /// Hands out what this turn has to tell, and sends what this worker's watchers have been told, if they took all before.
+    fn tell_watchers(&mut self) {
+        if !self.lines.is_empty() {
+            let (shared, own) = (&self.shared, self.index);
+            self.lines.publish(|worker| {
+                if worker != own {
+                    shared.wake(worker);
+                }
+            });
+        }
+        for i in 0..self.watching.len() {
+            let slot = self.watching[i];
+            if let Some(conn) = self.slots[slot].conn.as_mut()
+                && let Some(watcher) = &conn.watcher
+                && conn.proto.output().is_empty()
+            {
+                let lines = watcher.take();
+                if !lines.is_empty() {
+                    conn.proto.tell(&lines);
+                    self.mark_dirty(slot);
+                }
+            }
         }
     }
 
@@ -304,6 +344,9 @@ impl<S: Store> Worker<S> {
                 continue;
             }
             debug!("connection {} from {}", info.fd, info.peer);
+            if self.lines.any() {
+                self.lines.came(self.now, &Peer { text: &info.peer }, info.fd);
+            }
             self.scan_needed = true;
             self.slots[slot].conn = Some(Box::new(Conn {
                 handshake: stream.is_handshaking().then_some(self.now.mono),
@@ -325,6 +368,7 @@ impl<S: Store> Worker<S> {
                 last_active: self.now.mono,
                 timed: None,
                 timed_flash: false,
+                watcher: None,
             }));
         }
     }
@@ -413,16 +457,34 @@ impl<S: Store> Worker<S> {
                 admin: &mut self.admin,
                 detail: self.shared.detail.load(Ordering::Relaxed),
                 app: conn.info.app,
+                watch: self
+                    .lines
+                    .any()
+                    .then_some(Watch { lines: &mut self.lines, fd: conn.info.fd }),
             };
             let binary = ctx.stats.binary_refused;
             let progress = conn.proto.process(self.now, &*self.store, &mut ctx);
             if self.stats.binary_refused > binary && self.now.mono >= self.binary_said {
                 self.binary_said = self.now.mono + SAID_AGAIN;
-                warn!(
-                    "a connection from {} began in the binary protocol, which is not spoken: closed (said at most \
-                     once in ten seconds; stats larder counts them). Set the client to the text protocol",
-                    conn.info.peer
+                let (peer, once) = (
+                    &conn.info.peer,
+                    "(said at most once in ten seconds; stats larder counts them)",
                 );
+                if self.shared.protocol.binary_only {
+                    warn!(
+                        "a connection from {peer} was told that the binary protocol is not spoken, and closed {once}: \
+                         start without -B binary to serve it"
+                    );
+                } else {
+                    warn!(
+                        "a connection from {peer} began in the binary protocol, which is not spoken: closed {once}. Set \
+                         the client to the text protocol"
+                    );
+                }
+            }
+            if let Some(watcher) = self.admin.take_watcher() {
+                conn.watcher = Some(watcher);
+                self.watching.push(slot);
             }
             conn.output_full = progress == Progress::OutputFull;
             conn.outstanding += self.reads.len() as u32;
@@ -593,6 +655,10 @@ impl<S: Store> Worker<S> {
                         admin: &mut self.admin,
                         detail: self.shared.detail.load(Ordering::Relaxed),
                         app: conn.info.app,
+                        watch: self
+                            .lines
+                            .any()
+                            .then_some(Watch { lines: &mut self.lines, fd: conn.info.fd }),
                     };
                     conn.proto.flash_done(self.now, &*self.store, &mut ctx, token, bytes);
                     if !self.reads.is_empty() {
@@ -674,6 +740,11 @@ impl<S: Store> Worker<S> {
                 return;
             }
         }
+        if sent_all && conn.watcher.as_ref().is_some_and(|watcher| watcher.has_lines()) {
+            // What came while it took the last ones.
+            self.go_on_later(slot);
+            return;
+        }
         if conn.output_full && conn.proto.output().len() < crate::connection::SMALL {
             conn.output_full = false;
             self.shared.counters.yields.fetch_add(1, Ordering::Relaxed);
@@ -682,8 +753,25 @@ impl<S: Store> Worker<S> {
     }
 
     fn close(&mut self, slot: usize) {
+        let Some(conn) = &self.slots[slot].conn else { return };
+        let why = match () {
+            () if conn.ended || conn.proto.has_quit() => Ending::Normal,
+            () if self.shared.stopping() => Ending::Shutdown,
+            () => Ending::Error,
+        };
+        self.close_as(slot, why);
+    }
+
+    fn close_as(&mut self, slot: usize, why: Ending) {
         let entry = &mut self.slots[slot];
         let Some(mut conn) = entry.conn.take() else { return };
+        if self.lines.any() {
+            self.lines.went(self.now, &Peer { text: &conn.info.peer }, conn.info.fd, why);
+        }
+        if let Some(watcher) = conn.watcher.take() {
+            self.watching.retain(|&watching| watching != slot);
+            self.admin.unwatch(&watcher);
+        }
         entry.life = entry.life.wrapping_add(1);
         self.free.push(slot);
         conn.stream.close();
@@ -729,10 +817,11 @@ impl<S: Store> Worker<S> {
                 self.close(slot);
                 continue;
             }
-            if idle_timeout.is_some_and(|limit| idle > limit) {
+            // Who watches has nothing to say.
+            if idle_timeout.is_some_and(|limit| idle > limit) && conn.watcher.is_none() {
                 self.shared.counters.idle_kicks.fetch_add(1, Ordering::Relaxed);
                 debug!("connection {} closed: idle", conn.info.fd);
-                self.close(slot);
+                self.close_as(slot, Ending::Idle);
                 continue;
             }
             if !conn.shrunk && idle >= SCAN {

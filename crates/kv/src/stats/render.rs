@@ -135,6 +135,12 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, crawler: Crawler, out
     stat(out, "lru_crawler_starts", crawler.starts);
     // memcached counts waits for a locked LRU tail here; Larder's nearest are waits for a locked shard.
     stat(out, "lrutail_reflocked", store.lock_waits);
+    let log = &shared.hub.counters;
+    stat(out, "log_worker_dropped", load(&log.worker_dropped));
+    stat(out, "log_worker_written", load(&log.worker_written));
+    stat(out, "log_watcher_skipped", load(&log.watcher_skipped));
+    stat(out, "log_watcher_sent", load(&log.watcher_sent));
+    stat(out, "log_watchers", shared.hub.watchers());
     stat(out, "malformed_commands", t.malformed);
     own(shared, store, out);
 }
@@ -197,7 +203,7 @@ pub(crate) fn settings(
     stat(out, "stat_key_prefix", config.prefix_delimiter as char);
     stat(out, "detail_enabled", yes(shared.detail.load(Ordering::Relaxed)));
     stat(out, "reqs_per_event", config.requests_per_event);
-    stat(out, "cas_enabled", "yes");
+    stat(out, "cas_enabled", yes(config.cas_enabled));
     stat(out, "tcp_backlog", config.backlog);
     // What was asked for, in memcached's words; the binary protocol is not spoken either way.
     stat(
@@ -249,6 +255,8 @@ pub(crate) fn settings(
         };
         stat(out, "ssl_min_version", version);
     }
+    stat(out, "watcher_logbuf_size", config.watcher_bytes);
+    stat(out, "worker_logbuf_size", config.worker_bytes);
     stat(out, "client_flags_size", size_of::<u32>());
     stat(out, "larder_data_dir", config.data_dir.display());
     if let Some(flash) = &config.flash {

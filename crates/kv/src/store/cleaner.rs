@@ -171,6 +171,7 @@ impl KvStore {
                             }
                         }
                         drop(log);
+                        self.watch.tell_all(clock.now(), &self.cells);
                         if step == Step::Idle {
                             break;
                         }
@@ -182,6 +183,7 @@ impl KvStore {
                     for cell in &self.cells {
                         while !self.stopping() && cell.lock().make_free_room(clock.now()) {}
                     }
+                    self.watch.tell_all(clock.now(), &self.cells);
                 }
             }
         }

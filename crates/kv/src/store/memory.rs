@@ -10,7 +10,7 @@ use larder_base::ByteSize;
 use larder_runtime::Clock;
 
 use super::KvStore;
-use super::plan::{Plan, PlanError};
+use super::plan::PlanError;
 
 /// Why the limit stays as it is.
 #[derive(Debug, thiserror::Error)]
@@ -61,45 +61,79 @@ impl KvStore {
         if self.memory.load(Ordering::Relaxed) == *divided {
             return;
         }
-        loop {
-            let wanted = self.memory.load(Ordering::Relaxed);
-            let plan = self.plan.resized(wanted).map_err(MemoryError::from);
-            match plan.and_then(|plan| self.divide(clock, &plan)) {
-                Ok(true) => *divided = wanted,
-                Ok(false) if !self.stopping() => continue,
-                Ok(false) => {}
-                Err(error) => {
+        for _ in 0..2 {
+            match self.divide(clock, || self.memory.load(Ordering::Relaxed)) {
+                Ok(Some(limit)) => {
+                    *divided = limit;
+                    // Tables of other sizes, and what clients had under way: what the allocator keeps of that is nobody's.
+                    larder_runtime::machine::release_free_memory();
+                    return;
+                }
+                Ok(None) => return,
+                Err((wanted, error)) => {
                     tracing::error!(%error, "the memory limit stays at {}", ByteSize(*divided));
-                    self.memory.store(*divided, Ordering::Relaxed);
-                    // Some shards have grown already.
-                    if let Ok(plan) = self.plan.resized(*divided) {
-                        self.divide(clock, &plan).ok();
-                    }
+                    // Some shards have grown already: the next turn takes them back. What a client has set since stays.
+                    let relaxed = Ordering::Relaxed;
+                    self.memory.compare_exchange(wanted, *divided, relaxed, relaxed).ok();
                 }
             }
-            return;
         }
     }
 
-    /// Takes the shards to `plan`, as long as its limit is the one that was set last: a higher one that holds no more is
-    /// not grown to first. Returns whether they are there.
-    pub(super) fn divide(&self, clock: &Clock, plan: &Plan) -> Result<bool, MemoryError> {
-        let over = || self.stopping() || self.memory.load(Ordering::Relaxed) != plan.memory;
-        for cell in &self.cells {
-            if over() {
-                return Ok(false);
-            }
-            if !self.no_eviction {
-                cell.lock().unrecorded().set_marks(plan.free_low, plan.free_high);
-            }
-            while cell.lock().unrecorded().resize(clock.now(), plan.arena_bytes)? {
-                if over() {
-                    return Ok(false);
+    /// Takes the shards to the limit that `newest` says, a step at a time, each in turn, and asks it anew before every step. So
+    /// a limit that was overtaken is not grown to; and however often the limit changes, every shard gives up what the newest
+    /// one wants given up, not only those that a walk comes to first. Shards grow when none has to shrink any more. Returns the
+    /// limit when all are there, `None` when the store stops.
+    ///
+    /// # Errors
+    /// The limit that could not be had, and why.
+    pub(super) fn divide(
+        &self,
+        clock: &Clock,
+        mut newest: impl FnMut() -> u64,
+    ) -> Result<Option<u64>, (u64, MemoryError)> {
+        let plan_for =
+            |limit: u64| self.plan.resized(limit).map_err(|e| (limit, MemoryError::from(e)));
+        let mut plan = plan_for(newest())?;
+        let mut there = vec![false; self.cells.len()];
+        let mut may_grow = false;
+        loop {
+            let mut shrank = false;
+            for (i, cell) in self.cells.iter().enumerate() {
+                if self.stopping() {
+                    return Ok(None);
                 }
+                let limit = newest();
+                if limit != plan.memory {
+                    plan = plan_for(limit)?;
+                    there.fill(false);
+                    may_grow = false;
+                }
+                if there[i] {
+                    continue;
+                }
+                let mut locked = cell.lock();
+                let shard = locked.unrecorded();
+                let shrinks = shard.object_memory_held() > plan.arena_bytes;
+                if !shrinks && !may_grow {
+                    continue;
+                }
+                shrank |= shrinks;
+                if !self.no_eviction {
+                    shard.set_marks(plan.free_low, plan.free_high);
+                }
+                let more = shard.resize(clock.now(), plan.arena_bytes);
+                there[i] = !more.map_err(|e| (plan.memory, MemoryError::from(e)))?;
+                if there[i] {
+                    larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
+                }
+                drop(locked);
+                self.watch.tell_all(clock.now(), std::slice::from_ref(cell));
             }
-            let mut shard = cell.lock();
-            larder_runtime::machine::prefer_huge_pages(shard.unrecorded().object_memory_mut());
+            if !there.contains(&false) && newest() == plan.memory {
+                return Ok(Some(plan.memory));
+            }
+            may_grow = !shrank;
         }
-        Ok(true)
     }
 }

@@ -18,6 +18,7 @@ mod record;
 mod run;
 mod stats;
 mod warm;
+mod watched;
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ use larder_policy::budget::KeptBudget;
 use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
 
 use crate::connection::{Engine, Fetched, Step};
-use crate::server::{Crawler, Span, Store};
+use crate::server::{Crawler, Span, Store, TellEvicted};
 use crate::stats::StoreStats;
 
 pub use capture::{CaptureConfig, CaptureStats};
@@ -122,6 +123,7 @@ pub struct KvStore {
     flash: Option<Flash>,
     bell: Arc<Bell>,
     crawler: cleaner::CrawlerState,
+    watch: watched::Evictions,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     baseline: Mutex<StoreStats>,
     flushed_at: std::sync::atomic::AtomicU32,
@@ -251,7 +253,12 @@ impl Engine for KvStore {
                 Outcome::Read(read) => Step::Read(read),
             };
         }
-        match self.cell(request.hash).lock().execute(now, request, fetched, effects) {
+        let mut shard = self.cell(request.hash).lock();
+        let outcome = shard.execute(now, request, fetched, effects);
+        if self.watch.on() {
+            self.watch.tell(now, shard);
+        }
+        match outcome {
             Outcome::Done => Step::Done,
             Outcome::Read(read) => Step::Read(read),
         }
@@ -312,6 +319,14 @@ impl Store for KvStore {
     fn wake_cleaner(&self) {
         *locked(&self.bell.rung) = true;
         self.bell.changed.notify_one();
+    }
+
+    fn watch_evictions(&self, on: bool) {
+        self.watch.turn(on, &self.cells);
+    }
+
+    fn on_evictions(&self, tell: Box<TellEvicted>) {
+        self.watch.tell_to(tell);
     }
 
     fn set_crawler(&self, on: bool) {

@@ -750,6 +750,7 @@ fn store(
         flash,
         bell: Arc::new(Bell::default()),
         crawler: super::cleaner::CrawlerState::new(true),
+        watch: super::watched::Evictions::default(),
         threads: Mutex::new(Vec::new()),
         baseline: Mutex::new(StoreStats::default()),
         flushed_at: Default::default(),

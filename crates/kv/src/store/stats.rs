@@ -94,7 +94,7 @@ impl KvStore {
             ..StoreStats::default()
         };
         let (mut on_flash, mut ghosts) = (0, 0);
-        let mut first_filled = 0;
+        let (mut first_filled, mut flushed_replaced) = (0, 0);
         let mut rejected = Reason::ALL.map(|reason| (reason.as_str(), 0));
         let mut reports =
             std::collections::BTreeMap::<u16, larder_policy::admission::AppReport>::new();
@@ -103,6 +103,7 @@ impl KvStore {
             let shard = cell.lock();
             sum.add(shard.stats());
             s.crawler_reclaimed += shard.expired_unasked();
+            flushed_replaced += shard.flushed_replaced();
             s.dram_items += shard.dram_objects() as u64;
             s.dram_bytes += (shard.dram_capacity() - shard.dram_free_bytes()) as u64;
             on_flash += shard.index().len();
@@ -140,7 +141,8 @@ impl KvStore {
         s.client_bytes = sum.set_bytes;
         s.evictions = sum.evictions;
         s.evicted_unfetched = sum.evicted_unfetched;
-        s.reclaimed = sum.expired + s.crawler_reclaimed;
+        // memcached finds what a flush has left when its memory is wanted again; ours is free at once.
+        s.reclaimed = sum.expired + s.crawler_reclaimed + flushed_replaced;
         s.get_expired = sum.expired;
         s.get_flushed = sum.get_flushed;
         if let Some(flash) = self.flash() {

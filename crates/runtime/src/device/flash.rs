@@ -1,6 +1,6 @@
 //! A flash file or a raw block device.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -101,6 +101,27 @@ impl FlashDevice {
             let _ = std::fs::remove_file(&options.path);
         }
         opened
+    }
+
+    /// Looks whether another process has the file or block device at `path`, and lets go of it again: for who has something
+    /// to do before [`FlashDevice::open`] that others would take for success. Anything else that is wrong is left to that call.
+    ///
+    /// # Errors
+    /// [`DeviceError::InUse`].
+    pub fn refuse_in_use(path: &Path) -> Result<(), DeviceError> {
+        let device = path.display().to_string().into();
+        let usable = |m: &Metadata| m.is_file() || m.file_type().is_block_device();
+        if !std::fs::metadata(path).is_ok_and(|m| usable(&m)) {
+            return Ok(());
+        }
+        let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits() as i32;
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else {
+            return Ok(());
+        };
+        match lock_shared(file.as_fd()) {
+            Err(Refused::Held(holder)) => Err(DeviceError::InUse { device, holder }),
+            Ok(()) | Err(Refused::Failed(_)) => Ok(()),
+        }
     }
 
     fn open_or_create(options: &DeviceOptions) -> Result<FlashDevice, DeviceError> {

@@ -90,8 +90,8 @@ impl Arena {
         Some(to)
     }
 
-    /// Gives up the withheld end, of which the caller needs nothing any more. The memory stays with the arena until
-    /// [`Arena::release`].
+    /// Gives up the withheld end, of which the caller needs nothing any more, and its memory back to the system: at once, so that
+    /// a shrink that goes on in steps and is given up on the way keeps nothing beyond what [`Arena::bytes`] says.
     pub fn cut_off(&mut self, tail: Tail) {
         let Tail { cut, first, .. } = tail;
         if first >= self.end {
@@ -107,10 +107,11 @@ impl Arena {
             self.put(first, 0, USED);
             self.end = first;
         }
+        self.release();
     }
 
     /// Gives memory beyond the end back to the system.
-    pub fn release(&mut self) {
+    fn release(&mut self) {
         let mut mem = std::mem::take(&mut self.mem).into_vec();
         mem.truncate(self.bytes());
         self.mem = mem.into_boxed_slice();
@@ -147,8 +148,11 @@ mod tests {
                         }
                         arena.cut_off(tail);
                         assert!(arena.bytes() <= want.max(4096) || arena.bytes() == before);
-                        arena.release();
-                        assert_eq!(arena.mem.len(), arena.bytes());
+                        assert_eq!(
+                            arena.mem.len(),
+                            arena.bytes(),
+                            "seed {seed}: all is given back"
+                        );
                     }
                     2..=25 => {
                         let len = rng.below(900) as usize;

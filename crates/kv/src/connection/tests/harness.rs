@@ -163,6 +163,7 @@ impl<E: Engine> Client<E> {
             admin: &mut self.admin,
             detail: self.detail,
             app: None,
+            watch: None,
         };
         let result = f(&mut self.conn, self.now, &mut ctx);
         self.waiting.extend(reads);

@@ -23,6 +23,7 @@ fn serve(mut stream: TcpStream, engine: &ModelEngine) {
             admin: &mut admin,
             detail: false,
             app: None,
+            watch: None,
         };
         let progress = conn.process(at(0), engine, &mut ctx);
         stream.write_all(conn.output()).unwrap();

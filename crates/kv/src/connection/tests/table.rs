@@ -90,6 +90,8 @@ fn the_flags_of_mg_take_effect_in_their_order() {
         ("mg n2 t N60~mg n2 t~", "HD t-1 W~HD t60 Z~"),
         ("mg n5 N60 T30 t~mg n5 t~", "HD t30 W~HD t30 Z~"),
         ("mg n6 T30 N60 t~mg n6 t~", "HD t60 W~HD t60 Z~"),
+        ("ma n7 N60 T30 t~mg n7 t~", "HD t30~HD t30~"),
+        ("ma n8 T30 N60 t~mg n8 t~", "HD t60~HD t60~"),
     ]);
 }
 
@@ -108,6 +110,21 @@ fn a_binary_client_is_hung_up_on_at_once() {
     assert_eq!(client.stats.binary_refused, 1);
     // The same byte in a later line is a bad command, as memcached says.
     play(&[("mn~\u{80}~", "MN~ERROR~")]);
+}
+
+#[test]
+fn without_cas_every_object_has_zero_and_none_matches() {
+    let engine = ModelEngine::default();
+    let config = ProtocolConfig { cas_enabled: false, ..Default::default() };
+    let mut client = Client::with(config, Default::default());
+    for (input, want) in [
+        ("set k 0 0 1\r\na\r\ngets k\r\n", "STORED\r\nVALUE k 0 1 0\r\na\r\nEND\r\n"),
+        ("cas k 0 0 1 0\r\nb\r\ncas k 0 0 1 1\r\nb\r\n", "EXISTS\r\nEXISTS\r\n"),
+        ("ms n 1 c E7\r\n1\r\nma n c\r\nmg n c v\r\n", "HD c0\r\nHD c0\r\nVA 1 c0\r\n2\r\n"),
+    ] {
+        let (got, _) = client.run(&engine, input.as_bytes());
+        assert_eq!(String::from_utf8(got).unwrap(), want, "{input}");
+    }
 }
 
 #[test]
@@ -412,15 +429,26 @@ fn hanging_up() {
         let (got, end) = client.run(&engine, input.as_bytes());
         assert_eq!((got.as_slice(), end), (&b""[..], Progress::Close), "{input:?}");
     }
-    let mut client = Client::new();
-    let (got, end) = client.run(&engine, b"watch sysevents\r\nmn\r\n");
-    let refused = b"CLIENT_ERROR watch commands not allowed\r\n";
-    assert_eq!((got.as_slice(), end), (&refused[..], Progress::Close));
+    for (line, refused) in [
+        (
+            "watch fetchers proxyreqs~",
+            "CLIENT_ERROR there is nothing here that would tell of proxyreqs~",
+        ),
+        ("watch sysevents~mn~", "CLIENT_ERROR there is nothing here that would tell of sysevents~"),
+        ("watch~mn~", "CLIENT_ERROR watch commands not allowed~"),
+    ] {
+        let mut client: Client<ModelEngine> = Client::new();
+        let (got, end) = client.run(&engine, line.replace('~', "\r\n").as_bytes());
+        let want = refused.replace('~', "\r\n");
+        assert_eq!((String::from_utf8(got).unwrap(), end), (want, Progress::Close));
+    }
+    play(&[("watch everything~mn~", "ERROR~MN~")]);
     let config = ProtocolConfig { binary_only: true, ..Default::default() };
     let mut client = Client::with(config, Default::default());
     let (got, end) = client.run(&engine, b"no line, and no binary protocol");
     let refused = b"CLIENT_ERROR the binary protocol is not spoken here\r\n";
     assert_eq!((got.as_slice(), end), (&refused[..], Progress::Close));
+    assert_eq!(client.stats.binary_refused, 1, "it is counted");
     let mut client = Client::new();
     let (got, end) = client.run(&engine, b"mn\r\nquit\r\nmn\r\n");
     assert_eq!((got.as_slice(), end), (&b"MN\r\n"[..], Progress::Close));

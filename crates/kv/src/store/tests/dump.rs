@@ -49,6 +49,7 @@ fn every_key_in_dram_is_listed_once_and_memory_stays_bounded() {
                 admin: &mut admin,
                 detail: false,
                 app: None,
+                watch: None,
             };
             let progress = conn.process(clock.now(), &store, &mut ctx);
             most = most.max(conn.memory());

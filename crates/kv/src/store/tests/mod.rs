@@ -6,3 +6,4 @@ mod harness;
 mod memory;
 mod memory_file;
 mod restart;
+mod told;
