@@ -133,7 +133,7 @@ impl Watcher {
             let skipped = std::mem::take(&mut buffer.skipped);
             if skipped > 0 {
                 // Writing to memory does not fail.
-                let _ = write!(buffer.bytes, "skipped={skipped}\n");
+                let _ = writeln!(buffer.bytes, "skipped={skipped}");
             }
             buffer.bytes.extend_from_slice(line);
             counters.watcher_sent.fetch_add(1, Ordering::Relaxed);
@@ -249,9 +249,9 @@ impl Hub {
             line.clear();
             self.head(now.mono, &mut line);
             let ttl = e.expiry.remaining(now.wall).map_or(-1, i64::from);
-            let _ = write!(
+            let _ = writeln!(
                 line,
-                "type=eviction key={} fetch={} ttl={ttl} la={} clsid=1 size={}\n",
+                "type=eviction key={} fetch={} ttl={ttl} la={} clsid=1 size={}",
                 Encoded(&e.key),
                 if e.fetched { "yes" } else { "no" },
                 e.last_access,
@@ -337,7 +337,7 @@ impl Lines {
         }
         let start = self.bytes.len();
         self.hub.head(now.mono, &mut self.bytes);
-        let _ = write!(self.bytes, "{rest}\n");
+        let _ = writeln!(self.bytes, "{rest}");
         if self.bytes.len() > self.hub.worker_bytes {
             self.bytes.truncate(start);
             self.dropped += 1;

@@ -171,7 +171,6 @@ impl LogThread {
 
     /// The cache is used again, with this log.
     pub(super) fn resume(&mut self, log: TapedLog) {
-        self.charge(&log);
         *locked(&self.cache.log_stats) = (log.stats(), log.regions_set() as u64);
         (self.log, self.former) = (Some(log), None);
         self.ranges.clear();

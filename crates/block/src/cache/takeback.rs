@@ -110,7 +110,7 @@ impl LogThread {
         superblock.generation = superblock.generation.max(found.generation);
         let epoch = next_epoch(superblock.epoch.max(found.epoch)).map_err(|e| e.to_string())?;
         let stats = locked(&cache.log_stats).0;
-        let io = &mut CacheIo(&cache.device);
+        let io = &mut CacheIo::of(&cache);
         let log = MapLog::take_back(superblock, epoch, QUIET, stats, io)
             .map_err(|e| format!("{e} still: replace it, format it and start the daemon again"))?;
         let maps = cache.region.empty_maps(log.superblock(), cache.placing, cache.config.making());

@@ -54,7 +54,7 @@ pub enum StoreError {
         /// Buckets of each one's index.
         buckets: u32,
         /// What does not fit.
-        why: PlanError,
+        why: Box<PlanError>,
     },
     /// Sizes that cannot work.
     #[error(transparent)]

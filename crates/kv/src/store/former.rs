@@ -71,6 +71,7 @@ pub(super) fn division(
             Ok(Division::Kept { plan, from: from.clone(), said: (!same).then_some(said) })
         }
         Err(why) => {
+            let why = Box::new(why);
             Err(StoreError::Division { path: path.to_owned(), was, is, shards, buckets, why })
         }
     }
