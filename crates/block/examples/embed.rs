@@ -19,8 +19,8 @@ use larder_base::{ByteSize, UnixSecs};
 use larder_block::backing::{self, Patience};
 use larder_block::cache::{CacheConfig, CacheHandle, Cached, FormatConfig, open};
 use larder_block::nbd::server::Command;
-use larder_block::server::Volume;
 use larder_block::server::service::{Answer, Service};
+use larder_block::server::{Told, Volume};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_policy::block::{BlockKind, EvictionBy, VictimPolicy};
@@ -30,6 +30,8 @@ use larder_runtime::{AlignedBuf, RingChoice};
 pub(crate) struct Embedded {
     service: Cached,
     volume: Arc<Volume>,
+    /// What the program has been told of writes that its store may have lost.
+    told: Told,
     poll: mio::Poll,
     /// Dropped last: the cache is as after a kill then; [`CacheHandle::stop`] would end it in good order.
     handle: CacheHandle,
@@ -81,7 +83,8 @@ impl Embedded {
         let poll = mio::Poll::new()?;
         let registry = poll.registry().try_clone()?;
         let service = Cached::new(handle.cache().clone(), 0, registry, 0, RingChoice::Auto)?;
-        Ok(Embedded { service, volume, poll, handle })
+        let told = Told::new(&volume);
+        Ok(Embedded { service, volume, told, poll, handle })
     }
 
     /// Does one thing and waits for its answer. Many may be under way: submit each with a ticket of its own, and see by
@@ -98,7 +101,9 @@ impl Embedded {
         let mut events = mio::Events::with_capacity(64);
         loop {
             self.service.flush(Instant::now());
-            if let Some(answer) = self.service.pop() {
+            if let Some(mut answer) = self.service.pop() {
+                // A flush that ended well is not good where the store has lost what it was to cover.
+                answer.outcome = self.told.hear(answer.losses, answer.outcome);
                 return Ok(answer);
             }
             self.poll.poll(&mut events, Some(Duration::from_millis(10)))?;

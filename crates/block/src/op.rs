@@ -86,6 +86,15 @@ impl Op {
         }
     }
 
+    /// Once it has ended well, something is durable: a flush, or a change that is to be.
+    pub fn is_durable(&self) -> bool {
+        match self {
+            Op::Flush => true,
+            Op::Write { fua, .. } | Op::Trim { fua, .. } | Op::WriteZeroes { fua, .. } => *fua,
+            Op::Read { .. } | Op::Status { .. } => false,
+        }
+    }
+
     /// It changes what the store holds.
     pub fn changes(&self) -> bool {
         matches!(self, Op::Write { .. } | Op::Trim { .. } | Op::WriteZeroes { .. })

@@ -1,4 +1,6 @@
 //! A file or block device.
+//!
+//! What a flush that failed may have taken with it is kept account of in `syncs`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -8,11 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, LockError, PAGE, RingChoice};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno as Os;
 
@@ -21,6 +24,7 @@ use super::identity::FOREIGN;
 use super::notes::{self, Notes};
 use super::pages::{Pages, Visitor};
 use super::steps::Steps;
+use super::syncs::{Beside, Syncs};
 use super::watch::{Found, LOOK, TICK, Watch};
 use super::{About, Backing, BackingError, Identity, Session, StoreTrouble, Uri};
 use crate::nbd::wire::{Errno, MAX_PAYLOAD};
@@ -32,6 +36,8 @@ const DEPTH: u32 = 256;
 const THREADS: u32 = 8;
 /// Extents of one status.
 const MAX_EXTENTS: usize = 256;
+/// A flush that has ended looks so often whether those beside it have.
+const LOOK_BESIDE: Duration = Duration::from_millis(1);
 /// Offset and length of direct transfers are multiples of this: every device's blocks divide it.
 const DIRECT_UNIT: u32 = 4096;
 
@@ -56,6 +62,7 @@ pub struct FileBacking {
     idle: u64,
     /// Its open sessions have it too.
     lock: Arc<ImageLock>,
+    syncs: Arc<Syncs>,
 }
 
 /// What keeps others from the file. It goes with whoever has it last, at once: what the kernel still has of a queue that is
@@ -231,6 +238,7 @@ impl FileBacking {
             last_by,
             idle,
             lock,
+            syncs: Arc::default(),
         })
     }
 }
@@ -309,6 +317,9 @@ impl Backing for FileBacking {
                 self.watch.resized(bytes);
             }
             self.watch.ended(start, made.is_ok());
+            if made.is_err() {
+                self.syncs.ledger.lost();
+            }
             made.map_err(|e| bad(format!("it cannot be made larger: {e}")))?;
             now = find()?;
         }
@@ -358,6 +369,10 @@ impl Backing for FileBacking {
 
     fn accounted(&self, changes: u64) {
         self.watch.accounted(changes);
+    }
+
+    fn losses(&self) -> u64 {
+        self.syncs.ledger.losses()
     }
 
     fn keep_notes(&self) -> bool {
@@ -415,6 +430,9 @@ impl Backing for FileBacking {
         let visitor = self.pages.as_ref().map(Pages::visitor).transpose().map_err(|e| {
             BackingError::Open { uri: self.uri.clone(), reason: format!("a descriptor: {e}") }
         })?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| {
+            BackingError::Open { uri: self.uri.clone(), reason: format!("a descriptor: {e}") }
+        })?;
         let session = FileSession {
             uri: self.uri.as_str().into(),
             size: self.size.clone(),
@@ -424,6 +442,10 @@ impl Backing for FileBacking {
             handles: self.handles.clone(),
             watch: self.watch.clone(),
             lock: self.lock.clone(),
+            syncs: self.syncs.clone(),
+            beside: Vec::new(),
+            look_again: None,
+            event: Arc::new(event),
             queue,
             visitor,
             held_up: BTreeMap::new(),
@@ -439,11 +461,13 @@ impl Backing for FileBacking {
 /// An operation with the queue: what its buffer is put back into.
 enum Waiting {
     Free,
-    /// `start`: when it began to change the file, 0 if it does not.
+    /// `start`: when it began to change the file, 0 if it does not. `sync`: its number among [`Syncs`], 0 if it makes nothing
+    /// durable, and what a flush covers.
     Op {
         token: u64,
         op: Shape,
         start: i64,
+        sync: (u64, u64),
     },
 }
 
@@ -467,6 +491,12 @@ struct FileSession {
     handles: Handles,
     watch: Arc<Watch>,
     lock: Arc<ImageLock>,
+    syncs: Arc<Syncs>,
+    /// In their order.
+    beside: Vec<Beside>,
+    look_again: Option<Instant>,
+    /// Tells that one of those has ended. Who does not watch it looks again after a while.
+    event: Arc<OwnedFd>,
     queue: FileQueue,
     /// Goes after the queue: what was under way there has ended then.
     visitor: Option<Visitor>,
@@ -533,7 +563,12 @@ impl FileSession {
     }
 
     fn keep(&mut self, token: u64, op: Shape, start: i64) -> u64 {
-        let entry = Waiting::Op { token, op, start };
+        let syncs = matches!(
+            op,
+            Shape::Flush | Shape::Write { fua: true, .. } | Shape::Trim { sync: true, .. }
+        );
+        let sync = syncs.then(|| (self.syncs.begins(), self.syncs.ledger.covers()));
+        let entry = Waiting::Op { token, op, start, sync: sync.unwrap_or_default() };
         match self.free.pop() {
             Some(index) => {
                 self.waiting[index] = entry;
@@ -598,12 +633,55 @@ impl FileSession {
         Failure::new(errno, format!("{what} of {len} bytes at {offset} of '{uri}' failed: {why}"))
     }
 
+    /// Keeps the account of what is durable when `op` has ended. A flush that has ended well may have to wait for others.
+    fn account(&self, op: &Op, well: bool, sync: u64, covers: u64) -> Option<u64> {
+        if sync == 0 {
+            if well && op.changes() {
+                self.syncs.ledger.answered();
+            }
+            return None;
+        }
+        let flush = matches!(op, Op::Flush);
+        // What it says of a failure must be known before it counts as ended.
+        if !well && self.syncs.ledger.lost() {
+            let uri = &self.uri;
+            tracing::error!(
+                "backing store '{uri}': what was written may not be on the disk: every client's next flush fails"
+            );
+        }
+        let beside = self.syncs.ended(sync);
+        if well && flush && beside.is_none() {
+            self.syncs.ledger.flushed(covers);
+        }
+        beside.filter(|_| well && flush)
+    }
+
+    /// A flush that has ended well, as have those that were beside it, or badly: then the ledger says so.
+    fn confirmed(&mut self) -> Option<Done> {
+        let at = self.beside.iter().position(|b| self.syncs.have_ended(b.last, &self.event))?;
+        let Beside { covers, done, .. } = self.beside.remove(at);
+        self.syncs.ledger.flushed(covers);
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    fn look_beside(&mut self, now: Instant) {
+        if self.look_again.is_some_and(|at| at <= now) {
+            self.look_again = (!self.beside.is_empty()).then(|| now + LOOK_BESIDE);
+        }
+    }
+
     fn ended(&mut self, done: FileDone) -> Option<Done> {
         let index = done.token as usize;
-        let Waiting::Op { token, op, start } =
+        let Waiting::Op { token, op, start, sync: (sync, covers) } =
             std::mem::replace(&mut self.waiting[index], Waiting::Free)
         else {
             return None;
+        };
+        #[cfg(test)]
+        let done = match sync != 0 && self.syncs.fails.swap(false, Ordering::SeqCst) {
+            true => FileDone { result: Err(Os::IO.into()), ..done },
+            false => done,
         };
         if let Some(visitor) = &mut self.visitor {
             visitor.leave(done.token);
@@ -638,7 +716,13 @@ impl FileSession {
             Ok(()) => Ok(Vec::new()),
             Err(e) => Err(self.failure(op.name(), start, len, e)),
         };
-        Some(Done { token, op, outcome })
+        let beside = self.account(&op, outcome.is_ok(), sync, covers);
+        let done = Done { token, op, outcome };
+        let Some(last) = beside else { return Some(done) };
+        self.in_flight += 1;
+        self.look_again = Some(Instant::now() + LOOK_BESIDE);
+        self.beside.push(Beside { last, covers, done });
+        None
     }
 }
 
@@ -652,11 +736,13 @@ impl Session for FileSession {
             registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
         };
         watch(self.queue.as_raw_fd(), first)?;
+        watch(self.event.as_raw_fd(), first + 2)?;
         self.visitor.as_ref().map_or(Ok(()), |visitor| watch(visitor.fd(), first + 1))
     }
 
     fn detach(&mut self, registry: &Registry) {
-        for fd in [Some(self.queue.as_raw_fd()), self.visitor.as_ref().map(Visitor::fd)] {
+        let own = [self.queue.as_raw_fd(), self.event.as_raw_fd()].map(Some);
+        for fd in own.into_iter().chain([self.visitor.as_ref().map(Visitor::fd)]) {
             // It goes with the descriptor at the latest.
             let _ = fd.map(|fd| registry.deregister(&mut SourceFd(&fd)));
         }
@@ -730,7 +816,8 @@ impl Session for FileSession {
         self.queue.flush();
     }
 
-    fn turn(&mut self, _now: Instant) {
+    fn turn(&mut self, now: Instant) {
+        self.look_beside(now);
         self.take_turns();
     }
 
@@ -745,7 +832,11 @@ impl Session for FileSession {
                 return Some(done);
             }
         }
-        None
+        self.confirmed()
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.look_again.filter(|_| !self.beside.is_empty())
     }
 
     fn in_flight(&self) -> usize {
@@ -757,7 +848,8 @@ impl Drop for FileSession {
     fn drop(&mut self) {
         // What is under way is carried out all the same.
         for waiting in &self.waiting {
-            if let Waiting::Op { start, .. } = waiting {
+            if let Waiting::Op { start, sync, .. } = waiting {
+                self.syncs.ended(sync.0);
                 self.lock.left.store(true, Ordering::SeqCst);
                 if *start != 0 {
                     self.watch.ended(*start, false);

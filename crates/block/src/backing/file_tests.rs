@@ -6,6 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::backing::OpenOptions;
+use crate::server::{Told, Volume};
 
 /// Runs until so many operations have ended.
 pub(crate) fn run(session: &mut dyn Session, count: usize) -> Vec<Done> {
@@ -238,4 +239,74 @@ fn a_file_that_shrinks() {
     let failure = done.outcome.unwrap_err();
     assert_eq!(failure.errno, Errno::Io);
     assert!(failure.message.contains("ended early"), "{failure}");
+}
+
+fn data(offset: u64, fua: bool) -> Op {
+    Op::Write { offset, data: Payload::new(AlignedBuf::zeroed(4096)), fua }
+}
+
+fn of_a_file(dir: &TempDir) -> (FileBacking, Arc<Syncs>) {
+    let path = dir.path().join("disk");
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let uri: Uri = format!("file:{}", path.display()).parse().unwrap();
+    let backing = FileBacking::open(&uri, &super::super::OpenOptions::default()).unwrap();
+    let syncs = backing.syncs.clone();
+    (backing, syncs)
+}
+
+/// The kernel says once for the open file that pages could not be written. Each client that was there hears of it, whoever
+/// flushes first and with whatever kind of request.
+#[test]
+fn a_failed_fdatasync_is_heard_of_by_every_client() {
+    for first_fua in [false, true] {
+        let dir = TempDir::new().unwrap();
+        let (backing, syncs) = of_a_file(&dir);
+        let volume = Volume::new("disk", Box::new(backing), 4096, false);
+        let mut sessions: Vec<_> = (0..3).map(|_| volume.backing().session().unwrap()).collect();
+        let told: Vec<_> = (0..3).map(|_| Told::new(&volume)).collect();
+        let mut ask = |at: usize, op: Op| {
+            let outcome = one(&mut *sessions[at], op).outcome;
+            told[at].hear(Some(volume.backing().losses()), outcome).is_ok()
+        };
+        for at in [0, 1] {
+            assert!(ask(at, data(at as u64 * 4096, false)));
+        }
+        syncs.fails.store(true, Ordering::SeqCst);
+        let first = if first_fua { data(65_536, true) } else { Op::Flush };
+        assert!(!ask(1, first));
+        assert!(!ask(0, Op::Flush), "its write is gone too");
+        assert!(!ask(2, data(0, true)), "so it is to who only flushes");
+        for at in 0..3 {
+            assert!(ask(at, Op::Flush), "once");
+        }
+        // With nothing written since, a flush that fails takes nothing from the others.
+        syncs.fails.store(true, Ordering::SeqCst);
+        assert!(!ask(0, Op::Flush) && ask(1, Op::Flush));
+        assert_eq!(volume.backing().losses(), 1);
+    }
+}
+
+/// Of two flushes at once one got to hear of the failure; the other one, which ended well, is not believed before that is known.
+#[test]
+fn a_flush_waits_for_what_those_beside_it_have_heard() {
+    let dir = TempDir::new().unwrap();
+    let (backing, syncs) = of_a_file(&dir);
+    let (mut a, mut b) = (backing.session().unwrap(), backing.session().unwrap());
+    one(&mut *b, data(0, false)).outcome.unwrap();
+    a.submit(1, Op::Flush);
+    a.flush(Instant::now());
+    // It has ended; its thread has not looked yet.
+    b.submit(2, Op::Flush);
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        b.flush(Instant::now());
+        b.turn(Instant::now());
+        assert!(b.pop().is_none());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(b.in_flight() == 1 && b.wake_at().is_some());
+    syncs.fails.store(true, Ordering::SeqCst);
+    assert!(run(&mut *a, 1).pop().unwrap().outcome.is_err());
+    run(&mut *b, 1).pop().unwrap().outcome.unwrap();
+    assert_eq!((backing.losses(), b.in_flight()), (1, 0));
 }

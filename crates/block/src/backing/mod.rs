@@ -7,7 +7,9 @@
 //! | `pages` | how two ways to one take turns in a page |
 //! | [`nbd`] | an export of an NBD server |
 //! | [`object`] | chunks in an S3-compatible object store |
+//! | `ledger` | which writes were answered and are not durable, and how often some may have gone |
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
+//! | `syncs` | flushes of a file, and what one that failed takes with it |
 //! | [`watch`] | whether somebody else changes a file that is served, and what times prove |
 //! | [`steps`] | what a store cannot do itself, done by what it can |
 //!
@@ -17,11 +19,13 @@
 mod device_name;
 pub mod file;
 pub mod identity;
+mod ledger;
 pub mod nbd;
 mod notes;
 pub mod object;
 mod pages;
 pub mod steps;
+mod syncs;
 pub mod uri;
 pub mod watch;
 
@@ -146,6 +150,13 @@ pub trait Backing: Send + Sync + fmt::Debug {
 
     /// Nothing is cached any more from before so many such changes were noticed, and will not come back.
     fn accounted(&self, _changes: u64) {}
+
+    /// Times, since it was opened, that it may have lost writes that were answered and that no flush had covered. Every client
+    /// that was there is told ([`crate::server::Told`]), and what is cached of such writes is dropped before that. A flush that
+    /// has ended well has covered what was answered before it only if this has not grown since then.
+    fn losses(&self) -> u64 {
+        0
+    }
 
     /// Carries to the disk what is noted of changes that have ended, by which they are known again after a power cut.
     fn keep_notes(&self) -> bool {

@@ -5,8 +5,12 @@
 //! breaks, or is silent for too long, is made anew and its requests sent again. Meanwhile requests wait.
 //!
 //! **What a lost connection may have taken with it.** A server that was killed may have lost writes that it had answered
-//! and not yet made durable. Who comes back cannot be asked. So if there were such writes, the next flush fails, once, and
-//! says why: a client that was told that its flush succeeded must find its data.
+//! and not yet made durable. Who comes back cannot be asked. So if there were such writes, the loss is counted (`ledger`), and
+//! so it is when a flush fails: the next flush of every client that was there fails, once, and says why. A client that was told
+//! that its flush succeeded must find its data. What is cached of such writes is dropped before that.
+//!
+//! **A server that hangs** takes connections and answers nothing. One that was silent for too long counts as lost until it has
+//! answered a request; with nobody there to ask it something, a session reads a few bytes of it.
 //!
 //! **An export that grows.** A connection knows the size that it was told when it was made. Asked to ([`Backing::resize`]),
 //! the store looks how large the export is by now, over a connection of its own, and each of its sessions makes its
@@ -27,9 +31,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use larder_runtime::AlignedBuf;
 use mio::event::Event;
 use mio::{Events, Poll, Registry, Token};
 
+use super::ledger::Ledger;
 use super::steps::Steps;
 use super::{About, Backing, BackingError, Identity, Patience, Session, StoreTrouble, TOKENS, Uri};
 use crate::nbd::client::Negotiated;
@@ -53,6 +59,10 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const LEAST_MAXIMUM: u32 = 1 << 20;
 /// The token of a flush that no client asked for: before a connection is made anew.
 const RENEWAL: u64 = u64::MAX;
+/// That of a read that no client asked for: whether a server that hung answers again.
+const PROBE: u64 = u64::MAX - 1;
+/// Bytes of it: no server insists on more.
+const PROBED: usize = 512;
 
 /// Where the server is.
 #[derive(Clone, Debug)]
@@ -94,60 +104,45 @@ impl Store {
 
 /// Whether the server is reached. What one session finds out holds for all.
 #[derive(Debug, Default)]
-struct Reach(Mutex<Option<(Instant, String)>>);
+struct Reach {
+    /// Since when it is not, and why.
+    lost: Mutex<Option<(Instant, String)>>,
+    /// It was silent for too long: that it takes connections says nothing.
+    hangs: AtomicBool,
+}
 
 impl Reach {
     fn state(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A session has no connection.
-    fn lost(&self, why: &str, now: Instant) {
+    fn lost(&self, why: &str, hangs: bool, now: Instant) {
         let mut state = self.state();
+        self.hangs.fetch_or(hangs, Ordering::SeqCst);
         let since = state.as_ref().map_or(now, |s| s.0);
         *state = Some((since, why.to_owned()));
     }
 
-    /// A session has one. How long there was none, if so.
+    /// A session has one. How long there was none, if so; not where the server hangs.
     fn found(&self, now: Instant) -> Option<Duration> {
-        self.state().take().map(|s| now.saturating_duration_since(s.0))
-    }
-}
-
-/// Which writes a server has answered and not made durable.
-#[derive(Debug, Default)]
-struct Ledger {
-    /// Writes and the like that were answered.
-    answered: AtomicU64,
-    /// Of them, those that a flush has covered.
-    durable: AtomicU64,
-    /// Some may have been lost.
-    doubt: AtomicBool,
-}
-
-impl Ledger {
-    /// There are writes that were answered and that no flush has covered.
-    fn is_owed(&self) -> bool {
-        self.answered.load(Ordering::SeqCst) > self.durable.load(Ordering::SeqCst)
-    }
-
-    /// A connection has gone.
-    fn lost(&self) {
-        if self.is_owed() {
-            self.doubt.store(true, Ordering::SeqCst);
+        let mut state = self.state();
+        if self.hangs() {
+            return None;
         }
+        state.take().map(|s| now.saturating_duration_since(s.0))
     }
 
-    /// A flush that was sent when `covers` writes had been answered has ended.
-    fn flushed(&self, covers: u64) -> Result<(), Failure> {
-        self.durable.fetch_max(covers, Ordering::SeqCst);
-        if self.doubt.swap(false, Ordering::SeqCst) {
-            return Err(Failure::new(
-                Errno::Io,
-                "the connection to the backing store was lost while writes were not yet durable: they may be gone",
-            ));
-        }
-        Ok(())
+    /// It takes connections, perhaps, and had answered nothing when it was last heard of.
+    fn hangs(&self) -> bool {
+        self.hangs.load(Ordering::SeqCst)
+    }
+
+    /// It has answered a request. How long it had not, if it had hung.
+    fn answered(&self, now: Instant) -> Option<Duration> {
+        let mut state = self.state();
+        let hung = self.hangs.swap(false, Ordering::SeqCst);
+        state.take_if(|_| hung).map(|s| now.saturating_duration_since(s.0))
     }
 }
 
@@ -338,6 +333,10 @@ impl Backing for NbdBacking {
         }
     }
 
+    fn losses(&self) -> u64 {
+        self.store.ledger.losses()
+    }
+
     fn trouble(&self) -> Option<StoreTrouble> {
         let (since, why) = self.store.reach.state().clone()?;
         let what = format!("'{}' is not reached: {why}; requests wait", self.store.uri);
@@ -401,21 +400,31 @@ impl NbdSession {
         })
     }
 
-    fn end(&mut self, token: u64, op: Op, mut outcome: crate::op::Outcome) {
+    fn end(&mut self, token: u64, op: Op, outcome: crate::op::Outcome) {
         self.deadlines.remove(&token);
         let ledger = &self.store.ledger;
         if matches!(op, Op::Flush) {
-            let at = self.covers.iter().position(|c| c.0 == token);
-            if let (Some(at), Ok(_)) = (at, &outcome) {
-                outcome = ledger.flushed(self.covers[at].1).map(|()| Vec::new());
+            if let Some(at) = self.covers.iter().position(|c| c.0 == token) {
+                let (_, covers) = self.covers.swap_remove(at);
+                self.flushed(covers, outcome.is_ok());
             }
-            if let Some(at) = at {
-                self.covers.swap_remove(at);
-            }
-        } else if op.changes() && outcome.is_ok() {
-            ledger.answered.fetch_add(1, Ordering::SeqCst);
+        } else if op.changes() && !op.is_durable() && outcome.is_ok() {
+            ledger.answered();
         }
         self.ready.push_back(Done { token, op, outcome });
+    }
+
+    /// A flush that was sent when `covers` writes had been answered has ended.
+    fn flushed(&self, covers: u64, well: bool) {
+        let ledger = &self.store.ledger;
+        if well {
+            ledger.flushed(covers);
+        } else if ledger.lost() {
+            tracing::error!(
+                "backing store '{}': a flush failed: writes that it had answered may be gone",
+                self.store.uri
+            );
+        }
     }
 
     /// What the server cannot do is answered here.
@@ -464,20 +473,30 @@ impl NbdSession {
     /// A connection has gone: its requests wait for another.
     fn broke(&mut self, index: usize, reason: String, now: Instant) {
         let was_up = self.links[index].is_up();
+        let hangs = self.links[index].is_silent(now, self.store.patience);
         let left = self.links[index].down(&self.registry, now, PAUSE);
         if was_up {
-            self.store.ledger.lost();
             tracing::warn!("backing store '{}': connection lost: {reason}", self.store.uri);
+            if self.store.ledger.lost() {
+                tracing::error!(
+                    "backing store '{}': with the connection writes may be gone that it had answered and not made durable: every \
+                     client's next flush fails",
+                    self.store.uri
+                );
+            }
         } else if self.trouble.as_ref() != Some(&reason) {
             tracing::warn!("backing store '{}': no connection: {reason}", self.store.uri);
         }
-        if !self.links.iter().any(Link::is_up) {
-            self.store.reach.lost(&reason, now);
+        if hangs || !self.links.iter().any(Link::is_up) {
+            self.store.reach.lost(&reason, hangs, now);
         }
         self.trouble = Some(reason);
         let until = self.until(now);
         // They came before what waits already.
         for (token, op) in left.into_iter().rev() {
+            if token == PROBE {
+                continue;
+            }
             if token == RENEWAL {
                 self.covers.retain(|c| c.0 != RENEWAL);
                 continue;
@@ -500,8 +519,7 @@ impl NbdSession {
             let apart = !negotiated.has(transmission::CAN_MULTI_CONN)
                 && negotiated.has(transmission::SEND_FLUSH);
             if apart && self.store.ledger.is_owed() {
-                let answered = self.store.ledger.answered.load(Ordering::SeqCst);
-                self.covers.push((RENEWAL, answered));
+                self.covers.push((RENEWAL, self.store.ledger.covers()));
                 link.submit(RENEWAL, Op::Flush, now);
             } else {
                 link.goodbye();
@@ -513,15 +531,7 @@ impl NbdSession {
     fn renewed(&mut self, outcome: &crate::op::Outcome) {
         let Some(at) = self.covers.iter().position(|c| c.0 == RENEWAL) else { return };
         let (_, covers) = self.covers.swap_remove(at);
-        let ledger = &self.store.ledger;
-        match outcome {
-            Ok(_) => drop(ledger.durable.fetch_max(covers, Ordering::SeqCst)),
-            // Somebody's flush has to say so.
-            Err(_) => {
-                ledger.lost();
-                ledger.durable.fetch_max(covers, Ordering::SeqCst);
-            }
-        }
+        self.flushed(covers, outcome.is_ok());
     }
 
     fn connect(&mut self, now: Instant) {
@@ -541,17 +551,53 @@ impl NbdSession {
         }
     }
 
+    /// The server answers, which had hung.
+    fn answers(&mut self, now: Instant) {
+        self.trouble = None;
+        if let Some(gone) = self.store.reach.answered(now) {
+            tracing::info!(
+                "backing store '{}': answers again, after {:.1} s",
+                self.store.uri,
+                gone.as_secs_f64()
+            );
+        }
+    }
+
+    /// The connection by which a server that hung is to be asked whether it answers again, since nobody asks it anything.
+    fn to_probe(&self) -> Option<usize> {
+        let wanted = self.trouble.is_some() && self.in_flight == 0 && self.store.reach.hangs();
+        let idle = wanted && self.links.iter().all(Link::is_idle);
+        if idle { self.links.iter().position(Link::is_up) } else { None }
+    }
+
+    fn probe(&mut self, now: Instant) {
+        if let Some(index) = self.to_probe() {
+            let len = PROBED.min(self.links[index].size() as usize);
+            let probe = Op::Read { offset: 0, buf: AlignedBuf::zeroed(len) };
+            self.links[index].submit(PROBE, probe, now);
+        }
+    }
+
     fn links_turn(&mut self, now: Instant) {
         for index in 0..self.links.len() {
             let mut news = std::mem::take(&mut self.news);
             let result = self.links[index].turn(now, &mut news);
             for item in news.drain(..) {
+                if matches!(item, News::Done(_)) && self.store.reach.hangs() {
+                    self.answers(now);
+                }
                 match item {
+                    News::Done(Done { token: PROBE, .. }) => {}
                     News::Done(Done { token: RENEWAL, outcome, .. }) => self.renewed(&outcome),
                     News::Done(Done { token, op, outcome }) => self.end(token, op, outcome),
                     News::Ready(negotiated) => {
                         let was = self.store.size();
                         if negotiated.size == was && self.store.can_do_as_much(&negotiated) {
+                            self.links[index].up(&negotiated);
+                            if self.store.reach.hangs() {
+                                // Whether it answers again is to be seen.
+                                continue;
+                            }
                             let had_trouble = self.trouble.take().is_some();
                             if let Some(gone) = self.store.reach.found(now) {
                                 tracing::info!(
@@ -562,7 +608,6 @@ impl NbdSession {
                             } else if had_trouble {
                                 tracing::info!("backing store '{}': connected", self.store.uri);
                             }
-                            self.links[index].up(&negotiated);
                         } else {
                             let now_size = negotiated.size;
                             let grown = match now_size > was {
@@ -613,7 +658,7 @@ impl Session for NbdSession {
     fn submit(&mut self, token: u64, op: Op) {
         self.in_flight += 1;
         if matches!(op, Op::Flush) {
-            self.covers.push((token, self.store.ledger.answered.load(Ordering::SeqCst)));
+            self.covers.push((token, self.store.ledger.covers()));
         }
         if let Some(outcome) = self.not_offered(&op) {
             self.end(token, op, outcome);
@@ -633,6 +678,7 @@ impl Session for NbdSession {
         // Sends; and a connection on this machine may be there at once.
         self.links_turn(now);
         self.dispatch(now);
+        self.probe(now);
         for index in 0..self.links.len() {
             self.links[index].send();
             if let Err(reason) = self.links[index].watch(&self.registry) {
@@ -678,7 +724,13 @@ impl Session for NbdSession {
         let patience = self.store.patience;
         if self.in_flight == 0 {
             // One that was lost is looked for, so that it is known when it is there again.
-            return self.trouble.as_ref().and_then(|_| self.links.first()?.wake_at(patience));
+            self.trouble.as_ref()?;
+            if let Some(index) = self.to_probe() {
+                return self.links[index].heard();
+            }
+            let further = self.links.iter().skip(1).filter(|l| l.is_up());
+            let links = self.links.iter().take(1).chain(further);
+            return links.filter_map(|l| l.wake_at(patience)).min();
         }
         let links = self.links.iter().filter_map(|l| l.wake_at(patience));
         links.chain(self.waiting.iter().filter_map(|w| w.until)).min()

@@ -57,6 +57,7 @@ pub(super) fn run(cache: &Cache) {
             next_save = now + SAVE;
         }
         let volumes = cache.volumes();
+        volumes.iter().for_each(|volume| cache.look_for_losses(volume));
         if now >= next_look {
             volumes.iter().for_each(|volume| cache.look_at(volume));
             next_look = Instant::now() + watch::LOOK;

@@ -12,7 +12,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use larder_engine::block::volumes::{self, put_aside};
-use larder_engine::block::{LineId, OpId};
+use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::{Volume as VolumeRecord, VolumeState};
 use larder_policy::block::{
     BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
@@ -307,6 +307,62 @@ impl Cache {
         );
     }
 
+    /// If a volume's store may have lost writes that it had answered, drops the lines that may hold them: of all regions that were
+    /// changed since they were last made durable. Until that is done nobody is told of the loss. Returns whether nothing is left
+    /// to be done; not if `go_on` has said no.
+    pub(super) fn settle_losses(&self, volume: &Attached, go_on: &mut dyn FnMut() -> bool) -> bool {
+        if volume.volume().settled() >= volume.volume().backing().losses() {
+            return true;
+        }
+        let (first, last) = self.lines_of(volume.base, volume.bytes());
+        let regions = (self.region(first), self.region(last));
+        // With nothing under way, all that was answered before has its bits; a fill of it is over too.
+        let found = self.with_range(first, last, go_on, |_| {
+            let losses = volume.volume().backing().losses();
+            let runs = self.on_log(move |log| log.unflushed(regions.0, regions.1));
+            runs.map(|runs| (losses, runs))
+        });
+        let Some(Ok((losses, runs))) = found else { return false };
+        let of_region = self.layout.region_groups;
+        let mut dropped = 0;
+        for (from, to) in runs {
+            let start = GroupId(u64::from(from) * of_region).line(0).max(first);
+            let end = LineId(GroupId((u64::from(to) + 1) * of_region).line(0).0 - 1).min(last);
+            let done = self.with_range(start, end, go_on, |out| self.drop_locked(start, end, out));
+            let Some(lines) = done else { return false };
+            volume.lines.fetch_sub(lines as i64, Ordering::Relaxed);
+            dropped += lines;
+        }
+        // A power cut does not bring them back: the regions keep their bits until they are flushed, and the log has it by then.
+        volume.volume().settle(losses);
+        tracing::error!(
+            "volume '{}': its store may have lost writes that it had answered and not made durable: the next flush of every client \
+             fails, and {dropped} lines that may hold such writes are dropped",
+            volume.name
+        );
+        // Answers wait for it.
+        self.doors.iter().for_each(super::Door::wake);
+        true
+    }
+
+    /// The same now and then: as soon as somebody waits for it, or the store is there. While it is not, operations wait for it, and
+    /// those of lines that are cached need not wait for these.
+    pub(super) fn look_for_losses(&self, volume: &Arc<Attached>) {
+        let exported = volume.volume();
+        if exported.settled() >= exported.backing().losses() {
+            return;
+        }
+        let away = || exported.backing().trouble().is_some_and(|t| t.state == "lost");
+        if !exported.wants_settled() && away() {
+            return;
+        }
+        let until = Instant::now() + DISTRUST;
+        self.settle_losses(volume, &mut || {
+            let leaves = exported.is_closed() || locked(&self.log_inbox).stopped;
+            !leaves && Instant::now() < until
+        });
+    }
+
     /// Forgets a volume that is not attached: drops its lines, gives its place up, and what is selected of it. Under its name
     /// another may come. Returns how many lines there were; `None` if `go_on` has said no.
     ///
@@ -479,6 +535,9 @@ impl Cache {
         let until = Instant::now() + DURABLE;
         let mut left;
         loop {
+            self.settle_losses(&attached, &mut || {
+                go_on(Detaching::Draining) && Instant::now() < until
+            });
             left = self.on_log(move |log| log.hurry(regions.0, regions.1))?;
             if left == 0 || Instant::now() > until || !self.is_enabled() {
                 break;

@@ -109,7 +109,10 @@ fn run(mut session: Box<dyn Session>, volume: &Volume, shared: &Shared) {
             state.begun
         };
         // What is used after a power cut because it is durable must be known by then for what was written last.
-        let durable = flush_once(&mut *session, number, shared) && volume.backing().keep_notes();
+        // A store that may have lost what was written before has not made it durable, until that is out of the cache.
+        let durable = flush_once(&mut *session, number, shared)
+            && volume.backing().keep_notes()
+            && volume.settled() >= volume.backing().losses();
         let mut state = locked(&shared.state);
         if durable {
             state.durable = number;

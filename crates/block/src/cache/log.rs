@@ -240,6 +240,12 @@ impl LogThread {
         }
     }
 
+    /// Regions of `first..=last` whose lines may hold what their store has not made durable, as runs: none of a cache that was
+    /// given up.
+    pub(super) fn unflushed(&self, first: u32, last: u32) -> Vec<(u32, u32)> {
+        self.log.as_ref().map_or_else(Vec::new, |log| log.unflushed(first, last))
+    }
+
     /// What is under way or waits in all shards, and slots that the durable map does not know as they are.
     pub(super) fn unsettled(&self) -> usize {
         let of = |cell: &std::sync::Mutex<super::cell::Cell>| {

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod client_op;
+mod held;
 mod ranged;
 mod submit;
 
@@ -25,7 +26,7 @@ use mio::{Interest, Registry, Token};
 use bytes::copy;
 pub(super) use bytes::{aligned, crcs};
 use client_op::{ClientOp, RangeState};
-use submit::Held;
+use submit::Postponed;
 
 use super::attached::{Inside, count};
 use super::cell::{Load, Message, Out};
@@ -67,7 +68,10 @@ struct Known {
 /// An operation of a store under way.
 enum BackingJob {
     /// A request that goes straight through.
-    Ticket(u64),
+    Ticket {
+        known: usize,
+        ticket: u64,
+    },
     /// A piece of an operation that is not the engine's: a range.
     Piece {
         op: OpId,
@@ -157,6 +161,8 @@ pub struct Cached {
     inbox: VecDeque<(OpId, Message)>,
     out: Out,
     ended: VecDeque<Answer>,
+    /// See `held`.
+    held: Vec<(Arc<Volume>, Answer)>,
     lingering: Lingering,
     spare: Spare,
     streams: Streams,
@@ -166,7 +172,7 @@ pub struct Cached {
     /// Whether reads may be answered with bytes that others have too.
     lends: bool,
     /// Requests for volumes that move.
-    held: VecDeque<Held>,
+    postponed: VecDeque<Postponed>,
 }
 
 impl Cached {
@@ -205,13 +211,14 @@ impl Cached {
             inbox: VecDeque::new(),
             out: Out::default(),
             ended: VecDeque::new(),
+            held: Vec::new(),
             lingering: Lingering::default(),
             spare: Spare::default(),
             streams,
             verdicts: Vec::new(),
             gone: 0,
             lends: false,
-            held: VecDeque::new(),
+            postponed: VecDeque::new(),
         })
     }
 
@@ -286,7 +293,7 @@ impl Cached {
     }
 
     fn through(&mut self, known: usize, ticket: u64, op: Op) {
-        self.ask_store(known, BackingJob::Ticket(ticket), op);
+        self.ask_store(known, BackingJob::Ticket { known, ticket }, op);
     }
 
     fn call(
@@ -521,7 +528,8 @@ impl Cached {
             (None, Some(payload)) => self.lingering.payload(payload),
             (None, None) => None,
         };
-        self.ended.push_back(Answer { ticket: op.ticket, outcome, buf, lent });
+        let answer = Answer { lent, ..Answer::new(op.ticket, outcome, buf) };
+        self.give(op.known, op.fua, answer);
     }
 
     fn count(&self, op: &ClientOp) {
@@ -768,9 +776,10 @@ impl Cached {
     fn backing_done(&mut self, Done { token, op, outcome }: Done) {
         let failure = outcome.as_ref().err().cloned();
         match self.backing_jobs.take(token) {
-            Some(BackingJob::Ticket(ticket)) => {
+            Some(BackingJob::Ticket { known, ticket }) => {
+                let durable = op.is_durable();
                 let buf = self.lingering.buffer(op);
-                self.ended.push_back(Answer { ticket, outcome, buf, lent: Vec::new() });
+                self.give(known, durable, Answer::new(ticket, outcome, buf));
             }
             Some(BackingJob::Piece { op: id, at }) => {
                 if let (Op::Read { buf: from, .. }, Some(client)) = (&op, self.ops.get_mut(&id))
@@ -824,6 +833,7 @@ impl Cached {
     }
 
     fn turn(&mut self) {
+        self.give_held();
         loop {
             self.handle_all();
             let mut any = false;
@@ -872,7 +882,7 @@ impl Service for Cached {
 
     fn flush(&mut self, now: Instant) {
         self.let_go();
-        self.submit_held();
+        self.submit_postponed();
         for session in self.sessions.iter_mut().flatten() {
             if session.wake_at().is_some_and(|when| when <= now) {
                 session.turn(now);

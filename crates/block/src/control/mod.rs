@@ -138,6 +138,7 @@ fn store_status(volume: &Volume) -> StoreStatus {
         status.trouble = Some(trouble.what);
     }
     status.foreign_changes = volume.backing().look();
+    status.losses = volume.backing().losses();
     status
 }
 
@@ -255,6 +256,7 @@ impl Control {
                 "volume '{name}' is attached already: choose another name"
             )));
         }
+        Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
         let attached = self.attach_store(name, store, trust)?;
         self.forget_waiting(name);

@@ -223,6 +223,9 @@ pub struct StoreStatus {
     pub trouble: Option<String>,
     /// Times that it was found changed by something else: what was cached of it was dropped.
     pub foreign_changes: u64,
+    /// Times that it may have lost writes that it had answered and not made durable: every client's next flush failed, and what was
+    /// cached of such writes was dropped.
+    pub losses: u64,
     /// Operations that failed.
     pub failures: u64,
     /// The last of them.

@@ -10,6 +10,7 @@
 //! | [`health`] | how its store does |
 //! | [`face`] | devices that a volume is served by beside NBD, to be looked at |
 //! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
+//! | [`told`] | who has been told that a store may have lost writes |
 //! | `worker` | connections, requests, replies |
 //! | `listen` | sockets to listen on, and the thread that accepts |
 //!
@@ -24,6 +25,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod tls;
+pub mod told;
 pub mod volume;
 mod worker;
 
@@ -49,6 +51,7 @@ use service::Service;
 use stream::Stream;
 pub(crate) use stream::make_room;
 pub use tls::TlsFiles;
+pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 use worker::Worker;
 

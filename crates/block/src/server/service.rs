@@ -28,6 +28,17 @@ pub struct Answer {
     /// What was read, one after the other, in place of what is in the buffer; empty unless the service was told that it
     /// may [lend](Service::lend).
     pub lent: Vec<Payload>,
+    /// Of a flush, or a change that is to be durable: how often the store may have lost writes until now
+    /// ([`Backing::losses`](crate::backing::Backing::losses)), with nothing of them in the cache any more. Whoever answers a client
+    /// asks [`Told::hear`](super::Told::hear) with it what to say.
+    pub losses: Option<u64>,
+}
+
+impl Answer {
+    /// Without data.
+    pub(crate) fn new(ticket: u64, outcome: Outcome, buf: Option<AlignedBuf>) -> Answer {
+        Answer { ticket, outcome, buf, lent: Vec::new(), losses: None }
+    }
 }
 
 /// One worker's means to do requests. It is used on one thread, which watches the descriptors that the service
@@ -122,28 +133,19 @@ impl Service for PassThrough {
             }
             Command::BlockStatus { len, .. } => {
                 let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
-                self.ended.push(Answer { ticket, outcome, buf: None, lent: Vec::new() });
+                self.ended.push(Answer::new(ticket, outcome, None));
                 return;
             }
             Command::Cache { .. } => {
-                self.ended.push(Answer {
-                    ticket,
-                    outcome: Ok(Vec::new()),
-                    buf: None,
-                    lent: Vec::new(),
-                });
+                self.ended.push(Answer::new(ticket, Ok(Vec::new()), None));
                 return;
             }
         };
         match self.session(volume) {
             Ok(index) => self.sessions[index].submit(ticket, op),
             Err(failure) => {
-                self.ended.push(Answer {
-                    ticket,
-                    outcome: Err(failure),
-                    buf: self.lingering.buffer(op),
-                    lent: Vec::new(),
-                });
+                let buf = self.lingering.buffer(op);
+                self.ended.push(Answer::new(ticket, Err(failure), buf));
             }
         }
     }
@@ -170,14 +172,15 @@ impl Service for PassThrough {
         }
         self.sessions.iter_mut().enumerate().find_map(|(index, session)| {
             let Done { token, op, outcome } = session.pop()?;
-            if let Err(failure) = &outcome {
-                let mut volumes = self.by_volume.values();
-                if let Some((volume, _)) = volumes.find(|v| v.1 == index) {
-                    volume.health().failed(volume.name(), failure, Instant::now());
-                }
+            let volume = || self.by_volume.values().find(|v| v.1 == index).map(|v| &v.0);
+            if let Err(failure) = &outcome
+                && let Some(volume) = volume()
+            {
+                volume.health().failed(volume.name(), failure, Instant::now());
             }
+            let losses = op.is_durable().then(|| volume().map(|v| v.backing().losses())).flatten();
             let buf = self.lingering.buffer(op);
-            Some(Answer { ticket: token, outcome, buf, lent: Vec::new() })
+            Some(Answer { losses, ..Answer::new(token, outcome, buf) })
         })
     }
 

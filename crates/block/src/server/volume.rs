@@ -25,6 +25,9 @@ pub struct Volume {
     /// Nothing is done for it any more.
     closed: AtomicBool,
     health: Health,
+    /// See [`Volume::settled`].
+    settled: AtomicU64,
+    wants_settled: AtomicBool,
 }
 
 /// A client of a volume, as long as it lives.
@@ -61,7 +64,30 @@ impl Volume {
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             health: Health::default(),
+            settled: AtomicU64::new(0),
+            wants_settled: AtomicBool::new(false),
         }
+    }
+
+    /// So many [losses](Backing::losses) of its store are settled: what the cache had of writes before them is dropped.
+    pub fn settled(&self) -> u64 {
+        self.settled.load(Ordering::SeqCst)
+    }
+
+    /// They are.
+    pub(crate) fn settle(&self, losses: u64) {
+        self.settled.fetch_max(losses, Ordering::SeqCst);
+        self.wants_settled.store(false, Ordering::SeqCst);
+    }
+
+    /// A client's answer waits for the latest of them to be.
+    pub(crate) fn want_settled(&self) {
+        self.wants_settled.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether one does.
+    pub(crate) fn wants_settled(&self) -> bool {
+        self.wants_settled.load(Ordering::SeqCst)
     }
 
     /// How its store does.
@@ -208,6 +234,18 @@ impl Volumes {
             return Err(VolumeError::Name(name.escape_debug().to_string()));
         }
         Ok(())
+    }
+
+    /// Whether a volume may be called that, and none is.
+    ///
+    /// # Errors
+    /// [`VolumeError::Name`], [`VolumeError::Exists`].
+    pub fn check_free(&self, name: &str) -> Result<(), VolumeError> {
+        Volumes::check_name(name)?;
+        match self.map.read().unwrap_or_else(PoisonError::into_inner).contains_key(name) {
+            true => Err(VolumeError::Exists(name.to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Adds a volume.

@@ -16,6 +16,7 @@ use tracing::{debug, info, trace, warn};
 
 use super::service::{Answer, Service};
 use super::stream::{Read1, Stream};
+use super::told::Told;
 use super::volume::{Client, Volume};
 use super::{Dealt, Shared, locked};
 use crate::nbd::server::{Command, Connection, Event, Request};
@@ -88,6 +89,8 @@ struct Conn {
     passed: u64,
     /// Counts it among its volume's clients, from its first request on.
     client: Option<Client>,
+    /// From the end of its handshake on.
+    told: Option<Told>,
 }
 
 impl Conn {
@@ -423,6 +426,7 @@ impl<S: Service> Worker<S> {
                 waits: None,
                 passed: 0,
                 client: None,
+                told: None,
             }));
             // The server speaks first.
             self.dirty.push(slot);
@@ -463,7 +467,11 @@ impl<S: Service> Worker<S> {
                 break;
             }
             conn.look(self.now);
-            match conn.proto.poll(&*self.shared.volumes, &mut self.pool) {
+            let event = conn.proto.poll(&*self.shared.volumes, &mut self.pool);
+            if conn.told.is_none() {
+                conn.told = conn.proto.export().map(|volume| Told::new(volume));
+            }
+            match event {
                 Event::NeedInput if !conn.readable => break,
                 Event::NeedInput if reads == READS_PER_TURN => {
                     mark(&mut self.again, &mut conn.again, slot);
@@ -589,13 +597,10 @@ impl<S: Service> Worker<S> {
         }
     }
 
-    fn answer(&mut self, Answer { ticket, outcome, buf, lent }: Answer) {
+    fn answer(&mut self, Answer { ticket, mut outcome, buf, lent, losses }: Answer) {
         let index = ticket as usize;
         let Ticket { slot, life, cookie, kind, held } = self.tickets[index];
         self.free_tickets.push(index);
-        if outcome.is_err() {
-            self.shared.counters.failed.fetch_add(1, Ordering::Relaxed);
-        }
         let conn = match self.slots.get_mut(slot) {
             Some(entry) if entry.life == life => entry.conn.as_mut(),
             _ => None,
@@ -605,6 +610,12 @@ impl<S: Service> Worker<S> {
                 pool.give(buf);
             }
         };
+        if let Some(told) = conn.as_ref().and_then(|conn| conn.told.as_ref()) {
+            outcome = told.hear(losses, outcome);
+        }
+        if outcome.is_err() {
+            self.shared.counters.failed.fetch_add(1, Ordering::Relaxed);
+        }
         let Some(conn) = conn else { return give(&mut self.pool, buf) };
         match (outcome, kind, buf) {
             (Ok(_), Kind::Read { offset }, Some(buf)) => conn.proto.data(cookie, offset, buf, lent),

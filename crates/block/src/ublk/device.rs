@@ -28,7 +28,7 @@ use super::request::{MAX_RANGE_SECTORS, Shape};
 use super::worker::{Job, Order, Report};
 use super::{UblkCounters, UblkListen, UblkState};
 use crate::nbd::server::{Export, Exports};
-use crate::server::{Client, Volume, Volumes};
+use crate::server::{Client, Told, Volume, Volumes};
 
 /// Bytes of one request's data, at most. Power of two.
 pub(super) const TRANSFER: u32 = 1 << 20;
@@ -483,12 +483,18 @@ impl Device {
             user_copy: info.flags & flag::USER_COPY != 0,
         };
         let shape = Shape::new(&volume.about(), info.max_transfer);
+        let told = Arc::new(Told::new(volume));
         let threads = self.hands.len().min(usize::from(info.queues));
         for (n, hand) in self.hands.iter().enumerate().take(threads) {
             let queues: Vec<u16> = (0..info.queues).skip(n).step_by(threads).collect();
             let place = place.clone();
             let open = Box::new(move || KernelPort::open(place, &queues));
-            hand.tell(Order::Serve(Job { volume: volume.clone(), shape, open }));
+            hand.tell(Order::Serve(Job {
+                volume: volume.clone(),
+                told: told.clone(),
+                shape,
+                open,
+            }));
         }
         drop(place);
         for _ in 0..threads {

@@ -16,6 +16,7 @@ use super::request::Shape;
 use super::worker::{Job, Order, Report};
 use super::*;
 use crate::backing::{self, Patience};
+use crate::server::Told;
 use crate::server::service::{PassThrough, pass_through};
 
 const VOLUME: u64 = 8 << 20;
@@ -161,7 +162,8 @@ impl Bench {
         let port = FakePort(shared.clone());
         let shape = Shape::new(&volume.about(), TRANSFER);
         let served = volume.clone();
-        let job = Job { volume: served, shape, open: Box::new(move || Ok(port)) };
+        let told = Arc::new(Told::new(&served));
+        let job = Job { volume: served, told, shape, open: Box::new(move || Ok(port)) };
         orders.send(Order::Serve(job)).unwrap();
         waker.wake().unwrap();
         let bench = Bench {

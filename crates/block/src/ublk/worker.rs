@@ -22,8 +22,8 @@ use super::port::Port;
 use super::request::{self, Shape, What};
 use crate::nbd::server::Command;
 use crate::nbd::wire::Errno;
-use crate::server::Volume;
 use crate::server::service::{Answer, Service};
+use crate::server::{Told, Volume};
 
 /// Token of the waker.
 pub(super) const WAKE: usize = usize::MAX;
@@ -48,6 +48,8 @@ pub(super) enum Order<P> {
 /// Queues to serve.
 pub(super) struct Job<P> {
     pub volume: Arc<Volume>,
+    /// All queues of the disk are one client.
+    pub told: Arc<Told>,
     pub shape: Shape,
     /// Opens the queues: on the thread that serves them.
     pub open: Box<dyn FnOnce() -> io::Result<P> + Send>,
@@ -92,6 +94,7 @@ enum Owed {
 struct Serving<P> {
     port: P,
     volume: Arc<Volume>,
+    told: Arc<Told>,
     shape: Shape,
     slots: Vec<State>,
     /// What is asked for in those that wait, in their order.
@@ -216,6 +219,7 @@ impl<S: Service, P: Port> Worker<S, P> {
             slots: vec![State::Asked; port.slots()],
             port,
             volume: job.volume,
+            told: job.told,
             shape: job.shape,
             waiting: VecDeque::new(),
             over: 0,
@@ -393,7 +397,7 @@ impl<S: Service, P: Port> Worker<S, P> {
         }
     }
 
-    fn answer(&mut self, Answer { ticket, outcome, buf, .. }: Answer) -> io::Result<()> {
+    fn answer(&mut self, Answer { ticket, outcome, buf, losses, .. }: Answer) -> io::Result<()> {
         let slot = (ticket & u64::from(u32::MAX)) as usize;
         let ours = (ticket >> 32) as u32 == self.epoch;
         let serving = self.serving.as_mut().filter(|_| ours);
@@ -406,7 +410,7 @@ impl<S: Service, P: Port> Worker<S, P> {
             return Ok(());
         };
         serving.busy -= 1;
-        let result = match outcome {
+        let result = match serving.told.hear(losses, outcome) {
             Err(failure) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
                 debug!("{}: a request failed: {failure}", self.name);

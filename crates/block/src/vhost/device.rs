@@ -22,8 +22,8 @@ use super::memory::Shared;
 use super::request::{self, Malformed, Parsed, Piece, What, status};
 use super::ring::{Kept, Ring, Waiting};
 use crate::nbd::server::{Command, Export};
-use crate::server::Volume;
 use crate::server::service::{Answer, Service};
+use crate::server::{Told, Volume};
 
 /// Token of the waker.
 pub(super) const WAKE: usize = usize::MAX;
@@ -101,6 +101,8 @@ pub(super) struct Device<S> {
     pub(super) name: String,
     /// None while it is put aside, or has not come yet.
     pub(super) volume: Option<Arc<Volume>>,
+    /// All its queues, and front ends one after the other, are one client: a guest that connects again has written before.
+    told: Option<Told>,
     pub(super) shape: Shape,
     pub(super) counters: Arc<VhostCounters>,
     service: S,
@@ -148,6 +150,7 @@ impl<S: Service> Device<S> {
         Device {
             name,
             shape,
+            told: volume.as_deref().map(Told::new),
             volume,
             counters: Arc::default(),
             service,
@@ -189,6 +192,7 @@ impl<S: Service> Device<S> {
     /// The volume has come back.
     pub(super) fn adopt(&mut self, volume: Arc<Volume>, preferred: u32) {
         self.shape = Shape::new(&volume.about(), preferred);
+        self.told = Some(Told::new(&volume));
         self.volume = Some(volume);
     }
 
@@ -596,8 +600,12 @@ impl<S: Service> Device<S> {
         }
     }
 
-    fn answer(&mut self, Answer { ticket: slot, outcome, buf, .. }: Answer) {
+    fn answer(&mut self, Answer { ticket: slot, outcome, buf, losses, .. }: Answer) {
         let slot = slot as usize;
+        let outcome = match &self.told {
+            Some(told) => told.hear(losses, outcome),
+            None => outcome,
+        };
         let Some(ticket) = self.tickets.get_mut(slot).and_then(Option::as_mut) else {
             return self.give(buf);
         };

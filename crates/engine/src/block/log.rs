@@ -316,6 +316,23 @@ impl MapLog {
         self.set.contains_key(&region) && !self.planted(Planted::IntentsNotRead)
     }
 
+    /// Regions of `first..=last` whose lines may hold what the backing store has answered and not made durable, as runs, first
+    /// and last. Exact while nothing is under way in them: no line that was changed is cached before its region's bit is set,
+    /// and a bit goes only when a flush has covered all changes of its region.
+    pub fn unflushed(&self, first: u32, last: u32) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        if first > last || self.planted(Planted::UnflushedTrusted) {
+            return runs;
+        }
+        for (&region, _) in self.set.range(first..=last) {
+            match runs.last_mut() {
+                Some((_, end)) if *end + 1 == region => *end = region,
+                _ => runs.push((region, region)),
+            }
+        }
+        runs
+    }
+
     /// Whether all was read that the device is known to have had. If not, pages of the log were damaged: no line that
     /// the durable map names may be used, and it must [begin anew](MapLog::begin_anew) before the first step.
     pub fn is_whole(&self) -> bool {

@@ -96,6 +96,8 @@ faults! {
     AheadIgnoresRule,
     /// A cache that is taken back has the lines that it had when it was given up.
     TakenBackWithLines,
+    /// What a store may have forgotten is cached on.
+    UnflushedTrusted,
 }
 
 impl super::BlockShard {

@@ -4,7 +4,8 @@
 //! order, fails (EIO on both devices at any I/O), rots (lines while they are used, the map between runs); in half of the runs clients that read in sequence are read ahead of,
 //! as the daemon does it; the run is killed between any two stores to the map, loses power
 //! with lost, reordered and torn writes of the cache device and lost writes of the backing store that were not flushed,
-//! loses the cache device, and recovers.
+//! loses the cache device, and recovers. The backing store may forget such writes while it is used, too; it is flushed by the log
+//! and by clients.
 //!
 //! What is checked: a read returns the last acknowledged write of each sector, or one that was under way while it ran,
 //! never an older one, and never one value now and an earlier one later; a line in the map has the bytes of the backing

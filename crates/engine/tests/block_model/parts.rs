@@ -60,6 +60,10 @@ pub(crate) struct Seen {
     /// Lines that may have free slots only: those that had some, and those for which there was none.
     pub(crate) free_fills: u64,
     pub(crate) free_refused: u64,
+    /// Sectors that the backing store has forgotten while it was used, lines that were dropped for that, and clients' flushes.
+    pub(crate) forgotten: u64,
+    pub(crate) distrusted: u64,
+    pub(crate) flushes: u64,
 }
 
 impl Seen {
@@ -67,7 +71,8 @@ impl Seen {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
-            voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused);
+            voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused
+            forgotten distrusted flushes);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -113,6 +118,9 @@ impl Seen {
             self.uncached,
             self.free_fills,
             self.free_refused,
+            self.forgotten,
+            self.distrusted,
+            self.flushes,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

@@ -108,6 +108,8 @@ pub(crate) struct World {
     streams: Streams,
     /// What is to be read ahead.
     to_read_ahead: Vec<ReadAhead>,
+    /// Ranges that the backing store forgets when they are locked.
+    forgetting: BTreeSet<OpId>,
     /// Operations whose lines may have free slots only, and whether those of the client that reads in sequence are of these.
     if_free: BTreeSet<OpId>,
     scans_if_free: bool,
@@ -176,6 +178,7 @@ impl World {
             most_ahead: 0,
             streams: Streams::new(0, 1),
             to_read_ahead: Vec::new(),
+            forgetting: BTreeSet::new(),
             if_free: BTreeSet::new(),
             scans_if_free: false,
             scan: None,
@@ -778,6 +781,7 @@ impl World {
         if outcome.is_err() && !self.device.borrow().blown {
             self.give_up();
         }
+        self.forget();
     }
 
     /// What a daemon does when the log fails: no line is used any more, in this run or the next.
@@ -795,7 +799,8 @@ impl World {
             .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
             .map(|(&op, _)| op)
             .collect();
-        for op in waiting {
+        for op in waiting.into_iter().filter(|op| !self.forgetting.contains(op)).collect::<Vec<_>>()
+        {
             self.finish_range(op);
         }
     }
@@ -830,6 +835,12 @@ impl World {
             300..304 if self.ops.len() < 24 => self.begin_range(PartKind::Zero),
             447..449 if self.ops.len() < 24 => self.begin_range(PartKind::Prefetch),
             // The durable map names for long what was dropped.
+            556..560 if self.ops.len() < 24 => self.begin_forgetting(),
+            // A client's flush: of another session than the log's.
+            560..563 => {
+                self.seen.flushes += 1;
+                self.volatile.clear();
+            }
             540..556 if self.lazy_log && idle => self.begin_range(PartKind::Prefetch),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {

@@ -246,6 +246,16 @@ impl Link {
         }
     }
 
+    /// When something was last heard, or began to be waited for.
+    pub(super) fn heard(&self) -> Option<Instant> {
+        self.wire.as_ref().map(|w| w.heard)
+    }
+
+    /// It was up, and what there was to be heard was not.
+    pub(super) fn is_silent(&self, now: Instant, patience: Patience) -> bool {
+        self.is_up() && self.check(now, patience).is_err()
+    }
+
     /// When there is something to do even if the socket says nothing.
     pub(super) fn wake_at(&self, patience: Patience) -> Option<Instant> {
         match &self.wire {

@@ -10,6 +10,7 @@ use super::*;
 use crate::backing::file::tests::{against_a_model, one, run};
 use crate::nbd::server::tests::{Memory, One, one as export};
 use crate::nbd::server::{Command, Connection, Event, ExportInfo, Limits, Request, TlsPolicy};
+use crate::server::{Told, Volume};
 
 /// How a server behaves.
 #[derive(Clone, Default)]
@@ -222,6 +223,13 @@ fn one_connection_for_two_workers() {
     assert_eq!(state.connections, 2, "the first contact's, and the one");
 }
 
+/// A flush by a client that has heard of so many losses: whether it is good for it.
+fn flush(backing: &NbdBacking, session: &mut dyn Session, seen: &mut u64) -> bool {
+    let ended = one(session, Op::Flush).outcome;
+    let before = std::mem::replace(seen, backing.losses());
+    ended.is_ok() && *seen == before
+}
+
 /// Connections end at random; nothing is lost, nothing is done twice to anybody's harm, reads are right.
 #[test]
 fn connections_that_break() {
@@ -232,7 +240,7 @@ fn connections_that_break() {
         let mut session = backing.session().unwrap();
         let mut rng = Rng::new(9);
         let mut model = vec![0u8; 1 << 20];
-        let (mut doubts, mut good) = (0, 0);
+        let (mut doubts, mut good, mut seen) = (0, 0, 0);
         for round in 0..40u64 {
             let places: Vec<u64> = (0..8).map(|i| i * 16 + rng.below(8)).collect();
             for (i, place) in places.iter().enumerate() {
@@ -240,13 +248,9 @@ fn connections_that_break() {
                 model[(place * 8192) as usize..][..8192].fill(round as u8);
             }
             assert!(run(&mut *session, 8).iter().all(|d| d.outcome.is_ok()));
-            match one(&mut *session, Op::Flush).outcome {
-                Ok(_) => good += 1,
-                Err(failure) => {
-                    assert!(failure.message.contains("may be gone"), "{failure}");
-                    doubts += 1;
-                    one(&mut *session, Op::Flush).outcome.ok();
-                }
+            match flush(&backing, &mut *session, &mut seen) {
+                true => good += 1,
+                false => doubts += 1,
             }
             let place = places[rng.below(8) as usize] * 8192;
             let done =
@@ -280,11 +284,89 @@ fn a_server_that_comes_back() {
     server.listen();
     let done = run(&mut *session, 1).pop().unwrap();
     assert!(done.outcome.is_ok() && done.token == 7);
-    assert!(one(&mut *session, Op::Flush).outcome.is_err(), "the write may be gone");
-    one(&mut *session, Op::Flush).outcome.unwrap();
+    let mut seen = 0;
+    assert!(!flush(&backing, &mut *session, &mut seen), "the write may be gone");
+    assert!(flush(&backing, &mut *session, &mut seen));
     // Nothing was written since: nothing to be in doubt about.
     server.hang_up();
-    one(&mut *session, Op::Flush).outcome.unwrap();
+    assert!(flush(&backing, &mut *session, &mut seen));
+}
+
+/// Two sessions have written when the server goes; whoever flushes first, and however often, the other hears of it too. One that
+/// comes afterwards does not. Once where each has its connections, once where they share one.
+#[test]
+fn every_client_hears_of_a_loss_once() {
+    for multi_conn in [true, false] {
+        let server = Server::start(1 << 20, Manner { multi_conn, ..Manner::default() });
+        let volume = Volume::new("disk", Box::new(server.open(patient())), 4096, false);
+        let backing = volume.backing();
+        let mut sessions: Vec<_> = (0..3).map(|_| backing.session().unwrap()).collect();
+        let told: Vec<_> = (0..3).map(|_| Told::new(&volume)).collect();
+        for (session, place) in sessions.iter_mut().zip(0..2) {
+            one(&mut **session, write(place * 8192, 5)).outcome.unwrap();
+        }
+        server.vanish();
+        // As soon as one that has a connection looks.
+        let end = Instant::now() + Duration::from_secs(120);
+        while backing.losses() == 0 {
+            assert!(Instant::now() < end);
+            sessions.iter_mut().for_each(|session| session.turn(Instant::now()));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        server.listen();
+        // Who has written nothing, first; and twice.
+        for (at, good) in [(2, false), (2, true), (0, false), (1, false), (1, true), (0, true)] {
+            let outcome = one(&mut *sessions[at], Op::Flush).outcome;
+            let outcome = told[at].hear(Some(backing.losses()), outcome);
+            assert_eq!(outcome.is_ok(), good, "{multi_conn}, client {at}: {outcome:?}");
+        }
+        assert_eq!(backing.losses(), 1);
+        let late = Told::new(&volume);
+        assert_eq!(late.hear(Some(backing.losses()), Ok(Vec::new())), Ok(Vec::new()));
+    }
+}
+
+/// A server that is silent counts as lost until it has answered something, though it takes connections; with nobody there to ask
+/// it, too.
+#[test]
+fn a_server_that_hangs_is_lost_until_it_answers() {
+    for idle in [false, true] {
+        let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
+        let silence = Duration::from_millis(300);
+        let give_up = Some(Duration::from_millis(if idle { 700 } else { 600_000 }));
+        let backing = server.open(Patience { silence, give_up, ..patient() });
+        let mut session = backing.session().unwrap();
+        one(&mut *session, write(0, 5)).outcome.unwrap();
+        server.behave(|m| m.silent = true);
+        session.submit(1, write(0, 6));
+        session.flush(Instant::now());
+        let before = locked(&server.state).connections;
+        let end = Instant::now() + Duration::from_secs(120);
+        let mut was_lost = false;
+        // Made anew, and silent again, several times.
+        while locked(&server.state).connections < before + 3 || (idle && session.in_flight() > 0) {
+            assert!(Instant::now() < end);
+            session.flush(Instant::now());
+            session.turn(Instant::now());
+            was_lost |= backing.trouble().is_some();
+            assert_eq!(was_lost, backing.trouble().is_some(), "{:?}", backing.trouble());
+            if let Some(done) = session.pop() {
+                assert!(idle && done.outcome.is_err(), "{done:?}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(was_lost && backing.trouble().unwrap().what.contains("no answer"));
+        server.behave(|m| m.silent = false);
+        while backing.trouble().is_some() {
+            assert!(Instant::now() < end, "{:?}", backing.trouble());
+            session.flush(Instant::now());
+            session.turn(Instant::now());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !idle {
+            run(&mut *session, 1).pop().unwrap().outcome.unwrap();
+        }
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::server::Volume;
 use crate::server::service::Answer;
 
 /// A request that waits for its volume to have its place.
-pub(super) struct Held {
+pub(super) struct Postponed {
     volume: Arc<Volume>,
     ticket: u64,
     command: Command,
@@ -38,7 +38,7 @@ impl Cached {
                 Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
                 _ => None,
             };
-            Answer { ticket, outcome: Err(failure), buf, lent: Vec::new() }
+            Answer::new(ticket, Err(failure), buf)
         };
         if volume.is_closed() {
             let failure = Failure::new(Errno::Shutdown, "the volume was detached");
@@ -60,7 +60,7 @@ impl Cached {
         let by_place = !matches!(command, Command::Flush | Command::BlockStatus { .. });
         let inside = self.attached(known).filter(|_| by_place).map(Inside::enter);
         if let Some(None) = inside {
-            self.held.push_back(Held { volume: volume.clone(), ticket, command, tag });
+            self.postponed.push_back(Postponed { volume: volume.clone(), ticket, command, tag });
             return;
         }
         let inside = inside.flatten();
@@ -107,18 +107,18 @@ impl Cached {
             }
             Command::BlockStatus { len, .. } => {
                 let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
-                self.ended.push_back(Answer { ticket, outcome, buf: None, lent: Vec::new() });
+                self.ended.push_back(Answer::new(ticket, outcome, None));
             }
             Command::Cache { .. } => {
                 let outcome = Ok(Vec::new());
-                self.ended.push_back(Answer { ticket, outcome, buf: None, lent: Vec::new() });
+                self.ended.push_back(Answer::new(ticket, outcome, None));
             }
         }
     }
 
-    /// Those whose volume still moves are held again.
-    pub(super) fn submit_held(&mut self) {
-        for Held { volume, ticket, command, tag } in std::mem::take(&mut self.held) {
+    /// Those whose volume still moves are postponed again.
+    pub(super) fn submit_postponed(&mut self) {
+        for Postponed { volume, ticket, command, tag } in std::mem::take(&mut self.postponed) {
             self.submit_tagged(&volume, ticket, command, tag);
         }
     }

@@ -1,5 +1,6 @@
 mod check;
 mod ends;
+mod losses;
 mod rules;
 mod sparse;
 
@@ -118,6 +119,10 @@ fn start(dir: Arc<TempDir>, shape: Shape) -> Result<Bench, CacheError> {
         let backing = backing::open_with(&uri, &options).unwrap();
         volumes.add(Volume::new(&format!("disk{i}"), backing, shape.line, true)).unwrap();
     }
+    serve(dir, shape, volumes)
+}
+
+fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench, CacheError> {
     let config = CacheConfig {
         write: shape.write,
         replacement: Replacement::Lru,

@@ -253,6 +253,11 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         now(usable),
     );
     r.register(
+        "volume_store_losses",
+        "Times that a volume's store may have lost writes that it had answered and not made durable",
+        by(|v| v.store.losses),
+    );
+    r.register(
         "volume_store_failures",
         "Operations of a volume's store that failed",
         by(|v| v.store.failures),

@@ -39,6 +39,22 @@ impl World {
         self.backing_is_true();
     }
 
+    /// The same for sectors `from..to`, while everything goes on; nothing of them is under way at the backing store. Who reads
+    /// there or writes meanwhile may find either.
+    pub(super) fn stretch_loses(&mut self, from: u64, to: u64) {
+        let lost: Vec<(u64, u64)> = self.volatile.range(from..to).map(|(&s, &v)| (s, v)).collect();
+        for (sector, durable) in lost {
+            self.volatile.remove(&sector);
+            if self.rng.chance(0.5) {
+                self.seen.forgotten += 1;
+                self.backing.insert(sector, durable);
+                let truth = self.truth.entry(sector).or_default();
+                truth.settled = [durable].into();
+                truth.acked.push((self.time, durable));
+            }
+        }
+    }
+
     /// Every line in the map has the bytes of the backing store.
     pub(super) fn check_map(&self) -> Result<(), String> {
         for (i, shard) in self.shards.iter().enumerate() {

@@ -49,6 +49,7 @@ impl World {
         }
         self.ops.clear();
         self.to_read_ahead.clear();
+        self.forgetting.clear();
         self.buffers.clear();
         self.asked.clear();
         self.backing_is_true();

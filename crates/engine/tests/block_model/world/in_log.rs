@@ -63,6 +63,7 @@ impl LogShards for InWorld<'_> {
             .iter()
             .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
             .map(|(&op, _)| op)
+            .filter(|op| !self.0.forgetting.contains(op))
             .filter(|&op| {
                 (self.0.lines_of(op).0.group().0 / self.0.layout.region_groups) as u32 == region
             })

@@ -2,7 +2,7 @@
 
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind};
 
-use super::{PER_LINE, STRETCHES, World};
+use super::{PER_LINE, SHARDS, STRETCHES, World};
 use crate::parts::RangeOp;
 
 impl World {
@@ -18,6 +18,53 @@ impl World {
         self.script.push(format!("{} {op:?} range {first} {len} {kind:?}", self.time));
         self.begin_op(op, kind, first, len, Some(RangeOp { locked: 0, intents: false }));
         self.lock_next(op);
+    }
+
+    /// The backing store forgets what was not flushed, of a stretch: a server that was killed and started anew. What is cached of
+    /// it is dropped before any client hears of it.
+    pub(super) fn begin_forgetting(&mut self) {
+        self.forgetting.insert(OpId(self.next_op));
+        self.begin_range(PartKind::Prefetch);
+    }
+
+    /// Nothing is under way in the stretch: the store has forgotten, and the lines go that may not be so any more. While the
+    /// log's thread is at work it is not asked.
+    pub(super) fn forget(&mut self) {
+        let locked = |op: &OpId| {
+            self.ops.get(op).is_some_and(|o| o.range.is_some_and(|r| r.locked == SHARDS))
+        };
+        let ready: Vec<OpId> = self.forgetting.iter().copied().filter(locked).collect();
+        if self.log.is_none() && !self.void {
+            return;
+        }
+        for op in ready {
+            self.forgetting.remove(&op);
+            let (first, last) = self.lines_of(op);
+            let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
+            let region = (first.group().0 / self.layout.region_groups) as u32;
+            let unflushed = self.log.as_ref().map(|log| log.unflushed(region, region));
+            if unflushed.is_some_and(|runs| runs == [(region, region)]) {
+                for shard in &mut self.shards {
+                    let before = shard.stats().dropped;
+                    let mut cursor = Some(0);
+                    while let Some(c) = cursor {
+                        cursor = shard.drop_range(first, last, c, 7);
+                    }
+                    self.seen.distrusted += shard.stats().dropped - before;
+                }
+            }
+            // Behind the drop: a process that is killed between the two does not know of it (docs/nbd.md).
+            self.stretch_loses(at, at + len);
+            self.unlock(op);
+        }
+    }
+
+    fn unlock(&mut self, op: OpId) {
+        let now = self.now();
+        for shard in 0..self.shards.len() {
+            self.call(shard, |s, fx| s.unlock_range(now, op, fx));
+        }
+        self.finish_op(op);
     }
 
     /// Of the stretch's region only the beginning is in use; half of the ranges have all of it.
@@ -39,6 +86,9 @@ impl World {
 
     /// All shards gave the range: its bits must be durable before the backing store changes.
     pub(super) fn range_locked(&mut self, op: OpId) {
+        if self.forgetting.contains(&op) {
+            return self.forget();
+        }
         let region = (self.lines_of(op).0.group().0 / self.layout.region_groups) as u32;
         if self.void || !self.ops[&op].kind.changes() {
             self.finish_range(op);
@@ -67,10 +117,6 @@ impl World {
         for s in (at..at + len).filter(|_| changes) {
             self.put_backing(s, 0);
         }
-        let now = self.now();
-        for shard in 0..self.shards.len() {
-            self.call(shard, |s, fx| s.unlock_range(now, op, fx));
-        }
-        self.finish_op(op);
+        self.unlock(op);
     }
 }

@@ -1,0 +1,40 @@
+//! Who has been told that a store may have lost writes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::volume::Volume;
+use crate::nbd::wire::Errno;
+use crate::op::{Failure, Outcome};
+
+/// A client of a volume who relies on flushes: a connection over NBD, a guest's disk, a disk of this host with all its queues.
+/// Made when the client comes; it is told of what is lost from then on.
+///
+/// A flush covers what all clients of a volume have written. So each client that was there when answered writes may have been
+/// lost hears of it: its first flush, or write that is to be durable, that ends after that fails, once.
+#[derive(Debug)]
+pub struct Told {
+    losses: AtomicU64,
+}
+
+impl Told {
+    /// A client of `volume` that comes now.
+    pub fn new(volume: &Volume) -> Told {
+        Told { losses: AtomicU64::new(volume.backing().losses()) }
+    }
+
+    /// What the client is to hear of a request that has ended so; `losses` is [`Answer::losses`](super::service::Answer::losses).
+    pub fn hear(&self, losses: Option<u64>, outcome: Outcome) -> Outcome {
+        let Some(losses) = losses else { return outcome };
+        let before = self.losses.fetch_max(losses, Ordering::SeqCst);
+        if losses <= before {
+            return outcome;
+        }
+        // One that has failed anyhow says it as well.
+        outcome.and_then(|_| {
+            Err(Failure::new(
+                Errno::Io,
+                "the backing store may have lost writes that it had answered and not yet made durable",
+            ))
+        })
+    }
+}
