@@ -77,6 +77,28 @@ fn explain_and_drop(placement: &str) {
     assert!(!socket.exists(), "the socket goes with the daemon");
 }
 
+/// That a name is taken is said before the store is opened: the same file would be called locked.
+#[test]
+fn a_name_that_is_taken() {
+    let dir = prepare("set:8");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let volume = format!("disk=file:{}", path("disk"));
+    let (cache, state) = (path("cache"), path("state"));
+    let serve = ["serve", "--cache", &cache, "--volume", &volume, "--volume", &volume];
+    let listen = format!("unix:{}", path("socket"));
+    let (code, error) =
+        larder(&[&serve[..], &["--listen", &listen, "--state-dir", &state]].concat());
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("'disk' exists already: choose another name"), "{error}");
+    assert!(!error.contains("locked"), "{error}");
+    let daemon = Daemon::start(dir.path(), &[]);
+    let (code, _, error) = ask(dir.path(), &["attach", &volume]);
+    assert!(code == 1 && error.contains("'disk' is attached already: choose another"), "{error}");
+    let (code, _, error) = ask(dir.path(), &["attach", &format!("a\nb=file:{}", path("disk"))]);
+    assert!(code == 2 && error.contains("cannot be a volume's name"), "{error}");
+    daemon.stop();
+}
+
 #[test]
 fn a_volume_comes_and_goes_and_comes_back() {
     for placement in ["set:8", "sparse"] {

@@ -531,6 +531,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let mut absent: Vec<Absent> = Vec::new();
     for (name, uri) in &args.volumes {
         let read_only = args.read_only_volumes.contains(name);
+        // Before its store: of the same file under the same name it would be said that it is locked.
+        volumes.check_free(name).map_err(|e| usage(&e))?;
         if absent.iter().any(|a| a.name == *name) {
             return Err(usage(&VolumeError::Exists(name.clone())));
         }
@@ -539,10 +541,6 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
                 volumes.add(Volume::new(name, store, line, true)).map_err(|e| usage(&e))?;
             }
             Err(e) if waits => {
-                Volumes::check_name(name).map_err(|e| usage(&e))?;
-                if volumes.all().iter().any(|v| v.name() == name) {
-                    return Err(usage(&VolumeError::Exists(name.clone())));
-                }
                 let read_only = all_read_only || read_only;
                 let (name, uri, why) = (name.clone(), uri.clone(), e.to_string());
                 absent.push(Absent { name, uri, read_only, why });

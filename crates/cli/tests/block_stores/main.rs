@@ -10,6 +10,7 @@
 mod absent;
 mod daemon;
 mod faulty;
+mod forgets;
 mod s3;
 
 use std::fs::File;
@@ -254,7 +255,23 @@ fn a_store_that_hangs() {
         let error = client.try_write(at(1), LEN, 2).expect_err("it gives up");
         assert_eq!(error.errno, Errno::Io);
         assert!((3..120).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+        let state = || {
+            let (_, text) = host.ask(&["status", "--json"]);
+            let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+            status["volumes"][0]["store"]["state"].as_str().unwrap().to_owned()
+        };
+        // It takes connections, and answers nothing: that is no store, whether anybody asks or not.
+        let nbd = uri.starts_with("nbd");
+        while nbd && started.elapsed() < Duration::from_secs(14) {
+            assert_eq!(state(), "lost", "{:?}", started.elapsed());
+            std::thread::sleep(Duration::from_millis(100));
+        }
         hang.store(false, Ordering::SeqCst);
+        let end = Instant::now() + Duration::from_secs(120);
+        while state() == "lost" {
+            assert!(Instant::now() < end, "it stays lost");
+            std::thread::sleep(Duration::from_millis(50));
+        }
         // What was given up may still be carried out by a server of NBD (docs/nbd.md): it is let do so. What the store has
         // not seen by then is in no socket any more.
         let (end, mut quiet) = (Instant::now() + Duration::from_secs(120), 0);
