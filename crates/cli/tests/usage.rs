@@ -341,8 +341,9 @@ fn flags_and_the_environment_say_how_much_is_logged() {
     let file = dir.path().join("larder.toml");
     std::fs::write(&file, "log-level = \"trace\"\n").unwrap();
     let file = file.to_str().unwrap();
-    // Whether connections are in it, and requests.
-    let cases: &[(&[(&str, &str)], &[&str], bool, bool)] = &[
+    // The environment, flags, and whether connections are in it, and requests.
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], bool, bool);
+    let cases: &[Case] = &[
         (&[], &[], false, false),
         (&[], &["-v"], true, false),
         (&[], &["-vv"], true, true),

@@ -314,7 +314,7 @@ impl Cache {
         if volume.volume().settled() >= volume.volume().backing().losses() {
             return true;
         }
-        let (first, last) = self.lines_of(volume.base, volume.bytes());
+        let (first, last) = self.lines_of(volume.base(), volume.bytes());
         let regions = (self.region(first), self.region(last));
         // With nothing under way, all that was answered before has its bits; a fill of it is over too.
         let found = self.with_range(first, last, go_on, |_| {

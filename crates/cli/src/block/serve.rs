@@ -453,7 +453,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     // Whether every client over TCP has to show a certificate.
     let guarded =
         tls.as_ref().is_some_and(|t| t.client_ca.is_some()) && listen.iter().all(Listen::is_strict);
-    crate::log::start(args.verbose, &args.log_level, false, true)?;
+    let _ = crate::log::start(args.verbose, &args.log_level, false, true)?;
     // Before anything is opened: from here on a signal ends it in good order.
     let mut signals = signals::take()?;
     let budget = args.budget.config()?;
@@ -766,14 +766,6 @@ fn claim(dir: &Path) -> Result<Option<LockFile>, CliError> {
             refused(e);
             Ok(None)
         }
-    }
-}
-
-/// How recording goes, where it was asked for.
-fn tell_record(cache: &Cache) {
-    if let Some(record) = cache.record_stats() {
-        let ended = record.ended.unwrap_or("it goes on");
-        info!("record: {} records, {}: {ended}", record.records, ByteSize(record.bytes));
     }
 }
 

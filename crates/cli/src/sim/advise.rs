@@ -455,7 +455,7 @@ fn settings(q: &Question, m: &Measured, mean_object: u64) -> String {
         flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT
     };
     let index = index.ceil() as u64;
-    let policy = m.write_limit.and_then(|_| AdmissionConfig::from_name(&m.policy).ok());
+    let policy = m.write_limit.and_then(|_| AdmissionConfig::from_name(m.policy).ok());
     let admission =
         policy.map_or(0, |p| AdmissionNeed::of(&p).beside(m.dram, flash / object, index));
     let memory =
