@@ -131,7 +131,7 @@ class Processes:
         if how == signal.SIGKILL:
             self.signal(how)
         code = self.process.wait()
-        if code not in ((0,) if how == signal.SIGTERM else (-how,)):
+        if code != (-how if how == signal.SIGKILL else 0):
             raise Wrong(f"{how.name} ended it with {code} {self.world.story()}: {self.tail()}")
         if "panicked" in self.said():
             raise Wrong(f"it panicked {self.world.story()}: {self.tail()}")

@@ -48,7 +48,10 @@ pub use datadir::{DataDir, DataDirError, FileMark, SharedDir};
 pub use device::{Device, DeviceOptions, FlashDevice, Geometry};
 pub use error::{DeviceError, IoOp, plain};
 pub use extents::{ExtentsError, FileExtent, FileExtents};
-pub use lock::{Holder, LockError, LockFile, holder, lock_image, say_stopping, unlock_image};
+pub use lock::{
+    Holder, LockError, LockFile, Refused, holder, lock_exclusive, lock_image, say_stopping,
+    unlock_image,
+};
 pub use ring::{
     COMMAND_BYTES, CommandRing, Completion, FileDone, FileHandle, FileOp, FileQueue, Full, Payload,
     ReadRing, RingChoice, RingOptions,

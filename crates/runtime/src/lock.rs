@@ -34,7 +34,8 @@ impl fmt::Display for Holder {
 }
 
 /// How a lock was refused.
-pub(crate) enum Refused {
+#[derive(Debug)]
+pub enum Refused {
     /// Someone has it.
     Held(Option<Holder>),
     /// The file system cannot lock.
@@ -58,8 +59,12 @@ const PATIENCE_WITH_STOPPING: Duration = Duration::from_secs(30);
 const STOPPING: &str = "larder-stopping";
 const PATIENCE_WITH_DEAD: Duration = Duration::from_secs(10);
 
-/// Locks the whole file for this open file description, waiting a moment for a former owner to be gone entirely.
-pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
+/// Locks the whole file for this open file description, waiting a moment for a former owner to be gone entirely. The lock lasts as
+/// long as the description is open.
+///
+/// # Errors
+/// [`Refused`]: somebody has it, or the file system cannot lock.
+pub fn lock_exclusive(fd: BorrowedFd<'_>) -> Result<(), Refused> {
     lock_as(fd, libc::F_WRLCK)
 }
 

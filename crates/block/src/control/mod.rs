@@ -256,6 +256,11 @@ impl Control {
                 "volume '{name}' is attached already: choose another name"
             )));
         }
+        if let Some(other) = self.waiting.store_of(name).filter(|other| *other != uri) {
+            return Err(refused(format!(
+                "volume '{name}' waits for its store '{other}': detach it first, or choose another name"
+            )));
+        }
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let store = (self.open)(&uri, read_only).map_err(|e| refused(e.to_string()))?;
         let attached = self.attach_store(name, store, trust)?;
@@ -303,7 +308,7 @@ impl Control {
         let Some(volume) = self.volumes.remove(name) else {
             if self.forget_waiting(name) {
                 tracing::info!("volume '{name}' is not waited for any more");
-                return Ok(json!({ "volume": name, "durable": true }));
+                return Ok(json!({ "volume": name, "durable": true, "was_waiting": true }));
             }
             return Err(self.cache.attached(name).map_or_else(Refusal::from, |_| {
                 refused(format!("volume '{name}' is being detached already"))

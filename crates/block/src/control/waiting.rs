@@ -63,6 +63,12 @@ impl WaitingVolumes {
         !state.ended && state.volumes.contains_key(name)
     }
 
+    /// The store that the volume of that name waits for.
+    pub(super) fn store_of(&self, name: &str) -> Option<Uri> {
+        let state = self.state();
+        state.volumes.get(name).map(|waiting| waiting.absent.uri.clone())
+    }
+
     /// Sleeps until the next attempt. Returns what is to be opened; `None` when there is nothing to wait for any more.
     fn pause(&self, name: &str) -> Option<Absent> {
         let (state, _) = self

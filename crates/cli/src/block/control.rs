@@ -214,7 +214,9 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), CliError> {
     };
     args.daemon.print(&request, |answer| {
         let name = &args.volume;
-        Ok(if answer["durable"] == true {
+        Ok(if answer["was_waiting"] == true {
+            format!("{name}: its store is not waited for any more; it was not reached, and nothing was written to it")
+        } else if answer["durable"] == true {
             format!("{name}: detached, and durable in its store")
         } else {
             format!(

@@ -72,10 +72,13 @@ fn a_volume_whose_store_is_not_there_waits() {
         running.end(kill);
         store.leave();
     }
-    // It is not waited for where it is put aside by hand.
+    // It is not waited for where it is put aside by hand, and no other store takes its place before.
     let running = waits.start();
+    let other = format!("late=file:{}", dir.path().join("other").display());
+    let (code, said) = waits.ask(&["attach", &other]);
+    assert!(code == Some(1) && said.contains("waits for its store"), "{said}");
     let (code, said) = waits.ask(&["detach", "late"]);
-    assert_eq!(code, Some(0), "{said}");
+    assert!(code == Some(0) && said.contains("not waited for any more"), "{said}");
     assert!(volume(&running, "late").is_none());
     running.stop();
 }

@@ -326,8 +326,33 @@ fn what_larder_has_not_written_is_refused_and_left() {
     let record = format!("{dir}/record");
     let (code, last) = place.refused(&["-e", &place.file, "--record", &record]);
     assert!(code == Some(2) && last.contains("record"), "{last}");
+    // The PID file goes at the end, whatever is in it by then.
+    for pid in [place.file.clone(), format!("{}.meta", place.file)] {
+        let (code, last) = place.refused(&["-e", &place.file, "-P", &pid]);
+        assert!(code == Some(2) && last.contains("pidfile"), "{last}");
+    }
+    // Of a FIFO nothing could ever be read.
+    let fifo = format!("{dir}/fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let (code, last) = place.refused(&["-e", &fifo]);
+    assert!(code == Some(2) && last.contains("no regular file"), "{last}");
     // A start that is refused has left nothing.
     assert!(!Path::new(&place.file).exists() && !place.site.data_dir().exists());
+}
+
+/// Each would overwrite what the other has saved.
+#[test]
+fn a_file_is_one_servers_alone() {
+    let place = Place::new(false);
+    let server = place.start();
+    fill(&mut server.connect(), "first");
+    // A server in another place altogether.
+    let other = Place { file: place.file.clone(), ..Place::new(false) };
+    let (code, last) = other.refused(&["-e", &place.file]);
+    assert!(code == Some(2) && last.contains("in use by process"), "{last}");
+    server.stop_by(Signal::USR1);
+    let server = place.start();
+    assert!(count(&mut server.connect(), "first") > 0);
 }
 
 #[test]

@@ -529,6 +529,13 @@ fn resolve_memory_file(
     if flash.is_some_and(|flash| flash.path == *file) {
         return Err(value("memory-file", shown, "is the flash: name another file"));
     }
+    // The server removes its PID file when it ends.
+    let mut description = file.clone().into_os_string();
+    description.push(".meta");
+    if s.pidfile.as_ref().is_some_and(|pid| pid == file || *pid == *description) {
+        let why = "or FILE.meta beside it, is the pidfile too: name another file";
+        return Err(value("memory-file", shown, why));
+    }
     if s.record.is_some() {
         let why = "goes not together with record, which begins with an empty cache: leave one of them out";
         return Err(value("memory-file", shown, why));

@@ -11,6 +11,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ use larder_format::memory_file::{
     MAGIC, META_LEN, MemoryFileError, MemoryFileReader, MemoryFileWriter, Meta, Next, Object,
 };
 use larder_policy::application::Applications;
-use larder_runtime::{Clock, DataDir};
+use larder_runtime::{Clock, DataDir, Refused, lock_exclusive};
 
 use super::run::{NO_BIRTHS, RunFile};
 use super::warm::{Progress, Watched};
@@ -45,6 +46,8 @@ pub(super) struct MemoryFile {
     /// Was made by this start.
     pub(super) made: bool,
     former: Former,
+    /// Held locked: it is one server's alone.
+    lock: File,
 }
 
 /// What an earlier run left.
@@ -83,13 +86,14 @@ fn parent(path: &Path) -> &Path {
 
 /// The first bytes of a file, at most `most`; `None` where there is no file.
 fn beginning(path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
+    // Before it is opened: of a FIFO that would wait for a writer.
+    match path.metadata() {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("this is no regular file"));
+        Ok(found) if found.is_file() => {}
+        Ok(_) => return Err(io::Error::other("this is no regular file")),
+        Err(e) => return Err(e),
     }
+    let file = File::open(path)?;
     let mut bytes = Vec::new();
     file.take(most as u64).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
@@ -167,14 +171,9 @@ impl MemoryFile {
             Some(Err(e)) => Former::Unusable(format!("'{}': {e}", meta.display())),
         };
         // Whether a stop will be able to write both.
-        let writable = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(path)
-            .map(drop)
-            .and_then(|()| FreshFile::make(&meta).map(drop));
-        writable.map_err(|e| {
+        let writable = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        let writable = writable.and_then(|file| FreshFile::make(&meta).map(|_| file));
+        let lock = writable.map_err(|e| {
             if begins.is_none() {
                 std::fs::remove_file(path).ok();
             }
@@ -185,7 +184,22 @@ impl MemoryFile {
                 ),
             )
         })?;
-        Ok(MemoryFile { path: path.to_owned(), made: begins.is_none(), former })
+        // Two servers would each overwrite what the other has saved.
+        match lock_exclusive(lock.as_fd()) {
+            Ok(()) => {}
+            Err(Refused::Held(holder)) => {
+                let by = holder.map_or_else(|| "another process".to_owned(), |h| h.to_string());
+                return Err(refused(
+                    path,
+                    format!("it is in use by {by}: name another file with -e, or stop that server"),
+                ));
+            }
+            Err(Refused::Failed(error)) => tracing::warn!(
+                "memory-file '{}' cannot be locked ({error}): see to it that no other server is given it",
+                path.display()
+            ),
+        }
+        Ok(MemoryFile { path: path.to_owned(), made: begins.is_none(), former, lock })
     }
 
     /// Decides whether what is there can be believed: `last` is the run that the data directory names, `flash` the flash of this
@@ -353,7 +367,8 @@ impl MemoryFile {
         flash: Option<Uuid>,
         dir: Option<DataDir>,
     ) -> Keeper {
-        Keeper { path: self.path, run, cas_base, flash: flash.unwrap_or(Uuid([0; 16])), _dir: dir }
+        let flash = flash.unwrap_or(Uuid([0; 16]));
+        Keeper { path: self.path, run, cas_base, flash, _lock: self.lock, _dir: dir }
     }
 
     /// As the run file names it.
@@ -448,6 +463,8 @@ pub(super) struct Keeper {
     run: u64,
     cas_base: u64,
     flash: Uuid,
+    /// Keeps FILE locked.
+    _lock: File,
     /// Keeps the data directory locked.
     _dir: Option<DataDir>,
 }
