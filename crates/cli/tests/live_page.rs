@@ -301,8 +301,9 @@ fn graphs_show_what_was_and_no_more() {
     // Words that need it have an explanation.
     for word in ["p99.9", "CLWA: written to flash per byte stored", "ghosts on flash", "precision"]
     {
-        let (before, _) =
-            dom.split_once(&format!(">{word}</abbr>")).unwrap_or_else(|| panic!("{word}"));
+        let (before, _) = dom
+            .split_once(&format!(">{word}</abbr>"))
+            .unwrap_or_else(|| panic!("no '{word}': {dom}"));
         let tag = before.rsplit('<').next().unwrap();
         assert!(tag.starts_with("abbr tabindex=\"0\" title=\"") && tag.len() > 50, "{word}: {tag}");
     }

@@ -471,7 +471,10 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     // First of all: a former daemon that is stopping has sockets and stores until it ends.
     let state_dir = state_dir(args.state_dir.as_ref());
     let _alone = claim(&state_dir)?;
-    let found = find_cache(args)?;
+    // What is plainly not there is said before anything else; what is there may be another daemon's, whose sockets tell more.
+    if args.cache.metadata().is_err() {
+        find_cache(args)?.ok();
+    }
     let wanted = args.http.as_ref().filter(|text| !matches!(text.as_str(), "off" | "none"));
     let page = wanted.map(|address| bind_page(address)).transpose()?;
     let workers = usize::from(args.threads);
@@ -496,6 +499,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
             "this process may be made to wait for its own disks when memory is short: it lacks CAP_SYS_RESOURCE"
         );
     }
+    let found = find_cache(args)?;
     if let Ok((layout, _)) = &found
         && layout.placement() != Placement::Full
     {

@@ -94,8 +94,12 @@ pub fn start(
                     return;
                 }
             };
+            // Before anybody is served: a page without a sample would say of a server what is not so.
+            each_second();
+            let second = Duration::from_secs(1);
             let sampling = async {
-                let mut tick = tokio::time::interval(Duration::from_secs(1));
+                let mut tick =
+                    tokio::time::interval_at(tokio::time::Instant::now() + second, second);
                 tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
                 loop {
                     tick.tick().await;
