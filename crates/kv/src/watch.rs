@@ -96,6 +96,16 @@ struct Buffer {
     called: bool,
 }
 
+impl Buffer {
+    fn tell_skipped(&mut self) {
+        let skipped = std::mem::take(&mut self.skipped);
+        if skipped > 0 {
+            // Writing to memory does not fail.
+            let _ = writeln!(self.bytes, "skipped={skipped}");
+        }
+    }
+}
+
 /// A connection that watches.
 #[derive(Debug)]
 pub(crate) struct Watcher {
@@ -111,10 +121,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Watcher {
-    /// Takes what is to be sent.
+    /// Takes what is to be sent. Lines that were skipped are told at once, at their place: nothing may happen for long.
     pub(crate) fn take(&self) -> Vec<u8> {
         let mut buffer = lock(&self.buffer);
         buffer.called = false;
+        buffer.tell_skipped();
         std::mem::take(&mut buffer.bytes)
     }
 
@@ -130,11 +141,7 @@ impl Watcher {
             buffer.skipped += 1;
             counters.watcher_skipped.fetch_add(1, Ordering::Relaxed);
         } else {
-            let skipped = std::mem::take(&mut buffer.skipped);
-            if skipped > 0 {
-                // Writing to memory does not fail.
-                let _ = writeln!(buffer.bytes, "skipped={skipped}");
-            }
+            buffer.tell_skipped();
             buffer.bytes.extend_from_slice(line);
             counters.watcher_sent.fetch_add(1, Ordering::Relaxed);
         }
@@ -514,7 +521,13 @@ mod tests {
         assert_eq!(woken, [3], "woken once until it comes");
         let held = lock(&watcher.buffer).bytes.len();
         assert!(held <= 4096, "{held}");
-        let got = text(&watcher);
+        let mut got = text(&watcher);
+        let told = got.pop().unwrap();
+        assert_eq!(
+            told,
+            format!("skipped={}", 1000 - got.len()),
+            "told before anything else happens"
+        );
         assert!(
             got[0]
                 .contains(" gid=1 type=item_get key=key%200 status=not_found clsid=0 cfd=7 size=0")
@@ -522,8 +535,8 @@ mod tests {
         Watch { lines: &mut lines, fd: 7 }.item_get(Now::default(), b"later", 2, 5);
         lines.publish(|_| ());
         let after = text(&watcher);
-        assert_eq!(after[0], format!("skipped={}", 1000 - got.len()));
-        assert!(after[1].ends_with("key=later status=found clsid=2 cfd=7 size=5"), "{after:?}");
+        assert!(after[0].ends_with("key=later status=found clsid=2 cfd=7 size=5"), "{after:?}");
+        assert_eq!(after.len(), 1);
         let c = &hub.counters;
         let counted = [&c.worker_written, &c.watcher_sent, &c.watcher_skipped, &c.worker_dropped];
         let counted = counted.map(|n| n.load(Ordering::Relaxed));
