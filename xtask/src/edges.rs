@@ -24,11 +24,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sim", &["base", "policy", "format", "engine", "trace"]),
     ("runtime", &["base", "policy", "format", "engine"]),
     ("kv", &["base", "policy", "format", "engine", "trace", "runtime"]),
-    ("block", &["base", "policy", "format", "engine", "runtime"]),
-    ("replay", &["base", "policy", "format", "engine", "runtime", "trace", "block"]),
+    ("nbd", &["base", "runtime"]),
+    ("volume", &["base", "runtime", "nbd"]),
+    ("block", &["base", "policy", "format", "engine", "runtime", "nbd", "volume"]),
+    ("replay", &["base", "format", "engine", "runtime", "trace", "block"]),
     (
         "cli",
-        &["base", "policy", "format", "engine", "trace", "sim", "runtime", "kv", "block", "replay"],
+        &[
+            "base", "policy", "format", "engine", "trace", "sim", "runtime", "nbd", "volume", "kv",
+            "block", "replay",
+        ],
     ),
 ];
 

@@ -4,9 +4,6 @@
 //! | --- | --- |
 //! | [`cache`] | the block engine between workers and stores, its log, and what survives |
 //! | [`control`] | operating a daemon: the control socket, status, the live page |
-//! | [`nbd`] | the NBD protocol, server and client, over bytes: no socket, no clock |
-//! | [`backing`] | the stores behind the cache: files, block devices, NBD servers |
-//! | [`op`] | what is asked of a volume or of the store behind it |
 //! | [`server`] | listeners, workers, volumes |
 //! | [`ublk`] | volumes as disks of this host, by the kernel's ublk driver |
 //! | [`vhost`] | volumes as virtio disks of guests, over vhost-user |
@@ -16,12 +13,13 @@
     reason = "the server stands above the runtime: it reads clocks and starts threads"
 )]
 
-pub mod backing;
 pub mod cache;
 pub mod control;
-pub mod nbd;
-pub mod op;
-mod quiet;
 pub mod server;
 pub mod ublk;
 pub mod vhost;
+
+pub use larder_nbd as nbd;
+pub use larder_nbd::op;
+pub use larder_volume as backing;
+pub(crate) use larder_volume::quiet;

@@ -40,6 +40,7 @@ pub mod ring;
 pub mod shared;
 mod slices;
 pub mod testing;
+mod unix;
 pub mod wear;
 
 pub use buffer::{AlignedBuf, BufferPool, PAGE};
@@ -58,4 +59,5 @@ pub use ring::{
 };
 pub use shared::{SHARED_DIR, SharedError, SharedRegion, boot_id};
 pub use slices::prefer_slices;
+pub use unix::make_room;
 pub use wear::Wear;

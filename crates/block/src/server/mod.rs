@@ -49,7 +49,6 @@ pub(crate) use listen::bind_unix;
 pub use listen::{Address, Listen};
 use service::Service;
 use stream::Stream;
-pub(crate) use stream::make_room;
 pub use tls::TlsFiles;
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};

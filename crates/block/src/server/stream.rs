@@ -2,9 +2,9 @@
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use larder_runtime::make_room;
 use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
 use rustls::ServerConfig;
@@ -12,16 +12,6 @@ use rustls::ServerConfig;
 use super::guests::Guest;
 use super::tls::Tls;
 use crate::nbd::server::TlsPolicy;
-
-/// What a unix socket may hold of what was sent and not read yet, bytes; the kernel takes twice that. By default it is less
-/// than a large reply takes, and whoever sends one waits for its reader in the middle of it.
-const UNIX_ROOM: usize = 512 << 10;
-
-/// Gives a unix socket room for several large messages, as far as the system allows it.
-pub(crate) fn make_room(socket: &impl AsFd) {
-    // Where it is refused there is as much room as by default.
-    let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, UNIX_ROOM);
-}
 
 /// A socket.
 pub(super) enum Socket {

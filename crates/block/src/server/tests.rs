@@ -8,12 +8,12 @@ use tempfile::TempDir;
 
 use super::service::pass_through;
 use super::*;
-use crate::backing::file::tests::{against_a_model, one, run};
 use crate::backing::{self, Backing, Patience, Uri};
 use crate::nbd::server::TlsPolicy;
-use crate::nbd::server::tests::{HELLO, go, request};
 use crate::nbd::wire::{Errno, command};
 use crate::op::Op;
+use larder_nbd::testing::{HELLO, go, request};
+use larder_volume::testing::{against_a_model, one, run};
 
 /// A server over a file, without a cache.
 struct Bench {
@@ -434,7 +434,7 @@ pub(crate) fn certificate(dir: &std::path::Path) -> TlsFiles {
 /// TLS from STARTTLS on, by hand: the handshake in plain text, then a request under TLS, in pieces.
 #[test]
 fn tls() {
-    use crate::nbd::server::tests::opt;
+    use larder_nbd::testing::opt;
     use rustls::pki_types::ServerName;
     use rustls::pki_types::pem::PemObject;
 

@@ -7,11 +7,11 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::backing::{self, Patience};
-use crate::nbd::server::tests::{HELLO, go, request};
 use crate::nbd::server::{Limits, TlsPolicy};
 use crate::nbd::wire::command;
 use crate::server::stream::Socket;
 use crate::server::{ServerConfig, Volumes, WorkerDoor};
+use larder_nbd::testing::{HELLO, go, request};
 
 const MIB: u32 = 1 << 20;
 /// Of the worker, so that one long request of [`LONG`] has room at a time.

@@ -19,10 +19,10 @@ use larder_runtime::{AlignedBuf, Payload, RingChoice};
 use tempfile::TempDir;
 
 use super::*;
-use crate::backing::file::tests::{against_a_model, one, run};
 use crate::backing::{self, Backing, OpenOptions, Patience, Uri};
 use crate::op::{Done, Op};
 use crate::server::{Listen, Server, ServerConfig, Volume, Volumes};
+use larder_volume::testing::{against_a_model, one, run};
 
 /// A server with a cache over files.
 struct Bench {
