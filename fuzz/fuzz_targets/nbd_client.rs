@@ -2,9 +2,8 @@
 //! first byte says how the stream is cut.
 #![no_main]
 
-use larder_block::nbd::client::{Client, Event};
-use larder_block::op::{Op, Payload};
-use larder_runtime::AlignedBuf;
+use larder_nbd::client::{Client, Event, Request};
+use larder_runtime::{AlignedBuf, Payload};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -25,12 +24,12 @@ fuzz_target!(|data: &[u8]| {
                 stream = &stream[n..];
             }
             Event::Ready(_) => {
-                client.submit(1, Op::Read { offset: 0, buf: AlignedBuf::zeroed(5000) });
-                client.submit(2, Op::Status { offset: 0, len: 1 << 20, one: false });
+                client.submit(1, Request::Read { offset: 0, buf: AlignedBuf::zeroed(5000) });
+                client.submit(2, Request::Status { offset: 0, len: 1 << 20, one: false });
                 let data = Payload::new(AlignedBuf::zeroed(5000));
-                client.submit(3, Op::Write { offset: 0, data, fua: true });
-                client.submit(4, Op::Read { offset: 4096, buf: AlignedBuf::zeroed(4096) });
-                client.submit(5, Op::Flush);
+                client.submit(3, Request::Write { offset: 0, data, fua: true });
+                client.submit(4, Request::Read { offset: 4096, buf: AlignedBuf::zeroed(4096) });
+                client.submit(5, Request::Flush);
                 given = 5;
             }
             Event::Done(_) => back += 1,

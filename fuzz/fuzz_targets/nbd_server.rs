@@ -4,11 +4,10 @@
 
 use std::sync::Arc;
 
-use larder_block::nbd::server::{
+use larder_nbd::server::{
     BlockSizes, Command, Connection, Event, Export, ExportInfo, Exports, Limits, TlsPolicy,
 };
-use larder_block::nbd::wire::Errno;
-use larder_block::op::Extent;
+use larder_nbd::wire::{Errno, Extent};
 use larder_runtime::BufferPool;
 use libfuzzer_sys::fuzz_target;
 
@@ -100,7 +99,7 @@ fuzz_target!(|data: &[u8]| {
             }
             Command::BlockStatus { offset, len, one } => {
                 inside(offset, u64::from(len));
-                conn.extents(cookie, len, one, &[Extent { len: 1, hole: true, zero: true }]);
+                conn.extents(cookie, len, one, [Extent { len: 1, hole: true, zero: true }]);
             }
         }
     }

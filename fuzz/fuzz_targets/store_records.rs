@@ -1,9 +1,9 @@
 //! Whatever lies in a bucket, or is given as a store's name: refused, or it holds what the rest relies on.
 #![no_main]
 
-use larder_block::backing::Uri;
-use larder_block::backing::identity::{IDENTITY_BYTES, Identity};
-use larder_block::backing::object::manifest::{Lease, MAX_CHUNKS, Manifest, TRAILER_BYTES, Trailer};
+use larder_volume::Uri;
+use larder_volume::identity::{IDENTITY_BYTES, Identity};
+use larder_volume::object::manifest::{Lease, MAX_CHUNKS, Manifest, TRAILER_BYTES, Trailer};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

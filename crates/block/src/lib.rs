@@ -20,6 +20,6 @@ pub mod ublk;
 pub mod vhost;
 
 pub use larder_nbd as nbd;
-pub use larder_nbd::op;
 pub use larder_volume as backing;
+pub use larder_volume::op;
 pub(crate) use larder_volume::quiet;

@@ -22,8 +22,7 @@ use daemon::ask::{counter, json, settle};
 use daemon::{Daemon, larder, one, prepare, read, session, try_one, write};
 use larder_base::Rng;
 use larder_block::backing::Session;
-use larder_block::nbd::wire::Errno;
-use larder_block::op::Op;
+use larder_block::op::{FailureKind, Op};
 use larder_format::block::superblock::COPY_BYTES;
 use larder_runtime::{AlignedBuf, Payload};
 
@@ -596,7 +595,7 @@ fn a_volume_without_space() {
         match try_one(&mut *s, Op::Write { offset, data: Payload::new(data), fua: false }) {
             Ok(_) => model.versions[place] = 7,
             Err(failure) => {
-                assert_eq!(failure.errno, Errno::NoSpc, "{failure}");
+                assert_eq!(failure.kind, FailureKind::NoSpace, "{failure}");
                 refused.push(place);
             }
         }

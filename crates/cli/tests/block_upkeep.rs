@@ -704,7 +704,7 @@ fn a_volume_that_is_only_read() {
             assert!(std::time::Instant::now() < end);
             std::thread::sleep(Duration::from_millis(1));
         };
-        assert_eq!(failure.errno, larder_block::nbd::wire::Errno::Perm, "{failure}");
+        assert_eq!(failure.kind, larder_block::op::FailureKind::Denied, "{failure}");
     }
     let mut s = read_only(dir, "disk");
     assert!(read(&mut *s, 0, 1 << 20) == bytes[..1 << 20], "nothing was written");

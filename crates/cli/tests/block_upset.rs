@@ -115,7 +115,7 @@ fn a_file_that_is_cut_short_is_seen() {
         try_one(s, Op::Read { offset, buf: AlignedBuf::zeroed(4096) })
     };
     let failure = read_at(&mut *s, 20 * MIB).unwrap_err();
-    assert_eq!(failure.errno, larder_block::nbd::wire::Errno::Io);
+    assert_eq!(failure.kind, larder_block::op::FailureKind::Failed);
     assert!(read_at(&mut *s, 8 * MIB).is_ok());
     // Zeroes where there was something are not what was written.
     file.set_len(32 << 20).unwrap();

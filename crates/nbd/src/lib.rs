@@ -5,7 +5,6 @@
 //! | [`wire`] | numbers, flags and headers |
 //! | [`server`] | a connection as a server sees it: bytes in, requests out; replies in, bytes out |
 //! | [`client`] | a connection as a client sees it: requests in, bytes out; bytes in, results out |
-//! | [`op`] | what is asked of a volume or of the store behind it |
 //! | [`output`] | what is to be sent: short messages copied, large payloads by reference |
 //!
 //! Neither side owns a socket: the caller reads into [`server::Connection::space`], says how much came, takes what it
@@ -16,7 +15,6 @@
 //! caller's [`BufferPool`](larder_runtime::BufferPool), which has a limit.
 
 pub mod client;
-pub mod op;
 pub mod output;
 pub mod server;
 #[cfg(any(test, feature = "testing"))]

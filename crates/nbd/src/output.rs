@@ -5,7 +5,7 @@ use std::io::IoSlice;
 
 use larder_runtime::AlignedBuf;
 
-use crate::op::Payload;
+use larder_runtime::Payload;
 
 /// Payloads up to this length are copied behind their header; longer ones are sent from where they are.
 const COPY: usize = 4096;

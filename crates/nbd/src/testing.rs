@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use larder_runtime::BufferPool;
 
-use crate::op::Extent;
 use crate::server::{
     BlockSizes, Command, Connection, Event, Export, ExportInfo, Exports, Limits, Request, TlsPolicy,
 };
-use crate::wire::{RequestHeader, option};
+use crate::wire::{Extent, RequestHeader, option};
 
 /// A volume in memory behind the protocol.
 pub struct Memory {
@@ -154,7 +153,7 @@ impl Bench {
                 inside(offset, len as usize);
                 let half = Extent { len: len.div_ceil(2), hole: true, zero: true };
                 let rest = Extent { len, hole: false, zero: false };
-                self.conn.extents(cookie, len, one, &[half, rest]);
+                self.conn.extents(cookie, len, one, [half, rest]);
             }
         }
     }

@@ -255,23 +255,6 @@ impl Errno {
             _ => Errno::Io,
         })
     }
-
-    /// What an error of the operating system becomes on the wire.
-    pub fn from_os(code: Option<i32>) -> Errno {
-        use rustix::io::Errno as Os;
-        let is = |os: Os| code == Some(os.raw_os_error());
-        if is(Os::PERM) || is(Os::ACCESS) || is(Os::ROFS) {
-            Errno::Perm
-        } else if is(Os::NOSPC) || is(Os::DQUOT) || is(Os::FBIG) {
-            Errno::NoSpc
-        } else if is(Os::NOMEM) {
-            Errno::NoMem
-        } else if is(Os::OPNOTSUPP) {
-            Errno::NotSup
-        } else {
-            Errno::Io
-        }
-    }
 }
 
 impl fmt::Display for Errno {
@@ -287,6 +270,17 @@ impl fmt::Display for Errno {
             Errno::Shutdown => "the server is stopping (ESHUTDOWN)",
         })
     }
+}
+
+/// A part of a range in one state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes, not zero.
+    pub len: u32,
+    /// Not allocated.
+    pub hole: bool,
+    /// Reads as zeroes.
+    pub zero: bool,
 }
 
 /// The 16 bits at `at`.
@@ -436,7 +430,5 @@ mod tests {
         }
         assert_eq!(Errno::from_code(0), None);
         assert_eq!(Errno::from_code(4711), Some(Errno::Io));
-        assert_eq!(Errno::from_os(Some(122)), Errno::NoSpc, "EDQUOT");
-        assert_eq!(Errno::from_os(None), Errno::Io);
     }
 }

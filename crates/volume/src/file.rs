@@ -27,8 +27,7 @@ use super::steps::Steps;
 use super::syncs::{Beside, Syncs};
 use super::watch::{Found, LOOK, TICK, Watch};
 use super::{About, Backing, BackingError, Identity, Session, StoreTrouble, Uri};
-use crate::op::{Done, Extent, Failure, Op, Outcome};
-use larder_nbd::wire::{Errno, MAX_PAYLOAD};
+use crate::op::{Done, Extent, Failure, FailureKind, MAX_PAYLOAD, Op, Outcome};
 
 /// Operations under way in one session.
 const DEPTH: u32 = 256;
@@ -606,17 +605,17 @@ impl FileSession {
     }
 
     fn failure(&self, what: &str, offset: u64, len: u64, e: std::io::Error) -> Failure {
-        let errno = match Errno::from_os(e.raw_os_error()) {
+        let kind = match FailureKind::from_os(e.raw_os_error()) {
             // A block device says EINVAL to a hole that it cannot make.
             _ if e.raw_os_error() == Some(Os::INVAL.raw_os_error())
                 && (what == "write zeroes" || what == "trim") =>
             {
-                Errno::NotSup
+                FailureKind::Unsupported
             }
-            errno => errno,
+            kind => kind,
         };
-        if errno == Errno::NotSup {
-            return Failure::new(errno, "this file system has no such way to make zeroes");
+        if kind == FailureKind::Unsupported {
+            return Failure::new(kind, "this file system has no such way to make zeroes");
         }
         let uri = &self.uri;
         if e.kind() == std::io::ErrorKind::UnexpectedEof && !self.device {
@@ -630,7 +629,7 @@ impl FileSession {
             );
         }
         let why = larder_runtime::plain(&e);
-        Failure::new(errno, format!("{what} of {len} bytes at {offset} of '{uri}' failed: {why}"))
+        Failure::new(kind, format!("{what} of {len} bytes at {offset} of '{uri}' failed: {why}"))
     }
 
     /// Keeps the account of what is durable when `op` has ended. A flush that has ended well may have to wait for others.
@@ -754,7 +753,7 @@ impl Session for FileSession {
             let (offset, len) = op.range();
             if len > 0 && offset + len > end {
                 let wanted = self.size.load(Ordering::SeqCst);
-                let failure = Failure::new(Errno::Io, Cut::text(&self.uri, end, wanted));
+                let failure = Failure::new(FailureKind::Failed, Cut::text(&self.uri, end, wanted));
                 self.ready.push(Done { token, op, outcome: Err(failure) });
                 return;
             }

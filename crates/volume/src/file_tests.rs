@@ -143,7 +143,7 @@ fn a_file_that_shrinks() {
     File::options().write(true).open(dir.path().join("disk")).unwrap().set_len(4096).unwrap();
     let done = one(&mut *session, Op::Read { offset: 8192, buf: AlignedBuf::zeroed(4096) });
     let failure = done.outcome.unwrap_err();
-    assert_eq!(failure.errno, Errno::Io);
+    assert_eq!(failure.kind, FailureKind::Failed);
     assert!(failure.message.contains("ended early"), "{failure}");
 }
 

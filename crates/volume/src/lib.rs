@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
+//! | [`op`] | what is asked of a store, and how it failed |
 //! | [`uri`] | how a store is named |
 //! | [`file`] | a file or block device |
 //! | `pages` | how two ways to one take turns in a page |
@@ -30,6 +31,7 @@ mod ledger;
 pub mod nbd;
 mod notes;
 pub mod object;
+pub mod op;
 mod pages;
 pub mod quiet;
 pub mod steps;
@@ -52,7 +54,6 @@ use mio::{Interest, Registry, Token};
 
 use crate::op::{Done, Op};
 pub use identity::Identity;
-pub use larder_nbd::op;
 pub use uri::Uri;
 
 /// What a store can do.
@@ -64,7 +65,7 @@ pub struct About {
     pub read_only: bool,
     /// A trim does something.
     pub trim: bool,
-    /// Zeroes can be had without writing them, or [`larder_nbd::wire::Errno::NotSup`] comes at once.
+    /// Zeroes can be had without writing them, or [`op::FailureKind::Unsupported`] comes at once.
     pub fast_zero: bool,
     /// Knows holes from data.
     pub status: bool,

@@ -21,6 +21,7 @@ mod hub;
 mod link;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -38,10 +39,10 @@ use mio::{Events, Poll, Registry, Token};
 use super::ledger::Ledger;
 use super::steps::Steps;
 use super::{About, Backing, BackingError, Identity, Patience, Session, StoreTrouble, TOKENS, Uri};
-use crate::op::{Done, Failure, Op};
+use crate::op::{Done, Failure, FailureKind, Op};
 use hub::Hub;
 use larder_nbd::client::Negotiated;
-use larder_nbd::wire::{Errno, transmission};
+use larder_nbd::wire::transmission;
 use link::{Link, News};
 
 /// Connections of one session, where the server takes several.
@@ -441,7 +442,8 @@ impl NbdSession {
             Op::Status { .. } => negotiated.allocation.is_some(),
             _ => true,
         };
-        (!needed).then(|| Err(Failure::new(Errno::NotSup, "the server does not offer it")))
+        (!needed)
+            .then(|| Err(Failure::new(FailureKind::Unsupported, "the server does not offer it")))
     }
 
     fn until(&self, now: Instant) -> Option<Instant> {
@@ -456,7 +458,7 @@ impl NbdSession {
             if let Some(Waiting { token, op, .. }) = self.waiting.remove(at) {
                 let why = self.trouble.as_deref().unwrap_or("it does not answer");
                 let text = format!("backing store '{}' cannot be reached: {why}", self.store.uri);
-                self.end(token, op, Err(Failure::new(Errno::Io, text)));
+                self.end(token, op, Err(Failure::new(FailureKind::Failed, text)));
             }
         }
         let size = self.store.size();

@@ -10,8 +10,7 @@ use mio::Registry;
 use mio::event::Event;
 
 use super::Session;
-use crate::op::{Done, Failure, Op, Outcome};
-use larder_nbd::wire::Errno;
+use crate::op::{Done, Failure, FailureKind, Op, Outcome};
 
 /// Zeroes are written in pieces of this size, bytes.
 const PIECE: usize = 1 << 20;
@@ -39,7 +38,7 @@ struct Task {
     flush: bool,
 }
 
-/// A session that can do everything, above one that says [`Errno::NotSup`] to what it cannot.
+/// A session that can do everything, above one that says [`FailureKind::Unsupported`] to what it cannot.
 #[derive(Debug)]
 pub struct Steps<S> {
     raw: S,
@@ -95,7 +94,7 @@ impl<S: Session> Steps<S> {
         match std::mem::replace(&mut self.tasks[index].stage, Stage::Free) {
             Stage::Whole => {
                 if let (Op::WriteZeroes { offset, fast: false, .. }, Err(failure)) = (&op, &outcome)
-                    && failure.errno == Errno::NotSup
+                    && failure.kind == FailureKind::Unsupported
                 {
                     let at = *offset;
                     self.tasks[index].stage =
@@ -104,7 +103,7 @@ impl<S: Session> Steps<S> {
                     return None;
                 }
                 // A trim is advice.
-                let ignored = matches!((&op, &outcome), (Op::Trim { .. }, Err(f)) if f.errno == Errno::NotSup);
+                let ignored = matches!((&op, &outcome), (Op::Trim { .. }, Err(f)) if f.kind == FailureKind::Unsupported);
                 let outcome = if ignored { Ok(Vec::new()) } else { outcome };
                 self.finish(index, op, outcome)
             }
@@ -231,9 +230,9 @@ mod tests {
             }
             let at = self.rng.below(self.queue.len() as u64) as usize;
             let (token, op) = self.queue.swap_remove(at);
-            let not = |errno| Err(Failure::new(errno, "no"));
+            let not = |kind| Err(Failure::new(kind, "no"));
             let outcome = match &op {
-                _ if self.fails && self.rng.chance(0.3) => not(Errno::Io),
+                _ if self.fails && self.rng.chance(0.3) => not(FailureKind::Failed),
                 Op::Write { offset, data, fua } => {
                     assert!(self.fua || !fua);
                     self.bytes[*offset as usize..][..data.len()].copy_from_slice(data);
@@ -248,7 +247,7 @@ mod tests {
                     self.durable.clone_from(&self.bytes);
                     Ok(vec![])
                 }
-                _ => not(Errno::NotSup),
+                _ => not(FailureKind::Unsupported),
             };
             Some(Done { token, op, outcome })
         }
@@ -276,7 +275,7 @@ mod tests {
         let mut steps = poor(1 << 20, false, false);
         let (offset, len) = (0, 1000);
         steps.submit(1, Op::WriteZeroes { offset, len, fua: false, may_punch: true, fast: true });
-        assert_eq!(steps.pop().unwrap().outcome.unwrap_err().errno, Errno::NotSup);
+        assert_eq!(steps.pop().unwrap().outcome.unwrap_err().kind, FailureKind::Unsupported);
         steps.submit(2, Op::Trim { offset, len, fua: false });
         assert_eq!(steps.pop().unwrap().outcome, Ok(vec![]));
         assert!(steps.raw.bytes.iter().all(|&b| b == 7));

@@ -6,6 +6,9 @@ use std::str::FromStr;
 
 use super::BackingError;
 
+/// The longest name in a URI, bytes: NBD has no longer ones.
+const MAX_NAME: usize = 4096;
+
 /// The port that NBD has by registration.
 const NBD_PORT: u16 = 10809;
 
@@ -168,7 +171,7 @@ fn decode(text: &str) -> Result<String, String> {
     if text.contains('\0') {
         return Err("it has a zero byte".into());
     }
-    if text.len() > larder_nbd::wire::MAX_STRING {
+    if text.len() > MAX_NAME {
         return Err("it is longer than 4096 bytes".into());
     }
     Ok(text)

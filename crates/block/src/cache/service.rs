@@ -35,8 +35,7 @@ use super::spare::Spare;
 use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::{Session, TOKENS};
 use crate::nbd::server::Command;
-use crate::nbd::wire::Errno;
-use crate::op::{Done, Failure, Op};
+use crate::op::{Done, Failure, FailureKind, Op};
 use crate::server::Volume;
 use crate::server::service::{Answer, Lingering, Service};
 
@@ -228,7 +227,7 @@ impl Cached {
         if let Some(&at) = self.by_volume.get(&key) {
             return Ok(at);
         }
-        let failure = |text: String| Failure::new(Errno::Io, text);
+        let failure = |text: String| Failure::new(FailureKind::Failed, text);
         let mut session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
         let index = self.sessions.iter().position(Option::is_none).unwrap_or(self.sessions.len());
         session
@@ -588,7 +587,8 @@ impl Cached {
                 if self.ops.get(&id).is_some_and(|op| op.range.is_some()) {
                     return self.range_part_done(id);
                 }
-                let failure = failed.then(|| Failure::new(Errno::Io, "the backing store failed"));
+                let failure =
+                    failed.then(|| Failure::new(FailureKind::Failed, "the backing store failed"));
                 self.step(id, failure);
             }
             Message::IntentsReady => self.range_ready(id),

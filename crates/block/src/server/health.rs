@@ -3,8 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::nbd::wire::Errno;
-use crate::op::Failure;
+use crate::op::{Failure, FailureKind};
 use crate::quiet::{Quiet, Unsaid};
 
 /// The last thing that went wrong.
@@ -34,7 +33,7 @@ impl Health {
 
     /// An operation of the store of volume `name` failed. What a store does not offer is no failure.
     pub fn failed(&self, name: &str, failure: &Failure, now: Instant) {
-        if failure.errno == Errno::NotSup {
+        if failure.kind == FailureKind::Unsupported {
             return;
         }
         if let Some(unsaid) = self.count(failure, now) {
@@ -69,7 +68,7 @@ mod tests {
         let begun = Instant::now();
         let fail = |what: &str, seconds: u64| {
             let at = begun + Duration::from_secs(seconds);
-            health.count(&Failure::new(Errno::NoSpc, what), at).map(|more| more.to_string())
+            health.count(&Failure::new(FailureKind::NoSpace, what), at).map(|more| more.to_string())
         };
         assert_eq!(fail("a", 0).unwrap(), "");
         assert_eq!((fail("b", 1), fail("c", 9)), (None, None));
@@ -77,7 +76,7 @@ mod tests {
         assert_eq!(fail("e", 30).unwrap(), "");
         let (count, last) = health.failures();
         assert_eq!((count, last.unwrap().what.as_str()), (5, "e"));
-        health.failed("disk", &Failure::new(Errno::NotSup, "no zeroes"), begun);
+        health.failed("disk", &Failure::new(FailureKind::Unsupported, "no zeroes"), begun);
         assert_eq!(health.failures().0, 5);
     }
 }

@@ -27,6 +27,7 @@ mod tests;
 mod tls;
 pub mod told;
 pub mod volume;
+mod words;
 mod worker;
 
 use std::collections::VecDeque;

@@ -12,8 +12,7 @@ use mio::event::Event;
 use super::volume::Volume;
 use crate::backing::{Session, TOKENS};
 use crate::nbd::server::Command;
-use crate::nbd::wire::Errno;
-use crate::op::{Done, Extent, Failure, Op, Outcome};
+use crate::op::{Done, Extent, Failure, FailureKind, Op, Outcome};
 
 /// A request that has ended.
 #[derive(Debug)]
@@ -104,7 +103,7 @@ impl PassThrough {
         if let Some((_, index)) = self.by_volume.get(&key) {
             return Ok(*index);
         }
-        let failure = |text: String| Failure::new(Errno::Io, text);
+        let failure = |text: String| Failure::new(FailureKind::Failed, text);
         let mut session = volume.backing().session().map_err(|e| failure(e.to_string()))?;
         let index = self.sessions.len();
         session

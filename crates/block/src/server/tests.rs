@@ -10,8 +10,8 @@ use super::service::pass_through;
 use super::*;
 use crate::backing::{self, Backing, Patience, Uri};
 use crate::nbd::server::TlsPolicy;
-use crate::nbd::wire::{Errno, command};
-use crate::op::Op;
+use crate::nbd::wire::command;
+use crate::op::{FailureKind, Op};
 use larder_nbd::testing::{HELLO, go, request};
 use larder_volume::testing::{against_a_model, one, run};
 
@@ -141,7 +141,7 @@ fn a_read_only_export() {
     let mut session = client.session().unwrap();
     let data = Payload::new(AlignedBuf::zeroed(512));
     let done = one(&mut *session, Op::Write { offset: 0, data, fua: false });
-    assert_eq!(done.outcome.unwrap_err().errno, Errno::Perm);
+    assert_eq!(done.outcome.unwrap_err().kind, FailureKind::Denied);
     one(&mut *session, Op::Read { offset: 0, buf: AlignedBuf::zeroed(512) }).outcome.unwrap();
 }
 

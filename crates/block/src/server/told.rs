@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::volume::Volume;
-use crate::nbd::wire::Errno;
-use crate::op::{Failure, Outcome};
+use crate::op::{Failure, FailureKind, Outcome};
 
 /// A client of a volume who relies on flushes: a connection over NBD, a guest's disk, a disk of this host with all its queues.
 /// Made when the client comes; it is told of what is lost from then on.
@@ -32,7 +31,7 @@ impl Told {
         // One that has failed anyhow says it as well.
         outcome.and_then(|_| {
             Err(Failure::new(
-                Errno::Io,
+                FailureKind::Failed,
                 "the backing store may have lost writes that it had answered and not yet made durable",
             ))
         })

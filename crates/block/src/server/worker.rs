@@ -18,6 +18,7 @@ use super::service::{Answer, Service};
 use super::stream::{Read1, Stream};
 use super::told::Told;
 use super::volume::{Client, Volume};
+use super::words::{errno, extent};
 use super::{Dealt, Shared, locked};
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
@@ -620,7 +621,7 @@ impl<S: Service> Worker<S> {
         match (outcome, kind, buf) {
             (Ok(_), Kind::Read { offset }, Some(buf)) => conn.proto.data(cookie, offset, buf, lent),
             (Ok(extents), Kind::Status { len, one }, _) if !extents.is_empty() => {
-                conn.proto.extents(cookie, len, one, &extents);
+                conn.proto.extents(cookie, len, one, extents.into_iter().map(extent));
             }
             (Ok(_), Kind::Write, buf) => {
                 conn.proto.written(cookie, held);
@@ -633,7 +634,7 @@ impl<S: Service> Worker<S> {
                 give(&mut self.pool, buf);
             }
             (Err(failure), _, buf) => {
-                conn.proto.fail(cookie, held, failure.errno, &failure.message);
+                conn.proto.fail(cookie, held, errno(failure.kind), &failure.message);
                 give(&mut self.pool, buf);
             }
         }

@@ -3,9 +3,11 @@
 //! It comes from the kernel, from whoever may open the disk, and is believed of nothing all the same: it is read once, and the
 //! range lies within the volume before anything is done.
 
+use rustix::io::Errno;
+
 use super::abi::{DESCRIPTOR_BYTES, SECTOR, op};
 use crate::backing::About;
-use crate::nbd::wire::Errno;
+use crate::op::FailureKind;
 
 /// Sectors of one discard or writing of zeroes: just below 2 GiB, whole pages of 4 KiB.
 pub const MAX_RANGE_SECTORS: u32 = (1 << 22) - 8;
@@ -76,15 +78,30 @@ pub enum What {
     },
     /// Answered with an error at once.
     Refused {
-        /// The error.
-        errno: Errno,
+        /// What is wrong.
+        kind: FailureKind,
         /// For the log.
         why: &'static str,
     },
 }
 
-fn refused(errno: Errno, why: &'static str) -> What {
-    What::Refused { errno, why }
+/// What the kernel is told of a failure: the error's number, below zero.
+pub(super) fn result(kind: FailureKind) -> i32 {
+    let errno = match kind {
+        FailureKind::Denied => Errno::PERM,
+        FailureKind::Failed => Errno::IO,
+        FailureKind::NoMemory => Errno::NOMEM,
+        FailureKind::Invalid => Errno::INVAL,
+        FailureKind::NoSpace => Errno::NOSPC,
+        FailureKind::TooLong => Errno::OVERFLOW,
+        FailureKind::Unsupported => Errno::OPNOTSUPP,
+        FailureKind::Gone => Errno::SHUTDOWN,
+    };
+    -errno.raw_os_error()
+}
+
+fn refused(kind: FailureKind, why: &'static str) -> What {
+    What::Refused { kind, why }
 }
 
 /// What a descriptor (`struct ublksrv_io_desc`) asks of a volume.
@@ -101,28 +118,31 @@ pub fn parse(raw: &[u8; DESCRIPTOR_BYTES], shape: &Shape) -> What {
     let changes = match kind {
         op::READ => false,
         op::WRITE | op::DISCARD | op::WRITE_ZEROES => true,
-        _ => return refused(Errno::NotSup, "a request of an unknown kind"),
+        _ => return refused(FailureKind::Unsupported, "a request of an unknown kind"),
     };
     if changes && shape.read_only {
-        return refused(Errno::Perm, "a change of a volume that is only read");
+        return refused(FailureKind::Denied, "a change of a volume that is only read");
     }
     let inside = start.checked_add(u64::from(sectors)).is_some_and(|end| end <= shape.sectors);
     if sectors == 0 || !inside {
-        return refused(Errno::Inval, "an empty range, or one beyond the end of the volume");
+        return refused(
+            FailureKind::Invalid,
+            "an empty range, or one beyond the end of the volume",
+        );
     }
     let most = match kind {
         op::READ | op::WRITE => shape.max_transfer / SECTOR as u32,
         _ => MAX_RANGE_SECTORS,
     };
     if sectors > most {
-        return refused(Errno::Inval, "a range that is too long");
+        return refused(FailureKind::Invalid, "a range that is too long");
     }
     let (offset, len) = (start * SECTOR, sectors * SECTOR as u32);
     let fua = flags & op::FUA != 0;
     match kind {
         op::READ => What::Read { offset, len },
         op::WRITE => What::Write { offset, len, fua },
-        op::DISCARD if !shape.discard => refused(Errno::NotSup, "no discard here"),
+        op::DISCARD if !shape.discard => refused(FailureKind::Unsupported, "no discard here"),
         op::DISCARD => What::Discard { offset, len },
         _ => What::WriteZeroes { offset, len, fua, may_punch: flags & op::NOUNMAP == 0 },
     }
@@ -168,30 +188,42 @@ mod tests {
             &raw(u32::from(op), sectors, start),
             shape,
         ) {
-            What::Refused { errno, .. } => Some(errno),
+            What::Refused { kind, .. } => Some(kind),
             _ => None,
         };
         let end = SHAPE.sectors;
         assert_eq!(code(op::READ, 1, end - 1, &SHAPE), None);
-        assert_eq!(code(op::READ, 2, end - 1, &SHAPE), Some(Errno::Inval));
-        assert_eq!(code(op::READ, 1, u64::MAX, &SHAPE), Some(Errno::Inval));
-        assert_eq!(code(op::READ, 0, 0, &SHAPE), Some(Errno::Inval));
+        assert_eq!(code(op::READ, 2, end - 1, &SHAPE), Some(FailureKind::Invalid));
+        assert_eq!(code(op::READ, 1, u64::MAX, &SHAPE), Some(FailureKind::Invalid));
+        assert_eq!(code(op::READ, 0, 0, &SHAPE), Some(FailureKind::Invalid));
         assert_eq!(code(op::WRITE, 2048, 0, &SHAPE), None);
-        assert_eq!(code(op::WRITE, 2049, 0, &SHAPE), Some(Errno::Inval));
+        assert_eq!(code(op::WRITE, 2049, 0, &SHAPE), Some(FailureKind::Invalid));
         assert_eq!(code(op::DISCARD, MAX_RANGE_SECTORS, 0, &SHAPE), None);
-        assert_eq!(code(op::DISCARD, MAX_RANGE_SECTORS + 1, 0, &SHAPE), Some(Errno::Inval));
-        assert_eq!(code(op::WRITE_ZEROES, u32::MAX, 0, &SHAPE), Some(Errno::Inval));
+        assert_eq!(code(op::DISCARD, MAX_RANGE_SECTORS + 1, 0, &SHAPE), Some(FailureKind::Invalid));
+        assert_eq!(code(op::WRITE_ZEROES, u32::MAX, 0, &SHAPE), Some(FailureKind::Invalid));
         for unknown in [4, 6, 13, 15, 18, 255] {
-            assert_eq!(code(unknown, 8, 0, &SHAPE), Some(Errno::NotSup));
+            assert_eq!(code(unknown, 8, 0, &SHAPE), Some(FailureKind::Unsupported));
         }
         let plain = Shape { discard: false, ..SHAPE };
-        assert_eq!(code(op::DISCARD, 8, 0, &plain), Some(Errno::NotSup));
+        assert_eq!(code(op::DISCARD, 8, 0, &plain), Some(FailureKind::Unsupported));
         assert_eq!(code(op::WRITE_ZEROES, 8, 0, &plain), None);
         let read_only = Shape { read_only: true, ..plain };
         for change in [op::WRITE, op::DISCARD, op::WRITE_ZEROES] {
-            assert_eq!(code(change, 8, 0, &read_only), Some(Errno::Perm));
+            assert_eq!(code(change, 8, 0, &read_only), Some(FailureKind::Denied));
         }
         assert_eq!(code(op::READ, 8, 0, &read_only), None);
+    }
+
+    #[test]
+    fn numbers_of_the_kernel() {
+        assert_eq!(result(FailureKind::Denied), -1);
+        assert_eq!(result(FailureKind::Failed), -5);
+        assert_eq!(result(FailureKind::NoMemory), -12);
+        assert_eq!(result(FailureKind::Invalid), -22);
+        assert_eq!(result(FailureKind::NoSpace), -28);
+        assert_eq!(result(FailureKind::TooLong), -75);
+        assert_eq!(result(FailureKind::Unsupported), -95);
+        assert_eq!(result(FailureKind::Gone), -108);
     }
 
     /// Whatever is there: no panic, and a range within the volume and the limits.

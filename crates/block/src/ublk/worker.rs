@@ -21,7 +21,7 @@ use super::abi::SECTOR;
 use super::port::Port;
 use super::request::{self, Shape, What};
 use crate::nbd::server::Command;
-use crate::nbd::wire::Errno;
+use crate::op::FailureKind;
 use crate::server::service::{Answer, Service};
 use crate::server::{Told, Volume};
 
@@ -350,7 +350,7 @@ impl<S: Service, P: Port> Worker<S, P> {
                         self.pool.give(buf);
                         self.counters.refused.fetch_add(1, Ordering::Relaxed);
                         warn!("{}: the data of a write cannot be had: {e}", self.name);
-                        return self.commit(slot, -(Errno::Io.code() as i32));
+                        return self.commit(slot, request::result(FailureKind::Failed));
                     }
                 },
                 None => {
@@ -363,12 +363,12 @@ impl<S: Service, P: Port> Worker<S, P> {
             What::WriteZeroes { offset, len, fua, may_punch } => {
                 Command::WriteZeroes { offset, len, fua, may_punch, fast: false }
             }
-            What::Refused { errno, why } => {
+            What::Refused { kind, why } => {
                 let refused = self.counters.refused.fetch_add(1, Ordering::Relaxed) + 1;
                 if refused <= 10 || refused.is_power_of_two() {
                     warn!("{}: a request is refused: {why}", self.name);
                 }
-                return self.commit(slot, -(errno.code() as i32));
+                return self.commit(slot, request::result(kind));
             }
         };
         serving.slots[slot] = State::Busy(owed);
@@ -414,18 +414,18 @@ impl<S: Service, P: Port> Worker<S, P> {
             Err(failure) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
                 debug!("{}: a request failed: {failure}", self.name);
-                -(failure.errno.code() as i32)
+                request::result(failure.kind)
             }
             Ok(_) => match (owed, &buf) {
                 (Owed::Data, Some(data)) => match serving.port.give_data(slot, data) {
                     Ok(()) => data.len() as i32,
                     Err(e) => {
                         warn!("{}: the data of a read cannot be handed over: {e}", self.name);
-                        -(Errno::Io.code() as i32)
+                        request::result(FailureKind::Failed)
                     }
                 },
                 // A service that breaks its word: no data is better than wrong data.
-                (Owed::Data, None) => -(Errno::Io.code() as i32),
+                (Owed::Data, None) => request::result(FailureKind::Failed),
                 (Owed::Bytes(len), _) => len as i32,
                 (Owed::Done, _) => 0,
             },

@@ -1,11 +1,11 @@
 //! Stores that are not there when the daemon starts, and daemons that are not gone yet when the next one does.
 
+use larder_block::op::FailureKind;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use larder_block::nbd::wire::Errno;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -36,7 +36,7 @@ fn a_volume_whose_store_is_not_there_waits() {
     let dir = TempDir::new().unwrap();
     let other = dir.path().join("other");
     File::create(&other).unwrap().set_len(8 * MIB).unwrap();
-    let mut store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let mut store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
     let late = format!("late={}", store.uri());
     let more = ["--volume", &late, "--on-backing-failure"];
     let uri = format!("file:{}", other.display());
@@ -87,7 +87,7 @@ fn a_volume_whose_store_is_not_there_waits() {
 #[test]
 fn a_start_waits_for_a_daemon_that_is_stopping() {
     let dir = TempDir::new().unwrap();
-    let store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
     let host = Host::new(dir.path(), "a", &store.uri(), &["--backing-give-up", "3600"]);
     let first = host.start();
     let mut client = first.client();

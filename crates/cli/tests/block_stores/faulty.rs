@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_block::backing::{self, About, Backing, BackingError, Identity, OpenOptions, Session};
-use larder_block::nbd::wire::Errno;
-use larder_block::op::{Done, Failure, Op};
+use larder_block::op::{Done, Failure, FailureKind, Op};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
 
@@ -19,7 +18,7 @@ pub(crate) struct Plan {
     /// Every n-th operation fails, every other one of these after it was carried out; 0: none.
     pub(crate) fail_every: AtomicU64,
     /// With this.
-    pub(crate) errno: Errno,
+    pub(crate) kind: FailureKind,
     /// Nothing is carried out.
     pub(crate) hang: AtomicBool,
     /// Operations that were begun and have not ended.
@@ -71,7 +70,7 @@ struct FaultySession {
 
 impl FaultySession {
     fn failure(&self) -> Failure {
-        Failure::new(self.plan.errno, "as it was told")
+        Failure::new(self.plan.kind, "as it was told")
     }
 
     fn let_go(&mut self) {
@@ -154,12 +153,12 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn start(dir: &Path, bytes: u64, errno: Errno) -> Store {
+    pub(crate) fn start(dir: &Path, bytes: u64, kind: FailureKind) -> Store {
         let disk = dir.join("disk");
         std::fs::File::create(&disk).unwrap().set_len(bytes).unwrap();
         let plan = Plan {
             fail_every: 0.into(),
-            errno,
+            kind,
             hang: false.into(),
             count: 0.into(),
             reads: 0.into(),

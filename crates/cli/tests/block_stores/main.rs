@@ -13,6 +13,7 @@ mod faulty;
 mod forgets;
 mod s3;
 
+use larder_block::op::FailureKind;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -21,7 +22,6 @@ use std::time::{Duration, Instant};
 
 use daemon::{Client, Host, larder};
 use faulty::Store;
-use larder_block::nbd::wire::Errno;
 use s3::S3;
 use tempfile::TempDir;
 
@@ -124,7 +124,7 @@ fn an_object_store_moves_between_hosts() {
 fn an_export_moves_between_hosts() {
     for kill in [false, true] {
         let dir = TempDir::new().unwrap();
-        let store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+        let store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
         moves(&store.uri(), dir.path(), kill, false);
     }
 }
@@ -134,7 +134,7 @@ fn an_export_moves_between_hosts() {
 fn warm_where_it_is_proved() {
     let dir = TempDir::new().unwrap();
     let s3 = S3::start();
-    let store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
     let nbd = store.uri();
     let file = dir.path().join("other");
     File::create(&file).unwrap().set_len(8 * MIB).unwrap();
@@ -239,7 +239,7 @@ fn an_object_store_that_fails_and_cuts_connections() {
 fn a_store_that_hangs() {
     let dir = TempDir::new().unwrap();
     let s3 = S3::start();
-    let store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
     let stores = [
         (store.uri(), &store.plan.hang, &store.plan.under_way),
         (object_volume(&s3), &s3.state.hang, &s3.state.under_way),
@@ -253,7 +253,7 @@ fn a_store_that_hangs() {
         hang.store(true, Ordering::SeqCst);
         let started = Instant::now();
         let error = client.try_write(at(1), LEN, 2).expect_err("it gives up");
-        assert_eq!(error.errno, Errno::Io);
+        assert_eq!(error.kind, FailureKind::Failed);
         assert!((3..120).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
         let state = || {
             let (_, text) = host.ask(&["status", "--json"]);
@@ -310,7 +310,7 @@ fn a_store_that_hangs() {
 #[test]
 fn connections_that_are_lost() {
     let dir = TempDir::new().unwrap();
-    let mut store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let mut store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
     let host = Host::new(dir.path(), "a", &store.uri(), &[]);
     let running = host.start();
     for round in 1..=3u8 {
@@ -338,9 +338,9 @@ fn connections_that_are_lost() {
 /// what was last answered, or something that was tried since.
 #[test]
 fn errors_of_the_store_and_kills() {
-    for (errno, placement) in [(Errno::Io, "set:8"), (Errno::NoSpc, "sparse")] {
+    for (kind, placement) in [(FailureKind::Failed, "set:8"), (FailureKind::NoSpace, "sparse")] {
         let dir = TempDir::new().unwrap();
-        let store = Store::start(dir.path(), 8 * MIB, errno);
+        let store = Store::start(dir.path(), 8 * MIB, kind);
         let (uri, more) = (store.uri(), &["--trust-unchanged"]);
         let host = Host::placing(placement, dir.path(), "a", &uri, more);
         // What may be there: the last answered version first.
@@ -356,7 +356,10 @@ fn errors_of_the_store_and_kills() {
                 match client.try_write(at(place), LEN, version) {
                     Ok(()) => may[place as usize] = vec![version],
                     Err(error) => {
-                        assert!(matches!(error.errno, Errno::Io | Errno::NoSpc), "{error}");
+                        assert!(
+                            matches!(error.kind, FailureKind::Failed | FailureKind::NoSpace),
+                            "{error}"
+                        );
                         may[place as usize].push(version);
                         failed += 1;
                     }
@@ -395,7 +398,7 @@ fn errors_of_the_store_and_kills() {
 fn volumes_on_other_stores_grow() {
     let dir = TempDir::new().unwrap();
     let s3 = S3::start();
-    let store = Store::start(dir.path(), 8 * MIB, Errno::Io);
+    let store = Store::start(dir.path(), 8 * MIB, FailureKind::Failed);
     let (nbd, object) = (store.uri(), object_volume(&s3));
     for (name, uri, more) in [("nbd", nbd, &["--trust-unchanged"][..]), ("s3", object, &[])] {
         let host = Host::new(dir.path(), name, &uri, more);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::handshake::{Handshake, Negotiated, Step};
 use super::pending::Pending;
-use crate::op::{Done, Failure, Op};
+use super::request::{Done, Failure, Request};
 use crate::output::Output;
 use crate::wire::{
     Errno, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, be16, be32, be64, chunk,
@@ -104,7 +104,8 @@ impl Client {
     pub fn space(&mut self) -> &mut [u8] {
         if self.start == self.end
             && let Receiving::Data { cookie, filled, end, .. } = self.receiving
-            && let Some(Pending { op: Op::Read { buf, .. }, .. }) = self.pending.get_mut(&cookie)
+            && let Some(Pending { request: Request::Read { buf, .. }, .. }) =
+                self.pending.get_mut(&cookie)
         {
             return &mut buf[filled..end];
         }
@@ -134,32 +135,34 @@ impl Client {
         assert!(self.end <= self.input.len());
     }
 
-    /// Sends an operation. To be called only after [`Event::Ready`], with what the server has said that it can do, and
+    /// Sends a request. To be called only after [`Event::Ready`], with what the server has said that it can do, and
     /// a payload within its largest size.
-    pub fn submit(&mut self, token: u64, op: Op) {
+    pub fn submit(&mut self, token: u64, request: Request) {
         let fua = |on: bool| if on { flag::FUA } else { 0 };
-        let (command, flags) = match &op {
-            Op::Read { .. } => (command::READ, 0),
-            Op::Write { fua: on, .. } => (command::WRITE, fua(*on)),
-            Op::Flush => (command::FLUSH, 0),
-            Op::Trim { fua: on, .. } => (command::TRIM, fua(*on)),
-            Op::WriteZeroes { fua: on, may_punch, fast, .. } => (
+        let (command, flags) = match &request {
+            Request::Read { .. } => (command::READ, 0),
+            Request::Write { fua: on, .. } => (command::WRITE, fua(*on)),
+            Request::Flush => (command::FLUSH, 0),
+            Request::Trim { fua: on, .. } => (command::TRIM, fua(*on)),
+            Request::WriteZeroes { fua: on, may_punch, fast, .. } => (
                 command::WRITE_ZEROES,
                 fua(*on)
                     | if *may_punch { 0 } else { flag::NO_HOLE }
                     | if *fast { flag::FAST_ZERO } else { 0 },
             ),
-            Op::Status { one, .. } => (command::BLOCK_STATUS, if *one { flag::REQ_ONE } else { 0 }),
+            Request::Status { one, .. } => {
+                (command::BLOCK_STATUS, if *one { flag::REQ_ONE } else { 0 })
+            }
         };
-        let (offset, length) = op.range();
+        let (offset, length) = request.range();
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         let header = RequestHeader { flags, command, cookie, offset, length: length as u32 };
         self.out.push(&header.encode());
-        if let Op::Write { data, .. } = &op {
+        if let Request::Write { data, .. } = &request {
             self.out.push_shared(data);
         }
-        self.pending.insert(cookie, Pending::new(token, op));
+        self.pending.insert(cookie, Pending::new(token, request));
     }
 
     /// Says goodbye, if the handshake is over.
@@ -172,10 +175,10 @@ impl Client {
     }
 
     /// Everything that was not answered, in the order in which it was submitted, with its tokens.
-    pub fn abandon(&mut self) -> Vec<(u64, Op)> {
+    pub fn abandon(&mut self) -> Vec<(u64, Request)> {
         self.out.clear();
         self.receiving = Receiving::Header;
-        std::mem::take(&mut self.pending).into_values().map(|p| (p.token, p.op)).collect()
+        std::mem::take(&mut self.pending).into_values().map(|p| (p.token, p.request)).collect()
     }
 
     /// Looks at the input. To be called until it asks for input or closes.
@@ -223,7 +226,7 @@ impl Client {
             Receiving::Data { cookie, filled, end, last } => {
                 let n = (end - filled).min(self.end - self.start);
                 if n > 0
-                    && let Some(Pending { op: Op::Read { buf, .. }, .. }) =
+                    && let Some(Pending { request: Request::Read { buf, .. }, .. }) =
                         self.pending.get_mut(&cookie)
                 {
                     buf[filled..filled + n]
@@ -267,11 +270,13 @@ impl Client {
                 let pending = self.pending.get_mut(&cookie).ok_or_else(unknown)?;
                 let error = Errno::from_code(be32(input, 4));
                 self.start += 16;
-                match (&pending.op, error) {
-                    (Op::Read { .. } | Op::Status { .. }, None) if negotiated.structured => {
+                match (&pending.request, error) {
+                    (Request::Read { .. } | Request::Status { .. }, None)
+                        if negotiated.structured =>
+                    {
                         Err("a simple reply where a structured one was agreed upon".into())
                     }
-                    (Op::Read { offset, buf }, None) => {
+                    (Request::Read { offset, buf }, None) => {
                         let (offset, end) = (*offset, buf.len());
                         pending.piece(offset, end as u64)?;
                         self.receiving = Receiving::Data { cookie, filled: 0, end, last: true };
@@ -329,7 +334,7 @@ impl Client {
                 }
                 let hole = be32(body, 8);
                 let start = pending.piece(be64(body, 0), u64::from(hole))?;
-                if let Op::Read { buf, .. } = &mut pending.op {
+                if let Request::Read { buf, .. } = &mut pending.request {
                     buf[start..start + hole as usize].fill(0);
                 }
                 self.start += 32;
@@ -338,7 +343,7 @@ impl Client {
                 if body.len() < 4 {
                     return Ok(Some(Event::NeedInput));
                 }
-                if !matches!(pending.op, Op::Status { .. })
+                if !matches!(pending.request, Request::Status { .. })
                     || pending.status
                     || negotiated.allocation != Some(be32(body, 0))
                 {
@@ -376,13 +381,14 @@ impl Client {
         let pending = self.pending.get(&cookie).ok_or("the end of no request")?;
         // An incomplete reply leaves its request pending, for it to be sent again on another connection.
         pending.whole()?;
-        let Some(Pending { token, op, failure, extents, .. }) = self.pending.remove(&cookie) else {
+        let Some(Pending { token, request, failure, extents, .. }) = self.pending.remove(&cookie)
+        else {
             return Err("the end of no request".into());
         };
         let outcome = match failure {
             None => Ok(extents),
             Some(failure) => Err(failure),
         };
-        Ok(Event::Done(Done { token, op, outcome }))
+        Ok(Event::Done(Done { token, request, outcome }))
     }
 }

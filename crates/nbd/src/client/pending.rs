@@ -1,6 +1,7 @@
 //! A request that waits for its reply.
 
-use crate::op::{Extent, Failure, Op};
+use super::request::{Failure, Request};
+use crate::wire::Extent;
 
 /// Most pieces of one read that are remembered apart. Servers send a handful.
 const MAX_PIECES: usize = 4096;
@@ -10,7 +11,7 @@ pub(super) const MAX_EXTENTS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) token: u64,
-    pub(super) op: Op,
+    pub(super) request: Request,
     /// What of a read has come: `start..end` within its buffer, sorted, not touching.
     pieces: Vec<(usize, usize)>,
     pub(super) failure: Option<Failure>,
@@ -24,10 +25,10 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(token: u64, op: Op) -> Pending {
+    pub(super) fn new(token: u64, request: Request) -> Pending {
         Pending {
             token,
-            op,
+            request,
             pieces: Vec::new(),
             failure: None,
             extents: Vec::new(),
@@ -39,7 +40,7 @@ impl Pending {
 
     /// Where a piece of a read lies within its buffer, taken note of; an error if it does not belong there.
     pub(super) fn piece(&mut self, offset: u64, len: u64) -> Result<usize, String> {
-        let Op::Read { offset: begin, buf } = &self.op else {
+        let Request::Read { offset: begin, buf } = &self.request else {
             return Err("data in reply to a request that reads nothing".into());
         };
         let start = offset.checked_sub(*begin);
@@ -72,7 +73,7 @@ impl Pending {
 
     /// An extent of a status.
     pub(super) fn extent(&mut self, len: u32, hole: bool, zero: bool) -> Result<(), String> {
-        let (_, asked) = self.op.range();
+        let (_, asked) = self.request.range();
         if len == 0 || self.told >= asked {
             return Err(format!("an extent of {len} bytes behind {} of {asked}", self.told));
         }
@@ -97,11 +98,13 @@ impl Pending {
         if self.failure.is_some() {
             return Ok(());
         }
-        match &self.op {
-            Op::Read { buf, .. } if self.pieces[..] != [(0, buf.len())] => {
+        match &self.request {
+            Request::Read { buf, .. } if self.pieces[..] != [(0, buf.len())] => {
                 Err("a read ended before all of it had come".into())
             }
-            Op::Status { .. } if self.extents.is_empty() => Err("a status without extents".into()),
+            Request::Status { .. } if self.extents.is_empty() => {
+                Err("a status without extents".into())
+            }
             _ => Ok(()),
         }
     }

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 
 use super::pending::Pending;
 use super::*;
-use crate::op::{Done, Extent, Op, Payload};
 use crate::server::TlsPolicy;
 use crate::testing::Bench;
-use crate::wire::{Errno, chunk, chunk_header, simple_reply, transmission};
+use crate::wire::{Errno, Extent, chunk, chunk_header, simple_reply, transmission};
+use larder_runtime::Payload;
 
 /// Passes `bytes` in pieces and collects what comes of them.
 fn feed(client: &mut Client, mut bytes: &[u8], piece: usize) -> Vec<Event> {
@@ -80,27 +80,27 @@ fn filled(len: usize, seed: u8) -> AlignedBuf {
 fn client_and_server_understand_each_other() {
     let (mut client, mut server) = connected(1 << 20);
     let data = Payload::new(filled(20_000, 3));
-    client.submit(1, Op::Write { offset: 5000, data: data.clone(), fua: true });
-    client.submit(2, Op::Read { offset: 4000, buf: AlignedBuf::zeroed(30_000) });
-    client.submit(3, Op::Flush);
-    client.submit(4, Op::Read { offset: 100_000, buf: filled(8192, 1) });
-    client.submit(5, Op::Trim { offset: 0, len: 4096, fua: false });
+    client.submit(1, Request::Write { offset: 5000, data: data.clone(), fua: true });
+    client.submit(2, Request::Read { offset: 4000, buf: AlignedBuf::zeroed(30_000) });
+    client.submit(3, Request::Flush);
+    client.submit(4, Request::Read { offset: 100_000, buf: filled(8192, 1) });
+    client.submit(5, Request::Trim { offset: 0, len: 4096, fua: false });
     let zeroes =
-        Op::WriteZeroes { offset: 5000, len: 10, fua: false, may_punch: false, fast: true };
+        Request::WriteZeroes { offset: 5000, len: 10, fua: false, may_punch: false, fast: true };
     client.submit(6, zeroes);
-    client.submit(7, Op::Status { offset: 0, len: 100, one: false });
-    client.submit(8, Op::Read { offset: (1 << 20) - 1, buf: AlignedBuf::zeroed(2) });
+    client.submit(7, Request::Status { offset: 0, len: 100, one: false });
+    client.submit(8, Request::Read { offset: (1 << 20) - 1, buf: AlignedBuf::zeroed(2) });
     assert_eq!(client.in_flight(), 8);
     let events = settle(&mut client, &mut server, 1000);
     assert_eq!(events.len(), 8);
     for event in events {
-        let Event::Done(Done { token, op, outcome }) = event else { panic!("{event:?}") };
-        match (token, op) {
-            (2, Op::Read { buf, .. }) => {
+        let Event::Done(Done { token, request, outcome }) = event else { panic!("{event:?}") };
+        match (token, request) {
+            (2, Request::Read { buf, .. }) => {
                 assert!(buf[1000..21_000] == data[..]);
                 assert!(buf[..1000].iter().chain(&buf[21_000..]).all(|&b| b == 0));
             }
-            (4, Op::Read { buf, .. }) => {
+            (4, Request::Read { buf, .. }) => {
                 assert!(buf.iter().all(|&b| b == 0), "a hole is filled in")
             }
             (7, _) => assert_eq!(
@@ -167,15 +167,15 @@ fn older_servers() {
         let [Event::Ready(negotiated)] = &events[..] else { panic!("{events:?}") };
         assert!(negotiated.has(transmission::SEND_FLUSH) && !negotiated.structured);
         // Simple replies, then.
-        client.submit(1, Op::Read { offset: 0, buf: AlignedBuf::zeroed(3) });
-        client.submit(2, Op::Flush);
+        client.submit(1, Request::Read { offset: 0, buf: AlignedBuf::zeroed(3) });
+        client.submit(2, Request::Flush);
         let mut replies = simple_reply(0, 2).to_vec();
         replies.extend_from_slice(&simple_reply(0, 1));
         replies.extend_from_slice(b"abc");
         let events = feed(&mut client, &replies, 4);
         assert!(matches!(&events[0], Event::Done(Done { token: 2, outcome: Ok(_), .. })));
         assert!(
-            matches!(&events[1], Event::Done(Done { token: 1, op: Op::Read { buf, .. }, .. }) if buf[..] == *b"abc")
+            matches!(&events[1], Event::Done(Done { token: 1, request: Request::Read { buf, .. }, .. }) if buf[..] == *b"abc")
         );
     }
 }
@@ -203,7 +203,7 @@ fn wrong_replies() {
         out
     };
     let (mut client, _server) = connected(1 << 20);
-    client.submit(1, Op::Read { offset: 100, buf: filled(6, 9) });
+    client.submit(1, Request::Read { offset: 100, buf: filled(6, 9) });
     let mut bytes = data(1, 104, b"ef", 0);
     bytes.extend(data(1, 100, b"ab", 0));
     let mut hole = chunk_header(chunk::DONE, chunk::OFFSET_HOLE, 1, 12).to_vec();
@@ -212,7 +212,7 @@ fn wrong_replies() {
     bytes.extend(&hole);
     let events = feed(&mut client, &bytes, 1);
     assert!(
-        matches!(&events[..], [Event::Done(Done { op: Op::Read { buf, .. }, .. })] if buf[..] == *b"ab\0\0ef")
+        matches!(&events[..], [Event::Done(Done { request: Request::Read { buf, .. }, .. })] if buf[..] == *b"ab\0\0ef")
     );
 
     let status = |id: u32, extents: &[(u32, u32)]| {
@@ -258,8 +258,8 @@ fn wrong_replies() {
     ];
     for (why, bytes) in wrong {
         let (mut client, _server) = connected(1 << 20);
-        client.submit(10, Op::Read { offset: 100, buf: filled(6, 9) });
-        client.submit(20, Op::Status { offset: 0, len: 100, one: false });
+        client.submit(10, Request::Read { offset: 100, buf: filled(6, 9) });
+        client.submit(20, Request::Status { offset: 0, len: 100, one: false });
         let events = feed(&mut client, &bytes, 5);
         let [Event::Close(reason)] = &events[..] else { panic!("{why}: {events:?}") };
         assert!(reason.contains(why), "{reason} is not {why}");
@@ -269,7 +269,7 @@ fn wrong_replies() {
     // An error with its message, and an unknown kind of error, end the request only.
     for kind in [chunk::ERROR, chunk::ERROR_BIT + 99] {
         let (mut client, _server) = connected(1 << 20);
-        client.submit(10, Op::Read { offset: 100, buf: filled(6, 9) });
+        client.submit(10, Request::Read { offset: 100, buf: filled(6, 9) });
         let mut bytes = chunk_header(chunk::DONE, kind, 1, 9).to_vec();
         bytes.extend_from_slice(&[0, 0, 0, 28, 0, 3]);
         bytes.extend_from_slice(b"no\n");
@@ -285,7 +285,7 @@ proptest! {
     /// The pieces of a read, against a plain map of its bytes.
     #[test]
     fn pieces_fill_a_read_exactly_once(list in proptest::collection::vec((0u64..40, 0u64..12), 1..20)) {
-        let mut pending = Pending::new(1, Op::Read { offset: 8, buf: AlignedBuf::zeroed(24) });
+        let mut pending = Pending::new(1, Request::Read { offset: 8, buf: AlignedBuf::zeroed(24) });
         let mut seen = [false; 24];
         for (offset, len) in list {
             let range = offset.saturating_sub(8) as usize..(offset + len).saturating_sub(8) as usize;
@@ -311,12 +311,15 @@ proptest! {
 fn mutated_answers() {
     let mut rng = Rng::new(11);
     let ops = |client: &mut Client| {
-        client.submit(1, Op::Write { offset: 0, data: Payload::new(filled(6000, 1)), fua: false });
-        client.submit(2, Op::Read { offset: 0, buf: AlignedBuf::zeroed(5000) });
-        client.submit(3, Op::Status { offset: 0, len: 100, one: false });
-        client.submit(4, Op::Read { offset: 7000, buf: AlignedBuf::zeroed(5000) });
-        client.submit(5, Op::Read { offset: 1 << 20, buf: AlignedBuf::zeroed(5) });
-        client.submit(6, Op::Flush);
+        client.submit(
+            1,
+            Request::Write { offset: 0, data: Payload::new(filled(6000, 1)), fua: false },
+        );
+        client.submit(2, Request::Read { offset: 0, buf: AlignedBuf::zeroed(5000) });
+        client.submit(3, Request::Status { offset: 0, len: 100, one: false });
+        client.submit(4, Request::Read { offset: 7000, buf: AlignedBuf::zeroed(5000) });
+        client.submit(5, Request::Read { offset: 1 << 20, buf: AlignedBuf::zeroed(5) });
+        client.submit(6, Request::Flush);
     };
     // Both directions of a good conversation.
     let (mut client, mut server) = connected(1 << 20);

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use larder_runtime::{AlignedBuf, BufferPool};
+use larder_runtime::{AlignedBuf, BufferPool, Payload};
 
 use super::export::{Export, ExportInfo, Exports};
 use super::handshake::{ALLOCATION_ID, Agreed, Handshake, MAX_OPTION, Step, TlsPolicy};
-use crate::op::{Extent, Payload};
 use crate::output::Output;
-use crate::wire::{Errno, RequestHeader, chunk, chunk_header, command, flag, simple_reply, state};
+use crate::wire::{
+    Errno, Extent, RequestHeader, chunk, chunk_header, command, flag, simple_reply, state,
+};
 
 /// Bytes of input that are not a payload being received: several requests, or one option.
 const INPUT: usize = 64 << 10;
@@ -590,12 +591,18 @@ impl<E: Export> Connection<E> {
     ///
     /// # Panics
     /// If there is no extent.
-    pub fn extents(&mut self, cookie: u64, len: u32, one: bool, extents: &[Extent]) {
+    pub fn extents(
+        &mut self,
+        cookie: u64,
+        len: u32,
+        one: bool,
+        extents: impl IntoIterator<Item = Extent>,
+    ) {
         self.answered(0);
         let mut left = len;
         let mut body = ALLOCATION_ID.to_be_bytes().to_vec();
         let one = one || self.out.copied() > TERSE;
-        for extent in extents.iter().take(if one { 1 } else { usize::MAX }) {
+        for extent in extents.into_iter().take(if one { 1 } else { usize::MAX }) {
             let now = extent.len.min(left);
             if now == 0 {
                 break;

@@ -7,6 +7,7 @@ use mio::event::{Event as Ready, Source};
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
+use super::words::{asked_for, ended, request};
 use super::{Patience, Place};
 use crate::op::{Done, Op};
 use larder_nbd::client::{Client, Event, Negotiated};
@@ -210,7 +211,8 @@ impl Link {
         let Some(mut wire) = self.wire.take() else { return Vec::new() };
         // It goes with the descriptor at the latest.
         let _ = registry.deregister(wire.socket.source());
-        wire.client.abandon()
+        let left = wire.client.abandon();
+        left.into_iter().map(|(token, request)| (token, asked_for(request))).collect()
     }
 
     pub(super) fn ready(&mut self, event: &Ready) {
@@ -227,7 +229,7 @@ impl Link {
                 wire.heard = now;
             }
             wire.load += weight(&op);
-            wire.client.submit(token, op);
+            wire.client.submit(token, request(op));
         }
     }
 
@@ -344,6 +346,7 @@ impl Link {
                     Event::NeedInput => break,
                     Event::Ready(negotiated) => news.push(News::Ready(negotiated)),
                     Event::Done(done) => {
+                        let done = ended(done);
                         wire.load = wire.load.saturating_sub(weight(&done.op));
                         news.push(News::Done(done));
                     }

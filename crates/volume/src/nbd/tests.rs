@@ -162,8 +162,8 @@ fn execute(
             conn.done(cookie);
         }
         Command::BlockStatus { len, one, .. } => {
-            let data = crate::op::Extent { len, hole: false, zero: false };
-            conn.extents(cookie, len, one, &[data]);
+            let data = larder_nbd::wire::Extent { len, hole: false, zero: false };
+            conn.extents(cookie, len, one, [data]);
         }
         Command::Flush => {
             state.flushes += 1;
@@ -390,7 +390,7 @@ fn patience_ends() {
     server.vanish();
     let failure = one(&mut *session, write(0, 6)).outcome.unwrap_err();
     assert!(failure.message.contains("cannot be reached"), "{failure}");
-    assert_eq!(failure.errno, Errno::Io);
+    assert_eq!(failure.kind, FailureKind::Failed);
 }
 
 /// Another export has taken the place of the first: it is not written to.

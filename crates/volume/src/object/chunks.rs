@@ -32,8 +32,7 @@ use tokio::task::JoinSet;
 use super::lease::Holding;
 use super::manifest::{CHUNKS, MANIFEST, Manifest, TRAILER_BYTES, Trailer, chunk_name, chunk_of};
 use super::requests::{Requests, Trouble};
-use crate::op::{Extent, Failure};
-use larder_nbd::wire::Errno;
+use crate::op::{Extent, Failure, FailureKind};
 
 /// Bytes of chunks that may be under way at once.
 const ROOM: u64 = 128 << 20;
@@ -302,7 +301,7 @@ impl Chunks {
     }
 
     fn failure(&self, why: &str) -> Failure {
-        Failure::new(Errno::Io, format!("backing store '{}': {why}", self.requests.uri()))
+        Failure::new(FailureKind::Failed, format!("backing store '{}': {why}", self.requests.uri()))
     }
 
     fn failed(&self, what: &str, chunk: u64, trouble: &Trouble) -> Failure {
@@ -604,7 +603,7 @@ impl Chunks {
         len: usize,
     ) -> Result<bool, Failure> {
         let Some(generation) = self.holding.generation() else {
-            return Err(Failure::new(Errno::Perm, "the volume was attached read-only"));
+            return Err(Failure::new(FailureKind::Denied, "the volume was attached read-only"));
         };
         self.sequence.set(self.sequence.get() + 1);
         let trailer = Trailer::of(&object[..len], generation, self.sequence.get());
@@ -652,7 +651,7 @@ impl Chunks {
             return Ok(());
         }
         let Some(generation) = self.holding.generation() else {
-            return Err(Failure::new(Errno::Perm, "the volume was attached read-only"));
+            return Err(Failure::new(FailureKind::Denied, "the volume was attached read-only"));
         };
         let mut manifest = self.manifest();
         manifest.changed = generation;

@@ -17,9 +17,8 @@ use tokio::task::{JoinSet, LocalSet};
 use super::chunks::Chunks;
 use super::requests::Requests;
 use super::{Setup, attach, keep};
-use crate::op::{Done, Failure, Op, Outcome};
+use crate::op::{Done, Failure, FailureKind, Op, Outcome};
 use crate::{Identity, Patience, Session};
-use larder_nbd::wire::Errno;
 
 /// How often a read-only attachment looks whether a writer has come.
 const LOOK: Duration = Duration::from_secs(5);
@@ -218,7 +217,7 @@ async fn execute(chunks: &Rc<Chunks>, mut op: Op) -> (Op, Outcome) {
             let len = u64::from(*len);
             if *fast && chunks.whole_chunks(*offset, len) != (*offset, len) {
                 let text = "parts of chunks must be written";
-                Err(Failure::new(Errno::NotSup, text))
+                Err(Failure::new(FailureKind::Unsupported, text))
             } else {
                 chunks.change(*offset, len, None).await
             }
@@ -257,7 +256,7 @@ impl Session for ObjectSession {
         let ops = Command::Ops(self.port.clone(), std::mem::take(&mut self.batch));
         if let Err(queue::error::SendError(Command::Ops(_, ops))) = self.commands.send(ops) {
             // The thread is no more: nothing is left without an answer.
-            let failure = Failure::new(Errno::Io, "the backing store's thread has ended");
+            let failure = Failure::new(FailureKind::Failed, "the backing store's thread has ended");
             let ended = |(token, op)| Done { token, op, outcome: Err(failure.clone()) };
             locked(&self.port.done).extend(ops.into_iter().map(ended));
             let _ = rustix::io::write(&self.port.event, &1u64.to_ne_bytes());

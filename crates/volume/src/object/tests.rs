@@ -16,10 +16,9 @@ use object_store::{
 
 use super::manifest::Manifest;
 use super::*;
-use crate::op::{Done, Op};
+use crate::op::{Done, FailureKind, Op};
 use crate::testing::{against_a_model, one};
 use crate::{OpenOptions, Patience};
-use larder_nbd::wire::Errno;
 
 const MIB: u64 = 1 << 20;
 
@@ -359,7 +358,7 @@ fn zeroes_and_trims() {
     let zero =
         |offset, len, fast| Op::WriteZeroes { offset, len, fua: true, may_punch: true, fast };
     let refused = one(&mut *session, zero(10, 100, true)).outcome.unwrap_err();
-    assert_eq!(refused.errno, Errno::NotSup);
+    assert_eq!(refused.kind, FailureKind::Unsupported);
     one(&mut *session, zero(10, 100, false)).outcome.unwrap();
     one(&mut *session, zero(MIB, MIB as u32, true)).outcome.unwrap();
     one(&mut *session, Op::Trim { offset: 2 * MIB - 1, len: 2 * MIB as u32 + 513, fua: false })

@@ -10,8 +10,7 @@ use super::super::attached::Inside;
 use super::client_op::ClientOp;
 use super::{Cached, PREFETCH};
 use crate::nbd::server::Command;
-use crate::nbd::wire::Errno;
-use crate::op::{Extent, Failure, Op};
+use crate::op::{Extent, Failure, FailureKind, Op};
 use crate::server::Volume;
 use crate::server::service::Answer;
 
@@ -41,13 +40,13 @@ impl Cached {
             Answer::new(ticket, Err(failure), buf)
         };
         if volume.is_closed() {
-            let failure = Failure::new(Errno::Shutdown, "the volume was detached");
+            let failure = Failure::new(FailureKind::Gone, "the volume was detached");
             self.ended.push_back(refuse(command, failure));
             return;
         }
         let lost = || {
             Failure::new(
-                Errno::Io,
+                FailureKind::Failed,
                 "another writer has the volume: this daemon must be started again",
             )
         };

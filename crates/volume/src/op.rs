@@ -5,7 +5,8 @@ use std::fmt;
 use larder_runtime::AlignedBuf;
 pub use larder_runtime::Payload;
 
-use crate::wire::Errno;
+/// The longest operation that moves data, of the stores that set no limit of their own, bytes.
+pub const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// One operation. Ranges are in bytes, of any alignment, and must lie within the store.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub enum Op {
         fua: bool,
         /// A hole will do.
         may_punch: bool,
-        /// Fail with [`Errno::NotSup`], nothing changed, unless that is faster than writing.
+        /// Fail with [`FailureKind::Unsupported`], nothing changed, unless that is faster than writing.
         fast: bool,
     },
     /// Which parts of the range are holes or zeroes.
@@ -112,25 +113,80 @@ pub struct Extent {
     pub zero: bool,
 }
 
+/// What went wrong with an operation, without any protocol's numbers: whoever answers a client maps it to its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// Not permitted: the volume is read-only.
+    Denied,
+    /// Input or output failed.
+    Failed,
+    /// No memory.
+    NoMemory,
+    /// The operation is malformed or beyond the end.
+    Invalid,
+    /// No space, or a write beyond the end.
+    NoSpace,
+    /// Too long to be done in one piece.
+    TooLong,
+    /// Cannot be done, or not fast.
+    Unsupported,
+    /// The volume was detached, or its server is about to stop.
+    Gone,
+}
+
+impl FailureKind {
+    /// What an error of the operating system is.
+    pub fn from_os(code: Option<i32>) -> FailureKind {
+        use rustix::io::Errno as Os;
+        let is = |os: Os| code == Some(os.raw_os_error());
+        if is(Os::PERM) || is(Os::ACCESS) || is(Os::ROFS) {
+            FailureKind::Denied
+        } else if is(Os::NOSPC) || is(Os::DQUOT) || is(Os::FBIG) {
+            FailureKind::NoSpace
+        } else if is(Os::NOMEM) {
+            FailureKind::NoMemory
+        } else if is(Os::OPNOTSUPP) {
+            FailureKind::Unsupported
+        } else {
+            FailureKind::Failed
+        }
+    }
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FailureKind::Denied => "not permitted",
+            FailureKind::Failed => "input/output error",
+            FailureKind::NoMemory => "out of memory",
+            FailureKind::Invalid => "invalid request",
+            FailureKind::NoSpace => "no space",
+            FailureKind::TooLong => "too long for one piece",
+            FailureKind::Unsupported => "not supported",
+            FailureKind::Gone => "the volume is detached, or its server is stopping",
+        })
+    }
+}
+
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// What the client is told.
-    pub errno: Errno,
+    pub kind: FailureKind,
     /// What people are told.
     pub message: String,
 }
 
 impl Failure {
     /// With a message.
-    pub fn new(errno: Errno, message: impl Into<String>) -> Failure {
-        Failure { errno, message: message.into() }
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
+        Failure { kind, message: message.into() }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.message.is_empty() { self.errno.fmt(f) } else { f.write_str(&self.message) }
+        if self.message.is_empty() { self.kind.fmt(f) } else { f.write_str(&self.message) }
     }
 }
 
@@ -148,4 +204,16 @@ pub struct Done {
     pub op: Op,
     /// How it ended.
     pub outcome: Outcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_operating_system() {
+        assert_eq!(FailureKind::from_os(Some(122)), FailureKind::NoSpace, "EDQUOT");
+        assert_eq!(FailureKind::from_os(Some(30)), FailureKind::Denied, "EROFS");
+        assert_eq!(FailureKind::from_os(None), FailureKind::Failed);
+    }
 }
