@@ -27,7 +27,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("nbd", &["base", "runtime"]),
     ("volume", &["base", "runtime", "nbd"]),
     ("block", &["base", "policy", "format", "engine", "runtime", "nbd", "volume"]),
-    ("replay", &["base", "format", "engine", "runtime", "trace", "block"]),
+    ("replay", &["base", "format", "engine", "runtime", "trace", "nbd", "volume"]),
     (
         "cli",
         &[

@@ -60,7 +60,7 @@ pub enum ReplayError {
     Untimed,
     /// The export cannot be had.
     #[error(transparent)]
-    Export(#[from] larder_block::backing::BackingError),
+    Export(#[from] larder_volume::BackingError),
     /// A trace of something else before an export.
     #[error(
         "the trace has a '{0}', which is no block I/O: replay it against a memcached server (--to HOST:PORT)"

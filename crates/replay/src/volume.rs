@@ -11,11 +11,11 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use larder_block::backing::nbd::NbdBacking;
-use larder_block::backing::{Backing, Patience, Session, Uri};
-use larder_block::op::{Done, Op};
 use larder_runtime::{AlignedBuf, Payload};
 use larder_trace::{Op as TraceOp, Reader, Request, mix};
+use larder_volume::nbd::NbdBacking;
+use larder_volume::op::{Done, Op};
+use larder_volume::{Backing, Patience, Session, Uri};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use serde::Serialize;
