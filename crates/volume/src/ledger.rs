@@ -40,6 +40,7 @@ impl Ledger {
     }
 
     /// There are writes that were answered, that no flush has covered, and whose loss has no number.
+    #[cfg(any(test, feature = "nbd"))]
     pub(super) fn is_owed(&self) -> bool {
         let given_up = *self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         self.covers() > self.durable.load(Ordering::SeqCst).max(given_up)

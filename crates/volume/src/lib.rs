@@ -28,8 +28,10 @@ mod device_name;
 pub mod file;
 pub mod identity;
 mod ledger;
+#[cfg(feature = "nbd")]
 pub mod nbd;
 mod notes;
+#[cfg(feature = "object")]
 pub mod object;
 pub mod op;
 mod pages;
@@ -309,10 +311,18 @@ pub fn open(
 pub fn open_with(uri: &Uri, options: &OpenOptions) -> Result<Box<dyn Backing>, BackingError> {
     match uri {
         Uri::File { .. } => Ok(Box::new(file::FileBacking::open(uri, options)?)),
+        #[cfg(feature = "nbd")]
         Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
             Ok(Box::new(nbd::NbdBacking::open(uri, options.read_only, options.patience)?))
         }
+        #[cfg(feature = "object")]
         Uri::S3 { .. } => Ok(Box::new(object::ObjectBacking::open(uri, options)?)),
+        #[cfg(not(all(feature = "nbd", feature = "object")))]
+        other => Err(BackingError::Open {
+            uri: other.to_string(),
+            reason: "this program was built without stores of its kind: build larder-volume with the features nbd and object"
+                .to_owned(),
+        }),
     }
 }
 

@@ -33,8 +33,8 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 
 use super::{About, Backing, BackingError, Identity, OpenOptions, Session, Uri};
+use crate::op::MAX_PAYLOAD;
 use chunks::{Chunks, below};
-use larder_nbd::wire::MAX_PAYLOAD;
 use lease::Holding;
 use manifest::{LEASE, MANIFEST, Manifest};
 use requests::{Requests, Trouble};
