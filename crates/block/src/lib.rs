@@ -1,4 +1,4 @@
-//! The block cache's daemon: the NBD protocol, vhost-user and ublk, the stores behind a cache, and the workers between them.
+//! The block cache's daemon: NBD, vhost-user and ublk before a cache, stores behind it, and the workers between them.
 //!
 //! | module | what it is |
 //! | --- | --- |
@@ -19,6 +19,7 @@ pub mod server;
 pub mod ublk;
 pub mod vhost;
 
+// What this crate speaks and stands on, for who embeds it and names no other.
 pub use larder_nbd as nbd;
 pub use larder_volume as backing;
 pub use larder_volume::op;

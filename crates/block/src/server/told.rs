@@ -37,3 +37,23 @@ impl Told {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_loss_is_told_once_and_to_who_asks_for_something_durable() {
+        let told = Told { losses: AtomicU64::new(2) };
+        let good = || Ok(Vec::new());
+        assert!(told.hear(Some(2), good()).is_ok(), "it came after that");
+        assert!(told.hear(None, good()).is_ok());
+        let failure = told.hear(Some(3), good()).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Failed);
+        assert!(told.hear(Some(3), good()).is_ok() && told.hear(Some(2), good()).is_ok());
+        // One that has failed says what it says, and counts.
+        let full = Failure::new(FailureKind::NoSpace, "full");
+        assert_eq!(told.hear(Some(4), Err(full.clone())), Err(full));
+        assert!(told.hear(Some(4), good()).is_ok());
+    }
+}
