@@ -4,6 +4,9 @@
 //! socket, a thread or the system's randomness. Three things keep it so: clippy's `disallowed-methods` (clippy.toml),
 //! this check that no crate below the line lifts that ban or leaves the workspace's lints, and this check that crates
 //! import only downward.
+//!
+//! Two lists hold what should not be and still is, and may only shrink ([`crate::ratchet`]): imports between folders of a crate
+//! that go in a circle, and the engine's machines that hosts call by name, where a host should ask the node.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +14,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::Findings;
+use crate::modules::Modules;
+use crate::ratchet::{Counted, Ratchet};
+use crate::{Findings, circles};
 
 /// Every crate of the workspace and the workspace's crates it may import, in any kind of dependency. What is not
 /// listed is refused, so that a new crate is given its place here.
@@ -62,11 +67,38 @@ const WORLDLY: &[&str] = &[
 /// are written have no name until they are whole, which the standard library has no call for.
 const FOR_FILES: &[(&str, &str)] = &[("trace", "rustix")];
 
+/// Crates that supply bytes, time, threads and I/O, and decide nothing about caching.
+const HOSTS: &[&str] = &["cache", "kv", "block", "sim", "replay", "cli"];
+
+/// Machines of the engine that only its nodes should call.
+const MACHINES: &[&str] =
+    &["BlockShard", "KvShard", "FlashLog", "MapLog", "BlockAdmission", "WriteBudget"];
+
+/// Parts of hosts that may: studies of one machine, and other caches to measure against.
+const STUDIES: &[&str] = &[
+    "crates/sim/src/baseline/",
+    "crates/sim/src/block_study.rs",
+    "crates/sim/src/kv/study.rs",
+    "crates/sim/src/lab/",
+];
+
+const CIRCLES: Ratchet = Ratchet {
+    file: "xtask/ratchets/circles.txt",
+    remedy: "let one of the two folders know the other, not both; move what both need below them",
+};
+
+const MACHINES_IN_HOSTS: Ratchet = Ratchet {
+    file: "xtask/ratchets/machines.txt",
+    remedy: "a host decides nothing about caching: ask the engine's node (a file that was moved takes its line along)",
+};
+
 /// One crate of the workspace, as far as the check needs it.
 #[derive(Debug, Clone, Default)]
 struct Member {
     /// Without the prefix `larder-`.
     name: String,
+    /// Where its manifest is.
+    folder: PathBuf,
     /// Names as in the manifest, whatever the kind of dependency.
     imports: Vec<String>,
     /// Names of normal dependencies: what the product is built from.
@@ -81,7 +113,52 @@ pub(crate) fn check(root: &Path) -> Result<Findings, String> {
     if members.is_empty() {
         return Err("cargo metadata lists no crate of this workspace".to_owned());
     }
-    Ok(findings(&members))
+    let mut found = findings(&members);
+    let (circles, machines) = ratchets(root, &members)?;
+    found.extend(CIRCLES.check(root, &circles)?);
+    found.extend(MACHINES_IN_HOSTS.check(root, &machines)?);
+    Ok(found)
+}
+
+/// Takes off the lists what has gone.
+pub(crate) fn shrink(root: &Path) -> Result<(), String> {
+    let (circles, machines) = ratchets(root, &members(root)?)?;
+    CIRCLES.shrink(root, &circles)?;
+    MACHINES_IN_HOSTS.shrink(root, &machines)
+}
+
+/// What the two lists are about: arrows that go in circles, and machines in hosts by file.
+fn ratchets(root: &Path, members: &[Member]) -> Result<(Counted, Counted), String> {
+    let (mut in_circles, mut machines) = (Counted::new(), Counted::new());
+    for member in members {
+        for first in ["src/lib.rs", "src/main.rs"] {
+            let first = member.folder.join(first);
+            if !first.is_file() {
+                continue;
+            }
+            let modules = Modules::read(&first)?;
+            in_circles
+                .extend(circles::in_circles(&member.name, &modules).into_iter().map(|a| (a, 1)));
+            if HOSTS.contains(&member.name.as_str()) {
+                machines_named(root, &modules, &mut machines);
+            }
+        }
+    }
+    Ok((in_circles, machines))
+}
+
+fn machines_named(root: &Path, modules: &Modules, into: &mut Counted) {
+    for module in modules.0.values() {
+        let file = module.file.strip_prefix(root).unwrap_or(&module.file).display().to_string();
+        if STUDIES.iter().any(|study| file.starts_with(study)) {
+            continue;
+        }
+        for machine in MACHINES {
+            if let Some(count) = module.idents.get(*machine) {
+                *into.entry(format!("{file} {machine}")).or_default() += count;
+            }
+        }
+    }
 }
 
 fn findings(members: &[Member]) -> Findings {
@@ -186,6 +263,7 @@ fn member(root: &Path, package: &Value) -> Result<Member, String> {
     rust_files(folder, &mut sources)?;
     Ok(Member {
         name: full.strip_prefix("larder-").unwrap_or(full).to_owned(),
+        folder: folder.to_owned(),
         imports: names(&|_| true),
         builds_on: names(&|d| d["kind"].is_null()),
         inherits_lints: inherits_lints(&text),
@@ -226,6 +304,7 @@ mod tests {
     fn sound(name: &str, imports: &[&str]) -> Member {
         Member {
             name: name.to_owned(),
+            folder: PathBuf::new(),
             imports: imports.iter().map(|&i| i.to_owned()).collect(),
             builds_on: imports.iter().map(|&i| i.to_owned()).collect(),
             inherits_lints: true,
@@ -308,6 +387,29 @@ mod tests {
         assert!(!inherits_lints(
             "[package]\nname = \"x\"\n\n[lints.rust]\nmissing_docs = \"allow\"\n"
         ));
+    }
+
+    /// A host that names a machine of the engine is found where it stands; one in a comment, a test or a study is none.
+    #[test]
+    fn machines_in_hosts_are_counted_by_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let src = dir.path().join("crates/sim/src");
+        std::fs::create_dir_all(src.join("baseline")).unwrap();
+        for (name, text) in [
+            ("lib.rs", "mod baseline; mod a; #[cfg(test)] mod t; // KvShard"),
+            (
+                "a.rs",
+                "use e::kv::{KvShard, Now};\nfn f(s: &mut KvShard) { g!(e::block::MapLog::new()) }",
+            ),
+            ("t.rs", "use e::KvShard;"),
+            ("baseline/mod.rs", "use e::KvShard;"),
+        ] {
+            std::fs::write(src.join(name), text).unwrap();
+        }
+        let mut found = Counted::new();
+        machines_named(dir.path(), &Modules::read(&src.join("lib.rs")).unwrap(), &mut found);
+        let expected = [("crates/sim/src/a.rs KvShard", 2), ("crates/sim/src/a.rs MapLog", 1)];
+        assert_eq!(found, expected.map(|(line, count)| (line.to_owned(), count)).into());
     }
 
     #[test]

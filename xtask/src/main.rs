@@ -5,7 +5,10 @@
 )]
 
 mod ci;
+mod circles;
 mod edges;
+mod modules;
+mod ratchet;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -14,7 +17,9 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  edges        crates import only downward; none below the runtime sets aside the ban on clocks
+  edges        crates import only downward; none below the runtime sets aside the ban on clocks; no new import circle between
+               folders and no new use of the engine's machines by a host (xtask/ratchets lists the old)
+  edges --shrink  takes off those lists what has gone
   tidy         long files, notes of unfinished work, words that have no place in the repository
   ci           rustfmt, clippy, fuzz targets, edges, tidy, cargo-deny where installed, all tests
   ci --checks  the same without the tests
@@ -29,6 +34,7 @@ fn main() -> ExitCode {
     let root = root();
     let outcome = match arguments.as_slice() {
         ["edges"] => edges::check(&root).and_then(|found| verdict("edges", &found)),
+        ["edges", "--shrink"] => edges::shrink(&root),
         ["tidy"] => tidy::check(&root).and_then(|found| verdict("tidy", &found)),
         ["ci"] => ci::run(&root, true),
         ["ci", "--checks"] => ci::run(&root, false),
