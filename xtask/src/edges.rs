@@ -28,16 +28,17 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("engine", &["base", "policy", "format"]),
     ("sim", &["base", "policy", "format", "engine", "trace"]),
     ("runtime", &["base", "policy", "format", "engine"]),
-    ("kv", &["base", "policy", "format", "engine", "trace", "runtime"]),
+    ("net", &["base", "runtime"]),
+    ("kv", &["base", "policy", "format", "engine", "trace", "runtime", "net"]),
     ("nbd", &["base", "runtime"]),
     ("volume", &["base", "runtime", "nbd"]),
-    ("block", &["base", "policy", "format", "engine", "runtime", "nbd", "volume"]),
+    ("block", &["base", "policy", "format", "engine", "runtime", "net", "nbd", "volume"]),
     ("replay", &["base", "format", "engine", "runtime", "trace", "nbd", "volume"]),
     (
         "cli",
         &[
-            "base", "policy", "format", "engine", "trace", "sim", "runtime", "nbd", "volume", "kv",
-            "block", "replay",
+            "base", "policy", "format", "engine", "trace", "sim", "runtime", "net", "nbd",
+            "volume", "kv", "block", "replay",
         ],
     ),
 ];

@@ -12,9 +12,7 @@
 //! | [`clock`] | wall and monotonic time, read together, once per turn |
 //! | [`datadir`] | the data directory: lock, version, whole replacement of files |
 //! | [`machine`] | memory, processors, free space; what this process uses |
-//! | [`listen`] | sockets to listen on, and paths of Unix sockets that go with the server |
 //! | [`latency`] | histograms of latencies, and percentiles |
-//! | [`page`] | the HTTP server, style and script of live pages |
 //! | [`record`](mod@record) | the file of `--record`, written by a thread of its own |
 //! | [`extents`] | where a file's bytes lie on the disk |
 //! | [`wear`] | what an NVMe drive reports of its wear |
@@ -30,11 +28,9 @@ pub mod device;
 mod error;
 pub mod extents;
 pub mod latency;
-pub mod listen;
 mod lock;
 pub mod machine;
 pub mod maps;
-pub mod page;
 pub mod record;
 pub mod ring;
 pub mod shared;

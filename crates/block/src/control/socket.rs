@@ -14,7 +14,7 @@ use super::Control;
 use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
 use crate::server::ServerError;
 use crate::server::listen::bind_unix;
-use larder_runtime::listen::{SocketAccess, UnixPath};
+use larder_net::listen::{SocketAccess, UnixPath};
 
 /// Connections at a time.
 const MOST: usize = 16;

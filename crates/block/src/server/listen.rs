@@ -1,29 +1,24 @@
 //! Sockets to listen on, and the thread that accepts.
 
 use std::fmt;
-use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use larder_runtime::listen::{SocketAccess, UnixPath, listen_tcp, listen_unix};
-use mio::net::{TcpListener, UnixListener};
-use mio::{Events, Interest, Poll, Token};
-use rustix::io::Errno as Os;
+use larder_net::accept::{self, Door, Pause};
+use larder_net::listen::{SocketAccess, UnixPath, listen_unix};
+use larder_net::stream::{Socket, Stream};
+use mio::Poll;
 use tracing::{debug, warn};
 
 use super::guests::Guests;
-use super::stream::{Socket as Accepted, Stream};
 use super::{Dealt, ServerError, Shared, locked};
 use crate::nbd::server::TlsPolicy;
+use crate::quiet::Quiet;
 
-/// Token of the waker in the accepting thread's poll.
-pub(super) const WAKE: Token = Token(usize::MAX);
 const BACKLOG: i32 = 1024;
-/// Out of descriptors: tried again after this.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// An address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,18 +128,17 @@ impl fmt::Display for Listen {
     }
 }
 
-enum Socket1 {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
-
 /// A socket that is being listened on.
 pub(super) struct Listener {
-    socket: Socket1,
-    name: String,
+    socket: accept::Listener,
     tls: TlsPolicy,
-    pub(super) address: Option<SocketAddr>,
     pub(super) path: Option<UnixPath>,
+}
+
+impl Listener {
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.socket.address()
+    }
 }
 
 /// Opens them all. `certificate`: there is one.
@@ -176,16 +170,9 @@ fn open_tcp(
     let bad = |reason: String| ServerError::Listen { address: listen.to_string(), reason };
     let resolved = address.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
     for addr in resolved {
-        let listener = listen_tcp(addr, BACKLOG).map_err(|e| bad(e.to_string()))?;
-        let listener = TcpListener::from_std(listener);
-        let address = listener.local_addr().ok();
-        out.push(Listener {
-            socket: Socket1::Tcp(listener),
-            name: listen.to_string(),
-            tls,
-            address,
-            path: None,
-        });
+        let socket = accept::Listener::bind(addr, |_| listen.to_string());
+        let socket = socket.and_then(|socket| socket.listen(BACKLOG).map(|()| socket));
+        out.push(Listener { socket: socket.map_err(|e| bad(e.to_string()))?, tls, path: None });
     }
     Ok(())
 }
@@ -210,112 +197,87 @@ fn open_unix(
     access: SocketAccess,
 ) -> Result<Listener, ServerError> {
     let name = listen.to_string();
-    let (listener, guard) = bind_unix(&name, path, access)?;
-    Ok(Listener {
-        socket: Socket1::Unix(UnixListener::from_std(listener)),
-        name,
-        tls,
-        address: None,
-        path: Some(guard),
-    })
+    let (socket, guard) = accept::Listener::unix(path, access, BACKLOG, &name)
+        .map_err(|reason| ServerError::Listen { address: name, reason })?;
+    Ok(Listener { socket, tls, path: Some(guard) })
 }
 
-impl Listener {
-    fn source(&mut self) -> &mut dyn mio::event::Source {
-        match &mut self.socket {
-            Socket1::Tcp(listener) => listener,
-            Socket1::Unix(listener) => listener,
-        }
-    }
-
-    fn accept(&self) -> io::Result<Stream> {
-        Ok(match &self.socket {
-            Socket1::Tcp(listener) => {
-                let (stream, peer) = listener.accept()?;
-                debug!("{}: a connection from {peer}", self.name);
-                Stream::new(Accepted::Tcp(stream), self.tls, Some(peer))
-            }
-            Socket1::Unix(listener) => {
-                let stream = listener.accept()?.0;
-                debug!("{}: a connection from a client of the socket", self.name);
-                Stream::new(Accepted::Unix(stream), self.tls, None)
-            }
-        })
-    }
+/// Deals connections round-robin to the workers.
+struct Dealer<'a> {
+    shared: &'a Shared,
+    /// Of each listener, its name and what its clients are told of TLS.
+    entrances: Vec<(String, TlsPolicy)>,
+    next: usize,
+    guests: Guests,
+    exhausted: Quiet,
 }
 
-/// Accepts until the server stops, dealing connections round-robin to the workers.
-pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared) {
-    let mut events = Events::with_capacity(64);
-    let mut next = 0usize;
-    let mut exhausted = false;
-    let guests = Guests::default();
-    for (i, listener) in listeners.iter_mut().enumerate() {
-        let name = listener.name.clone();
-        if let Err(e) = poll.registry().register(listener.source(), Token(i), Interest::READABLE) {
-            warn!("{name}: cannot be polled: {e}");
+/// Accepts until the server stops.
+pub(super) fn run(poll: Poll, listeners: Vec<Listener>, shared: &Shared) {
+    let entrances = listeners.iter().map(|l| (l.socket.name().to_string(), l.tls)).collect();
+    let sockets = listeners.into_iter().map(|l| l.socket).collect();
+    let (guests, exhausted) = Default::default();
+    accept::run(poll, sockets, &mut Dealer { shared, entrances, next: 0, guests, exhausted });
+}
+
+impl Door for Dealer<'_> {
+    fn is_stopping(&self) -> bool {
+        self.shared.stopping()
+    }
+
+    /// Whom there is no room for comes in to be refused: another may make way.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, listener: usize, socket: Socket, peer: Option<SocketAddr>) {
+        let (name, tls) = &self.entrances[listener];
+        match peer {
+            Some(peer) => debug!("{name}: a connection from {peer}"),
+            None => debug!("{name}: a connection from a client of the socket"),
+        }
+        socket.make_room();
+        let stream = Stream::new(socket, peer);
+        self.deal(Dealt { stream, tls: *tls, guest: None, asked: 0 });
+    }
+
+    fn pause(&mut self, why: Pause) {
+        let Pause::Exhausted(e) = why else { return };
+        if let Some(unsaid) = self.exhausted.wrong(Instant::now()) {
+            warn!("cannot accept: {e}; raise ulimit -n{unsaid}");
         }
     }
-    loop {
-        let timeout = exhausted.then_some(PAUSE);
-        if let Err(e) = poll.poll(&mut events, timeout)
-            && e.kind() != ErrorKind::Interrupted
-        {
-            warn!("the accepting thread cannot poll: {e}");
-            return;
+
+    fn resume(&mut self, _: Duration) {}
+}
+
+impl Dealer<'_> {
+    fn deal(&mut self, mut dealt: Dealt) {
+        let shared = self.shared;
+        let counters = &shared.counters;
+        // Dropping it closes it: before the handshake NBD has no words for more. The worker looks for one that makes way for it.
+        let most = shared.config.connections.saturating_add(shared.workers.len() as u64);
+        if counters.connections.load(Ordering::Relaxed) >= most {
+            return shared.refused("more come at a time");
         }
-        if shared.stopping() {
-            return;
-        }
-        exhausted = false;
-        for listener in &listeners {
-            loop {
-                match listener.accept() {
-                    Ok(stream) => deal(stream, &mut next, shared, &guests),
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                    Err(e) if is_exhaustion(&e) => {
-                        warn!("cannot accept: {e}; raise ulimit -n");
-                        exhausted = true;
-                        break;
-                    }
-                    // The peer went away between its connect and our accept, and the like: nothing of ours.
-                    Err(e) => debug!("a connection was not accepted: {e}"),
+        if let Some(peer) = dealt.stream.peer() {
+            let Some(guest) = self.guests.admit(peer.ip(), shared.config.per_peer) else {
+                counters.refused.fetch_add(1, Ordering::Relaxed);
+                if let Some(unsaid) = locked(&shared.refusals).wrong(Instant::now()) {
+                    warn!(
+                        "a connection from {peer} is refused: its address has {} already; --connections-per-peer allows more{unsaid}",
+                        shared.config.per_peer
+                    );
                 }
-            }
+                return;
+            };
+            dealt.guest = Some(guest);
         }
+        counters.connections.fetch_add(1, Ordering::Relaxed);
+        counters.accepted.fetch_add(1, Ordering::Relaxed);
+        shared.hand(self.next, dealt);
+        self.next = (self.next + 1) % shared.workers.len();
     }
-}
-
-fn deal(mut stream: Stream, next: &mut usize, shared: &Shared, guests: &Guests) {
-    let counters = &shared.counters;
-    // Dropping it closes it: before the handshake NBD has no words for more. The worker looks for one that makes way for it.
-    let most = shared.config.connections.saturating_add(shared.workers.len() as u64);
-    if counters.connections.load(Ordering::Relaxed) >= most {
-        return shared.refused("more come at a time");
-    }
-    if let Some(peer) = stream.address() {
-        let Some(guest) = guests.admit(peer.ip(), shared.config.per_peer) else {
-            counters.refused.fetch_add(1, Ordering::Relaxed);
-            if let Some(unsaid) = locked(&shared.refusals).wrong(Instant::now()) {
-                warn!(
-                    "a connection from {peer} is refused: its address has {} already; --connections-per-peer allows more{unsaid}",
-                    shared.config.per_peer
-                );
-            }
-            return;
-        };
-        stream.count(guest);
-    }
-    counters.connections.fetch_add(1, Ordering::Relaxed);
-    counters.accepted.fetch_add(1, Ordering::Relaxed);
-    shared.hand(*next, Dealt { stream, asked: 0 });
-    *next = (*next + 1) % shared.workers.len();
-}
-
-fn is_exhaustion(e: &io::Error) -> bool {
-    e.raw_os_error().is_some_and(|code| {
-        [Os::MFILE, Os::NFILE, Os::NOBUFS, Os::NOMEM].iter().any(|x| x.raw_os_error() == code)
-    })
 }
 
 #[cfg(test)]

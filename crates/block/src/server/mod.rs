@@ -21,7 +21,6 @@ mod guests;
 pub mod health;
 pub(crate) mod listen;
 pub mod service;
-mod stream;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -39,18 +38,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_runtime::listen::{SocketAccess, UnixPath};
+use larder_net::accept::WAKE;
+use larder_net::listen::{SocketAccess, UnixPath};
+use larder_net::stream::Stream;
+pub use larder_net::tls::TlsFiles;
 use mio::{Poll, Registry, Waker};
 use tracing::warn;
 
-use crate::nbd::server::Limits;
+use crate::nbd::server::{Limits, TlsPolicy};
 use crate::quiet::Quiet;
 pub use face::{Counted, Face};
+use guests::Guest;
 pub(crate) use listen::bind_unix;
 pub use listen::{Address, Listen};
 use service::Service;
-use stream::Stream;
-pub use tls::TlsFiles;
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 use worker::Worker;
@@ -171,6 +172,10 @@ pub struct Counters {
 /// A connection on its way to a worker.
 struct Dealt {
     stream: Stream,
+    /// What its listener says of TLS.
+    tls: TlsPolicy,
+    /// Counts it among those of its peer's address, as long as it lives.
+    guest: Option<Guest>,
     /// Workers that have found none of theirs to make way for it.
     asked: usize,
 }
@@ -287,11 +292,10 @@ impl Server {
         F: FnMut(usize, Registry, usize) -> io::Result<S>,
     {
         let Doors { mut listeners, certificate } = doors;
-        let addresses = listeners.iter().filter_map(|l| l.address).collect();
+        let addresses = listeners.iter().filter_map(|l| l.address()).collect();
         let paths = listeners.iter_mut().filter_map(|l| l.path.take()).collect();
         let accept_poll = Poll::new().map_err(system("epoll"))?;
-        let accept_waker =
-            Waker::new(accept_poll.registry(), listen::WAKE).map_err(system("eventfd"))?;
+        let accept_waker = Waker::new(accept_poll.registry(), WAKE).map_err(system("eventfd"))?;
         let mut polls = Vec::new();
         let mut workers = Vec::new();
         for _ in 0..config.threads.max(1) {

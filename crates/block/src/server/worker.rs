@@ -9,13 +9,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
+use larder_net::stream::{Received, Stream};
 use larder_runtime::{AlignedBuf, BufferPool};
 use mio::{Events, Interest, Poll, Token};
 use tracing::level_filters::LevelFilter;
 use tracing::{debug, info, trace, warn};
 
+use super::guests::Guest;
 use super::service::{Answer, Service};
-use super::stream::{Read1, Stream};
 use super::told::Told;
 use super::volume::{Client, Volume};
 use super::words::{errno, extent};
@@ -57,6 +58,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 struct Conn {
     stream: Stream,
+    /// Counts it among those of its peer's address.
+    _guest: Option<Guest>,
     proto: Connection<Volume>,
     /// The poll has said that there is something to read, and no read has found the end of it.
     readable: bool,
@@ -95,6 +98,12 @@ struct Conn {
 }
 
 impl Conn {
+    /// Whose it is, for the log.
+    fn peer(&self) -> String {
+        let peer = self.stream.peer();
+        peer.map_or_else(|| "a client of a unix socket".into(), |peer| peer.to_string())
+    }
+
     /// It could go on, and keeps what others may want: it reads no replies, or stopped in the middle of a write.
     fn could_go_on(&mut self) -> bool {
         // Room that the poll has told of is not taken yet.
@@ -132,11 +141,11 @@ impl Conn {
                 return false;
             }
             match self.stream.read(space) {
-                Ok(Read1::Some(n) | Read1::Last(n)) if n > 0 => self.proto.received(n),
-                Ok(Read1::Some(_)) => {}
-                Ok(Read1::Last(_)) => return false,
+                Ok(Received::Some(n) | Received::Last(n)) if n > 0 => self.proto.received(n),
+                Ok(Received::Some(_)) => {}
+                Ok(Received::Last(_)) => return false,
                 // It is read again, and found to have ended.
-                Ok(Read1::End) | Err(_) => {
+                Ok(Received::End) | Err(_) => {
                     self.readable = true;
                     return !self.proto.says_goodbye();
                 }
@@ -382,15 +391,16 @@ impl<S: Service> Worker<S> {
         loop {
             // The lock is let go before the connection is set up.
             let next = locked(&self.shared.workers[self.index].queue).pop_front();
-            let Some(Dealt { mut stream, asked }) = next else { return };
+            let Some(mut dealt) = next else { return };
             let counters = &self.shared.counters;
             if counters.connections.load(Ordering::Relaxed) > self.shared.config.connections
                 && !self.make_way()
             {
                 // Another worker may have one that asks nothing.
-                let (asked, workers) = (asked + 1, self.shared.workers.len());
-                if asked < workers && !self.shared.stopping() {
-                    self.shared.hand((self.index + 1) % workers, Dealt { stream, asked });
+                dealt.asked += 1;
+                let workers = self.shared.workers.len();
+                if dealt.asked < workers && !self.shared.stopping() {
+                    self.shared.hand((self.index + 1) % workers, dealt);
                     continue;
                 }
                 let counters = &self.shared.counters;
@@ -398,6 +408,7 @@ impl<S: Service> Worker<S> {
                 self.shared.refused("all of them ask something, or have not been there for long");
                 continue;
             }
+            let Dealt { mut stream, tls, guest, .. } = dealt;
             let slot = self.free.pop().unwrap_or_else(|| {
                 self.slots.push(Slot { life: 0, conn: None });
                 self.slots.len() - 1
@@ -410,8 +421,9 @@ impl<S: Service> Worker<S> {
                 continue;
             }
             self.slots[slot].conn = Some(Box::new(Conn {
-                proto: Connection::new(stream.policy(), self.shared.config.limits),
+                proto: Connection::new(tls, self.shared.config.limits),
                 stream,
+                _guest: guest,
                 readable: false,
                 hung_up: false,
                 blocked: false,
@@ -481,11 +493,11 @@ impl<S: Service> Worker<S> {
                 Event::NeedInput => {
                     reads += 1;
                     match conn.stream.read(conn.proto.space()) {
-                        Ok(Read1::Some(n)) => {
+                        Ok(Received::Some(n)) => {
                             conn.passes(n, self.now);
                             conn.proto.received(n);
                         }
-                        Ok(Read1::Last(n)) => {
+                        Ok(Received::Last(n)) => {
                             conn.readable = conn.hung_up && n > 0;
                             if n > 0 {
                                 conn.passes(n, self.now);
@@ -493,9 +505,9 @@ impl<S: Service> Worker<S> {
                             conn.proto.received(n);
                         }
                         // Without a word of leave; what is under way is done, and the answers go nowhere.
-                        Ok(Read1::End) => {
-                            if conn.stream.agrees_on_tls() {
-                                let peer = conn.stream.peer();
+                        Ok(Received::End) => {
+                            if conn.stream.is_handshaking() {
+                                let peer = conn.peer();
                                 self.tls_refused(
                                     &peer,
                                     "it went away in the middle of TLS's handshake",
@@ -508,7 +520,7 @@ impl<S: Service> Worker<S> {
                         }
                         Err(e) => {
                             if e.kind() == ErrorKind::InvalidData {
-                                let peer = conn.stream.peer();
+                                let peer = conn.peer();
                                 self.tls_refused(&peer, &e.to_string());
                             }
                             debug!("a connection ended: {e}");
@@ -539,7 +551,7 @@ impl<S: Service> Worker<S> {
         let abandoned = conn.proto.abandoned();
         if abandoned > 0 {
             self.shared.counters.abandoned.fetch_add(abandoned, Ordering::Relaxed);
-            debug!("{} left without {abandoned} of its answers", conn.stream.peer());
+            debug!("{} left without {abandoned} of its answers", conn.peer());
         }
         conn.waits = (conn.proto.hungry() > 0).then(|| conn.waits.unwrap_or(self.now));
         if conn.closing.is_some() || !conn.proto.output().is_empty() {
@@ -564,7 +576,7 @@ impl<S: Service> Worker<S> {
         let Some(conn) = self.slots[slot].conn.as_mut() else { return };
         let Some(volume) = conn.proto.export() else { return };
         if LevelFilter::current() == LevelFilter::TRACE {
-            trace!("{}: {}", conn.stream.peer(), command.in_words());
+            trace!("{}: {}", conn.peer(), command.in_words());
         }
         conn.client.get_or_insert_with(|| Client::new(volume));
         let (kind, held) = match &command {
@@ -650,11 +662,11 @@ impl<S: Service> Worker<S> {
             let output = conn.proto.output();
             let result = if output.parts() == 1 {
                 let first = output.first();
-                conn.stream.write(&[std::io::IoSlice::new(first)]).map(|n| (n, n < first.len()))
+                conn.stream.write(first).map(|n| (n, n < first.len()))
             } else {
                 let slices = output.slices();
                 let offered: usize = slices.iter().map(|s| s.len()).sum();
-                conn.stream.write(&slices).map(|n| (n, n < offered))
+                conn.stream.write_vectored(&slices).map(|n| (n, n < offered))
             };
             match result {
                 Ok((n, short)) => {
@@ -706,11 +718,13 @@ impl<S: Service> Worker<S> {
         if conn.starting_tls && sent_all {
             // The handshake offers TLS only where there is a certificate.
             let Some(certificate) = &self.shared.certificate else { return self.close(slot) };
-            let config = certificate.current();
-            if let Err(e) = conn.stream.start_tls(config) {
-                warn!("TLS cannot begin: {e}");
-                self.close(slot);
-                return;
+            match certificate.session() {
+                Ok(session) => conn.stream.start_tls(session),
+                Err(e) => {
+                    warn!("TLS cannot begin: {e}");
+                    self.close(slot);
+                    return;
+                }
             }
             conn.starting_tls = false;
             conn.proto.tls_started();
@@ -724,7 +738,7 @@ impl<S: Service> Worker<S> {
 
     fn close(&mut self, slot: usize) {
         if let Some(conn) = self.slots[slot].conn.as_ref().filter(|c| c.proto.lacks_tls()) {
-            let peer = conn.stream.peer();
+            let peer = conn.peer();
             self.tls_refused(&peer, "it spoke plainly where TLS is required");
         }
         let entry = &mut self.slots[slot];
@@ -757,7 +771,7 @@ impl<S: Service> Worker<S> {
             } else if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
                 "it does not read its last replies"
             } else if conn.began + patience <= self.now && !conn.proto.in_transmission() {
-                if conn.stream.agrees_on_tls() {
+                if conn.stream.is_handshaking() {
                     self.shared.counters.tls_refused.fetch_add(1, Ordering::Relaxed);
                 }
                 "it does not finish the handshake"

@@ -9,9 +9,9 @@ use super::*;
 use crate::backing::{self, Patience};
 use crate::nbd::server::{Limits, TlsPolicy};
 use crate::nbd::wire::command;
-use crate::server::stream::Socket;
 use crate::server::{ServerConfig, Volumes, WorkerDoor};
 use larder_nbd::testing::{HELLO, go, request};
+use larder_net::stream::Socket;
 
 const MIB: u32 = 1 << 20;
 /// Of the worker, so that one long request of [`LONG`] has room at a time.
@@ -110,8 +110,14 @@ impl Bench {
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
         let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
-        let stream = Stream::new(socket, TlsPolicy::Off, None);
-        locked(&self.worker.shared.workers[0].queue).push_back(Dealt { stream, asked: 0 });
+        socket.make_room();
+        let stream = Stream::new(socket, None);
+        locked(&self.worker.shared.workers[0].queue).push_back(Dealt {
+            stream,
+            tls: TlsPolicy::Off,
+            guest: None,
+            asked: 0,
+        });
         self.worker.shared.counters.connections.fetch_add(1, Ordering::Relaxed);
         self.worker.take_new();
         let mut ours = ours;
@@ -293,8 +299,14 @@ fn a_handshake_that_goes_on_by_bytes_ends() {
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
-    let stream = Stream::new(socket, TlsPolicy::Off, None);
-    locked(&bench.worker.shared.workers[0].queue).push_back(Dealt { stream, asked: 0 });
+    socket.make_room();
+    let stream = Stream::new(socket, None);
+    locked(&bench.worker.shared.workers[0].queue).push_back(Dealt {
+        stream,
+        tls: TlsPolicy::Off,
+        guest: None,
+        asked: 0,
+    });
     bench.worker.shared.counters.connections.fetch_add(1, Ordering::Relaxed);
     bench.worker.take_new();
     let patience = bench.worker.shared.config.patience;

@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_runtime::listen::{SocketAccess, UnixPath};
+use larder_net::listen::{SocketAccess, UnixPath};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -135,7 +135,7 @@ impl VhostDoors {
         let door = |listen: &VhostListen| {
             let name = listen.to_string();
             let (listener, path) = bind_unix(&name, &listen.path, access)?;
-            Ok(Door { name, volume: listen.volume.clone(), listener, path })
+            Ok::<_, ServerError>(Door { name, volume: listen.volume.clone(), listener, path })
         };
         let doors = listen.iter().map(door).collect::<Result<_, _>>()?;
         Ok(VhostDoors(doors, Vec::new()))

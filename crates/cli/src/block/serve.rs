@@ -16,11 +16,11 @@ use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
 use larder_format::block::{Layout, Placement};
+use larder_net::listen::SocketAccess;
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, VictimPolicy,
 };
 use larder_policy::budget::WriteBudgetConfig;
-use larder_runtime::listen::SocketAccess;
 use larder_runtime::record::RecordConfig;
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
 use tracing::{error, info, warn};

@@ -2,16 +2,12 @@
 
 use std::fmt;
 
-use prometheus_client::encoding::text::encode as encode_text;
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
-use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use larder_net::metrics::{
+    self, ConstCounter, ConstGauge, Counters, Gauges, Registry, Unit, WholeGauges, bytes_counter,
+    counter, gauge, number,
+};
 
 use super::view::Sample;
-
-type Labels = Vec<(&'static str, String)>;
 
 /// The sample as text.
 ///
@@ -23,20 +19,9 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     let t = &sample.requests;
     let s = &sample.store;
 
-    r.register("build", "The version of Larder", Info::new(vec![("version", sample.version)]));
-    gauge(r, "uptime", "Time since the start", Unit::Seconds, sample.uptime.as_secs_f64());
-    gauge(
-        r,
-        "resident_memory",
-        "Resident memory of the process",
-        Unit::Bytes,
-        sample.resident_bytes as f64,
-    );
-    let cpu = Family::<Labels, Counter<f64, std::sync::atomic::AtomicU64>>::default();
-    for (mode, micros) in [("user", sample.cpu.0), ("system", sample.cpu.1)] {
-        cpu.get_or_create(&vec![("mode", mode.into())]).inc_by(micros as f64 / 1e6);
-    }
-    r.register_with_unit("cpu", "Processor time used", Unit::Seconds, cpu);
+    let cpu = (sample.cpu.0 as f64 / 1e6, sample.cpu.1 as f64 / 1e6);
+    let uptime = sample.uptime.as_secs_f64();
+    metrics::process(r, sample.version, uptime, sample.resident_bytes, cpu);
 
     family(
         r,
@@ -107,30 +92,21 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     );
     counter(r, "connections_idle_closed", "Connections closed for being idle", sample.idle_kicks);
 
-    let latency = Family::<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
-    for (tier, p) in [("dram", sample.latency.dram()), ("flash", sample.latency.flash())] {
-        for (quantile, micros) in
-            [("0.5", p.p50), ("0.9", p.p90), ("0.99", p.p99), ("0.999", p.p999)]
-        {
-            latency
-                .get_or_create(&vec![("tier", tier.into()), ("quantile", quantile.into())])
-                .set(micros / 1e6);
-        }
-    }
-    r.register_with_unit(
-        "request_latency",
+    metrics::latency(
+        r,
         "Latency of sampled requests from their read to their last byte sent, by tier that answered",
-        Unit::Seconds,
-        latency,
+        "tier",
+        &[("dram", sample.latency.dram()), ("flash", sample.latency.flash())],
     );
 
     number(r, "items", "Objects held, in DRAM and on flash", s.items as f64);
     number(r, "dram_items", "Objects in DRAM", s.dram_items as f64);
     gauge(r, "dram_objects", "Bytes that objects in DRAM take", Unit::Bytes, s.dram_bytes as f64);
     gauge(r, "memory_limit", "DRAM for objects and indexes", Unit::Bytes, s.memory_limit as f64);
-    let memory = Family::<Labels, Gauge>::default();
+    let mut memory = WholeGauges::default();
     for (component, bytes) in &s.memory {
-        memory.get_or_create(&vec![("component", (*component).into())]).set(*bytes as i64);
+        let labels = vec![("component", (*component).into())];
+        memory.add(labels, ConstGauge::new(*bytes as i64));
     }
     r.register_with_unit("memory", "DRAM by what it is used for", Unit::Bytes, memory);
     counter(r, "items_stored", "Objects stored", s.total_items);
@@ -190,14 +166,12 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
             "kind",
             &[("read", f.read_errors), ("write", f.write_errors), ("checksum", f.checksum_errors)],
         );
-        let rejected = Family::<Labels, Counter>::default();
-        for (reason, count) in &f.rejected {
-            rejected.get_or_create(&vec![("reason", (*reason).into())]).inc_by(*count);
-        }
-        r.register(
+        family(
+            r,
             "admission_rejected",
             "Times that an object was kept from flash, by reason",
-            rejected,
+            "reason",
+            &f.rejected,
         );
         counter(
             r,
@@ -269,35 +243,34 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     }
     applications(r, sample);
 
-    let mut text = String::new();
-    encode_text(&mut text, &registry)?;
-    Ok(text)
+    metrics::text(&registry)
 }
 
 fn applications(r: &mut Registry, sample: &Sample) {
-    let results = Family::<Labels, Counter>::default();
-    let sets = Family::<Labels, Counter>::default();
-    let bytes = Family::<Labels, Gauge>::default();
-    let model = Family::<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
+    let (mut results, mut sets) = (Counters::default(), Counters::default());
+    let (mut bytes, mut model) = (WholeGauges::default(), Gauges::default());
     for app in &sample.store.applications {
         let with = |key: &'static str, value: &str| {
             vec![("application", app.name.clone()), (key, value.to_owned())]
         };
-        results
-            .get_or_create(&with("result", "dram"))
-            .inc_by(app.hits.saturating_sub(app.flash_hits));
-        results.get_or_create(&with("result", "flash")).inc_by(app.flash_hits);
-        results.get_or_create(&with("result", "miss")).inc_by(app.gets.saturating_sub(app.hits));
-        sets.get_or_create(&vec![("application", app.name.clone())]).inc_by(app.sets);
-        bytes.get_or_create(&with("tier", "dram")).set(app.dram_bytes as i64);
-        bytes.get_or_create(&with("tier", "flash")).set(app.flash_bytes as i64);
+        for (result, count) in [
+            ("dram", app.hits.saturating_sub(app.flash_hits)),
+            ("flash", app.flash_hits),
+            ("miss", app.gets.saturating_sub(app.hits)),
+        ] {
+            results.add(with("result", result), ConstCounter::new(count));
+        }
+        sets.add(vec![("application", app.name.clone())], ConstCounter::new(app.sets));
+        for (tier, held) in [("dram", app.dram_bytes), ("flash", app.flash_bytes)] {
+            bytes.add(with("tier", tier), ConstGauge::new(held as i64));
+        }
         for (quality, value) in [
             ("precision", app.precision),
             ("recall", app.recall),
             ("unread_writes", app.unread_writes),
         ] {
             if let Some(value) = value {
-                model.get_or_create(&with("quality", quality)).set(value);
+                model.add(with("quality", quality), ConstGauge::new(value));
             }
         }
     }
@@ -320,26 +293,9 @@ fn applications(r: &mut Registry, sample: &Sample) {
     );
 }
 
-fn counter(r: &mut Registry, name: &str, help: &str, value: u64) {
-    r.register(name, help, ConstCounter::new(value));
-}
-
-fn bytes_counter(r: &mut Registry, name: &str, help: &str, value: u64) {
-    r.register_with_unit(name, help, Unit::Bytes, ConstCounter::new(value));
-}
-
-fn gauge(r: &mut Registry, name: &str, help: &str, unit: Unit, value: f64) {
-    r.register_with_unit(name, help, unit, ConstGauge::new(value));
-}
-
-fn number(r: &mut Registry, name: &str, help: &str, value: f64) {
-    r.register(name, help, ConstGauge::new(value));
-}
-
 fn family(r: &mut Registry, name: &str, help: &str, label: &'static str, values: &[(&str, u64)]) {
-    let family = Family::<Labels, Counter>::default();
-    for (value, count) in values {
-        family.get_or_create(&vec![(label, (*value).to_owned())]).inc_by(*count);
-    }
+    let family: Counters = (values.iter())
+        .map(|(value, count)| (vec![(label, (*value).to_owned())], ConstCounter::new(*count)))
+        .collect();
     r.register(name, help, family);
 }

@@ -4,16 +4,12 @@ mod live;
 mod metrics;
 mod view;
 
-use std::sync::{Arc, Mutex};
+use std::fmt;
+use std::sync::Mutex;
 
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
-use axum::{Json, Router};
-pub use larder_runtime::page::PageServer as AdminServer;
-use larder_runtime::page::{self, Hosts, METRICS_TYPE};
+use larder_net::page::{self, Health, Page};
 
+pub use larder_net::page::PageServer as AdminServer;
 pub use live::{Live, LiveApp, LiveTier};
 pub use view::View;
 
@@ -21,7 +17,7 @@ use crate::server::Store;
 use crate::server::shared::lock;
 use live::Sampler;
 
-struct Context<S> {
+struct LivePage<S> {
     view: View<S>,
     sampler: Mutex<Sampler>,
 }
@@ -35,47 +31,32 @@ pub fn start<S: Store>(
     view: View<S>,
     hosts: &[String],
 ) -> std::io::Result<AdminServer> {
-    let context = Arc::new(Context { view, sampler: Mutex::new(Sampler::new()) });
-    let app = Router::new()
-        .route("/", get(live_page))
-        .route("/metrics", get(metrics_text::<S>))
-        .route("/api/live.json", get(live_json::<S>))
-        .route("/healthz", get(health::<S>))
-        .with_state(context.clone());
-    page::start(listener, app, Hosts::new(hosts.iter().cloned()), move || {
-        let sample = context.view.sample();
-        lock(&context.sampler).push(sample);
-    })
+    page::start(listener, LivePage { view, sampler: Mutex::new(Sampler::new()) }, hosts)
 }
 
-async fn live_page() -> impl IntoResponse {
-    page::html(page::document("Larder", include_str!("body.html"), include_str!("page.js")))
-}
+impl<S: Store> Page for LivePage<S> {
+    type Live = Live;
 
-async fn metrics_text<S: Store>(State(context): State<Arc<Context<S>>>) -> impl IntoResponse {
-    match metrics::encode(&context.view.sample()) {
-        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, METRICS_TYPE)], text),
-        Err(e) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            [(header::CONTENT_TYPE, "text/plain; charset=utf-8")],
-            e.to_string(),
-        ),
+    fn document(&self) -> String {
+        page::document("Larder", include_str!("body.html"), include_str!("page.js"))
     }
-}
 
-async fn live_json<S: Store>(State(context): State<Arc<Context<S>>>) -> impl IntoResponse {
-    let live: Live = lock(&context.sampler).live();
-    ([(header::CACHE_CONTROL, "no-store")], Json(live))
-}
-
-async fn health<S: Store>(State(context): State<Arc<Context<S>>>) -> impl IntoResponse {
-    let sample = context.view.sample();
-    // A cache without its flash still serves: it is healthy, and says what is wrong.
-    let mut text = if sample.stopping { "stopping\n".to_owned() } else { "ok\n".to_owned() };
-    for alarm in &sample.store.alarms {
-        text.push_str(alarm);
-        text.push('\n');
+    fn live(&self) -> Live {
+        lock(&self.sampler).live()
     }
-    let status = if sample.stopping { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    (status, text)
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        metrics::encode(&self.view.sample())
+    }
+
+    /// A cache without its flash still serves: it is healthy, and says what is wrong.
+    fn health(&self) -> Health {
+        let sample = self.view.sample();
+        Health { stopping: sample.stopping, alarms: sample.store.alarms }
+    }
+
+    fn each_second(&self) {
+        let sample = self.view.sample();
+        lock(&self.sampler).push(sample);
+    }
 }

@@ -4,42 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_base::ByteSize;
+pub use larder_net::tls::{CIPHERS, ClientCertificates, TlsVersion};
 
 use super::{ConfigError, ListenAddress, Settings, value};
 
-/// OpenSSL's names of the cipher suites of TLS 1.2 that are spoken, in the order of preference.
-pub const CIPHERS: [&str; 6] = [
-    "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "ECDHE-ECDSA-CHACHA20-POLY1305",
-    "ECDHE-RSA-AES256-GCM-SHA384",
-    "ECDHE-RSA-AES128-GCM-SHA256",
-    "ECDHE-RSA-CHACHA20-POLY1305",
-];
 /// For a handshake of TLS by default.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// What TLS may hold for a connection: by default (memcached's `ssl_wbuf_size`), the least and the most. Bytes.
 const BUFFER: (u64, u64, u64) = (16 << 10, 1 << 10, 64 << 20);
-
-/// Whether clients must show a certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientCertificates {
-    /// They are not asked.
-    None,
-    /// They are asked; one that is shown must be good.
-    Request,
-    /// They must.
-    Require,
-}
-
-/// A lowest version of TLS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TlsVersion {
-    /// 1.2.
-    V12,
-    /// 1.3.
-    V13,
-}
 
 /// TLS on TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]

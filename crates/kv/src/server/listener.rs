@@ -1,47 +1,52 @@
 //! Sockets to listen on, and the thread that accepts.
 
-use std::fmt::Write as _;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::Duration;
 
 use larder_base::AppId;
-use larder_runtime::listen::{SocketAccess, UnixPath, bind_tcp, listen_unix};
-use mio::net::{TcpListener, UnixListener};
-use mio::{Events, Interest, Poll, Token};
-use socket2::SockRef;
+use larder_net::accept::{self, Door, Pause};
+use larder_net::listen::{SocketAccess, UnixPath};
+use larder_net::stream::{Socket, Stream};
+use mio::Poll;
 use tracing::{debug, info, warn};
 
 use super::ServerError;
 use super::shared::{ConnInfo, Shared};
-use super::stream::Stream;
-use super::tls::{Certificates, TlsStream};
 use crate::config::{Config, ListenAddress, ListenTls};
 
 /// What memcached says to a connection over the limit.
 const TOO_MANY: &[u8] = b"ERROR Too many open connections\r\n";
 
-enum Socket1 {
-    Tcp { listener: TcpListener, tls: ListenTls },
-    Unix(UnixListener),
-}
-
 /// A socket that is being listened on.
 pub(super) struct Listener {
-    socket: Socket1,
-    /// As `stats conns` writes it: `tcp:127.0.0.1:11211`, `unix:/run/larder.sock`.
-    pub(super) text: Arc<str>,
-    pub(super) fd: RawFd,
-    /// TCP: the address (with the port the system chose, if it was left to it).
-    pub(super) address: Option<SocketAddr>,
+    /// Its name as `stats conns` writes it: `tcp:127.0.0.1:11211`, `unix:/run/larder.sock`.
+    socket: accept::Listener,
+    /// How its connections are secured.
+    tls: ListenTls,
     /// Name of the application that it serves; `None`: each key's own.
     pub(super) application: Option<String>,
     /// The same, once the store knows it.
     pub(super) app: Option<AppId>,
+}
+
+impl Listener {
+    pub(super) fn text(&self) -> &Arc<str> {
+        self.socket.name()
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// TCP: the address (with the port the system chose, if it was left to it).
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.socket.address()
+    }
 }
 
 /// Binds every socket of the configuration, so that an address in use is found before anything else is touched. TCP
@@ -91,13 +96,11 @@ pub(super) fn open(config: &Config) -> Result<(Vec<Listener>, Option<UnixPath>),
 /// The first that cannot listen: another server has been quicker.
 pub(super) fn listen(listeners: &[Listener], backlog: u32) -> Result<(), ServerError> {
     for listener in listeners {
-        if let Socket1::Tcp { listener: socket, .. } = &listener.socket {
-            let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-            SockRef::from(socket).listen(backlog).map_err(|source| ServerError::Listen {
-                address: listener.text.to_string(),
-                source,
-            })?;
-        }
+        let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+        listener.socket.listen(backlog).map_err(|source| ServerError::Listen {
+            address: listener.text().to_string(),
+            source,
+        })?;
     }
     Ok(())
 }
@@ -114,42 +117,33 @@ fn open_tcp(address: &ListenAddress) -> Result<Vec<Listener>, ServerError> {
         .collect();
     let mut out: Vec<Listener> = Vec::new();
     for addr in resolved {
-        if out.iter().any(|l| l.address == Some(addr)) {
+        if out.iter().any(|l| l.address() == Some(addr)) {
             continue;
         }
-        let socket = bind_tcp(addr)
+        let socket = accept::Listener::bind(addr, tcp_text)
             .map_err(|source| ServerError::Listen { address: text.clone(), source })?;
-        let listener = TcpListener::from_std(socket.into());
-        let addr = listener.local_addr().unwrap_or(addr);
         out.push(Listener {
-            fd: listener.as_raw_fd(),
-            text: tcp_text(addr).into(),
-            address: Some(addr),
+            socket,
+            tls: address.tls,
             application: address.application.clone(),
             app: None,
-            socket: Socket1::Tcp { listener, tls: address.tls },
         });
     }
     Ok(out)
 }
 
+/// memcached writes the bare address and port for both families, v6 in brackets.
 fn tcp_text(addr: SocketAddr) -> String {
-    let mut text = String::new();
     let family = if addr.is_ipv6() { "tcp6" } else { "tcp" };
-    // memcached writes the bare address and port for both families, v6 in brackets.
-    let _ = write!(text, "{family}:{addr}");
-    text
+    format!("{family}:{addr}")
 }
 
 fn open_unix(path: &Path, mask: u32, backlog: u32) -> Result<(Listener, UnixPath), ServerError> {
     let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-    let (listener, guard) = listen_unix(path, SocketAccess::mode(mask), backlog)
+    let name = format!("unix:{}", path.display());
+    let (socket, guard) = accept::Listener::unix(path, SocketAccess::mode(mask), backlog, &name)
         .map_err(|reason| ServerError::UnixSocket { path: path.to_owned(), reason })?;
-    let listener = UnixListener::from_std(listener);
-    let text = format!("unix:{}", path.display()).into();
-    let fd = listener.as_raw_fd();
-    let socket = Socket1::Unix(listener);
-    Ok((Listener { fd, text, address: None, application: None, app: None, socket }, guard))
+    Ok((Listener { socket, tls: ListenTls::Off, application: None, app: None }, guard))
 }
 
 /// A connection on its way to a worker.
@@ -158,146 +152,97 @@ pub(crate) struct NewConn {
     pub(super) info: Arc<ConnInfo>,
 }
 
-impl Listener {
-    fn source(&mut self) -> &mut dyn mio::event::Source {
-        match &mut self.socket {
-            Socket1::Tcp { listener, .. } => listener,
-            Socket1::Unix(listener) => listener,
-        }
-    }
+/// What a connection has of its listener.
+struct Entrance {
+    text: Arc<str>,
+    tls: ListenTls,
+    app: Option<AppId>,
+}
 
-    fn accept(&self, certificates: Option<&Certificates>) -> io::Result<(Stream, String)> {
-        match &self.socket {
-            Socket1::Tcp { listener, tls } => {
-                let (socket, peer) = listener.accept()?;
-                let session = match (certificates, tls) {
-                    (Some(certificates), how) => certificates.accept(*how)?,
-                    (None, ListenTls::Off | ListenTls::Default) => None,
-                    (None, _) => return Err(io::Error::other("TLS without a certificate")),
-                };
-                let stream = match session {
-                    None => Stream::Tcp(socket),
-                    Some(session) => Stream::Tls(Box::new(TlsStream::new(socket, session))),
-                };
-                Ok((stream, tcp_text(peer)))
-            }
-            Socket1::Unix(listener) => {
-                let (socket, _) = listener.accept()?;
-                // The peer of a Unix socket has no name; memcached shows the server's path.
-                Ok((Stream::Unix(socket), self.text.to_string()))
-            }
-        }
+/// Deals connections round-robin to the workers.
+struct Dealer<'a> {
+    shared: &'a Shared,
+    entrances: Vec<Entrance>,
+    next: usize,
+}
+
+/// Accepts until the server stops.
+pub(super) fn run(poll: Poll, listeners: Vec<Listener>, shared: &Shared) {
+    let (sockets, entrances) = listeners
+        .into_iter()
+        .map(|l| {
+            let entrance = Entrance { text: l.text().clone(), tls: l.tls, app: l.app };
+            (l.socket, entrance)
+        })
+        .unzip();
+    accept::run(poll, sockets, &mut Dealer { shared, entrances, next: 0 });
+}
+
+impl Dealer<'_> {
+    fn is_full(&self) -> bool {
+        self.shared.counters.connections.load(Ordering::Relaxed)
+            >= u64::from(self.shared.config.max_connections)
     }
 }
 
-/// Token of the waker in the accepting thread's poll.
-pub(super) const WAKE: Token = Token(usize::MAX);
+impl Door for Dealer<'_> {
+    fn is_stopping(&self) -> bool {
+        self.shared.stopping()
+    }
 
-/// Accepts until the server stops, dealing connections round-robin to the workers.
-pub(super) fn run(mut poll: Poll, mut listeners: Vec<Listener>, shared: &Shared) {
-    let mut events = Events::with_capacity(64);
-    let mut next = 0usize;
-    let mut accepting = true;
-    let mut paused_since = None;
-    set_accepting(&mut listeners, &poll, true, true);
-    loop {
-        // Out of descriptors: the listeners stay readable, so wait a moment for some to be closed.
-        let timeout = (paused_since.is_some()).then_some(std::time::Duration::from_millis(10));
-        if let Err(e) = poll.poll(&mut events, timeout)
-            && e.kind() != ErrorKind::Interrupted
-        {
-            warn!("the accepting thread cannot poll: {e}");
+    /// Where connections over the limit are told so, they come in for that.
+    fn has_room(&self) -> bool {
+        self.shared.config.maxconns_fast || !self.is_full()
+    }
+
+    fn take(&mut self, listener: usize, socket: Socket, peer: Option<SocketAddr>) {
+        let (shared, entrance) = (self.shared, &self.entrances[listener]);
+        let mut stream = Stream::new(socket, peer);
+        match (&shared.certificates, entrance.tls) {
+            (Some(certificates), how) => match certificates.accept(how) {
+                Ok(session) => session.into_iter().for_each(|session| stream.start_tls(session)),
+                Err(e) => return debug!("a connection was not accepted: {e}"),
+            },
+            (None, ListenTls::Off | ListenTls::Default) => {}
+            (None, _) => return debug!("a connection was not accepted: TLS without a certificate"),
+        }
+        if self.is_full() {
+            return reject(stream, shared);
+        }
+        shared.counters.connections.fetch_add(1, Ordering::Relaxed);
+        shared.counters.total_connections.fetch_add(1, Ordering::Relaxed);
+        let info = Arc::new(ConnInfo::new(
+            stream.as_raw_fd(),
+            // The peer of a Unix socket has no name; memcached shows the server's path.
+            peer.map_or_else(|| entrance.text.to_string(), tcp_text),
+            entrance.text.clone(),
+            entrance.app,
+            shared.now_secs(),
+        ));
+        shared.add_connection(&info);
+        shared.hand_over(self.next, NewConn { stream, info });
+        self.next = (self.next + 1) % shared.workers.len();
+    }
+
+    fn pause(&mut self, why: Pause) {
+        let counters = &self.shared.counters;
+        counters.accepting.store(0, Ordering::Relaxed);
+        if counters.listen_disabled.fetch_add(1, Ordering::Relaxed) > 0 {
             return;
         }
-        if shared.stopping() {
-            set_accepting(&mut listeners, &poll, false, false);
-            return;
-        }
-        if !accepting
-            && shared.counters.connections.load(Ordering::Relaxed)
-                < u64::from(shared.config.max_connections)
-        {
-            set_accepting(&mut listeners, &poll, true, true);
-            accepting = true;
-            shared.counters.accepting.store(1, Ordering::Relaxed);
-            if let Some(since) = paused_since.take() {
-                let waited: Instant = since;
-                shared
-                    .counters
-                    .listen_disabled_us
-                    .fetch_add(waited.elapsed().as_micros() as u64, Ordering::Relaxed);
+        match why {
+            Pause::Full => warn!("not accepting for now: the connection limit is reached"),
+            Pause::Exhausted(e) => {
+                warn!("not accepting for now: cannot accept: {e}; raise ulimit -n");
             }
         }
-        if !accepting {
-            continue;
-        }
-        // Every listener is tried on every event: they are few, and a readiness left over from a pause is not lost.
-        'all: for listener in &listeners {
-            loop {
-                let full = shared.counters.connections.load(Ordering::Relaxed)
-                    >= u64::from(shared.config.max_connections);
-                if full && !shared.config.maxconns_fast {
-                    pause(
-                        shared,
-                        &mut paused_since,
-                        &mut accepting,
-                        "the connection limit is reached",
-                    );
-                    break 'all;
-                }
-                match listener.accept(shared.certificates.as_deref()) {
-                    Ok((stream, _)) if full => reject(stream, shared),
-                    Ok((stream, peer)) => {
-                        shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-                        shared.counters.total_connections.fetch_add(1, Ordering::Relaxed);
-                        let info = Arc::new(ConnInfo::new(
-                            stream.fd(),
-                            peer,
-                            listener.text.clone(),
-                            listener.app,
-                            shared.now_secs(),
-                        ));
-                        shared.add_connection(&info);
-                        shared.hand_over(next, NewConn { stream, info });
-                        next = (next + 1) % shared.workers.len();
-                    }
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                    Err(e) if is_exhaustion(&e) => {
-                        pause(
-                            shared,
-                            &mut paused_since,
-                            &mut accepting,
-                            &format!("cannot accept: {e}; raise ulimit -n"),
-                        );
-                        break 'all;
-                    }
-                    // The peer went away between its connect and our accept, and the like: nothing of ours.
-                    Err(e) => debug!("a connection was not accepted: {e}"),
-                }
-            }
-        }
-        if !accepting {
-            set_accepting(&mut listeners, &poll, false, true);
-        }
     }
-}
 
-fn pause(shared: &Shared, since: &mut Option<Instant>, accepting: &mut bool, why: &str) {
-    *accepting = false;
-    *since = Some(Instant::now());
-    shared.counters.accepting.store(0, Ordering::Relaxed);
-    if shared.counters.listen_disabled.fetch_add(1, Ordering::Relaxed) == 0 {
-        warn!("not accepting for now: {why}");
+    fn resume(&mut self, after: Duration) {
+        let counters = &self.shared.counters;
+        counters.accepting.store(1, Ordering::Relaxed);
+        counters.listen_disabled_us.fetch_add(after.as_micros() as u64, Ordering::Relaxed);
     }
-}
-
-fn is_exhaustion(e: &io::Error) -> bool {
-    use rustix::io::Errno;
-    e.raw_os_error().is_some_and(|code| {
-        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM]
-            .iter()
-            .any(|x| x.raw_os_error() == code)
-    })
 }
 
 fn reject(mut stream: Stream, shared: &Shared) {
@@ -307,26 +252,8 @@ fn reject(mut stream: Stream, shared: &Shared) {
             shared.config.max_connections
         );
     }
-    match &mut stream {
-        Stream::Tcp(s) => drop(s.write(TOO_MANY)),
-        Stream::Unix(s) => drop(s.write(TOO_MANY)),
-        // It would take a handshake to say it.
-        Stream::Tls(_) => {}
-    }
-}
-
-/// Adds the listeners to the poll, or takes them out. Adding them anew also reports connections that already wait.
-fn set_accepting(listeners: &mut [Listener], poll: &Poll, on: bool, log: bool) {
-    for (i, listener) in listeners.iter_mut().enumerate() {
-        let done = if on {
-            poll.registry().register(listener.source(), Token(i), Interest::READABLE)
-        } else {
-            poll.registry().deregister(listener.source())
-        };
-        if let Err(e) = done
-            && log
-        {
-            warn!("listener {}: {e}", listener.text);
-        }
+    // With TLS it would take a handshake to say it. Whoever does not take it is refused all the same.
+    if stream.is_plain() {
+        stream.write(TOO_MANY).ok();
     }
 }

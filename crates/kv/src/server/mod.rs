@@ -9,7 +9,6 @@ mod error;
 mod listener;
 pub(crate) mod shared;
 mod store;
-mod stream;
 mod tls;
 mod udp;
 mod worker;
@@ -20,7 +19,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_runtime::listen::UnixPath;
+use larder_net::accept::WAKE;
+use larder_net::listen::UnixPath;
 use larder_runtime::{Clock, ReadRing, RingChoice, RingOptions};
 use mio::{Poll, Waker};
 use tracing::{error, info, warn};
@@ -144,15 +144,14 @@ impl<S: Store> Server<S> {
         }
         listener::listen(&listeners, config.backlog)?;
         let accept_poll = Poll::new().map_err(system("epoll"))?;
-        let accept_waker =
-            Waker::new(accept_poll.registry(), listener::WAKE).map_err(system("eventfd"))?;
+        let accept_waker = Waker::new(accept_poll.registry(), WAKE).map_err(system("eventfd"))?;
         let mut polls = Vec::new();
         let mut workers = Vec::new();
         for _ in 0..config.threads {
             let poll = Poll::new().map_err(system("epoll"))?;
             workers.push(WorkerShared {
                 queue: Mutex::default(),
-                waker: Waker::new(poll.registry(), listener::WAKE).map_err(system("eventfd"))?,
+                waker: Waker::new(poll.registry(), worker::WAKE).map_err(system("eventfd"))?,
                 stats: Mutex::new(ConnStats::default()),
                 latency: Mutex::new(Latency::new()),
                 ring: Mutex::new(None),
@@ -161,11 +160,11 @@ impl<S: Store> Server<S> {
         }
         let names = listeners
             .iter()
-            .map(|l| (l.fd, l.text.clone()))
+            .map(|l| (l.fd(), l.text().clone()))
             .chain(udp.iter().map(|u| (u.fd, u.text.clone())))
             .collect();
         let udp_addresses = udp.iter().map(|u| u.address).collect();
-        let addresses = listeners.iter().filter_map(|l| l.address).collect();
+        let addresses = listeners.iter().filter_map(|l| l.address()).collect();
         let shared = Arc::new(Shared::new(
             config,
             protocol,

@@ -13,19 +13,21 @@ use std::time::Duration;
 
 use larder_base::{Nanos, Now};
 use larder_engine::kv::api::FlashRead;
+use larder_net::stream::{Received, Stream};
 use larder_runtime::ReadRing;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use tracing::{debug, info, warn};
 
 use super::admin::WorkerAdmin;
-use super::listener::{NewConn, WAKE};
+use super::listener::NewConn;
 use super::shared::{ConnInfo, ConnState, Shared, lock};
 use super::store::{Span, Store};
-use super::stream::{Read1, Stream};
 use crate::connection::{ConnContext, ConnStats, Connection, Progress, ReadToken, SideEffects};
 use crate::watch::{Ending, Lines, Peer, Watch, Watcher};
 
+/// The waker's token in the poll.
+pub(super) const WAKE: Token = Token(usize::MAX);
 /// The ring's token in the poll.
 const RING: Token = Token(usize::MAX - 1);
 /// Reads of one connection's socket in one turn, before the others have theirs.
@@ -335,7 +337,8 @@ impl<S: Store> Worker<S> {
                 self.slots.push(Slot { life: 0, conn: None });
                 self.slots.len() - 1
             });
-            if let Err(e) = stream.register(self.poll.registry(), Token(slot), Interest::READABLE) {
+            let reads = Interest::READABLE;
+            if let Err(e) = self.poll.registry().register(stream.source(), Token(slot), reads) {
                 warn!("a connection from {} cannot be polled: {e}", info.peer);
                 self.free.push(slot);
                 self.shared.remove_connection(&info);
@@ -418,12 +421,12 @@ impl<S: Store> Worker<S> {
                 }
                 reads += 1;
                 let received = match conn.stream.read(conn.proto.space()) {
-                    Ok(Read1::Some(n)) => n,
-                    Ok(Read1::Last(n)) => {
+                    Ok(Received::Some(n)) => n,
+                    Ok(Received::Last(n)) => {
                         conn.readable = conn.hung_up && n > 0;
                         n
                     }
-                    Ok(Read1::End) => {
+                    Ok(Received::End) => {
                         conn.readable = false;
                         conn.ended = true;
                         0
@@ -704,7 +707,8 @@ impl<S: Store> Worker<S> {
             Ok(()) => {
                 if conn.wants_writable {
                     conn.wants_writable = false;
-                    if conn.stream.reregister(registry, Token(slot), Interest::READABLE).is_err() {
+                    let reads = Interest::READABLE;
+                    if registry.reregister(conn.stream.source(), Token(slot), reads).is_err() {
                         self.close(slot);
                         return;
                     }
@@ -717,7 +721,7 @@ impl<S: Store> Worker<S> {
                 // Set anew also when it was set before: that makes the poll look again, so no edge can be missed
                 // between the write and here.
                 let both = Interest::READABLE | Interest::WRITABLE;
-                if conn.stream.reregister(registry, Token(slot), both).is_err() {
+                if registry.reregister(conn.stream.source(), Token(slot), both).is_err() {
                     self.close(slot);
                     return;
                 }
@@ -775,7 +779,7 @@ impl<S: Store> Worker<S> {
         entry.life = entry.life.wrapping_add(1);
         self.free.push(slot);
         conn.stream.close();
-        conn.stream.deregister(self.poll.registry()).ok();
+        self.poll.registry().deregister(conn.stream.source()).ok();
         // First out of the table, then the descriptor's number may be used again.
         self.shared.remove_connection(&conn.info);
         debug!("connection {} closed", conn.info.fd);

@@ -2,46 +2,13 @@
 
 use std::fmt;
 
-use prometheus_client::encoding::text::encode as encode_text;
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::info::Info;
-use prometheus_client::metrics::{MetricType, TypedMetric};
-use prometheus_client::registry::{Registry, Unit};
+use larder_net::metrics::{
+    self, ConstCounter, ConstGauge, Counters, Gauges, Registry, Unit, bytes_counter, counter,
+    gauge, number,
+};
 
 use super::super::counters;
 use super::super::status::{FaceStatus, Status, VolumeStatus};
-
-type Labels = Vec<(&'static str, String)>;
-
-/// The metrics of one name, in the order in which they came: quantiles ascend, and volumes do not change places.
-#[derive(Debug)]
-struct Family<M>(Vec<(Labels, M)>);
-
-type Counters = Family<ConstCounter<u64>>;
-type Seconds = Family<ConstCounter<f64>>;
-type Gauges = Family<ConstGauge<f64>>;
-
-impl<M> FromIterator<(Labels, M)> for Family<M> {
-    fn from_iter<I: IntoIterator<Item = (Labels, M)>>(all: I) -> Family<M> {
-        Family(all.into_iter().collect())
-    }
-}
-
-impl<M: EncodeMetric + TypedMetric> EncodeMetric for Family<M> {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        self.0.iter().try_for_each(|(labels, m)| m.encode(encoder.encode_family(labels)?))
-    }
-
-    fn metric_type(&self) -> MetricType {
-        M::TYPE
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
 
 /// The status as text.
 ///
@@ -50,21 +17,8 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for Family<M> {
 pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("larder_block");
     let r = &mut registry;
-    r.register("build", "The version of Larder", Info::new(vec![("version", s.version.clone())]));
-    gauge(r, "uptime", "Time since the start", Unit::Seconds, s.uptime_seconds as f64);
-    gauge(
-        r,
-        "resident_memory",
-        "Resident memory of the process",
-        Unit::Bytes,
-        s.resident_bytes as f64,
-    );
-    let cpu = [("user", s.cpu_seconds.user), ("system", s.cpu_seconds.system)];
-    let cpu: Seconds = cpu
-        .map(|(mode, seconds)| (vec![("mode", mode.to_owned())], ConstCounter::new(seconds)))
-        .into_iter()
-        .collect();
-    r.register_with_unit("cpu", "Processor time used", Unit::Seconds, cpu);
+    let cpu = (s.cpu_seconds.user, s.cpu_seconds.system);
+    metrics::process(r, &s.version, s.uptime_seconds as f64, s.resident_bytes, cpu);
     number(r, "alarms", "Conditions that an operator should look at", s.alarms.len() as f64);
 
     number(
@@ -140,23 +94,8 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         );
     }
 
-    let mut latency: Gauges = Family(Vec::new());
-    for (result, p) in
-        [("hit", s.latency.hit), ("miss", s.latency.miss), ("write", s.latency.write)]
-    {
-        for (quantile, micros) in
-            [("0.5", p.p50), ("0.9", p.p90), ("0.99", p.p99), ("0.999", p.p999)]
-        {
-            let labels = vec![("result", result.to_owned()), ("quantile", quantile.to_owned())];
-            latency.0.push((labels, ConstGauge::new(micros / 1e6)));
-        }
-    }
-    r.register_with_unit(
-        "request_latency",
-        "Latency from taking a request to its answer",
-        Unit::Seconds,
-        latency,
-    );
+    let latencies = [("hit", s.latency.hit), ("miss", s.latency.miss), ("write", s.latency.write)];
+    metrics::latency(r, "Latency from taking a request to its answer", "result", &latencies);
     let verdicts: Counters = (s.verdicts.iter())
         .map(|(verdict, &count)| (vec![("verdict", verdict.clone())], ConstCounter::new(count)))
         .collect();
@@ -198,9 +137,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
     volumes(r, &s.volumes);
     faces(r, &s.faces);
 
-    let mut text = String::new();
-    encode_text(&mut text, &registry)?;
-    Ok(text)
+    metrics::text(&registry)
 }
 
 fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
@@ -218,12 +155,12 @@ fn volumes(r: &mut Registry, volumes: &[VolumeStatus]) {
         "Connections of clients that have asked something of a volume and are still there",
         now(|v| v.clients as f64),
     );
-    let mut reads: Counters = Family(Vec::new());
+    let mut reads = Counters::default();
     for v in volumes {
         let with = |result: &str| vec![("volume", v.name.clone()), ("result", result.to_owned())];
         let misses = v.reads.saturating_sub(v.read_hits);
-        reads.0.push((with("hit"), ConstCounter::new(v.read_hits)));
-        reads.0.push((with("miss"), ConstCounter::new(misses)));
+        reads.add(with("hit"), ConstCounter::new(v.read_hits));
+        reads.add(with("miss"), ConstCounter::new(misses));
     }
     r.register(
         "volume_reads",
@@ -294,22 +231,6 @@ fn faces(r: &mut Registry, faces: &[FaceStatus]) {
     r.register("face_requests", "Requests taken by a disk", by(|f| f.requests));
     r.register("face_failed", "Requests of a disk that the store failed", by(|f| f.failed));
     r.register("face_refused", "Requests of a disk that were refused", by(|f| f.refused));
-}
-
-fn counter(r: &mut Registry, name: &str, help: &str, value: u64) {
-    r.register(name, help, ConstCounter::new(value));
-}
-
-fn bytes_counter(r: &mut Registry, name: &str, help: &str, value: u64) {
-    r.register_with_unit(name, help, Unit::Bytes, ConstCounter::new(value));
-}
-
-fn gauge(r: &mut Registry, name: &str, help: &str, unit: Unit, value: f64) {
-    r.register_with_unit(name, help, unit, ConstGauge::new(value));
-}
-
-fn number(r: &mut Registry, name: &str, help: &str, value: f64) {
-    r.register(name, help, ConstGauge::new(value));
 }
 
 #[cfg(test)]

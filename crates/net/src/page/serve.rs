@@ -28,16 +28,16 @@ const QUIET: Duration = Duration::from_secs(10);
 /// Names that requests may be for, beside `localhost` and addresses. A page of another site can make a browser ask any server
 /// by a name of that site's own (DNS rebinding): such a request has the wrong name in it.
 #[derive(Clone, Debug, Default)]
-pub struct Hosts(Vec<String>);
+pub(super) struct Hosts(Vec<String>);
 
 impl Hosts {
     /// These names too; `*` for any.
-    pub fn new(names: impl IntoIterator<Item = String>) -> Hosts {
+    pub(super) fn new(names: impl IntoIterator<Item = String>) -> Hosts {
         Hosts(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
     }
 
     /// Whether a request with this `Host` is meant for this page.
-    pub fn has(&self, host: &str) -> bool {
+    pub(super) fn has(&self, host: &str) -> bool {
         let host = host.to_ascii_lowercase();
         let name = match host.strip_prefix('[') {
             // An address of IPv6.
