@@ -1,4 +1,6 @@
 //! Developer chores, started as `cargo xtask NAME`: the checks that CI runs, runnable one by one.
+
+#![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,
     reason = "a developer's tool that times its steps; no product code"

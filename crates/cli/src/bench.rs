@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use indicatif::ProgressBar;
 use larder_base::ByteSize;
-use larder_engine::{index, segment};
 use larder_format::Geometry;
+use larder_lab::{index, packing};
 use larder_policy::admission::{AdmissionConfig, Objective, POLICY_NAMES, PolicyName};
 use larder_policy::learn::ClassWeights;
 use larder_sim::kv::study::{Contender, Outcome, Plan, Spread};
@@ -85,7 +85,7 @@ struct IndexArgs {
 }
 
 fn bench_index(args: &IndexArgs) -> Result<(), CliError> {
-    let config = index::bench::BenchConfig {
+    let config = index::BenchConfig {
         objects: args.objects,
         turnovers: args.turnovers,
         shards: args.shards,
@@ -104,10 +104,10 @@ fn bench_index(args: &IndexArgs) -> Result<(), CliError> {
         })
     };
     let mut nanos = thread_nanos;
-    let mut meters = index::bench::Meters { resident: &mut resident, nanos: Some(&mut nanos) };
+    let mut meters = index::Meters { resident: &mut resident, nanos: Some(&mut nanos) };
     let bar = progress(1000);
     bar.set_message(format!("{} objects", args.objects));
-    let report = index::bench::run(config, &mut meters, &mut |share| {
+    let report = index::run(config, &mut meters, &mut |share| {
         bar.set_position((share * 1000.0) as u64);
     });
     bar.finish_and_clear();
@@ -173,7 +173,7 @@ struct PackingArgs {
 fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
     let usage = |e: &dyn std::fmt::Display| CliError::Usage(format!("--flash-size: {e}"));
     let geometry = Geometry::plan(args.flash_size.0).map_err(|e| usage(&e))?;
-    let mut config = segment::bench::PackingConfig::standard(geometry);
+    let mut config = packing::PackingConfig::standard(geometry);
     config.seed = args.seed;
     match args.segments {
         Some(0) => return Err(CliError::Usage("--segments: '0': at least 1".to_owned())),
@@ -181,7 +181,7 @@ fn bench_packing(args: &PackingArgs) -> Result<(), CliError> {
         None => {}
     }
     let bar = progress(1000);
-    let report = segment::bench::run(&config, &mut |share| {
+    let report = packing::run(&config, &mut |share| {
         bar.set_position((share * 1000.0) as u64);
     });
     bar.finish_and_clear();

@@ -1,4 +1,6 @@
 //! The memcached server: protocol, connections, workers, statistics.
+
+#![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -8,6 +10,7 @@
 pub mod admin;
 pub mod config;
 pub mod connection;
+#[cfg(any(test, feature = "testing"))]
 pub mod model;
 pub mod protocol;
 pub mod server;

@@ -6,8 +6,9 @@ use std::str::FromStr;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
-use larder_engine::{index as engine, segment};
+use larder_engine::segment::Choice;
 use larder_format::Geometry;
+use larder_lab::{index, packing};
 use larder_sim::baseline::paper_index::placement::{self, Order, PlacementConfig};
 use larder_sim::baseline::paper_index::table::{self, TableConfig};
 use serde::Serialize;
@@ -48,13 +49,13 @@ impl FromStr for Mix {
 
 impl Mix {
     /// The same for Larder's packer.
-    fn ours(self) -> segment::bench::Sizes {
+    fn ours(self) -> packing::Sizes {
         match self.0 {
-            placement::Sizes::Fixed(n) => segment::bench::Sizes::Record(n as usize),
+            placement::Sizes::Fixed(n) => packing::Sizes::Record(n as usize),
             placement::Sizes::LogNormal { mean, sigma } => {
-                segment::bench::Sizes::LogNormal { mean, sigma }
+                packing::Sizes::LogNormal { mean, sigma }
             }
-            placement::Sizes::Memcachier => segment::bench::Sizes::Memcachier,
+            placement::Sizes::Memcachier => packing::Sizes::Memcachier,
         }
     }
 }
@@ -244,7 +245,7 @@ fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<Ind
             });
         }
         bar.set_message(format!("larder's index at load {load}"));
-        let config = engine::bench::BenchConfig {
+        let config = index::BenchConfig {
             objects: args.objects,
             turnovers: args.turnovers,
             segments: args.segments,
@@ -254,8 +255,8 @@ fn tables(args: &IndexArgs, bar: &ProgressBar, done: &mut u64) -> Result<Vec<Ind
             seed: args.seed,
             ..Default::default()
         };
-        let mut meters = engine::bench::Meters { resident: &mut || 0, nanos: None };
-        let r = engine::bench::run(config, &mut meters, &mut |share| {
+        let mut meters = index::Meters { resident: &mut || 0, nanos: None };
+        let r = index::run(config, &mut meters, &mut |share| {
             bar.set_position(*done * 1000 + (share * 1000.0) as u64);
         })
         .map_err(|e| usage(&e))?;
@@ -312,21 +313,21 @@ fn packings(
         }));
         bar.set_message(format!("larder's packing of {}", mix.0.name()));
         let geometry = Geometry::plan(64 << 30).map_err(|e| usage(&e))?;
-        let standard = segment::bench::PackingConfig::standard(geometry);
-        let ours = segment::bench::PackingConfig {
+        let standard = packing::PackingConfig::standard(geometry);
+        let ours = packing::PackingConfig {
             segments: 2,
             sizes: vec![mix.ours()],
             functions: vec![16],
-            choices: vec![segment::Choice::default()],
+            choices: vec![Choice::default()],
             offered: args.offered.clone(),
             seed: args.seed,
             ..standard
         };
-        let report = segment::bench::run(&ours, &mut |share| {
+        let report = packing::run(&ours, &mut |share| {
             bar.set_position(*done * 1000 + (share * 1000.0) as u64);
         });
         *done += 1;
-        let once = report.rows.into_iter().filter(|r| r.mode == segment::bench::Mode::Once);
+        let once = report.rows.into_iter().filter(|r| r.mode == packing::Mode::Once);
         rows.extend(once.map(|r| PackingRow {
             placement: "larder",
             sizes: mix.0.name(),

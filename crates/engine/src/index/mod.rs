@@ -23,8 +23,6 @@
 //! A removal is complete once [`FlashIndex::remove`] has returned; of one that was cut, either may be found.
 
 mod attach;
-
-pub mod bench;
 mod bucket;
 mod candidates;
 mod insert;

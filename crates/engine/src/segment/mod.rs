@@ -1,7 +1,6 @@
 //! Segments under construction: where each object goes, and what it costs; and the way back, from what a segment holds to
 //! the index entries that stand for it.
 
-pub mod bench;
 mod builder;
 
 use larder_base::ObjectHash;

@@ -112,7 +112,8 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     fn shutdown(&self, _now: Now) {}
 }
 
-/// The model serves too: for tests, and as the oracle beside a real store.
+/// The model serves too, in tests.
+#[cfg(any(test, feature = "testing"))]
 impl Store for crate::model::ModelEngine {
     fn stats(&self, _now: Now) -> StoreStats {
         let items = self.len() as u64;

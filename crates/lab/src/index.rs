@@ -13,7 +13,7 @@
 use larder_base::{HashKey, KeyHasher, ObjectHash, Rng, Words};
 use serde::Serialize;
 
-use super::{ClockBits, Entry, Family, FlashIndex, IndexError, Place};
+use larder_engine::index::{ClockBits, Entry, Family, FlashIndex, IndexError, Place};
 
 /// What to run.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use larder_format::page::{Kind, SMALL_MAX};
 use larder_format::record::{FIXED_LEN, Filling, RecordMeta, record_len};
 use serde::Serialize;
 
-use super::{Choice, Fill, NoRoom, SegmentBuilder};
+use larder_engine::segment::{Choice, Fill, NoRoom, SegmentBuilder};
 
 /// The sizes of objects.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -466,7 +466,7 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::FUNCTIONS;
+    use larder_engine::segment::FUNCTIONS;
 
     fn rows(sizes: Sizes) -> Vec<PackingRow> {
         let geometry = Geometry::plan(1 << 30).unwrap();
