@@ -47,6 +47,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 /// The crates to which time, randomness and I/O are arguments.
 const BELOW_THE_LINE: &[&str] = &["base", "policy", "format", "trace", "engine", "lab", "sim"];
 
+/// The crates that may hold `unsafe`, each time with its proof; every other one forbids it.
+const UNSAFE: &[&str] = &["base", "runtime", "block"];
+
 /// Crates from outside whose purpose is a clock, a socket, an event loop or the system's randomness.
 const WORLDLY: &[&str] = &[
     "axum",
@@ -186,6 +189,13 @@ fn findings(members: &[Member]) -> Findings {
         }
         if !member.inherits_lints {
             found.push(format!("{name}: Cargo.toml lacks `[lints] workspace = true`"));
+        }
+        let first = |path: &Path| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
+        let forbids = |text: &str| text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+        for (path, text) in member.sources.iter().filter(|(path, _)| first(path)) {
+            if !UNSAFE.contains(&name) && !forbids(text) {
+                found.push(format!("{}: lacks `#![forbid(unsafe_code)]`", path.display()));
+            }
         }
         if BELOW_THE_LINE.contains(&name) {
             found.extend(worldly(member));
@@ -378,6 +388,19 @@ mod tests {
         let mut for_tests_only = sound("trace", &["larder-base"]);
         for_tests_only.imports.push("rustix".to_owned());
         assert_eq!(findings(&[for_tests_only]), Findings::new());
+    }
+
+    #[test]
+    fn a_crate_that_does_not_forbid_unsafe_is_found() {
+        let with = |name: &str, text: &str| {
+            let mut member = sound(name, &[]);
+            member.sources.push((format!("crates/{name}/src/lib.rs").into(), text.to_owned()));
+            findings(&[member])
+        };
+        let lacks = "crates/nbd/src/lib.rs: lacks `#![forbid(unsafe_code)]`";
+        assert_eq!(with("nbd", "//! #![forbid(unsafe_code)]\n"), [lacks]);
+        assert_eq!(with("nbd", "//! Bytes.\n\n#![forbid(unsafe_code)]\n"), Findings::new());
+        assert_eq!(with("runtime", "//! Rings.\n"), Findings::new());
     }
 
     #[test]

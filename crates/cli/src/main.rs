@@ -3,6 +3,8 @@
 //! Every subcommand lives in its own file with an `Args` struct and `run(Args) -> Result<(), CliError>`; to add one,
 //! declare the module, add a variant to [`Command`] and an arm to [`dispatch`]. What it prints goes through `out`, and tables
 //! that may be wider than a terminal through `table`.
+
+#![forbid(unsafe_code)]
 #![deny(
     clippy::print_stdout,
     clippy::print_stderr,

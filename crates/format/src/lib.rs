@@ -15,6 +15,8 @@
 //! There is no directory and no log on flash. The index lives in DRAM and outlives the process in shared memory (and a
 //! clean stop in a [`checkpoint`] file); what a segment holds is found by walking its records ([`walk`]).
 
+#![forbid(unsafe_code)]
+
 pub mod block;
 pub mod checkpoint;
 pub mod geometry;

@@ -14,6 +14,8 @@
 //! Every length that arrives is checked before memory is taken for it, and all memory for payloads comes from the
 //! caller's [`BufferPool`](larder_runtime::BufferPool), which has a limit.
 
+#![forbid(unsafe_code)]
+
 pub mod client;
 pub mod output;
 pub mod server;

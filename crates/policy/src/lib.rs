@@ -2,6 +2,8 @@
 //!
 //! Nothing here touches objects, devices or clocks. The servers and the simulator run this same code.
 
+#![forbid(unsafe_code)]
+
 pub mod admission;
 pub mod application;
 pub mod block;

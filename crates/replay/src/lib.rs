@@ -4,6 +4,8 @@
 //! [`run`] starts the workers; each owns one epoll and its connections, and keeps every connection's pipeline full
 //! (closed loop) or sends at the recorded times. Requests for one object go through one connection in the order of the
 //! trace, unless [`Order::Any`] is asked for.
+
+#![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

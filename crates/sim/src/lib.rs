@@ -13,6 +13,8 @@
 //! - [`stack`]: RAM and flash on a client of a file server, in three architectures.
 //! - [`sweep`]: an experiment at many values of its keys, resumable; results as CSV and Parquet.
 
+#![forbid(unsafe_code)]
+
 pub mod advise;
 pub mod baseline;
 pub mod block;

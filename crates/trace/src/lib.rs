@@ -3,6 +3,8 @@
 //! [`open`] takes a trace's name (a file in any of the formats of [`Format`], compressed or not, or `gen:…`) and gives
 //! a stream of [`Request`]s in bounded memory.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod extents;
 mod format;

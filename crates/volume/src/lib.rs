@@ -18,6 +18,7 @@
 //! A [`Backing`] is shared by all workers; each takes a [`Session`] of its own, whose descriptor it watches. A miss is
 //! thus read and answered by one thread, without a hand-over to another.
 
+#![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
