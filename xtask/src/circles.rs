@@ -143,6 +143,9 @@ mod tests {
                 "{text}"
             );
         }
+        // What a folder passes on of another crate is had of that folder.
+        let passed = ("b/mod.rs", "mod y; pub use other::Y; use crate::a::X;");
+        assert_eq!(with(&[passed, ("a/x.rs", "use crate::b::Y;")]), BOTH);
         // From the folder around it, which has it from the other.
         let around = ("a/mod.rs", "mod x; use crate::b::Y;");
         assert_eq!(

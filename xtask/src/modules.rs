@@ -83,7 +83,8 @@ impl Modules {
             let alias = self.0.get(&at).and_then(|module| module.aliases.get(name));
             if let (Some(alias), true) = (alias, depth > 0) {
                 let whole: Vec<String> = alias.iter().chain(further).cloned().collect();
-                return self.resolve(&at, &whole, depth - 1);
+                // What another crate has is had here of the module that passes it on.
+                return self.resolve(&at, &whole, depth - 1).or(Some(at));
             }
             break;
         }

@@ -6,9 +6,9 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 
 use larder_base::UnixSecs;
+use larder_net::tls::{ClientCertificates, TlsVersion};
 
 use super::StoreStats;
-use crate::config::{ClientCertificates, TlsVersion};
 use crate::server::Crawler;
 use crate::server::shared::{Shared, lock};
 
