@@ -59,8 +59,7 @@ impl Embedded {
                 shards: 8,
                 yes: false,
             };
-            let mut seed = [0u8; 32];
-            std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;
+            let seed = larder_runtime::machine::random_bytes()?;
             open::format(&format, seed, UnixSecs(0))?;
         }
         let config = CacheConfig {

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -138,7 +139,7 @@ impl Certificates {
     /// Names that file.
     pub fn reload(&self) -> Result<(), TlsError> {
         let loaded = read(&self.options, &self.new_sessions)?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
+        *self.current.write() = loaded;
         Ok(())
     }
 
@@ -153,7 +154,7 @@ impl Certificates {
     /// When rustls refuses the configuration.
     pub fn session(&self, clients: ClientCertificates) -> io::Result<Tls> {
         let config = {
-            let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+            let current = self.current.read();
             match clients {
                 ClientCertificates::None => current.none.clone(),
                 ClientCertificates::Request => current.request.clone(),

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_trace::{Reader, Request, mix};
+use parking_lot::Mutex;
 
 use crate::ReplayError;
 use crate::options::{Options, Order};
@@ -60,10 +60,6 @@ pub(crate) enum Taken {
     End,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The object that a request names, over all applications.
 pub(crate) fn object_of(request: &Request) -> u64 {
     mix(request.id ^ mix(u64::from(request.app)))
@@ -93,7 +89,7 @@ impl Source {
             return Taken::End;
         }
         let from_inbox = |out: &mut VecDeque<Item>| {
-            let mut inbox = lock(&self.inboxes[me]);
+            let mut inbox = self.inboxes[me].lock();
             let some = !inbox.is_empty();
             out.append(&mut inbox);
             some
@@ -102,12 +98,12 @@ impl Source {
         if shared && from_inbox(out) {
             return Taken::Some;
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // Another worker may have dealt while this one waited for the lock.
         if shared && from_inbox(out) {
             return Taken::Some;
         }
-        if shared && self.inboxes.iter().any(|i| lock(i).len() > WAITING) {
+        if shared && self.inboxes.iter().any(|i| i.lock().len() > WAITING) {
             return Taken::Later;
         }
         if state.done {
@@ -140,7 +136,7 @@ impl Source {
                 out.push_back(item);
                 mine = true;
             } else {
-                lock(&self.inboxes[owner]).push_back(item);
+                self.inboxes[owner].lock().push_back(item);
             }
         }
         let p = state.reader.progress();
@@ -176,7 +172,7 @@ impl Source {
 
     /// The trace's failure, if any, and the number of records passed over.
     pub(crate) fn finish(&self) -> (Option<ReplayError>, u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let skipped = state.reader.skipped();
         (state.failure.take(), skipped)
     }

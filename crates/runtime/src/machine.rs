@@ -187,10 +187,17 @@ pub fn end_on_broken_pipe() {
 /// # Errors
 /// When the system gives none.
 pub fn random() -> io::Result<u64> {
-    use std::io::Read;
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
+    random_bytes().map(u64::from_le_bytes)
+}
+
+/// Bytes that nobody can foresee.
+///
+/// # Errors
+/// When the system gives none.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

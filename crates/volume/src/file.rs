@@ -9,12 +9,12 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_runtime::{FileDone, FileHandle, FileOp, FileQueue, LockError, PAGE, RingChoice};
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno as Os;
@@ -116,7 +116,7 @@ impl Cut {
         if found >= wanted || found >= self.end.fetch_min(found, Ordering::SeqCst) {
             return;
         }
-        self.since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
+        self.since.lock().get_or_insert(now);
         tracing::error!("backing store {}", Cut::text(uri, found, wanted));
     }
 
@@ -354,7 +354,7 @@ impl Backing for FileBacking {
             let (since, what) = self.watch.trouble()?;
             return Some(StoreTrouble { state: "changed", since, what });
         };
-        let since = *self.cut.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *self.cut.since.lock();
         Some(StoreTrouble {
             state: "shrunk",
             since: since.unwrap_or_else(Instant::now),

@@ -9,7 +9,8 @@
 //! as soon as the kernel tells them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// See the [module](self). Shared by all sessions of a store.
 #[derive(Debug, Default)]
@@ -42,14 +43,14 @@ impl Ledger {
     /// There are writes that were answered, that no flush has covered, and whose loss has no number.
     #[cfg(any(test, feature = "nbd"))]
     pub(super) fn is_owed(&self) -> bool {
-        let given_up = *self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let given_up = *self.given_up.lock();
         self.covers() > self.durable.load(Ordering::SeqCst).max(given_up)
     }
 
     /// A connection has gone, or a flush has failed: what is owed may be lost. Returns whether something was. When this returns,
     /// the loss has its number, whoever of several that noticed it was the first.
     pub(super) fn lost(&self) -> bool {
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given_up = self.given_up.lock();
         let answered = self.covers();
         if answered <= self.durable.load(Ordering::SeqCst).max(*given_up) {
             return false;

@@ -46,7 +46,7 @@ pub mod uri;
 pub mod watch;
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -329,7 +329,5 @@ pub fn open_with(uri: &Uri, options: &OpenOptions) -> Result<Box<dyn Backing>, B
 
 /// A number that no other attachment has: not 0.
 fn nonce() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes).max(1))
+    larder_runtime::machine::random().map(|number| number.max(1))
 }

@@ -28,13 +28,14 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_runtime::AlignedBuf;
 use mio::event::Event;
 use mio::{Events, Poll, Registry, Token};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::ledger::Ledger;
 use super::steps::Steps;
@@ -114,7 +115,7 @@ struct Reach {
 
 impl Reach {
     fn state(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lost.lock()
     }
 
     /// A session has no connection.

@@ -15,9 +15,9 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use larder_runtime::{SharedRegion, boot_id};
+use parking_lot::Mutex;
 use rustix::fs::XattrFlags;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -336,7 +336,7 @@ impl Notes {
     }
 
     fn begin(&self, file: impl AsFd) {
-        let _one = self.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.beginning.lock();
         if self.begun.load(Ordering::Acquire) {
             return;
         }

@@ -7,8 +7,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 /// The most bytes that are taken to be one page: file systems have pages as large as their blocks, some say that their blocks
@@ -88,17 +89,12 @@ impl State {
                 at += 1;
             } else if let Some(waiter) = self.waiting.remove(at) {
                 self.hold(next);
-                locked(&waiter.door.turns).push(waiter.key);
+                waiter.door.turns.lock().push(waiter.key);
                 // Full means that it will wake anyway.
                 let _ = rustix::io::write(&waiter.door.event, &1u64.to_ne_bytes());
             }
         }
     }
-}
-
-/// What is held is whole after each operation.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The pages of a file, for all its sessions.
@@ -160,7 +156,7 @@ impl Visitor {
             self.has.resize(at + 1, None);
         }
         self.has[at] = Some(claim);
-        let mut state = locked(&self.pages.state);
+        let mut state = self.pages.state.lock();
         if state.must_wait(&claim, usize::MAX) {
             let door = self.door.clone();
             state.waiting.push_back(Waiter { claim, door, key });
@@ -174,20 +170,20 @@ impl Visitor {
     pub(super) fn turns(&mut self) -> Vec<u64> {
         // EAGAIN means that nothing was signalled.
         let _ = rustix::io::read(&self.door.event, &mut [0u8; 8]);
-        std::mem::take(&mut *locked(&self.door.turns))
+        std::mem::take(&mut *self.door.turns.lock())
     }
 
     /// Operation `key` has ended.
     pub(super) fn leave(&mut self, key: u64) {
         if let Some(claim) = self.has.get_mut(key as usize).and_then(Option::take) {
-            locked(&self.pages.state).release(claim);
+            self.pages.state.lock().release(claim);
         }
     }
 }
 
 impl Drop for Visitor {
     fn drop(&mut self) {
-        let mut state = locked(&self.pages.state);
+        let mut state = self.pages.state.lock();
         let mut waited = Vec::new();
         state.waiting.retain(|w| {
             let mine = Arc::ptr_eq(&w.door, &self.door);

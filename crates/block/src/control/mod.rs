@@ -19,14 +19,15 @@ mod socket;
 pub mod status;
 mod waiting;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
 use larder_runtime::{Wear, machine};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
@@ -188,7 +189,7 @@ impl Control {
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
             Request::TakeBack {} => {
-                let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+                let _one = self.changing.lock();
                 self.cache.take_back()?;
                 Ok(json!({}))
             }
@@ -215,7 +216,7 @@ impl Control {
         let mut one = None;
         if self.cache.volume(name).is_none() {
             // It is not taken up meanwhile.
-            one = Some(self.changing.lock().unwrap_or_else(PoisonError::into_inner));
+            one = Some(self.changing.lock());
         }
         let attached = self.cache.volume(name).is_some();
         let dropped = if attached {
@@ -250,7 +251,7 @@ impl Control {
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.changing.lock();
         if self.volumes.find(name).is_some() && !name.is_empty() {
             return Err(refused(format!(
                 "volume '{name}' is attached already: choose another name"
@@ -304,7 +305,7 @@ impl Control {
         patience: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.changing.lock();
         let Some(volume) = self.volumes.remove(name) else {
             if self.forget_waiting(name) {
                 tracing::info!("volume '{name}' is not waited for any more");
@@ -390,7 +391,7 @@ impl Control {
     }
 
     fn resize(&self, name: &str, bytes: Option<u64>) -> Result<Value, Refusal> {
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.changing.lock();
         let attached = self.cache.attached(name)?;
         let volume = attached.volume();
         let before = attached.bytes();
@@ -441,7 +442,7 @@ impl Control {
     }
 
     fn wear(&self) -> Option<Wear> {
-        let mut wear = self.wear.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wear = self.wear.lock();
         if let Some((at, wear)) = &*wear
             && at.elapsed() < WEAR
         {

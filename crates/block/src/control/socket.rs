@@ -5,10 +5,12 @@ use std::io::{BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::Control;
 use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
@@ -89,7 +91,7 @@ fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool
         };
         threads.retain(|t| !t.is_finished());
         // Whoever asks nothing makes way, the one that came first before others.
-        let in_the_way = (open.load(Ordering::SeqCst) >= MOST).then(|| locked(&idle).pop_front());
+        let in_the_way = (open.load(Ordering::SeqCst) >= MOST).then(|| idle.lock().pop_front());
         if let Some(Some(oldest)) = &in_the_way {
             // Its thread reads the end, and ends.
             let _ = oldest.stream.shutdown(std::net::Shutdown::Both);
@@ -101,11 +103,11 @@ fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool
         open.fetch_add(1, Ordering::SeqCst);
         number += 1;
         let (mine, stream) = (number, Arc::new(stream));
-        locked(&idle).push_back(Idle { number, stream: stream.clone() });
+        idle.lock().push_back(Idle { number, stream: stream.clone() });
         let (control, stop, count) = (control.clone(), stop.clone(), open.clone());
         let waiting = idle.clone();
         let spawned = std::thread::Builder::new().name("block-control".into()).spawn(move || {
-            let asked = || locked(&waiting).retain(|i| i.number != mine);
+            let asked = || waiting.lock().retain(|i| i.number != mine);
             serve(&control, &stream, &stop, &asked);
             asked();
             count.fetch_sub(1, Ordering::SeqCst);
@@ -113,7 +115,7 @@ fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool
         match spawned {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                locked(&idle).retain(|i| i.number != number);
+                idle.lock().retain(|i| i.number != number);
                 open.fetch_sub(1, Ordering::SeqCst);
                 tracing::warn!(%error, "no thread for a control connection");
             }
@@ -122,11 +124,6 @@ fn accept(control: &Arc<Control>, listener: &UnixListener, stop: &Arc<AtomicBool
     for thread in threads {
         let _ = thread.join();
     }
-}
-
-/// Nothing panics while it holds it.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Writes a line. Returns whether it was taken.

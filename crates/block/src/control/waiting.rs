@@ -4,8 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Control;
 use super::status::{StoreStatus, VolumeStatus};
@@ -49,7 +51,7 @@ pub(super) struct WaitingVolumes {
 
 impl WaitingVolumes {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn forget(&self, name: &str) -> bool {
@@ -71,10 +73,9 @@ impl WaitingVolumes {
 
     /// Sleeps until the next attempt. Returns what is to be opened; `None` when there is nothing to wait for any more.
     fn pause(&self, name: &str) -> Option<Absent> {
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(self.state(), RETRY, |s| !s.ended && s.volumes.contains_key(name))
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let waits = |s: &mut State| !s.ended && s.volumes.contains_key(name);
+        self.changed.wait_while_for(&mut state, waits, RETRY);
         let waiting = state.volumes.get(name).filter(|_| !state.ended)?;
         Some(waiting.absent.clone())
     }
@@ -148,7 +149,7 @@ impl Control {
     fn wait_for_one(&self, name: &str) {
         while let Some(absent) = self.waiting.pause(name) {
             let opened = (self.open)(&absent.uri, absent.read_only);
-            let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one = self.changing.lock();
             // It may have been attached or put aside by hand meanwhile, or the daemon be about to end.
             if !self.waiting.has(name) {
                 return;
@@ -178,6 +179,6 @@ impl Control {
     pub fn end_waiting(&self) {
         self.waiting.state().ended = true;
         self.waiting.changed.notify_all();
-        drop(self.changing.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.changing.lock());
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use super::locked;
+use parking_lot::Mutex;
 
 /// Counts connections by address. Copies count together.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ impl Guests {
     /// One more, unless its address has `most` already.
     pub(super) fn admit(&self, address: IpAddr, most: u64) -> Option<Guest> {
         let who = who(address);
-        let mut counts = locked(&self.0);
+        let mut counts = self.0.lock();
         let count = counts.entry(who).or_default();
         if *count >= most {
             return None;
@@ -41,7 +41,7 @@ impl Guests {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        let mut counts = locked(&self.guests.0);
+        let mut counts = self.guests.0.lock();
         if let Some(count) = counts.get_mut(&self.who) {
             *count -= 1;
             if *count == 0 {
@@ -67,6 +67,6 @@ mod tests {
         drop(a);
         assert!(come("192.0.2.1").is_some());
         drop((b, others));
-        assert!(locked(&guests.0).is_empty());
+        assert!(guests.0.lock().is_empty());
     }
 }

@@ -1,7 +1,8 @@
 //! How a volume's store does: what failed, told in the log now and then and kept for who asks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::op::{Failure, FailureKind};
 use crate::quiet::{Quiet, Unsaid};
@@ -28,7 +29,7 @@ pub struct Health(Mutex<State>);
 
 impl Health {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// An operation of the store of volume `name` failed. What a store does not offer is no failure.

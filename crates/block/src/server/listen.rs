@@ -14,7 +14,7 @@ use mio::Poll;
 use tracing::{debug, warn};
 
 use super::guests::Guests;
-use super::{Dealt, ServerError, Shared, locked};
+use super::{Dealt, ServerError, Shared};
 use crate::nbd::server::TlsPolicy;
 use crate::quiet::Quiet;
 
@@ -263,7 +263,7 @@ impl Dealer<'_> {
         if let Some(peer) = dealt.stream.peer() {
             let Some(guest) = self.guests.admit(peer.ip(), shared.config.per_peer) else {
                 counters.refused.fetch_add(1, Ordering::Relaxed);
-                if let Some(unsaid) = locked(&shared.refusals).wrong(Instant::now()) {
+                if let Some(unsaid) = shared.refusals.lock().wrong(Instant::now()) {
                     warn!(
                         "a connection from {peer} is refused: its address has {} already; --connections-per-peer allows more{unsaid}",
                         shared.config.per_peer

@@ -33,8 +33,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,7 @@ use larder_net::listen::{SocketAccess, UnixPath};
 use larder_net::stream::Stream;
 pub use larder_net::tls::TlsFiles;
 use mio::{Poll, Registry, Waker};
+use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::nbd::server::{Limits, TlsPolicy};
@@ -198,16 +199,11 @@ struct Shared {
     certificate: Option<tls::Certificates>,
 }
 
-/// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// Hands a connection to a worker.
     fn hand(&self, worker: usize, dealt: Dealt) {
         let worker = &self.workers[worker];
-        locked(&worker.queue).push_back(dealt);
+        worker.queue.lock().push_back(dealt);
         if let Err(e) = worker.waker.wake() {
             warn!("a worker cannot be woken: {e}");
         }
@@ -220,7 +216,7 @@ impl Shared {
     /// There are too many connections, and `why` no other makes way for this one.
     fn refused(&self, why: &str) {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
-        if let Some(unsaid) = locked(&self.refusals).wrong(Instant::now()) {
+        if let Some(unsaid) = self.refusals.lock().wrong(Instant::now()) {
             let most = self.config.connections;
             warn!(
                 "a connection is refused: the limit of {most} (--connections) is reached, and {why}{unsaid}"

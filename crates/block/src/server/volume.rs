@@ -1,8 +1,10 @@
 //! What is exported, and under which name.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+
+use parking_lot::RwLock;
 
 use super::health::Health;
 use crate::backing::{About, Backing};
@@ -242,7 +244,7 @@ impl Volumes {
     /// [`VolumeError::Name`], [`VolumeError::Exists`].
     pub fn check_free(&self, name: &str) -> Result<(), VolumeError> {
         Volumes::check_name(name)?;
-        match self.map.read().unwrap_or_else(PoisonError::into_inner).contains_key(name) {
+        match self.map.read().contains_key(name) {
             true => Err(VolumeError::Exists(name.to_owned())),
             false => Ok(()),
         }
@@ -255,7 +257,7 @@ impl Volumes {
     pub fn add(&self, volume: Volume) -> Result<Arc<Volume>, VolumeError> {
         let name = volume.name.clone();
         Volumes::check_name(&name)?;
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         if map.contains_key(&name) {
             return Err(VolumeError::Exists(name));
         }
@@ -270,7 +272,7 @@ impl Volumes {
     /// # Errors
     /// [`VolumeError::Twin`].
     pub fn check_twin(&self, volume: &Volume) -> Result<(), VolumeError> {
-        no_twin(&self.map.read().unwrap_or_else(PoisonError::into_inner), volume)
+        no_twin(&self.map.read(), volume)
     }
 
     /// Puts a volume back that was taken away.
@@ -278,7 +280,7 @@ impl Volumes {
     /// # Errors
     /// When another has its name by now.
     pub fn restore(&self, volume: Arc<Volume>) -> Result<(), VolumeError> {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         if map.contains_key(&volume.name) {
             return Err(VolumeError::Exists(volume.name.clone()));
         }
@@ -288,7 +290,7 @@ impl Volumes {
 
     /// Takes a volume away: no further connection can choose it. Those that have it keep it.
     pub fn remove(&self, name: &str) -> Option<Arc<Volume>> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner).remove(name)
+        self.map.write().remove(name)
     }
 
     /// So many more are to come: which is the only one is not said until then.
@@ -298,7 +300,7 @@ impl Volumes {
 
     /// All of them, by name.
     pub fn all(&self) -> Vec<Arc<Volume>> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.map.read().values().cloned().collect()
     }
 }
 
@@ -307,7 +309,7 @@ impl Exports for Volumes {
 
     /// The empty name is that of the only volume.
     fn find(&self, name: &str) -> Option<Arc<Volume>> {
-        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let map = self.map.read();
         if name.is_empty() && map.len() == 1 && self.awaited.load(Ordering::SeqCst) == 0 {
             return map.values().next().cloned();
         }

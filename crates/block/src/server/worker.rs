@@ -20,7 +20,7 @@ use super::service::{Answer, Service};
 use super::told::Told;
 use super::volume::{Client, Volume};
 use super::words::{errno, extent};
-use super::{Dealt, Shared, locked};
+use super::{Dealt, Shared};
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
 use crate::quiet::Quiet;
@@ -390,7 +390,7 @@ impl<S: Service> Worker<S> {
     fn take_new(&mut self) {
         loop {
             // The lock is let go before the connection is set up.
-            let next = locked(&self.shared.workers[self.index].queue).pop_front();
+            let next = self.shared.workers[self.index].queue.lock().pop_front();
             let Some(mut dealt) = next else { return };
             let counters = &self.shared.counters;
             if counters.connections.load(Ordering::Relaxed) > self.shared.config.connections

@@ -112,7 +112,7 @@ impl Bench {
         let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
         socket.make_room();
         let stream = Stream::new(socket, None);
-        locked(&self.worker.shared.workers[0].queue).push_back(Dealt {
+        self.worker.shared.workers[0].queue.lock().push_back(Dealt {
             stream,
             tls: TlsPolicy::Off,
             guest: None,
@@ -301,7 +301,7 @@ fn a_handshake_that_goes_on_by_bytes_ends() {
     let socket = Socket::Unix(mio::net::UnixStream::from_std(theirs));
     socket.make_room();
     let stream = Stream::new(socket, None);
-    locked(&bench.worker.shared.workers[0].queue).push_back(Dealt {
+    bench.worker.shared.workers[0].queue.lock().push_back(Dealt {
         stream,
         tls: TlsPolicy::Off,
         guest: None,

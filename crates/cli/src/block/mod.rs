@@ -85,9 +85,6 @@ fn will_not_fit(path: &std::path::Path, size: u64, free: u64) -> String {
 
 /// What the system says is random, and the time: arguments to what lies below.
 fn seed() -> Result<[u8; 32], CliError> {
-    let mut seed = [0u8; 32];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut seed))
-        .map_err(|e| CliError::Runtime(format!("/dev/urandom: {e}")))?;
-    Ok(seed)
+    larder_runtime::machine::random_bytes()
+        .map_err(|e| CliError::Runtime(format!("the system gives no random numbers: {e}")))
 }

@@ -3,12 +3,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{NbdSession, interrupted};
@@ -35,11 +36,6 @@ struct Shared {
     inbox: Mutex<Inbox>,
     waker: Waker,
     native_fua: bool,
-}
-
-/// Nothing panics while it holds one of these locks, and a list is whole after each operation.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread and the way to it.
@@ -72,7 +68,7 @@ impl Hub {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        locked(&self.shared.inbox).stop = true;
+        self.shared.inbox.lock().stop = true;
         let _ = self.shared.waker.wake();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has said so on stderr already.
@@ -93,7 +89,7 @@ fn run(mut poll: Poll, mut session: NbdSession, shared: &Shared) {
             return;
         }
         let (ops, stop) = {
-            let mut inbox = locked(&shared.inbox);
+            let mut inbox = shared.inbox.lock();
             (std::mem::take(&mut inbox.ops), inbox.stop)
         };
         if stop {
@@ -113,7 +109,7 @@ fn run(mut poll: Poll, mut session: NbdSession, shared: &Shared) {
             let index = token as usize;
             let Some((port, token)) = owners[index].take() else { continue };
             free.push(index);
-            locked(&port.done).push(Done { token, op, outcome });
+            port.done.lock().push(Done { token, op, outcome });
             // EAGAIN (the counter is at its end) means that it is readable anyway.
             let _ = rustix::io::write(&port.event, &1u64.to_ne_bytes());
         }
@@ -143,7 +139,7 @@ impl Session for HubSession {
         if self.batch.is_empty() {
             return;
         }
-        locked(&self.shared.inbox).ops.append(&mut self.batch);
+        self.shared.inbox.lock().ops.append(&mut self.batch);
         if let Err(e) = self.shared.waker.wake() {
             tracing::error!("the thread of a backing store cannot be woken: {e}");
         }
@@ -153,7 +149,7 @@ impl Session for HubSession {
 
     fn pop(&mut self) -> Option<Done> {
         if self.ready.is_empty() {
-            self.ready = std::mem::take(&mut *locked(&self.port.done));
+            self.ready = std::mem::take(&mut *self.port.done.lock());
             self.ready.reverse();
         }
         let done = self.ready.pop()?;

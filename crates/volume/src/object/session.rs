@@ -4,12 +4,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::mpsc as queue;
 use tokio::task::{JoinSet, LocalSet};
@@ -36,11 +37,6 @@ enum Command {
     Identity(mpsc::SyncSender<Result<Identity, String>>),
     Resize(Option<u64>, mpsc::SyncSender<Result<u64, String>>),
     Stop,
-}
-
-/// Nothing panics while it holds one of these locks, and a list is whole after each operation.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread and the way to it.
@@ -153,7 +149,7 @@ async fn run(
                     let (port, chunks) = (port.clone(), chunks.clone());
                     under_way.spawn_local(async move {
                         let (op, outcome) = execute(&chunks, op).await;
-                        locked(&port.done).push(Done { token, op, outcome });
+                        port.done.lock().push(Done { token, op, outcome });
                         // EAGAIN (the counter is at its end) means that it is readable anyway.
                         let _ = rustix::io::write(&port.event, &1u64.to_ne_bytes());
                     });
@@ -258,7 +254,7 @@ impl Session for ObjectSession {
             // The thread is no more: nothing is left without an answer.
             let failure = Failure::new(FailureKind::Failed, "the backing store's thread has ended");
             let ended = |(token, op)| Done { token, op, outcome: Err(failure.clone()) };
-            locked(&self.port.done).extend(ops.into_iter().map(ended));
+            self.port.done.lock().extend(ops.into_iter().map(ended));
             let _ = rustix::io::write(&self.port.event, &1u64.to_ne_bytes());
         }
     }
@@ -267,7 +263,7 @@ impl Session for ObjectSession {
 
     fn pop(&mut self) -> Option<Done> {
         if self.ready.is_empty() {
-            self.ready = std::mem::take(&mut *locked(&self.port.done));
+            self.ready = std::mem::take(&mut *self.port.done.lock());
             self.ready.reverse();
         }
         let done = self.ready.pop()?;

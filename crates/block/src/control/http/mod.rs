@@ -5,9 +5,10 @@ mod metrics;
 
 use std::fmt;
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder_net::page::{self, Health, Page, PageServer};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Control;
 use live::Sampler;
@@ -32,7 +33,7 @@ pub fn start(
 
 impl LivePage {
     fn sampler(&self) -> MutexGuard<'_, Sampler> {
-        self.sampler.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sampler.lock()
     }
 }
 
