@@ -19,6 +19,7 @@ use larder_volume::{Backing, Patience, Session, Uri};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use serde::Serialize;
+use slab::Slab;
 
 use crate::report::{Latency, latency, new_histogram};
 use crate::{ReplayError, Snapshot};
@@ -173,9 +174,9 @@ fn place(request: &Request, shift: u64, size: u64, most: u64) -> Place {
 }
 
 /// Whether a request under way shares bytes with `next`, and one of the two changes them.
-fn excludes(under_way: &[Option<Sent>], next: &Next) -> bool {
+fn excludes<'a>(under_way: impl IntoIterator<Item = &'a Sent>, next: &Next) -> bool {
     let Place { offset, len, .. } = next.place;
-    under_way.iter().flatten().any(|sent| {
+    under_way.into_iter().any(|sent| {
         (sent.kind != 0 || next.op != TraceOp::Read)
             && offset < sent.place.offset + sent.place.len
             && sent.place.offset < offset + len
@@ -187,8 +188,8 @@ struct Replayer<'a> {
     session: Box<dyn Session>,
     size: u64,
     most: u64,
-    under_way: Vec<Option<Sent>>,
-    free: Vec<usize>,
+    /// By the session's token.
+    under_way: Slab<Sent>,
     /// Buffers of reads that are over.
     buffers: Vec<AlignedBuf>,
     data: Payload,
@@ -239,25 +240,13 @@ impl Replayer<'_> {
             }
             _ => (2, Op::Trim { offset, len: len as u32, fua: false }),
         };
-        let sent = Some(Sent { since, kind, place: next.place, counted });
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.under_way[index] = sent;
-                index
-            }
-            None => {
-                self.under_way.push(sent);
-                self.under_way.len() - 1
-            }
-        };
+        let index = self.under_way.insert(Sent { since, kind, place: next.place, counted });
         self.session.submit(index as u64, op);
     }
 
     fn take_answers(&mut self) {
         while let Some(Done { token, op, outcome }) = self.session.pop() {
-            let index = token as usize;
-            let Some(sent) = self.under_way.get_mut(index).and_then(Option::take) else { continue };
-            self.free.push(index);
+            let Some(sent) = self.under_way.try_remove(token as usize) else { continue };
             if let Op::Read { buf, .. } = op
                 && self.buffers.len() < 64
             {
@@ -286,7 +275,7 @@ impl Replayer<'_> {
     }
 
     fn busy(&self) -> usize {
-        self.under_way.len() - self.free.len()
+        self.under_way.len()
     }
 }
 
@@ -324,8 +313,7 @@ pub fn run_volume(
         session,
         size: about.size,
         most,
-        under_way: Vec::new(),
-        free: Vec::new(),
+        under_way: Slab::new(),
         buffers: Vec::new(),
         data: Payload::new(data),
         tally: Tally::new(),
@@ -364,7 +352,7 @@ pub fn run_volume(
                 behind = behind.max(now - due);
                 since = due;
             }
-            if excludes(&replayer.under_way, request) {
+            if excludes(replayer.under_way.iter().map(|(_, sent)| sent), request) {
                 (request.waited, blocked) = (true, true);
                 break;
             }
@@ -457,10 +445,13 @@ mod tests {
     #[test]
     fn requests_that_share_bytes_and_change_them_are_not_under_way_together() {
         let place = |offset, len| Place { offset, len, moved: false };
-        let sent = |kind, at, len| {
-            Some(Sent { since: Instant::now(), kind, place: place(at, len), counted: true })
+        let sent = |kind, at, len| Sent {
+            since: Instant::now(),
+            kind,
+            place: place(at, len),
+            counted: true,
         };
-        let under_way = [sent(0, 0, 4096), None, sent(1, 8192, 512), sent(2, 16_384, 4096)];
+        let under_way = [sent(0, 0, 4096), sent(1, 8192, 512), sent(2, 16_384, 4096)];
         let waits = |op, at, len| {
             excludes(&under_way, &Next { op, time: None, place: place(at, len), waited: false })
         };

@@ -12,6 +12,7 @@ use larder_runtime::{AlignedBuf, BufferPool};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rustix::net::SendFlags;
+use slab::Slab;
 use tracing::{debug, info, warn};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
@@ -125,8 +126,7 @@ pub(super) struct Device<S> {
     pub(super) rings: Vec<Ring>,
     pub(super) inflight: Option<Inflight>,
     pub(super) ready: Ready,
-    tickets: Vec<Option<Ticket>>,
-    free: Vec<usize>,
+    tickets: Slab<Ticket>,
     now: Instant,
     /// A buffer came back since queues that wait for one were tried.
     freed: bool,
@@ -168,8 +168,7 @@ impl<S: Service> Device<S> {
             rings: (0..MAX_QUEUES).map(|_| Ring::new()).collect(),
             inflight: None,
             ready: Ready::default(),
-            tickets: Vec::new(),
-            free: Vec::new(),
+            tickets: Slab::new(),
             now: Instant::now(),
             freed: false,
             orphaned: false,
@@ -580,11 +579,7 @@ impl<S: Service> Device<S> {
             return true;
         };
         ticket.parts = commands.len() as u32;
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.tickets.push(None);
-            self.tickets.len() - 1
-        });
-        self.tickets[slot] = Some(ticket);
+        let slot = self.tickets.insert(ticket);
         for command in commands {
             self.service.submit(&volume, slot as u64, command);
         }
@@ -606,7 +601,7 @@ impl<S: Service> Device<S> {
             Some(told) => told.hear(losses, outcome),
             None => outcome,
         };
-        let Some(ticket) = self.tickets.get_mut(slot).and_then(Option::as_mut) else {
+        let Some(ticket) = self.tickets.get_mut(slot) else {
             return self.give(buf);
         };
         ticket.parts -= 1;
@@ -618,8 +613,7 @@ impl<S: Service> Device<S> {
         if ticket.parts > 0 {
             return self.give(buf);
         }
-        let Some(ticket) = self.tickets[slot].take() else { return };
-        self.free.push(slot);
+        let ticket = self.tickets.remove(slot);
         let mut written = 0;
         let mut code = if ticket.failed { status::IOERR } else { status::OK };
         if !ticket.failed && !ticket.into.is_empty() {
