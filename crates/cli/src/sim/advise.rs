@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use clap::Parser;
 use larder_base::{ByteSize, Endurance, Short};
-use larder_kv::config::{INDEX_BYTES_PER_OBJECT, LEAST_FLASH};
-use larder_kv::store::AdmissionNeed;
+use larder_engine::kv::node::AdmissionNeed;
+use larder_engine::kv::node::defaults::{INDEX_BYTES_PER_OBJECT, LEAST_FLASH};
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,

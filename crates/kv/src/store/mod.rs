@@ -13,7 +13,6 @@ mod former;
 mod memory;
 mod memory_file;
 mod open;
-mod plan;
 mod record;
 mod run;
 mod stats;
@@ -30,8 +29,9 @@ use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{
     Effects, Fetched as EngineFetched, FlashRead, Item, Op, Outcome, Request,
 };
+use larder_engine::kv::node::Plan;
 use larder_engine::kv::record::{TapedLog, TapedShard};
-use larder_engine::kv::{KvShard, OwnerOf, Shards};
+use larder_engine::kv::{KvShard, OwnerOf, Shards, object_fits};
 use larder_format::Geometry;
 use larder_policy::application::{ApplicationError, Applications, Lookup};
 use larder_policy::budget::KeptBudget;
@@ -44,7 +44,6 @@ use crate::stats::StoreStats;
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::StoreError;
 pub use open::{Opened, StoreConfig, open};
-pub use plan::{AdmissionNeed, Plan, PlanError};
 pub use record::{RecordConfig, RecordStats};
 pub use warm::Warmth;
 
@@ -219,7 +218,7 @@ impl Engine for KvStore {
     }
 
     fn fits(&self, key_len: usize, value_len: usize) -> bool {
-        key_len + value_len + 64 <= self.max_object as usize
+        object_fits(key_len, value_len, self.max_object)
     }
 
     fn read_len(&self, read: &FlashRead) -> usize {

@@ -1,11 +1,12 @@
 //! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
 
 use larder_base::{AppId, ByteSize};
-use larder_engine::index::FlashIndex;
-use larder_engine::kv::SegmentTable;
 use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::{Geometry, GeometryError};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
+
+use crate::index::FlashIndex;
+use crate::kv::SegmentTable;
 
 /// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
 const MAX_SHARDS: usize = 16;
@@ -190,13 +191,13 @@ fn least_arena(max_item: u64) -> u64 {
 const LEAST_SEGMENT: u64 = 64 << 10;
 
 /// Words of the region's header.
-pub(super) const REGION_HEADER: usize = 64;
+pub const REGION_HEADER: usize = 64;
 
 /// Words for each shard's bytes on flash by application, rounded up to whole cache lines.
-pub(super) const APP_WORDS: usize = AppId::COUNT.next_multiple_of(8);
+pub const APP_WORDS: usize = AppId::COUNT.next_multiple_of(8);
 
 /// Words of the segment table in the region, rounded up to whole cache lines.
-pub(super) fn table_words(segments: u16) -> usize {
+pub fn table_words(segments: u16) -> usize {
     SegmentTable::words_for(segments).next_multiple_of(8)
 }
 
@@ -233,7 +234,7 @@ impl Plan {
     }
 
     /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
-    pub(super) fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
+    pub fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
         let index = FlashIndex::words_for(buckets).next_multiple_of(8);
         REGION_HEADER + table_words(segments) + shards * (index + APP_WORDS)
     }

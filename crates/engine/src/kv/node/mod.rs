@@ -1,0 +1,14 @@
+//! One key-value cache: what its shards and its log are built from, and what is decided beside them.
+//!
+//! Whoever runs a cache (the server, the simulator, a replay) builds it from here, so that the same settings make the same cache:
+//!
+//! - [`defaults`]: sizes where none are given, and which can be given.
+//! - [`Plan`]: how the memory is divided.
+//! - [`setup`]: what shards and log are built from, as [`RunSetup`](super::record::RunSetup) states it.
+
+pub mod defaults;
+mod plan;
+mod setup;
+
+pub use plan::{APP_WORDS, AdmissionNeed, Plan, PlanError, REGION_HEADER, table_words};
+pub use setup::{Cache, LogStart, Start, run_setup};
