@@ -127,6 +127,9 @@ impl Superblocks {
     }
 }
 
+/// CAS uniques of a shard, as a power of two: a start may give out 2^48.
+const CAS_BITS: u32 = 44;
+
 /// What admission needs of the memory.
 pub(super) fn need(config: &StoreConfig) -> AdmissionNeed<'_> {
     AdmissionNeed::of(&config.admission)
@@ -379,7 +382,6 @@ pub(super) fn open_on(
             segment_bytes: geometry.segment_bytes(),
         },
         cas_base,
-        budget_rate: budget.rate(),
         log: Some(LogStart { generation_floor: next.first_generation(), budget_state, budget_at }),
     };
     let (names_known, mut names) = (names.len(), names);
@@ -556,7 +558,6 @@ struct Parts {
     hash_key: HashKey,
     geometry: FlashGeometry,
     cas_base: u64,
-    budget_rate: Option<f64>,
     log: Option<LogStart>,
 }
 
@@ -582,9 +583,9 @@ fn run_setup(
         uuid: parts.uuid.to_string(),
         hash_key: parts.hash_key,
         cas_base: parts.cas_base,
+        cas_bits: CAS_BITS,
         seed: parts.cas_base,
         flash: parts.geometry,
-        budget_rate: parts.budget_rate,
         log: parts.log,
     };
     Ok(node::run_setup(&cache, &parts.plan, &start)?)

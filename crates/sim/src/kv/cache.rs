@@ -1,26 +1,21 @@
 //! The engine of `larder kv` under a virtual clock.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use larder_base::{
-    AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
-};
+use larder_base::{AppId, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words};
 use larder_engine::dram::{Arena, CompactArena, Contents, Key, ObjectMemory};
-use larder_engine::index::FlashIndex;
+use larder_engine::index::{FlashIndex, IndexError};
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
     Request as EngineRequest, Store, StoreMode, Tier,
 };
+use larder_engine::kv::node::{self, LogStart, Study, StudyError, defaults};
+use larder_engine::kv::record::{AppsSetup, SetupError};
 use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, LogStats, OwnerOf, SegmentTable,
-    ShardConfig, ShardStats, Shards, Step,
+    ClockMode, FlashLog, KvShard, LogStats, OwnerOf, ShardStats, Shards, Step,
 };
-use larder_format::geometry::MAX_SEGMENT_BYTES;
-use larder_policy::admission::{
-    Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, ModelReport, Setup,
-};
-use larder_policy::budget::{BudgetError, WriteBudget, WriteBudgetConfig};
+use larder_policy::admission::{AdmissionConfig, AdmissionPolicy, ModelReport};
+use larder_policy::budget::WriteBudgetConfig;
 use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
 
@@ -67,8 +62,8 @@ impl Default for CacheConfig {
             mean_record: 320,
             clock_mode: ClockMode::SetMax,
             clock_max: 3,
-            hot_percent: 70,
-            reinsert_percent: 20,
+            hot_percent: defaults::HOT_PERCENT,
+            reinsert_percent: defaults::REINSERT_PERCENT,
             admission: AdmissionConfig::default(),
             budget: WriteBudgetConfig::default(),
             seed: 1,
@@ -80,24 +75,14 @@ impl Default for CacheConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// Sizes that cannot work.
-    #[error("{what} is {value}: it must be {must}")]
-    Size {
-        /// Which setting.
-        what: &'static str,
-        /// Its value.
-        value: u64,
-        /// What it must be.
-        must: String,
-    },
-    /// Admission cannot be set up.
     #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    /// The budget cannot be set up.
+    Study(#[from] StudyError),
+    /// Shards and log cannot be built.
     #[error(transparent)]
-    Budget(#[from] BudgetError),
+    Setup(#[from] SetupError),
     /// The index cannot be made.
     #[error(transparent)]
-    Index(#[from] larder_engine::index::IndexError),
+    Index(#[from] IndexError),
 }
 
 struct All<M>(Vec<KvShard<M>>);
@@ -171,10 +156,6 @@ enum Asked {
     Set { size: usize, expiry: Expiry },
 }
 
-/// The flash index has twelve bits for a segment's number, from 1.
-const MAX_SEGMENTS: u64 = 4095;
-/// What a shard's arena can address.
-const MAX_ARENA: u64 = 16 << 30;
 /// Unix seconds at the trace's start.
 const EPOCH: u32 = 1_000_000_000;
 /// Percent of the words of the flash index in use, about half of the flash, from which on it is an array: each request reads
@@ -191,7 +172,8 @@ const TRAINING_EVERY: u64 = 1024;
 /// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
 pub struct HybridCache<M = CompactArena> {
     shards: All<M>,
-    log: FlashLog<Vec<u8>>,
+    /// None without flash.
+    log: Option<FlashLog<Vec<u8>>>,
     device: Flash,
     values: Contents,
     hasher: KeyHasher,
@@ -226,124 +208,67 @@ impl HybridCache<Arena> {
     }
 }
 
-/// The smallest segments with which `flash` has no more than [`MAX_SEGMENTS`]: a power of two, if `arena` has room for
-/// five of those.
-fn least_segment(flash: u64, arena: u64) -> u64 {
-    let least = flash.div_ceil(MAX_SEGMENTS);
-    let (power, pages) = (least.next_power_of_two(), least.next_multiple_of(4096));
-    if 5 * power <= arena { power } else { pages }
-}
-
 impl<M: ObjectMemory> HybridCache<M> {
     fn over(
         config: &CacheConfig,
         memory: impl Fn(usize, Contents) -> M,
     ) -> Result<HybridCache<M>, CacheError> {
-        let shards = config.shards;
-        if !matches!(shards, 1 | 2 | 4) {
-            let must = "1, 2 or 4".to_owned();
-            return Err(CacheError::Size { what: "shards", value: u64::from(shards), must });
-        }
-        let size = |what, value, must: String| Err(CacheError::Size { what, value, must });
-        let most = MAX_SEGMENTS * MAX_SEGMENT_BYTES;
-        if config.flash > most {
-            let must = format!(
-                "at most {MAX_SEGMENTS} segments of {MAX_SEGMENT_BYTES} bytes, {most} in all"
-            );
-            return size("flash", config.flash, must);
-        }
-        let segment_bytes = match config.segment {
-            0 => {
-                let wanted = (config.flash / 256).min(config.dram / 48).clamp(16 << 10, 4 << 20);
-                // Small segments are for small memories; the flash has no more than MAX_SEGMENTS of them.
-                let least = least_segment(config.flash, config.dram / u64::from(shards));
-                (1u64 << wanted.ilog2()).max(least)
-            }
-            given => u64::from(given),
+        let study = Study {
+            dram: config.dram,
+            flash: config.flash,
+            segment: config.segment,
+            shards: config.shards,
+            object: config.mean_record,
+            max_item: MAX_VALUE,
         };
-        if !segment_bytes.is_multiple_of(4096)
-            || !(4096..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
-        {
-            let must = format!("a multiple of 4096, at most {MAX_SEGMENT_BYTES}");
-            return size("segment", segment_bytes, must);
-        }
-        let segments = config.flash / segment_bytes;
-        if !(8..=MAX_SEGMENTS).contains(&segments) {
-            let must = format!("8 to {MAX_SEGMENTS} segments of {segment_bytes} bytes");
-            return size("flash", config.flash, must);
-        }
-        let (segments, segment_bytes) = (segments as u16, segment_bytes as u32);
-        let arena = config.dram / u64::from(shards);
-        // What is staged counts as free: leave room for what two open segments hold.
-        let room = (arena / 32).max(5 * u64::from(segment_bytes) / 2).min(arena / 2);
-        if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 3 * u64::from(segment_bytes) {
-            let must = format!(
-                "enough for 64 KiB and three segments of {segment_bytes} bytes a shard, and at most 16 GiB a shard"
-            );
-            return size("dram", config.dram, must);
-        }
-        let flash = FlashGeometry { salt: config.seed as u32, segments, segment_bytes };
-        let objects = (flash.capacity() / config.mean_record.max(64)).max(1024);
+        let salt = config.seed as u32;
+        let (plan, flash) = study.divide(salt)?;
         let mut key = [0u8; 16];
         larder_base::Rng::new(config.seed).fill(&mut key);
-        let hasher = KeyHasher::new(HashKey(key));
-        let budget =
-            WriteBudget::new(&config.budget, ByteSize(flash.capacity()), None, Nanos::ZERO)?;
+        let cache = node::Cache {
+            max_item: MAX_VALUE as u32 + 512,
+            no_eviction: false,
+            clock_mode: config.clock_mode,
+            clock_max: config.clock_max,
+            hot_percent: config.hot_percent,
+            reinsert_percent: config.reinsert_percent,
+            admission: config.admission.clone(),
+            budget: config.budget.clone(),
+            applications: AppsSetup::default(),
+        };
+        let start = node::Start {
+            larder: String::new(),
+            uuid: String::new(),
+            hash_key: HashKey(key),
+            cas_base: 0,
+            // What a compact header has room for.
+            cas_bits: 32,
+            seed: config.seed.wrapping_mul(31),
+            flash,
+            log: Some(LogStart::default()),
+        };
+        let setup = node::run_setup(&cache, &plan, &start)?;
         let values = Contents::zeros();
         let mut all = Vec::new();
-        for shard in 0..shards {
-            let per_shard = objects / u64::from(shards);
-            let setup = Setup {
-                // Tables by object and a fixed part, generous: what a policy takes is reported.
-                memory: per_shard as usize * 20 + (4 << 20),
-                seed: config.seed.wrapping_mul(31) + u64::from(shard),
-                objects: per_shard,
-                share: 1.0 / f64::from(shards),
-                budget_rate: budget.rate(),
-            };
-            let mut admission = Admission::new(&config.admission, &setup)?;
-            let shard_config = ShardConfig {
-                arena_bytes: arena as usize,
-                max_object: MAX_VALUE as u32 + 512,
-                no_eviction: false,
-                clock_mode: config.clock_mode,
-                clock_max: config.clock_max,
-                free_low: room as usize,
-                free_high: room as usize + arena as usize / 16,
-                flash,
-                shards,
-                flash_min_record: 0,
-                cas_base: u64::from(shard) << 32,
-                access_times: 1024.max(per_shard as usize / 16),
-                shares: Arc::default(),
-                hasher,
-            };
-            // Twice the slots: the mean record is an estimate, and forced evictions are not what is studied here.
-            let buckets = FlashIndex::buckets_for(per_shard * 2);
-            let words = FlashIndex::words_for(buckets);
+        for shard in 0..plan.shards {
+            let mut admission = setup.admission(shard)?;
+            let words = FlashIndex::words_for(plan.buckets);
             let words = if M::SPARING {
                 admission.grow_as_filled();
                 Words::growing(words, INDEX_WHOLE_FROM)
             } else {
                 Words::heap(words)
             };
-            let memory = memory(arena as usize, values.clone());
+            let memory = memory(plan.arena_bytes, values.clone());
+            let shard_config = setup.shard_config(shard)?;
             all.push(KvShard::with_memory(shard_config, admission, words, memory)?);
         }
-        let table = SegmentTable::create(Words::heap(SegmentTable::words_for(segments)));
-        let log_config = LogConfig {
-            flash,
-            hot_percent: config.hot_percent,
-            reinsert_percent: config.reinsert_percent,
-            retry_after: Nanos::from_secs(1),
-        };
-        let buffers = vec![vec![0; segment_bytes as usize]; 3];
         Ok(HybridCache {
             shards: All(all),
-            log: FlashLog::new(log_config, table, budget, buffers),
-            device: Flash::new(config.seed as u32, segments, segment_bytes, values.clone()),
+            log: setup.build_log()?,
+            device: Flash::new(salt, flash.segments, flash.segment_bytes, values.clone()),
             values,
-            hasher,
+            hasher: setup.hasher(),
             sink: Sink::default(),
             counters: Counters::default(),
             ahead: VecDeque::new(),
@@ -499,9 +424,23 @@ impl<M: ObjectMemory> HybridCache<M> {
             shards.0[owner].verify(*now, &read, device.verify(&read));
         }
         if std::mem::take(&mut sink.wake) {
-            while self.log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
+            self.clean();
         }
         hit
+    }
+
+    /// Makes the room that shards want.
+    fn clean(&mut self) {
+        match &mut self.log {
+            Some(log) => {
+                while log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
+            }
+            None => {
+                for shard in &mut self.shards.0 {
+                    while shard.make_free_room(self.now) {}
+                }
+            }
+        }
     }
 
     /// Trains what is due, on the samples of all shards, and installs the model in all of them.
@@ -540,7 +479,7 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// What was done so far.
     pub fn counters(&self) -> Counters {
         let shards = self.shard_stats();
-        let log = self.log.stats();
+        let log = self.log.as_ref().map(FlashLog::stats).copied().unwrap_or_default();
         Counters {
             flash_bytes: log.bytes_written,
             flash_record_bytes: log.record_bytes_written,
@@ -563,8 +502,8 @@ impl<M: ObjectMemory> HybridCache<M> {
     }
 
     /// The log's counters.
-    pub fn log_stats(&self) -> &LogStats {
-        self.log.stats()
+    pub fn log_stats(&self) -> LogStats {
+        self.log.as_ref().map(FlashLog::stats).copied().unwrap_or_default()
     }
 
     /// Objects in DRAM.
@@ -587,7 +526,8 @@ impl<M: ObjectMemory> HybridCache<M> {
         let shard = |s: &KvShard<M>| -> usize {
             s.memory().iter().filter(|(what, _)| *what != "objects").map(|(_, bytes)| bytes).sum()
         };
-        (self.shards.0.iter().map(shard).sum::<usize>() + self.log.memory_bytes()) as u64
+        (self.shards.0.iter().map(shard).sum::<usize>()
+            + self.log.as_ref().map_or(0, FlashLog::memory_bytes)) as u64
     }
 
     /// Bytes of memory that simulating it takes, everything counted.
@@ -629,6 +569,7 @@ fn key_len(r: &Request) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use larder_base::ByteSize;
     use larder_trace::generate;
 
     fn config(policy: &str) -> CacheConfig {

@@ -4,11 +4,14 @@
 //!
 //! - [`defaults`]: sizes where none are given, and which can be given.
 //! - [`Plan`]: how the memory is divided.
-//! - [`setup`]: what shards and log are built from, as [`RunSetup`](super::record::RunSetup) states it.
+//! - [`Study`]: the same where a study fixes the DRAM for objects alone.
+//! - [`run_setup`]: what shards and log are built from, as [`RunSetup`](super::record::RunSetup) states it.
 
 pub mod defaults;
 mod plan;
 mod setup;
+mod study;
 
 pub use plan::{APP_WORDS, AdmissionNeed, Plan, PlanError, REGION_HEADER, table_words};
 pub use setup::{Cache, LogStart, Start, run_setup};
+pub use study::{Study, StudyError};

@@ -1,8 +1,8 @@
 //! What the shards and the log of a cache are built from.
 
-use larder_base::{HashKey, Nanos};
+use larder_base::{ByteSize, HashKey, Nanos};
 use larder_policy::admission::AdmissionConfig;
-use larder_policy::budget::{BudgetState, WriteBudgetConfig};
+use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
 
 use super::plan::Plan;
 use crate::kv::config::{ClockMode, FlashGeometry};
@@ -10,10 +10,6 @@ use crate::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, Sh
 
 /// How long a flash that fails every write is left alone.
 const RETRY_AFTER: Nanos = Nanos::from_secs(5);
-/// CAS uniques of a shard, as a power of two: of the 2^48 numbers that a start may give out each shard counts in a part of its
-/// own, so that no two keys ever show the same one.
-const CAS_BITS: u32 = 44;
-
 /// The settings of a cache, beside the sizes that a [`Plan`] divides.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -48,12 +44,12 @@ pub struct Start {
     pub hash_key: HashKey,
     /// The first CAS unique.
     pub cas_base: u64,
+    /// How many each shard counts from there, as a power of two: in parts of their own, so that no two keys ever show the same one.
+    pub cas_bits: u32,
     /// Seed of admission's draws.
     pub seed: u64,
     /// The flash; no segments without one.
     pub flash: FlashGeometry,
-    /// Bytes per second that the write budget allows.
-    pub budget_rate: Option<f64>,
     /// The log; `None` without flash.
     pub log: Option<LogStart>,
 }
@@ -72,7 +68,7 @@ pub struct LogStart {
 /// All that shards and log are built from, as a record states it: what is recorded is what runs.
 ///
 /// # Errors
-/// None that a caller could cause.
+/// A write budget that cannot be.
 pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, SetupError> {
     // Without flash nothing is admitted anywhere, and no policy needs its tables.
     let admission = if start.flash.segments == 0 {
@@ -82,6 +78,13 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
         // One setting for whoever wants every byte accounted for.
         admission.first_fill &= cache.budget.first_fill;
         admission
+    };
+    let budget_rate = match start.log {
+        Some(log) => {
+            let capacity = ByteSize(start.flash.capacity());
+            WriteBudget::new(&cache.budget, capacity, log.budget_state, log.budget_at)?.rate()
+        }
+        None => None,
     };
     let room = |bytes: usize| if cache.no_eviction { 0 } else { bytes as u64 };
     Ok(RunSetup {
@@ -105,11 +108,11 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
             admission_memory: plan.admission_bytes as u64,
             objects: plan.objects,
             share_bits: (1.0 / plan.shards as f64).to_bits(),
-            budget_rate_bits: start.budget_rate.map(f64::to_bits),
+            budget_rate_bits: budget_rate.map(f64::to_bits),
         },
         shards: (0..plan.shards as u64)
             .map(|i| ShardSeed {
-                cas_base: start.cas_base.saturating_add(i << CAS_BITS),
+                cas_base: start.cas_base.saturating_add(i << start.cas_bits),
                 seed: start.seed ^ i,
             })
             .collect(),

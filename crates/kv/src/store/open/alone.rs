@@ -51,7 +51,6 @@ pub(super) fn open(
         hash_key: HashKey(secret),
         geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
         cas_base: cas_base(began, least_cas)?,
-        budget_rate: None,
         log: None,
     };
     let setup = run_setup(config, &parts, names)?;
