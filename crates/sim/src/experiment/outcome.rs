@@ -61,7 +61,7 @@ pub struct CacheOutcome {
     pub name: String,
     /// Its kind.
     pub kind: String,
-    /// DRAM for objects, bytes.
+    /// DRAM, bytes: for objects alone, or for everything where the experiment states `memory`.
     pub dram: u64,
     /// Flash, bytes.
     pub flash: u64,

@@ -2,18 +2,22 @@
 
 use std::collections::VecDeque;
 
-use larder_base::{AppId, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words};
+use larder_base::{
+    AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
+};
 use larder_engine::dram::{Arena, CompactArena, Contents, Key, ObjectMemory};
 use larder_engine::index::{FlashIndex, IndexError};
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
     Request as EngineRequest, Store, StoreMode, Tier,
 };
-use larder_engine::kv::node::{self, LogStart, Study, StudyError, defaults};
+use larder_engine::kv::node::defaults::{self, SizeError};
+use larder_engine::kv::node::{self, AdmissionNeed, LogStart, Plan, PlanError, Study, StudyError};
 use larder_engine::kv::record::{AppsSetup, SetupError};
 use larder_engine::kv::{
-    ClockMode, FlashLog, KvShard, LogStats, OwnerOf, ShardStats, Shards, Step,
+    ClockMode, FlashGeometry, FlashLog, KvShard, LogStats, OwnerOf, ShardStats, Shards, Step,
 };
+use larder_format::GeometryError;
 use larder_policy::admission::{AdmissionConfig, AdmissionPolicy, ModelReport};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_policy::learn;
@@ -22,19 +26,89 @@ use larder_trace::{Op as TraceOp, Request};
 use super::counters::Counters;
 use super::flash::{DeviceOp, Flash, ID_LEN};
 
-/// What a [`HybridCache`] is built from. Sizes are bytes.
+/// DRAM and flash of a [`HybridCache`]. Sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sizes {
+    /// As a server has them: all of its memory is divided, as `-m` is.
+    Server(Server),
+    /// A server's, of which a cache for this share of the objects is simulated.
+    Sample(Server, f64),
+    /// As a study fixes them: DRAM is for objects alone.
+    Study(Study),
+}
+
+/// Sizes of a server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Server {
+    /// DRAM with everything in it, as `-m`: objects, index, admission, buffers and tables.
+    pub memory: u64,
+    /// Flash, as `--flash-size`; 0 for none.
+    pub flash: u64,
+    /// Mean bytes of an object on flash, as `--flash-object-size`.
+    pub object: u32,
+    /// Largest object, as `-I`; values of more than [`MAX_VALUE`] are cut.
+    pub max_item: u32,
+}
+
+impl Server {
+    /// The division, as a server that is started with these sizes makes it.
+    ///
+    /// # Errors
+    /// Sizes that a server refuses.
+    pub fn divide(
+        &self,
+        admission: &AdmissionConfig,
+        salt: u32,
+    ) -> Result<(Plan, FlashGeometry), CacheError> {
+        let &Server { memory, flash, object, max_item } = self;
+        let (object, item) = (u64::from(object), u64::from(max_item));
+        let wrong = |what, value, source| CacheError::Size { what, value: ByteSize(value), source };
+        defaults::check_memory(memory, item).map_err(|e| match e {
+            SizeError::LargeItem { .. } => wrong("max_item", item, e),
+            _ => wrong("memory", memory, e),
+        })?;
+        let need = AdmissionNeed::of(admission);
+        if flash == 0 {
+            let plan = Plan::new(memory, item, None, need)?;
+            return Ok((plan, FlashGeometry { salt, segments: 0, segment_bytes: 4096 }));
+        }
+        defaults::check_flash(flash, memory, object).map_err(|e| wrong("flash", flash, e))?;
+        let geometry = Plan::geometry(memory, flash, item)?;
+        let plan = Plan::new(memory, item, Some((&geometry, self.object)), need)?;
+        let (segments, segment_bytes) = (geometry.segments(), geometry.segment_bytes());
+        Ok((plan, FlashGeometry { salt, segments, segment_bytes }))
+    }
+}
+
+impl Sizes {
+    fn divide(
+        &self,
+        admission: &AdmissionConfig,
+        salt: u32,
+    ) -> Result<(Plan, FlashGeometry), CacheError> {
+        match self {
+            Sizes::Server(server) => server.divide(admission, salt),
+            Sizes::Sample(server, share) => {
+                let (plan, flash) = server.divide(admission, salt)?;
+                Ok(plan.sampled(flash, *share))
+            }
+            Sizes::Study(study) => Ok(study.divide(salt)?),
+        }
+    }
+
+    fn max_item(&self) -> u32 {
+        match self {
+            Sizes::Server(server) | Sizes::Sample(server, _) => server.max_item,
+            Sizes::Study(study) => study.max_item as u32,
+        }
+    }
+}
+
+/// What a [`HybridCache`] is built from.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
-    /// DRAM for objects.
-    pub dram: u64,
-    /// Flash.
-    pub flash: u64,
-    /// Bytes of a segment; 0 chooses: a 256th of the flash, but at most a 48th of the DRAM, a power of two.
-    pub segment: u32,
-    /// Shards: 1, 2 or 4.
-    pub shards: u32,
-    /// Mean bytes of a record, by which the index and the policies' memories are sized.
-    pub mean_record: u64,
+    /// DRAM and flash.
+    pub sizes: Sizes,
     /// What a read does to CLOCK.
     pub clock_mode: ClockMode,
     /// Largest CLOCK value: 1 for one bit, 3 for two.
@@ -52,14 +126,10 @@ pub struct CacheConfig {
 }
 
 impl Default for CacheConfig {
-    /// `larder kv`'s defaults over 16 MiB of DRAM and 112 MiB of flash.
+    /// `larder kv`'s defaults over 16 MiB of DRAM for objects and 112 MiB of flash.
     fn default() -> CacheConfig {
         CacheConfig {
-            dram: 16 << 20,
-            flash: 112 << 20,
-            segment: 0,
-            shards: 1,
-            mean_record: 320,
+            sizes: Sizes::Study(study(16 << 20, 112 << 20)),
             clock_mode: ClockMode::SetMax,
             clock_max: 3,
             hot_percent: defaults::HOT_PERCENT,
@@ -71,10 +141,35 @@ impl Default for CacheConfig {
     }
 }
 
+/// Mean bytes of a record in a study that does not state it.
+pub const STUDY_OBJECT: u64 = 320;
+
+/// Sizes of a study of records of [`STUDY_OBJECT`] bytes in one shard, so much DRAM for objects and so much flash.
+pub fn study(dram: u64, flash: u64) -> Study {
+    let max_item = MAX_VALUE + 512;
+    Study { dram, flash, segment: 0, shards: 1, object: STUDY_OBJECT, max_item }
+}
+
 /// Why a cache cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Sizes that cannot work.
+    /// A size that no server takes.
+    #[error("{what} {value} {source}")]
+    Size {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        value: ByteSize,
+        /// Why.
+        source: SizeError,
+    },
+    /// Memory that a server does not divide so.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Flash that a server does not divide.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// Sizes with which a study cannot work.
     #[error(transparent)]
     Study(#[from] StudyError),
     /// Shards and log cannot be built.
@@ -213,20 +308,12 @@ impl<M: ObjectMemory> HybridCache<M> {
         config: &CacheConfig,
         memory: impl Fn(usize, Contents) -> M,
     ) -> Result<HybridCache<M>, CacheError> {
-        let study = Study {
-            dram: config.dram,
-            flash: config.flash,
-            segment: config.segment,
-            shards: config.shards,
-            object: config.mean_record,
-            max_item: MAX_VALUE,
-        };
         let salt = config.seed as u32;
-        let (plan, flash) = study.divide(salt)?;
+        let (plan, flash) = config.sizes.divide(&config.admission, salt)?;
         let mut key = [0u8; 16];
         larder_base::Rng::new(config.seed).fill(&mut key);
         let cache = node::Cache {
-            max_item: MAX_VALUE as u32 + 512,
+            max_item: config.sizes.max_item(),
             no_eviction: false,
             clock_mode: config.clock_mode,
             clock_max: config.clock_max,
@@ -245,7 +332,7 @@ impl<M: ObjectMemory> HybridCache<M> {
             cas_bits: 32,
             seed: config.seed.wrapping_mul(31),
             flash,
-            log: Some(LogStart::default()),
+            log: (flash.segments > 0).then(LogStart::default),
         };
         let setup = node::run_setup(&cache, &plan, &start)?;
         let values = Contents::zeros();
@@ -569,18 +656,22 @@ fn key_len(r: &Request) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_base::ByteSize;
     use larder_trace::generate;
 
     fn config(policy: &str) -> CacheConfig {
         CacheConfig {
-            dram: 512 << 10,
-            flash: 3 << 20,
-            shards: 2,
-            mean_record: 300,
+            sizes: Sizes::Study(Study { shards: 2, object: 300, ..study(512 << 10, 3 << 20) }),
             admission: AdmissionConfig::from_name(policy).unwrap(),
             ..CacheConfig::default()
         }
+    }
+
+    fn sized(policy: &str, change: impl Fn(&mut Study)) -> CacheConfig {
+        let mut config = config(policy);
+        if let Sizes::Study(study) = &mut config.sizes {
+            change(study);
+        }
+        config
     }
 
     fn run(config: &CacheConfig, requests: &[Request]) -> HybridCache {
@@ -687,7 +778,7 @@ mod tests {
                 r
             })
             .collect();
-        let config = CacheConfig { segment: 32 << 10, ..config("all") };
+        let config = sized("all", |s| s.segment = 32 << 10);
         let cache = compare_with_bytes(&config, &requests);
         assert!(cache.shard_stats().expired > 100 && cache.shard_stats().evictions_direct > 0);
     }
@@ -705,9 +796,7 @@ mod tests {
             (8, 256, "reject_first", 500_000),
         ] {
             let config = CacheConfig {
-                dram: dram << 20,
-                flash: flash << 20,
-                mean_record: 300,
+                sizes: Sizes::Study(Study { object: 300, ..study(dram << 20, flash << 20) }),
                 admission: AdmissionConfig::from_name(policy).unwrap(),
                 ..CacheConfig::default()
             };
@@ -734,13 +823,13 @@ mod tests {
     #[test]
     fn tables_that_are_not_filled_take_little() {
         for (policy, least) in [("flashiness", 17), ("reject_first", 9), ("all", 5)] {
-            let config = CacheConfig { dram: 8 << 20, flash: 1 << 30, ..config(policy) };
+            let config = sized(policy, |s| (s.dram, s.flash) = (8 << 20, 1 << 30));
             let cache = run(&config, &zipf(2000));
             let whole = HybridCache::with_bytes(&config).unwrap();
             assert_eq!(cache.metadata_memory(), whole.metadata_memory());
             let spared: usize = cache.shards.0.iter().map(KvShard::spared_bytes).sum();
             // Of so many bytes for each object that flash could hold.
-            let could_hold = (1 << 30) / config.mean_record as usize;
+            let could_hold = (1 << 30) / 300;
             assert!(spared > could_hold * least, "{policy}: {spared}");
             assert_eq!(whole.shards.0.iter().map(KvShard::spared_bytes).sum::<usize>(), 0);
         }
@@ -806,8 +895,9 @@ mod tests {
 
     #[test]
     fn large_objects_reach_flash_through_little_memory() {
-        let mut c = config("all");
-        (c.dram, c.flash, c.segment, c.mean_record) = (4 << 20, 64 << 20, 256 << 10, 20_000);
+        let c = sized("all", |s| {
+            (s.dram, s.flash, s.segment, s.object) = (4 << 20, 64 << 20, 256 << 10, 20_000);
+        });
         // 12 records fill a segment; the 13th waits and is not evicted.
         let cache = run(&c, &scan(2500, 20_000));
         let (c, s) = (cache.counters(), cache.shard_stats());
@@ -828,14 +918,51 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_work_are_refused() {
-        let mut c = config("all");
-        c.dram = 1000;
-        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("dram is 1000"));
-        let mut c = config("all");
-        c.flash = 10;
-        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("flash is 10"));
-        let mut c = config("all");
-        c.shards = 3;
-        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("shards is 3"));
+        let refused = |change: fn(&mut Study)| {
+            HybridCache::new(&sized("all", change)).err().unwrap().to_string()
+        };
+        assert!(refused(|s| s.dram = 1000).contains("dram is 1000"));
+        assert!(refused(|s| s.flash = 10).contains("flash is 10"));
+        assert!(refused(|s| s.shards = 3).contains("shards is 3"));
+    }
+
+    /// What a server is told, divided as a server divides it: everything is in the memory.
+    #[test]
+    fn memory_is_what_a_server_has_with_everything_in_it() {
+        for policy in ["flashiness", "reject_first", "all"] {
+            let server =
+                Server { memory: 4 << 20, flash: 26 << 20, object: 280, max_item: 1 << 20 };
+            let c = CacheConfig { sizes: Sizes::Server(server), ..config(policy) };
+            let cache = HybridCache::with_bytes(&c).unwrap();
+            let all = cache.dram_capacity() + cache.metadata_memory();
+            assert!(all <= 4 << 20 && all > 3800 << 10, "{policy}: {all}");
+            let (plan, _) = server.divide(&c.admission, 1).unwrap();
+            let planned = (plan.arena_bytes * plan.shards) as u64;
+            // An arena is of whole blocks of 16 bytes.
+            assert!(planned - cache.dram_capacity() < 16 * plan.shards as u64, "{policy}");
+            // A sample of a tenth has a tenth.
+            let c = CacheConfig { sizes: Sizes::Sample(server, 0.1), ..c };
+            let tenth = HybridCache::with_bytes(&c).unwrap().dram_capacity();
+            assert!(tenth.abs_diff(cache.dram_capacity() / 10) < 64, "{policy}: {tenth}");
+        }
+        let refused = |memory, flash| {
+            let server = Server { memory, flash, object: 280, max_item: 1 << 20 };
+            let c = CacheConfig { sizes: Sizes::Server(server), ..config("all") };
+            HybridCache::new(&c).err().unwrap().to_string()
+        };
+        assert_eq!(refused(1000, 0), "memory 1000 B must be at least 1 MiB");
+        assert!(refused(4 << 20, 1 << 20).contains("flash 1 MiB must be at least 16 MiB"));
+        assert!(refused(4 << 20, 1 << 30).contains("more than half of memory-limit 4 MiB"));
+    }
+
+    /// Without flash a cache is DRAM alone: nothing is written, and everything is evicted.
+    #[test]
+    fn a_server_without_flash_is_simulated_too() {
+        let server = Server { memory: 2 << 20, flash: 0, object: 280, max_item: 64 << 10 };
+        let c = CacheConfig { sizes: Sizes::Server(server), ..config("flashiness") };
+        let cache = run(&c, &zipf(60_000));
+        let counts = cache.counters();
+        assert_eq!((counts.flash_bytes, counts.hits_flash), (0, 0));
+        assert!(counts.hits_dram > 10_000 && counts.dram_evictions > 1000, "{counts:?}");
     }
 }

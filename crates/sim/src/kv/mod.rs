@@ -11,6 +11,8 @@ mod ripq;
 pub mod study;
 pub mod workload;
 
-pub use cache::{CacheConfig, CacheError, HybridCache, MAX_VALUE};
+pub use cache::{
+    CacheConfig, CacheError, HybridCache, MAX_VALUE, STUDY_OBJECT, Server, Sizes, study,
+};
 pub use counters::Counters;
 pub use flash::DeviceOp;

@@ -29,7 +29,7 @@ pub struct StudyError {
 }
 
 /// What a study fixes. Sizes are bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Study {
     /// DRAM for objects.
     pub dram: u64,
