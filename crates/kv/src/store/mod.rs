@@ -29,7 +29,7 @@ use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{
     Effects, Fetched as EngineFetched, FlashRead, Item, Op, Outcome, Request,
 };
-use larder_engine::kv::node::Plan;
+use larder_engine::kv::node::{Plan, Training};
 use larder_engine::kv::record::{TapedLog, TapedShard};
 use larder_engine::kv::{KvShard, OwnerOf, Shards, object_fits};
 use larder_format::Geometry;
@@ -100,9 +100,17 @@ struct Flash {
 /// What the cleaner waits on.
 #[derive(Default)]
 struct Bell {
-    rung: Mutex<bool>,
+    state: Mutex<BellState>,
     changed: Condvar,
+    /// The cleaner rests.
+    rested: Condvar,
     stop: AtomicBool,
+}
+
+#[derive(Default)]
+struct BellState {
+    rung: bool,
+    resting: bool,
 }
 
 /// The store.
@@ -128,6 +136,8 @@ pub struct KvStore {
     flushed_at: std::sync::atomic::AtomicU32,
     plan: Plan,
     training: larder_policy::learn::TrainParams,
+    /// When classifiers are trained.
+    schedule: Mutex<Training>,
     recorder: Option<record::Recorder>,
     capture: Option<capture::Capture>,
     /// Where a stop saves what is in DRAM.
@@ -316,7 +326,7 @@ impl Store for KvStore {
     }
 
     fn wake_cleaner(&self) {
-        *locked(&self.bell.rung) = true;
+        locked(&self.bell.state).rung = true;
         self.bell.changed.notify_one();
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::index::Attached;
-use larder_engine::kv::node::{self, AdmissionNeed, LogStart, Plan, defaults};
+use larder_engine::kv::node::{self, AdmissionNeed, LogStart, Plan, Training, defaults};
 use larder_engine::kv::record::{AppsSetup, RunSetup, TapedLog, TapedShard};
 use larder_engine::kv::{ClockMode, FlashGeometry, FlashLog, KvShard, SegmentTable};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
@@ -717,6 +717,7 @@ fn store(
         flushed_at: Default::default(),
         plan: parts.plan,
         training: config.admission.flashiness.training,
+        schedule: Mutex::new(Training::new(parts.cas_base)),
         recorder: watchers.recorder,
         capture: watchers.capture,
         memory_file: None,

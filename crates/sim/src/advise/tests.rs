@@ -114,11 +114,11 @@ fn flashiness_is_tried_below_an_ample_budget() {
     };
     assert_eq!(last, WriteLimit::Threshold);
     assert!((4 * less).abs_diff(quarter) <= 4, "{quarter} {less}");
-    // A budget that never binds says little to the policy: it takes nearly all.
+    // A budget that never binds says little to the policy: it takes most.
     let all = at(PolicyName::All);
     assert_eq!(all.len(), 1);
     let (spent, most) = (flashiness[0].flash_bytes_per_second, all[0].flash_bytes_per_second);
-    assert!(!flashiness[0].budget_binds && spent > 0.8 * most, "{flashiness:?} {all:?}");
+    assert!(!flashiness[0].budget_binds && spent > 0.7 * most, "{flashiness:?} {all:?}");
     assert!(flashiness.iter().all(|m| !m.equals(&all[0])), "{flashiness:?} {all:?}");
     // With room for every object there is nothing to choose at all, which `equals` tells.
     let room = |policy| Candidate { dram: 2560 << 10, flash: 320 << 20, policy };

@@ -8,7 +8,7 @@ use larder_trace::Request;
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
 use crate::baseline::{Baseline, BaselineError, Ripq, VictimCache};
-use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE, Server, Sizes, study};
+use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE, Server, Sizes, study_of};
 
 /// One request as a cache meets it.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ fn sizes(c: &Hybrid) -> Sizes {
         let max_item = c.max_item.map_or(defaults::MAX_ITEM, |n| n.0.min(MAX_VALUE) as u32);
         return Sizes::Server(Server { memory: memory.0, flash: c.flash.0, object, max_item });
     }
-    let study = study(c.dram.unwrap_or_default().0, c.flash.0);
+    let study = study_of(c.dram.unwrap_or_default().0, c.flash.0);
     Sizes::Study(Study {
         segment: c.segment.map_or(0, |s| u32::try_from(s.0).unwrap_or(u32::MAX)),
         shards: c.shards.unwrap_or(study.shards),

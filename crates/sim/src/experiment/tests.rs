@@ -234,14 +234,14 @@ fn figures_of_a_kind_are_those_of_its_outcome() {
 /// The lane's own counts are the engine's.
 #[test]
 fn the_hybrid_counts_as_the_engine_does() {
-    use crate::kv::{CacheConfig, HybridCache, Sizes, study};
+    use crate::kv::{CacheConfig, HybridCache, Sizes, study_of};
     let spec = "gen:zipf?objects=5000&requests=40000&writes=0.05&deletes=0.01&rate=1000";
     let text = format!(
         "[workload]\ntrace = \"{spec}\"\n[[cache]]\nkind = \"hybrid\"\ndram = \"256k\"\nflash = \"1m\"\n"
     );
     let c = run(&Experiment::parse(&text, "x").unwrap(), 1, |_, _| {}).unwrap().caches.remove(0);
     let config =
-        CacheConfig { sizes: Sizes::Study(study(256 << 10, 1 << 20)), ..CacheConfig::default() };
+        CacheConfig { sizes: Sizes::Study(study_of(256 << 10, 1 << 20)), ..CacheConfig::default() };
     let mut cache = HybridCache::new(&config).unwrap();
     for r in larder_trace::open(spec, &larder_trace::Options::default()).unwrap().reader {
         cache.request(&r.unwrap());

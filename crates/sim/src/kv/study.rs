@@ -13,7 +13,7 @@ use larder_policy::learn::ClassWeights;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
 
-use super::cache::{CacheConfig, CacheError, HybridCache, Sizes, study};
+use super::cache::{CacheConfig, CacheError, HybridCache, Sizes, study_of};
 use super::counters::Counters;
 use super::ripq;
 use super::workload::{Workload, footprint};
@@ -362,7 +362,7 @@ impl<'a> Cell<'a> {
         let config = CacheConfig {
             sizes: Sizes::Study(Study {
                 object: self.mean_record,
-                ..study(self.dram(), self.flash())
+                ..study_of(self.dram(), self.flash())
             }),
             admission: admission.clone(),
             seed: self.seed,
