@@ -37,6 +37,8 @@ pub(super) struct Totals {
     pub(super) dropped: Option<(u64, u64)>,
     /// Bytes of records that were written to flash.
     pub(super) record_bytes: Option<u64>,
+    /// Objects that left DRAM without admission having been asked.
+    pub(super) evicted_unjudged: Option<u64>,
     /// Objects in DRAM.
     pub(super) dram_objects: Option<u64>,
     /// Objects on flash.
@@ -141,6 +143,7 @@ impl Cache for HybridCache {
         Totals {
             dropped: Some((counters.flash_dropped, counters.flash_dropped_unread)),
             record_bytes: Some(counters.flash_record_bytes),
+            evicted_unjudged: Some(self.shard_stats().evictions_unjudged),
             dram_objects: Some(self.dram_objects()),
             flash_objects: Some(self.flash_objects()),
             metadata_bytes: Some(metadata),
