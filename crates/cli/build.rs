@@ -20,5 +20,6 @@ fn main() {
         "root",
         "mkfs.ext4",
         "debugfs",
+        "shared",
     ]);
 }

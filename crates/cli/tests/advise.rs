@@ -22,7 +22,7 @@ fn advise(arguments: &[&str]) -> Output {
 }
 
 const TRACE: &str =
-    "gen:zipf?objects=10000&requests=40000&skew=0.9&writes=0.03&rate=1000&value=400";
+    "gen:zipf?objects=10000&requests=40000&skew=0.9&writes=0.03&rate=1000&value=4000";
 
 #[test]
 fn the_answer_names_sizes_policy_cost_and_margins() {
@@ -144,7 +144,7 @@ fn what_cannot_be_meant_is_refused() {
         ),
         (
             &["--trace", TRACE, "--target-hit-ratio", "0.5", "--dram", "1k"],
-            &["--dram 1 KiB", "96 KiB"],
+            &["--dram 1 KiB", "2 MiB"],
         ),
         (&["--trace", "gen:nothing", "--target-hit-ratio", "0.5"], &["nothing"]),
     ];
@@ -161,7 +161,7 @@ fn what_cannot_be_meant_is_refused() {
 #[test]
 fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
     let arguments = ["--trace", TRACE, "--target-hit-ratio", "0.5", "--policies", "flashiness,all"];
-    let (dram, flash) = (["--dram", "512k"], ["--flash", "4m,0"]);
+    let (dram, flash) = (["--dram", "5m"], ["--flash", "40m,0"]);
     let run = |more: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_larder"))
             .args([
@@ -208,7 +208,7 @@ fn flashiness_below_an_ample_budget_with_what_a_server_needs() {
     let limits: Vec<&serde_json::Value> = measured
         .iter()
         .filter(|m| m["policy"] == "flashiness")
-        .filter(|m| (m["dram"].as_u64(), m["flash"].as_u64()) == (Some(512 << 10), Some(4 << 20)))
+        .filter(|m| (m["dram"].as_u64(), m["flash"].as_u64()) == (Some(5 << 20), Some(40 << 20)))
         .map(|m| &m["write_limit"])
         .collect();
     assert!(limits.iter().any(|l| *l == "budget") && limits.iter().any(|l| *l == "threshold"));
@@ -253,7 +253,7 @@ fn the_objective_is_of_the_answer_and_its_settings() {
             .args(["sim", "advise", "--drive-tbw", "1", "--dram-cost", "4", "--flash-cost"])
             .args(["0.1", "--trace"])
             .arg("gen:zipf?objects=10000&requests=30000&skew=0.8&writes=0.03&rate=100&value=64..8k")
-            .args(["--target-hit-ratio", "0.2", "--policies", "flashiness", "--dram", "1m"])
+            .args(["--target-hit-ratio", "0.2", "--policies", "flashiness", "--dram", "4m"])
             .args(["--flash", "16m"])
             .args(more)
             .output()

@@ -219,3 +219,16 @@ fn expired_objects_leave_though_nobody_asks() {
     assert_eq!(shards.0.expired_unasked(), 3_750);
     assert_eq!(shards.0.stats().evictions, 0);
 }
+
+/// A write that finds no room takes what admission was never asked about: that is counted, for an operator to see.
+#[test]
+fn what_leaves_dram_unjudged_is_counted() {
+    let mut shards = shard();
+    let value = vec![b'v'; 1000];
+    // The cleaner never comes.
+    for key in 0..20_000 {
+        set(&mut shards, key, &value);
+    }
+    let s = *shards.0.stats();
+    assert!(s.evictions > 5_000 && s.evictions_unjudged == s.evictions, "{s:?}");
+}

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use larder_base::ByteSize;
 use larder_engine::kv::ClockMode;
+use larder_engine::kv::node::defaults;
 use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
@@ -234,7 +235,7 @@ fn open_store(
         data_dir: config.data_dir.clone(),
         flash: flash.map(|f| f.path.clone()),
         flash_size: flash.and_then(|f| f.size),
-        flash_object_size: flash.map_or(280, |f| f.object_size),
+        flash_object_size: flash.map_or(defaults::OBJECT_SIZE, |f| f.object_size),
         format_flash: flash.is_some_and(|f| f.format),
         admission: config.admission.clone(),
         budget: flash.map(|f| f.budget.clone()).unwrap_or_default(),

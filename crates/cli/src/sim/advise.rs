@@ -6,8 +6,6 @@ use std::time::Instant;
 
 use clap::Parser;
 use larder_base::{ByteSize, Endurance, Short};
-use larder_kv::config::{INDEX_BYTES_PER_OBJECT, LEAST_FLASH};
-use larder_kv::store::AdmissionNeed;
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_sim::advise::{
     AdviseError, Measured, Model, Question, Sample, Search, Wave, WriteLimit,
@@ -66,7 +64,8 @@ pub(super) struct AdviseArgs {
     /// Bytes that the drive programs for each byte written to it; segments are written whole and in order.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.1)]
     device_write_amplification: f64,
-    /// DRAM sizes to begin with, separated by commas; by default quarters of quarters of all objects' bytes.
+    /// DRAM sizes to begin with, separated by commas, with everything in them, as larder kv -m has it: objects, index, admission and
+    /// buffers; by default quarters of quarters of all objects' bytes.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     dram: Vec<ByteSize>,
     /// Flash sizes likewise; 0 is a cache without flash.
@@ -157,6 +156,8 @@ struct Answer<'a> {
     footprint_bytes: u64,
     objects: u64,
     question: &'a Question,
+    /// Pairs of sizes that were not tried, since no server takes them or the sample cannot tell them.
+    refused: usize,
     answer: Option<&'a Measured>,
     runner_up: Option<&'a Measured>,
     measured: Vec<&'a Measured>,
@@ -386,6 +387,7 @@ pub(super) fn run(args: &AdviseArgs) -> Result<(), CliError> {
             footprint_bytes: model.footprint(),
             objects: model.objects(),
             question: &question,
+            refused: search.refused().map_or(0, |(pairs, _)| pairs),
             answer: search.answer(),
             runner_up: search.runner_up(),
             measured: search.measured(),
@@ -440,32 +442,13 @@ fn limit_text(limit: WriteLimit) -> String {
     }
 }
 
-/// The least `memory-limit`, bytes, with the default `max-item-size`, which is at most half of it.
-const LEAST_MEMORY: u64 = 2 << 20;
-
-/// What a server is told so that it does what was simulated: sizes first, then admission. `mean_object` is in bytes.
-fn settings(q: &Question, m: &Measured, mean_object: u64) -> String {
-    // What was simulated is DRAM for objects; the server's limit has the index of flash in it, of which at most half, and
-    // admission.
-    let object = mean_object.clamp(64, 16 << 20);
-    let flash = m.flash.max(LEAST_FLASH);
-    let index = if m.write_limit.is_none() {
-        0.0
-    } else {
-        flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT
-    };
-    let index = index.ceil() as u64;
-    let policy = m.write_limit.and_then(|_| AdmissionConfig::from_name(m.policy).ok());
-    let admission =
-        policy.map_or(0, |p| AdmissionNeed::of(&p).beside(m.dram, flash / object, index));
-    let memory =
-        m.dram.saturating_add(index).saturating_add(admission).max(2 * index).max(LEAST_MEMORY);
-    let raised = m.dram < LEAST_MEMORY || m.write_limit.is_some() && flash > m.flash;
-    let remark = if raised { "# more than was simulated: a server's least\n" } else { "" };
-    let mut sizes = format!("{remark}memory-limit = {memory}\n");
+/// What a server is told so that it does what was simulated: sizes first, then admission. `object` is the mean size of an object
+/// on flash, bytes.
+fn settings(q: &Question, m: &Measured, object: u32) -> String {
+    let mut sizes = format!("memory-limit = {}\n", m.dram);
     match m.write_limit {
         None => sizes += "flash = \"none\"\n",
-        Some(_) => sizes += &format!("flash-size = {flash}\nflash-object-size = {object}\n"),
+        Some(_) => sizes += &format!("flash-size = {}\nflash-object-size = {object}\n", m.flash),
     }
     sizes + &admission_settings(q, m).unwrap_or_default()
 }
@@ -586,6 +569,9 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         }
         None => "nothing that was tried meets the target: none of the rows is a choice\n",
     };
+    if let Some((pairs, why)) = search.refused() {
+        out += &format!("{pairs} of the pairs of sizes were not tried: {why}\n");
+    }
     out += "held: the write budget turns writes away so that the drive lasts; threshold: no budget, the classifier alone\n";
     if let (Some(a), Some(b)) = (answer, other)
         && a.equals(b)
@@ -609,8 +595,7 @@ fn print(origin: &Origin, model: &Model, q: &Question, search: &Search) -> Resul
         );
     }
     print_prose(out.trim_end(), 2)?;
-    let mean_object = model.footprint() / model.objects().max(1);
-    match answer.map(|m| settings(q, m, mean_object)) {
+    match answer.map(|m| settings(q, m, model.object_size())) {
         Some(settings) => {
             print_text(&format!("the answer as settings of larder kv --config:\n\n{settings}"))
         }

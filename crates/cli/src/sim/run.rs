@@ -181,6 +181,7 @@ const ROWS: &[Row] = &[
     ("flash reads per miss", |c| some(c.flash_reads_per_miss, 4)),
     ("records, of bytes written", |c| some(c.flash_fill, 3)),
     ("left flash unread", |c| some(c.unread_share, 3)),
+    ("left DRAM unjudged", |c| c.evicted_unjudged.map_or("-".to_owned(), |n| n.to_string())),
     ("objects on flash", |c| c.flash_objects.map_or("-".to_owned(), |n| n.to_string())),
     ("other DRAM per object", |c| {
         c.metadata_per_flash_object.map_or("-".to_owned(), |b| format!("{b:.1} B"))

@@ -15,6 +15,14 @@ pub enum ClockMode {
     Increment,
 }
 
+/// Bytes of an object's header, as they count towards the largest object.
+const HEADER: usize = 64;
+
+/// Whether a cache whose largest object is `max_object` bytes takes one with a key and a value of so many bytes.
+pub fn object_fits(key_len: usize, value_len: usize, max_object: u32) -> bool {
+    key_len.saturating_add(value_len).saturating_add(HEADER) <= max_object as usize
+}
+
 /// The flash device as a shard needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashGeometry {

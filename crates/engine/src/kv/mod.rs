@@ -8,6 +8,7 @@ mod evicted;
 mod expire;
 mod flash;
 mod log;
+pub mod node;
 mod ops;
 mod planted;
 pub mod record;
@@ -17,7 +18,7 @@ mod shard;
 mod stats;
 
 pub use clean::{Heat, StageReport, StageSink, Staged};
-pub use config::{ClockMode, FlashGeometry, ShardConfig};
+pub use config::{ClockMode, FlashGeometry, ShardConfig, object_fits};
 pub use evicted::Evicted;
 pub use log::{
     FlashLog, IoFailed, LogConfig, LogStats, OwnerOf, SegmentIo, SegmentState, SegmentTable,

@@ -11,6 +11,7 @@ use larder_policy::admission::{AdmissionPolicy, Departure};
 use super::api::{
     Arith, Delete, Effects, Fetched, Get, Item, Op, Outcome, Reply, Request, Store, StoreMode, Tier,
 };
+use super::config::object_fits;
 use super::flash::{Found, Located};
 use super::planted::Planted;
 use super::shard::{KvShard, NewObject};
@@ -256,7 +257,7 @@ impl<M: ObjectMemory> KvShard<M> {
         fx: &mut impl Effects,
     ) {
         let value_len = new.value[0].len() + new.value[1].len();
-        if req.key.len() + value_len + 64 > self.config.max_object as usize {
+        if !object_fits(req.key.len(), value_len, self.config.max_object) {
             fx.reply(Reply::TooLarge);
             return;
         }
@@ -350,7 +351,7 @@ impl<M: ObjectMemory> KvShard<M> {
             }
         }
         if matches!(store.mode, Set | Replace)
-            && req.key.len() + store.value.len() + 64 > self.config.max_object as usize
+            && !object_fits(req.key.len(), store.value.len(), self.config.max_object)
         {
             // The object stays as it was.
             fx.reply(Reply::TooLarge);
@@ -368,8 +369,8 @@ impl<M: ObjectMemory> KvShard<M> {
                 Present::Flash(found) => old.extend_from_slice(found.record.value()),
                 Present::Absent => {}
             }
-            if req.key.len() + old.len() + store.value.len() + 64 > self.config.max_object as usize
-            {
+            let value_len = old.len() + store.value.len();
+            if !object_fits(req.key.len(), value_len, self.config.max_object) {
                 // The object stays as it was.
                 fx.reply(Reply::TooLarge);
             } else {

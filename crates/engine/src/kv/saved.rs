@@ -6,6 +6,7 @@
 
 use larder_base::{AppId, Expiry, Now, ObjectHash, UnixSecs};
 
+use super::config::object_fits;
 use super::planted::Planted;
 use super::shard::{KvShard, NewObject};
 use crate::dram::{ObjectHeader, ObjectMemory, State};
@@ -109,7 +110,7 @@ impl<M: ObjectMemory> KvShard<M> {
     /// room, CLOCK makes some, and the lowest in rank go. False: it has expired, its key is there already, it is larger than an
     /// object may be, or there is no room for it.
     pub fn restore(&mut self, now: Now, hash: ObjectHash, saved: &Saved<'_>, away: u32) -> bool {
-        let too_large = saved.key.len() + saved.value.len() + 64 > self.config.max_object as usize;
+        let too_large = !object_fits(saved.key.len(), saved.value.len(), self.config.max_object);
         if saved.key.is_empty()
             || saved.key.len() > usize::from(u8::MAX)
             || too_large

@@ -619,6 +619,7 @@ impl<M: ObjectMemory> KvShard<M> {
         if self.config.no_eviction || footprint(bytes) > self.arena.capacity() {
             return None;
         }
+        let has_flash = self.config.flash.segments > 0;
         // Mixed sizes leave free bytes in pieces: more of them must be kept free, ahead of writes.
         let capacity = self.arena.capacity();
         self.extra_room = (self.extra_room + capacity / 256).min(capacity / 8);
@@ -628,10 +629,14 @@ impl<M: ObjectMemory> KvShard<M> {
         let mut spared = 0usize;
         while budget > 0 {
             let size = self.arena.block_bytes(self.hand);
+            let evicted = self.stats.evictions;
             let freed = self.clock_step(now, true, spared < 2 * self.arena.capacity());
             spared += size;
             if freed > 0 {
                 self.stats.evictions_direct += 1;
+                if has_flash {
+                    self.stats.evictions_unjudged += self.stats.evictions - evicted;
+                }
                 if self.arena.has_room(bytes) {
                     return self.arena.alloc(bytes);
                 }
@@ -659,6 +664,10 @@ impl<M: ObjectMemory> KvShard<M> {
                 }
                 self.evict(now, self.hash_of(block, &h), block, &h);
                 self.stats.evictions_direct += 1;
+                // What is staged has been judged.
+                if has_flash && !h.state.has(State::STAGED) {
+                    self.stats.evictions_unjudged += 1;
+                }
                 if self.arena.has_room(bytes) {
                     return self.arena.alloc(bytes);
                 }

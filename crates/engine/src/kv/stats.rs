@@ -52,6 +52,8 @@ counters! {
         evictions,
         /// Of these, on the request path, because the cleaner had not kept up.
         evictions_direct,
+        /// Of these, with flash and unexpired: admission was not asked when they left, since a write needed the room at once.
+        evictions_unjudged,
         /// Evicted before they were ever read.
         evicted_unfetched,
         /// Flash pages or extents asked for by requests.

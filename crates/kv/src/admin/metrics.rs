@@ -112,6 +112,12 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     counter(r, "items_stored", "Objects stored", s.total_items);
     bytes_counter(r, "client_stored", "Bytes of keys and values stored by clients", s.client_bytes);
     counter(r, "evictions", "Objects evicted from DRAM that did not go to flash", s.evictions);
+    counter(
+        r,
+        "evicted_unjudged",
+        "Of these, without admission having been asked: a write needed the room before the cleaner came",
+        s.evicted_unjudged,
+    );
     counter(r, "expired", "Objects removed because they had expired", s.reclaimed);
     counter(r, "lock_waits", "Waits for a shard's lock", s.lock_waits);
     number(r, "alarms", "Conditions that an operator should look at", s.alarms.len() as f64);

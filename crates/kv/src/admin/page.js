@@ -78,7 +78,9 @@ function show(d) {
     ["ghosts on flash", num(f.ghosts), ""],
     ["left with their segment", num(f.objects_dropped), ""],
     ["of these never read", num(f.objects_dropped_unread), f.objects_dropped ? pct(f.objects_dropped_unread / f.objects_dropped) : ""]);
-  rows.push(["evicted from DRAM", num(s.evictions), ""], ["expired", num(s.reclaimed), ""]);
+  rows.push(["evicted from DRAM", num(s.evictions), ""]);
+  if (f) rows.push(["of these before admission was asked", num(s.evicted_unjudged), s.evictions ? pct(s.evicted_unjudged / s.evictions) : ""]);
+  rows.push(["expired", num(s.reclaimed), ""]);
   table("obj", null, rows);
   const hits = d.counters.find(c => c[0] === "get_flash_hits");
   table("work", null, (f ? [

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{Applications, ApplicationsConfig};
 use larder_policy::budget::WriteBudgetConfig;
@@ -215,10 +216,6 @@ pub const DEFAULT_HTTP: &str = "127.0.0.1:11280";
 pub const DEFAULT_PORT: u16 = 11211;
 /// The largest `max-item-size`.
 pub const MAX_ITEM_SIZE: u64 = 128 << 20;
-/// Bytes of DRAM that the flash index takes per object (see the engine's index).
-pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
-/// The least `flash-size`, bytes.
-pub const LEAST_FLASH: u64 = 16 << 20;
 
 fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
     ConfigError::Value { key, value: value.to_string(), remedy: remedy.into() }
@@ -316,27 +313,19 @@ impl Config {
 
         // Memory.
         let memory =
-            s.memory_limit.get_or_insert_with(|| ByteSize(default_memory(machine.memory))).0;
-        if memory < 1 << 20 {
-            return Err(value("memory-limit", ByteSize(memory), "must be at least 1 MiB"));
+            s.memory_limit.get_or_insert_with(|| ByteSize(defaults::memory(machine.memory))).0;
+        let item = s.max_item_size.get_or_insert(ByteSize(defaults::MAX_ITEM.into())).0;
+        let fits = defaults::check_memory(memory, item);
+        if let Err(e @ SizeError::LittleMemory) = fits {
+            return Err(value("memory-limit", ByteSize(memory), e.to_string()));
         }
-        let item = s.max_item_size.get_or_insert(ByteSize::mib(1)).0;
         if item < 1024 {
             return Err(value("max-item-size", item, "must be at least 1024 bytes"));
         }
         if item > MAX_ITEM_SIZE {
             return Err(value("max-item-size", ByteSize(item), "must be at most 128 MiB"));
         }
-        if item > memory / 2 {
-            return Err(value(
-                "max-item-size",
-                ByteSize(item),
-                format!(
-                    "is more than half of memory-limit {}: lower it or raise memory-limit",
-                    ByteSize(memory)
-                ),
-            ));
-        }
+        fits.map_err(|e| value("max-item-size", ByteSize(item), e.to_string()))?;
         let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;
         if buffer_limit < 2 * item {
             if given.buffer_limit.is_some() {
@@ -480,18 +469,6 @@ fn applications_of_listeners(
     Ok(())
 }
 
-/// An eighth of the memory, between 64 MiB and 8 GiB: a cache should not crowd out what it serves.
-fn default_memory(total: u64) -> u64 {
-    (total / 8).clamp(64 << 20, 8 << 30) >> 20 << 20
-}
-
-/// A quarter of what is free, at most 64 GiB, whole mebibytes.
-fn default_flash(free: u64, memory: u64, object_size: u64) -> u64 {
-    // The index may take a quarter of the DRAM.
-    let indexable = (memory as f64 / 4.0 / INDEX_BYTES_PER_OBJECT * object_size as f64) as u64;
-    (free / 4).min(64 << 30).min(indexable) >> 20 << 20
-}
-
 /// Bytes of log lines for each connection that watches, and for each worker: memcached's sizes, between what holds some lines
 /// and what twenty watchers may take without being thought of.
 fn resolve_log_buffers(s: &mut Settings) -> Result<(usize, usize), ConfigError> {
@@ -559,7 +536,7 @@ fn resolve_flash(
     machine: &Machine,
 ) -> Result<Option<FlashConfig>, ConfigError> {
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
-    let object_size = s.flash_object_size.get_or_insert(ByteSize(280)).0;
+    let object_size = s.flash_object_size.get_or_insert(ByteSize(defaults::OBJECT_SIZE.into())).0;
     if !(64..=1 << 24).contains(&object_size) {
         return Err(value("flash-object-size", object_size, "must be between 64 bytes and 16 MiB"));
     }
@@ -582,34 +559,12 @@ fn resolve_flash(
         None => {
             let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let free = (machine.free_space)(dir).unwrap_or(0);
-            Some(default_flash(free, memory, object_size))
+            Some(defaults::flash(free, memory, object_size))
         }
     };
     if let Some(size) = size {
-        if size < LEAST_FLASH {
-            return Err(value(
-                "flash-size",
-                ByteSize(size),
-                format!(
-                    "must be at least {}; --flash none runs without flash",
-                    ByteSize(LEAST_FLASH)
-                ),
-            ));
-        }
-        let index = (size as f64 / object_size as f64 * INDEX_BYTES_PER_OBJECT) as u64;
-        if index > memory / 2 {
-            return Err(value(
-                "flash-size",
-                ByteSize(size),
-                format!(
-                    "{size} B / {object_size} B per object x {INDEX_BYTES_PER_OBJECT} B of index = {} of DRAM, more \
-                     than half of memory-limit {}: raise memory-limit, lower flash-size, or raise flash-object-size if \
-                     objects are larger",
-                    ByteSize(index),
-                    ByteSize(memory)
-                ),
-            ));
-        }
+        defaults::check_flash(size, memory, object_size)
+            .map_err(|e| value("flash-size", ByteSize(size), e.to_string()))?;
         s.flash_size = Some(ByteSize(size));
     }
     let format = s.format_flash.unwrap_or(false);

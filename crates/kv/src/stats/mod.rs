@@ -28,6 +28,8 @@ pub struct StoreStats {
     pub client_bytes: u64,
     /// Objects evicted from DRAM that did not go to flash.
     pub evictions: u64,
+    /// Of these, without admission having been asked, though there is flash: a write needed the room before the cleaner came.
+    pub evicted_unjudged: u64,
     /// Of these, never read.
     pub evicted_unfetched: u64,
     /// Objects removed because they had expired.

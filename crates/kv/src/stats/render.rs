@@ -152,6 +152,7 @@ fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     let latency = shared.latency();
     stat(out, "larder_items_dram", store.dram_items);
     stat(out, "larder_client_bytes", store.client_bytes);
+    stat(out, "larder_evicted_unjudged", store.evicted_unjudged);
     stat(out, "larder_get_hits_dram", t.get_hits.saturating_sub(t.get_flash_hits));
     stat(out, "larder_get_hits_flash", t.get_flash_hits);
     for (tier, p) in [("dram", latency.dram()), ("flash", latency.flash())] {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use larder_base::UnixSecs;
+use larder_base::{AppId, Now, UnixSecs};
+use larder_engine::kv::node::Trained;
 use larder_engine::kv::{IoFailed, SegmentIo, Step};
-use larder_policy::learn::train;
+use larder_policy::learn::{Model, TrainingSet, train};
 use larder_runtime::{AlignedBuf, Clock};
 
 use super::{Flash, KvStore, LockedShards, locked};
@@ -40,6 +41,21 @@ impl SegmentIo for Segments<'_> {
             tracing::error!(%error, segment, "a segment could not be read for reclaim; its objects are forgotten");
             IoFailed
         })
+    }
+}
+
+impl Trained for LockedShards<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn training_due(&mut self, shard: usize, now: Now) -> Option<AppId> {
+        self.0[shard].lock().training_due(now)
+    }
+    fn take_training_set(&mut self, shard: usize, app: AppId, now: Now) -> Option<TrainingSet> {
+        self.0[shard].lock().take_training_set(app, now)
+    }
+    fn install(&mut self, shard: usize, app: AppId, model: Model, now: Now) {
+        self.0[shard].lock().install(app, model, now);
     }
 }
 
@@ -125,15 +141,33 @@ impl KvStore {
 
     /// Waits until the bell rings or a second has gone.
     fn wait_for_bell(&self) {
-        let mut rung = locked(&self.bell.rung);
-        if !*rung && !self.stopping() {
-            let waited = self.bell.changed.wait_timeout(rung, Duration::from_secs(1));
-            rung = match waited {
+        let mut state = locked(&self.bell.state);
+        if !state.rung && !self.stopping() {
+            state.resting = true;
+            self.bell.rested.notify_all();
+            let waited = self.bell.changed.wait_timeout(state, Duration::from_secs(1));
+            state = match waited {
                 Ok((guard, _)) => guard,
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
-        *rung = false;
+        (state.rung, state.resting) = (false, false);
+    }
+
+    /// Waits until the cleaner has made the room that it was woken for, and trains what is due by `clock`. Whoever does this after
+    /// each request has no decision depend on how fast threads come.
+    pub fn settle(&self, clock: &Clock) {
+        let mut state = locked(&self.bell.state);
+        while (state.rung || !state.resting) && !self.stopping() {
+            // The stop does not tell it.
+            let waited = self.bell.rested.wait_timeout(state, Duration::from_secs(1));
+            state = match waited {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        drop(state);
+        self.train(clock);
     }
 
     fn clean(&self, clock: &Clock) {
@@ -190,7 +224,7 @@ impl KvStore {
     }
 
     fn train_models(&self, clock: &Clock) {
-        let (mut turn, mut seconds) = (0u64, 0u64);
+        let mut seconds = 0u64;
         let mut divided = self.plan.memory;
         while !self.stopping() {
             // The stop wakes it, and so does another memory limit.
@@ -207,45 +241,35 @@ impl KvStore {
             {
                 *locked(&flash.wear) = larder_runtime::Wear::of(drive);
             }
-            for i in 0..self.cells.len() {
-                let due = self.cells[i].lock().training_due(clock.now());
-                let Some(app) = due else { continue };
-                // All shards' samples make one model, which all shards then use.
-                let mut all = None;
-                for cell in &self.cells {
-                    let part = cell.lock().take_training_set(app, clock.now());
-                    all = match (all, part) {
-                        (None, part) => part,
-                        (Some(mut all), Some(part)) => {
-                            larder_policy::learn::TrainingSet::merge(&mut all, part);
-                            Some(all)
-                        }
-                        (all, None) => all,
-                    };
-                }
-                let Some(set) = all else { continue };
-                turn += 1;
-                match train(&set, &self.training, turn) {
-                    Ok(model) => {
-                        tracing::debug!(
-                            app = app.0,
-                            samples = set.samples.len(),
-                            "a classifier was trained"
-                        );
-                        for cell in &self.cells {
-                            cell.lock().install(app, model.clone(), clock.now());
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!(app = app.0, %error, "a classifier could not be trained")
-                    }
-                }
-            }
+            self.train(clock);
         }
     }
 
+    /// Trains the classifiers that are due.
+    pub(super) fn train(&self, clock: &Clock) {
+        let mut schedule = locked(&self.schedule);
+        if !schedule.is_due(clock.now().mono) {
+            return;
+        }
+        schedule.run(
+            || clock.now(),
+            &mut LockedShards(&self.cells),
+            |set, seed| match train(set, &self.training, seed) {
+                Ok(model) => {
+                    let samples = set.samples.len();
+                    tracing::debug!(app = set.app.0, samples, "a classifier was trained");
+                    Some(model)
+                }
+                Err(error) => {
+                    tracing::warn!(app = set.app.0, %error, "a classifier could not be trained");
+                    None
+                }
+            },
+        );
+    }
+
     /// Ends the threads, writes what is staged, and leaves everything as a warm start wants it.
-    pub(super) fn stop(&self, now: larder_base::Now) {
+    pub(super) fn stop(&self, now: Now) {
         self.bell.stop.store(true, Ordering::Release);
         self.bell.changed.notify_all();
         for thread in locked(&self.threads).drain(..) {

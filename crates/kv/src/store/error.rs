@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::PlanError;
 use larder_engine::kv::record::SetupError;
-
-use super::plan::PlanError;
 
 /// Why a store does not open. Nothing has been written to the flash then.
 #[derive(Debug, thiserror::Error)]

@@ -3,12 +3,12 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use larder_engine::kv::node::Plan;
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
 
 use super::memory_file::MemoryFile;
 use super::open::{DATA_DIR_VERSION, need, random_run};
-use super::plan::Plan;
 use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
 use super::warm::{Region, remove_checkpoint};
 use super::{StoreConfig, StoreError};

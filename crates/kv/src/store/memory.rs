@@ -7,10 +7,10 @@
 use std::sync::atomic::Ordering;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::PlanError;
 use larder_runtime::Clock;
 
 use super::KvStore;
-use super::plan::PlanError;
 
 /// Why the limit stays as it is.
 #[derive(Debug, thiserror::Error)]

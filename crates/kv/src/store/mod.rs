@@ -13,7 +13,6 @@ mod former;
 mod memory;
 mod memory_file;
 mod open;
-mod plan;
 mod record;
 mod run;
 mod stats;
@@ -30,8 +29,9 @@ use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{
     Effects, Fetched as EngineFetched, FlashRead, Item, Op, Outcome, Request,
 };
+use larder_engine::kv::node::{Plan, Training};
 use larder_engine::kv::record::{TapedLog, TapedShard};
-use larder_engine::kv::{KvShard, OwnerOf, Shards};
+use larder_engine::kv::{KvShard, OwnerOf, Shards, object_fits};
 use larder_format::Geometry;
 use larder_policy::application::{ApplicationError, Applications, Lookup};
 use larder_policy::budget::KeptBudget;
@@ -44,7 +44,6 @@ use crate::stats::StoreStats;
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::StoreError;
 pub use open::{Opened, StoreConfig, open};
-pub use plan::{AdmissionNeed, Plan, PlanError};
 pub use record::{RecordConfig, RecordStats};
 pub use warm::Warmth;
 
@@ -101,9 +100,17 @@ struct Flash {
 /// What the cleaner waits on.
 #[derive(Default)]
 struct Bell {
-    rung: Mutex<bool>,
+    state: Mutex<BellState>,
     changed: Condvar,
+    /// The cleaner rests.
+    rested: Condvar,
     stop: AtomicBool,
+}
+
+#[derive(Default)]
+struct BellState {
+    rung: bool,
+    resting: bool,
 }
 
 /// The store.
@@ -129,6 +136,8 @@ pub struct KvStore {
     flushed_at: std::sync::atomic::AtomicU32,
     plan: Plan,
     training: larder_policy::learn::TrainParams,
+    /// When classifiers are trained.
+    schedule: Mutex<Training>,
     recorder: Option<record::Recorder>,
     capture: Option<capture::Capture>,
     /// Where a stop saves what is in DRAM.
@@ -219,7 +228,7 @@ impl Engine for KvStore {
     }
 
     fn fits(&self, key_len: usize, value_len: usize) -> bool {
-        key_len + value_len + 64 <= self.max_object as usize
+        object_fits(key_len, value_len, self.max_object)
     }
 
     fn read_len(&self, read: &FlashRead) -> usize {
@@ -317,7 +326,7 @@ impl Store for KvStore {
     }
 
     fn wake_cleaner(&self) {
-        *locked(&self.bell.rung) = true;
+        locked(&self.bell.state).rung = true;
         self.bell.changed.notify_one();
     }
 

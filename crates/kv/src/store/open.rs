@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
 use larder_engine::index::Attached;
-use larder_engine::kv::record::{
-    AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedLog, TapedShard,
-};
-use larder_engine::kv::{ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, SegmentTable};
+use larder_engine::kv::node::{self, AdmissionNeed, LogStart, Plan, Training, defaults};
+use larder_engine::kv::record::{AppsSetup, RunSetup, TapedLog, TapedShard};
+use larder_engine::kv::{ClockMode, FlashGeometry, FlashLog, KvShard, SegmentTable};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
 use larder_format::superblock::choose;
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
@@ -24,7 +23,6 @@ use larder_runtime::{
 use super::capture::{Capture, CaptureConfig};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
-use super::plan::{AdmissionNeed, Plan};
 use super::record::{RecordConfig, Recorder};
 use super::run::{self, FlashOfRun, NO_BIRTHS};
 use super::warm::{
@@ -128,6 +126,9 @@ impl Superblocks {
         Ok(())
     }
 }
+
+/// CAS uniques of a shard, as a power of two: a start may give out 2^48.
+const CAS_BITS: u32 = 44;
 
 /// What admission needs of the memory.
 pub(super) fn need(config: &StoreConfig) -> AdmissionNeed<'_> {
@@ -381,28 +382,13 @@ pub(super) fn open_on(
             segment_bytes: geometry.segment_bytes(),
         },
         cas_base,
-        budget_rate: budget.rate(),
-    };
-    let log_setup = LogSetup {
-        hot_percent: 70,
-        reinsert_percent: 20,
-        retry_after: Nanos::from_secs(5).0,
-        generation_floor: next.first_generation(),
-        budget: config.budget.clone(),
-        budget_state,
-        budget_at: budget_at.0,
-    };
-    let log_config = LogConfig {
-        flash: parts.geometry,
-        hot_percent: log_setup.hot_percent,
-        reinsert_percent: log_setup.reinsert_percent,
-        retry_after: Nanos(log_setup.retry_after),
+        log: Some(LogStart { generation_floor: next.first_generation(), budget_state, budget_at }),
     };
     let (names_known, mut names) = (names.len(), names);
     if let Some(file) = &memory_file {
         names.extend(file.new_names(&names, config.applications.shares.len()));
     }
-    let setup = run_setup(config, &parts, names, Some(log_setup))?;
+    let setup = run_setup(config, &parts, names)?;
     let generations = table.live_generations();
     let (cells, kept, dropped) = cells(&setup, shard_words, warm.then_some(&generations[..]))?;
     let loaded = load(config, memory_file.as_mut(), &setup, &cells, clock).inspect_err(|_| {
@@ -445,7 +431,7 @@ pub(super) fn open_on(
         ByteSize(geometry.capacity()),
         u64::from(geometry.segment_bytes()),
     );
-    let flash = Flash {
+    let flash = setup.log_config().map(|log_config| Flash {
         path: path.display().to_string(),
         geometry,
         admission: config.admission.policy.as_str().to_owned(),
@@ -461,8 +447,8 @@ pub(super) fn open_on(
         no_checkpoint,
         wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
         drive,
-    };
-    let mut store = store(config, &parts, &setup, cells, Some(flash), watchers)?;
+    });
+    let mut store = store(config, &parts, &setup, cells, flash, watchers)?;
     if let Some(file) = memory_file {
         settle(&mut store, &file, loaded, &mut notes, &mut warnings);
         store.memory_file = Some(file.keeper(next.run, cas_base, Some(next.uuid), None));
@@ -572,62 +558,37 @@ struct Parts {
     hash_key: HashKey,
     geometry: FlashGeometry,
     cas_base: u64,
-    budget_rate: Option<f64>,
+    log: Option<LogStart>,
 }
 
-/// All that shards are built from, as a record states it: what is recorded is what runs.
+/// All that shards and log are built from.
 fn run_setup(
     config: &StoreConfig,
     parts: &Parts,
     names: Vec<Vec<u8>>,
-    log: Option<LogSetup>,
 ) -> Result<RunSetup, StoreError> {
-    let plan = &parts.plan;
-    // Without flash nothing is admitted anywhere, and no policy needs its tables.
-    let admission = if parts.geometry.segments == 0 {
-        AdmissionConfig::from_name("all")?
-    } else {
-        let mut admission = config.admission.clone();
-        // One setting for whoever wants every byte accounted for.
-        admission.first_fill &= config.budget.first_fill;
-        admission
+    let cache = node::Cache {
+        max_item: config.max_item,
+        no_eviction: config.no_eviction,
+        clock_mode: config.clock_mode,
+        clock_max: config.clock_max,
+        hot_percent: defaults::HOT_PERCENT,
+        reinsert_percent: defaults::REINSERT_PERCENT,
+        admission: config.admission.clone(),
+        budget: config.budget.clone(),
+        applications: AppsSetup { config: config.applications.clone(), names },
     };
-    let room = |bytes: usize| if config.no_eviction { 0 } else { bytes as u64 };
-    Ok(RunSetup {
+    let start = node::Start {
         larder: env!("CARGO_PKG_VERSION").to_owned(),
         uuid: parts.uuid.to_string(),
-        hash_key: parts.hash_key.0,
-        salt: parts.geometry.salt,
-        segments: parts.geometry.segments,
-        segment_bytes: parts.geometry.segment_bytes,
-        shard: ShardSetup {
-            arena_bytes: plan.arena_bytes as u64,
-            max_object: config.max_item,
-            no_eviction: config.no_eviction,
-            clock_increment: config.clock_mode == ClockMode::Increment,
-            clock_max: config.clock_max,
-            free_low: room(plan.free_low),
-            free_high: room(plan.free_high),
-            flash_min_record: 0,
-            access_times: plan.access_times as u64,
-            buckets: plan.buckets,
-            admission_memory: plan.admission_bytes as u64,
-            objects: plan.objects,
-            share_bits: (1.0 / plan.shards as f64).to_bits(),
-            budget_rate_bits: parts.budget_rate.map(f64::to_bits),
-        },
-        shards: (0..plan.shards as u64)
-            .map(|i| ShardSeed {
-                // Each shard counts in a part of its own of the 2^48 numbers that a start may give out: no two keys ever
-                // show the same one.
-                cas_base: parts.cas_base.saturating_add(i << 44),
-                seed: parts.cas_base ^ i,
-            })
-            .collect(),
-        admission,
-        applications: AppsSetup { config: config.applications.clone(), names },
-        log,
-    })
+        hash_key: parts.hash_key,
+        cas_base: parts.cas_base,
+        cas_bits: CAS_BITS,
+        seed: parts.cas_base,
+        flash: parts.geometry,
+        log: parts.log,
+    };
+    Ok(node::run_setup(&cache, &parts.plan, &start)?)
 }
 
 /// The shards: attached to what is in their words when `generations` are given, else empty.
@@ -756,6 +717,7 @@ fn store(
         flushed_at: Default::default(),
         plan: parts.plan,
         training: config.admission.flashiness.training,
+        schedule: Mutex::new(Training::new(parts.cas_base)),
         recorder: watchers.recorder,
         capture: watchers.capture,
         memory_file: None,

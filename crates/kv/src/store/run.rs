@@ -16,10 +16,9 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::Plan;
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, FileMark};
-
-use super::plan::Plan;
 
 const RUN: &str = "run.json";
 /// No run file is longer, bytes.

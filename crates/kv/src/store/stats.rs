@@ -61,6 +61,7 @@ impl KvStore {
             (&mut stats.total_items, base.total_items),
             (&mut stats.client_bytes, base.client_bytes),
             (&mut stats.evictions, base.evictions),
+            (&mut stats.evicted_unjudged, base.evicted_unjudged),
             (&mut stats.evicted_unfetched, base.evicted_unfetched),
             (&mut stats.reclaimed, base.reclaimed),
             (&mut stats.crawler_reclaimed, base.crawler_reclaimed),
@@ -140,6 +141,7 @@ impl KvStore {
         s.total_items = sum.sets;
         s.client_bytes = sum.set_bytes;
         s.evictions = sum.evictions;
+        s.evicted_unjudged = sum.evictions_unjudged;
         s.evicted_unfetched = sum.evicted_unfetched;
         // memcached finds what a flush has left when its memory is wanted again; ours is free at once.
         s.reclaimed = sum.expired + s.crawler_reclaimed + flushed_replaced;

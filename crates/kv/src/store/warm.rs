@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 
 use larder_base::{AppId, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
+use larder_engine::kv::node::{APP_WORDS, Plan, REGION_HEADER, table_words};
 use larder_format::checkpoint::{CheckpointReader, CheckpointWriter, Identity};
 use larder_format::{Geometry, PAGE_SIZE, Superblock};
 use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
-use super::plan::{APP_WORDS, Plan, REGION_HEADER, table_words};
 use super::run::RunFile;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");

@@ -1,7 +1,7 @@
 //! Which DRAM, flash and admission meet a target at least cost?
 //!
-//! Candidates are simulated with the engine of `larder kv` on a [`Sample`] of the trace, in caches scaled as the sample is. The
-//! drive's endurance and the wanted life become the write budget, as in the server: what a policy would write beyond it is
+//! Candidates are simulated with the engine of `larder kv` on a [`Sample`] of the trace, in caches scaled as the sample is: the
+//! memory of the whole is divided as a server divides `-m`, and the parts are scaled. The drive's endurance and the wanted life become the write budget, as in the server: what a policy would write beyond it is
 //! not written, so the life is held and its price shows in the hit ratio. The [`Search`] runs the grid of sizes from cheap to
 //! dear, leaving out what is larger than something that met the target already, and then tries smaller steps around the best.
 //!
@@ -12,13 +12,14 @@ mod sample;
 mod search;
 
 use larder_base::ByteSize;
+use larder_engine::kv::node::defaults;
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_policy::budget::{WriteBudgetConfig, YEAR_SECONDS};
 use larder_trace::Request;
 use serde::Serialize;
 
 use crate::kv::workload::footprint;
-use crate::kv::{CacheConfig, CacheError, HybridCache};
+use crate::kv::{CacheConfig, CacheError, HybridCache, Server, Sizes};
 
 pub use sample::{GROUPS, Sample, ratio};
 pub use search::{Search, Wave};
@@ -51,7 +52,7 @@ pub struct Question {
 /// One thing to buy: sizes of the whole, not of the sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Bytes of DRAM.
+    /// Bytes of DRAM with everything in it, as a server's `-m`.
     pub dram: u64,
     /// Bytes of flash; 0 for none.
     pub flash: u64,
@@ -78,7 +79,7 @@ const PARTS: [u64; 2] = [4, 16];
 /// What a candidate does and costs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// Bytes of DRAM.
+    /// Bytes of DRAM with everything in it, as a server's `-m`.
     pub dram: u64,
     /// Bytes of flash.
     pub flash: u64,
@@ -144,7 +145,7 @@ pub enum AdviseError {
         remedy: String,
     },
     /// A cache cannot be built.
-    #[error("DRAM {dram}, flash {flash}: {source}")]
+    #[error("--dram {dram}, --flash {flash}: {source}")]
     Cache {
         /// Its DRAM.
         dram: ByteSize,
@@ -163,13 +164,47 @@ pub struct Model {
     /// Bytes of all objects, of the whole, as estimated.
     footprint: u64,
     objects: u64,
-    mean_record: u64,
+    /// What a server of any size is told of the objects.
+    server: Server,
 }
 
-/// Least bytes of simulated DRAM: the engine needs five segments of 16 KiB.
+/// Which candidates can be simulated: those that a server takes, and that are not too small for the sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    server: Server,
+    rate: f64,
+}
+
+impl Bounds {
+    /// # Errors
+    /// Why this one cannot.
+    pub fn check(&self, c: &Candidate) -> Result<(), AdviseError> {
+        let (dram, flash) = (ByteSize(c.dram), ByteSize(c.flash));
+        let failed = |source| AdviseError::Cache { dram, flash, source };
+        let admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
+        let server = Server { memory: c.dram, flash: c.flash, ..self.server };
+        let (plan, _) = server.divide(&admission, 0).map_err(failed)?;
+        let left = (plan.shards * plan.arena_bytes) as u64;
+        let told = (left as f64 * self.rate) as u64;
+        if self.rate < 1.0 && told < LEAST_DRAM {
+            return Err(AdviseError::Sizes {
+                what: format!(
+                    "--dram {dram} beside {flash} of flash leaves objects {}, too little for this sample to tell",
+                    ByteSize(left)
+                ),
+                remedy: "give more, or a larger --sample-requests".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Least bytes of simulated DRAM for objects: a few segments of 16 KiB.
 const LEAST_DRAM: u64 = 96 << 10;
-/// Least bytes of simulated flash: eight segments.
+/// Least bytes of simulated flash: sixteen segments.
 const LEAST_FLASH: u64 = 256 << 10;
+/// Bytes of a record beside key and value, about.
+const RECORD_HEADER: u64 = 40;
 /// The share of the requests that only fills the caches.
 const WARMUP: usize = 3;
 
@@ -190,7 +225,12 @@ impl Model {
             seconds,
             footprint: (bytes as f64 / rate) as u64,
             objects: (objects as f64 / rate) as u64,
-            mean_record: bytes / objects.max(1) + 40,
+            server: Server {
+                memory: 0,
+                flash: 0,
+                object: (bytes / objects.max(1) + RECORD_HEADER).clamp(64, 16 << 20) as u32,
+                max_item: defaults::MAX_ITEM,
+            },
             sample,
         })
     }
@@ -210,10 +250,20 @@ impl Model {
         self.objects
     }
 
+    /// Mean bytes of an object on flash, as a server is told it.
+    pub fn object_size(&self) -> u32 {
+        self.server.object
+    }
+
     /// Least DRAM and flash that can be told from this sample.
     pub fn least(&self) -> (u64, u64) {
         let rate = self.sample.rate();
         ((LEAST_DRAM as f64 / rate).ceil() as u64, (LEAST_FLASH as f64 / rate).ceil() as u64)
+    }
+
+    /// What says which candidates can be simulated.
+    pub fn bounds(&self) -> Bounds {
+        Bounds { server: self.server, rate: self.sample.rate() }
     }
 
     /// Bytes per second that the budget allows the whole.
@@ -250,12 +300,6 @@ impl Model {
         let rate = self.sample.rate();
         let scaled = |bytes: u64| (bytes as f64 * rate) as u64;
         let mut admission = AdmissionConfig { policy: c.policy, ..AdmissionConfig::default() };
-        if c.flash == 0 {
-            // Nothing is ever admitted: DRAM alone.
-            admission.first_fill = false;
-            admission.policy = PolicyName::Probability;
-            admission.probability.probability = 0.0;
-        }
         admission.flashiness.objective = q.admission_objective;
         admission.flashiness.price = q.price;
         if let WriteLimit::Rate(bytes) = limit {
@@ -270,10 +314,9 @@ impl Model {
             burst_hours: (self.seconds / 3600.0 / 50.0).clamp(0.01, 6.0),
             ..WriteBudgetConfig::default()
         };
+        let server = Server { memory: c.dram, flash: c.flash, ..self.server };
         let config = CacheConfig {
-            dram: scaled(c.dram).max(LEAST_DRAM),
-            flash: scaled(c.flash).max(LEAST_FLASH),
-            mean_record: self.mean_record,
+            sizes: if rate < 1.0 { Sizes::Sample(server, rate) } else { Sizes::Server(server) },
             admission,
             budget,
             seed: q.seed,

@@ -1,8 +1,9 @@
 //! In which order candidates are tried.
 
+use larder_engine::kv::node::defaults;
 use larder_policy::admission::PolicyName;
 
-use super::{AdviseError, Candidate, Measured, Model, Question, cost};
+use super::{AdviseError, Bounds, Candidate, Measured, Model, Question, cost};
 
 /// Candidates of one wave, which can be measured side by side. Its length does not depend on the number of threads, so the
 /// answer does not either.
@@ -27,7 +28,11 @@ fn alike(a: &Candidate, b: &Candidate) -> bool {
 pub struct Search {
     question: Question,
     policies: Vec<PolicyName>,
+    bounds: Bounds,
     least: (u64, u64),
+    /// Pairs of sizes in the grid that no server takes, or that the sample cannot tell, and why not the first of them.
+    refused: Vec<(u64, u64)>,
+    why_refused: Option<AdviseError>,
     /// Not yet tried, the dearest first.
     grid: Vec<Candidate>,
     tried: Vec<Candidate>,
@@ -47,7 +52,9 @@ impl Search {
         flash: &[u64],
         policies: &[PolicyName],
     ) -> Result<Search, AdviseError> {
-        let least = model.least();
+        let (dram_least, flash_least) = model.least();
+        let item = u64::from(defaults::MAX_ITEM);
+        let least = (dram_least.max(2 * item), flash_least.max(defaults::LEAST_FLASH));
         let whole = model.footprint() as f64 * 1.1;
         let steps = |steps: i32, least: u64| -> Vec<u64> {
             let mut all: Vec<u64> = (0..=steps)
@@ -78,9 +85,9 @@ impl Search {
                 let (s, least) = (larder_base::ByteSize(s), larder_base::ByteSize(least));
                 Err(AdviseError::Sizes {
                     what: format!(
-                        "--{what} {s} is less than the {least} that this sample can tell"
+                        "--{what} {s} is less than the {least} that a server takes and this sample can tell"
                     ),
-                    remedy: "give more, or a larger --sample-requests".to_owned(),
+                    remedy: "give more, or of a long trace a larger --sample-requests".to_owned(),
                 })
             })
         };
@@ -89,7 +96,10 @@ impl Search {
         let mut search = Search {
             question: question.clone(),
             policies: policies.to_vec(),
+            bounds: model.bounds(),
             least,
+            refused: Vec::new(),
+            why_refused: None,
             grid: Vec::new(),
             tried: Vec::new(),
             measured: Vec::new(),
@@ -100,6 +110,11 @@ impl Search {
                 search.add(dram, flash);
             }
         }
+        if search.grid.is_empty()
+            && let Some(why) = search.why_refused
+        {
+            return Err(why);
+        }
         search.sort();
         Ok(search)
     }
@@ -107,7 +122,16 @@ impl Search {
     fn add(&mut self, dram: u64, flash: u64) {
         let policies = if flash == 0 { &self.policies[..1] } else { &self.policies[..] };
         for &policy in policies {
-            self.grid.push(Candidate { dram, flash, policy });
+            let c = Candidate { dram, flash, policy };
+            match self.bounds.check(&c) {
+                Ok(()) => self.grid.push(c),
+                Err(why) => {
+                    self.why_refused.get_or_insert(why);
+                    if !self.refused.contains(&(dram, flash)) {
+                        self.refused.push((dram, flash));
+                    }
+                }
+            }
         }
     }
 
@@ -180,6 +204,7 @@ impl Search {
                 let c = Candidate { dram: d, flash: f, policy };
                 let fits = d >= self.least.0 && (f == 0 || f >= self.least.1 && f <= limit);
                 if fits
+                    && self.bounds.check(&c).is_ok()
                     && cost(&self.question, d, f) < now
                     && !self.tried.iter().any(|t| alike(t, &c))
                 {
@@ -204,6 +229,11 @@ impl Search {
     /// Candidates still in the grid; refinement may add some.
     pub fn left(&self) -> usize {
         self.grid.len()
+    }
+
+    /// How many pairs of sizes were left out because no server takes them or the sample cannot tell them, and why the first was.
+    pub fn refused(&self) -> Option<(usize, &AdviseError)> {
+        Some((self.refused.len(), self.why_refused.as_ref()?))
     }
 
     /// All that was measured, from cheap to dear.

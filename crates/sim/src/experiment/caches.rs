@@ -2,12 +2,13 @@
 
 use larder_engine::kv::ClockMode as EngineClockMode;
 use larder_engine::kv::api::Tier;
+use larder_engine::kv::node::{Study, defaults};
 use larder_trace::Request;
 
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
 use crate::baseline::{Baseline, BaselineError, Ripq, VictimCache};
-use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE};
+use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE, Server, Sizes, study_of};
 
 /// One request as a cache meets it.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,8 @@ pub(super) struct Totals {
     pub(super) dropped: Option<(u64, u64)>,
     /// Bytes of records that were written to flash.
     pub(super) record_bytes: Option<u64>,
+    /// Objects that left DRAM without admission having been asked.
+    pub(super) evicted_unjudged: Option<u64>,
     /// Objects in DRAM.
     pub(super) dram_objects: Option<u64>,
     /// Objects on flash.
@@ -92,13 +95,24 @@ pub(super) fn needs_tags(spec: &CacheSpec) -> bool {
     !matches!(spec, CacheSpec::Hybrid(_) | CacheSpec::Block(_))
 }
 
+fn sizes(c: &Hybrid) -> Sizes {
+    if let Some(memory) = c.memory {
+        let object = c.object().min(1 << 30) as u32;
+        let max_item = c.max_item.map_or(defaults::MAX_ITEM, |n| n.0.min(MAX_VALUE) as u32);
+        return Sizes::Server(Server { memory: memory.0, flash: c.flash.0, object, max_item });
+    }
+    let study = study_of(c.dram.unwrap_or_default().0, c.flash.0);
+    Sizes::Study(Study {
+        segment: c.segment.map_or(0, |s| u32::try_from(s.0).unwrap_or(u32::MAX)),
+        shards: c.shards.unwrap_or(study.shards),
+        object: c.object(),
+        ..study
+    })
+}
+
 fn config(c: &Hybrid, seed: u64) -> CacheConfig {
     CacheConfig {
-        dram: c.dram.0,
-        flash: c.flash.0,
-        segment: u32::try_from(c.segment.0).unwrap_or(u32::MAX),
-        shards: c.shards,
-        mean_record: c.mean_record,
+        sizes: sizes(c),
         clock_mode: match c.clock_mode {
             ClockMode::SetMax => EngineClockMode::SetMax,
             ClockMode::Increment => EngineClockMode::Increment,
@@ -129,6 +143,7 @@ impl Cache for HybridCache {
         Totals {
             dropped: Some((counters.flash_dropped, counters.flash_dropped_unread)),
             record_bytes: Some(counters.flash_record_bytes),
+            evicted_unjudged: Some(self.shard_stats().evictions_unjudged),
             dram_objects: Some(self.dram_objects()),
             flash_objects: Some(self.flash_objects()),
             metadata_bytes: Some(metadata),

@@ -20,7 +20,7 @@ impl Experiment {
             ((capacity / self.ssd.page.0.max(1) * MAP_ENTRY) as f64 * (1.0 + physical)) as u64
         };
         let tables = |c: &CacheSpec| match c {
-            CacheSpec::Hybrid(c) => c.flash.0 / c.mean_record.max(1) * INDEX_ENTRY,
+            CacheSpec::Hybrid(c) => c.flash.0 / c.object().max(1) * INDEX_ENTRY,
             CacheSpec::SetAssociative(c) => {
                 (c.flash.0 / c.bucket.0.max(1)).saturating_mul(BUCKET_BYTES)
             }

@@ -38,6 +38,7 @@ pub use spec::{
 };
 
 use crate::block::Store;
+use crate::kv::MAX_VALUE;
 use error::value;
 
 impl Experiment {
@@ -112,6 +113,29 @@ fn validate_store(store: &Store) -> Result<(), ExperimentError> {
     check_range("store.stripe", stripe, 512.0, 1e12, "at least 512 bytes")
 }
 
+/// Either all of the memory is stated, and divided as a server divides it, or what objects have.
+fn validate_dram(c: &Hybrid, key: &dyn Fn(&str) -> String) -> Result<(), ExperimentError> {
+    let stated = |field, stated, other| match stated {
+        false => Ok(()),
+        true => Err(value(key(field), "given", format!("goes with {other} alone: leave it out"))),
+    };
+    match (c.memory, c.dram) {
+        (Some(_), None) => {
+            stated("segment", c.segment.is_some(), "dram")?;
+            stated("shards", c.shards.is_some(), "dram")
+        }
+        (None, Some(_)) => stated("max_item", c.max_item.is_some(), "memory"),
+        (None, None) => {
+            let must = "give memory = \"…\", DRAM with everything in it as larder kv -m, or dram = \"…\", DRAM for objects alone";
+            Err(value(key("memory"), "missing", must))
+        }
+        (Some(_), Some(dram)) => {
+            let must = "give memory, DRAM with everything in it, or dram, DRAM for objects alone, and not both";
+            Err(value(key("dram"), dram, must))
+        }
+    }
+}
+
 fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
     let name = cache.name();
     let key = |field: &str| format!("cache '{name}' {field}");
@@ -126,8 +150,12 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
             check_range(&key("hot_percent"), hot, 0.0, 100.0, "at most 100")?;
             let back = f64::from(c.reinsert_percent);
             check_range(&key("reinsert_percent"), back, 0.0, 100.0, "at most 100")?;
-            let mean = c.mean_record as f64;
-            check_range(&key("mean_record"), mean, 64.0, 1e9, "between 64 and 10^9 bytes")
+            let mean = c.object() as f64;
+            check_range(&key("mean_record"), mean, 64.0, 1e9, "between 64 and 10^9 bytes")?;
+            let item = c.max_item.map_or(1024.0, |n| n.0 as f64);
+            let most = MAX_VALUE as f64;
+            check_range(&key("max_item"), item, 1024.0, most, "between 1 KiB and 1 MiB")?;
+            validate_dram(c, &key)
         }
         CacheSpec::Victim(c) => {
             if c.dram.0 == 0 {

@@ -61,7 +61,7 @@ pub struct CacheOutcome {
     pub name: String,
     /// Its kind.
     pub kind: String,
-    /// DRAM for objects, bytes.
+    /// DRAM, bytes: for objects alone, or for everything where the experiment states `memory`.
     pub dram: u64,
     /// Flash, bytes.
     pub flash: u64,
@@ -121,6 +121,8 @@ pub struct CacheOutcome {
     pub flash_fill: Option<f64>,
     /// Objects that left flash never having been read there, of all that left. None where unknown or none left.
     pub unread_share: Option<f64>,
+    /// Objects that left DRAM for good without admission having been asked, where known.
+    pub evicted_unjudged: Option<u64>,
     /// Objects in DRAM at the end, where known.
     pub dram_objects: Option<u64>,
     /// Objects on flash at the end, where known.
@@ -260,6 +262,7 @@ impl CacheOutcome {
             flash_reads_per_miss: objects.then_some(0.0),
             flash_fill: filled.then_some(0.0),
             unread_share: hybrid.then_some(0.0),
+            evicted_unjudged: hybrid.then_some(0),
             dram_objects: hybrid.then_some(0),
             flash_objects: indexed.then_some(0),
             metadata_bytes: indexed.then_some(0),

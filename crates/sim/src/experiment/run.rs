@@ -346,6 +346,9 @@ impl Lane for KvLane {
                 share(bytes - self.before.record_bytes.unwrap_or_default(), c.flash_bytes)
             }),
             unread_share: (left > 0).then(|| share(unread, left)),
+            evicted_unjudged: totals
+                .evicted_unjudged
+                .map(|n| n - self.before.evicted_unjudged.unwrap_or_default()),
             dram_objects: totals.dram_objects,
             flash_objects: totals.flash_objects,
             metadata_bytes: totals.metadata_bytes,

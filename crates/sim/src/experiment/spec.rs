@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use larder_base::{ByteSize, Endurance};
+use larder_engine::kv::node::defaults;
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
 use super::baseline::{FifoLog, FlashieldPaper, SetAssociative};
 use crate::block::{Block, Store};
+use crate::kv::STUDY_OBJECT;
 use crate::ssd::VictimPolicy;
 
 /// A workload and the caches to run on it, side by side.
@@ -135,10 +137,10 @@ impl CacheSpec {
         }
     }
 
-    /// Bytes of DRAM that it is given for objects.
+    /// Bytes of DRAM that it is given: for objects, or for everything where that is stated (`memory`).
     pub fn dram(&self) -> u64 {
         match self {
-            CacheSpec::Hybrid(c) => c.dram.0,
+            CacheSpec::Hybrid(c) => c.memory.or(c.dram).unwrap_or_default().0,
             CacheSpec::Victim(c) => c.dram.0,
             CacheSpec::Ripq(_) | CacheSpec::Block(_) => 0,
             CacheSpec::SetAssociative(c) => c.dram.0,
@@ -213,19 +215,27 @@ pub struct Hybrid {
     /// Its name in reports. Default: the kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// DRAM for objects.
-    pub dram: ByteSize,
+    /// DRAM with everything in it, as `larder kv -m` has it: objects, index, admission, buffers and tables. This or `dram`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    /// DRAM for objects alone, for studies that fix it: everything beside them comes on top, is ample, and is reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dram: Option<ByteSize>,
     /// Flash.
     pub flash: ByteSize,
-    /// Bytes of a segment. Default 0: chosen by flash and DRAM.
-    #[serde(default)]
-    pub segment: ByteSize,
-    /// Shards: 1, 2 or 4. Default 1.
-    #[serde(default = "one_shard")]
-    pub shards: u32,
-    /// Mean bytes of a record, by which index and admission are sized. Default 320.
-    #[serde(default = "mean_record")]
-    pub mean_record: u64,
+    /// With `memory`: the largest object, as `larder kv -I` has it, at most 1 MiB. Default 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_item: Option<ByteSize>,
+    /// With `dram`: bytes of a segment. Default 0: chosen by flash and DRAM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<ByteSize>,
+    /// With `dram`: shards, 1, 2 or 4. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u32>,
+    /// Mean bytes of a record, by which index and admission are sized, as `larder kv --flash-object-size` has it. Default: with
+    /// `memory` 280, as there; with `dram` 320.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_record: Option<u64>,
     /// Bits of CLOCK: 1 or 2. Default 2.
     #[serde(default = "clock_bits")]
     pub clock_bits: u8,
@@ -246,20 +256,23 @@ pub struct Hybrid {
     pub write_budget: WriteBudgetConfig,
 }
 
-fn one_shard() -> u32 {
-    1
+impl Hybrid {
+    /// Mean bytes of a record.
+    pub(super) fn object(&self) -> u64 {
+        let default =
+            if self.memory.is_some() { defaults::OBJECT_SIZE.into() } else { STUDY_OBJECT };
+        self.mean_record.unwrap_or(default)
+    }
 }
-fn mean_record() -> u64 {
-    320
-}
+
 fn clock_bits() -> u8 {
     2
 }
 fn hot_percent() -> u8 {
-    70
+    defaults::HOT_PERCENT
 }
 fn reinsert_percent() -> u8 {
-    20
+    defaults::REINSERT_PERCENT
 }
 
 /// The victim cache's configuration.

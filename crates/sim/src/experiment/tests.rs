@@ -21,6 +21,20 @@ fn defaults_are_filled_in_and_read_back() {
     assert_eq!((holland.flash_read_us, holland.backend_slow_us), (88.0, 7_952.0));
 }
 
+/// `memory` is what a server is told: it has its shards and its bounds, and everything is in it.
+#[test]
+fn memory_is_divided_as_a_server_divides_it() {
+    let text = LEAST.replace("dram = \"1m\"", "memory = \"4m\"").replace("8m", "16m");
+    let e = Experiment::parse(&text, "memory.toml").unwrap();
+    let outcome = run(&e, 1, |_, _| {}).unwrap();
+    let c = &outcome.caches[0];
+    assert_eq!(c.dram, 4 << 20);
+    assert!(c.metadata_bytes.unwrap() > 500 << 10, "{c:?}");
+    let small = Experiment::parse(&text.replace("16m", "8m"), "small.toml").unwrap();
+    let e = run(&small, 1, |_, _| {}).unwrap_err().to_string();
+    assert!(e.contains("cache 'hybrid': flash 8 MiB must be at least 16 MiB"), "{e}");
+}
+
 #[test]
 fn what_cannot_be_meant_is_named() {
     let with = |more: &str| format!("{LEAST}{more}");
@@ -36,6 +50,13 @@ fn what_cannot_be_meant_is_named() {
         ),
         (with("[[cache]]\nkind = \"fifo-log\"\nflash = \"1m\"\n"), "missing field `dram`"),
         (with("clock_bits = 3\n"), "cache 'hybrid' clock_bits is 3"),
+        (with("memory = \"4m\"\n"), "cache 'hybrid' dram is 1 MiB: give memory"),
+        (LEAST.replace("dram = \"1m\"\n", ""), "cache 'hybrid' memory is missing: give memory"),
+        (with("max_item = \"64k\"\n"), "cache 'hybrid' max_item is given: goes with memory alone"),
+        (
+            LEAST.replace("dram = \"1m\"", "memory = \"4m\"\nshards = 2"),
+            "cache 'hybrid' shards is given: goes with dram alone",
+        ),
         (with("[ssd]\nvictim = \"lru\"\n"), "unknown victim policy 'lru'"),
         (with("[ssd]\npage = \"3k\"\n"), "ssd.page is 3 KiB"),
         (with("[ssd]\nover_provisioning = 0\n"), "ssd.over_provisioning is 0"),
@@ -213,13 +234,14 @@ fn figures_of_a_kind_are_those_of_its_outcome() {
 /// The lane's own counts are the engine's.
 #[test]
 fn the_hybrid_counts_as_the_engine_does() {
-    use crate::kv::{CacheConfig, HybridCache};
+    use crate::kv::{CacheConfig, HybridCache, Sizes, study_of};
     let spec = "gen:zipf?objects=5000&requests=40000&writes=0.05&deletes=0.01&rate=1000";
     let text = format!(
         "[workload]\ntrace = \"{spec}\"\n[[cache]]\nkind = \"hybrid\"\ndram = \"256k\"\nflash = \"1m\"\n"
     );
     let c = run(&Experiment::parse(&text, "x").unwrap(), 1, |_, _| {}).unwrap().caches.remove(0);
-    let config = CacheConfig { dram: 256 << 10, flash: 1 << 20, ..CacheConfig::default() };
+    let config =
+        CacheConfig { sizes: Sizes::Study(study_of(256 << 10, 1 << 20)), ..CacheConfig::default() };
     let mut cache = HybridCache::new(&config).unwrap();
     for r in larder_trace::open(spec, &larder_trace::Options::default()).unwrap().reader {
         cache.request(&r.unwrap());

@@ -1,45 +1,116 @@
 //! The engine of `larder kv` under a virtual clock.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use larder_base::{
     AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
 };
 use larder_engine::dram::{Arena, CompactArena, Contents, Key, ObjectMemory};
-use larder_engine::index::FlashIndex;
+use larder_engine::index::{FlashIndex, IndexError};
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
     Request as EngineRequest, Store, StoreMode, Tier,
 };
+use larder_engine::kv::node::defaults::{self, SizeError};
+use larder_engine::kv::node::{
+    self, AdmissionNeed, LogStart, Plan, PlanError, Study, StudyError, Trained, Training,
+};
+use larder_engine::kv::record::{AppsSetup, SetupError};
 use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, KvShard, LogConfig, LogStats, OwnerOf, SegmentTable,
-    ShardConfig, ShardStats, Shards, Step,
+    ClockMode, FlashGeometry, FlashLog, KvShard, LogStats, OwnerOf, ShardStats, Shards, Step,
 };
-use larder_format::geometry::MAX_SEGMENT_BYTES;
-use larder_policy::admission::{
-    Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, ModelReport, Setup,
-};
-use larder_policy::budget::{BudgetError, WriteBudget, WriteBudgetConfig};
+use larder_format::GeometryError;
+use larder_policy::admission::{AdmissionConfig, AdmissionPolicy, ModelReport};
+use larder_policy::budget::WriteBudgetConfig;
 use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
 
 use super::counters::Counters;
 use super::flash::{DeviceOp, Flash, ID_LEN};
 
-/// What a [`HybridCache`] is built from. Sizes are bytes.
+/// DRAM and flash of a [`HybridCache`]. Sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sizes {
+    /// As a server has them: all of its memory is divided, as `-m` is.
+    Server(Server),
+    /// A server's, of which a cache for this share of the objects is simulated.
+    Sample(Server, f64),
+    /// As a study fixes them: DRAM is for objects alone.
+    Study(Study),
+}
+
+/// Sizes of a server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Server {
+    /// DRAM with everything in it, as `-m`: objects, index, admission, buffers and tables.
+    pub memory: u64,
+    /// Flash, as `--flash-size`; 0 for none.
+    pub flash: u64,
+    /// Mean bytes of an object on flash, as `--flash-object-size`.
+    pub object: u32,
+    /// Largest object, as `-I`; values of more than [`MAX_VALUE`] are cut.
+    pub max_item: u32,
+}
+
+impl Server {
+    /// The division, as a server that is started with these sizes makes it.
+    ///
+    /// # Errors
+    /// Sizes that a server refuses.
+    pub fn divide(
+        &self,
+        admission: &AdmissionConfig,
+        salt: u32,
+    ) -> Result<(Plan, FlashGeometry), CacheError> {
+        let &Server { memory, flash, object, max_item } = self;
+        let (object, item) = (u64::from(object), u64::from(max_item));
+        let wrong = |what, value, source| CacheError::Size { what, value: ByteSize(value), source };
+        defaults::check_memory(memory, item).map_err(|e| match e {
+            SizeError::LargeItem { .. } => wrong("max_item", item, e),
+            _ => wrong("memory", memory, e),
+        })?;
+        let need = AdmissionNeed::of(admission);
+        if flash == 0 {
+            let plan = Plan::new(memory, item, None, need)?;
+            return Ok((plan, FlashGeometry { salt, segments: 0, segment_bytes: 4096 }));
+        }
+        defaults::check_flash(flash, memory, object).map_err(|e| wrong("flash", flash, e))?;
+        let geometry = Plan::geometry(memory, flash, item)?;
+        let plan = Plan::new(memory, item, Some((&geometry, self.object)), need)?;
+        let (segments, segment_bytes) = (geometry.segments(), geometry.segment_bytes());
+        Ok((plan, FlashGeometry { salt, segments, segment_bytes }))
+    }
+}
+
+impl Sizes {
+    fn divide(
+        &self,
+        admission: &AdmissionConfig,
+        salt: u32,
+    ) -> Result<(Plan, FlashGeometry), CacheError> {
+        match self {
+            Sizes::Server(server) => server.divide(admission, salt),
+            Sizes::Sample(server, share) => {
+                let (plan, flash) = server.divide(admission, salt)?;
+                Ok(plan.sampled(flash, *share))
+            }
+            Sizes::Study(study) => Ok(study.divide(salt)?),
+        }
+    }
+
+    fn max_item(&self) -> u32 {
+        match self {
+            Sizes::Server(server) | Sizes::Sample(server, _) => server.max_item,
+            Sizes::Study(study) => study.max_item as u32,
+        }
+    }
+}
+
+/// What a [`HybridCache`] is built from.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
-    /// DRAM for objects.
-    pub dram: u64,
-    /// Flash.
-    pub flash: u64,
-    /// Bytes of a segment; 0 chooses: a 256th of the flash, but at most a 48th of the DRAM, a power of two.
-    pub segment: u32,
-    /// Shards: 1, 2 or 4.
-    pub shards: u32,
-    /// Mean bytes of a record, by which the index and the policies' memories are sized.
-    pub mean_record: u64,
+    /// DRAM and flash.
+    pub sizes: Sizes,
     /// What a read does to CLOCK.
     pub clock_mode: ClockMode,
     /// Largest CLOCK value: 1 for one bit, 3 for two.
@@ -57,18 +128,14 @@ pub struct CacheConfig {
 }
 
 impl Default for CacheConfig {
-    /// `larder kv`'s defaults over 16 MiB of DRAM and 112 MiB of flash.
+    /// `larder kv`'s defaults over 16 MiB of DRAM for objects and 112 MiB of flash.
     fn default() -> CacheConfig {
         CacheConfig {
-            dram: 16 << 20,
-            flash: 112 << 20,
-            segment: 0,
-            shards: 1,
-            mean_record: 320,
+            sizes: Sizes::Study(study_of(16 << 20, 112 << 20)),
             clock_mode: ClockMode::SetMax,
             clock_max: 3,
-            hot_percent: 70,
-            reinsert_percent: 20,
+            hot_percent: defaults::HOT_PERCENT,
+            reinsert_percent: defaults::REINSERT_PERCENT,
             admission: AdmissionConfig::default(),
             budget: WriteBudgetConfig::default(),
             seed: 1,
@@ -76,28 +143,50 @@ impl Default for CacheConfig {
     }
 }
 
+/// Mean bytes of a record in a study that does not state it.
+pub const STUDY_OBJECT: u64 = 320;
+
+/// Sizes of a study of records of [`STUDY_OBJECT`] bytes in one shard, so much DRAM for objects and so much flash.
+pub fn study_of(dram: u64, flash: u64) -> Study {
+    let max_item = MAX_VALUE + 512;
+    Study { dram, flash, segment: 0, shards: 1, object: STUDY_OBJECT, max_item }
+}
+
+/// The secret with which keys are hashed.
+pub fn hash_key(seed: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    larder_base::Rng::new(seed).fill(&mut key);
+    key
+}
+
 /// Why a cache cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Sizes that cannot work.
-    #[error("{what} is {value}: it must be {must}")]
+    /// A size that no server takes.
+    #[error("{what} {value} {source}")]
     Size {
-        /// Which setting.
+        /// Which.
         what: &'static str,
         /// Its value.
-        value: u64,
-        /// What it must be.
-        must: String,
+        value: ByteSize,
+        /// Why.
+        source: SizeError,
     },
-    /// Admission cannot be set up.
+    /// Memory that a server does not divide so.
     #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    /// The budget cannot be set up.
+    Plan(#[from] PlanError),
+    /// Flash that a server does not divide.
     #[error(transparent)]
-    Budget(#[from] BudgetError),
+    Geometry(#[from] GeometryError),
+    /// Sizes with which a study cannot work.
+    #[error(transparent)]
+    Study(#[from] StudyError),
+    /// Shards and log cannot be built.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// The index cannot be made.
     #[error(transparent)]
-    Index(#[from] larder_engine::index::IndexError),
+    Index(#[from] IndexError),
 }
 
 struct All<M>(Vec<KvShard<M>>);
@@ -111,6 +200,26 @@ impl<M: ObjectMemory> Shards<M> for All<M> {
     }
     fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R {
         f(&mut self.0[shard])
+    }
+}
+
+impl<M: ObjectMemory> Trained for All<M> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn training_due(&mut self, shard: usize, now: Now) -> Option<AppId> {
+        self.0[shard].admission_mut().training_due(now.mono)
+    }
+    fn take_training_set(
+        &mut self,
+        shard: usize,
+        app: AppId,
+        now: Now,
+    ) -> Option<learn::TrainingSet> {
+        self.0[shard].admission_mut().take_training_set(app, now.mono)
+    }
+    fn install(&mut self, shard: usize, app: AppId, model: learn::Model, now: Now) {
+        self.0[shard].admission_mut().install(app, model, now.mono);
     }
 }
 
@@ -171,17 +280,11 @@ enum Asked {
     Set { size: usize, expiry: Expiry },
 }
 
-/// The flash index has twelve bits for a segment's number, from 1.
-const MAX_SEGMENTS: u64 = 4095;
-/// What a shard's arena can address.
-const MAX_ARENA: u64 = 16 << 30;
 /// Unix seconds at the trace's start.
 const EPOCH: u32 = 1_000_000_000;
 /// Percent of the words of the flash index in use, about half of the flash, from which on it is an array: each request reads
 /// two lines of it.
 const INDEX_WHOLE_FROM: usize = 25;
-/// Requests between two looks at whether a model should be trained.
-const TRAINING_EVERY: u64 = 1024;
 
 /// Shards, log and an in-memory device, driven by a trace: a read that misses is followed by a set of the recorded size,
 /// writes and deletions are done as recorded, flash reads complete at once, and the log runs whenever a shard is short of
@@ -191,7 +294,8 @@ const TRAINING_EVERY: u64 = 1024;
 /// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
 pub struct HybridCache<M = CompactArena> {
     shards: All<M>,
-    log: FlashLog<Vec<u8>>,
+    /// None without flash.
+    log: Option<FlashLog<Vec<u8>>>,
     device: Flash,
     values: Contents,
     hasher: KeyHasher,
@@ -201,7 +305,7 @@ pub struct HybridCache<M = CompactArena> {
     ahead: VecDeque<Ahead>,
     /// Of any object, to be made that of one.
     key: Key,
-    seed: u64,
+    schedule: Training,
     training: learn::TrainParams,
     now: Now,
 }
@@ -226,129 +330,62 @@ impl HybridCache<Arena> {
     }
 }
 
-/// The smallest segments with which `flash` has no more than [`MAX_SEGMENTS`]: a power of two, if `arena` has room for
-/// five of those.
-fn least_segment(flash: u64, arena: u64) -> u64 {
-    let least = flash.div_ceil(MAX_SEGMENTS);
-    let (power, pages) = (least.next_power_of_two(), least.next_multiple_of(4096));
-    if 5 * power <= arena { power } else { pages }
-}
-
 impl<M: ObjectMemory> HybridCache<M> {
     fn over(
         config: &CacheConfig,
         memory: impl Fn(usize, Contents) -> M,
     ) -> Result<HybridCache<M>, CacheError> {
-        let shards = config.shards;
-        if !matches!(shards, 1 | 2 | 4) {
-            let must = "1, 2 or 4".to_owned();
-            return Err(CacheError::Size { what: "shards", value: u64::from(shards), must });
-        }
-        let size = |what, value, must: String| Err(CacheError::Size { what, value, must });
-        let most = MAX_SEGMENTS * MAX_SEGMENT_BYTES;
-        if config.flash > most {
-            let must = format!(
-                "at most {MAX_SEGMENTS} segments of {MAX_SEGMENT_BYTES} bytes, {most} in all"
-            );
-            return size("flash", config.flash, must);
-        }
-        let segment_bytes = match config.segment {
-            0 => {
-                let wanted = (config.flash / 256).min(config.dram / 48).clamp(16 << 10, 4 << 20);
-                // Small segments are for small memories; the flash has no more than MAX_SEGMENTS of them.
-                let least = least_segment(config.flash, config.dram / u64::from(shards));
-                (1u64 << wanted.ilog2()).max(least)
-            }
-            given => u64::from(given),
+        let salt = config.seed as u32;
+        let (plan, flash) = config.sizes.divide(&config.admission, salt)?;
+        let cache = node::Cache {
+            max_item: config.sizes.max_item(),
+            no_eviction: false,
+            clock_mode: config.clock_mode,
+            clock_max: config.clock_max,
+            hot_percent: config.hot_percent,
+            reinsert_percent: config.reinsert_percent,
+            admission: config.admission.clone(),
+            budget: config.budget.clone(),
+            applications: AppsSetup::default(),
         };
-        if !segment_bytes.is_multiple_of(4096)
-            || !(4096..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
-        {
-            let must = format!("a multiple of 4096, at most {MAX_SEGMENT_BYTES}");
-            return size("segment", segment_bytes, must);
-        }
-        let segments = config.flash / segment_bytes;
-        if !(8..=MAX_SEGMENTS).contains(&segments) {
-            let must = format!("8 to {MAX_SEGMENTS} segments of {segment_bytes} bytes");
-            return size("flash", config.flash, must);
-        }
-        let (segments, segment_bytes) = (segments as u16, segment_bytes as u32);
-        let arena = config.dram / u64::from(shards);
-        // What is staged counts as free: leave room for what two open segments hold.
-        let room = (arena / 32).max(5 * u64::from(segment_bytes) / 2).min(arena / 2);
-        if !(64 << 10..=MAX_ARENA).contains(&arena) || arena < 3 * u64::from(segment_bytes) {
-            let must = format!(
-                "enough for 64 KiB and three segments of {segment_bytes} bytes a shard, and at most 16 GiB a shard"
-            );
-            return size("dram", config.dram, must);
-        }
-        let flash = FlashGeometry { salt: config.seed as u32, segments, segment_bytes };
-        let objects = (flash.capacity() / config.mean_record.max(64)).max(1024);
-        let mut key = [0u8; 16];
-        larder_base::Rng::new(config.seed).fill(&mut key);
-        let hasher = KeyHasher::new(HashKey(key));
-        let budget =
-            WriteBudget::new(&config.budget, ByteSize(flash.capacity()), None, Nanos::ZERO)?;
+        let start = node::Start {
+            larder: String::new(),
+            uuid: String::new(),
+            hash_key: HashKey(hash_key(config.seed)),
+            cas_base: 0,
+            // What a compact header has room for.
+            cas_bits: 32,
+            seed: config.seed.wrapping_mul(31),
+            flash,
+            log: (flash.segments > 0).then(LogStart::default),
+        };
+        let setup = node::run_setup(&cache, &plan, &start)?;
         let values = Contents::zeros();
         let mut all = Vec::new();
-        for shard in 0..shards {
-            let per_shard = objects / u64::from(shards);
-            let setup = Setup {
-                // Tables by object and a fixed part, generous: what a policy takes is reported.
-                memory: per_shard as usize * 20 + (4 << 20),
-                seed: config.seed.wrapping_mul(31) + u64::from(shard),
-                objects: per_shard,
-                share: 1.0 / f64::from(shards),
-                budget_rate: budget.rate(),
-            };
-            let mut admission = Admission::new(&config.admission, &setup)?;
-            let shard_config = ShardConfig {
-                arena_bytes: arena as usize,
-                max_object: MAX_VALUE as u32 + 512,
-                no_eviction: false,
-                clock_mode: config.clock_mode,
-                clock_max: config.clock_max,
-                free_low: room as usize,
-                free_high: room as usize + arena as usize / 16,
-                flash,
-                shards,
-                flash_min_record: 0,
-                cas_base: u64::from(shard) << 32,
-                access_times: 1024.max(per_shard as usize / 16),
-                shares: Arc::default(),
-                hasher,
-            };
-            // Twice the slots: the mean record is an estimate, and forced evictions are not what is studied here.
-            let buckets = FlashIndex::buckets_for(per_shard * 2);
-            let words = FlashIndex::words_for(buckets);
+        for shard in 0..plan.shards {
+            let mut admission = setup.admission(shard)?;
+            let words = FlashIndex::words_for(plan.buckets);
             let words = if M::SPARING {
                 admission.grow_as_filled();
                 Words::growing(words, INDEX_WHOLE_FROM)
             } else {
                 Words::heap(words)
             };
-            let memory = memory(arena as usize, values.clone());
+            let memory = memory(plan.arena_bytes, values.clone());
+            let shard_config = setup.shard_config(shard)?;
             all.push(KvShard::with_memory(shard_config, admission, words, memory)?);
         }
-        let table = SegmentTable::create(Words::heap(SegmentTable::words_for(segments)));
-        let log_config = LogConfig {
-            flash,
-            hot_percent: config.hot_percent,
-            reinsert_percent: config.reinsert_percent,
-            retry_after: Nanos::from_secs(1),
-        };
-        let buffers = vec![vec![0; segment_bytes as usize]; 3];
         Ok(HybridCache {
             shards: All(all),
-            log: FlashLog::new(log_config, table, budget, buffers),
-            device: Flash::new(config.seed as u32, segments, segment_bytes, values.clone()),
+            log: setup.build_log()?,
+            device: Flash::new(salt, flash.segments, flash.segment_bytes, values.clone()),
             values,
-            hasher,
+            hasher: setup.hasher(),
             sink: Sink::default(),
             counters: Counters::default(),
             ahead: VecDeque::new(),
             key: Contents::key_of(0, ID_LEN as u8),
-            seed: config.seed,
+            schedule: Training::new(config.seed),
             training: config.admission.flashiness.training,
             now: Now { mono: Nanos::ZERO, wall: UnixSecs(EPOCH) },
         })
@@ -450,7 +487,7 @@ impl<M: ObjectMemory> HybridCache<M> {
         } else {
             self.set(&object, size, expiry);
         }
-        if self.counters.requests.is_multiple_of(TRAINING_EVERY) {
+        if self.schedule.is_due(mono) {
             self.train();
         }
         tier
@@ -499,37 +536,30 @@ impl<M: ObjectMemory> HybridCache<M> {
             shards.0[owner].verify(*now, &read, device.verify(&read));
         }
         if std::mem::take(&mut sink.wake) {
-            while self.log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
+            self.clean();
         }
         hit
     }
 
-    /// Trains what is due, on the samples of all shards, and installs the model in all of them.
-    fn train(&mut self) {
-        for asking in 0..self.shards.0.len() {
-            let Some(app) = self.shards.0[asking].admission_mut().training_due(self.now.mono)
-            else {
-                continue;
-            };
-            let mut whole: Option<learn::TrainingSet> = None;
-            for shard in &mut self.shards.0 {
-                let Some(set) = shard.admission_mut().take_training_set(app, self.now.mono) else {
-                    continue;
-                };
-                match &mut whole {
-                    Some(whole) => whole.merge(set),
-                    None => whole = Some(set),
-                }
+    /// Makes the room that shards want.
+    fn clean(&mut self) {
+        match &mut self.log {
+            Some(log) => {
+                while log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
             }
-            let Some(set) = whole else { continue };
-            let seed = self.seed ^ self.counters.models;
-            if let Ok(model) = learn::train(&set, &self.training, seed) {
-                self.counters.models += 1;
+            None => {
                 for shard in &mut self.shards.0 {
-                    shard.admission_mut().install(set.app, model.clone(), self.now.mono);
+                    while shard.make_free_room(self.now) {}
                 }
             }
         }
+    }
+
+    /// Trains what is due.
+    fn train(&mut self) {
+        let HybridCache { schedule, shards, training, now, .. } = self;
+        let fit = |set: &learn::TrainingSet, seed| learn::train(set, training, seed).ok();
+        self.counters.models += schedule.run(|| *now, shards, fit);
     }
 
     /// Virtual time.
@@ -540,7 +570,7 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// What was done so far.
     pub fn counters(&self) -> Counters {
         let shards = self.shard_stats();
-        let log = self.log.stats();
+        let log = self.log.as_ref().map(FlashLog::stats).copied().unwrap_or_default();
         Counters {
             flash_bytes: log.bytes_written,
             flash_record_bytes: log.record_bytes_written,
@@ -563,8 +593,8 @@ impl<M: ObjectMemory> HybridCache<M> {
     }
 
     /// The log's counters.
-    pub fn log_stats(&self) -> &LogStats {
-        self.log.stats()
+    pub fn log_stats(&self) -> LogStats {
+        self.log.as_ref().map(FlashLog::stats).copied().unwrap_or_default()
     }
 
     /// Objects in DRAM.
@@ -587,7 +617,8 @@ impl<M: ObjectMemory> HybridCache<M> {
         let shard = |s: &KvShard<M>| -> usize {
             s.memory().iter().filter(|(what, _)| *what != "objects").map(|(_, bytes)| bytes).sum()
         };
-        (self.shards.0.iter().map(shard).sum::<usize>() + self.log.memory_bytes()) as u64
+        (self.shards.0.iter().map(shard).sum::<usize>()
+            + self.log.as_ref().map_or(0, FlashLog::memory_bytes)) as u64
     }
 
     /// Bytes of memory that simulating it takes, everything counted.
@@ -633,13 +664,18 @@ mod tests {
 
     fn config(policy: &str) -> CacheConfig {
         CacheConfig {
-            dram: 512 << 10,
-            flash: 3 << 20,
-            shards: 2,
-            mean_record: 300,
+            sizes: Sizes::Study(Study { shards: 2, object: 300, ..study_of(512 << 10, 3 << 20) }),
             admission: AdmissionConfig::from_name(policy).unwrap(),
             ..CacheConfig::default()
         }
+    }
+
+    fn sized(policy: &str, change: impl Fn(&mut Study)) -> CacheConfig {
+        let mut config = config(policy);
+        if let Sizes::Study(study) = &mut config.sizes {
+            change(study);
+        }
+        config
     }
 
     fn run(config: &CacheConfig, requests: &[Request]) -> HybridCache {
@@ -746,7 +782,7 @@ mod tests {
                 r
             })
             .collect();
-        let config = CacheConfig { segment: 32 << 10, ..config("all") };
+        let config = sized("all", |s| s.segment = 32 << 10);
         let cache = compare_with_bytes(&config, &requests);
         assert!(cache.shard_stats().expired > 100 && cache.shard_stats().evictions_direct > 0);
     }
@@ -764,9 +800,7 @@ mod tests {
             (8, 256, "reject_first", 500_000),
         ] {
             let config = CacheConfig {
-                dram: dram << 20,
-                flash: flash << 20,
-                mean_record: 300,
+                sizes: Sizes::Study(Study { object: 300, ..study_of(dram << 20, flash << 20) }),
                 admission: AdmissionConfig::from_name(policy).unwrap(),
                 ..CacheConfig::default()
             };
@@ -793,13 +827,13 @@ mod tests {
     #[test]
     fn tables_that_are_not_filled_take_little() {
         for (policy, least) in [("flashiness", 17), ("reject_first", 9), ("all", 5)] {
-            let config = CacheConfig { dram: 8 << 20, flash: 1 << 30, ..config(policy) };
+            let config = sized(policy, |s| (s.dram, s.flash) = (8 << 20, 1 << 30));
             let cache = run(&config, &zipf(2000));
             let whole = HybridCache::with_bytes(&config).unwrap();
             assert_eq!(cache.metadata_memory(), whole.metadata_memory());
             let spared: usize = cache.shards.0.iter().map(KvShard::spared_bytes).sum();
             // Of so many bytes for each object that flash could hold.
-            let could_hold = (1 << 30) / config.mean_record as usize;
+            let could_hold = (1 << 30) / 300;
             assert!(spared > could_hold * least, "{policy}: {spared}");
             assert_eq!(whole.shards.0.iter().map(KvShard::spared_bytes).sum::<usize>(), 0);
         }
@@ -865,8 +899,9 @@ mod tests {
 
     #[test]
     fn large_objects_reach_flash_through_little_memory() {
-        let mut c = config("all");
-        (c.dram, c.flash, c.segment, c.mean_record) = (4 << 20, 64 << 20, 256 << 10, 20_000);
+        let c = sized("all", |s| {
+            (s.dram, s.flash, s.segment, s.object) = (4 << 20, 64 << 20, 256 << 10, 20_000);
+        });
         // 12 records fill a segment; the 13th waits and is not evicted.
         let cache = run(&c, &scan(2500, 20_000));
         let (c, s) = (cache.counters(), cache.shard_stats());
@@ -887,14 +922,51 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_work_are_refused() {
-        let mut c = config("all");
-        c.dram = 1000;
-        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("dram is 1000"));
-        let mut c = config("all");
-        c.flash = 10;
-        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("flash is 10"));
-        let mut c = config("all");
-        c.shards = 3;
-        assert!(HybridCache::new(&c).err().unwrap().to_string().contains("shards is 3"));
+        let refused = |change: fn(&mut Study)| {
+            HybridCache::new(&sized("all", change)).err().unwrap().to_string()
+        };
+        assert!(refused(|s| s.dram = 1000).contains("dram is 1000"));
+        assert!(refused(|s| s.flash = 10).contains("flash is 10"));
+        assert!(refused(|s| s.shards = 3).contains("shards is 3"));
+    }
+
+    /// What a server is told, divided as a server divides it: everything is in the memory.
+    #[test]
+    fn memory_is_what_a_server_has_with_everything_in_it() {
+        for policy in ["flashiness", "reject_first", "all"] {
+            let server =
+                Server { memory: 4 << 20, flash: 26 << 20, object: 280, max_item: 1 << 20 };
+            let c = CacheConfig { sizes: Sizes::Server(server), ..config(policy) };
+            let cache = HybridCache::with_bytes(&c).unwrap();
+            let all = cache.dram_capacity() + cache.metadata_memory();
+            assert!(all <= 4 << 20 && all > 3800 << 10, "{policy}: {all}");
+            let (plan, _) = server.divide(&c.admission, 1).unwrap();
+            let planned = (plan.arena_bytes * plan.shards) as u64;
+            // An arena is of whole blocks, and ends with one.
+            assert!(planned - cache.dram_capacity() < 64 * plan.shards as u64, "{policy}");
+            // A sample of a tenth has a tenth.
+            let c = CacheConfig { sizes: Sizes::Sample(server, 0.1), ..c };
+            let tenth = HybridCache::with_bytes(&c).unwrap().dram_capacity();
+            assert!(tenth.abs_diff(cache.dram_capacity() / 10) < 256, "{policy}: {tenth}");
+        }
+        let refused = |memory, flash| {
+            let server = Server { memory, flash, object: 280, max_item: 1 << 20 };
+            let c = CacheConfig { sizes: Sizes::Server(server), ..config("all") };
+            HybridCache::new(&c).err().unwrap().to_string()
+        };
+        assert_eq!(refused(1000, 0), "memory 1000 B must be at least 1 MiB");
+        assert!(refused(4 << 20, 1 << 20).contains("flash 1 MiB must be at least 16 MiB"));
+        assert!(refused(4 << 20, 1 << 30).contains("more than half of memory-limit 4 MiB"));
+    }
+
+    /// Without flash a cache is DRAM alone: nothing is written, and everything is evicted.
+    #[test]
+    fn a_server_without_flash_is_simulated_too() {
+        let server = Server { memory: 2 << 20, flash: 0, object: 280, max_item: 64 << 10 };
+        let c = CacheConfig { sizes: Sizes::Server(server), ..config("flashiness") };
+        let cache = run(&c, &zipf(60_000));
+        let counts = cache.counters();
+        assert_eq!((counts.flash_bytes, counts.hits_flash), (0, 0));
+        assert!(counts.hits_dram > 10_000 && counts.dram_evictions > 1000, "{counts:?}");
     }
 }

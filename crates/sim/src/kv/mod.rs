@@ -11,6 +11,9 @@ mod ripq;
 pub mod study;
 pub mod workload;
 
-pub use cache::{CacheConfig, CacheError, HybridCache, MAX_VALUE};
+pub use cache::{
+    CacheConfig, CacheError, HybridCache, MAX_VALUE, STUDY_OBJECT, Server, Sizes, hash_key,
+    study_of,
+};
 pub use counters::Counters;
 pub use flash::DeviceOp;

@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use larder_engine::kv::node::Study;
 use larder_policy::admission::{AdmissionConfig, Objective, PolicyName};
 use larder_policy::learn::ClassWeights;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
 
-use super::cache::{CacheConfig, CacheError, HybridCache};
+use super::cache::{CacheConfig, CacheError, HybridCache, Sizes, study_of};
 use super::counters::Counters;
 use super::ripq;
 use super::workload::{Workload, footprint};
@@ -359,11 +360,10 @@ impl<'a> Cell<'a> {
 
     fn run(&mut self, admission: &AdmissionConfig) -> Result<Run, StudyError> {
         let config = CacheConfig {
-            dram: self.dram(),
-            flash: self.flash(),
-            segment: 0,
-            shards: 1,
-            mean_record: self.mean_record,
+            sizes: Sizes::Study(Study {
+                object: self.mean_record,
+                ..study_of(self.dram(), self.flash())
+            }),
             admission: admission.clone(),
             seed: self.seed,
             ..CacheConfig::default()

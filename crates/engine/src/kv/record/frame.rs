@@ -3,7 +3,7 @@
 use super::bytes::BadRecord;
 
 /// Version of the layout: another one is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes in front of the setup.
 pub const FILE_HEADER: usize = 20;
 /// Bytes in front of a chunk's payload.

@@ -12,7 +12,7 @@
 //! `incr` reads. What flash holds is not recorded: replay writes the same segments, with other bytes in the values.
 //!
 //! ```text
-//! file    "LRDRECRD", u32 version 1, u32 bytes of the setup, u32 CRC-32C of the setup, the setup (JSON), chunks …, end
+//! file    "LRDRECRD", u32 version 2, u32 bytes of the setup, u32 CRC-32C of the setup, the setup (JSON), chunks …, end
 //! chunk   u32 0x4b4e4843, u16 stream, u16 kind (0 records, 1 end), u32 payload bytes (at most 128 KiB), u32 records,
 //!         u64 number of the first record in its stream, u32 CRC-32C of these fields and the payload; payload
 //! end     u8 why recording ended, u32 streams, u64 records of each stream

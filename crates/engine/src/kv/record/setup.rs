@@ -287,12 +287,22 @@ impl RunSetup {
         Ok(KvShard::new(self.shard_config(i)?, self.admission(i)?, words)?)
     }
 
+    /// What the log goes by; `None` without flash.
+    pub fn log_config(&self) -> Option<LogConfig> {
+        self.log.as_ref().map(|log| LogConfig {
+            flash: self.flash(),
+            hot_percent: log.hot_percent,
+            reinsert_percent: log.reinsert_percent,
+            retry_after: Nanos(log.retry_after),
+        })
+    }
+
     /// The log, empty; `None` without flash.
     ///
     /// # Errors
     /// A budget that cannot work.
     pub fn build_log(&self) -> Result<Option<FlashLog<Vec<u8>>>, SetupError> {
-        let Some(log) = &self.log else { return Ok(None) };
+        let (Some(log), Some(config)) = (&self.log, self.log_config()) else { return Ok(None) };
         let flash = self.flash();
         let mut table = SegmentTable::create(Words::heap(SegmentTable::words_for(self.segments)));
         table.raise_generation(log.generation_floor);
@@ -302,12 +312,6 @@ impl RunSetup {
             log.budget_state,
             Nanos(log.budget_at),
         )?;
-        let config = LogConfig {
-            flash,
-            hot_percent: log.hot_percent,
-            reinsert_percent: log.reinsert_percent,
-            retry_after: Nanos(log.retry_after),
-        };
         let buffers = vec![vec![0; self.segment_bytes as usize]; 3];
         Ok(Some(FlashLog::new(config, table, budget, buffers)))
     }

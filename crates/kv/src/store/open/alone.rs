@@ -51,9 +51,9 @@ pub(super) fn open(
         hash_key: HashKey(secret),
         geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
         cas_base: cas_base(began, least_cas)?,
-        budget_rate: None,
+        log: None,
     };
-    let setup = run_setup(config, &parts, names, None)?;
+    let setup = run_setup(config, &parts, names)?;
     let (cells, _, _) = cells(&setup, words, None)?;
     let loaded = load(config, memory_file.as_mut().map(|(file, _)| file), &setup, &cells, clock)?;
     let watchers = Watchers::start(config, &setup, clock)?;

@@ -1,11 +1,12 @@
 //! How `-m` is divided: everything that grows with the configuration is counted before anything is allocated.
 
 use larder_base::{AppId, ByteSize};
-use larder_engine::index::FlashIndex;
-use larder_engine::kv::SegmentTable;
 use larder_format::geometry::{MAX_SEGMENTS, MIN_SEGMENTS, SEGMENTS_AT};
 use larder_format::{Geometry, GeometryError};
 use larder_policy::admission::{AdmissionConfig, PolicyName};
+
+use crate::index::FlashIndex;
+use crate::kv::{FlashGeometry, SegmentTable};
 
 /// Most shards: enough that two threads seldom meet, few enough that each has memory worth the name.
 const MAX_SHARDS: usize = 16;
@@ -110,16 +111,6 @@ impl AdmissionNeed<'_> {
         }
     }
 
-    /// Bytes that it takes, where `dram` bytes are to be left for objects beside a flash of `objects` objects and an index of
-    /// `index` bytes.
-    pub fn beside(self, dram: u64, objects: u64, index: u64) -> u64 {
-        match self {
-            AdmissionNeed::Nothing => 0,
-            AdmissionNeed::Fiftieth => dram.saturating_add(index) / 49,
-            AdmissionNeed::Objects(_) => self.bytes(0, objects, 1).min(dram / 3),
-        }
-    }
-
     /// Bytes that it would have of `memory` before a flash of `objects` objects, in `shards` shards.
     fn bytes(self, memory: u64, objects: u64, shards: u64) -> u64 {
         match self {
@@ -189,14 +180,17 @@ fn least_arena(max_item: u64) -> u64 {
 /// The smallest segment, bytes.
 const LEAST_SEGMENT: u64 = 64 << 10;
 
+/// The smallest segment of a sample, bytes.
+const LEAST_SAMPLED_SEGMENT: u64 = 16 << 10;
+
 /// Words of the region's header.
-pub(super) const REGION_HEADER: usize = 64;
+pub const REGION_HEADER: usize = 64;
 
 /// Words for each shard's bytes on flash by application, rounded up to whole cache lines.
-pub(super) const APP_WORDS: usize = AppId::COUNT.next_multiple_of(8);
+pub const APP_WORDS: usize = AppId::COUNT.next_multiple_of(8);
 
 /// Words of the segment table in the region, rounded up to whole cache lines.
-pub(super) fn table_words(segments: u16) -> usize {
+pub fn table_words(segments: u16) -> usize {
     SegmentTable::words_for(segments).next_multiple_of(8)
 }
 
@@ -233,7 +227,7 @@ impl Plan {
     }
 
     /// Words of the region of a flash of so many segments, with so many shards and buckets for each.
-    pub(super) fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
+    pub fn region_words(segments: u16, shards: usize, buckets: u32) -> usize {
         let index = FlashIndex::words_for(buckets).next_multiple_of(8);
         REGION_HEADER + table_words(segments) + shards * (index + APP_WORDS)
     }
@@ -369,6 +363,39 @@ impl Plan {
         }
         let (free_low, free_high) = marks(arena, self.staged);
         Ok(Plan { memory, arena_bytes: arena as usize, free_low, free_high, ..*self })
+    }
+
+    /// This division for a share of the objects, and for a flash of that share, in one shard: what a sample of a trace is simulated
+    /// in. What grows with objects shrinks alike; segments do not become smaller than 16 KiB, nor admission smaller than every
+    /// policy needs.
+    pub fn sampled(&self, flash: FlashGeometry, share: f64) -> (Plan, FlashGeometry) {
+        let part = |bytes: u64| (bytes as f64 * share) as u64;
+        let n = self.shards as u64;
+        let capacity = part(flash.capacity());
+        let arena = part(self.arena_bytes as u64 * n);
+        let wanted = part(u64::from(flash.segment_bytes)).max(LEAST_SAMPLED_SEGMENT);
+        let segment = 1u64 << wanted.ilog2();
+        let segments = (capacity / segment).min(u64::from(MAX_SEGMENTS)) as u16;
+        let objects = part(self.objects * n);
+        let staged = if segments > 0 { 2 * segment } else { 0 };
+        let (free_low, free_high) = marks(arena, staged);
+        let buckets = if segments > 0 { FlashIndex::buckets_for(objects.max(64)) } else { 1 };
+        let plan = Plan {
+            shards: 1,
+            arena_bytes: arena as usize,
+            buckets,
+            region_words: Self::region_words(segments, 1, buckets),
+            admission_bytes: part(self.admission_bytes as u64 * n).max(MIN_ADMISSION) as usize,
+            access_times: part(self.access_times as u64 * n).max(64) as usize,
+            objects,
+            free_low,
+            free_high,
+            memory: part(self.memory),
+            fixed: part(self.fixed),
+            staged,
+            max_item: self.max_item,
+        };
+        (plan, FlashGeometry { segments, segment_bytes: segment as u32, ..flash })
     }
 
     /// How to divide a flash of `flash` bytes for this memory: larger segments take larger objects to flash, but three of
@@ -509,24 +536,6 @@ mod tests {
             c.ghost.window = u64::MAX;
         });
         assert!(bytes <= memory / 4, "{bytes}");
-    }
-
-    #[test]
-    fn what_is_to_be_left_for_objects_is_left() {
-        for (dram, flash) in [(24u64 << 20, 64u64 << 20), (24 << 20, 1 << 30), (512 << 20, 4 << 30)]
-        {
-            for policy in [PolicyName::Flashiness, PolicyName::RejectFirst, PolicyName::All] {
-                let config = AdmissionConfig { policy, ..AdmissionConfig::default() };
-                let need = AdmissionNeed::of(&config);
-                let (objects, index) = (flash / 280, flash / 280 * 4);
-                let memory = dram + index + need.beside(dram, objects, index);
-                let g = geometry(memory, flash);
-                let p = Plan::new(memory, 64 << 10, Some((&g, 280)), need).unwrap();
-                let left = p.arena_bytes as u64 * p.shards as u64;
-                // Less buffers, tables and statistics.
-                assert!(left <= dram && left > dram * 3 / 4, "{policy:?} {dram}: {left}");
-            }
-        }
     }
 
     /// What was served with a fiftieth for admission is served still, with less than the rule says if need be.

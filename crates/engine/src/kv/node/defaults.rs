@@ -1,0 +1,92 @@
+//! Sizes where none are given, and the least and the most that can be given.
+
+use larder_base::ByteSize;
+
+/// The least memory that can be given, bytes.
+pub const LEAST_MEMORY: u64 = 1 << 20;
+/// The least flash that can be asked for, bytes. One that is there already may be as small as
+/// [`Plan::LEAST_FLASH`](super::Plan::LEAST_FLASH).
+pub const LEAST_FLASH: u64 = 16 << 20;
+/// Bytes of DRAM that the flash index takes for an object.
+pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
+/// Mean bytes of an object on flash.
+pub const OBJECT_SIZE: u32 = 280;
+/// Largest object, bytes.
+pub const MAX_ITEM: u32 = 1 << 20;
+/// How much of the flash may be hot, percent.
+pub const HOT_PERCENT: u8 = 70;
+/// How much of a reclaimed segment may go back to DRAM, percent.
+pub const REINSERT_PERCENT: u8 = 20;
+
+/// An eighth of the machine's `total` memory, between 64 MiB and 8 GiB: a cache should not crowd out what it serves.
+pub fn memory(total: u64) -> u64 {
+    (total / 8).clamp(64 << 20, 8 << 30) >> 20 << 20
+}
+
+/// A quarter of the `free` bytes of a file system, at most 64 GiB, whole mebibytes. The index may take a quarter of `memory`.
+pub fn flash(free: u64, memory: u64, object_size: u64) -> u64 {
+    let indexable = (memory as f64 / 4.0 / INDEX_BYTES_PER_OBJECT * object_size as f64) as u64;
+    (free / 4).min(64 << 30).min(indexable) >> 20 << 20
+}
+
+/// A size that cannot be asked for. It reads as what follows the size's name and value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Too little memory.
+    #[error("must be at least {}", ByteSize(LEAST_MEMORY))]
+    LittleMemory,
+    /// Too large an object.
+    #[error("is more than half of memory-limit {memory}: lower it or raise memory-limit")]
+    LargeItem {
+        /// The memory.
+        memory: ByteSize,
+    },
+    /// Too little flash.
+    #[error("must be at least {}; --flash none runs without flash", ByteSize(LEAST_FLASH))]
+    LittleFlash,
+    /// An index that leaves too little for objects.
+    #[error(
+        "{flash} B / {object} B per object x {INDEX_BYTES_PER_OBJECT} B of index = {index} of DRAM, more than half of \
+         memory-limit {memory}: raise memory-limit, lower flash-size, or raise flash-object-size if objects are larger"
+    )]
+    LargeIndex {
+        /// Bytes of flash.
+        flash: u64,
+        /// Mean bytes of an object on it.
+        object: u64,
+        /// What its index takes.
+        index: ByteSize,
+        /// The memory.
+        memory: ByteSize,
+    },
+}
+
+/// Whether so much memory can be given to objects of at most `max_item` bytes.
+///
+/// # Errors
+/// [`SizeError::LittleMemory`] is of the memory, [`SizeError::LargeItem`] of the object.
+pub fn check_memory(memory: u64, max_item: u64) -> Result<(), SizeError> {
+    if memory < LEAST_MEMORY {
+        return Err(SizeError::LittleMemory);
+    }
+    if max_item > memory / 2 {
+        return Err(SizeError::LargeItem { memory: ByteSize(memory) });
+    }
+    Ok(())
+}
+
+/// Whether so much flash can be asked for beside the memory, which its index takes at most half of.
+///
+/// # Errors
+/// Of the flash.
+pub fn check_flash(flash: u64, memory: u64, object: u64) -> Result<(), SizeError> {
+    if flash < LEAST_FLASH {
+        return Err(SizeError::LittleFlash);
+    }
+    let index = (flash as f64 / object as f64 * INDEX_BYTES_PER_OBJECT) as u64;
+    if index > memory / 2 {
+        let (index, memory) = (ByteSize(index), ByteSize(memory));
+        return Err(SizeError::LargeIndex { flash, object, index, memory });
+    }
+    Ok(())
+}
