@@ -22,7 +22,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("trace", &["base"]),
     ("engine", &["base", "policy", "format"]),
     ("sim", &["base", "policy", "format", "engine", "trace"]),
-    ("runtime", &["base", "policy", "format", "engine"]),
+    ("runtime", &["base", "format"]),
     ("kv", &["base", "policy", "format", "engine", "trace", "runtime"]),
     ("nbd", &["base", "runtime"]),
     ("volume", &["base", "runtime", "nbd"]),
