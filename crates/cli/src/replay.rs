@@ -325,7 +325,10 @@ fn print_report(r: &Report) -> Result<(), CliError> {
     }
     table.print()?;
     for (n, what) in [
-        (r.held_back, "held back behind a get of the same key, as by an application that fetches a key once"),
+        (
+            r.held_back,
+            "held back behind a get of the same key, as by an application that fetches a key once",
+        ),
         (r.refused, "declined by the server (not stored, not found)"),
         (r.too_large, "too large for the server"),
         (r.out_of_memory, "refused for want of memory"),
