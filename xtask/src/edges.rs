@@ -28,7 +28,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("engine", &["base", "policy", "format"]),
     ("lab", &["base", "format", "engine"]),
     ("sim", &["base", "policy", "format", "engine", "trace"]),
-    ("runtime", &["base", "policy", "format", "engine"]),
+    ("runtime", &["base", "format"]),
     ("net", &["base", "runtime"]),
     ("kv", &["base", "policy", "format", "engine", "trace", "runtime", "net"]),
     ("nbd", &["base", "runtime"]),

@@ -20,7 +20,8 @@ use crate::trace::Input;
 /// Replay a trace against any memcached server, or block I/O against an NBD export, and measure.
 ///
 /// Gets are sent as gets; after a miss the object is stored with its recorded size. Writes and deletes are sent as
-/// recorded. Without --timed every connection sends as soon as a reply makes room (closed loop).
+/// recorded. Without --timed every connection sends as soon as a reply makes room (closed loop). A request waits while a get of
+/// its key is under way, as in an application that fetches what it misses once; how many waited is reported.
 ///
 /// To an NBD export (nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT) go reads, writes and trims with their offsets and
 /// lengths; what lies beyond the export's end begins again at its start. Writes change the export's contents.
@@ -324,6 +325,10 @@ fn print_report(r: &Report) -> Result<(), CliError> {
     }
     table.print()?;
     for (n, what) in [
+        (
+            r.held_back,
+            "held back behind a get of the same key, as by an application that fetches a key once",
+        ),
         (r.refused, "declined by the server (not stored, not found)"),
         (r.too_large, "too large for the server"),
         (r.out_of_memory, "refused for want of memory"),

@@ -23,6 +23,7 @@ pub mod geometry;
 pub mod memory_file;
 pub mod page;
 pub mod record;
+pub mod recording;
 pub mod signature;
 pub mod superblock;
 

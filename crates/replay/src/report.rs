@@ -104,6 +104,9 @@ pub struct Report {
     pub hit_ratio: f64,
     /// Bytes of hits / bytes asked for (of misses, the recorded size).
     pub byte_hit_ratio: f64,
+    /// Requests that waited because a get of the same key, or the store after its miss, was under way: an application that
+    /// fetches what it misses once sends no second get behind the first. Without stores after misses, none.
+    pub held_back: u64,
     /// Stores that the trace asked for.
     pub sets: u64,
     /// Stores after a miss.
@@ -177,6 +180,7 @@ pub(crate) struct Tally {
     pub(crate) verified: u64,
     pub(crate) stale: u64,
     pub(crate) damaged: u64,
+    pub(crate) held_back: u64,
     pub(crate) first_error: Option<String>,
 }
 
@@ -205,6 +209,7 @@ impl Default for Tally {
             verified: 0,
             stale: 0,
             damaged: 0,
+            held_back: 0,
             first_error: None,
         }
     }
@@ -260,6 +265,7 @@ impl Tally {
         self.verified += other.verified;
         self.stale += other.stale;
         self.damaged += other.damaged;
+        self.held_back += other.held_back;
         if self.first_error.is_none() {
             self.first_error.clone_from(&other.first_error);
         }
@@ -306,6 +312,7 @@ impl Tally {
             misses,
             hit_ratio: ratio(hits, gets),
             byte_hit_ratio: ratio(self.hit_bytes, self.asked_bytes),
+            held_back: self.held_back,
             sets,
             fills,
             deletes,

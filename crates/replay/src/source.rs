@@ -24,6 +24,8 @@ pub(crate) struct Item {
     pub(crate) object: u64,
     /// Past the warm-up.
     pub(crate) counted: bool,
+    /// It has waited for the fetch of its object, which has ended when it is in a queue again.
+    pub(crate) held: bool,
 }
 
 struct State {
@@ -128,8 +130,12 @@ impl Source {
                 state.done = true;
                 break;
             }
-            let item =
-                Item { request, object: object_of(&request), counted: state.read >= self.warmup };
+            let item = Item {
+                request,
+                object: object_of(&request),
+                counted: state.read >= self.warmup,
+                held: false,
+            };
             state.read += 1;
             let owner = if shared { (item.object >> 32) as usize % self.inboxes.len() } else { me };
             if owner == me {

@@ -61,7 +61,10 @@ pub(crate) struct Worker {
     /// Requests for any connection ([`Order::Any`]).
     shared: VecDeque<Item>,
     incoming: VecDeque<Item>,
+    /// Requests of [`Worker::shared`], of the connections' queues and of [`Worker::fetching`].
     queued: usize,
+    /// Objects of which a get, or the store after its miss, is under way, and what waits for its end.
+    fetching: HashMap<u64, VecDeque<Item>, BuildHasherDefault<Plain>>,
     ended: bool,
     values: Values,
     known: HashMap<u64, Known, BuildHasherDefault<Plain>>,
@@ -97,6 +100,7 @@ impl Worker {
             shared: VecDeque::new(),
             incoming: VecDeque::new(),
             queued: 0,
+            fetching: HashMap::default(),
             ended: false,
             values: Values::new(),
             known: HashMap::default(),
@@ -240,9 +244,20 @@ impl Worker {
                     due = Some(since);
                     break;
                 }
+            }
+            let Some(mut item) = queue.pop_front() else { break };
+            if !item.held
+                && let Some(waiting) = self.fetching.get_mut(&item.object)
+            {
+                self.tally.held_back += u64::from(item.counted);
+                item.held = true;
+                waiting.push_back(item);
+                continue;
+            }
+            // What another request held back is late by the server's doing.
+            if !item.held {
                 self.source.lag.fetch_max(now - since, Ordering::Relaxed);
             }
-            let Some(item) = queue.pop_front() else { break };
             self.queued -= 1;
             self.send(i, item, since);
             encoded = true;
@@ -273,9 +288,36 @@ impl Worker {
         if item.counted && self.tally.first.is_none() {
             self.tally.first = Some(since);
         }
+        if kind == Kind::Get && self.fetches() {
+            self.fetching.entry(item.object).or_default();
+        }
         let c = &mut self.connections[i];
         c.encode(&item, kind, version, self.options.key_prefix.as_bytes(), &self.values);
         c.flights.push_back(Flight { item, kind, since, version });
+    }
+
+    /// Whether an object is fetched by one get at a time, as by an application that fetches what it misses: what names the
+    /// object meanwhile waits. With one request in flight on the key's connection nothing can meet.
+    fn fetches(&self) -> bool {
+        self.options.fill && (self.options.pipeline > 1 || self.options.order == Order::Any)
+    }
+
+    /// The fetch of this object has ended: what waited for it is next, in the order of the trace, up to the next get. What is
+    /// behind that waits for it.
+    fn fetched(&mut self, i: usize, object: u64) {
+        let Some(waiting) = self.fetching.get_mut(&object) else { return };
+        let get = waiting.iter().position(|w| matches!(w.request.op, Op::Get | Op::Read));
+        let next: Vec<Item> = waiting.drain(..get.map_or(waiting.len(), |at| at + 1)).collect();
+        if get.is_none() {
+            self.fetching.remove(&object);
+        }
+        let queue = match self.options.order {
+            Order::Any => &mut self.shared,
+            Order::Key => &mut self.connections[i].queue,
+        };
+        for item in next.into_iter().rev() {
+            queue.push_front(item);
+        }
     }
 
     fn tracks(&self) -> bool {
@@ -403,10 +445,15 @@ impl Worker {
         if self.tracks() && matches!(kind, Kind::Set | Kind::Delete | Kind::Other) {
             self.acknowledge(&item, kind, outcome, version);
         }
+        if kind == Kind::Fill && self.options.order == Order::Any {
+            self.fetched(i, item.object);
+        }
         if kind != Kind::Get {
             return;
         }
         self.unshown[1] += 1;
+        let object = item.object;
+        let mut stores = false;
         match outcome {
             Outcome::Hit(bytes) => {
                 self.unshown[2] += 1;
@@ -419,29 +466,34 @@ impl Worker {
                 if counted {
                     self.tally.asked_bytes += item.request.size;
                 }
-                self.fill(i, item, now);
+                stores = self.fill(i, item, now);
             }
             _ => {}
+        }
+        // On the key's own connection what follows is behind the store; on another it could overtake it.
+        if !(stores && self.options.order == Order::Any) {
+            self.fetched(i, object);
         }
     }
 
     /// Stores a missed object with its recorded size, unless a write or a delete of it is on its way already: the store
-    /// would undo it.
-    fn fill(&mut self, i: usize, item: Item, now: u64) {
+    /// would undo it. Returns whether it is stored.
+    fn fill(&mut self, i: usize, item: Item, now: u64) -> bool {
         if !self.options.fill || item.request.size == 0 {
-            return;
+            return false;
         }
         let overtaken = self.connections[i]
             .flights
             .iter()
             .any(|f| f.item.object == item.object && !matches!(f.kind, Kind::Get | Kind::Fill));
         if overtaken {
-            return;
+            return false;
         }
         let version = self.known.get(&item.object).map_or(0, |k| k.current);
         let c = &mut self.connections[i];
         c.encode(&item, Kind::Fill, version, self.options.key_prefix.as_bytes(), &self.values);
         c.flights.push_back(Flight { item, kind: Kind::Fill, since: now, version });
+        true
     }
 
     fn acknowledge(&mut self, item: &Item, kind: Kind, outcome: Outcome, version: u32) {
@@ -477,7 +529,20 @@ impl Worker {
                 self.known.entry(flight.item.object).or_default().loose = true;
             }
         }
-        let queue = std::mem::take(&mut old.queue);
+        let fetches: Vec<u64> = old
+            .flights
+            .iter()
+            .filter(|f| match f.kind {
+                Kind::Get => true,
+                Kind::Fill => self.options.order == Order::Any,
+                _ => false,
+            })
+            .map(|f| f.item.object)
+            .collect();
+        for object in fetches {
+            self.fetched(i, object);
+        }
+        let queue = std::mem::take(&mut self.connections[i].queue);
         let mut attempt = 0;
         loop {
             match Connection::connect(&self.options.target, self.poll.registry(), Token(i)) {

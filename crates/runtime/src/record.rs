@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_engine::kv::record::{Chunk, ChunkSink, Ended, end_chunk, file_header, seal};
+use larder_format::recording::{Chunk, ChunkSink, Ended, end_chunk, file_header, seal};
 
 /// Why recording cannot begin.
 #[derive(Debug, thiserror::Error)]

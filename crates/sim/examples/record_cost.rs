@@ -7,9 +7,8 @@ use larder_engine::kv::KvShard;
 use larder_engine::kv::api::{
     Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
-use larder_engine::kv::record::{
-    AppsSetup, Chunk, ChunkSink, RunSetup, ShardSeed, ShardSetup, Tape, TapedShard, seal,
-};
+use larder_engine::kv::record::{AppsSetup, RunSetup, ShardSeed, ShardSetup, Tape, TapedShard};
+use larder_format::recording::{Chunk, ChunkSink, seal};
 use larder_policy::admission::AdmissionConfig;
 use larder_trace::generate;
 

@@ -9,8 +9,8 @@ use larder_engine::block::record::{
     Arrival, BlockRunSetup, BlockTape, TapedLog, VolumeSetup, VolumesTape,
 };
 use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
-use larder_engine::kv::record::END_STREAM;
 use larder_format::block::BlockSuperblock;
+use larder_format::recording::END_STREAM;
 use larder_runtime::record::{RecordConfig, RecordError, RecordStats, Recorder};
 
 use super::open::{CacheConfig, CacheError, QUIET};

@@ -9,7 +9,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
 use larder_engine::block::record::BlockRunSetup;
-use larder_engine::kv::record::Ended;
+use larder_format::recording::Ended;
 use larder_sim::replay::{
     Difference, RecordFile, Recorded, Report, recorded_by, replay, replay_block,
 };

@@ -393,10 +393,10 @@ fn what_cannot_be_meant_is_named() {
 
 /// A record in memory.
 #[derive(Clone, Default)]
-struct Kept(std::sync::Arc<std::sync::Mutex<Vec<larder_engine::kv::record::Chunk>>>);
+struct Kept(std::sync::Arc<std::sync::Mutex<Vec<larder_format::recording::Chunk>>>);
 
-impl larder_engine::kv::record::ChunkSink for Kept {
-    fn put(&mut self, chunk: larder_engine::kv::record::Chunk) -> bool {
+impl larder_format::recording::ChunkSink for Kept {
+    fn put(&mut self, chunk: larder_format::recording::Chunk) -> bool {
         self.0.lock().unwrap().push(chunk);
         true
     }
@@ -440,7 +440,7 @@ fn tape_volumes(
 /// version 2 on volumes come and go beside it, and one of three came late.
 fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     use larder_engine::block::record::{BlockRunSetup, BlockTape, VolumeSetup};
-    use larder_engine::kv::record::{Ended, end_chunk, file_header, seal};
+    use larder_format::recording::{Ended, end_chunk, file_header, seal};
     let kept = Kept::default();
     let mut sim = sim(spec);
     let config = BlockConfig {
@@ -574,7 +574,7 @@ fn mangled_records_are_refused_or_differ() {
 }
 
 fn mangled(placement: &str) {
-    use larder_engine::kv::record::{CHUNK_HEADER, ChunkHeader, seal};
+    use larder_format::recording::{CHUNK_HEADER, ChunkHeader, seal};
     let file = recorded(&spec(placement, "hdd-ssd", "two_lbs"), 150);
     let setup = u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize + 20;
     let mut rng = Rng::new(21);

@@ -7,7 +7,7 @@ use larder_engine::block::record::{
     Again, BlockRunSetup, Replayed, ReplayedVolumes, StreamReader, TapedAdmission, TapedLog,
     TapedShard, Whose, later_volume,
 };
-use larder_engine::kv::record::{BadRecord, ChunkHeader, Ended};
+use larder_format::recording::{BadRecord, ChunkHeader, Ended};
 use serde::Serialize;
 
 use super::reader::Setup;
@@ -283,10 +283,10 @@ mod tests {
         BlockConfig, BlockLimits, IoFailed, LogIo, LogShards, LogStep, MapRecord, Regions, SlotId,
         TableChange, WriteMode,
     };
-    use larder_engine::kv::record::{Chunk, ChunkSink, MAX_PAYLOAD, end_chunk, file_header, seal};
     use larder_format::Uuid;
     use larder_format::block::log::Held;
     use larder_format::block::{BlockSuperblock, Layout};
+    use larder_format::recording::{Chunk, ChunkSink, MAX_PAYLOAD, end_chunk, file_header, seal};
 
     use super::*;
     use crate::replay::flip_block_decision;

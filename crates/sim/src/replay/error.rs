@@ -1,7 +1,8 @@
 //! Why a record cannot be replayed.
 
 use larder_engine::block::record::BlockSetupError;
-use larder_engine::kv::record::{BadRecord, FrameError, SetupError};
+use larder_engine::kv::record::SetupError;
+use larder_format::recording::{BadRecord, FrameError};
 
 /// Why a record cannot be replayed. Nothing is said of the engine then.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use larder_engine::block::record::BlockRunSetup;
-use larder_engine::kv::record::{CHUNK_HEADER, ChunkHeader, seal};
+use larder_format::recording::{CHUNK_HEADER, ChunkHeader, seal};
 
 use super::{RecordFile, ReplayError, Stream};
 

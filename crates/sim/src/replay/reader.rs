@@ -3,9 +3,10 @@
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 
 use larder_base::{KeyHasher, Now};
-use larder_engine::kv::record::{
-    CHUNK_HEADER, ChunkHeader, Clocks, Cursor, Decision, END_STREAM, Ended, FILE_HEADER,
-    FrameError, Input, RunSetup, decode, end_bytes, parse_end, parse_file_header,
+use larder_engine::kv::record::{Clocks, Decision, Input, RunSetup, decode};
+use larder_format::recording::{
+    CHUNK_HEADER, ChunkHeader, Cursor, END_STREAM, Ended, FILE_HEADER, FrameError, end_bytes,
+    parse_end, parse_file_header,
 };
 
 use serde::de::DeserializeOwned;

@@ -5,9 +5,10 @@ use std::io::{Read, Seek};
 
 use larder_base::{ByteSize, KeyHasher, Now, ObjectHash};
 use larder_engine::kv::record::{
-    Decision, Ended, Got, Input, Io, RecordedOp, TapedLog, TapedShard, replay as decide,
+    Decision, Got, Input, Io, RecordedOp, TapedLog, TapedShard, replay as decide,
 };
 use larder_engine::kv::{FlashLog, IoFailed, KvShard, OwnerOf, SegmentIo, Shards};
+use larder_format::recording::Ended;
 use serde::Serialize;
 
 use super::flash::ReplayFlash;

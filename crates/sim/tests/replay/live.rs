@@ -10,10 +10,10 @@ use larder_engine::kv::api::{
     Tier,
 };
 use larder_engine::kv::record::{
-    AppsSetup, Chunk, ChunkSink, Ended, LogSetup, RunSetup, ShardSeed, ShardSetup, Tape, TapedLog,
-    TapedShard, end_chunk, file_header, seal,
+    AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, Tape, TapedLog, TapedShard,
 };
 use larder_engine::kv::{IoFailed, KvShard, OwnerOf, SegmentIo, Shards};
+use larder_format::recording::{Chunk, ChunkSink, Ended, end_chunk, file_header, seal};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::WriteBudgetConfig;
 use larder_policy::learn::{TrainParams, TrainingSet, train};

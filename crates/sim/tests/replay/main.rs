@@ -5,7 +5,7 @@ mod live;
 use std::io::Cursor;
 
 use larder_base::{ByteSize, Rng};
-use larder_engine::kv::record::{
+use larder_format::recording::{
     CHUNK_HEADER, ChunkHeader, END_STREAM, Ended, FILE_HEADER, parse_file_header, seal,
 };
 use larder_policy::admission::Objective;

@@ -13,8 +13,8 @@ use super::setup::{BlockRunSetup, VolumeSetup};
 use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
 use super::volumes::{put_name, take_name};
 use crate::block::api::Verdict as Said;
-use crate::kv::record::bytes::put;
-use crate::kv::record::{BadRecord, Cursor};
+use larder_format::recording::bytes::put;
+use larder_format::recording::{BadRecord, Cursor};
 
 const OBSERVE: u8 = 0;
 const JUDGE: u8 = 1;

@@ -12,8 +12,8 @@ use crate::block::api::{IoFailed, SlotId, Sum};
 use crate::block::log::{LogFailed, LogIo, LogShards, LogStep, MapLog};
 use crate::block::paging::TableChange;
 use crate::block::shard::MapRecord;
-use crate::kv::record::BadRecord;
-use crate::kv::record::bytes::{put, unzigzag, zigzag};
+use larder_format::recording::BadRecord;
+use larder_format::recording::bytes::{put, unzigzag, zigzag};
 
 const ASK: u8 = 0;
 const STEP: u8 = 1;

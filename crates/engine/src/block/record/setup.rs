@@ -12,7 +12,7 @@ use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
 use crate::block::map::{Making, Map, Replacement, Shape};
 use crate::block::shard::{BlockConfig, BlockShard, Regions};
-use crate::kv::record::END_STREAM;
+use larder_format::recording::END_STREAM;
 
 /// What a run was built from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,8 +12,8 @@ use crate::block::api::{
 use crate::block::map::Map;
 use crate::block::paging::TableChange;
 use crate::block::shard::{BlockShard, MapRecord};
-use crate::kv::record::bytes::put;
-use crate::kv::record::{BadRecord, Cursor};
+use larder_format::recording::bytes::put;
+use larder_format::recording::{BadRecord, Cursor};
 
 /// What a shard is told.
 #[derive(Clone, Debug, PartialEq, Eq)]

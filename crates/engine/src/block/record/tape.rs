@@ -3,8 +3,8 @@
 use larder_base::Nanos;
 
 use super::digest::{Answers, Digest};
-use crate::kv::record::bytes::{put, unzigzag, zigzag};
-use crate::kv::record::{BadRecord, Chunk, ChunkSink, Cursor, MAX_PAYLOAD};
+use larder_format::recording::bytes::{put, unzigzag, zigzag};
+use larder_format::recording::{BadRecord, Chunk, ChunkSink, Cursor, MAX_PAYLOAD};
 
 /// A chunk is handed on when it has this many bytes.
 const CHUNK: usize = 48 << 10;

@@ -9,8 +9,8 @@ use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
 use crate::block::volumes::{
     CannotCome, CannotGrow, Coming, Found, Growth, TakenUp, grow, put_aside, take_up,
 };
-use crate::kv::record::bytes::put;
-use crate::kv::record::{BadRecord, Cursor};
+use larder_format::recording::bytes::put;
+use larder_format::recording::{BadRecord, Cursor};
 
 const COMES: u8 = 0;
 const GROWS: u8 = 1;

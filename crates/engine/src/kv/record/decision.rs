@@ -10,10 +10,10 @@ use std::fmt;
 use larder_base::{AppId, Now};
 use larder_policy::admission::AdmissionPolicy;
 
-use super::bytes::{BadRecord, Cursor, put, unzigzag, zigzag};
 use super::input::{Got, Input};
 use crate::kv::api::{Effects, Fetched, FlashRead, Item, Outcome, Reply, Request, Tier};
 use crate::kv::shard::KvShard;
+use larder_format::recording::bytes::{BadRecord, Cursor, put, unzigzag, zigzag};
 
 macro_rules! whats {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {

@@ -13,11 +13,11 @@
 use larder_base::{AppId, Expiry, KeyHasher, Nanos, Now, ObjectHash, UnixSecs};
 use larder_policy::learn::{DIMENSIONS, Model};
 
-use super::bytes::{BadRecord, Cursor, put, unzigzag, zigzag};
 use super::decision::Decision;
 use crate::kv::api::{
     Arith, Delete, FlashRead, Get, Location, Op as KvOp, Request, Store, StoreMode,
 };
+use larder_format::recording::bytes::{BadRecord, Cursor, put, unzigzag, zigzag};
 
 /// Values of at most this many bytes are recorded: as long as a number may be for incr and decr. Nothing depends on the
 /// bytes of a longer one.

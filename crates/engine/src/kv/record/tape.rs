@@ -1,36 +1,14 @@
 //! One stream as it is recorded.
 
 use super::decision::Decision;
-use super::frame::MAX_PAYLOAD;
 use super::input::{Clocks, Got, Input, encode, encode_execute};
 use crate::kv::api::{FlashRead, Request};
 use larder_base::Now;
+use larder_format::recording::{Chunk, ChunkSink, MAX_PAYLOAD};
 
 /// A chunk is handed on when it has this many bytes. No record is longer than a few hundred.
 const CHUNK: usize = 64 << 10;
 const _: () = assert!(CHUNK + 4096 <= MAX_PAYLOAD);
-
-/// Records of one stream, in one piece.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// Whose.
-    pub stream: u16,
-    /// Number of the first.
-    pub first: u64,
-    /// How many.
-    pub records: u32,
-    /// The records.
-    pub payload: Vec<u8>,
-}
-
-/// Takes chunks, without waiting for anything.
-pub trait ChunkSink: Send {
-    /// Takes a chunk. `false`: recording has ended, and this and all that follow are not wanted.
-    fn put(&mut self, chunk: Chunk) -> bool;
-
-    /// Whether chunks are still wanted.
-    fn is_open(&self) -> bool;
-}
 
 /// One stream as it is recorded. It holds up to a chunk of 64 KiB.
 pub struct Tape {

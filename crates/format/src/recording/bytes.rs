@@ -18,7 +18,8 @@ pub enum BadRecord {
     },
 }
 
-pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
+/// Appends a varint.
+pub fn put(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -26,11 +27,13 @@ pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-pub(crate) fn zigzag(n: i64) -> u64 {
+/// A signed number as an unsigned one that is short where the number is near 0.
+pub fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
 
-pub(crate) fn unzigzag(n: u64) -> i64 {
+/// Takes [`zigzag`] back.
+pub fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
@@ -58,27 +61,43 @@ impl<'a> Cursor<'a> {
     }
 
     /// How many bytes are left.
-    pub(crate) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    pub(crate) fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], BadRecord> {
+    /// The next `n` bytes.
+    ///
+    /// # Errors
+    /// [`BadRecord::Short`], with what should have been there.
+    pub fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], BadRecord> {
         let end = self.at.checked_add(n).ok_or(BadRecord::Short(what))?;
         let taken = self.bytes.get(self.at..end).ok_or(BadRecord::Short(what))?;
         self.at = end;
         Ok(taken)
     }
 
-    pub(crate) fn u8(&mut self, what: &'static str) -> Result<u8, BadRecord> {
+    /// One byte.
+    ///
+    /// # Errors
+    /// As [`Cursor::take`].
+    pub fn u8(&mut self, what: &'static str) -> Result<u8, BadRecord> {
         Ok(self.take(1, what)?[0])
     }
 
-    pub(crate) fn u32_le(&mut self, what: &'static str) -> Result<u32, BadRecord> {
+    /// Four bytes, little-endian.
+    ///
+    /// # Errors
+    /// As [`Cursor::take`].
+    pub fn u32_le(&mut self, what: &'static str) -> Result<u32, BadRecord> {
         let taken = self.take(4, what)?;
         Ok(u32::from_le_bytes([taken[0], taken[1], taken[2], taken[3]]))
     }
 
-    pub(crate) fn varint(&mut self, what: &'static str) -> Result<u64, BadRecord> {
+    /// A varint.
+    ///
+    /// # Errors
+    /// As [`Cursor::take`], and [`BadRecord::Value`] for more than 64 bits.
+    pub fn varint(&mut self, what: &'static str) -> Result<u64, BadRecord> {
         let mut n = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.u8(what)?;
@@ -95,7 +114,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// A varint of at most `most`.
-    pub(crate) fn at_most(&mut self, most: u64, what: &'static str) -> Result<u64, BadRecord> {
+    ///
+    /// # Errors
+    /// As [`Cursor::varint`], and [`BadRecord::Value`] for a larger one.
+    pub fn at_most(&mut self, most: u64, what: &'static str) -> Result<u64, BadRecord> {
         let value = self.varint(what)?;
         if value <= most {
             Ok(value)
@@ -104,7 +126,11 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(crate) fn u32(&mut self, what: &'static str) -> Result<u32, BadRecord> {
+    /// A varint of at most 32 bits.
+    ///
+    /// # Errors
+    /// As [`Cursor::at_most`].
+    pub fn u32(&mut self, what: &'static str) -> Result<u32, BadRecord> {
         Ok(self.at_most(u64::from(u32::MAX), what)? as u32)
     }
 }

@@ -76,6 +76,28 @@ impl Ended {
     }
 }
 
+/// Records of one stream, in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Whose.
+    pub stream: u16,
+    /// Number of the first.
+    pub first: u64,
+    /// How many.
+    pub records: u32,
+    /// The records.
+    pub payload: Vec<u8>,
+}
+
+/// Takes chunks, without waiting for anything.
+pub trait ChunkSink: Send {
+    /// Takes a chunk. `false`: recording has ended, and this and all that follow are not wanted.
+    fn put(&mut self, chunk: Chunk) -> bool;
+
+    /// Whether chunks are still wanted.
+    fn is_open(&self) -> bool;
+}
+
 /// The start of a file, up to and with the setup. `None` if the setup is too long.
 pub fn file_header(setup: &[u8]) -> Option<Vec<u8>> {
     if setup.len() > MAX_SETUP {
@@ -226,7 +248,7 @@ pub fn end_bytes(streams: usize) -> usize {
 /// # Errors
 /// What [`end_chunk`] does not write.
 pub fn parse_end(payload: &[u8]) -> Result<(Ended, Vec<u64>), FrameError> {
-    let mut cursor = super::Cursor::new(payload);
+    let mut cursor = super::bytes::Cursor::new(payload);
     let code = cursor.u8("reason of the end")?;
     let why = Ended::ALL.get(usize::from(code)).copied().ok_or(BadRecord::Value {
         what: "the reason of the end",
