@@ -1,7 +1,8 @@
 //! Base64 (RFC 4648 with padding) for the meta protocol's binary keys.
 //!
 //! Decoding is as lenient as memcached's: characters outside the alphabet are skipped, and the rest must come in groups
-//! of four. Whoever stored a key through a lenient server must find it again.
+//! of four. Whoever stored a key through a lenient server must find it again. (The crate `base64` refuses such characters, and
+//! has no engine that skips them.)
 
 use super::KEY_MAX;
 
