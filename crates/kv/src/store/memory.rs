@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use larder_base::ByteSize;
-use larder_engine::kv::node::PlanError;
+use larder_engine::kv::node::{Next, PlanError, Resizing};
 use larder_runtime::Clock;
 
 use super::KvStore;
@@ -80,10 +80,8 @@ impl KvStore {
         }
     }
 
-    /// Takes the shards to the limit that `newest` says, a step at a time, each in turn, and asks it anew before every step. So
-    /// a limit that was overtaken is not grown to; and however often the limit changes, every shard gives up what the newest
-    /// one wants given up, not only those that a walk comes to first. Shards grow when none has to shrink any more. Returns the
-    /// limit when all are there, `None` when the store stops.
+    /// Takes the shards to the limit that `newest` says, a step at a time, and asks it anew before every step. Returns the limit
+    /// when all are there, `None` when the store stops.
     ///
     /// # Errors
     /// The limit that could not be had, and why.
@@ -92,48 +90,29 @@ impl KvStore {
         clock: &Clock,
         mut newest: impl FnMut() -> u64,
     ) -> Result<Option<u64>, (u64, MemoryError)> {
-        let plan_for =
-            |limit: u64| self.plan.resized(limit).map_err(|e| (limit, MemoryError::from(e)));
-        let mut plan = plan_for(newest())?;
-        let mut there = vec![false; self.cells.len()];
-        let mut may_grow = false;
+        let limit = newest();
+        let mut resizing = Resizing::new(self.plan, limit, self.no_eviction)
+            .map_err(|e| (limit, MemoryError::from(e)))?;
         loop {
-            let mut shrank = false;
-            for (i, cell) in self.cells.iter().enumerate() {
-                if self.stopping() {
-                    return Ok(None);
-                }
-                let limit = newest();
-                if limit != plan.memory {
-                    plan = plan_for(limit)?;
-                    there.fill(false);
-                    may_grow = false;
-                }
-                if there[i] {
-                    continue;
-                }
-                let mut locked = cell.lock();
-                let shard = locked.unrecorded();
-                let shrinks = shard.object_memory_held() > plan.arena_bytes;
-                if !shrinks && !may_grow {
-                    continue;
-                }
-                shrank |= shrinks;
-                if !self.no_eviction {
-                    shard.set_marks(plan.free_low, plan.free_high);
-                }
-                let more = shard.resize(clock.now(), plan.arena_bytes);
-                there[i] = !more.map_err(|e| (plan.memory, MemoryError::from(e)))?;
-                if there[i] {
-                    larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
-                }
-                drop(locked);
-                self.watch.tell_all(clock.now(), std::slice::from_ref(cell));
+            if self.stopping() {
+                return Ok(None);
             }
-            if !there.contains(&false) && newest() == plan.memory {
-                return Ok(Some(plan.memory));
+            let limit = newest();
+            let i = match resizing.next(limit).map_err(|e| (limit, MemoryError::from(e)))? {
+                Next::Done(limit) => return Ok(Some(limit)),
+                Next::Shard(i) => i,
+            };
+            let cell = &self.cells[i];
+            let mut locked = cell.lock();
+            let shard = locked.unrecorded();
+            let there = resizing
+                .step(clock.now(), i, shard)
+                .map_err(|e| (resizing.limit(), MemoryError::from(e)))?;
+            if there {
+                larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
             }
-            may_grow = !shrank;
+            drop(locked);
+            self.watch.tell_all(clock.now(), std::slice::from_ref(cell));
         }
     }
 }
