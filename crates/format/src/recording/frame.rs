@@ -303,8 +303,8 @@ mod tests {
         let file = file_header(b"{}").unwrap();
         let mut head: [u8; FILE_HEADER] = file[..FILE_HEADER].try_into().unwrap();
         assert_eq!(parse_file_header(&head).unwrap(), (2, crc32c::crc32c(b"{}")));
-        head[8] = 2;
-        assert_eq!(parse_file_header(&head), Err(FrameError::Version(2)));
+        head[8] = 1;
+        assert_eq!(parse_file_header(&head), Err(FrameError::Version(1)));
         head[0] = 0;
         assert_eq!(parse_file_header(&head), Err(FrameError::Magic));
         assert!(file_header(&vec![0; MAX_SETUP + 1]).is_none());
