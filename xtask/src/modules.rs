@@ -210,7 +210,7 @@ impl Scan {
             "use" => {
                 let end = (at..tokens.len()).find(|&i| is_punct(tokens.get(i), ';'));
                 let end = end.unwrap_or(tokens.len());
-                self.used(&tokens[at + 1..end], &mut Vec::new());
+                self.used(&tokens[at + 1..end], &[]);
                 end + 1
             }
             "crate" | "self" | "super" if is_path_separator(tokens, at + 1) => {
@@ -237,8 +237,8 @@ impl Scan {
     }
 
     /// Takes in the tree of a `use`, what stands before it given.
-    fn used(&mut self, tokens: &[TokenTree], before: &mut Vec<String>) {
-        let mut path = before.clone();
+    fn used(&mut self, tokens: &[TokenTree], before: &[String]) {
+        let mut path = before.to_owned();
         let mut name = None;
         let mut at = 0;
         while let Some(token) = tokens.get(at) {
@@ -256,7 +256,7 @@ impl Scan {
                     let inside: Vec<TokenTree> = group.stream().into_iter().collect();
                     for leaf in inside.split(|t| is_punct(Some(t), ',')) {
                         if !leaf.is_empty() {
-                            self.used(leaf, &mut path);
+                            self.used(leaf, &path);
                         }
                     }
                     return;
