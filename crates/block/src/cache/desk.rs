@@ -11,11 +11,12 @@ use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
 use larder_engine::block::volumes::{self, put_aside};
 use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::{Volume as VolumeRecord, VolumeState};
 use larder_policy::block::{
-    BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
+    BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule, VerdictCounts,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -582,21 +583,24 @@ impl Cache {
         (line.group().0 / self.layout.region_groups) as u32
     }
 
-    /// What keeps one more line of a volume from being cached now, whatever admission says. In the order of
-    /// [`Cache::judge`].
+    /// What keeps one more line of a volume from being cached now, whatever admission says.
     fn in_the_way(&self, volume: &Attached, rule: Rule) -> Option<String> {
         let (governor, now) = (&self.governor, self.now());
-        if rule == Rule::Never {
-            return None;
-        }
-        if let Some(rest) = governor.room.rests(now) {
-            return Some(format!(
-                "it would be rejected: the file system of the cache is full, and nothing new is cached for {:.0} s",
-                rest.as_secs_f64().ceil()
-            ));
-        }
-        if rule == Rule::ByPolicy && !governor.affords(now, u64::from(self.layout.line)) {
-            return Some("it would be rejected: the write budget is used up for now".to_owned());
+        match governor.limits.refuses(rule, now, u64::from(self.layout.line)) {
+            // (What is selected is said anyway.)
+            Some(Reason::Never) => return None,
+            Some(Reason::NoSpace) => {
+                let left = governor.limits.backoff.left(now).unwrap_or(Nanos::ZERO);
+                return Some(format!(
+                    "it would be rejected: the file system of the cache is full, and nothing new is cached for {:.0} s",
+                    left.as_secs_f64().ceil()
+                ));
+            }
+            Some(_) => {
+                let said = "it would be rejected: the write budget is used up for now";
+                return Some(said.to_owned());
+            }
+            None => {}
         }
         Governor::at_ceiling(volume).then(|| {
             "the volume is at its ceiling: it could take the place of one of the volume's own lines alone"

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::{LineId, Source};
 use larder_policy::block::{Reason, Rule, Selection, VolumeId};
+use larder_engine::block::node::backoff::Backoff;
+use larder_engine::block::node::limits::Limits;
 use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
@@ -115,12 +117,6 @@ fn pinned_bytes(selection: &Selection, volume: &Attached) -> u64 {
     bytes
 }
 
-/// The write budget, and what of it lies in its file.
-struct Held {
-    budget: WriteBudget,
-    kept: KeptBudget,
-}
-
 /// See the [module](self).
 pub(super) struct Governor {
     /// By first byte in the line space.
@@ -135,13 +131,12 @@ pub(super) struct Governor {
     capacity: u64,
     /// Bytes that are pinned.
     pinned: AtomicU64,
-    budget: Option<Mutex<Held>>,
+    /// What keeps lines from flash, and what writing them costs.
+    pub(super) limits: Limits,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
     /// Flash reads that failed one after the other.
     pub(super) failures: AtomicU32,
-    /// Whether lines fit.
-    pub(super) room: super::room::Room,
     /// Counts detached volumes: workers let go of theirs when it changes.
     pub(super) gone: AtomicU64,
     pub(super) ranges: Mutex<super::range::RangeQueue>,
@@ -156,8 +151,6 @@ pub(super) struct Governor {
     /// Why the cache is out of use.
     pub(super) given_up: Mutex<Option<String>>,
     budget_file: PathBuf,
-    /// Bytes of the map's log, of those that count.
-    pub(super) of_log: AtomicU64,
     /// Bytes that the file says are written. One party writes it at a time.
     budget_written: Mutex<u64>,
 }
@@ -180,7 +173,7 @@ impl Governor {
             let budget = WriteBudget::new(wants, size, state, Nanos::ZERO)?;
             // Bytes that come at once: lines of a group, or a page of the map's log for each.
             let kept = KeptBudget::new(&budget, size, 16 * u64::from(layout.line).max(4096));
-            Some(Mutex::new(Held { budget, kept }))
+            Some((budget, Some(kept)))
         } else {
             // What is wrong with the rest of it is said all the same.
             WriteBudget::new(wants, size, None, Nanos::ZERO)?;
@@ -194,11 +187,10 @@ impl Governor {
             selecting: Mutex::default(),
             capacity: layout.capacity() * u64::from(layout.line),
             pinned: AtomicU64::new(0),
-            budget,
+            limits: Limits::new(budget, Backoff::default()),
             latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
             failures: AtomicU32::new(0),
-            room: super::room::Room::default(),
             gone: AtomicU64::new(0),
             ranges: Mutex::default(),
             changed: (0..layout.regions).map(|_| AtomicU32::new(0)).collect(),
@@ -208,7 +200,6 @@ impl Governor {
             uuid,
             given_up: Mutex::default(),
             budget_file,
-            of_log: AtomicU64::new(0),
             budget_written: Mutex::default(),
         })
     }
@@ -396,80 +387,40 @@ impl Governor {
         found.map(|(_, _, at)| *at)
     }
 
-    /// What keeps `bytes` from being filled, whatever is wanted: no room, or no budget.
-    pub(super) fn refuses(&self, now: Nanos, bytes: u64) -> Option<Reason> {
-        if self.room.rests(now).is_some() {
-            return Some(Reason::NoSpace);
-        }
-        (!self.affords(now, bytes)).then_some(Reason::Budget)
-    }
-
     // ---- the write budget ----
 
-    /// Whether so many bytes may go to flash now.
-    pub(super) fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        self.budget.as_ref().is_none_or(|budget| locked(budget).budget.affords(now, bytes))
-    }
-
-    /// So many bytes go to flash.
+    /// So many bytes of lines leave for flash. Only when this returns may they be written: the budget's file knows of them.
     pub(super) fn spend(&self, now: Nanos, bytes: u64) {
-        let Some(budget) = &self.budget else { return };
-        let mut held = locked(budget);
-        // The census keeps the file far enough ahead; where it came too late nothing is written before the file says so.
-        self.claim(&mut held, now, bytes);
-        held.budget.charge(now, bytes);
+        self.claim(now, self.limits.charge(now, bytes));
     }
 
     /// The same of the map's log.
     pub(super) fn spend_on_log(&self, now: Nanos, bytes: u64) {
-        self.of_log.fetch_add(bytes, Ordering::Relaxed);
-        self.spend(now, bytes);
+        self.claim(now, self.limits.charge_log(now, bytes));
     }
 
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
-        self.budget.as_ref().map_or_else(BudgetNow::default, |budget| {
-            let budget = &mut locked(budget).budget;
-            BudgetNow { rate: budget.rate(), available: Some(budget.available(now)) }
-        })
-    }
-
-    /// Years that the drive lasts if so many bytes a second go to it.
-    pub(super) fn life_years(&self, bytes_per_second: f64) -> Option<f64> {
-        self.budget.as_ref().and_then(|b| locked(b).budget.expected_life_years(bytes_per_second))
-    }
-
-    /// What the budget must remember over a kill is in its file, ahead of what is written, before so many bytes more are.
-    fn claim(&self, held: &mut Held, now: Nanos, bytes: u64) {
-        if let Some(state) = held.kept.due(now, &held.budget, bytes) {
-            self.write_budget(&state);
-            held.kept.kept(now, state);
-        }
+        let (rate, available) = self.limits.budget(now).unzip();
+        BudgetNow { rate, available }
     }
 
     /// Claims more of the budget when half of what was claimed is used, so that no worker has to wait for the file.
     pub(super) fn keep_budget(&self, now: Nanos) {
-        let Some(budget) = &self.budget else { return };
-        let due = {
-            let held = locked(budget);
-            held.kept.due(now, &held.budget, held.kept.ahead() / 2)
-        };
-        if let Some(state) = due
-            && self.write_budget(&state)
-        {
-            locked(budget).kept.kept(now, state);
-        }
+        self.claim(now, self.limits.due(now));
     }
 
-    /// Bytes that count against the budget.
-    #[cfg(test)]
-    pub(super) fn spent(&self) -> u64 {
-        self.budget.as_ref().map_or(0, |budget| locked(budget).budget.spent())
+    /// Writes a claim to the file.
+    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
+        if let Some(state) = state
+            && self.write_budget(&state)
+        {
+            self.limits.kept(now, state);
+        }
     }
 
     /// Keeps what the budget must remember over a restart: the last word, when nothing is written any more.
     pub(super) fn save_budget(&self, now: Nanos) {
-        let Some(budget) = &self.budget else { return };
-        let state = locked(budget).budget.state(now);
+        let Some(state) = self.limits.state(now) else { return };
         *locked(&self.budget_written) = 0;
         self.write_budget(&state);
     }

@@ -407,11 +407,8 @@ impl LogThread {
 
     fn write(&mut self, Fill { shard, io, slot, bytes }: Fill) {
         let data = aligned(bytes);
-        let offset = self.cache.layout.slot_at(shard, slot.0);
         let token = self.begin(Job::Write(shard, io, data.clone()));
-        self.cache.governor.spend(self.cache.now(), data.len() as u64);
-        let op = FileOp::Write { offset, data, durable: false };
-        self.fills.submit(token, &self.cache.file, op);
+        self.fills.submit(token, &self.cache.file, self.cache.write_of(shard, slot, data));
     }
 
     fn end_fills(&mut self) {

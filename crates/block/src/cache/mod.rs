@@ -14,7 +14,7 @@
 //! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `grow` | a volume grows while it is served, and moves if it must |
-//! | `governor` | what has the last word over admission: selection, shares, the write budget |
+//! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
@@ -43,7 +43,6 @@ mod range;
 mod record;
 mod region;
 mod restore;
-mod room;
 mod select;
 mod service;
 mod share;
@@ -64,17 +63,18 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::limits;
 use larder_engine::block::record::TapedShard;
 use larder_engine::block::{
-    BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, LogStats, OpId, Source, Sum,
+    BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, LogStats, OpId, SlotId, Source, Sum,
     Verdict as EngineVerdict,
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule,
-    Verdict as PolicyVerdict, VerdictCounts, Victim,
+    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
+    Victim,
 };
-use larder_runtime::{FileHandle, FlashDevice};
+use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use attached::{Attached, Totals, VolumeCounters};
@@ -363,7 +363,7 @@ impl Cache {
             read_fill_bytes: totals.filled_by_reads * line,
             budget: self.governor.budget_now(now),
             life_years: (flash_bytes > 0 && now >= LEAST_LIFE)
-                .then(|| self.governor.life_years(rate))
+                .then(|| self.governor.limits.life_years(rate))
                 .flatten(),
         }
     }
@@ -527,55 +527,25 @@ impl Cache {
             BlockKind::Unknown => volume.classify(at, bytes),
             tag => tag,
         };
-        let kind = kind_of(offset, bytes);
-        let now = self.now();
-        let mut admission = locked(&volume.admission);
+        let (kind, now) = (kind_of(offset, bytes), self.now());
         let access = BlockAccess { volume: volume.id, offset, bytes, op, kind, now };
-        let observed = admission.observe(&access);
-        let compete = admission.wants_victim();
-        let line = u64::from(self.layout.line);
-        let mut ahead = EngineVerdict::Admit;
-        for (at, len) in parts {
-            let verdict = match self.governor.rule(volume, at, u64::from(len)) {
-                Rule::Never => PolicyVerdict::Reject(Reason::Never),
-                _ if self.governor.room.rests(now).is_some() => {
-                    PolicyVerdict::Reject(Reason::NoSpace)
-                }
-                Rule::Always => PolicyVerdict::Admit,
-                Rule::ByPolicy if !self.governor.affords(now, u64::from(len)) => {
-                    PolicyVerdict::Reject(Reason::Budget)
-                }
-                Rule::ByPolicy => {
-                    let place = PolicyLine { volume: volume.id, offset: at / line * line };
-                    let kind = kind_of(at, u64::from(len));
-                    let candidate =
-                        BlockCandidate { line: place, op, kind, observed, victim: None };
-                    // With a victim to be compared it is counted when that is known. Metadata goes before whatever it
-                    // meets there, and what a client has tagged is known here only.
-                    let compete = compete && kind != BlockKind::Metadata;
-                    let said = admission.ask(&candidate, compete);
-                    ahead = ahead.and(admission.ahead(said));
-                    out.push(said);
-                    continue;
-                }
-            };
-            admission.count(verdict);
-            let said = match verdict.is_admit() {
-                true => EngineVerdict::Admit,
-                false => EngineVerdict::Reject,
-            };
-            ahead = ahead.and(said);
-            out.push(said);
-        }
-        ahead
+        let rule = |at, len| self.governor.rule(volume, at, len);
+        let (limits, admission) = (&self.governor.limits, &mut *locked(&volume.admission));
+        limits::judge(limits, admission, &access, self.layout.line, parts, rule, kind_of, out)
+    }
+
+    /// The write of lines to `slot` of a shard. It is charged here, and nowhere else.
+    fn write_of(&self, shard: u32, slot: SlotId, data: Payload) -> FileOp {
+        self.governor.spend(self.now(), data.len() as u64);
+        FileOp::Write { offset: self.layout.slot_at(shard, slot.0), data, durable: false }
     }
 
     /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
     /// up: every hit would ask it first. One that has no room is good for what it has.
     fn flash_failed(&self, what: &str, error: &std::io::Error) {
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
-        if room::is_full(error) {
-            if let Some(rest) = self.governor.room.full(self.now()) {
+        if is_full(error) {
+            if let Some(rest) = self.governor.limits.backoff.full(self.now()) {
                 tracing::warn!(
                     "the file system of the cache '{}' is full ({error}): nothing new is cached for {} s; free some space there, or \
                      format a smaller cache",
@@ -619,6 +589,12 @@ impl Cache {
         }
     }
 
+    /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.
+    pub fn filling_rests(&self) -> (Option<Nanos>, u64) {
+        let backoff = &self.governor.limits.backoff;
+        (backoff.left(self.now()), backoff.pauses())
+    }
+
     fn new_door() -> std::io::Result<Door> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Door { inbox: Mutex::default(), event })
@@ -627,6 +603,12 @@ impl Cache {
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
         open::read_superblock(device)
     }
+}
+
+/// Whether `error` says that there is no room.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// Replaces a file as a whole: after a power cut it is the old one or the new one. Only its owner may read it, as the volumes

@@ -17,7 +17,7 @@ use larder_engine::block::{
     GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, ReadAhead, Streams, Verdict,
 };
 use larder_format::PAGE_SIZE;
-use larder_policy::block::{BlockKind, BlockOp, Reason, Rule};
+use larder_policy::block::{BlockKind, BlockOp};
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -365,18 +365,13 @@ impl Cached {
             }
             PartKind::Prefetch => {
                 let governor = &self.cache.governor;
-                let before = parts.len();
-                parts.retain(|&(from, len)| {
-                    governor.rule(&attached, from - attached.base(), u64::from(len)) != Rule::Never
-                });
-                if parts.len() < before {
-                    attached.refused(Reason::Never, (before - parts.len()) as u64);
-                }
-                let bytes = parts.iter().map(|p| u64::from(p.1)).sum();
-                if let Some(reason) = governor.refuses(self.cache.now(), bytes) {
-                    attached.refused(reason, parts.len() as u64);
-                    parts.clear();
-                }
+                governor.limits.keep_advised(
+                    self.cache.now(),
+                    &mut parts,
+                    |part| u64::from(part.1),
+                    |part| governor.rule(&attached, part.0 - attached.base(), u64::from(part.1)),
+                    |reason| attached.refused(reason, 1),
+                );
                 verdicts.resize(parts.len(), advice);
             }
             _ => verdicts.resize(parts.len(), Verdict::Admit),
@@ -436,9 +431,10 @@ impl Cached {
         let line = u64::from(self.cache.line_bytes());
         let rule = |at: u64| self.cache.governor.rule(attached, at - attached.base(), line);
         let to = self.streams.same_rule((from, to), attached.base(), line, rule);
-        let attached = attached.clone();
+        let (attached, rule) = (attached.clone(), rule(from));
+        let limits = &self.cache.clone().governor.limits;
         let mut at = from;
-        while at < to && self.cache.governor.refuses(self.cache.now(), to - at).is_none() {
+        while at < to && limits.refuses(rule, self.cache.now(), to - at).is_none() {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
             let op = ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at);
             let Some(of) = Inside::enter(&attached) else { break };
@@ -604,12 +600,9 @@ impl Cached {
             }
             Message::FlashWrite { shard, io, slot, bytes } => {
                 let data = aligned(bytes);
-                self.cache.governor.spend(self.cache.now(), data.len() as u64);
-                let offset = self.cache.layout.slot_at(shard, slot.0);
                 let bytes = data.clone();
                 let job = self.flash_jobs.add(FlashJob::Write { shard, io, bytes });
-                let op = FileOp::Write { offset, data, durable: false };
-                self.flash.submit(job, &self.cache.file, op);
+                self.flash.submit(job, &self.cache.file, self.cache.write_of(shard, slot, data));
             }
             Message::Load(load) => {
                 let buf = AlignedBuf::zeroed(PAGE_SIZE);
@@ -737,10 +730,8 @@ impl Cached {
                 let first = (merge.at - merge.line.0 * line_bytes) as usize;
                 buf[first..first + bytes.len()].copy_from_slice(&bytes);
                 let sums = (before, crc32c::crc32c(&buf));
-                let offset = self.cache.layout.slot_at(shard, merge.to.0);
-                self.cache.governor.spend(now, line_bytes);
                 let job = self.flash_jobs.add(FlashJob::MergeWrite { shard, io, sums });
-                let op = FileOp::Write { offset, data: Payload::new(buf), durable: false };
+                let op = self.cache.write_of(shard, merge.to, Payload::new(buf));
                 self.flash.submit(job, &self.cache.file, op);
             }
             (

@@ -13,6 +13,7 @@ mod left;
 pub mod log;
 pub mod map;
 mod merge;
+pub mod node;
 mod paging;
 mod planted;
 mod ranges;

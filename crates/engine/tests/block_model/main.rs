@@ -17,6 +17,7 @@ mod device;
 mod parts;
 mod world;
 
+#[cfg(feature = "planted")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parts::Seen;

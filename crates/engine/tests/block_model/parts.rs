@@ -64,6 +64,9 @@ pub(crate) struct Seen {
     pub(crate) forgotten: u64,
     pub(crate) distrusted: u64,
     pub(crate) flushes: u64,
+    /// Parts that the write budget had nothing for, or a full file system no room.
+    pub(crate) over_budget: u64,
+    pub(crate) no_space: u64,
 }
 
 impl Seen {
@@ -72,7 +75,7 @@ impl Seen {
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused
-            forgotten distrusted flushes);
+            forgotten distrusted flushes over_budget no_space);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -121,6 +124,8 @@ impl Seen {
             self.forgotten,
             self.distrusted,
             self.flushes,
+            self.over_budget,
+            self.no_space,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

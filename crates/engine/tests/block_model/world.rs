@@ -5,6 +5,7 @@ mod begins;
 mod checks;
 mod ends;
 mod in_log;
+mod limited;
 mod ranged;
 
 use std::cell::RefCell;
@@ -16,11 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng};
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::limits::Limits;
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord, Merge, OpId, Part,
     PartKind, ReadAhead, SlotId, Source, Streams, Sum, Verdict, WriteMode,
 };
 use larder_format::block::{Layout, table};
+use larder_policy::budget::BudgetState;
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
@@ -110,6 +113,13 @@ pub(crate) struct World {
     to_read_ahead: Vec<ReadAhead>,
     /// Ranges that the backing store forgets when they are locked.
     forgetting: BTreeSet<OpId>,
+    /// What keeps lines from flash, as in a daemon. In some runs there is a write budget, or the file system is full at times.
+    limits: Limits,
+    budgeted: bool,
+    fills_up: bool,
+    /// What the budget's file says, and bytes of lines written in all.
+    budget_file: Option<BudgetState>,
+    written: u64,
     /// Operations whose lines may have free slots only, and whether those of the client that reads in sequence are of these.
     if_free: BTreeSet<OpId>,
     scans_if_free: bool,
@@ -177,6 +187,11 @@ impl World {
             cut: 0,
             most_ahead: 0,
             streams: Streams::new(0, 1),
+            limits: Limits::default(),
+            budgeted: false,
+            fills_up: false,
+            budget_file: None,
+            written: 0,
             to_read_ahead: Vec::new(),
             forgetting: BTreeSet::new(),
             if_free: BTreeSet::new(),
@@ -190,6 +205,8 @@ impl World {
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
         world.scans_if_free = seed % 5 < 2;
+        world.budgeted = seed % 7 == 3;
+        world.fills_up = seed % 7 == 5;
         world.seen.logs += u64::from(layout.segment > 0);
         world.seen.sparse += u64::from(layout.is_sparse());
         world.device.borrow_mut().fail_io = options.fail_device;
@@ -294,14 +311,10 @@ impl World {
                 continue;
             }
             to = to.min(whole);
-            let never =
-                (from / PER_LINE..to.div_ceil(PER_LINE)).any(|line| World::is_never(LineId(line)));
-            // What is read ahead was looked through before.
-            if kind != PartKind::Prefetch || ahead || !never {
-                parts.push((from, to - from, if never { Verdict::Reject } else { verdict }));
-            }
+            parts.push((from, to - from, verdict));
             from = to;
         }
+        self.limit((kind, ahead), &mut parts, whole);
         let before_tail = parts.iter().filter(|p| p.0 < whole);
         let all = before_tail.fold(Verdict::Admit, |all, p| all.and(p.2));
         if verdict == Verdict::IfFree {
@@ -722,6 +735,10 @@ impl World {
         bytes: Vec<[u8; SECTOR]>,
     ) -> Result<Vec<[u8; SECTOR]>, IoFailed> {
         let to = self.flash_at(shard, slot);
+        self.charge(u64::from(lines) * LINE);
+        if self.finds_no_space() {
+            return Err(IoFailed);
+        }
         if self.device.borrow_mut().fails() {
             if !self.device.borrow().dead {
                 self.device.borrow_mut().write_torn(to, &bytes);

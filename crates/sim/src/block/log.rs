@@ -196,7 +196,7 @@ impl BlockSim {
                 }
             }
         }
-        self.world.spend(now, self.map_bytes_written - before);
+        self.world.charge_map(now, self.map_bytes_written - before);
         self.log_free = now + Nanos(self.flush.0 * io.flushes.saturating_sub(1));
         match step {
             LogStep::Worked if self.world.files.is_some() => {

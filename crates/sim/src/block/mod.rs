@@ -20,6 +20,8 @@ use larder_base::{ByteSize, Nanos, UnixSecs, Words};
 use larder_engine::block::MapLog;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
+use larder_engine::block::node::backoff::Backoff;
+use larder_engine::block::node::limits::Limits;
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, IoFailed, LineId, OpId, Part,
@@ -28,7 +30,7 @@ use larder_engine::block::{
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
-use larder_policy::block::{BlockAccess, BlockKind, BlockOp, VerdictCounts, VolumeId};
+use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule, VerdictCounts, VolumeId};
 use larder_policy::budget::WriteBudget;
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
@@ -171,7 +173,7 @@ impl BlockSim {
         let budget = WriteBudget::new(&spec.write_budget, lines, None, Nanos::ZERO);
         let budget =
             budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
-        world.budget = budget.is_on().then_some(budget);
+        world.limits = Limits::new(Some((budget, None)), Backoff::default());
         let mut sim = BlockSim {
             shards,
             placing,
@@ -307,6 +309,7 @@ impl BlockSim {
                 self.call(shard, |s, now, fx| s.flash_written(now, io, Ok(sums(lines)), fx));
             }
             Event::FlashFull { shard, io } => {
+                self.world.limits.backoff.full(self.now);
                 self.call(shard, |s, now, fx| s.flash_written(now, io, Err(IoFailed), fx));
             }
             Event::Loaded { shard, io, page } => {
@@ -453,7 +456,8 @@ impl BlockSim {
         let line = u64::from(self.world.layout.line);
         let group = line * u64::from(GROUP_LINES);
         let mut at = from;
-        while at < to && self.world.affords(self.now, to - at) {
+        let rule = Rule::ByPolicy;
+        while at < to && self.world.limits.refuses(rule, self.now, to - at).is_none() {
             let next = ((at / AHEAD + 1) * AHEAD).min(to);
             let op = self.world.new_op();
             // One for the beginning.

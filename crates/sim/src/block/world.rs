@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use larder_base::Nanos;
+use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::record::TapedAdmission;
 use larder_engine::block::{
     BlockEffects, GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
@@ -12,10 +13,8 @@ use larder_engine::block::{
 use larder_format::block::Layout;
 use larder_policy::block::{
     BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
-    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Reason, Verdict as PolicyVerdict,
-    VerdictCounts, Victim, VolumeId,
+    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Rule, VerdictCounts, Victim, VolumeId,
 };
-use larder_policy::budget::WriteBudget;
 
 use super::space::Space;
 use super::sparse::Files;
@@ -147,8 +146,8 @@ pub(super) struct World {
     /// Of a sparse cache, what lies between its file and the drive.
     pub files: Option<Files>,
     pub store: StoreModel,
-    /// What may be written to the cache device, if that is limited.
-    pub budget: Option<WriteBudget>,
+    /// What keeps lines from flash.
+    pub limits: Limits,
     pub space: Space,
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
@@ -196,7 +195,7 @@ impl World {
             drive,
             files: None,
             store,
-            budget: None,
+            limits: Limits::default(),
             admission,
             volume_bytes,
             knows_volumes: stretch > 0,
@@ -351,18 +350,16 @@ impl World {
         }
     }
 
-    // ---- the write budget, as the daemon's ----
-
-    /// Whether so many bytes of new lines may go to flash now.
-    pub(super) fn affords(&mut self, now: Nanos, bytes: u64) -> bool {
-        self.budget.as_mut().is_none_or(|b| b.affords(now, bytes))
+    /// So many bytes of lines leave for the drive.
+    fn charge_lines(&mut self, now: Nanos, bytes: u64) {
+        self.line_bytes_written += bytes;
+        // (No budget of a simulation is kept in a file.)
+        let _ = self.limits.charge(now, bytes);
     }
 
-    /// So many bytes go to the cache device.
-    pub(super) fn spend(&mut self, now: Nanos, bytes: u64) {
-        if let Some(budget) = &mut self.budget {
-            budget.charge(now, bytes);
-        }
+    /// So many bytes of the map leave for the drive.
+    pub(super) fn charge_map(&mut self, now: Nanos, bytes: u64) {
+        let _ = self.limits.charge_log(now, bytes);
     }
 
     // ---- admission ----
@@ -391,36 +388,31 @@ impl World {
     }
 
     /// What admission says of an access, for each of its `parts` (addresses in the line space), and of what is read ahead of
-    /// it. As the daemon asks it.
+    /// it.
     pub(super) fn judge(
         &mut self,
         access: &BlockAccess,
         parts: &[(u64, u32)],
         out: &mut Vec<Verdict>,
     ) -> Verdict {
-        out.clear();
-        let line_bytes = u64::from(self.layout.line);
-        let World { admissions, space, budget, .. } = self;
-        let Some(admission) = admissions.get_mut(&access.volume.0) else { return Verdict::Reject };
-        let observed = admission.observe(access);
-        let compete = admission.wants_victim();
-        let mut ahead = Verdict::Admit;
-        for &(at, len) in parts {
-            if budget.as_mut().is_some_and(|b| !b.affords(access.now, u64::from(len))) {
-                admission.count(PolicyVerdict::Reject(Reason::Budget));
-                out.push(Verdict::Reject);
-                ahead = Verdict::Reject;
-                continue;
+        let line = self.layout.line;
+        let World { admissions, space, limits, metadata, .. } = self;
+        let Some(admission) = admissions.get_mut(&access.volume.0) else {
+            out.clear();
+            return Verdict::Reject;
+        };
+        let parts = parts.iter().map(|&(at, len)| (space.unmap(at).1, len));
+        // What a request says of itself comes before what others have said of the same lines.
+        let kind = |at: u64, len: u64| match access.kind {
+            BlockKind::Unknown => {
+                let first = space.find(access.volume.0, at).unwrap_or(0) / u64::from(line);
+                let last = first + (at % u64::from(line) + len.max(1) - 1) / u64::from(line);
+                let known = metadata.range(LineId(first)..=LineId(last)).next();
+                known.map_or(BlockKind::Unknown, |_| BlockKind::Metadata)
             }
-            let (volume, offset) = space.unmap(at / line_bytes * line_bytes);
-            let line = PolicyLine { volume: VolumeId(volume), offset };
-            let (op, kind) = (access.op, access.kind);
-            let candidate = BlockCandidate { line, op, kind, observed, victim: None };
-            let said = admission.ask(&candidate, compete);
-            ahead = ahead.and(admission.ahead(said));
-            out.push(said);
-        }
-        ahead
+            stated => stated,
+        };
+        limits::judge(limits, admission, access, line, parts, |_, _| Rule::ByPolicy, kind, out)
     }
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
@@ -462,14 +454,13 @@ impl Fx<'_> {
 
     /// They are written: when that is done. `None`: there is no room for them.
     fn write_lines(&mut self, now: Nanos, slot: SlotId, lines: u32) -> Option<Nanos> {
-        let World { drive, files, layout, line_bytes_written, .. } = &mut *self.world;
+        let World { drive, files, layout, .. } = &mut *self.world;
         let len = lines * layout.line;
         let done = match files {
             Some(files) => files.write(drive, now, (self.shard, slot), lines)?,
             None => drive.write(now, layout.slot_at(self.shard, slot.0), len),
         };
-        *line_bytes_written += u64::from(len);
-        self.world.spend(now, u64::from(len));
+        self.world.charge_lines(now, u64::from(len));
         Some(done)
     }
 

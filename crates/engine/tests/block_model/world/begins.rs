@@ -158,6 +158,7 @@ impl World {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
         self.begin_streams();
+        self.begin_limits();
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
         Ok(())
