@@ -10,7 +10,6 @@
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
-//! | `pieces` | requests for the store that become one |
 //! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `grow` | a volume grows while it is served, and moves if it must |
@@ -37,15 +36,12 @@ mod grow;
 pub mod inspect;
 mod log;
 pub mod open;
-mod pieces;
 mod prefetch;
-mod range;
 mod record;
 mod region;
 mod restore;
 mod select;
 mod service;
-mod share;
 mod spare;
 mod tables;
 mod takeback;
@@ -71,8 +67,7 @@ use larder_engine::block::{
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
-    Victim,
+    BlockAccess, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
 };
 use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
@@ -84,18 +79,16 @@ pub(crate) use desk::named;
 pub use desk::{Detaching, Explanation, LineOf, SlotOf};
 use governor::Governor;
 pub use governor::{BudgetNow, Latencies, RulesConfig};
+pub use larder_engine::block::node::share::{Portion, Share};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
 pub use service::Cached;
-pub use share::{Portion, Share};
 
 /// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
 fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Operations of the cache device that fail one after the other before it is given up.
-const FAILURES: u32 = 64;
 /// From the rate of less time nothing follows for a drive's life.
 const LEAST_LIFE: Nanos = Nanos::from_secs(60);
 /// Bits of an operation's number that count; above them is the worker's number.
@@ -495,17 +488,12 @@ impl Cache {
             return true;
         };
         let bytes = u64::from(self.layout.line);
-        let place =
-            |v: &Attached, l: LineId| PolicyLine { volume: v.id, offset: v.offset_of(self.at(l)) };
-        let (at, over) = (place(&of, line), place(&victims, victim));
-        let candidate = BlockCandidate {
-            line: at,
-            op: BlockOp::Read,
-            kind: of.classify(at.offset, bytes),
-            observed: Default::default(),
-            victim: Some(Victim { line: over, kind: victims.classify(over.offset, bytes) }),
+        let look = |v: &Attached, l: LineId| {
+            let offset = v.offset_of(self.at(l));
+            (PolicyLine { volume: v.id, offset }, v.classify(offset, bytes))
         };
-        let preferred = locked(&of.admission).admit(&candidate).is_admit();
+        let (at, over) = (look(&of, line), look(&victims, victim));
+        let preferred = limits::prefer(&mut locked(&of.admission), at, over);
         if !preferred {
             self.governor.not_taken(self.at(victim), self.at(line));
         }
@@ -561,32 +549,22 @@ impl Cache {
                 "the cache device did not {what}: {error}; served by the backing store"
             );
         }
-        if self.governor.failures.fetch_add(1, Ordering::Relaxed) + 1 == FAILURES {
-            let why = format!(
-                "{FAILURES} operations of the cache device failed one after the other, the last with: {error}"
-            );
-            locked(&self.log_inbox).give_up = Some(why);
+        if let Some(why) = self.governor.failures.failed() {
+            locked(&self.log_inbox).give_up = Some(format!("{why}, the last with: {error}"));
             self.log_wake.notify_one();
         }
     }
 
     /// An operation of the cache device succeeded.
     fn flash_works(&self) {
-        if self.governor.failures.load(Ordering::Relaxed) > 0 {
-            self.governor.failures.store(0, Ordering::Relaxed);
-        }
+        self.governor.failures.works();
     }
 
     /// Bytes `at..at + bytes` of the line space are about to change.
     fn changing(&self, at: u64, bytes: u64) {
         let line = u64::from(self.layout.line);
-        let seconds = (self.now().0 / 1_000_000_000) as u32 + 1;
         let (first, last) = (LineId(at / line), LineId((at + bytes.max(1) - 1) / line));
-        for region in self.region(first)..=self.region(last) {
-            if let Some(changed) = self.governor.changed.get(region as usize) {
-                changed.store(seconds, Ordering::Relaxed);
-            }
-        }
+        self.governor.changes.changing(self.now(), self.region(first)..=self.region(last));
     }
 
     /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.

@@ -208,7 +208,7 @@ impl Porter {
         locked(&cache.doors[cache.porter()].inbox).clear();
         let service = Cached::new(cache.clone(), cache.porter(), registry, 0, RingChoice::Auto)?;
         let slots = cache.layout.capacity();
-        let room = volume.share.ceiling.map_or(slots, |c| c.min(slots));
+        let room = volume.share().1.map_or(slots, |c| c.min(slots));
         let line_bytes = cache.layout.line;
         Ok(Porter {
             cache,

@@ -15,6 +15,7 @@
 
 mod device;
 mod parts;
+mod shares;
 mod world;
 
 #[cfg(feature = "planted")]

@@ -4,18 +4,23 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use larder_base::Nanos;
+use larder_engine::block::node::coalesce::{Piece, Waiting};
 use larder_engine::block::node::limits::{self, Limits};
+use larder_engine::block::node::ranged::Progress;
+use larder_engine::block::node::readahead::Streams;
+use larder_engine::block::node::share::{self, Stays};
 use larder_engine::block::record::TapedAdmission;
 use larder_engine::block::{
-    BlockEffects, GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
-    Streams, Verdict,
+    BlockEffects, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId,
+    Source, Verdict,
 };
 use larder_format::block::Layout;
 use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
-    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Rule, VerdictCounts, Victim, VolumeId,
+    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockKind, BlockSetup,
+    LineId as PolicyLine, Reason, Rule, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
 
+use super::shares::Shares;
 use super::space::Space;
 use super::sparse::Files;
 use super::store::StoreModel;
@@ -61,8 +66,31 @@ pub(super) enum Event {
     RangeChanged {
         range: OpId,
     },
+    /// Void lines are swept.
+    Sweep,
+    /// The lines of volumes are counted.
+    Count,
     /// The log's turn.
     Log,
+}
+
+/// What shards ask for, as far as it matters to requests for the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum StoreAsk {
+    Read(Piece),
+    Change(Piece, PartKind),
+    /// Something else that an operation is told or asks for.
+    Other,
+}
+
+impl StoreAsk {
+    pub(super) fn waiting(&self) -> Waiting {
+        match *self {
+            StoreAsk::Read(piece) => Waiting::Read(piece),
+            StoreAsk::Change(piece, _) => Waiting::Change(piece),
+            StoreAsk::Other => Waiting::Other,
+        }
+    }
 }
 
 /// A client's request under way.
@@ -122,14 +150,9 @@ pub(crate) struct Answered {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub op: OpId,
-    pub first: LineId,
-    pub last: LineId,
     pub at: u64,
     pub len: u64,
-    /// Shards that have given it.
-    pub locked: u32,
-    /// Regions whose bits are awaited.
-    pub bits: u32,
+    pub progress: Progress,
 }
 
 /// Who brings what a read brings.
@@ -148,6 +171,8 @@ pub(super) struct World {
     pub store: StoreModel,
     /// What keeps lines from flash.
     pub limits: Limits,
+    /// What volumes may have of the cache.
+    pub shares: Shares,
     pub space: Space,
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
@@ -163,8 +188,8 @@ pub(super) struct World {
     pub ops: BTreeMap<OpId, Op>,
     pub streams: Streams,
     pub aheads: BTreeMap<OpId, Ahead>,
-    /// Reads for which the store was asked: first byte, end of what may be cached, number. Streams have not heard of it yet.
-    pub missed: VecDeque<(u64, u64, u64)>,
+    /// What the store is to be asked, on whose behalf.
+    pub store_asks: VecDeque<(OpId, StoreAsk)>,
     next_op: u64,
     reads: BTreeMap<(u32, IoId), Brings>,
     pub ranges: BTreeMap<OpId, Range>,
@@ -196,6 +221,7 @@ impl World {
             files: None,
             store,
             limits: Limits::default(),
+            shares: Shares::default(),
             admission,
             volume_bytes,
             knows_volumes: stretch > 0,
@@ -208,7 +234,7 @@ impl World {
             ops: BTreeMap::new(),
             streams: Streams::new(readahead, u64::from(layout.line) * u64::from(GROUP_LINES)),
             aheads: BTreeMap::new(),
-            missed: VecDeque::new(),
+            store_asks: VecDeque::new(),
             next_op: 0,
             reads: BTreeMap::new(),
             ranges: BTreeMap::new(),
@@ -332,6 +358,14 @@ impl World {
         })
     }
 
+    /// An operation is told something, or asks for something that is not the store's: requests for the store on both sides of it
+    /// are not one.
+    fn told(&mut self, op: OpId) {
+        if self.store_asks.back().is_some_and(|last| !matches!(last.1, StoreAsk::Other)) {
+            self.store_asks.push_back((op, StoreAsk::Other));
+        }
+    }
+
     /// A read, write or trim of the store on behalf of `op`: when it is over.
     pub(super) fn ask_store(
         &mut self,
@@ -419,14 +453,63 @@ impl World {
         let (of, its) = (self.policy_line(line), self.policy_line(victim));
         let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
         let Some(admission) = self.admissions.get_mut(&of.volume.0) else { return true };
-        let candidate = BlockCandidate {
-            line: of,
-            op: BlockOp::Read,
-            kind,
-            observed: Default::default(),
-            victim: Some(Victim { line: its, kind: its_kind }),
+        let preferred = limits::prefer(admission, (of, kind), (its, its_kind));
+        if !preferred {
+            self.shares.not_taken(its.volume.0, of.volume.0);
+        }
+        preferred
+    }
+
+    fn volume_of(&self, line: LineId) -> u32 {
+        self.space.unmap(line.0 * u64::from(self.layout.line)).0
+    }
+
+    /// Whether the line at `victim` stays, though the one at `line` would take its place.
+    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
+        if !self.shares.is_any() {
+            return false;
+        }
+        let of = line.map(|line| self.volume_of(line));
+        match self.shares.keep(self.volume_of(victim), of) {
+            Stays::No => false,
+            Stays::Yes(reason) => {
+                self.refused(of, reason);
+                true
+            }
+        }
+    }
+
+    /// Whether the lines of a page of the table stay.
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        if !self.shares.is_any() {
+            return false;
+        }
+        let of = |group: GroupId| {
+            let volume = self.volume_of(group.line(0));
+            Some((VolumeId(volume), volume))
         };
-        admission.admit(&candidate).is_admit()
+        let shares = share::of_page((first, last), self.layout.shards.into(), lines.into(), of);
+        self.shares.keep_page(shares)
+    }
+
+    /// Whether the volume of `line` may have one more.
+    fn may_grow(&mut self, line: LineId) -> bool {
+        if !self.shares.is_any() {
+            return true;
+        }
+        let volume = self.volume_of(line);
+        let grows = self.shares.may_grow(volume);
+        if !grows {
+            self.refused(Some(volume), Some(Reason::Ceiling));
+        }
+        grows
+    }
+
+    fn refused(&mut self, volume: Option<u32>, reason: Option<Reason>) {
+        let admission = volume.and_then(|volume| self.admissions.get_mut(&volume));
+        if let (Some(admission), Some(reason)) = (admission, reason) {
+            admission.count(PolicyVerdict::Reject(reason));
+        }
     }
 
     /// DRAM of admission, bytes.
@@ -474,7 +557,8 @@ impl Fx<'_> {
 }
 
 impl BlockEffects for Fx<'_> {
-    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, op: OpId) {
+        self.world.told(op);
         let done = self.read_lines(self.now, slot, lines);
         self.world.reads.insert((self.shard, io), Brings::Flash);
         self.world.at(done, Event::FlashRead { shard: self.shard, io, lines });
@@ -500,7 +584,8 @@ impl BlockEffects for Fx<'_> {
         self.write(read, io, to, lines);
     }
 
-    fn load(&mut self, io: IoId, page: u32, _op: OpId) {
+    fn load(&mut self, io: IoId, page: u32, op: OpId) {
+        self.world.told(op);
         let World { drive, files, .. } = &mut *self.world;
         let shard = self.shard;
         let done = files.as_mut().map_or(self.now, |f| f.load(drive, self.now, shard, page));
@@ -508,21 +593,18 @@ impl BlockEffects for Fx<'_> {
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
-        let done = self.world.ask_store(self.now, op, PartKind::Read, at, u64::from(len));
         self.world.reads.insert((self.shard, io), Brings::Store(op));
-        if let Some(o) = self.world.ops.get(&op).filter(|o| o.kind == PartKind::Read) {
-            let missed = (o.at, o.end, o.number);
-            self.world.missed.push_back(missed);
-        }
-        self.world.at(done, Event::StoreRead { shard: self.shard, io });
+        let piece = Piece { shard: self.shard, io, at, len };
+        self.world.store_asks.push_back((op, StoreAsk::Read(piece)));
     }
 
     fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
-        let done = self.world.ask_store(self.now, op, kind, at, u64::from(len));
-        self.world.at(done, Event::StoreChanged { shard: self.shard, io });
+        let piece = Piece { shard: self.shard, io, at, len };
+        self.world.store_asks.push_back((op, StoreAsk::Change(piece, kind)));
     }
 
     fn deliver(&mut self, source: Source, op: OpId, _at: u64, len: u32) {
+        self.world.told(op);
         let brings = match source {
             Source::Io(io) => self.world.reads.get(&(self.shard, io)).copied(),
             Source::Op(by) => Some(Brings::Store(by)),
@@ -540,6 +622,7 @@ impl BlockEffects for Fx<'_> {
     }
 
     fn done(&mut self, op: OpId, result: Result<(), IoFailed>, _holds: bool) {
+        self.world.told(op);
         if self.world.ranges.contains_key(&op) {
             self.world.given.push_back(op);
         } else if self.world.aheads.contains_key(&op) {
@@ -565,5 +648,17 @@ impl BlockEffects for Fx<'_> {
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
         self.world.prefer(line, victim)
+    }
+
+    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
+        self.world.keep(victim, line)
+    }
+
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        self.world.keep_groups(first, last, lines)
+    }
+
+    fn may_grow(&mut self, line: LineId) -> bool {
+        self.world.may_grow(line)
     }
 }

@@ -14,13 +14,13 @@
 //! Every byte that goes to the cache device is charged when the write leaves, by [`Limits::charge`] or
 //! [`Limits::charge_log`]: fills, updates, lines of which a part is overwritten, lines that the cleaner moves, the map's log.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_base::Nanos;
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, LineId as PolicyLine, Reason, Rule,
-    Verdict as PolicyVerdict,
+    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule,
+    Verdict as PolicyVerdict, Victim,
 };
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
 
@@ -162,6 +162,45 @@ impl Limits {
     }
 }
 
+/// Operations of the cache device that fail one after the other before it is given up: every hit would ask it first.
+const FAILURES: u32 = 64;
+
+/// Counts operations of the cache device that fail one after the other. (One that finds no space is none of these: such a
+/// device is good for what it has.)
+#[derive(Debug)]
+pub struct Failures {
+    most: u32,
+    count: AtomicU32,
+}
+
+impl Default for Failures {
+    fn default() -> Failures {
+        Failures::of(FAILURES)
+    }
+}
+
+impl Failures {
+    /// A device is given up after so many.
+    pub fn of(most: u32) -> Failures {
+        Failures { most, count: AtomicU32::new(0) }
+    }
+
+    /// An operation failed. Returns why the device is given up, if that is now.
+    pub fn failed(&self) -> Option<String> {
+        let gives_up = self.count.fetch_add(1, Ordering::Relaxed) + 1 == self.most;
+        let why =
+            || format!("{} operations of the cache device failed one after the other", self.most);
+        gives_up.then(why)
+    }
+
+    /// An operation succeeded.
+    pub fn works(&self) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            self.count.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// What is said of the parts of a client's read or write.
 ///
 /// `parts` are their first bytes in the volume and their lengths; within each the operator's `rule` is the same. `kind` says
@@ -209,10 +248,26 @@ pub fn judge(
     ahead
 }
 
+/// Whether admission would rather have the first line cached than the second, each with what it holds.
+pub fn prefer(
+    admission: &mut TapedAdmission,
+    (line, kind): (PolicyLine, BlockKind),
+    (victim, its_kind): (PolicyLine, BlockKind),
+) -> bool {
+    let candidate = BlockCandidate {
+        line,
+        op: BlockOp::Read,
+        kind,
+        observed: Default::default(),
+        victim: Some(Victim { line: victim, kind: its_kind }),
+    };
+    admission.admit(&candidate).is_admit()
+}
+
 #[cfg(test)]
 mod tests {
     use larder_base::ByteSize;
-    use larder_policy::block::{BlockAdmission, BlockOp, BlockSetup, VolumeId};
+    use larder_policy::block::{BlockAdmission, BlockSetup, VolumeId};
     use larder_policy::budget::WriteBudgetConfig;
 
     use super::*;
@@ -270,7 +325,8 @@ mod tests {
         let mut file = 0;
         for i in 1..1000 {
             let now = Nanos::from_millis(i);
-            let due = if i % 3 == 0 { limits.charge_log(now, 4096) } else { limits.charge(now, 65_536) };
+            let due =
+                if i % 3 == 0 { limits.charge_log(now, 4096) } else { limits.charge(now, 65_536) };
             if let Some(state) = due {
                 file = state.spent;
                 limits.kept(now, state);
@@ -280,6 +336,15 @@ mod tests {
         assert_eq!(limits.log_bytes(), 333 * 4096);
         assert_eq!(limits.spent(), 333 * 4096 + 666 * 65_536);
         assert_eq!(limits.refuses(Rule::ByPolicy, SECOND, 1), Some(Reason::Budget), "it is owed");
+    }
+
+    #[test]
+    fn a_device_that_never_works_is_given_up_once() {
+        let failures = Failures::default();
+        let times = |n| (0..n).filter_map(|_| failures.failed()).count();
+        assert_eq!(times(63), 0);
+        failures.works();
+        assert_eq!((times(63), times(1), times(1000)), (0, 1, 0));
     }
 
     #[test]

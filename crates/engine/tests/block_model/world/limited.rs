@@ -2,12 +2,12 @@
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::backoff::Backoff;
-use larder_engine::block::node::limits::Limits;
-use larder_engine::block::{LineId, PartKind, Verdict};
+use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::{LineId, OpId, PartKind, Verdict};
 use larder_policy::block::{Reason, Rule};
 use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SECONDS};
 
-use super::{LINE, PER_LINE, World};
+use super::{FAILURES, LINE, PER_LINE, World};
 
 impl World {
     /// A process begins with what the file of the budget says.
@@ -29,6 +29,7 @@ impl World {
             (budget, Some(kept))
         });
         self.limits = Limits::new(budget, pauses);
+        (self.failures, self.gives_up) = (Failures::of(FAILURES), false);
     }
 
     fn rule(from: u64, to: u64) -> Rule {
@@ -79,7 +80,9 @@ impl World {
         self.written += bytes;
         let (written, file) = (self.written, self.budget_file.map_or(0, |s| s.spent));
         if self.budgeted && written > file {
-            self.fail(format!("{written} bytes are written, and the budget's file knows of {file}"));
+            self.fail(format!(
+                "{written} bytes are written, and the budget's file knows of {file}"
+            ));
         }
     }
 
@@ -88,7 +91,38 @@ impl World {
         let full = self.fills_up && !self.draining && self.rng.chance(0.1);
         if full {
             self.limits.backoff.full(self.now());
+            self.was_full = true;
         }
         full
+    }
+
+    /// An operation of the cache device has succeeded or not.
+    pub(super) fn device_said(&mut self, works: bool) {
+        if works {
+            self.failures.works();
+        } else if !std::mem::take(&mut self.was_full) {
+            self.gives_up |= self.failures.failed().is_some();
+        }
+    }
+
+    /// What a daemon does when the log fails: no line is used any more, in this run or the next.
+    pub(super) fn give_up(&mut self) {
+        self.void = true;
+        self.log = None;
+        let now = self.now();
+        for shard in 0..self.shards.len() {
+            self.call(shard, |s, fx| s.disable(now, fx));
+        }
+        self.asked.clear();
+        let waiting: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, o)| o.range.is_some_and(|r| r.progress.next().is_none() && !r.intents))
+            .map(|(&op, _)| op)
+            .collect();
+        for op in waiting.into_iter().filter(|op| !self.forgetting.contains(op)).collect::<Vec<_>>()
+        {
+            self.finish_range(op);
+        }
     }
 }
