@@ -81,6 +81,7 @@ fn through_the_daemon(
     (placement, write, admission): Case,
     image: Option<&[u8]>,
     requests: &[Request],
+    ahead: &str,
 ) -> (Counts, (u64, u64)) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -95,8 +96,7 @@ fn through_the_daemon(
         larder(&["format", path, "--size", CACHE, "--shards", "1", "--placement", placement]);
     assert_eq!(code, Some(0), "{message}");
     set_key(&cache);
-    // The simulator reads nothing ahead.
-    let more = ["--threads", "1", "--readahead", "0", "--write", write, "--admission", admission];
+    let more = ["--threads", "1", "--readahead", ahead, "--write", write, "--admission", admission];
     let by = Command::new(env!("CARGO_BIN_EXE_larder"));
     let daemon = Daemon::start_by(by, dir, &cache, &more);
     let control = dir.join("state/block.sock");
@@ -130,24 +130,29 @@ fn through_the_daemon(
 }
 
 /// What the simulator makes of each case.
-fn simulated(trace: &str, cases: &[Case]) -> Vec<CacheOutcome> {
+fn simulated(trace: &str, cases: &[Case], ahead: &str) -> Vec<CacheOutcome> {
     let mut text =
         format!("seed = {SEED}\n[workload]\ntrace = \"{trace}\"\n[report]\npoints = 0\n");
     for (placement, write, admission) in cases {
         text.push_str(&format!(
             "[[cache]]\nkind = \"block\"\nname = \"{placement} {write} {admission}\"\nflash = \"{CACHE}\"\nload = \"open\"\n\
-             depth = 1\nvolume = \"{VOLUME}\"\nplacement = \"{placement}\"\nwrite = \"{write}\"\nadmission = \"{admission}\"\n"
+             depth = 1\nvolume = \"{VOLUME}\"\nreadahead = \"{ahead}\"\nplacement = \"{placement}\"\nwrite = \"{write}\"\nadmission = \"{admission}\"\n"
         ));
     }
     run(&Experiment::parse(&text, "x").unwrap(), 2, |_, _| {}).unwrap().caches
 }
 
 /// What the daemon makes of each: one daemon for each, side by side.
-fn served(cases: &[Case], image: Option<&[u8]>, requests: &[Request]) -> Vec<(Counts, (u64, u64))> {
+fn served(
+    cases: &[Case],
+    image: Option<&[u8]>,
+    requests: &[Request],
+    ahead: &str,
+) -> Vec<(Counts, (u64, u64))> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = cases
             .iter()
-            .map(|&case| scope.spawn(move || through_the_daemon(case, image, requests)))
+            .map(|&case| scope.spawn(move || through_the_daemon(case, image, requests, ahead)))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -180,8 +185,9 @@ fn simulator_and_daemon_hit_the_same() {
         ("full", "hdd-upd", "all"),
     ];
     let mut ratios = Vec::new();
-    let served = served(&cases, None, &requests);
-    for ((case, (daemon, _)), cache) in cases.iter().zip(served).zip(&simulated(TRACE, &cases)) {
+    let served = served(&cases, None, &requests, "0");
+    for ((case, (daemon, _)), cache) in cases.iter().zip(served).zip(&simulated(TRACE, &cases, "0"))
+    {
         let sim = counts(cache);
         let (of_sim, of_daemon) = (hits(sim), hits(daemon));
         ratios.push((of_sim, of_daemon));
@@ -240,9 +246,10 @@ fn a_scan_has_the_same_free_slots_in_both() {
         ("full", "hdd-ssd", "seqr(free=on)"),
         ("set:8", "hdd-ssd", "seqr"),
     ];
-    let served = served(&cases, None, &requests);
+    let served = served(&cases, None, &requests, "0");
     let mut found = Vec::new();
-    for ((case, (daemon, _)), cache) in cases.iter().zip(served).zip(&simulated(trace, &cases)) {
+    for ((case, (daemon, _)), cache) in cases.iter().zip(served).zip(&simulated(trace, &cases, "0"))
+    {
         let sim = counts(cache);
         println!("{}: simulator {sim:?}, daemon {daemon:?}", cache.name);
         if case.0 == "full" {
@@ -258,6 +265,34 @@ fn a_scan_has_the_same_free_slots_in_both() {
     // (What is read at random for the first time behind the scan displaces something, then as before.)
     assert!(evicted(0) > 3000 && evicted(1) < 400, "{found:?}");
     assert!(found[1][1] > found[0][1] + 300, "{found:?}");
+}
+
+/// A stream is read ahead of alike, and what is read ahead has the same places.
+#[test]
+fn a_scan_is_read_ahead_of_alike_in_both() {
+    let requests = scanned();
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace");
+    let trace = trace.to_str().unwrap();
+    let mut writer = Writer::create(trace, Format::Larder).unwrap();
+    requests.iter().for_each(|r| writer.push(r).unwrap());
+    writer.finish().unwrap();
+    let cases: [Case; 3] = [
+        ("set:8", "hdd-ssd", "all"),
+        ("set:8", "hdd-ssd", "seqr(free=on)"),
+        ("direct", "hdd-ssd", "all"),
+    ];
+    let without: Vec<_> = simulated(trace, &cases, "0").iter().map(counts).collect();
+    let served = served(&cases, None, &requests, "1m");
+    let simulated = simulated(trace, &cases, "1m");
+    for ((cache, (daemon, _)), without) in simulated.iter().zip(served).zip(without) {
+        let sim = counts(cache);
+        println!("{}: simulator {sim:?}, daemon {daemon:?}; without {without:?}", cache.name);
+        assert_eq!(sim, daemon, "{}", cache.name);
+        // (A scan of 6,144 lines.)
+        let more = if cache.name.contains("seqr") { 0 } else { 3000 };
+        assert!(sim[1] >= without[1] + more, "{}: {sim:?} {without:?}", cache.name);
+    }
 }
 
 /// An ext4 file system with thousands of small files and a few large ones in an image of [`VOLUME`] bytes.
@@ -352,9 +387,9 @@ fn metadata_of_a_real_file_system_come_first_in_both() {
     let reads = requests.iter().filter(|r| r.op.is_read() && r.class == Class::Metadata).count();
     let of_metadata = |hits: u64| 100.0 * hits as f64 / reads as f64;
     let (mut told, mut found) = (Vec::new(), Vec::new());
-    let served = served(&cases, Some(&image), &requests);
+    let served = served(&cases, Some(&image), &requests, "0");
     for ((case, (daemon, (seen, hit))), cache) in
-        cases.iter().zip(served).zip(&simulated(trace, &cases))
+        cases.iter().zip(served).zip(&simulated(trace, &cases, "0"))
     {
         let sim = counts(cache);
         let (of_sim, of_daemon) = (hits(sim), hits(daemon));

@@ -1,9 +1,10 @@
 //! A volume as the cache knows it.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
@@ -12,7 +13,6 @@ use larder_policy::block::{
 };
 
 use super::flusher::{Flusher, PATIENCE};
-use super::governor::ShareLines;
 use super::locked;
 use super::open::{CacheConfig, CacheError};
 use crate::server::Volume;
@@ -98,11 +98,10 @@ pub struct Attached {
     line: u64,
     /// What clients did.
     pub counters: VolumeCounters,
-    /// Its lines in the cache: counted now and then, and kept up by what is filled and evicted.
-    pub(super) lines: AtomicI64,
+    /// Its lines in the cache, and how many it may have.
+    pub(super) account: Account,
     /// Changes of its store by others for which all of its lines were dropped.
     pub(super) accounted: AtomicU64,
-    pub(super) share: ShareLines,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
     pub(super) admission: Mutex<TapedAdmission>,
@@ -201,9 +200,8 @@ impl Attached {
             bytes: AtomicU64::new(record.bytes),
             line,
             counters: VolumeCounters::default(),
-            lines: AtomicI64::new(0),
+            account: Account::new(share),
             accounted: AtomicU64::new(0),
-            share,
             selected: AtomicBool::new(false),
             admission: Mutex::new(TapedAdmission::new(admission)),
             governed: Mutex::default(),
@@ -276,7 +274,8 @@ impl Attached {
 
     /// Its floor and ceiling, in lines.
     pub fn share(&self) -> (u64, Option<u64>) {
-        (self.share.floor, self.share.ceiling)
+        let share = self.account.share();
+        (share.floor, share.ceiling)
     }
 
     /// Verdicts on its requests: admission's, and those of shares, selection, room and the write budget.
@@ -293,7 +292,7 @@ impl Attached {
 
     /// Its lines in the cache, about.
     pub fn lines(&self) -> u64 {
-        self.lines.load(Ordering::Relaxed).max(0) as u64
+        self.account.lines()
     }
 
     /// What bytes of the volume hold, as far as known.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use larder_engine::block::node::coalesce::{Piece, Waiting};
 use larder_engine::block::record::TapedShard;
 use larder_engine::block::{
     BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
@@ -86,6 +87,22 @@ pub(super) enum Message {
     IntentsReady,
     /// A range may lock its lines now.
     RangeTurn,
+}
+
+impl Message {
+    /// What it is to requests for the store.
+    pub(super) fn waiting(&self) -> Waiting {
+        match *self {
+            Message::BackingRead { shard, io, at, len } => {
+                Waiting::Read(Piece { shard, io, at, len })
+            }
+            Message::BackingChange { shard, io, at, len } => {
+                Waiting::Change(Piece { shard, io, at, len })
+            }
+            Message::FlashWrite { .. } | Message::Merge { .. } => Waiting::Beside,
+            _ => Waiting::Other,
+        }
+    }
 }
 
 /// Lines to be written to flash behind the reply.

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use larder_engine::block::{BlockShard, SlotId};
+use larder_engine::block::GroupId;
+use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
 use larder_runtime::AlignedBuf;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,8 +16,6 @@ use super::{Cache, locked};
 use crate::backing::{Session, watch};
 use crate::op::Op;
 
-/// Slots that are looked at under one lock.
-const STEP: u32 = 4096;
 /// Slots that are swept under one lock: a client waits for no more.
 const SWEEP_STEP: u32 = 512;
 /// Sweeping goes on for so long, then rests for as long.
@@ -92,54 +90,24 @@ impl Cache {
     }
 }
 
-/// Counts the lines of each volume, with those that are on their way to flash: a volume at its ceiling must not get as many
-/// again. One that arrives meanwhile may be counted twice, until the next count.
+/// Counts the lines of each volume.
 fn count(cache: &Cache) {
-    let line = u64::from(cache.layout.line);
-    let mut counts: BTreeMap<VolumeId, (Arc<Attached>, i64)> =
+    let mut counts: BTreeMap<VolumeId, (Arc<Attached>, u64)> =
         cache.volumes().into_iter().map(|v| (v.id, (v, 0))).collect();
-    let mut slots = Vec::new();
+    let of = |group: GroupId| cache.governor.volume_at(cache.at(group.line(0))).map(|v| v.id);
     for cell in &cache.shards {
-        for (group, lines) in locked(cell).shard.filling() {
-            if let Some(volume) = cache.governor.volume_at(group.line(0).0 * line)
-                && let Some((_, counted)) = counts.get_mut(&volume.id)
-            {
-                *counted += i64::from(lines);
-            }
-        }
-    }
-    if cache.layout.is_sparse() {
-        cache.count_pages(|volume, lines| {
-            if let Some((_, counted)) = counts.get_mut(&volume) {
-                *counted += lines;
-            }
-        });
-    }
-    // (A table is not looked at slot by slot.)
-    let shards = if cache.layout.is_sparse() { 0 } else { cache.layout.shards };
-    for shard in 0..shards {
-        let mut first = 0;
-        while first < cache.layout.shard_slots() {
-            slots.clear();
-            // Looked at, and no part of a record.
-            let cell = locked(&cache.shards[shard as usize]);
-            BlockShard::state(&cell.shard, SlotId(first), STEP, &mut slots);
-            drop(cell);
-            if slots.is_empty() {
-                break;
-            }
-            for (held, _) in slots.iter().flatten() {
-                if let Some(volume) = cache.governor.volume_at(held * line)
-                    && let Some((_, lines)) = counts.get_mut(&volume.id)
-                {
-                    *lines += 1;
+        let (mut count, mut more) = (Count::default(), true);
+        while more {
+            // Looked at, and no part of a record. The lock is let go after every turn.
+            more = count.turn(&locked(cell).shard, of, |volume, lines| {
+                if let Some((_, counted)) = counts.get_mut(&volume) {
+                    *counted += lines;
                 }
-            }
-            first += slots.len() as u32;
+            });
         }
     }
     for (volume, lines) in counts.into_values() {
-        volume.lines.store(lines, Ordering::Relaxed);
+        volume.account.set(lines);
     }
 }
 

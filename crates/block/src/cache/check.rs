@@ -391,7 +391,7 @@ impl Cache {
         }
         report.dropped += dropped;
         if let Some(volume) = &volume {
-            volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
+            volume.account.dropped(dropped);
         }
         let offset = volume.as_ref().map_or(self.at(line), |v| v.offset_of(self.at(line)));
         let name = volume.map_or_else(String::new, |v| v.name.clone());

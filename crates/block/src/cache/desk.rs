@@ -11,25 +11,24 @@ use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
+use larder_engine::block::node::ranged::{Discard, Progress, STEP};
 use larder_engine::block::volumes::{self, put_aside};
 use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::{Volume as VolumeRecord, VolumeState};
 use larder_policy::block::{
-    BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
+    BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule, VerdictCounts,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use super::attached::Attached;
 use super::cell::{Message, Out};
-use super::governor::Governor;
 use super::log::LogThread;
 use super::open::{self, CacheError, VolumePlan};
 use super::{Cache, OP_BITS, locked};
 use crate::server::Volume;
 
-/// Slots or groups that are looked at under one lock.
-const STEP: u32 = 4096;
 /// How long a detached volume's store may take to become durable before its last regions are given up.
 const DURABLE: Duration = Duration::from_secs(20);
 /// How long what is under way may keep the lines of a volume from being dropped, before it is tried again.
@@ -203,28 +202,16 @@ impl Cache {
         desk.next += 1;
         let id = OpId((me as u64) << OP_BITS | desk.next);
         let mut out = Out::default();
-        let mut locks = true;
-        'shards: for shard in 0..self.layout.shards {
+        let mut range = Progress::new(first, last, self.layout.shards);
+        // It takes none of the clients' turns, but is the one that goes past them.
+        let (mut goes_on, mut next) = (true, range.next());
+        while let Some(shard) = next.filter(|_| goes_on) {
             let now = self.now();
             self.with(shard, Some(me), &mut out, |s, fx| s.lock_range(now, id, first, last, fx));
-            loop {
-                let messages = std::mem::take(&mut *locked(&self.doors[me].inbox));
-                if messages.iter().any(|(op, m)| *op == id && matches!(m, Message::Done { .. })) {
-                    break;
-                }
-                if !go_on() {
-                    locks = false;
-                    break 'shards;
-                }
-                let fd = self.doors[me].event.as_fd();
-                let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-                let wait = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-                // Interrupted or not: it is looked at again.
-                let _ = poll(&mut fds, Some(&wait));
-                let _ = rustix::io::read(fd, &mut [0u8; 8]);
-            }
+            goes_on = self.given(id, go_on);
+            next = range.given();
         }
-        let result = locks.then(|| act(&mut out));
+        let result = goes_on.then(|| act(&mut out));
         for shard in 0..self.layout.shards {
             let now = self.now();
             self.with(shard, Some(me), &mut out, |s, fx| s.unlock_range(now, id, fx));
@@ -232,15 +219,43 @@ impl Cache {
         result
     }
 
+    /// A range is over: another may lock its lines.
+    pub(super) fn next_range(&self, id: OpId) {
+        let next = locked(&self.governor.ranges).leave(id);
+        if let Some(next) = next {
+            self.send((next.0 >> OP_BITS) as usize, next, Message::RangeTurn);
+        }
+    }
+
+    /// Waits until a shard has given the desk's range `id`. False if `go_on` has said no.
+    fn given(&self, id: OpId, go_on: &mut dyn FnMut() -> bool) -> bool {
+        let door = &self.doors[self.desk_worker()];
+        loop {
+            let messages = std::mem::take(&mut *locked(&door.inbox));
+            if messages.iter().any(|(op, m)| *op == id && matches!(m, Message::Done { .. })) {
+                return true;
+            }
+            if !go_on() {
+                return false;
+            }
+            let fd = door.event.as_fd();
+            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+            let wait = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+            // Interrupted or not: it is looked at again.
+            let _ = poll(&mut fds, Some(&wait));
+            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+        }
+    }
+
     /// Takes lines `first..=last`, which are locked, out of the map. Returns how many there were.
     pub(super) fn drop_locked(&self, first: LineId, last: LineId, out: &mut Out) -> u64 {
         let mut dropped = 0;
         for shard in 0..self.layout.shards {
-            let mut cursor = Some(0);
-            while let Some(from) = cursor {
+            let (mut discard, mut more) = (Discard::lines(first, last, STEP), true);
+            while more {
                 self.with(shard, Some(self.desk_worker()), out, |s, _| {
                     let before = s.stats().dropped;
-                    cursor = s.drop_range(first, last, from, STEP);
+                    more = discard.turn(s);
                     dropped += s.stats().dropped - before;
                 });
             }
@@ -270,7 +285,7 @@ impl Cache {
         let (first, last) = self.lines_of(volume.base() + start, bytes);
         let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
         if let Some(dropped) = dropped {
-            volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
+            volume.account.dropped(dropped);
         }
         Ok(dropped)
     }
@@ -290,7 +305,7 @@ impl Cache {
         };
         let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
         let Some(dropped) = dropped else { return };
-        volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
+        volume.account.dropped(dropped);
         volume.accounted.store(changes, Ordering::Relaxed);
         let of = volume.clone();
         // They must not come back, not even after a power cut in the next moment, nor those that were evicted lately. Nobody
@@ -330,7 +345,7 @@ impl Cache {
             let end = LineId(GroupId((u64::from(to) + 1) * of_region).line(0).0 - 1).min(last);
             let done = self.with_range(start, end, go_on, |out| self.drop_locked(start, end, out));
             let Some(lines) = done else { return false };
-            volume.lines.fetch_sub(lines as i64, Ordering::Relaxed);
+            volume.account.dropped(lines);
             dropped += lines;
         }
         // A power cut does not bring them back: the regions keep their bits until they are flushed, and the log has it by then.
@@ -582,23 +597,26 @@ impl Cache {
         (line.group().0 / self.layout.region_groups) as u32
     }
 
-    /// What keeps one more line of a volume from being cached now, whatever admission says. In the order of
-    /// [`Cache::judge`].
+    /// What keeps one more line of a volume from being cached now, whatever admission says.
     fn in_the_way(&self, volume: &Attached, rule: Rule) -> Option<String> {
         let (governor, now) = (&self.governor, self.now());
-        if rule == Rule::Never {
-            return None;
+        match governor.limits.refuses(rule, now, u64::from(self.layout.line)) {
+            // (What is selected is said anyway.)
+            Some(Reason::Never) => return None,
+            Some(Reason::NoSpace) => {
+                let left = governor.limits.backoff.left(now).unwrap_or(Nanos::ZERO);
+                return Some(format!(
+                    "it would be rejected: the file system of the cache is full, and nothing new is cached for {:.0} s",
+                    left.as_secs_f64().ceil()
+                ));
+            }
+            Some(_) => {
+                let said = "it would be rejected: the write budget is used up for now";
+                return Some(said.to_owned());
+            }
+            None => {}
         }
-        if let Some(rest) = governor.room.rests(now) {
-            return Some(format!(
-                "it would be rejected: the file system of the cache is full, and nothing new is cached for {:.0} s",
-                rest.as_secs_f64().ceil()
-            ));
-        }
-        if rule == Rule::ByPolicy && !governor.affords(now, u64::from(self.layout.line)) {
-            return Some("it would be rejected: the write budget is used up for now".to_owned());
-        }
-        Governor::at_ceiling(volume).then(|| {
+        volume.account.at_ceiling().then(|| {
             "the volume is at its ceiling: it could take the place of one of the volume's own lines alone"
                 .to_owned()
         })
@@ -650,7 +668,7 @@ impl Cache {
             in_the_way.map_or_else(|| said.clone(), |why| format!("{why}; but for that: {said}"))
         };
         let has = volume.lines();
-        let share = match (volume.share.floor, volume.share.ceiling) {
+        let share = match volume.share() {
             (0, None) => format!("{has} lines, no floor or ceiling"),
             (floor, None) => format!("{has} lines, floor {floor}"),
             (floor, Some(ceiling)) => format!("{has} lines, floor {floor}, ceiling {ceiling}"),

@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use larder_engine::block::node::flushes::Numbers;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::locked;
@@ -17,13 +18,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
 struct State {
-    /// Flushes that were wanted, that have begun, and that have ended well: numbers that only grow. A flush that begins
-    /// when it has number N covers what had ended before N was wanted.
-    wanted: u64,
-    begun: u64,
-    durable: u64,
-    /// Flushes that ended badly, by the last number that they would have covered.
-    failed: u64,
+    numbers: Numbers,
     stop: bool,
 }
 
@@ -54,18 +49,14 @@ impl Flusher {
 
     /// Wants a flush that covers everything that has ended by now. Returns its number, for [`Flusher::is_durable`].
     pub(super) fn want(&self) -> u64 {
-        let mut state = locked(&self.shared.state);
-        state.wanted += 1;
-        let number = state.wanted;
-        drop(state);
+        let number = locked(&self.shared.state).numbers.want();
         self.shared.changed.notify_all();
         number
     }
 
     /// Whether the flush of that number has ended well, or `None` while it is under way.
     pub(super) fn is_durable(&self, number: u64) -> Option<bool> {
-        let state = locked(&self.shared.state);
-        if state.durable >= number { Some(true) } else { (state.failed >= number).then_some(false) }
+        locked(&self.shared.state).numbers.is_durable(number)
     }
 
     /// Everything that has ended on any session of the store is durable when this returns true. Waits no longer than
@@ -76,9 +67,9 @@ impl Flusher {
         let (state, _) = self
             .shared
             .changed
-            .wait_timeout_while(state, patience, |s| s.durable < number && s.failed < number)
+            .wait_timeout_while(state, patience, |s| s.numbers.is_durable(number).is_none())
             .unwrap_or_else(PoisonError::into_inner);
-        state.durable >= number
+        state.numbers.is_durable(number) == Some(true)
     }
 }
 
@@ -100,26 +91,19 @@ fn run(mut session: Box<dyn Session>, volume: &Volume, shared: &Shared) {
             let state = locked(&shared.state);
             let mut state = shared
                 .changed
-                .wait_while(state, |s| !s.stop && s.begun >= s.wanted)
+                .wait_while(state, |s| !s.stop && !s.numbers.is_wanted())
                 .unwrap_or_else(PoisonError::into_inner);
             if state.stop {
                 return;
             }
-            state.begun = state.wanted;
-            state.begun
+            state.numbers.begin()
         };
         // What is used after a power cut because it is durable must be known by then for what was written last.
         // A store that may have lost what was written before has not made it durable, until that is out of the cache.
         let durable = flush_once(&mut *session, number, shared)
             && volume.backing().keep_notes()
             && volume.settled() >= volume.backing().losses();
-        let mut state = locked(&shared.state);
-        if durable {
-            state.durable = number;
-        } else {
-            state.failed = number;
-        }
-        drop(state);
+        locked(&shared.state).numbers.ended(number, durable);
         shared.changed.notify_all();
     }
 }

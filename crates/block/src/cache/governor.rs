@@ -6,6 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use larder_base::{ByteSize, Nanos};
+use larder_engine::block::node::backoff::Backoff;
+use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::quiet::{Changes, QUIET};
+use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::share::{self, Pins, Share, Side, Stays};
 use larder_engine::block::{LineId, Source};
 use larder_policy::block::{Reason, Rule, Selection, VolumeId};
 use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
@@ -13,14 +18,9 @@ use larder_runtime::latency::LatencyHistogram;
 
 use super::attached::{Attached, count};
 use super::locked;
-use super::share::Share;
 
 /// Fills whose time is remembered, to say since when a line is cached.
 const RECENT: usize = 16_384;
-
-/// How much of the cache may be pinned, in fifths. If more is, it is admitted always but not kept from being evicted: other
-/// lines would have no place, and a log of segments would move its lines about to gain next to nothing.
-const PINNED: (u64, u64) = (4, 5);
 
 /// What has the last word over admission, as it is configured.
 #[derive(Clone, Debug, Default)]
@@ -35,30 +35,6 @@ impl RulesConfig {
     pub(super) fn share(&self, volume: &str) -> Share {
         // The last one counts.
         self.shares.iter().rev().find(|s| s.0 == volume).map(|s| s.1).unwrap_or_default()
-    }
-}
-
-/// A volume's share in lines.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ShareLines {
-    pub floor: u64,
-    pub ceiling: Option<u64>,
-}
-
-impl ShareLines {
-    pub(super) fn new(share: Share, slots: u64, line: u32) -> Result<ShareLines, String> {
-        let floor = share.floor.map_or(0, |f| f.lines(slots, line));
-        let ceiling = share.ceiling.map(|c| c.lines(slots, line));
-        if ceiling.is_some_and(|c| c < floor) {
-            return Err(format!(
-                "its share {share}: the floor is above the ceiling in a cache of this size"
-            ));
-        }
-        Ok(ShareLines { floor, ceiling })
-    }
-
-    pub(super) fn is_any(&self) -> bool {
-        self.floor > 0 || self.ceiling.is_some()
     }
 }
 
@@ -115,38 +91,27 @@ fn pinned_bytes(selection: &Selection, volume: &Attached) -> u64 {
     bytes
 }
 
-/// The write budget, and what of it lies in its file.
-struct Held {
-    budget: WriteBudget,
-    kept: KeptBudget,
-}
-
 /// See the [module](self).
 pub(super) struct Governor {
     /// By first byte in the line space.
     by_base: RwLock<Vec<Arc<Attached>>>,
     next_id: AtomicU32,
-    /// Something is pinned or some volume has a share: victims are looked at.
-    governed: AtomicBool,
     pub(super) selection: RwLock<Selection>,
     /// One change of what is selected, with its file, at a time.
     pub(super) selecting: Mutex<()>,
-    /// Bytes of lines in the cache, of which [`PINNED`] may be pinned.
-    capacity: u64,
-    /// Bytes that are pinned.
-    pinned: AtomicU64,
-    budget: Option<Mutex<Held>>,
+    pins: Pins,
+    /// What keeps lines from flash, and what writing them costs.
+    pub(super) limits: Limits,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
-    /// Flash reads that failed one after the other.
-    pub(super) failures: AtomicU32,
-    /// Whether lines fit.
-    pub(super) room: super::room::Room,
+    /// Operations of the cache device that failed one after the other.
+    pub(super) failures: Failures,
     /// Counts detached volumes: workers let go of theirs when it changes.
     pub(super) gone: AtomicU64,
-    pub(super) ranges: Mutex<super::range::RangeQueue>,
-    /// When each region of the write-intent map was last changed, in seconds since the start and one.
-    pub(super) changed: Vec<AtomicU32>,
+    /// Whose turn it is to lock a large range.
+    pub(super) ranges: Mutex<Turns>,
+    /// When each region of the write-intent map was last changed.
+    pub(super) changes: Changes,
     /// One party at a time that is no worker.
     pub(super) desk: Mutex<super::desk::DeskState>,
     /// Something is prefetched for an operator.
@@ -156,8 +121,6 @@ pub(super) struct Governor {
     /// Why the cache is out of use.
     pub(super) given_up: Mutex<Option<String>>,
     budget_file: PathBuf,
-    /// Bytes of the map's log, of those that count.
-    pub(super) of_log: AtomicU64,
     /// Bytes that the file says are written. One party writes it at a time.
     budget_written: Mutex<u64>,
 }
@@ -180,7 +143,7 @@ impl Governor {
             let budget = WriteBudget::new(wants, size, state, Nanos::ZERO)?;
             // Bytes that come at once: lines of a group, or a page of the map's log for each.
             let kept = KeptBudget::new(&budget, size, 16 * u64::from(layout.line).max(4096));
-            Some(Mutex::new(Held { budget, kept }))
+            Some((budget, Some(kept)))
         } else {
             // What is wrong with the rest of it is said all the same.
             WriteBudget::new(wants, size, None, Nanos::ZERO)?;
@@ -189,26 +152,22 @@ impl Governor {
         Ok(Governor {
             by_base: RwLock::default(),
             next_id: AtomicU32::new(0),
-            governed: AtomicBool::new(false),
             selection: RwLock::default(),
             selecting: Mutex::default(),
-            capacity: layout.capacity() * u64::from(layout.line),
-            pinned: AtomicU64::new(0),
-            budget,
+            pins: Pins::new(layout.capacity() * u64::from(layout.line)),
+            limits: Limits::new(budget, Backoff::default()),
             latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
-            failures: AtomicU32::new(0),
-            room: super::room::Room::default(),
+            failures: Failures::default(),
             gone: AtomicU64::new(0),
             ranges: Mutex::default(),
-            changed: (0..layout.regions).map(|_| AtomicU32::new(0)).collect(),
+            changes: Changes::new(layout.regions, QUIET),
             desk: Mutex::default(),
             prefetching: AtomicBool::new(false),
             path,
             uuid,
             given_up: Mutex::default(),
             budget_file,
-            of_log: AtomicU64::new(0),
             budget_written: Mutex::default(),
         })
     }
@@ -241,16 +200,15 @@ impl Governor {
         for volume in volumes.iter() {
             let selected = selection.selects(volume.id);
             volume.selected.store(selected, Ordering::Relaxed);
-            governed |= selected || volume.share.is_any();
+            governed |= selected || volume.account.share().is_any();
             pinned += pinned_bytes(&selection, volume);
         }
-        self.pinned.store(pinned, Ordering::Relaxed);
-        self.governed.store(governed, Ordering::Relaxed);
+        self.pins.set(pinned, governed);
     }
 
     /// Bytes that are pinned, and how many may be for them to be kept from eviction.
     pub(super) fn pinned(&self) -> (u64, u64) {
-        (self.pinned.load(Ordering::Relaxed), self.capacity / PINNED.1 * PINNED.0)
+        self.pins.pinned()
     }
 
     /// Changes what is selected.
@@ -282,32 +240,24 @@ impl Governor {
     /// Whether the line at `victim` stays, though the one at `line` would take its place. If not, it counts as evicted.
     pub(super) fn keep(&self, victim: u64, line: Option<u64>, line_bytes: u64) -> bool {
         let Some(owner) = self.volume_at(victim) else { return false };
-        if !self.governed.load(Ordering::Relaxed) {
-            self.taken(&owner, line);
-            return false;
-        }
         let of = line.and_then(|at| self.volume_at(at).map(|v| (v, at)));
-        let own = of.as_ref().is_some_and(|(v, _)| v.id == owner.id);
         let always =
             |v: &Attached, at: u64| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always;
-        let (pinned, most) = self.pinned();
-        let keep = if pinned <= most && always(&owner, victim) {
-            // Among what is pinned the newer may have the place.
-            !of.as_ref().is_some_and(|(v, at)| always(v, *at))
-        } else if own {
-            false
-        } else {
-            owner.lines() <= owner.share.floor
-                || of.as_ref().is_some_and(|(v, _)| Self::at_ceiling(v))
-        };
-        if !keep {
-            self.taken(&owner, line);
-        } else if let Some((of, _)) = &of {
-            // (Where it is only about room nobody is refused anything.)
-            let at_ceiling = Self::at_ceiling(of);
-            of.refused(if at_ceiling { Reason::Ceiling } else { Reason::NoSlot }, 1);
+        let pinned = || always(&owner, victim);
+        let its = Side { volume: owner.id, account: &owner.account, pinned };
+        let comes = of.as_ref().map(|(v, at)| {
+            let pinned = || always(v, *at);
+            Side { volume: v.id, account: &v.account, pinned }
+        });
+        match share::keep(&self.pins, &its, comes.as_ref()) {
+            Stays::No => false,
+            Stays::Yes(reason) => {
+                if let (Some(reason), Some((of, _))) = (reason, &of) {
+                    of.refused(reason, 1);
+                }
+                true
+            }
         }
-        keep
     }
 
     /// Whether the lines of a page of the table stay, of which each of `shares` has so many; `lines` are all that could be
@@ -318,57 +268,31 @@ impl Governor {
         mut lines: impl Iterator<Item = u64>,
         line_bytes: u64,
     ) -> bool {
-        if self.governed.load(Ordering::Relaxed) {
-            let below = |(owner, lines): &(Arc<Attached>, u64)| {
-                let floor = owner.share.floor;
-                floor > 0 && *lines > 0 && owner.lines() < floor + lines
-            };
-            let (pinned, most) = self.pinned();
-            let selected = || shares.iter().any(|(v, _)| v.selected.load(Ordering::Relaxed));
-            let always = |at: u64| {
-                let of =
-                    shares.iter().find(|(v, _)| (v.base()..v.base() + v.bytes()).contains(&at));
-                of.is_some_and(|(v, _)| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always)
-            };
-            if shares.iter().any(below) || pinned <= most && selected() && lines.any(always) {
-                return true;
-            }
-        }
-        for (owner, lines) in shares {
-            owner.lines.fetch_sub(*lines as i64, Ordering::Relaxed);
-        }
-        false
-    }
-
-    fn taken(&self, owner: &Attached, line: Option<u64>) {
-        owner.lines.fetch_sub(1, Ordering::Relaxed);
-        if let Some(of) = line.and_then(|at| self.volume_at(at)) {
-            of.lines.fetch_add(1, Ordering::Relaxed);
-        }
+        let always = |at: u64| {
+            let of = shares.iter().find(|(v, _)| (v.base()..v.base() + v.bytes()).contains(&at));
+            of.is_some_and(|(v, _)| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always)
+        };
+        let pinned =
+            || shares.iter().any(|(v, _)| v.selected.load(Ordering::Relaxed)) && lines.any(always);
+        let accounts = shares.iter().map(|(v, lines)| (&v.account, *lines));
+        share::keep_page(&self.pins, accounts, pinned)
     }
 
     /// What [`Governor::keep`] let go stays after all.
     pub(super) fn not_taken(&self, victim: u64, line: u64) {
         if let (Some(owner), Some(of)) = (self.volume_at(victim), self.volume_at(line)) {
-            owner.lines.fetch_add(1, Ordering::Relaxed);
-            of.lines.fetch_sub(1, Ordering::Relaxed);
+            share::not_taken(&owner.account, &of.account);
         }
-    }
-
-    /// Whether a volume has as many lines as it may.
-    pub(super) fn at_ceiling(volume: &Attached) -> bool {
-        volume.share.ceiling.is_some_and(|ceiling| volume.lines() >= ceiling)
     }
 
     /// Whether the volume of the line at `at` may have one more. If so, it counts as there.
     pub(super) fn may_grow(&self, at: u64) -> bool {
         let Some(volume) = self.volume_at(at) else { return true };
-        if Self::at_ceiling(&volume) {
+        let grows = volume.account.may_grow();
+        if !grows {
             volume.refused(Reason::Ceiling, 1);
-            return false;
         }
-        volume.lines.fetch_add(1, Ordering::Relaxed);
-        true
+        grows
     }
 
     /// Lines begin to be filled.
@@ -396,80 +320,40 @@ impl Governor {
         found.map(|(_, _, at)| *at)
     }
 
-    /// What keeps `bytes` from being filled, whatever is wanted: no room, or no budget.
-    pub(super) fn refuses(&self, now: Nanos, bytes: u64) -> Option<Reason> {
-        if self.room.rests(now).is_some() {
-            return Some(Reason::NoSpace);
-        }
-        (!self.affords(now, bytes)).then_some(Reason::Budget)
-    }
-
     // ---- the write budget ----
 
-    /// Whether so many bytes may go to flash now.
-    pub(super) fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        self.budget.as_ref().is_none_or(|budget| locked(budget).budget.affords(now, bytes))
-    }
-
-    /// So many bytes go to flash.
+    /// So many bytes of lines leave for flash. Only when this returns may they be written: the budget's file knows of them.
     pub(super) fn spend(&self, now: Nanos, bytes: u64) {
-        let Some(budget) = &self.budget else { return };
-        let mut held = locked(budget);
-        // The census keeps the file far enough ahead; where it came too late nothing is written before the file says so.
-        self.claim(&mut held, now, bytes);
-        held.budget.charge(now, bytes);
+        self.claim(now, self.limits.charge(now, bytes));
     }
 
     /// The same of the map's log.
     pub(super) fn spend_on_log(&self, now: Nanos, bytes: u64) {
-        self.of_log.fetch_add(bytes, Ordering::Relaxed);
-        self.spend(now, bytes);
+        self.claim(now, self.limits.charge_log(now, bytes));
     }
 
     pub(super) fn budget_now(&self, now: Nanos) -> BudgetNow {
-        self.budget.as_ref().map_or_else(BudgetNow::default, |budget| {
-            let budget = &mut locked(budget).budget;
-            BudgetNow { rate: budget.rate(), available: Some(budget.available(now)) }
-        })
-    }
-
-    /// Years that the drive lasts if so many bytes a second go to it.
-    pub(super) fn life_years(&self, bytes_per_second: f64) -> Option<f64> {
-        self.budget.as_ref().and_then(|b| locked(b).budget.expected_life_years(bytes_per_second))
-    }
-
-    /// What the budget must remember over a kill is in its file, ahead of what is written, before so many bytes more are.
-    fn claim(&self, held: &mut Held, now: Nanos, bytes: u64) {
-        if let Some(state) = held.kept.due(now, &held.budget, bytes) {
-            self.write_budget(&state);
-            held.kept.kept(now, state);
-        }
+        let (rate, available) = self.limits.budget(now).unzip();
+        BudgetNow { rate, available }
     }
 
     /// Claims more of the budget when half of what was claimed is used, so that no worker has to wait for the file.
     pub(super) fn keep_budget(&self, now: Nanos) {
-        let Some(budget) = &self.budget else { return };
-        let due = {
-            let held = locked(budget);
-            held.kept.due(now, &held.budget, held.kept.ahead() / 2)
-        };
-        if let Some(state) = due
-            && self.write_budget(&state)
-        {
-            locked(budget).kept.kept(now, state);
-        }
+        self.claim(now, self.limits.due(now));
     }
 
-    /// Bytes that count against the budget.
-    #[cfg(test)]
-    pub(super) fn spent(&self) -> u64 {
-        self.budget.as_ref().map_or(0, |budget| locked(budget).budget.spent())
+    /// Writes a claim to the file.
+    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
+        if let Some(state) = state
+            && self.write_budget(&state)
+        {
+            self.limits.kept(now, state);
+        }
     }
 
     /// Keeps what the budget must remember over a restart: the last word, when nothing is written any more.
     pub(super) fn save_budget(&self, now: Nanos) {
-        let Some(budget) = &self.budget else { return };
-        let state = locked(budget).budget.state(now);
+        let Some(state) = self.limits.state(now) else { return };
         *locked(&self.budget_written) = 0;
         self.write_budget(&state);
     }

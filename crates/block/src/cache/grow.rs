@@ -156,7 +156,7 @@ impl Cache {
         let dropped =
             self.with_range(first, last, &mut go_on, |out| self.drop_locked(first, last, out));
         let dropped = dropped.ok_or_else(late)?;
-        volume.lines.fetch_sub(dropped as i64, Ordering::Relaxed);
+        volume.account.dropped(dropped);
         // All of it is durable: its bits can go. What is left of them is nobody's.
         let regions = (self.region(first), self.region(last));
         self.on_log(move |log| log.hurry(regions.0, regions.1))?;
@@ -164,7 +164,7 @@ impl Cache {
         self.drop_groups(growth.first_group, growth.needed, &mut || true);
         self.note_growth(volume, bytes, identity, Some(growth), true)?;
         self.governor.moved(volume, growth.first_group * self.group_bytes());
-        volume.lines.store(0, Ordering::Relaxed);
+        volume.account.set(0);
         volume.set_bytes(bytes);
         self.governor.select(|_| ());
         drop(closed);

@@ -1,13 +1,15 @@
 //! The thread of the map's log, which also writes fills: what no client waits for.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
+use larder_engine::block::node::flushes::Flushes;
+use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::ranged::Bits;
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
-    IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId, TableChange,
+    IoFailed, IoId, LogIo, LogShards, LogStep, MapRecord, SlotId, TableChange,
 };
 use larder_format::PAGE_SIZE;
 use larder_format::block::log::Held;
@@ -41,8 +43,6 @@ const SWEEP_WAIT: Duration = Duration::from_secs(3);
 const HAND_ON: Duration = Duration::from_secs(1);
 /// For a backing store to become durable at the end, or when its volume is put aside.
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
-/// A region that has changed within so many seconds keeps its bit: the first write to a cached line after it is gone waits for a sync.
-pub(super) const QUIET_SECONDS: u32 = 30;
 
 /// Something to be done on the log's thread.
 pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;
@@ -114,16 +114,15 @@ pub(super) struct LogThread {
     writing: Vec<Option<Job>>,
     free: Vec<usize>,
     out: Out,
-    /// Ranges that wait for their bits: how many are missing.
-    ranges: Vec<(OpId, u32, u32, u32)>,
+    /// Ranges that wait for their bits.
+    ranges: Bits,
     /// When records were last written, and whether somebody waits for them.
     logged: Instant,
     commit: bool,
     /// When the tapes were last handed on.
     handed_on: Instant,
-    /// Regions that were quiet when a flush of their store was wanted, with the volume's first byte and the flush's number.
-    /// One that is asked for again is taken out.
-    flushes: BTreeMap<u32, (u64, u64)>,
+    /// Regions that were quiet when a flush of their store was wanted. Stores are known by their volumes' first bytes.
+    flushes: Flushes,
     /// Regions whose bits are to go at once, first and last.
     hurried: Option<(u32, u32)>,
     /// Where volumes lie in the line space once the cache was given up: in memory alone.
@@ -146,11 +145,11 @@ impl LogThread {
             writing: Vec::new(),
             free: Vec::new(),
             out: Out::default(),
-            ranges: Vec::new(),
+            ranges: Bits::default(),
             logged: Instant::now(),
             commit: true,
             handed_on: Instant::now(),
-            flushes: BTreeMap::new(),
+            flushes: Flushes::default(),
             hurried: None,
         }
     }
@@ -230,7 +229,7 @@ impl LogThread {
     pub(super) fn hurry(&mut self, first: u32, last: u32) -> u64 {
         self.hurried = Some((first, last));
         // In a moment from now they have been quiet for long enough.
-        self.commit |= self.step_log(Nanos::from_secs(u64::from(QUIET_SECONDS) + 1), STEPS);
+        self.commit |= self.step_log(QUIET + Nanos::from_secs(1), STEPS);
         self.hurried = None;
         match &self.log {
             Some(log) if log.regions_set() > 0 => {
@@ -358,7 +357,7 @@ impl LogThread {
             match &mut self.log {
                 Some(log) => {
                     (first..=last).for_each(|region| log.ask(RANGE, region));
-                    self.ranges.push((op, first, last, last - first + 1));
+                    self.ranges.wait(op, first, last);
                 }
                 None => {
                     self.cache.send((op.0 >> super::OP_BITS) as usize, op, Message::IntentsReady)
@@ -407,11 +406,8 @@ impl LogThread {
 
     fn write(&mut self, Fill { shard, io, slot, bytes }: Fill) {
         let data = aligned(bytes);
-        let offset = self.cache.layout.slot_at(shard, slot.0);
         let token = self.begin(Job::Write(shard, io, data.clone()));
-        self.cache.governor.spend(self.cache.now(), data.len() as u64);
-        let op = FileOp::Write { offset, data, durable: false };
-        self.fills.submit(token, &self.cache.file, op);
+        self.fills.submit(token, &self.cache.file, self.cache.write_of(shard, slot, data));
     }
 
     fn end_fills(&mut self) {
@@ -490,7 +486,7 @@ impl LogThread {
         for shard in 0..self.cache.layout.shards {
             self.with(shard, |s, now, fx| s.disable(now, fx));
         }
-        for (op, ..) in std::mem::take(&mut self.ranges) {
+        for op in self.ranges.give_up() {
             self.cache.send((op.0 >> super::OP_BITS) as usize, op, Message::IntentsReady);
         }
     }
@@ -556,13 +552,12 @@ struct Shards<'a> {
     thread: &'a mut LogThread,
     /// Volumes that were flushed during this step, by their first byte, and whether that worked.
     flushed: Vec<(u64, bool)>,
-    /// Flushes that were wanted during this step: the volume's first byte and the flush's number.
-    wanted: Vec<(u64, u64)>,
 }
 
 impl<'a> Shards<'a> {
     fn new(thread: &'a mut LogThread) -> Shards<'a> {
-        Shards { thread, flushed: Vec::new(), wanted: Vec::new() }
+        thread.flushes.begin_turn();
+        Shards { thread, flushed: Vec::new() }
     }
 }
 
@@ -597,33 +592,22 @@ impl LogShards for Shards<'_> {
 
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
         let hurried = self.thread.hurried.is_some_and(|(a, b)| (a..=b).contains(&region));
-        let changed = self.thread.cache.governor.changed.get(region as usize);
-        let changed = changed.map_or(0, |c| c.load(std::sync::atomic::Ordering::Relaxed));
-        let now = (self.thread.cache.now().0 / 1_000_000_000) as u32 + 1;
-        // Quiet at this moment is not enough: the next write would only have to ask for the bit again.
-        if !hurried && changed > 0 && now.saturating_sub(changed) < QUIET_SECONDS {
+        let cache = &self.thread.cache;
+        if !hurried && !cache.governor.changes.is_quiet(cache.now(), region) {
             return false;
         }
         locked(&self.thread.cache.shards[shard as usize]).shard.quiet(region)
     }
 
     fn intent_ready(&mut self, shard: u32, region: u32) {
-        // What was wanted to be durable before does not cover what is written from now on.
-        self.thread.flushes.remove(&region);
+        self.thread.flushes.anew(region);
         if shard != RANGE {
             self.thread.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             return;
         }
         let cache = self.thread.cache.clone();
-        self.thread.ranges.retain_mut(|(op, first, last, missing)| {
-            if (*first..=*last).contains(&region) && *missing > 0 {
-                *missing -= 1;
-                if *missing == 0 {
-                    cache.send((op.0 >> super::OP_BITS) as usize, *op, Message::IntentsReady);
-                    return false;
-                }
-            }
-            true
+        self.thread.ranges.durable(region, |op| {
+            cache.send((op.0 >> super::OP_BITS) as usize, op, Message::IntentsReady);
         });
     }
 
@@ -654,27 +638,8 @@ impl LogShards for Shards<'_> {
             self.flushed.push((volume.base(), durable));
             return answer(durable);
         }
-        // This thread does not wait for a store: it asks again when the region is due again, and if the flush that was
-        // wanted now has ended well by then, and the region was quiet all the time, it is durable.
-        match self.thread.flushes.get(&region) {
-            Some((base, number)) if *base == volume.base() => {
-                let durable = flusher.is_durable(*number);
-                if durable.is_some() {
-                    self.thread.flushes.remove(&region);
-                }
-                answer(durable == Some(true))
-            }
-            _ => {
-                let wanted = self.wanted.iter().find(|w| w.0 == volume.base()).map(|w| w.1);
-                let number = wanted.unwrap_or_else(|| {
-                    let number = flusher.want();
-                    self.wanted.push((volume.base(), number));
-                    number
-                });
-                self.thread.flushes.insert(region, (volume.base(), number));
-                Err(IoFailed)
-            }
-        }
+        let (want, ended) = (|| flusher.want(), |number| flusher.is_durable(number));
+        answer(self.thread.flushes.is_durable(region, volume.base(), want, ended))
     }
 }
 

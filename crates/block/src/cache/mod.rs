@@ -10,11 +10,10 @@
 //! | `cell` | a shard behind its lock, with the bytes that it speaks of |
 //! | `service` | a worker's requests, by way of the engine |
 //! | `record` | `--record` |
-//! | `pieces` | requests for the store that become one |
 //! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `grow` | a volume grows while it is served, and moves if it must |
-//! | `governor` | what has the last word over admission: selection, shares, the write budget |
+//! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
@@ -37,16 +36,12 @@ mod grow;
 pub mod inspect;
 mod log;
 pub mod open;
-mod pieces;
 mod prefetch;
-mod range;
 mod record;
 mod region;
 mod restore;
-mod room;
 mod select;
 mod service;
-mod share;
 mod spare;
 mod tables;
 mod takeback;
@@ -64,17 +59,17 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::limits;
 use larder_engine::block::record::TapedShard;
 use larder_engine::block::{
-    BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, LogStats, OpId, Source, Sum,
+    BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, LogStats, OpId, SlotId, Source, Sum,
     Verdict as EngineVerdict,
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule,
-    Verdict as PolicyVerdict, VerdictCounts, Victim,
+    BlockAccess, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
 };
-use larder_runtime::{FileHandle, FlashDevice};
+use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use attached::{Attached, Totals, VolumeCounters};
@@ -84,18 +79,16 @@ pub(crate) use desk::named;
 pub use desk::{Detaching, Explanation, LineOf, SlotOf};
 use governor::Governor;
 pub use governor::{BudgetNow, Latencies, RulesConfig};
+pub use larder_engine::block::node::share::{Portion, Share};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
 pub use service::Cached;
-pub use share::{Portion, Share};
 
 /// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
 fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Operations of the cache device that fail one after the other before it is given up.
-const FAILURES: u32 = 64;
 /// From the rate of less time nothing follows for a drive's life.
 const LEAST_LIFE: Nanos = Nanos::from_secs(60);
 /// Bits of an operation's number that count; above them is the worker's number.
@@ -363,7 +356,7 @@ impl Cache {
             read_fill_bytes: totals.filled_by_reads * line,
             budget: self.governor.budget_now(now),
             life_years: (flash_bytes > 0 && now >= LEAST_LIFE)
-                .then(|| self.governor.life_years(rate))
+                .then(|| self.governor.limits.life_years(rate))
                 .flatten(),
         }
     }
@@ -495,17 +488,12 @@ impl Cache {
             return true;
         };
         let bytes = u64::from(self.layout.line);
-        let place =
-            |v: &Attached, l: LineId| PolicyLine { volume: v.id, offset: v.offset_of(self.at(l)) };
-        let (at, over) = (place(&of, line), place(&victims, victim));
-        let candidate = BlockCandidate {
-            line: at,
-            op: BlockOp::Read,
-            kind: of.classify(at.offset, bytes),
-            observed: Default::default(),
-            victim: Some(Victim { line: over, kind: victims.classify(over.offset, bytes) }),
+        let look = |v: &Attached, l: LineId| {
+            let offset = v.offset_of(self.at(l));
+            (PolicyLine { volume: v.id, offset }, v.classify(offset, bytes))
         };
-        let preferred = locked(&of.admission).admit(&candidate).is_admit();
+        let (at, over) = (look(&of, line), look(&victims, victim));
+        let preferred = limits::prefer(&mut locked(&of.admission), at, over);
         if !preferred {
             self.governor.not_taken(self.at(victim), self.at(line));
         }
@@ -527,55 +515,25 @@ impl Cache {
             BlockKind::Unknown => volume.classify(at, bytes),
             tag => tag,
         };
-        let kind = kind_of(offset, bytes);
-        let now = self.now();
-        let mut admission = locked(&volume.admission);
+        let (kind, now) = (kind_of(offset, bytes), self.now());
         let access = BlockAccess { volume: volume.id, offset, bytes, op, kind, now };
-        let observed = admission.observe(&access);
-        let compete = admission.wants_victim();
-        let line = u64::from(self.layout.line);
-        let mut ahead = EngineVerdict::Admit;
-        for (at, len) in parts {
-            let verdict = match self.governor.rule(volume, at, u64::from(len)) {
-                Rule::Never => PolicyVerdict::Reject(Reason::Never),
-                _ if self.governor.room.rests(now).is_some() => {
-                    PolicyVerdict::Reject(Reason::NoSpace)
-                }
-                Rule::Always => PolicyVerdict::Admit,
-                Rule::ByPolicy if !self.governor.affords(now, u64::from(len)) => {
-                    PolicyVerdict::Reject(Reason::Budget)
-                }
-                Rule::ByPolicy => {
-                    let place = PolicyLine { volume: volume.id, offset: at / line * line };
-                    let kind = kind_of(at, u64::from(len));
-                    let candidate =
-                        BlockCandidate { line: place, op, kind, observed, victim: None };
-                    // With a victim to be compared it is counted when that is known. Metadata goes before whatever it
-                    // meets there, and what a client has tagged is known here only.
-                    let compete = compete && kind != BlockKind::Metadata;
-                    let said = admission.ask(&candidate, compete);
-                    ahead = ahead.and(admission.ahead(said));
-                    out.push(said);
-                    continue;
-                }
-            };
-            admission.count(verdict);
-            let said = match verdict.is_admit() {
-                true => EngineVerdict::Admit,
-                false => EngineVerdict::Reject,
-            };
-            ahead = ahead.and(said);
-            out.push(said);
-        }
-        ahead
+        let rule = |at, len| self.governor.rule(volume, at, len);
+        let (limits, admission) = (&self.governor.limits, &mut *locked(&volume.admission));
+        limits::judge(limits, admission, &access, self.layout.line, parts, rule, kind_of, out)
+    }
+
+    /// The write of lines to `slot` of a shard. It is charged here, and nowhere else.
+    fn write_of(&self, shard: u32, slot: SlotId, data: Payload) -> FileOp {
+        self.governor.spend(self.now(), data.len() as u64);
+        FileOp::Write { offset: self.layout.slot_at(shard, slot.0), data, durable: false }
     }
 
     /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
     /// up: every hit would ask it first. One that has no room is good for what it has.
     fn flash_failed(&self, what: &str, error: &std::io::Error) {
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
-        if room::is_full(error) {
-            if let Some(rest) = self.governor.room.full(self.now()) {
+        if is_full(error) {
+            if let Some(rest) = self.governor.limits.backoff.full(self.now()) {
                 tracing::warn!(
                     "the file system of the cache '{}' is full ({error}): nothing new is cached for {} s; free some space there, or \
                      format a smaller cache",
@@ -591,32 +549,28 @@ impl Cache {
                 "the cache device did not {what}: {error}; served by the backing store"
             );
         }
-        if self.governor.failures.fetch_add(1, Ordering::Relaxed) + 1 == FAILURES {
-            let why = format!(
-                "{FAILURES} operations of the cache device failed one after the other, the last with: {error}"
-            );
-            locked(&self.log_inbox).give_up = Some(why);
+        if let Some(why) = self.governor.failures.failed() {
+            locked(&self.log_inbox).give_up = Some(format!("{why}, the last with: {error}"));
             self.log_wake.notify_one();
         }
     }
 
     /// An operation of the cache device succeeded.
     fn flash_works(&self) {
-        if self.governor.failures.load(Ordering::Relaxed) > 0 {
-            self.governor.failures.store(0, Ordering::Relaxed);
-        }
+        self.governor.failures.works();
     }
 
     /// Bytes `at..at + bytes` of the line space are about to change.
     fn changing(&self, at: u64, bytes: u64) {
         let line = u64::from(self.layout.line);
-        let seconds = (self.now().0 / 1_000_000_000) as u32 + 1;
         let (first, last) = (LineId(at / line), LineId((at + bytes.max(1) - 1) / line));
-        for region in self.region(first)..=self.region(last) {
-            if let Some(changed) = self.governor.changed.get(region as usize) {
-                changed.store(seconds, Ordering::Relaxed);
-            }
-        }
+        self.governor.changes.changing(self.now(), self.region(first)..=self.region(last));
+    }
+
+    /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.
+    pub fn filling_rests(&self) -> (Option<Nanos>, u64) {
+        let backoff = &self.governor.limits.backoff;
+        (backoff.left(self.now()), backoff.pauses())
     }
 
     fn new_door() -> std::io::Result<Door> {
@@ -627,6 +581,12 @@ impl Cache {
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
         open::read_superblock(device)
     }
+}
+
+/// Whether `error` says that there is no room.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// Replaces a file as a whole: after a power cut it is the old one or the new one. Only its owner may read it, as the volumes

@@ -38,7 +38,7 @@ use larder_runtime::{
 
 use super::cell::{Cell, Out, Tables};
 use super::governor::{Governor, RulesConfig};
-use super::log::{CacheIo, LogThread, QUIET_SECONDS};
+use super::log::{CacheIo, LogThread};
 use super::record::Recording;
 use super::region::Region;
 use super::restore::{NotRestored, Restored, Voided, begin_without, note_given_up, restore};
@@ -49,8 +49,6 @@ use crate::server::Volume;
 /// Depth of the queue for fills, and its threads where io_uring cannot be had.
 const FILL_DEPTH: u32 = 256;
 const FILL_THREADS: u32 = 4;
-/// A region without a write for so long loses its bit.
-pub(super) const QUIET: Nanos = Nanos::from_secs(QUIET_SECONDS as u64);
 
 /// How a device is to be formatted.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use larder_engine::block::{GROUP_LINES, LineId};
-use larder_policy::block::{Reason, Rule};
+use larder_policy::block::Reason;
 use larder_runtime::RingChoice;
 use mio::{Events, Poll};
 use serde::{Deserialize, Serialize};
@@ -208,7 +208,7 @@ impl Porter {
         locked(&cache.doors[cache.porter()].inbox).clear();
         let service = Cached::new(cache.clone(), cache.porter(), registry, 0, RingChoice::Auto)?;
         let slots = cache.layout.capacity();
-        let room = volume.share.ceiling.map_or(slots, |c| c.min(slots));
+        let room = volume.share().1.map_or(slots, |c| c.min(slots));
         let line_bytes = cache.layout.line;
         Ok(Porter {
             cache,
@@ -277,31 +277,27 @@ impl Porter {
             }
         }
         self.report.lines += to - from + 1;
-        for index in 0..GROUP_LINES {
-            let offset = first.group().line(index).0 * line;
-            if wanted & 1 << index != 0
-                && self.cache.governor.rule(&self.volume, offset - self.volume.base(), line)
-                    == Rule::Never
-            {
-                wanted &= !(1 << index);
-                self.report.never += 1;
-            }
-        }
+        let (governor, report) = (&self.cache.governor, &mut self.report);
+        let mut lines: Vec<u32> = (0..GROUP_LINES).filter(|i| wanted & 1 << i != 0).collect();
+        governor.limits.keep_advised(
+            self.cache.now(),
+            &mut lines,
+            |_| line,
+            |&index| {
+                let offset = first.group().line(index).0 * line;
+                governor.rule(&self.volume, offset - self.volume.base(), line)
+            },
+            |reason| match reason {
+                Reason::Never => report.never += 1,
+                Reason::NoSpace => report.no_place += 1,
+                _ => report.budget += 1,
+            },
+        );
+        let wanted = lines.iter().fold(0u16, |mask, index| mask | 1 << index);
         if wanted == 0 {
             return Ok(());
         }
         let count = u64::from(wanted.count_ones());
-        match self.cache.governor.refuses(self.cache.now(), count * line) {
-            None => {}
-            Some(Reason::NoSpace) => {
-                self.report.no_place += count;
-                return Ok(());
-            }
-            Some(_) => {
-                self.report.budget += count;
-                return Ok(());
-            }
-        }
         loop {
             if self.told.stop.load(Ordering::SeqCst) || locked(&self.cache.log_inbox).stopped {
                 self.report.interrupted = true;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use larder_engine::block::BlockConfig;
+use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
     Arrival, BlockRunSetup, BlockTape, TapedLog, VolumeSetup, VolumesTape,
 };
@@ -13,7 +14,7 @@ use larder_format::block::BlockSuperblock;
 use larder_format::recording::END_STREAM;
 use larder_runtime::record::{RecordConfig, RecordError, RecordStats, Recorder};
 
-use super::open::{CacheConfig, CacheError, QUIET};
+use super::open::{CacheConfig, CacheError};
 use super::{Attached, Cache, locked};
 
 /// A recording under way.

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use larder_base::{HashKey, KeyHasher};
 use larder_engine::block::map::{Map, Slot};
+use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::{IoFailed, LineId, MapLog, Regions, SlotId, Sum};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::COPY_BYTES;
 use larder_runtime::{Device, FlashDevice, plain};
 
 use super::log::CacheIo;
-use super::open::{CacheConfig, CacheError, QUIET, VolumePlan};
+use super::open::{CacheConfig, CacheError, VolumePlan};
 use super::region::{MAPS, Region};
 use super::tables;
 

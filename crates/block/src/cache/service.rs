@@ -13,11 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use larder_engine::block::node::coalesce::{Piece, Pieces};
+use larder_engine::block::node::cut::cut;
+use larder_engine::block::node::ranged::{Progress, is_whole};
+use larder_engine::block::node::readahead::{ReadAhead, Streams};
 use larder_engine::block::{
-    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, ReadAhead, Streams, Verdict,
+    GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, Verdict,
 };
 use larder_format::PAGE_SIZE;
-use larder_policy::block::{BlockKind, BlockOp, Reason, Rule};
+use larder_policy::block::{BlockKind, BlockOp};
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -25,12 +29,11 @@ use mio::{Interest, Registry, Token};
 
 use bytes::copy;
 pub(super) use bytes::{aligned, crcs};
-use client_op::{ClientOp, RangeState};
+use client_op::ClientOp;
 use submit::Postponed;
 
 use super::attached::{Inside, count};
 use super::cell::{Load, Message, Out};
-use super::pieces::{Piece, Pieces};
 use super::spare::Spare;
 use super::{Attached, Cache, OP_BITS, locked};
 use crate::backing::{Session, TOKENS};
@@ -43,14 +46,8 @@ use crate::server::service::{Answer, Lingering, Service};
 const DEPTH: u32 = 256;
 /// Threads of that queue where io_uring cannot be had.
 const THREADS: u32 = 8;
-/// A change of more groups than this locks its range as a whole.
-const RANGE_GROUPS: u64 = 256;
-/// What is read ahead is asked for in pieces of this length, bytes.
-const AHEAD: u64 = 256 << 10;
 /// The ticket of what no client waits for.
 const NOBODY: u64 = u64::MAX;
-/// Of a prefetch no more than this is taken, bytes.
-const PREFETCH: u64 = 64 << 20;
 /// Pieces of a read from the store share its buffer up to this length, bytes: beyond, each has its own.
 const SHARED: u32 = 256 << 10;
 /// Replies to reads of this length and longer are lent, not copied together, where they may be.
@@ -314,7 +311,7 @@ impl Cached {
         let line_bytes = u64::from(self.cache.line_bytes());
         let group_bytes = line_bytes * u64::from(GROUP_LINES);
         let end = op.at + op.len;
-        let cached_end = end.min(attached.base() + attached.cached_bytes());
+        let cached_end = attached.base() + attached.cached_bytes();
         // The part that stands for its beginning: it is not over before all parts are begun.
         op.pending = 1;
         let (at, kind, payload, tag) = (op.at, op.kind, op.payload.clone(), op.tag);
@@ -325,14 +322,12 @@ impl Cached {
         if let Some(payload) = &payload {
             attached.pass(at - attached.base(), payload);
         }
-        let groups = end.saturating_sub(at).div_ceil(group_bytes);
-        let whole_range = kind.changes() && kind != PartKind::Write && groups > RANGE_GROUPS;
+        let whole_range = kind.changes()
+            && kind != PartKind::Write
+            && is_whole(end.saturating_sub(at), group_bytes);
         if whole_range {
-            op.range = Some(RangeState {
-                first: LineId(at / line_bytes),
-                last: LineId((end - 1) / line_bytes),
-                locked: 0,
-            });
+            let (first, last) = (LineId(at / line_bytes), LineId((end - 1) / line_bytes));
+            op.range = Some(Progress::new(first, last, self.cache.layout.shards));
         }
         self.ops.insert(id, op);
         if whole_range {
@@ -342,12 +337,10 @@ impl Cached {
             return;
         }
         let mut parts: Vec<(u64, u32)> = Vec::with_capacity(1);
-        let mut from = at;
-        while from < cached_end {
-            let to = ((from / group_bytes + 1) * group_bytes).min(cached_end);
-            self.cut(&attached, from, to, &mut parts);
-            from = to;
-        }
+        let selected = attached.selected.load(Ordering::Relaxed);
+        let rule = |at: u64| self.cache.governor.rule(&attached, at - attached.base(), line_bytes);
+        let rule = selected.then_some(rule);
+        let tail = cut((at, end), cached_end, line_bytes, rule, &mut parts);
         let mut verdicts = std::mem::take(&mut self.verdicts);
         verdicts.clear();
         let mut of_ahead = Verdict::Reject;
@@ -365,18 +358,13 @@ impl Cached {
             }
             PartKind::Prefetch => {
                 let governor = &self.cache.governor;
-                let before = parts.len();
-                parts.retain(|&(from, len)| {
-                    governor.rule(&attached, from - attached.base(), u64::from(len)) != Rule::Never
-                });
-                if parts.len() < before {
-                    attached.refused(Reason::Never, (before - parts.len()) as u64);
-                }
-                let bytes = parts.iter().map(|p| u64::from(p.1)).sum();
-                if let Some(reason) = governor.refuses(self.cache.now(), bytes) {
-                    attached.refused(reason, parts.len() as u64);
-                    parts.clear();
-                }
+                governor.limits.keep_advised(
+                    self.cache.now(),
+                    &mut parts,
+                    |part| u64::from(part.1),
+                    |part| governor.rule(&attached, part.0 - attached.base(), u64::from(part.1)),
+                    |reason| attached.refused(reason, 1),
+                );
                 verdicts.resize(parts.len(), advice);
             }
             _ => verdicts.resize(parts.len(), Verdict::Admit),
@@ -387,11 +375,8 @@ impl Cached {
                 self.streams.read(at, end - at, volume_end, of_ahead)
             })
             .flatten();
-        if cached_end < end && kind != PartKind::Prefetch {
-            // What lies past the last whole line is part of a line too, so that who shares bytes there waits as anywhere else.
-            // That line is never cached: the store ends in it, and a fetch of all of it would fail.
-            let from = cached_end.max(at);
-            parts.push((from, (end - from) as u32));
+        if let Some(tail) = tail.filter(|_| kind != PartKind::Prefetch) {
+            parts.push(tail);
             verdicts.push(Verdict::Reject);
         }
         if let Some(op) = self.ops.get_mut(&id) {
@@ -426,7 +411,8 @@ impl Cached {
     }
 
     /// Reads a stretch of the line space before anybody asks for it.
-    fn read_ahead(&mut self, known: usize, ReadAhead { from, to, verdict }: ReadAhead) {
+    fn read_ahead(&mut self, known: usize, mut ahead: ReadAhead) {
+        let ReadAhead { from, to, verdict } = ahead;
         let Some(attached) = self.attached(known) else { return };
         let Some(inside) = Inside::enter(attached) else { return };
         // The stream may be of before it moved.
@@ -435,36 +421,17 @@ impl Cached {
         }
         let line = u64::from(self.cache.line_bytes());
         let rule = |at: u64| self.cache.governor.rule(attached, at - attached.base(), line);
-        let to = self.streams.same_rule((from, to), attached.base(), line, rule);
-        let attached = attached.clone();
-        let mut at = from;
-        while at < to && self.cache.governor.refuses(self.cache.now(), to - at).is_none() {
-            let next = ((at / AHEAD + 1) * AHEAD).min(to);
-            let op = ClientOp::new(NOBODY, known, PartKind::Prefetch, at, next - at);
+        ahead.to = self.streams.same_rule((from, to), attached.base(), line, rule);
+        let (attached, rule) = (attached.clone(), rule(from));
+        let limits = &self.cache.clone().governor.limits;
+        while let Some((at, len)) =
+            ahead.next(|bytes| limits.refuses(rule, self.cache.now(), bytes).is_some())
+        {
+            let op = ClientOp::new(NOBODY, known, PartKind::Prefetch, at, len);
             let Some(of) = Inside::enter(&attached) else { break };
             self.begin(ClientOp { advice: verdict, _inside: Some(of), ..op });
-            at = next;
         }
         drop(inside);
-    }
-
-    /// Adds `from..to`, which lies in one group, to `parts`: in pieces where what is selected changes.
-    fn cut(&self, attached: &Attached, from: u64, to: u64, parts: &mut Vec<(u64, u32)>) {
-        let line = u64::from(self.cache.line_bytes());
-        let governor = &self.cache.governor;
-        if !attached.selected.load(Ordering::Relaxed) {
-            return parts.push((from, (to - from) as u32));
-        }
-        let rule = |at: u64| governor.rule(attached, at / line * line - attached.base(), line);
-        let (mut start, mut at) = (from, from);
-        while at < to {
-            let next = ((at / line + 1) * line).min(to);
-            if next == to || rule(next) != rule(at) {
-                parts.push((start, (next - start) as u32));
-                start = next;
-            }
-            at = next;
-        }
     }
 
     /// Bytes of an operation that are not the engine's go straight to the store.
@@ -604,12 +571,9 @@ impl Cached {
             }
             Message::FlashWrite { shard, io, slot, bytes } => {
                 let data = aligned(bytes);
-                self.cache.governor.spend(self.cache.now(), data.len() as u64);
-                let offset = self.cache.layout.slot_at(shard, slot.0);
                 let bytes = data.clone();
                 let job = self.flash_jobs.add(FlashJob::Write { shard, io, bytes });
-                let op = FileOp::Write { offset, data, durable: false };
-                self.flash.submit(job, &self.cache.file, op);
+                self.flash.submit(job, &self.cache.file, self.cache.write_of(shard, slot, data));
             }
             Message::Load(load) => {
                 let buf = AlignedBuf::zeroed(PAGE_SIZE);
@@ -628,7 +592,7 @@ impl Cached {
                     op.asked_store = true;
                 }
                 let first = Piece { shard, io, at, len };
-                let pieces = Pieces::gather(id, first, true, &mut self.inbox);
+                let pieces = Pieces::gather(id, first, true, &mut self.inbox, Message::waiting);
                 match self.store_op(id, Some(()), pieces.at(), pieces.len()) {
                     Some(op) => {
                         let ClientOp { known, kind, at, .. } = self.ops[&id];
@@ -642,7 +606,7 @@ impl Cached {
             }
             Message::BackingChange { shard, io, at, len } => {
                 let first = Piece { shard, io, at, len };
-                let pieces = Pieces::gather(id, first, false, &mut self.inbox);
+                let pieces = Pieces::gather(id, first, false, &mut self.inbox, Message::waiting);
                 match self.store_op(id, None, pieces.at(), pieces.len()) {
                     Some(op) => {
                         let known = self.ops[&id].known;
@@ -737,10 +701,8 @@ impl Cached {
                 let first = (merge.at - merge.line.0 * line_bytes) as usize;
                 buf[first..first + bytes.len()].copy_from_slice(&bytes);
                 let sums = (before, crc32c::crc32c(&buf));
-                let offset = self.cache.layout.slot_at(shard, merge.to.0);
-                self.cache.governor.spend(now, line_bytes);
                 let job = self.flash_jobs.add(FlashJob::MergeWrite { shard, io, sums });
-                let op = FileOp::Write { offset, data: Payload::new(buf), durable: false };
+                let op = self.cache.write_of(shard, merge.to, Payload::new(buf));
                 self.flash.submit(job, &self.cache.file, op);
             }
             (

@@ -1,25 +1,21 @@
 //! What only a sparse cache has: its file, its table at a start, and pages of the table that are not in memory.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use larder_base::ByteSize;
 use larder_engine::block::map::{Map, Slot};
+use larder_engine::block::node::share;
 use larder_engine::block::{FoundPage, GroupId, IoFailed, LineId, LogIo, SlotId, Sum, read_table};
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_format::{PAGE_SIZE, block::Placement};
-use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
 
 use super::attached::Attached;
 use super::log::CacheIo;
 use super::open::{CacheError, FormatConfig};
 use super::{Cache, locked};
-
-/// Pages that are counted under one lock.
-const STEP: u32 = 256;
 
 /// Makes the file of a sparse cache, empty and as large as it is to seem. Nothing that was there is left.
 pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
@@ -204,44 +200,6 @@ impl Cache {
         tell(slots.as_deref().map_err(|&e| e));
     }
 
-    /// Tells `each` how many lines of which volume there are, about: of a page that several volumes share, and that is not
-    /// in memory, each is taken to have its part.
-    pub(super) fn count_pages(&self, mut each: impl FnMut(VolumeId, i64)) {
-        let of = |group: GroupId| self.governor.volume_at(self.at(group.line(0))).map(|v| v.id);
-        for cell in &self.shards {
-            let mut from = 0;
-            loop {
-                let cell = locked(cell);
-                let Some(map) = cell.shard.map().sparse() else { break };
-                if from >= map.pages() {
-                    break;
-                }
-                let until = (from + STEP).min(map.pages());
-                for page in (from..until).filter(|&page| map.lines_in(page) > 0) {
-                    let lines = map.lines_in(page);
-                    let (first, last) = map.groups_of(page);
-                    if of(first).is_some() && of(first) == of(last) {
-                        of(first).into_iter().for_each(|volume| each(volume, lines.into()));
-                        continue;
-                    }
-                    if map.is_here(page) {
-                        let per = map.page_slots();
-                        for slot in (page * per..(page + 1) * per).map(SlotId) {
-                            if let Slot::Line(line) = map.get(slot) {
-                                of(line.group()).into_iter().for_each(|volume| each(volume, 1));
-                            }
-                        }
-                        continue;
-                    }
-                    for (volume, share) in self.shares_of_page(first, last, lines) {
-                        each(volume.id, share as i64);
-                    }
-                }
-                from = until;
-            }
-        }
-    }
-
     /// How many of the `lines` lines that lie somewhere in a shard's groups from `first` to `last` which volume has, about:
     /// together all of them, unless there is no volume. One that has all the groups has exactly these.
     pub(super) fn shares_of_page(
@@ -250,25 +208,9 @@ impl Cache {
         last: GroupId,
         lines: u32,
     ) -> Vec<(Arc<Attached>, u64)> {
-        let of = |group: GroupId| self.governor.volume_at(self.at(group.line(0)));
-        let mut left = u64::from(lines);
-        match (of(first), of(last)) {
-            (Some(volume), Some(same)) if volume.id == same.id => return vec![(volume, left)],
-            _ => {}
-        }
-        // Where none of a volume's groups are, there are no lines: the rest of the page has them.
-        let mut groups: BTreeMap<VolumeId, (Arc<Attached>, u64)> = BTreeMap::new();
-        let stride = self.layout.shards as usize;
-        for volume in (first.0..=last.0).step_by(stride).filter_map(|g| of(GroupId(g))) {
-            groups.entry(volume.id).or_insert((volume, 0)).1 += 1;
-        }
-        let mut all: u64 = groups.values().map(|(_, groups)| groups).sum();
-        let share = |(volume, groups): (Arc<Attached>, u64)| {
-            let lines = left * groups / all;
-            (left, all) = (left - lines, all - groups);
-            (volume, lines)
-        };
-        groups.into_values().map(share).collect()
+        let of =
+            |group: GroupId| self.governor.volume_at(self.at(group.line(0))).map(|v| (v.id, v));
+        share::of_page((first, last), self.layout.shards.into(), lines.into(), of)
     }
 
     /// Whether there may be lines in slots `from..from + count` of a shard.

@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::TapedLog;
 use larder_engine::block::{LineId, MapLog};
 
 use super::cell::Out;
 use super::log::{CacheIo, LogThread};
-use super::open::{CacheError, QUIET, read_superblock};
+use super::open::{CacheError, read_superblock};
 use super::restore::{forget_given_up, next_epoch};
 use super::{Cache, locked};
 
@@ -128,9 +129,9 @@ impl LogThread {
         cache.region.own(log.superblock());
         self.resume(log);
         for volume in cache.volumes() {
-            volume.lines.store(0, Ordering::Relaxed);
+            volume.account.set(0);
         }
-        cache.governor.failures.store(0, Ordering::Relaxed);
+        cache.governor.failures.works();
         *locked(&cache.governor.given_up) = None;
         cache.enabled.store(true, Ordering::SeqCst);
         Ok(())

@@ -15,6 +15,7 @@ use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
+use larder_engine::block::node::readahead;
 use larder_format::block::{Layout, Placement};
 use larder_net::listen::SocketAccess;
 use larder_policy::block::{
@@ -405,7 +406,6 @@ pub(super) fn state_dir(given: Option<&PathBuf>) -> PathBuf {
 /// Sizes that nothing could be done with, and flags that have no effect.
 fn check_sizes(args: &Args) -> Result<(), CliError> {
     const FILL: (u64, u64) = (1 << 20, 1 << 40);
-    const AHEAD: u64 = 64 << 20;
     let fill = args.fill_memory;
     if fill.0 < FILL.0 || fill.0 > FILL.1 {
         return Err(CliError::Usage(format!(
@@ -414,11 +414,11 @@ fn check_sizes(args: &Args) -> Result<(), CliError> {
             ByteSize(FILL.1)
         )));
     }
-    if args.readahead.0 > AHEAD {
+    if args.readahead > readahead::FURTHEST {
         return Err(CliError::Usage(format!(
             "--readahead {}: it must be at most {} (0: not at all)",
             args.readahead,
-            ByteSize(AHEAD)
+            readahead::FURTHEST
         )));
     }
     Ok(())

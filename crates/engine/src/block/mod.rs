@@ -5,7 +5,6 @@
 //! each placement; [`address`] computes a line's place.
 
 pub mod address;
-mod ahead;
 pub mod api;
 mod clean;
 mod fill;
@@ -13,6 +12,7 @@ mod left;
 pub mod log;
 pub mod map;
 mod merge;
+pub mod node;
 mod paging;
 mod planted;
 mod ranges;
@@ -26,7 +26,6 @@ mod voids;
 pub mod volumes;
 mod write;
 
-pub use ahead::{ReadAhead, Streams};
 pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
     OpId, Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,

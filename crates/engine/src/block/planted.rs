@@ -98,6 +98,8 @@ faults! {
     TakenBackWithLines,
     /// What a store may have forgotten is cached on.
     UnflushedTrusted,
+    /// A flush that was wanted before a region was changed again is taken to cover that change.
+    FlushCoversLater,
 }
 
 impl super::BlockShard {

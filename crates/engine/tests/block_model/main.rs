@@ -15,8 +15,10 @@
 
 mod device;
 mod parts;
+mod shares;
 mod world;
 
+#[cfg(feature = "planted")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parts::Seen;

@@ -1,13 +1,16 @@
 //! What the world is made of: events, operations, I/O under way, and what a sector may be.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use larder_base::Rng;
+use larder_engine::block::node::ranged::Progress;
 use larder_engine::block::{
     BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
 };
 
 use crate::device::SECTOR;
+use crate::shares::Shares;
 
 /// Sectors of a line of 4 KiB.
 pub(crate) const PER_LINE: u64 = 4096 / SECTOR as u64;
@@ -64,6 +67,18 @@ pub(crate) struct Seen {
     pub(crate) forgotten: u64,
     pub(crate) distrusted: u64,
     pub(crate) flushes: u64,
+    /// Parts that the write budget had nothing for, or a full file system no room.
+    pub(crate) over_budget: u64,
+    pub(crate) no_space: u64,
+    /// Ranges that waited for their turn.
+    pub(crate) queued: u64,
+    /// Lines that stayed because they are pinned, or of a volume with no more than its floor; lines whose volume had all it may.
+    pub(crate) stayed: u64,
+    pub(crate) at_ceiling: u64,
+    /// Regions that a flush was found to have made durable.
+    pub(crate) covered: u64,
+    /// Devices that were given up because everything failed.
+    pub(crate) given_up: u64,
 }
 
 impl Seen {
@@ -72,7 +87,7 @@ impl Seen {
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused
-            forgotten distrusted flushes);
+            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -121,6 +136,13 @@ impl Seen {
             self.forgotten,
             self.distrusted,
             self.flushes,
+            self.over_budget,
+            self.no_space,
+            self.queued,
+            self.stayed,
+            self.at_ceiling,
+            self.covered,
+            self.given_up,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -148,6 +170,7 @@ pub(crate) struct Fx {
     pub(crate) coin: Rng,
     /// Lines begin to be filled that may have free slots only.
     pub(crate) if_free: bool,
+    pub(crate) shares: Rc<Shares>,
 }
 
 impl BlockEffects for Fx {
@@ -193,21 +216,25 @@ impl BlockEffects for Fx {
     fn commit_soon(&mut self) {}
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
         assert!(!self.if_free, "{victim:?} is to go for {line:?}, which may have a free slot only");
-        self.coin.chance(0.5)
+        let preferred = self.coin.chance(0.5);
+        if !preferred {
+            self.shares.not_taken(victim, line);
+        }
+        preferred
     }
     fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
         // (Where it is about room the cleaner asks.)
         let displaces = self.if_free && line.is_some();
         assert!(!displaces, "{victim:?} is to go for {line:?}, which may have a free slot only");
-        victim.0.is_multiple_of(7)
+        self.shares.keep(victim, line)
     }
-    fn keep_groups(&mut self, first: GroupId, _last: GroupId, lines: u32) -> bool {
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
         assert!(lines > 0, "nobody goes from {first:?} on");
         assert!(!self.if_free, "{lines} lines are to go for one that may have a free slot only");
-        first.0.is_multiple_of(7)
+        self.shares.keep_page(first, last, lines)
     }
     fn may_grow(&mut self, line: LineId) -> bool {
-        !line.0.is_multiple_of(11)
+        self.shares.may_grow(line)
     }
 }
 
@@ -233,7 +260,7 @@ pub(crate) struct Op {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RangeOp {
-    pub(crate) locked: u32,
+    pub(crate) progress: Progress,
     pub(crate) intents: bool,
 }
 

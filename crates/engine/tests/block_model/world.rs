@@ -4,7 +4,9 @@ mod ahead;
 mod begins;
 mod checks;
 mod ends;
+mod flushing;
 mod in_log;
+mod limited;
 mod ranged;
 
 use std::cell::RefCell;
@@ -16,16 +18,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng};
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::cut::cut;
+use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::readahead::{ReadAhead, Streams};
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord, Merge, OpId, Part,
-    PartKind, ReadAhead, SlotId, Source, Streams, Sum, Verdict, WriteMode,
+    PartKind, SlotId, Source, Sum, Verdict, WriteMode,
 };
 use larder_format::block::{Layout, table};
+use larder_policy::budget::BudgetState;
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
     Buffer, Doing, Event, Fx, Op, PER_LINE, RangeOp, Seen, Truth, crcs, sector, value,
 };
+use crate::shares::Shares;
+use flushing::Flushing;
 use in_log::InWorld;
 
 const LINE: u64 = 4096;
@@ -39,6 +48,10 @@ const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
 const VOLUME_LINES: u64 = GROUPS_EACH * GROUP_LINES as u64 - 5;
 const KEY: u64 = 0x5eed;
+/// Ranges that may be locked at a time.
+const TURNS: usize = 2;
+/// Operations of the device that fail one after the other before it is given up.
+const FAILURES: u32 = 4;
 /// From this seed on the cache is sparse; before, it has sets or a log.
 pub(crate) const SPARSE_FROM: u64 = 2_000;
 /// Lines that a sparse cache may hold, groups of a page of its table, and pages of each shard that memory may have room for:
@@ -108,8 +121,26 @@ pub(crate) struct World {
     streams: Streams,
     /// What is to be read ahead.
     to_read_ahead: Vec<ReadAhead>,
+    flushing: Flushing,
+    /// The store is flushed at once, and no region has to be quiet for a while: half of the runs, in which bits go soon.
+    flushes_at_once: bool,
+    /// Whose turn it is to lock a range.
+    turns: Turns,
+    shares: Rc<Shares>,
     /// Ranges that the backing store forgets when they are locked.
     forgetting: BTreeSet<OpId>,
+    /// What keeps lines from flash, as in a daemon. In some runs there is a write budget, or the file system is full at times.
+    limits: Limits,
+    budgeted: bool,
+    fills_up: bool,
+    /// The write that failed a moment ago found no space.
+    was_full: bool,
+    failures: Failures,
+    /// Too many operations of the device have failed: the log's thread is to give it up.
+    gives_up: bool,
+    /// What the budget's file says, and bytes of lines written in all.
+    budget_file: Option<BudgetState>,
+    written: u64,
     /// Operations whose lines may have free slots only, and whether those of the client that reads in sequence are of these.
     if_free: BTreeSet<OpId>,
     scans_if_free: bool,
@@ -138,6 +169,8 @@ impl World {
             assert_eq!(layout.segments(), SEGMENTS, "a tiny cache");
             layout
         };
+        let stretch = layout.region_groups * u64::from(GROUP_LINES);
+        let shares = Shares::new(STRETCHES, stretch, SHARDS, layout.capacity());
         let device = Rc::new(RefCell::new(Device::new(layout.device, rng.fork(1))));
         let mode = [WriteMode::HddSsd, WriteMode::HddSsd, WriteMode::HddUpd, WriteMode::HddInv]
             [rng.below(4) as usize];
@@ -177,7 +210,19 @@ impl World {
             cut: 0,
             most_ahead: 0,
             streams: Streams::new(0, 1),
+            limits: Limits::default(),
+            budgeted: false,
+            fills_up: false,
+            was_full: false,
+            failures: Failures::of(FAILURES),
+            gives_up: false,
+            budget_file: None,
+            written: 0,
             to_read_ahead: Vec::new(),
+            flushing: Flushing::new(0),
+            flushes_at_once: seed.is_multiple_of(2),
+            turns: Turns::of(TURNS),
+            shares: Rc::new(shares),
             forgetting: BTreeSet::new(),
             if_free: BTreeSet::new(),
             scans_if_free: false,
@@ -190,6 +235,8 @@ impl World {
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
         world.scans_if_free = seed % 5 < 2;
+        world.budgeted = seed % 7 == 3;
+        world.fills_up = seed % 7 == 5;
         world.seen.logs += u64::from(layout.segment > 0);
         world.seen.sparse += u64::from(layout.is_sparse());
         world.device.borrow_mut().fail_io = options.fail_device;
@@ -278,30 +325,19 @@ impl World {
         let by = if ahead { " ahead" } else { "" };
         self.script.push(format!("{} {op:?} {kind:?} {at} {len}{by}", self.time));
         self.begin_op(op, kind, at, len, None);
-        let per_group = u64::from(GROUP_LINES) * PER_LINE;
-        let mut parts = Vec::new();
-        let mut from = at;
         let whole = self.end_of_lines(at);
-        while from < at + len {
-            let mut to = ((from / per_group + 1) * per_group).min(at + len);
-            if from >= whole {
-                // The rest, which is less than a line.
-                self.seen.tails += 1;
-                if kind != PartKind::Prefetch {
-                    parts.push((from, to - from, Verdict::Reject));
-                }
-                from = to;
-                continue;
-            }
-            to = to.min(whole);
-            let never =
-                (from / PER_LINE..to.div_ceil(PER_LINE)).any(|line| World::is_never(LineId(line)));
-            // What is read ahead was looked through before.
-            if kind != PartKind::Prefetch || ahead || !never {
-                parts.push((from, to - from, if never { Verdict::Reject } else { verdict }));
-            }
-            from = to;
-        }
+        let sector = SECTOR as u64;
+        let mut cut_parts = Vec::new();
+        let rule = Some(|at: u64| World::is_never(LineId(at / LINE)));
+        let bytes = (at * sector, (at + len) * sector);
+        let tail = cut(bytes, whole * sector, LINE, rule, &mut cut_parts);
+        let part = |(at, len): (u64, u32)| (at / sector, u64::from(len) / sector);
+        let mut parts: Vec<(u64, u64, Verdict)> =
+            cut_parts.into_iter().map(part).map(|(at, len)| (at, len, verdict)).collect();
+        self.seen.tails += u64::from(tail.is_some());
+        let tail = tail.filter(|_| kind != PartKind::Prefetch).map(part);
+        parts.extend(tail.map(|(at, len)| (at, len, Verdict::Reject)));
+        self.limit((kind, ahead), &mut parts, whole);
         let before_tail = parts.iter().filter(|p| p.0 < whole);
         let all = before_tail.fold(Verdict::Admit, |all, p| all.and(p.2));
         if verdict == Verdict::IfFree {
@@ -342,6 +378,11 @@ impl World {
             allowed.push(set);
         }
         if kind.changes() {
+            let region = |sector: u64| {
+                (LineId(sector / PER_LINE).group().0 / self.layout.region_groups) as u32
+            };
+            let regions = region(at)..=region(at + len - 1);
+            self.flushing.changes.changing(self.now(), regions);
             self.seen.writes += 1;
         } else {
             self.seen.reads += 1;
@@ -386,7 +427,8 @@ impl World {
     }
 
     fn call_as(&mut self, shard: usize, if_free: bool, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
-        let mut fx = Fx { events: Vec::new(), coin: self.rng.fork(3), if_free };
+        let shares = self.shares.clone();
+        let mut fx = Fx { events: Vec::new(), coin: self.rng.fork(3), if_free, shares };
         f(&mut self.shards[shard], &mut fx);
         if if_free {
             let fills = fx.events.iter().filter(|e| matches!(e, Event::FlashWrite(..)));
@@ -473,9 +515,8 @@ impl World {
             return self.fail(format!("{op:?} is done twice"));
         };
         if let Some(range) = &mut o.range {
-            range.locked += 1;
-            let all = range.locked == SHARDS;
-            return if all { self.range_locked(op) } else { self.lock_next(op) };
+            let next = range.progress.given();
+            return if next.is_none() { self.range_locked(op) } else { self.lock_next(op) };
         }
         o.failed |= failed;
         o.holds += u32::from(holds);
@@ -639,6 +680,10 @@ impl World {
                 }
                 _ => unreachable!("not an I/O"),
             };
+            let event = &self.doing[at].event;
+            if !matches!(event, Event::BackingRead(..) | Event::BackingChange(..)) {
+                self.device_said(outcome.is_ok());
+            }
             self.doing[at].landed = Some(outcome);
             if self.rng.chance(0.5) {
                 return;
@@ -722,6 +767,10 @@ impl World {
         bytes: Vec<[u8; SECTOR]>,
     ) -> Result<Vec<[u8; SECTOR]>, IoFailed> {
         let to = self.flash_at(shard, slot);
+        self.charge(u64::from(lines) * LINE);
+        if self.finds_no_space() {
+            return Err(IoFailed);
+        }
         if self.device.borrow_mut().fails() {
             if !self.device.borrow().dead {
                 self.device.borrow_mut().write_torn(to, &bytes);
@@ -765,6 +814,10 @@ impl World {
     // ---- the log ----
 
     fn step_log(&mut self) {
+        if self.log.is_some() && std::mem::take(&mut self.gives_up) {
+            self.seen.given_up += 1;
+            return self.give_up();
+        }
         let Some(mut log) = self.log.take() else { return };
         // What was asked for since the log's thread last looked waits for its next turn.
         if self.draining || self.trims || self.rng.chance(0.6) {
@@ -774,6 +827,7 @@ impl World {
         }
         let (now, mut io) = (self.now(), self.io());
         let before = log.stats();
+        self.flushing.flushes.begin_turn();
         let outcome = log.step(now, &mut InWorld(self), &mut io);
         self.seen.snapshots += log.stats().snapshots - before.snapshots;
         self.seen.cleared += log.stats().intents_cleared - before.intents_cleared;
@@ -784,29 +838,10 @@ impl World {
         self.forget();
     }
 
-    /// What a daemon does when the log fails: no line is used any more, in this run or the next.
-    fn give_up(&mut self) {
-        self.void = true;
-        self.log = None;
-        let now = self.now();
-        for shard in 0..self.shards.len() {
-            self.call(shard, |s, fx| s.disable(now, fx));
-        }
-        self.asked.clear();
-        let waiting: Vec<OpId> = self
-            .ops
-            .iter()
-            .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
-            .map(|(&op, _)| op)
-            .collect();
-        for op in waiting.into_iter().filter(|op| !self.forgetting.contains(op)).collect::<Vec<_>>()
-        {
-            self.finish_range(op);
-        }
-    }
-
     fn count(&mut self) {
         self.seen.holes += std::mem::take(&mut self.device.borrow_mut().holes);
+        self.seen.stayed += self.shares.stayed.get();
+        self.seen.at_ceiling += self.shares.at_ceiling.get();
         for shard in &self.shards {
             let s = shard.stats();
             self.seen.hits += s.read_hits;
@@ -839,7 +874,7 @@ impl World {
             // A client's flush: of another session than the log's.
             560..563 => {
                 self.seen.flushes += 1;
-                self.volatile.clear();
+                self.store_is_durable();
             }
             540..556 if self.lazy_log && idle => self.begin_range(PartKind::Prefetch),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
@@ -877,8 +912,9 @@ impl World {
                 shard.sweep(steps as u32);
             }
             440 => {
-                // A quiet spell: regions become quiet too.
-                self.time += 100;
+                // A quiet spell: regions become quiet too, and lines are counted.
+                self.shares.count(&self.shards);
+                self.spell();
             }
             _ => self.advance(),
         }
@@ -890,6 +926,7 @@ impl World {
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
             self.act()?;
             self.read_ahead();
+            self.flush_on();
             Ok(())
         }));
         match outcome {

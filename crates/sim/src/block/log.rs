@@ -1,8 +1,12 @@
 //! The log of the map in virtual time: the same [`MapLog`], over a device that keeps nothing.
 
 use larder_base::Nanos;
+use larder_engine::block::node::quiet::Changes;
+use larder_engine::block::node::ranged::Bits;
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{IoFailed, LogIo, LogShards, LogStep, MapRecord, SlotId, TableChange};
+use larder_engine::block::{
+    IoFailed, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId, TableChange,
+};
 use larder_format::block::log::Held;
 
 use super::BlockSim;
@@ -63,6 +67,8 @@ impl LogIo for NotedIo {
 struct Shards<'a> {
     shards: &'a mut [TapedShard],
     world: &'a mut World,
+    bits: &'a mut Bits,
+    changes: &'a Changes,
     now: Nanos,
 }
 
@@ -107,7 +113,7 @@ impl LogShards for Shards<'_> {
     }
 
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
-        self.shards[shard as usize].quiet(region)
+        self.changes.is_quiet(self.now, region) && self.shards[shard as usize].quiet(region)
     }
 
     fn intent_ready(&mut self, shard: u32, region: u32) {
@@ -115,17 +121,7 @@ impl LogShards for Shards<'_> {
             self.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             return;
         }
-        let groups = self.world.layout.region_groups;
-        let World { ranges, given, .. } = &mut *self.world;
-        for (id, range) in ranges.iter_mut() {
-            let regions = range.first.group().0 / groups..=range.last.group().0 / groups;
-            if range.bits > 0 && regions.contains(&u64::from(region)) {
-                range.bits -= 1;
-                if range.bits == 0 {
-                    given.push_back(*id);
-                }
-            }
-        }
+        self.bits.durable(region, |id| self.world.given.push_back(id));
     }
 
     fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
@@ -135,7 +131,8 @@ impl LogShards for Shards<'_> {
 
 impl BlockSim {
     /// Asks for the bits of a range's regions.
-    pub(super) fn ask_range(&mut self, first: u32, last: u32) {
+    pub(super) fn ask_range(&mut self, id: OpId, first: u32, last: u32) {
+        self.range_bits.wait(id, first, last);
         (first..=last).for_each(|region| self.log.ask(RANGE, region));
         self.world.log_wanted = true;
     }
@@ -177,7 +174,8 @@ impl BlockSim {
         }
         self.log_due = None;
         let mut io = NotedIo { keeps: self.world.files.is_some(), ..NotedIo::default() };
-        let mut shards = Shards { shards: &mut self.shards, world: &mut self.world, now };
+        let (world, bits, changes) = (&mut self.world, &mut self.range_bits, &self.changes);
+        let mut shards = Shards { shards: &mut self.shards, world, bits, changes, now };
         // The device takes everything, so that the log cannot fail.
         let step = self.log.step(now, &mut shards, &mut io).unwrap_or(LogStep::Idle);
         let before = self.map_bytes_written;
@@ -196,7 +194,7 @@ impl BlockSim {
                 }
             }
         }
-        self.world.spend(now, self.map_bytes_written - before);
+        self.world.charge_map(now, self.map_bytes_written - before);
         self.log_free = now + Nanos(self.flush.0 * io.flushes.saturating_sub(1));
         match step {
             LogStep::Worked if self.world.files.is_some() => {

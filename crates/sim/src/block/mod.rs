@@ -8,6 +8,7 @@
 //! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
 
 mod log;
+mod shares;
 mod space;
 mod sparse;
 mod spec;
@@ -16,19 +17,29 @@ mod store;
 mod tests;
 mod world;
 
+use std::collections::BTreeMap;
+
 use larder_base::{ByteSize, Nanos, UnixSecs, Words};
 use larder_engine::block::MapLog;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
+use larder_engine::block::node::backoff::Backoff;
+use larder_engine::block::node::coalesce::{Piece, Pieces};
+use larder_engine::block::node::cut::cut;
+use larder_engine::block::node::limits::Limits;
+use larder_engine::block::node::quiet::{Changes, QUIET};
+use larder_engine::block::node::ranged::{self, Bits, Discard, LEAST_VOID, Progress, STEP, Turns};
+use larder_engine::block::node::readahead::ReadAhead;
+use larder_engine::block::node::share::Count;
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, IoFailed, LineId, OpId, Part,
-    PartKind, ReadAhead, Regions, Verdict,
+    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, OpId,
+    Part, PartKind, Regions, Verdict,
 };
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
-use larder_policy::block::{BlockAccess, BlockKind, BlockOp, VerdictCounts, VolumeId};
+use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule, VerdictCounts, VolumeId};
 use larder_policy::budget::WriteBudget;
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
@@ -38,19 +49,19 @@ pub(crate) use world::Answered;
 
 use crate::experiment::drive::Drive;
 use crate::experiment::{ExperimentError, Timing};
+use shares::Shares;
 use spec::Wrong;
-use world::{Ahead, Event, Fx, Op, Range, World};
+use world::{Ahead, Event, Fx, Op, Range, StoreAsk, World};
 
 /// Of a request at most this much counts; no device takes more at once.
 const MOST_REQUEST: u64 = 1 << 30;
-/// A trim of more groups than this locks its range as a whole, as in the daemon.
-const RANGE_GROUPS: u64 = 256;
-/// What is read ahead is asked for in pieces of so many bytes, as in the daemon.
-const AHEAD: u64 = 256 << 10;
-/// Slots or groups that are looked at in one turn when a range is dropped.
-const RANGE_STEP: u32 = 1 << 20;
-/// A region that has had no write for so long loses its bit, as in the daemon.
-const QUIET: Nanos = Nanos::from_secs(5);
+/// How long after a trim its void lines are swept, and how many slots at a time: as in the daemon.
+const SWEEP: Nanos = Nanos::from_millis(100);
+const SWEEP_STEP: u32 = 512;
+/// How often the lines of volumes are counted where a share is stated: as in the daemon.
+const COUNT: Nanos = Nanos::from_secs(1);
+/// Nothing is selected in a simulation.
+const NO_RULE: Option<fn(u64) -> Rule> = None;
 /// CRC-32C of every line: the engine compares what it is given, and the bytes are left out.
 const CRCS: [u32; 4096] = [0; 4096];
 
@@ -107,6 +118,12 @@ pub(crate) struct BlockSim {
     depth: usize,
     parts: Vec<(u64, u32)>,
     verdicts: Vec<Verdict>,
+    range_turns: Turns,
+    /// Ranges that wait for their bits.
+    range_bits: Bits,
+    changes: Changes,
+    /// The lines of volumes are going to be counted.
+    counts: bool,
 }
 
 impl BlockSim {
@@ -171,7 +188,10 @@ impl BlockSim {
         let budget = WriteBudget::new(&spec.write_budget, lines, None, Nanos::ZERO);
         let budget =
             budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
-        world.budget = budget.is_on().then_some(budget);
+        let stated = spec.stated_shares().map_err(wrong)?;
+        world.shares = Shares::new(stated.into_iter(), &layout)
+            .map_err(|(volume, why)| wrong(("shares", format!("of volume {volume}"), why)))?;
+        world.limits = Limits::new(Some((budget, None)), Backoff::default());
         let mut sim = BlockSim {
             shards,
             placing,
@@ -187,6 +207,10 @@ impl BlockSim {
             depth: spec.depth as usize,
             parts: Vec::new(),
             verdicts: Vec::new(),
+            range_turns: Turns::default(),
+            range_bits: Bits::default(),
+            changes: Changes::new(layout.regions, QUIET),
+            counts: false,
         };
         sim.wake_log(Nanos::ZERO);
         Ok(sim)
@@ -307,6 +331,7 @@ impl BlockSim {
                 self.call(shard, |s, now, fx| s.flash_written(now, io, Ok(sums(lines)), fx));
             }
             Event::FlashFull { shard, io } => {
+                self.world.limits.backoff.full(self.now);
                 self.call(shard, |s, now, fx| s.flash_written(now, io, Err(IoFailed), fx));
             }
             Event::Loaded { shard, io, page } => {
@@ -325,11 +350,11 @@ impl BlockSim {
                 self.call(shard, |s, now, fx| s.backing_changed(now, io, Ok(()), fx));
             }
             Event::RangeChanged { range } => self.range_over(range),
+            Event::Sweep => self.sweep(),
+            Event::Count => self.count(),
             Event::Log => self.step_log(now),
         }
-        self.serve_ranges();
-        self.read_ahead_of_misses();
-        self.wake_log(self.now);
+        self.serve();
         true
     }
 
@@ -341,6 +366,7 @@ impl BlockSim {
     // ---- requests ----
 
     fn submit(&mut self, number: u64, came: Nanos, request: &Request) -> Result<(), Stop> {
+        self.count_soon();
         let volume = request.app;
         if !self.world.admissions.contains_key(&volume)
             && self.world.admissions.len() >= MAX_VOLUMES
@@ -365,6 +391,7 @@ impl BlockSim {
         let mut parts = std::mem::take(&mut self.parts);
         parts.clear();
         let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let region_groups = self.world.layout.region_groups;
         // Where the first byte lies, and how far its neighbours are cached.
         let mut place = (0, 0);
         let (mut offset, end) = (request.offset, request.offset + bytes);
@@ -375,16 +402,16 @@ impl BlockSim {
             if offset == request.offset {
                 place = (at, self.world.end_of_volume(at + left, request.offset + left));
             }
-            self.world.note(LineId(at / line), LineId((at + run - 1) / line), class);
-            if kind == PartKind::Trim && run.div_ceil(group) > RANGE_GROUPS {
+            let (first, last) = (LineId(at / line), LineId((at + run - 1) / line));
+            self.world.note(first, last, class);
+            if kind != PartKind::Read {
+                let region = |line: LineId| (line.group().0 / region_groups) as u32;
+                self.changes.changing(self.now, region(first)..=region(last));
+            }
+            if kind == PartKind::Trim && ranged::is_whole(run, group) {
                 ranges.push((at, run));
             } else {
-                let mut from = at;
-                while from < at + run {
-                    let to = ((from / group + 1) * group).min(at + run);
-                    parts.push((from, (to - from) as u32));
-                    from = to;
-                }
+                cut((at, at + run), u64::MAX, line, NO_RULE, &mut parts);
             }
             offset += run;
         }
@@ -429,82 +456,109 @@ impl BlockSim {
         }
         (self.parts, self.verdicts) = (parts, verdicts);
         self.world.step(self.now, op, false);
-        self.serve_ranges();
         if let Some(ahead) = ahead {
             self.read_ahead(ahead, number);
         }
-        self.read_ahead_of_misses();
-        self.wake_log(self.now);
+        self.serve();
         Ok(())
     }
 
-    // ---- reading ahead: as the daemon's worker does it ----
+    /// What the shards have asked for at once goes its way.
+    fn serve(&mut self) {
+        self.serve_ranges();
+        self.serve_store();
+        self.wake_log(self.now);
+    }
 
-    fn read_ahead_of_misses(&mut self) {
-        while let Some((at, end, number)) = self.world.missed.pop_front() {
+    /// What shards ask of the store becomes as few requests as may be. A miss may have a stream read ahead of.
+    fn serve_store(&mut self) {
+        while let Some((op, ask)) = self.world.store_asks.pop_front() {
+            let (first, kind) = match ask {
+                StoreAsk::Read(piece) => (piece, PartKind::Read),
+                StoreAsk::Change(piece, kind) => (piece, kind),
+                StoreAsk::Other => continue,
+            };
+            let (reads, queue) = (kind == PartKind::Read, &mut self.world.store_asks);
+            let pieces = Pieces::gather(op, first, reads, queue, StoreAsk::waiting);
+            let (at, len) = (pieces.at(), u64::from(pieces.len()));
+            let done = self.world.ask_store(self.now, op, kind, at, len);
+            for Piece { shard, io, .. } in pieces.iter() {
+                let event = match reads {
+                    true => Event::StoreRead { shard, io },
+                    false => Event::StoreChanged { shard, io },
+                };
+                self.world.at(done, event);
+            }
+            let reader = self.world.ops.get(&op).filter(|o| reads && o.kind == PartKind::Read);
+            let Some(&Op { at, end, number, .. }) = reader else { continue };
             if let Some(ahead) = self.world.streams.missed(at, end) {
                 self.read_ahead(ahead, number);
             }
         }
     }
 
+    // ---- reading ahead ----
+
     /// Reads a stretch of the line space before anybody asks for it.
-    fn read_ahead(&mut self, ReadAhead { from, to, verdict }: ReadAhead, number: u64) {
+    fn read_ahead(&mut self, mut ahead: ReadAhead, number: u64) {
         let line = u64::from(self.world.layout.line);
-        let group = line * u64::from(GROUP_LINES);
-        let mut at = from;
-        while at < to && self.world.affords(self.now, to - at) {
-            let next = ((at / AHEAD + 1) * AHEAD).min(to);
+        let (now, verdict) = (self.now, ahead.verdict);
+        while let Some((at, len)) =
+            ahead.next(|bytes| self.world.limits.refuses(Rule::ByPolicy, now, bytes).is_some())
+        {
             let op = self.world.new_op();
             // One for the beginning.
             self.world.aheads.insert(op, Ahead { at, pending: 1, number, asked_store: false });
-            while at < next {
-                let end = ((at / group + 1) * group).min(next);
-                let (kind, len) = (PartKind::Prefetch, (end - at) as u32);
-                let part = Part { op, kind, at, len, verdict };
+            let mut parts = Vec::with_capacity(4);
+            cut((at, at + len), u64::MAX, line, NO_RULE, &mut parts);
+            for (at, len) in parts {
+                let part = Part { op, kind: PartKind::Prefetch, at, len, verdict };
                 self.world.begin_ahead(op);
                 let shard = self.placing.shard(LineId(at / line).group());
                 self.call(shard, |s, now, fx| s.submit(now, part, fx));
-                at = end;
             }
             self.world.step_ahead(op);
         }
     }
 
-    // ---- ranges: as the daemon's worker does them ----
+    // ---- ranges ----
 
     fn begin_range(&mut self, op: OpId, at: u64, len: u64) {
         let line = u64::from(self.world.layout.line);
         let id = self.world.new_op();
         let (first, last) = (LineId(at / line), LineId((at + len - 1) / line));
-        self.world.ranges.insert(id, Range { op, first, last, at, len, locked: 0, bits: 0 });
-        self.call(0, |s, now, fx| s.lock_range(now, id, first, last, fx));
+        let progress = Progress::new(first, last, self.world.layout.shards);
+        self.world.ranges.insert(id, Range { op, at, len, progress });
+        if self.range_turns.enter(id) {
+            self.lock_next(id);
+        }
+    }
+
+    fn lock_next(&mut self, id: OpId) {
+        let Some(progress) = self.world.ranges.get(&id).map(|r| r.progress) else { return };
+        let Some(shard) = progress.next() else { return };
+        self.call(shard, |s, now, fx| s.lock_range(now, id, progress.first, progress.last, fx));
     }
 
     fn serve_ranges(&mut self) {
         while let Some(id) = self.world.given.pop_front() {
             let Some(range) = self.world.ranges.get_mut(&id) else { continue };
-            let (first, last) = (range.first, range.last);
-            if range.locked < self.world.layout.shards {
-                range.locked += 1;
-                let next = range.locked;
-                if next < self.world.layout.shards {
-                    self.call(next, |s, now, fx| s.lock_range(now, id, first, last, fx));
+            if range.progress.next().is_some() {
+                if range.progress.given().is_some() {
+                    self.lock_next(id);
                     continue;
                 }
                 let groups = self.world.layout.region_groups;
                 let region = |line: LineId| (line.group().0 / groups) as u32;
-                range.bits = region(last) - region(first) + 1;
-                self.ask_range(region(first), region(last));
+                let (first, last) = (region(range.progress.first), region(range.progress.last));
+                self.ask_range(id, first, last);
                 continue;
             }
             // Its bits are durable: the lines go, then the store changes.
-            let (op, at, len) = (range.op, range.at, range.len);
+            let Range { op, at, len, progress: Progress { first, last, .. } } = *range;
             for shard in &mut self.shards {
-                let mut cursor = Some(0);
-                while let Some(from) = cursor {
-                    cursor = shard.drop_range(first, last, from, RANGE_STEP);
-                }
+                let mut discard = Discard::lines(first, last, STEP).voiding(LEAST_VOID);
+                while discard.turn(shard) {}
             }
             let done = self.world.ask_store(self.now, op, PartKind::Trim, at, len);
             self.world.at(done, Event::RangeChanged { range: id });
@@ -517,6 +571,47 @@ impl BlockSim {
         }
         if let Some(range) = self.world.ranges.remove(&id) {
             self.world.step(self.now, range.op, false);
+        }
+        if let Some(next) = self.range_turns.leave(id) {
+            self.lock_next(next);
+        }
+        if self.shards.iter().any(|s| s.wants_sweep()) {
+            self.world.at(self.now + SWEEP, Event::Sweep);
+        }
+    }
+
+    /// Counts the lines of each volume. As long as there is anything else to be done, and with the next request, it is counted
+    /// again.
+    fn count(&mut self) {
+        let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+        let World { layout, space, .. } = &self.world;
+        let of = |group: GroupId| {
+            let (volume, _) = space.unmap(group.line(0).0 * u64::from(layout.line));
+            Some(VolumeId(volume))
+        };
+        for shard in &self.shards {
+            let mut count = Count::default();
+            while count.turn(shard, of, |volume, lines| {
+                *counts.entry(volume.0).or_default() += lines;
+            }) {}
+        }
+        self.world.shares.set(&counts);
+        self.counts = false;
+        if self.world.next_at().is_some() {
+            self.count_soon();
+        }
+    }
+
+    fn count_soon(&mut self) {
+        if self.world.shares.is_any() && !std::mem::replace(&mut self.counts, true) {
+            self.world.at(self.now + COUNT, Event::Count);
+        }
+    }
+
+    /// Lines of ranges that were made void leave the map. How long the thread that does it takes is not modelled.
+    fn sweep(&mut self) {
+        for shard in &mut self.shards {
+            while shard.sweep(SWEEP_STEP) {}
         }
     }
 }

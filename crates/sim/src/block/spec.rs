@@ -1,8 +1,12 @@
 //! The block cache and the store behind it, as an experiment states them.
 
+use std::collections::BTreeMap;
+
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
+use larder_engine::block::node::readahead;
+use larder_engine::block::node::share::Share;
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, VictimPolicy,
 };
@@ -53,10 +57,13 @@ pub struct Block {
     /// Bytes that may be on their way to flash behind replies; beyond, lines are not cached. Default 64 MiB.
     #[serde(default = "fill_memory")]
     pub fill_memory: ByteSize,
-    /// How far streams of reads are read ahead of at most, as `larder block serve --readahead` takes it (by default that reads
-    /// ahead 1 MiB). Default 0: not at all, as in the papers' caches.
-    #[serde(default)]
+    /// How far streams of reads are read ahead of at most, as `larder block serve --readahead` takes it; 0: not at all, as in the
+    /// papers' caches. Default 1 MiB.
+    #[serde(default = "ahead")]
     pub readahead: ByteSize,
+    /// What volumes may have of the cache, by their numbers in the trace: `FLOOR..CEILING`, as `larder block serve --share` takes it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub shares: BTreeMap<String, String>,
     /// Bytes of a volume: its stretch of the line space, and what admission sizes its tables by. Default 0: stretches of
     /// 1 GiB as they are touched, and tables for sixteen times the flash.
     #[serde(default)]
@@ -69,9 +76,6 @@ pub struct Block {
     #[serde(default = "depth")]
     pub depth: u32,
 }
-
-/// The furthest that anything is read ahead.
-const MOST_AHEAD: ByteSize = ByteSize::mib(64);
 
 fn line() -> ByteSize {
     ByteSize::kib(4)
@@ -99,6 +103,9 @@ fn admission() -> String {
 }
 fn fill_memory() -> ByteSize {
     ByteSize::mib(64)
+}
+fn ahead() -> ByteSize {
+    readahead::DEFAULT
 }
 fn depth() -> u32 {
     64
@@ -178,6 +185,18 @@ impl Block {
         Ok(Making { replacement: self.replacement()?, reclaim, evict })
     }
 
+    /// What volumes may have, by number.
+    pub(crate) fn stated_shares(&self) -> Result<Vec<(u32, Share)>, Wrong> {
+        let parse = |(volume, share): (&String, &String)| {
+            let wrong = |must: String| ("shares", format!("{volume} = '{share}'"), must);
+            let number = volume.parse();
+            let number =
+                number.map_err(|_| wrong("name a volume by its number in the trace".to_owned()))?;
+            Ok((number, share.parse().map_err(wrong)?))
+        };
+        self.shares.iter().map(parse).collect()
+    }
+
     /// The engine's write mode.
     pub(crate) fn write_mode(&self) -> Result<WriteMode, Wrong> {
         match self.write.parse() {
@@ -204,8 +223,8 @@ impl Block {
         self.making()?;
         self.write_mode()?;
         self.admission()?;
-        if self.readahead.0 > MOST_AHEAD.0 {
-            let must = format!("{MOST_AHEAD} at most, as the daemon takes it");
+        if self.readahead.0 > readahead::FURTHEST.0 {
+            let must = format!("{} at most, as the daemon takes it", readahead::FURTHEST);
             return Err(("readahead", self.readahead.to_string(), must));
         }
         if !(1..=65_536).contains(&self.depth) {

@@ -6,7 +6,7 @@ use crate::experiment::Drive as DriveSpec;
 
 fn spec(placement: &str, write: &str, admission: &str) -> Block {
     let text = format!(
-        "flash = \"12m\"\nplacement = '{placement}'\nwrite = '{write}'\nadmission = '{admission}'\ndepth = 8"
+        "flash = \"12m\"\nplacement = '{placement}'\nwrite = '{write}'\nadmission = '{admission}'\ndepth = 8\nreadahead = 0"
     );
     toml::from_str(&text).unwrap()
 }
@@ -136,6 +136,61 @@ fn a_trim_of_a_whole_range_is_one_change_of_the_store() {
 }
 
 /// As many as there is depth for, and no more.
+/// A request of many groups is one of the store, of a mebibyte at most: as in the daemon.
+#[test]
+fn pieces_of_a_request_are_one_request_to_the_store() {
+    let mut sim = sim(&spec("set:8", "hdd-ssd", "all"));
+    let s = 1_000_000;
+    let (mib, miss) = (1 << 20, |of: &mut BlockSim, request| {
+        let before = of.world.store.counts();
+        run(of, [request]);
+        settle(of);
+        let after = of.world.store.counts();
+        let reads = (after.reads - before.reads, after.read_bytes - before.read_bytes);
+        (reads, after.writes - before.writes)
+    });
+    assert_eq!(miss(&mut sim, at(s, read(0, mib))), ((1, mib), 0));
+    assert_eq!(miss(&mut sim, at(2 * s, read(2 * mib, 3 * mib / 2))), ((2, 3 * mib / 2), 0));
+    assert_eq!(miss(&mut sim, at(3 * s, write(0, mib))), ((0, 0), 1));
+    // What is cached in between parts it.
+    assert_eq!(miss(&mut sim, at(4 * s, read(6 * mib, 4096))), ((1, 4096), 0));
+    let around = at(5 * s, read(6 * mib - 65_536, 131_072));
+    assert_eq!(miss(&mut sim, around), ((2, 131_072 - 4096), 0));
+}
+
+/// A volume at its ceiling takes the places of its own lines; one with no more than its floor loses none to others.
+#[test]
+fn volumes_have_their_shares() {
+    let mut lines = Vec::new();
+    for (volume, share) in [("9", "..50%"), ("1", "..10%"), ("0", "60%..")] {
+        let shares = [(volume.to_owned(), share.to_owned())].into();
+        let mut sim = sim(&Block { shares, ..spec("set:16", "hdd-ssd", "all") });
+        let mut rng = Rng::new(3);
+        let mut requests = Vec::new();
+        for i in 0..12_000u64 {
+            // Volume 0 has a fourth of the requests, and what it reads would all find room.
+            let (app, lines) = if rng.chance(0.25) { (0, 1200) } else { (1, 8000) };
+            let request = read(rng.below(lines) * 4096, 4096);
+            requests.push(at(1000 * i, Request { app, ..request }));
+        }
+        run(&mut sim, requests);
+        settle(&mut sim);
+        let (slots, mut counts) = (sim.slots(), BTreeMap::new());
+        for shard in &sim.shards {
+            let mut slots = Vec::new();
+            BlockShard::state(shard, larder_engine::block::SlotId(0), u32::MAX, &mut slots);
+            for (line, _) in slots.iter().flatten() {
+                *counts.entry(sim.world.space.unmap(line * 4096).0).or_insert(0u64) += 1;
+            }
+        }
+        lines.push((slots, counts[&0], counts[&1]));
+    }
+    let [(slots, fair, _), (_, beside, capped), (_, floored, _)] = lines[..] else { panic!() };
+    assert!(fair < slots / 2, "{lines:?}");
+    assert!(capped <= slots / 10 && beside > fair, "{lines:?}");
+    assert!(floored > fair + slots / 20, "{lines:?}");
+}
+
 #[test]
 fn a_closed_loop_keeps_its_depth() {
     let time = |depth: u32| {
@@ -623,7 +678,7 @@ fn streams_are_read_ahead_of_as_the_daemon_does_it() {
         let mut sim = sim(&spec);
         let answered = run(&mut sim, scan(0, 1000));
         settle(&mut sim);
-        assert!(sim.world.aheads.is_empty() && sim.world.missed.is_empty());
+        assert!(sim.world.aheads.is_empty() && sim.world.store_asks.is_empty());
         let bytes = sim.sums().store.read_bytes;
         (answered.iter().filter(|a| a.reached_store).count(), bytes)
     };

@@ -4,19 +4,23 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use larder_base::Nanos;
+use larder_engine::block::node::coalesce::{Piece, Waiting};
+use larder_engine::block::node::limits::{self, Limits};
+use larder_engine::block::node::ranged::Progress;
+use larder_engine::block::node::readahead::Streams;
+use larder_engine::block::node::share::{self, Stays};
 use larder_engine::block::record::TapedAdmission;
 use larder_engine::block::{
-    BlockEffects, GROUP_LINES, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
-    Streams, Verdict,
+    BlockEffects, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId,
+    Source, Verdict,
 };
 use larder_format::block::Layout;
 use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
-    BlockKind, BlockOp, BlockSetup, LineId as PolicyLine, Reason, Verdict as PolicyVerdict,
-    VerdictCounts, Victim, VolumeId,
+    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockKind, BlockSetup,
+    LineId as PolicyLine, Reason, Rule, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
-use larder_policy::budget::WriteBudget;
 
+use super::shares::Shares;
 use super::space::Space;
 use super::sparse::Files;
 use super::store::StoreModel;
@@ -62,8 +66,31 @@ pub(super) enum Event {
     RangeChanged {
         range: OpId,
     },
+    /// Void lines are swept.
+    Sweep,
+    /// The lines of volumes are counted.
+    Count,
     /// The log's turn.
     Log,
+}
+
+/// What shards ask for, as far as it matters to requests for the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum StoreAsk {
+    Read(Piece),
+    Change(Piece, PartKind),
+    /// Something else that an operation is told or asks for.
+    Other,
+}
+
+impl StoreAsk {
+    pub(super) fn waiting(&self) -> Waiting {
+        match *self {
+            StoreAsk::Read(piece) => Waiting::Read(piece),
+            StoreAsk::Change(piece, _) => Waiting::Change(piece),
+            StoreAsk::Other => Waiting::Other,
+        }
+    }
 }
 
 /// A client's request under way.
@@ -123,14 +150,9 @@ pub(crate) struct Answered {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub op: OpId,
-    pub first: LineId,
-    pub last: LineId,
     pub at: u64,
     pub len: u64,
-    /// Shards that have given it.
-    pub locked: u32,
-    /// Regions whose bits are awaited.
-    pub bits: u32,
+    pub progress: Progress,
 }
 
 /// Who brings what a read brings.
@@ -147,8 +169,10 @@ pub(super) struct World {
     /// Of a sparse cache, what lies between its file and the drive.
     pub files: Option<Files>,
     pub store: StoreModel,
-    /// What may be written to the cache device, if that is limited.
-    pub budget: Option<WriteBudget>,
+    /// What keeps lines from flash.
+    pub limits: Limits,
+    /// What volumes may have of the cache.
+    pub shares: Shares,
     pub space: Space,
     pub admission: BlockAdmissionConfig,
     pub volume_bytes: u64,
@@ -164,8 +188,8 @@ pub(super) struct World {
     pub ops: BTreeMap<OpId, Op>,
     pub streams: Streams,
     pub aheads: BTreeMap<OpId, Ahead>,
-    /// Reads for which the store was asked: first byte, end of what may be cached, number. Streams have not heard of it yet.
-    pub missed: VecDeque<(u64, u64, u64)>,
+    /// What the store is to be asked, on whose behalf.
+    pub store_asks: VecDeque<(OpId, StoreAsk)>,
     next_op: u64,
     reads: BTreeMap<(u32, IoId), Brings>,
     pub ranges: BTreeMap<OpId, Range>,
@@ -196,7 +220,8 @@ impl World {
             drive,
             files: None,
             store,
-            budget: None,
+            limits: Limits::default(),
+            shares: Shares::default(),
             admission,
             volume_bytes,
             knows_volumes: stretch > 0,
@@ -209,7 +234,7 @@ impl World {
             ops: BTreeMap::new(),
             streams: Streams::new(readahead, u64::from(layout.line) * u64::from(GROUP_LINES)),
             aheads: BTreeMap::new(),
-            missed: VecDeque::new(),
+            store_asks: VecDeque::new(),
             next_op: 0,
             reads: BTreeMap::new(),
             ranges: BTreeMap::new(),
@@ -333,6 +358,14 @@ impl World {
         })
     }
 
+    /// An operation is told something, or asks for something that is not the store's: requests for the store on both sides of it
+    /// are not one.
+    fn told(&mut self, op: OpId) {
+        if self.store_asks.back().is_some_and(|last| !matches!(last.1, StoreAsk::Other)) {
+            self.store_asks.push_back((op, StoreAsk::Other));
+        }
+    }
+
     /// A read, write or trim of the store on behalf of `op`: when it is over.
     pub(super) fn ask_store(
         &mut self,
@@ -351,18 +384,16 @@ impl World {
         }
     }
 
-    // ---- the write budget, as the daemon's ----
-
-    /// Whether so many bytes of new lines may go to flash now.
-    pub(super) fn affords(&mut self, now: Nanos, bytes: u64) -> bool {
-        self.budget.as_mut().is_none_or(|b| b.affords(now, bytes))
+    /// So many bytes of lines leave for the drive.
+    fn charge_lines(&mut self, now: Nanos, bytes: u64) {
+        self.line_bytes_written += bytes;
+        // (No budget of a simulation is kept in a file.)
+        let _ = self.limits.charge(now, bytes);
     }
 
-    /// So many bytes go to the cache device.
-    pub(super) fn spend(&mut self, now: Nanos, bytes: u64) {
-        if let Some(budget) = &mut self.budget {
-            budget.charge(now, bytes);
-        }
+    /// So many bytes of the map leave for the drive.
+    pub(super) fn charge_map(&mut self, now: Nanos, bytes: u64) {
+        let _ = self.limits.charge_log(now, bytes);
     }
 
     // ---- admission ----
@@ -391,50 +422,94 @@ impl World {
     }
 
     /// What admission says of an access, for each of its `parts` (addresses in the line space), and of what is read ahead of
-    /// it. As the daemon asks it.
+    /// it.
     pub(super) fn judge(
         &mut self,
         access: &BlockAccess,
         parts: &[(u64, u32)],
         out: &mut Vec<Verdict>,
     ) -> Verdict {
-        out.clear();
-        let line_bytes = u64::from(self.layout.line);
-        let World { admissions, space, budget, .. } = self;
-        let Some(admission) = admissions.get_mut(&access.volume.0) else { return Verdict::Reject };
-        let observed = admission.observe(access);
-        let compete = admission.wants_victim();
-        let mut ahead = Verdict::Admit;
-        for &(at, len) in parts {
-            if budget.as_mut().is_some_and(|b| !b.affords(access.now, u64::from(len))) {
-                admission.count(PolicyVerdict::Reject(Reason::Budget));
-                out.push(Verdict::Reject);
-                ahead = Verdict::Reject;
-                continue;
+        let line = self.layout.line;
+        let World { admissions, space, limits, metadata, .. } = self;
+        let Some(admission) = admissions.get_mut(&access.volume.0) else {
+            out.clear();
+            return Verdict::Reject;
+        };
+        let parts = parts.iter().map(|&(at, len)| (space.unmap(at).1, len));
+        // What a request says of itself comes before what others have said of the same lines.
+        let kind = |at: u64, len: u64| match access.kind {
+            BlockKind::Unknown => {
+                let first = space.find(access.volume.0, at).unwrap_or(0) / u64::from(line);
+                let last = first + (at % u64::from(line) + len.max(1) - 1) / u64::from(line);
+                let known = metadata.range(LineId(first)..=LineId(last)).next();
+                known.map_or(BlockKind::Unknown, |_| BlockKind::Metadata)
             }
-            let (volume, offset) = space.unmap(at / line_bytes * line_bytes);
-            let line = PolicyLine { volume: VolumeId(volume), offset };
-            let (op, kind) = (access.op, access.kind);
-            let candidate = BlockCandidate { line, op, kind, observed, victim: None };
-            let said = admission.ask(&candidate, compete);
-            ahead = ahead.and(admission.ahead(said));
-            out.push(said);
-        }
-        ahead
+            stated => stated,
+        };
+        limits::judge(limits, admission, access, line, parts, |_, _| Rule::ByPolicy, kind, out)
     }
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
         let (of, its) = (self.policy_line(line), self.policy_line(victim));
         let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
         let Some(admission) = self.admissions.get_mut(&of.volume.0) else { return true };
-        let candidate = BlockCandidate {
-            line: of,
-            op: BlockOp::Read,
-            kind,
-            observed: Default::default(),
-            victim: Some(Victim { line: its, kind: its_kind }),
+        let preferred = limits::prefer(admission, (of, kind), (its, its_kind));
+        if !preferred {
+            self.shares.not_taken(its.volume.0, of.volume.0);
+        }
+        preferred
+    }
+
+    fn volume_of(&self, line: LineId) -> u32 {
+        self.space.unmap(line.0 * u64::from(self.layout.line)).0
+    }
+
+    /// Whether the line at `victim` stays, though the one at `line` would take its place.
+    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
+        if !self.shares.is_any() {
+            return false;
+        }
+        let of = line.map(|line| self.volume_of(line));
+        match self.shares.keep(self.volume_of(victim), of) {
+            Stays::No => false,
+            Stays::Yes(reason) => {
+                self.refused(of, reason);
+                true
+            }
+        }
+    }
+
+    /// Whether the lines of a page of the table stay.
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        if !self.shares.is_any() {
+            return false;
+        }
+        let of = |group: GroupId| {
+            let volume = self.volume_of(group.line(0));
+            Some((VolumeId(volume), volume))
         };
-        admission.admit(&candidate).is_admit()
+        let shares = share::of_page((first, last), self.layout.shards.into(), lines.into(), of);
+        self.shares.keep_page(shares)
+    }
+
+    /// Whether the volume of `line` may have one more.
+    fn may_grow(&mut self, line: LineId) -> bool {
+        if !self.shares.is_any() {
+            return true;
+        }
+        let volume = self.volume_of(line);
+        let grows = self.shares.may_grow(volume);
+        if !grows {
+            self.refused(Some(volume), Some(Reason::Ceiling));
+        }
+        grows
+    }
+
+    fn refused(&mut self, volume: Option<u32>, reason: Option<Reason>) {
+        let admission = volume.and_then(|volume| self.admissions.get_mut(&volume));
+        if let (Some(admission), Some(reason)) = (admission, reason) {
+            admission.count(PolicyVerdict::Reject(reason));
+        }
     }
 
     /// DRAM of admission, bytes.
@@ -462,14 +537,13 @@ impl Fx<'_> {
 
     /// They are written: when that is done. `None`: there is no room for them.
     fn write_lines(&mut self, now: Nanos, slot: SlotId, lines: u32) -> Option<Nanos> {
-        let World { drive, files, layout, line_bytes_written, .. } = &mut *self.world;
+        let World { drive, files, layout, .. } = &mut *self.world;
         let len = lines * layout.line;
         let done = match files {
             Some(files) => files.write(drive, now, (self.shard, slot), lines)?,
             None => drive.write(now, layout.slot_at(self.shard, slot.0), len),
         };
-        *line_bytes_written += u64::from(len);
-        self.world.spend(now, u64::from(len));
+        self.world.charge_lines(now, u64::from(len));
         Some(done)
     }
 
@@ -483,7 +557,8 @@ impl Fx<'_> {
 }
 
 impl BlockEffects for Fx<'_> {
-    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, op: OpId) {
+        self.world.told(op);
         let done = self.read_lines(self.now, slot, lines);
         self.world.reads.insert((self.shard, io), Brings::Flash);
         self.world.at(done, Event::FlashRead { shard: self.shard, io, lines });
@@ -509,7 +584,8 @@ impl BlockEffects for Fx<'_> {
         self.write(read, io, to, lines);
     }
 
-    fn load(&mut self, io: IoId, page: u32, _op: OpId) {
+    fn load(&mut self, io: IoId, page: u32, op: OpId) {
+        self.world.told(op);
         let World { drive, files, .. } = &mut *self.world;
         let shard = self.shard;
         let done = files.as_mut().map_or(self.now, |f| f.load(drive, self.now, shard, page));
@@ -517,21 +593,18 @@ impl BlockEffects for Fx<'_> {
     }
 
     fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
-        let done = self.world.ask_store(self.now, op, PartKind::Read, at, u64::from(len));
         self.world.reads.insert((self.shard, io), Brings::Store(op));
-        if let Some(o) = self.world.ops.get(&op).filter(|o| o.kind == PartKind::Read) {
-            let missed = (o.at, o.end, o.number);
-            self.world.missed.push_back(missed);
-        }
-        self.world.at(done, Event::StoreRead { shard: self.shard, io });
+        let piece = Piece { shard: self.shard, io, at, len };
+        self.world.store_asks.push_back((op, StoreAsk::Read(piece)));
     }
 
     fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
-        let done = self.world.ask_store(self.now, op, kind, at, u64::from(len));
-        self.world.at(done, Event::StoreChanged { shard: self.shard, io });
+        let piece = Piece { shard: self.shard, io, at, len };
+        self.world.store_asks.push_back((op, StoreAsk::Change(piece, kind)));
     }
 
     fn deliver(&mut self, source: Source, op: OpId, _at: u64, len: u32) {
+        self.world.told(op);
         let brings = match source {
             Source::Io(io) => self.world.reads.get(&(self.shard, io)).copied(),
             Source::Op(by) => Some(Brings::Store(by)),
@@ -549,6 +622,7 @@ impl BlockEffects for Fx<'_> {
     }
 
     fn done(&mut self, op: OpId, result: Result<(), IoFailed>, _holds: bool) {
+        self.world.told(op);
         if self.world.ranges.contains_key(&op) {
             self.world.given.push_back(op);
         } else if self.world.aheads.contains_key(&op) {
@@ -574,5 +648,17 @@ impl BlockEffects for Fx<'_> {
 
     fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
         self.world.prefer(line, victim)
+    }
+
+    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
+        self.world.keep(victim, line)
+    }
+
+    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        self.world.keep_groups(first, last, lines)
+    }
+
+    fn may_grow(&mut self, line: LineId) -> bool {
+        self.world.may_grow(line)
     }
 }

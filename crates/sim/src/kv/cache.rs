@@ -570,7 +570,7 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// What was done so far.
     pub fn counters(&self) -> Counters {
         let shards = self.shard_stats();
-        let log = self.log.as_ref().map(FlashLog::stats).copied().unwrap_or_default();
+        let log = self.log_stats();
         Counters {
             flash_bytes: log.bytes_written,
             flash_record_bytes: log.record_bytes_written,
@@ -618,7 +618,7 @@ impl<M: ObjectMemory> HybridCache<M> {
             s.memory().iter().filter(|(what, _)| *what != "objects").map(|(_, bytes)| bytes).sum()
         };
         (self.shards.0.iter().map(shard).sum::<usize>()
-            + self.log.as_ref().map_or(0, FlashLog::memory_bytes)) as u64
+            + self.log.as_ref().map_or(0, |log| log.memory_bytes())) as u64
     }
 
     /// Bytes of memory that simulating it takes, everything counted.

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use larder_engine::block::{LineId, PartKind, Verdict};
+use larder_engine::block::node::ranged::Progress;
+use larder_engine::block::{PartKind, Verdict};
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, PAGE, Payload};
 
@@ -28,7 +29,8 @@ pub(super) struct ClientOp {
     /// What it waits for.
     pub pending: u32,
     pub failure: Option<Failure>,
-    pub range: Option<RangeState>,
+    /// Of a change that has its range as a whole: how far it is.
+    pub range: Option<Progress>,
     /// What the client says that it holds.
     pub tag: BlockKind,
     /// Of a prefetch: which slots its lines may have.
@@ -99,14 +101,6 @@ impl ClientOp {
         lent.iter().for_each(|(at, bytes)| self.copy(*at, bytes));
         Vec::new()
     }
-}
-
-/// A change that has its range as a whole.
-pub(super) struct RangeState {
-    pub first: LineId,
-    pub last: LineId,
-    /// Shards that have given it.
-    pub locked: u32,
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use larder_engine::block::PartKind;
+use larder_engine::block::node::readahead;
 use larder_policy::block::BlockKind;
 use larder_runtime::Payload;
 
 use super::super::attached::Inside;
+use super::Cached;
 use super::client_op::ClientOp;
-use super::{Cached, PREFETCH};
 use crate::nbd::server::Command;
 use crate::op::{Extent, Failure, FailureKind, Op};
 use crate::server::Volume;
@@ -87,8 +88,8 @@ impl Cached {
                 self.begin(ClientOp { fua, may_punch, fast, ..whole });
             }
             Command::Cache { offset, len } if base.is_some() => {
-                // It is advice: of a very long range the beginning will do.
-                self.begin(op(PartKind::Prefetch, offset, u64::from(len).min(PREFETCH)));
+                let len = u64::from(len).min(readahead::MOST_ADVICE);
+                self.begin(op(PartKind::Prefetch, offset, len));
             }
             Command::Read { offset, buf } => self.through(known, ticket, Op::Read { offset, buf }),
             Command::Write { offset, buf, fua } => {

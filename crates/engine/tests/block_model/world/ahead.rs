@@ -1,6 +1,8 @@
 //! Reading ahead, as a worker of the daemon does it: the engine's streams say how far, the operator's rules where it ends.
 
-use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, ReadAhead, Streams, Verdict};
+use larder_engine::block::node::readahead::{ReadAhead, Streams};
+use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Verdict};
+use larder_policy::block::Rule;
 
 use super::{LINE, PER_LINE, SECTOR, STRETCHES, World};
 
@@ -70,14 +72,18 @@ impl World {
     /// What the streams have asked for, as far as the operator's rules are the same.
     pub(super) fn read_ahead(&mut self) {
         let sector = SECTOR as u64;
-        for ReadAhead { from, to, verdict } in std::mem::take(&mut self.to_read_ahead) {
+        for mut stretch in std::mem::take(&mut self.to_read_ahead) {
+            let ReadAhead { from, to, verdict } = stretch;
             let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * LINE;
             let base = from / per_region * per_region;
             let rule = |at: u64| World::is_never(LineId(at / LINE));
-            let to = self.streams.same_rule((from, to), base, LINE, rule);
-            if from < to {
+            stretch.to = self.streams.same_rule((from, to), base, LINE, rule);
+            let now = self.now();
+            while let Some((at, len)) =
+                stretch.next(|bytes| self.limits.refuses(Rule::ByPolicy, now, bytes).is_some())
+            {
                 self.seen.aheads += 1;
-                let (at, len) = (from / sector, (to - from) / sector);
+                let (at, len) = (at / sector, len / sector);
                 let end = self.end_of_lines(at);
                 if at + len > end {
                     return self

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use larder_base::{Nanos, UnixSecs, Words};
+use larder_base::{UnixSecs, Words};
 use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
 use larder_engine::block::{
@@ -15,6 +15,7 @@ use larder_format::block::BlockSuperblock;
 use larder_format::block::log::Held;
 use larder_policy::block::{EvictionBy, VictimPolicy};
 
+use super::flushing::IDLE;
 use super::{KEY, LINE, PAGE_GROUPS, SHARDS, World};
 use crate::device::SECTOR;
 
@@ -87,8 +88,7 @@ impl World {
                 Map::new(entries, sums, placing, i as u32, shape, making)
             })
             .collect();
-        let idle = Nanos::from_millis(30);
-        let recovered = MapLog::recover(sb, shared, idle, &mut self.io(), |slot, held: Held| {
+        let recovered = MapLog::recover(sb, shared, IDLE, &mut self.io(), |slot, held: Held| {
             let map = &mut maps[(slot / u64::from(slots)) as usize];
             map.restore(
                 SlotId((slot % u64::from(slots)) as u32),
@@ -158,6 +158,9 @@ impl World {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
         self.begin_streams();
+        self.begin_limits();
+        self.begin_flushing();
+        self.shares.count(&self.shards);
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
         Ok(())
@@ -170,8 +173,8 @@ impl World {
         };
         let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
             .map_err(|e| e.to_string())?;
-        let (epoch, idle) = (sb.epoch + 1, Nanos::from_millis(30));
-        let log = MapLog::take_back(sb, epoch, idle, LogStats::default(), &mut self.io());
+        let epoch = sb.epoch + 1;
+        let log = MapLog::take_back(sb, epoch, IDLE, LogStats::default(), &mut self.io());
         #[allow(unused_mut, reason = "faults are planted with a feature")]
         let Ok(mut log) = log else { return Ok(false) };
         #[cfg(feature = "planted")]

@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 
 use larder_base::Words;
 use larder_engine::block::BlockShard;
+use larder_engine::block::node::ranged::Turns;
 
 use super::in_log::InWorld;
-use super::{LINE, World};
+use super::{LINE, TURNS, World};
 use crate::parts::Event;
 
 impl World {
@@ -50,6 +51,7 @@ impl World {
         self.ops.clear();
         self.to_read_ahead.clear();
         self.forgetting.clear();
+        self.turns = Turns::of(TURNS);
         self.buffers.clear();
         self.asked.clear();
         self.backing_is_true();
@@ -131,7 +133,8 @@ impl World {
         }
         self.script.push(format!("{} taken back", self.time));
         self.device.borrow_mut().dead = false;
-        self.volatile.clear();
+        self.store_is_durable();
+        self.flushing.flushes.clear();
         let taken = self.begin_anew()?;
         self.seen.taken_back += u64::from(taken);
         if taken { self.check_map() } else { Ok(()) }
@@ -151,6 +154,7 @@ impl World {
             // Changes that went ahead of their bits are over; the bits are still to come.
             std::mem::take(&mut self.asked).into_iter().for_each(|(s, region)| log.ask(s, region));
             // The backing store may refuse to flush: then its regions stay cold.
+            self.flushing.hurried = u64::MAX;
             let settled = log.settle(now, &mut InWorld(self), &mut io).and_then(|settled| {
                 log.update(&mut io, |sb| sb.clean_epoch = sb.epoch)?;
                 Ok(settled)

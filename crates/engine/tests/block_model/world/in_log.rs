@@ -3,7 +3,7 @@
 use larder_engine::block::{IoFailed, LogShards, MapRecord, OpId, SlotId, TableChange};
 use larder_format::block::log::Held;
 
-use super::{Op, SHARDS, World};
+use super::{Op, World};
 
 /// The shards as the log sees them: the world goes on between its calls.
 pub(super) struct InWorld<'a>(pub(super) &'a mut World);
@@ -52,16 +52,20 @@ impl LogShards for InWorld<'_> {
     }
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
         self.meanwhile();
-        self.0.shards[shard as usize].quiet(region)
+        let now = self.0.now();
+        let flushing = &self.0.flushing;
+        (self.0.time < flushing.hurried || flushing.changes.is_quiet(now, region))
+            && self.0.shards[shard as usize].quiet(region)
     }
     fn intent_ready(&mut self, shard: u32, region: u32) {
+        self.0.flushing.flushes.anew(region);
         let now = self.0.now();
         self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
         let waiting: Vec<OpId> = self
             .0
             .ops
             .iter()
-            .filter(|(_, o)| o.range.is_some_and(|r| r.locked == SHARDS && !r.intents))
+            .filter(|(_, o)| o.range.is_some_and(|r| r.progress.next().is_none() && !r.intents))
             .map(|(&op, _)| op)
             .filter(|op| !self.0.forgetting.contains(op))
             .filter(|&op| {
@@ -75,11 +79,7 @@ impl LogShards for InWorld<'_> {
             self.0.finish_range(op);
         }
     }
-    fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
-        if self.0.rng.chance(0.1) {
-            return Err(IoFailed);
-        }
-        self.0.volatile.clear();
-        Ok(())
+    fn flush_backing(&mut self, region: u32) -> Result<(), IoFailed> {
+        if self.0.region_is_durable(region) { Ok(()) } else { Err(IoFailed) }
     }
 }

@@ -1,5 +1,6 @@
 //! Changes of whole ranges: locked in every shard, with their bits, then given up and changed at once.
 
+use larder_engine::block::node::ranged::{Discard, Progress};
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind};
 
 use super::{PER_LINE, SHARDS, STRETCHES, World};
@@ -16,8 +17,14 @@ impl World {
         self.seen.ranges += u64::from(kind.changes());
         self.seen.drops += u64::from(!kind.changes());
         self.script.push(format!("{} {op:?} range {first} {len} {kind:?}", self.time));
-        self.begin_op(op, kind, first, len, Some(RangeOp { locked: 0, intents: false }));
-        self.lock_next(op);
+        let (from, to) = self.lines_at(op, first, len);
+        let progress = Progress::new(from, to, SHARDS);
+        self.begin_op(op, kind, first, len, Some(RangeOp { progress, intents: false }));
+        if self.turns.enter(op) {
+            self.lock_next(op);
+        } else {
+            self.seen.queued += 1;
+        }
     }
 
     /// The backing store forgets what was not flushed, of a stretch: a server that was killed and started anew. What is cached of
@@ -31,7 +38,8 @@ impl World {
     /// log's thread is at work it is not asked.
     pub(super) fn forget(&mut self) {
         let locked = |op: &OpId| {
-            self.ops.get(op).is_some_and(|o| o.range.is_some_and(|r| r.locked == SHARDS))
+            let range = self.ops.get(op).and_then(|o| o.range);
+            range.is_some_and(|r| r.progress.next().is_none())
         };
         let ready: Vec<OpId> = self.forgetting.iter().copied().filter(locked).collect();
         if self.log.is_none() && !self.void {
@@ -46,14 +54,13 @@ impl World {
             if unflushed.is_some_and(|runs| runs == [(region, region)]) {
                 for shard in &mut self.shards {
                     let before = shard.stats().dropped;
-                    let mut cursor = Some(0);
-                    while let Some(c) = cursor {
-                        cursor = shard.drop_range(first, last, c, 7);
-                    }
+                    let mut discard = Discard::lines(first, last, 7);
+                    while discard.turn(shard) {}
                     self.seen.distrusted += shard.stats().dropped - before;
                 }
             }
             // Behind the drop: a process that is killed between the two does not know of it (docs/nbd.md).
+            self.flush_is_doubtful();
             self.stretch_loses(at, at + len);
             self.unlock(op);
         }
@@ -65,23 +72,29 @@ impl World {
             self.call(shard, |s, fx| s.unlock_range(now, op, fx));
         }
         self.finish_op(op);
+        if let Some(next) = self.turns.leave(op) {
+            self.lock_next(next);
+        }
     }
 
     /// Of the stretch's region only the beginning is in use; half of the ranges have all of it.
     pub(super) fn lines_of(&self, op: OpId) -> (LineId, LineId) {
+        self.lines_at(op, self.ops[&op].at, self.ops[&op].got.len() as u64)
+    }
+
+    fn lines_at(&self, op: OpId, at: u64, len: u64) -> (LineId, LineId) {
         let whole = op.0.is_multiple_of(2);
-        let op = &self.ops[&op];
         let region = self.layout.region_groups * u64::from(GROUP_LINES);
-        let first = op.at / PER_LINE;
-        let last = (op.at + op.got.len() as u64 - 1) / PER_LINE;
+        let first = at / PER_LINE;
+        let last = (at + len - 1) / PER_LINE;
         (LineId(first), LineId(if whole { first / region * region + region - 1 } else { last }))
     }
 
     pub(super) fn lock_next(&mut self, op: OpId) {
-        let (first, last) = self.lines_of(op);
-        let at = self.ops[&op].range.expect("a range").locked;
+        let progress = self.ops[&op].range.expect("a range").progress;
+        let shard = progress.next().expect("a shard") as usize;
         let now = self.now();
-        self.call(at as usize, |s, fx| s.lock_range(now, op, first, last, fx));
+        self.call(shard, |s, fx| s.lock_range(now, op, progress.first, progress.last, fx));
     }
 
     /// All shards gave the range: its bits must be durable before the backing store changes.
@@ -105,14 +118,11 @@ impl World {
         for shard in 0..self.shards.len() {
             // Only where its bits are durable.
             let least = if changes { 0 } else { u64::MAX };
-            let left = self.shards[shard].void_range(first, last, least);
-            self.seen.voids += u64::from(left == [None, None]);
-            for (first, last) in left.into_iter().flatten() {
-                let mut cursor = Some(0);
-                while let Some(c) = cursor {
-                    cursor = self.shards[shard].drop_range(first, last, c, 7);
-                }
-            }
+            let mut discard = Discard::lines(first, last, 7).voiding(least);
+            // One turn is enough where all of it is void.
+            let more = discard.turn(&mut self.shards[shard]);
+            self.seen.voids += u64::from(!more);
+            while more && discard.turn(&mut self.shards[shard]) {}
         }
         for s in (at..at + len).filter(|_| changes) {
             self.put_backing(s, 0);

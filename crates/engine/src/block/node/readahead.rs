@@ -6,13 +6,24 @@
 //! admission keeps out (scans, if it is told so) is not brought in by this way, and of what may have free slots only it goes on
 //! as long as there are some.
 //!
-//! What is read ahead is asked for as [`PartKind::Prefetch`](super::PartKind): the shard brings it past admission's other
+//! What is read ahead is asked for as [`PartKind::Prefetch`](crate::block::PartKind): the shard brings it past admission's other
 //! verdicts, keeps it
 //! from changes like any other fetch, and lets it go where it would have to wait. Whoever asks sees to it that nothing beyond
 //! the end of the volume is asked for, and nothing of which the operator has said something else ([`Streams::same_rule`]).
 
-use super::api::Verdict;
-use super::planted::Planted;
+use larder_base::ByteSize;
+
+use crate::block::api::Verdict;
+use crate::block::planted::Planted;
+
+/// How far streams of reads are read ahead of at most, if nobody says otherwise.
+pub const DEFAULT: ByteSize = ByteSize::mib(1);
+/// The furthest that may be configured.
+pub const FURTHEST: ByteSize = ByteSize::mib(64);
+/// What is read ahead is asked for in pieces that end at multiples of so many bytes.
+const PIECE: u64 = 256 << 10;
+/// Of a client's advice no more bytes than this are taken: of a very long range the beginning will do.
+pub const MOST_ADVICE: u64 = 64 << 20;
 
 /// Streams that are known at a time, of one worker.
 const STREAMS: usize = 16;
@@ -44,6 +55,19 @@ pub struct ReadAhead {
     pub to: u64,
     /// What its lines may have: any slot, or a free one.
     pub verdict: Verdict,
+}
+
+impl ReadAhead {
+    /// Takes the next piece that is to be asked for: its first byte, and bytes. `refused` says whether so many bytes, all that is
+    /// left, are refused by now: then it goes no further.
+    pub fn next(&mut self, refused: impl FnOnce(u64) -> bool) -> Option<(u64, u64)> {
+        let at = self.from;
+        if at >= self.to || refused(self.to - at) {
+            return None;
+        }
+        self.from = ((at / PIECE + 1) * PIECE).min(self.to);
+        Some((at, self.from - at))
+    }
 }
 
 /// The streams of one worker. Places are bytes of the line space.
@@ -210,6 +234,17 @@ mod tests {
             }
         }
         assert_eq!(most, 1024 * K);
+    }
+
+    #[test]
+    fn a_stretch_is_asked_for_in_pieces_as_long_as_nothing_refuses_it() {
+        let stretch = ReadAhead { from: 192 * K, to: 700 * K, verdict: Verdict::Admit };
+        let mut all = stretch;
+        let pieces: Vec<_> = std::iter::from_fn(|| all.next(|_| false)).collect();
+        assert_eq!(pieces, [(192 * K, 64 * K), (256 * K, 256 * K), (512 * K, 188 * K)]);
+        let mut some = stretch;
+        let pieces = std::iter::from_fn(|| some.next(|left| left < 200 * K)).count();
+        assert_eq!(pieces, 2);
     }
 
     #[test]

@@ -1,0 +1,26 @@
+//! What a cache decides beside its shards: one file a decision, each a machine without clock, I/O or bytes.
+//!
+//! The daemon, the simulator and the crash model call the same machines, so that what one of them decides the others decide
+//! too. Time is an argument. What is stated in nanoseconds counts from the start of the cache.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`backoff`] | how long nothing new is written after the file system under the cache was full |
+//! | [`coalesce`] | which requests of shards for the store become one |
+//! | [`cut`] | into which parts an operation is cut |
+//! | [`flushes`] | which flush of a store covers which region whose bit is to go |
+//! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
+//! | [`quiet`] | when a region has been quiet for long enough |
+//! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
+//! | [`readahead`] | what is read before anybody asks for it |
+//! | [`share`] | which line may be displaced by which: pins, floors and ceilings of volumes |
+
+pub mod backoff;
+pub mod coalesce;
+pub mod cut;
+pub mod flushes;
+pub mod limits;
+pub mod quiet;
+pub mod ranged;
+pub mod readahead;
+pub mod share;

@@ -1,0 +1,128 @@
+//! What keeps lines from flash: the operator's rule, a full file system, the write budget. As a daemon asks for it.
+
+use larder_base::{ByteSize, Nanos};
+use larder_engine::block::node::backoff::Backoff;
+use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::{LineId, OpId, PartKind, Verdict};
+use larder_policy::block::{Reason, Rule};
+use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SECONDS};
+
+use super::{FAILURES, LINE, PER_LINE, World};
+
+impl World {
+    /// A process begins with what the file of the budget says.
+    pub(super) fn begin_limits(&mut self) {
+        let pauses = Backoff::new(Nanos::from_millis(4), Nanos::from_millis(32));
+        let size = ByteSize(self.layout.capacity() * LINE);
+        let budget = self.budgeted.then(|| {
+            // A line each 2 ms.
+            let rate = LINE as f64 * 500.0;
+            let config = WriteBudgetConfig {
+                tbw: Some(ByteSize((rate * YEAR_SECONDS) as u64)),
+                years: 1.0,
+                device_write_amplification: 1.0,
+                ..WriteBudgetConfig::default()
+            };
+            let budget = WriteBudget::new(&config, size, self.budget_file, self.now());
+            let budget = budget.expect("a budget");
+            let kept = KeptBudget::new(&budget, size, 16 * LINE);
+            (budget, Some(kept))
+        });
+        self.limits = Limits::new(budget, pauses);
+        (self.failures, self.gives_up) = (Failures::of(FAILURES), false);
+    }
+
+    fn rule(from: u64, to: u64) -> Rule {
+        let never = (from / PER_LINE..to.div_ceil(PER_LINE)).any(|l| World::is_never(LineId(l)));
+        if never { Rule::Never } else { Rule::ByPolicy }
+    }
+
+    /// Takes `parts` (first sector, sectors, what admission says) as far as limits leave them: what is behind `whole` is the
+    /// tail of a volume, which is never cached.
+    pub(super) fn limit(
+        &mut self,
+        (kind, ahead): (PartKind, bool),
+        parts: &mut Vec<(u64, u64, Verdict)>,
+        whole: u64,
+    ) {
+        let now = self.now();
+        let seen = &mut self.seen;
+        let mut refused = |reason: Reason| match reason {
+            Reason::Budget => seen.over_budget += 1,
+            Reason::NoSpace => seen.no_space += 1,
+            _ => {}
+        };
+        let bytes = |len: u64| len * crate::device::SECTOR as u64;
+        if kind == PartKind::Prefetch {
+            // What is read ahead was looked through before.
+            let rule = |p: &(u64, u64, Verdict)| match ahead {
+                true => Rule::ByPolicy,
+                false => World::rule(p.0, p.0 + p.1),
+            };
+            return self.limits.keep_advised(now, parts, |p| bytes(p.1), rule, refused);
+        }
+        for (at, len, verdict) in parts.iter_mut().filter(|p| p.0 < whole) {
+            let rule = World::rule(*at, *at + *len);
+            if let Some(reason) = self.limits.refuses(rule, now, bytes(*len)) {
+                refused(reason);
+                *verdict = Verdict::Reject;
+            }
+        }
+    }
+
+    /// So many bytes leave for flash: before they are there, the budget's file knows of them.
+    pub(super) fn charge(&mut self, bytes: u64) {
+        let now = self.now();
+        if let Some(state) = self.limits.charge(now, bytes) {
+            self.budget_file = Some(state);
+            self.limits.kept(now, state);
+        }
+        self.written += bytes;
+        let (written, file) = (self.written, self.budget_file.map_or(0, |s| s.spent));
+        if self.budgeted && written > file {
+            self.fail(format!(
+                "{written} bytes are written, and the budget's file knows of {file}"
+            ));
+        }
+    }
+
+    /// Whether the file system has no room for lines.
+    pub(super) fn finds_no_space(&mut self) -> bool {
+        let full = self.fills_up && !self.draining && self.rng.chance(0.1);
+        if full {
+            self.limits.backoff.full(self.now());
+            self.was_full = true;
+        }
+        full
+    }
+
+    /// An operation of the cache device has succeeded or not.
+    pub(super) fn device_said(&mut self, works: bool) {
+        if works {
+            self.failures.works();
+        } else if !std::mem::take(&mut self.was_full) {
+            self.gives_up |= self.failures.failed().is_some();
+        }
+    }
+
+    /// What a daemon does when the log fails: no line is used any more, in this run or the next.
+    pub(super) fn give_up(&mut self) {
+        self.void = true;
+        self.log = None;
+        let now = self.now();
+        for shard in 0..self.shards.len() {
+            self.call(shard, |s, fx| s.disable(now, fx));
+        }
+        self.asked.clear();
+        let waiting: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, o)| o.range.is_some_and(|r| r.progress.next().is_none() && !r.intents))
+            .map(|(&op, _)| op)
+            .collect();
+        for op in waiting.into_iter().filter(|op| !self.forgetting.contains(op)).collect::<Vec<_>>()
+        {
+            self.finish_range(op);
+        }
+    }
+}
