@@ -52,12 +52,10 @@ fn at_rules<R: PartialEq>(
 mod tests {
     use super::*;
 
-    fn parts(
-        at: u64,
-        end: u64,
-        whole: u64,
-        never: Option<u64>,
-    ) -> (Vec<(u64, u32)>, Option<(u64, u32)>) {
+    /// Begin and length, bytes.
+    type Part = (u64, u32);
+
+    fn parts(at: u64, end: u64, whole: u64, never: Option<u64>) -> (Vec<Part>, Option<Part>) {
         let mut parts = Vec::new();
         let rule = never.map(|line| move |at: u64| at == line * 4096);
         let tail = cut((at, end), whole, 4096, rule, &mut parts);
