@@ -251,10 +251,11 @@ fn an_interruption_leaves_what_was_found() {
 fn the_objective_is_of_the_answer_and_its_settings() {
     let run = |more: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_larder"))
-            .args(["sim", "advise", "--drive-tbw", "1", "--dram-cost", "4", "--flash-cost"])
+            .args(["sim", "advise", "--drive-tbw", "4", "--dram-cost", "4", "--flash-cost"])
             .args(["0.1", "--trace"])
-            .arg("gen:zipf?objects=10000&requests=30000&skew=0.8&writes=0.03&rate=100&value=64..8k")
-            .args(["--target-hit-ratio", "0.2", "--policies", "flashiness", "--dram", "4m"])
+            // More than flash holds, so that the classifiers have enough to learn from.
+            .arg("gen:zipf?objects=200000&requests=300000&skew=0.5&writes=0.03&rate=100&value=64..600")
+            .args(["--target-hit-ratio", "0.05", "--policies", "flashiness", "--dram", "2m"])
             .args(["--flash", "16m"])
             .args(more)
             .output()
