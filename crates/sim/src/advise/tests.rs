@@ -121,7 +121,7 @@ fn flashiness_is_tried_below_an_ample_budget() {
     assert!(!flashiness[0].budget_binds && spent > 0.7 * most, "{flashiness:?} {all:?}");
     assert!(flashiness.iter().all(|m| !m.equals(&all[0])), "{flashiness:?} {all:?}");
     // With room for every object there is nothing to choose at all, which `equals` tells.
-    let room = |policy| Candidate { dram: 2560 << 10, flash: 320 << 20, policy };
+    let room = |policy| Candidate { dram: 10 << 20, flash: 160 << 20, policy };
     let ample = model.measure(&q, room(PolicyName::Flashiness)).unwrap();
     let takes_all = model.measure(&q, room(PolicyName::All)).unwrap();
     assert!(ample[0].equals(&takes_all[0]), "{ample:?} {takes_all:?}");
