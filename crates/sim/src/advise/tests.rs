@@ -120,11 +120,14 @@ fn flashiness_is_tried_below_an_ample_budget() {
     let (spent, most) = (flashiness[0].flash_bytes_per_second, all[0].flash_bytes_per_second);
     assert!(!flashiness[0].budget_binds && spent > 0.7 * most, "{flashiness:?} {all:?}");
     assert!(flashiness.iter().all(|m| !m.equals(&all[0])), "{flashiness:?} {all:?}");
-    // With room for every object there is nothing to choose at all, which `equals` tells.
+    // With room for every object there is nothing to choose at all. What the policy takes of the memory leaves less for objects
+    // in DRAM, so that a little more goes to flash.
     let room = |policy| Candidate { dram: 10 << 20, flash: 160 << 20, policy };
     let ample = model.measure(&q, room(PolicyName::Flashiness)).unwrap();
     let takes_all = model.measure(&q, room(PolicyName::All)).unwrap();
-    assert!(ample[0].equals(&takes_all[0]), "{ample:?} {takes_all:?}");
+    let (spent, most) = (ample[0].flash_bytes_per_second, takes_all[0].flash_bytes_per_second);
+    assert_eq!(ample[0].hit_ratio, takes_all[0].hit_ratio);
+    assert!((most..1.01 * most).contains(&spent), "{ample:?} {takes_all:?}");
     // Rates are held, and the threshold writes less than everything for no fewer hits.
     let written: Vec<f64> = flashiness.iter().map(|m| m.flash_bytes_per_second).collect();
     assert!(written[1] < written[0] * 0.35 && written[2] < written[1] * 0.5, "{written:?}");
