@@ -474,11 +474,11 @@ impl LogThread {
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.
     pub(super) fn give_up(&mut self, mut log: TapedLog, error: &dyn std::fmt::Display) {
+        *locked(&self.cache.governor.given_up) = Some(error.to_string());
         tracing::error!(
             "the cache is given up: {error}. Volumes go on without it (pass-through); replace the cache device, format \
              it and start again, or, when it works again, `larder block take-back`"
         );
-        *locked(&self.cache.governor.given_up) = Some(error.to_string());
         self.former = Some(log.superblock().clone());
         self.cache.void(&mut log);
         log.end_recording();

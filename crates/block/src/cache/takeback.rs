@@ -36,7 +36,11 @@ impl Cache {
     /// under way do not end within 10 s, or the device fails still: it stays given up then.
     pub fn take_back(&self) -> Result<(), CacheError> {
         if self.is_enabled() {
-            return Err(fail("it is in use"));
+            if self.why_given_up().is_none() {
+                return Err(fail("it is in use"));
+            }
+            // It is being given up at this moment, and whoever asks has read the line that says so.
+            self.on_log(|_| ())?;
         }
         let anew = "start the daemon again: the cache is cold then";
         if self.stand_in {
