@@ -6,6 +6,7 @@
 mod hash;
 mod lazy;
 mod lines;
+pub mod lock;
 mod prefetch;
 mod rng;
 mod short;

@@ -7,6 +7,8 @@
 
 use larder_base::{AppId, Expiry, ObjectHash, UnixSecs};
 
+use super::evicted::Evicted;
+
 /// One request for one key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request<'a> {
@@ -261,10 +263,14 @@ pub trait Effects {
     fn reply(&mut self, reply: Reply<'_>);
 
     /// Read this in the background and hand it to [`KvShard::verify`](super::KvShard::verify): an overwritten key's tag
-    /// matched an index entry, which was removed and must be put back if it turns out to belong to another key. The
-    /// caller may drop it under pressure (the entry is then forgotten).
+    /// matched an index entry, which was removed and must be put back if it turns out to belong to another key. Each is answered
+    /// once, without bytes where it was not read. The shard bounds how many wait.
     fn verify(&mut self, read: FlashRead);
 
     /// Free room has fallen below the mark: the cleaner should run soon.
     fn wake_cleaner(&mut self);
+
+    /// These were evicted from DRAM, and `lost` more that are not known by name. Called with no lock held, and only while
+    /// somebody [watches](super::node::Node::watch_evictions).
+    fn evicted(&mut self, _evicted: Vec<Evicted>, _lost: u64) {}
 }

@@ -60,6 +60,12 @@ impl<M: ObjectMemory> KvShard<M> {
         self.sweep.at.is_some()
     }
 
+    /// Whether [`KvShard::expire`] would do anything.
+    pub fn expiry_is_due(&self, now: Now, all: bool) -> bool {
+        let due = self.sweep.at.is_some() || self.sweep.earliest <= now.wall.0;
+        all || due || self.flush_announced().is_some_and(|at| at <= now.wall)
+    }
+
     /// Objects that [`KvShard::expire`] has removed.
     pub fn expired_unasked(&self) -> u64 {
         self.sweep.removed

@@ -249,10 +249,15 @@ impl<M: ObjectMemory> KvShard<M> {
             let twin = seen.contains(&Some(at));
             seen[i] = Some(at);
             // Identical entries: at most one comes back, and only if the page does not hold the key.
-            if twin || at.generation == 0 || self.suspects.len() >= MAX_SUSPECTS {
+            if twin || at.generation == 0 {
                 self.stats.innocents_lost += u64::from(twin);
                 continue;
             }
+            if self.suspects.len().max(self.verifying) >= MAX_SUSPECTS {
+                self.unverified += 1;
+                continue;
+            }
+            self.verifying += 1;
             self.suspects.push(Suspect {
                 family,
                 entry,
@@ -276,9 +281,15 @@ impl<M: ObjectMemory> KvShard<M> {
         self.index.for_each(|e| live[usize::from(e.segment)] += 1);
     }
 
+    /// Suspects that were forgotten because too many verifications were under way.
+    pub fn unverified(&self) -> u64 {
+        self.unverified
+    }
+
     /// The bytes of a verification that [`Effects::verify`] asked for (`None`: not read). An entry whose place does not
     /// hold the key that was overwritten was another's and is put back.
     pub fn verify(&mut self, now: Now, read: &FlashRead, bytes: Option<&[u8]>) {
+        self.verifying = self.verifying.saturating_sub(1);
         self.flush_if_due(now);
         let at = read.at;
         let place = self.suspects.iter().position(|s| {

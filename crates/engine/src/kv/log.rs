@@ -319,6 +319,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> FlashLog<B> {
             .count() as u64
     }
 
+    /// The flash that it is of.
+    pub fn flash(&self) -> &FlashGeometry {
+        &self.config.flash
+    }
+
     /// Counters and present state.
     pub fn stats(&self) -> &LogStats {
         &self.stats

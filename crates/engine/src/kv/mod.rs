@@ -25,6 +25,7 @@ pub use log::{
     Shards, Step,
 };
 pub use planted::Planted;
+pub use resize::Resizable;
 pub use saved::Saved;
 pub use shard::KvShard;
 pub use stats::{AppStats, AppTable, ShardStats};

@@ -6,20 +6,56 @@ use larder_base::Now;
 use larder_policy::admission::Departure;
 
 use super::shard::KvShard;
-use crate::dram::{Block, ObjectHeader, State};
+use crate::dram::{Arena, Block, CompactArena, ObjectHeader, ObjectMemory, State};
 
 /// Bytes by which one step changes an arena: bounds how long the shard stays locked (about a millisecond).
 const STEP: usize = 2 << 20;
 /// The smallest arena.
 const LEAST: usize = 4096;
 
-impl KvShard {
+/// Memory for objects of a shard whose limit may change while it serves.
+pub trait Resizable: ObjectMemory + Sized {
+    /// Takes the shard's memory one step closer to `bytes`. Returns whether more steps are needed.
+    ///
+    /// # Errors
+    /// When the system has no memory to grow by.
+    fn resize(shard: &mut KvShard<Self>, now: Now, bytes: usize) -> Result<bool, TryReserveError>;
+
+    /// The memory itself, for the host to advise the system on; nothing where it is no range of bytes.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl Resizable for Arena {
+    fn resize(shard: &mut KvShard, now: Now, bytes: usize) -> Result<bool, TryReserveError> {
+        shard.resize(now, bytes)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.memory_mut()
+    }
+}
+
+/// What stands for the bytes is as large as a study wants it from the start: no limit changes there.
+impl Resizable for CompactArena {
+    fn resize(_: &mut KvShard<Self>, _: Now, _: usize) -> Result<bool, TryReserveError> {
+        debug_assert!(false, "a simulated memory keeps its limit");
+        Ok(false)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+}
+
+impl<M: ObjectMemory> KvShard<M> {
     /// Sets the marks of free room at which the cleaner is called and rests: they follow the arena's size.
     pub fn set_marks(&mut self, free_low: usize, free_high: usize) {
         self.config.free_low = free_low;
         self.config.free_high = free_high;
     }
+}
 
+impl KvShard {
     /// Takes the memory for objects one step closer to `bytes`. Returns whether more steps are needed.
     ///
     /// A smaller arena loses objects by rank, as a write that needs room makes it lose them. With

@@ -31,7 +31,8 @@ pub(super) struct Suspect {
     pub(super) key: Box<[u8]>,
 }
 
-/// At most this many entries wait for their verification; more are forgotten at once.
+/// At most this many entries wait for their verification, and as many verifications are under way, for each shard; more are
+/// forgotten at once.
 pub(super) const MAX_SUSPECTS: usize = 64;
 
 /// Buckets of the DRAM table that one call of [`KvShard::list`] shows: bounds the time of the lock, and what the caller
@@ -93,6 +94,11 @@ pub struct KvShard<M = Arena> {
     pub(super) admission: Admission,
     pub(super) access_times: AccessTimes,
     pub(super) suspects: Vec<Suspect>,
+    /// Verifications that were asked for and are not answered.
+    pub(super) verifying: usize,
+    /// Suspects that were forgotten because as many verifications as may be were under way. Not among the shard's counters, which
+    /// a record's digests cover: older records go on replaying.
+    pub(super) unverified: u64,
     /// Fingerprints of objects that changed while they were staged, per kind of segment: a second copy of such a key
     /// must not join the first in one segment.
     pub(super) dead_staged: [BTreeSet<u64>; 2],
@@ -164,11 +170,6 @@ impl KvShard {
         shard.flush_at = shard.index.owner_word(WORD_FLUSH_AT) as u32;
         Ok((shard, report))
     }
-
-    /// The memory of objects, for the runtime to advise the kernel on before it is used.
-    pub fn object_memory_mut(&mut self) -> &mut [u8] {
-        self.arena.memory_mut()
-    }
 }
 
 impl<M: ObjectMemory> KvShard<M> {
@@ -204,6 +205,8 @@ impl<M: ObjectMemory> KvShard<M> {
             admission,
             access_times: AccessTimes::new(config.access_times, M::SPARING),
             suspects: Vec::with_capacity(MAX_SUSPECTS),
+            verifying: 0,
+            unverified: 0,
             dead_staged: [BTreeSet::new(), BTreeSet::new()],
             staged_bytes: 0,
             apps: AppTable::default(),
@@ -333,6 +336,14 @@ impl<M: ObjectMemory> KvShard<M> {
     /// Bytes that the process holds for objects in DRAM; what [`KvShard::memory`] calls `objects` is what they count.
     pub fn object_memory_held(&self) -> usize {
         self.arena.held_bytes()
+    }
+
+    /// The memory of objects, for the runtime to advise the kernel on before it is used.
+    pub fn object_memory_mut(&mut self) -> &mut [u8]
+    where
+        M: super::resize::Resizable,
+    {
+        self.arena.bytes_mut()
     }
 
     /// Bytes of the arena that are free.

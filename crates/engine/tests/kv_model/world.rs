@@ -6,22 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use larder_base::{
-    AppId, ByteSize, Expiry, HashKey, KeyHasher, Killed, Nanos, Now, ObjectHash, Rng, UnixSecs,
-    Words,
-};
+use larder_base::lock::Single;
+use larder_base::{Expiry, HashKey, KeyHasher, Killed, Nanos, Now, Rng, UnixSecs, Words};
 use larder_engine::index::{FlashIndex, Place};
 use larder_engine::kv::api::{
     Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
-use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, OwnerOf, Planted, Saved,
-    SegmentIo, SegmentTable, ShardConfig, Shards, Step,
-};
+use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
+use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
+use larder_engine::kv::{IoFailed, OwnerOf, Planted, Saved, SegmentIo, SegmentTable};
 use larder_engine::segment::span;
 use larder_format::{Filling, Find, find, find_extent};
-use larder_policy::admission::{Admission, AdmissionConfig, Setup};
-use larder_policy::budget::{WriteBudget, WriteBudgetConfig};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
+use larder_policy::learn::{TrainParams, TrainingSet, train};
 
 use crate::model::{Model, Version};
 
@@ -100,6 +98,8 @@ struct Disk {
     fault_rate: f64,
     errors: u64,
     fuse: Option<Arc<AtomicU64>>,
+    /// The names of applications that a start would find.
+    names: Vec<Vec<u8>>,
 }
 
 impl Disk {
@@ -142,17 +142,20 @@ impl SegmentIo for Disk {
     }
 }
 
-struct All(Vec<KvShard>);
+impl StateIo for Disk {
+    fn keep_names(&mut self, names: &[Vec<u8>]) {
+        self.names = names.to_vec();
+    }
+    fn keep_budget(&mut self, _: BudgetState) {}
+}
 
-impl Shards for All {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-    fn shard_of(&self, hash: ObjectHash) -> usize {
-        OwnerOf::shard_of(hash, self.0.len())
-    }
-    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
-        f(&mut self.0[shard])
+/// What maintenance wants fitted.
+#[derive(Default)]
+struct Wanted(Option<(TrainingSet, u64)>);
+
+impl MaintenanceEffects for Wanted {
+    fn train(&mut self, samples: TrainingSet, seed: u64) {
+        self.0 = Some((samples, seed));
     }
 }
 
@@ -263,7 +266,6 @@ struct Waiting {
 }
 
 struct Verifying {
-    key: usize,
     read: FlashRead,
     bytes: Option<Option<Vec<u8>>>,
 }
@@ -271,11 +273,14 @@ struct Verifying {
 pub(crate) struct World {
     rng: Rng,
     options: Options,
+    seed: u64,
+    buckets: u32,
     hasher: KeyHasher,
     keys: Vec<Vec<u8>>,
     now: Now,
-    shards: All,
-    log: FlashLog<Vec<u8>>,
+    node: Node<Single>,
+    maintenance: Maintenance<Vec<u8>>,
+    wanted: Wanted,
     disk: Disk,
     model: Model,
     waiting: VecDeque<Waiting>,
@@ -294,7 +299,7 @@ fn choose_keys(hasher: &KeyHasher, rng: &mut Rng) -> Vec<Vec<u8>> {
     let mut by_tag = std::collections::BTreeMap::<(usize, u16), Vec<Vec<u8>>>::new();
     let mut keys: Vec<Vec<u8>> = Vec::new();
     for i in 0u32.. {
-        let key = format!("k{salt:x}-{i}").into_bytes();
+        let key = format!("{}:k{salt:x}-{i}", i % 3).into_bytes();
         let h = hasher.hash(&key);
         let group = by_tag.entry((OwnerOf::shard_of(h, SHARDS), h.tag() & 0x3f)).or_default();
         // Within a group the low tag bits agree; keep those whose whole tag agrees with the first of the group.
@@ -326,19 +331,24 @@ impl World {
             fault_rate: if faulty { 0.03 } else { 0.0 },
             errors: 0,
             fuse: None,
+            names: Vec::new(),
         };
         let policy = ["all", "all", "ghost", "flashiness", "reject_first"][rng.below(5) as usize];
         let buckets = if rng.chance(0.7) { 1 } else { 2 };
-        let words: Vec<Words> =
-            (0..SHARDS).map(|_| Words::heap(FlashIndex::words_for(buckets))).collect();
+        let setup = setup(seed, policy, buckets, 0, Vec::new());
+        let words = (0..SHARDS).map(|_| Words::heap(FlashIndex::words_for(buckets))).collect();
         let table = SegmentTable::create(Words::heap(SegmentTable::words_for(SEGMENTS)));
-        let mut world = World {
+        let (node, maintenance, _) = start(&setup, words, table, None, &options).unwrap();
+        World {
             options,
+            seed,
+            buckets,
             hasher,
             keys,
             now: Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) },
-            shards: All(Vec::new()),
-            log: log(table),
+            node,
+            maintenance,
+            wanted: Wanted::default(),
             disk,
             model: Model::default(),
             waiting: VecDeque::new(),
@@ -349,47 +359,12 @@ impl World {
             transcript: Vec::new(),
             paranoid: std::env::var("LARDER_PARANOID").is_ok(),
             rng,
-        };
-        for (i, w) in words.into_iter().enumerate() {
-            let shard = KvShard::new(world.config(i), world.admission(i), w).unwrap();
-            world.shards.0.push(planted(shard, &options));
         }
-        world
-    }
-
-    fn config(&self, shard: usize) -> ShardConfig {
-        ShardConfig {
-            arena_bytes: 8 << 10,
-            max_object: 3_400,
-            no_eviction: false,
-            clock_mode: ClockMode::SetMax,
-            clock_max: 3,
-            free_low: 5 << 10,
-            free_high: 7 << 10,
-            flash: FlashGeometry { salt: 7, segments: SEGMENTS, segment_bytes: SEGMENT_BYTES },
-            shards: SHARDS as u32,
-            flash_min_record: 0,
-            cas_base: (self.epoch << 40) + ((shard as u64) << 32),
-            access_times: 16,
-            shares: Arc::default(),
-            hasher: self.hasher,
-        }
-    }
-
-    fn admission(&self, shard: usize) -> Admission {
-        let setup = Setup {
-            memory: 64 << 10,
-            seed: shard as u64,
-            objects: 64,
-            share: 0.5,
-            budget_rate: None,
-        };
-        Admission::new(&AdmissionConfig::from_name(self.policy).unwrap(), &setup).unwrap()
     }
 
     pub(crate) fn seen(&self) -> Seen {
         let mut seen = self.seen;
-        for s in &self.shards.0 {
+        for s in (0..SHARDS).map(|i| self.node.lock(i)) {
             let st = s.stats();
             seen.hits_dram += st.hits_dram;
             seen.hits_flash += st.hits_flash;
@@ -401,7 +376,7 @@ impl World {
             seen.brought_in += st.brought_in;
             seen.extents += s.index().wide();
         }
-        seen.reclaimed += self.log.stats().segments_reclaimed;
+        seen.reclaimed += self.maintenance.log().unwrap().stats().segments_reclaimed;
         seen.io_errors += self.disk.errors;
         seen
     }
@@ -428,15 +403,20 @@ impl World {
             620..780 => self.complete()?,
             780..820 => self.verify_one(),
             820..960 => {
+                let World { node, maintenance, disk, wanted, now, .. } = self;
                 if self.rng.chance(0.3) {
                     // What a clean stop does; here it makes small, half-filled segments.
-                    self.log.drain(self.now, &mut self.shards, &mut self.disk);
+                    maintenance.drain(*now, node, disk);
                     return Ok(());
                 }
                 for _ in 0..self.rng.range(1, 12) {
-                    if self.log.step(self.now, &mut self.shards, &mut self.disk) == Step::Idle {
+                    if maintenance.turn(*now, node, disk, wanted) != Turn::Again {
                         break;
                     }
+                }
+                if let Some((set, seed)) = wanted.0.take_if(|_| self.rng.chance(0.5)) {
+                    let model = train(&set, &TrainParams::default(), seed).ok();
+                    maintenance.fitted(*now, node, set.app, model);
                 }
             }
             960..975 => {
@@ -466,15 +446,18 @@ impl World {
     /// Expired objects leave DRAM, by a pass or a part of one.
     fn expire(&mut self) {
         let all = self.rng.chance(0.5);
-        for shard in &mut self.shards.0 {
-            while shard.expire(self.now, all) && self.rng.chance(0.9) {}
+        for i in 0..SHARDS {
+            while self.node.lock(i).expire(self.now, all) && self.rng.chance(0.9) {}
         }
+        // Another pass is maintenance's.
+        self.node.crawl();
     }
 
     /// A shard gets more or less memory.
     fn resize(&mut self) {
         let bytes = self.rng.range(7 << 10, 10 << 10) as usize;
-        let shard = &mut self.shards.0[self.rng.below(SHARDS as u64) as usize];
+        let mut shard = self.node.lock(self.rng.below(SHARDS as u64) as usize);
+        let shard = shard.unrecorded();
         shard.set_marks(bytes * 5 / 8, bytes * 7 / 8);
         while shard.resize(self.now, bytes).expect("a few KiB can be had") {}
     }
@@ -487,7 +470,7 @@ impl World {
     }
 
     fn validate(&mut self) -> Result<(), String> {
-        self.shards.0.iter().try_for_each(KvShard::validate)?;
+        self.node.validate()?;
         (0..KEYS).try_for_each(|key| self.no_way_to_the_dead(key))
     }
 
@@ -495,13 +478,14 @@ impl World {
     fn no_way_to_the_dead(&mut self, key: usize) -> Result<(), String> {
         let name = &self.keys[key];
         let hash = self.hasher.hash(name);
-        let shard = &self.shards.0[OwnerOf::shard_of(hash, SHARDS)];
+        let probed = self.node.lock(self.node.shard_of(hash)).index().probe(hash);
         let pages = SEGMENT_BYTES / 4096;
-        for entry in shard.index().probe(hash).iter() {
+        for entry in probed.iter() {
             let Some((at, len)) = span(entry.place, hash, pages) else { continue };
             let bytes =
                 &self.disk.segments[usize::from(entry.segment)][at as usize..(at + len) as usize];
-            let generation = self.log.table().generation(entry.segment);
+            let table = self.maintenance.log().unwrap().table();
+            let generation = table.generation(entry.segment);
             let filling = Filling { salt: 7, segment: entry.segment, generation };
             let found = match entry.place {
                 Place::Page { .. } => find(bytes, name, filling),
@@ -509,6 +493,12 @@ impl World {
             };
             let Find::Found(record) = found else { continue };
             let m = record.meta();
+            // What its application's number stands for is on disk, and another start's node knows it.
+            let application = usize::from(m.app.0).checked_sub(1).map(|i| self.disk.names.get(i));
+            let prefix = name.split(|&b| b == b':').next().filter(|p| p.len() < name.len());
+            if application.map(|name| name.map(Vec::as_slice)) != prefix.map(Some) {
+                return Err(format!("key {key}: a record bears application {}", m.app.0));
+            }
             let version = Version {
                 value: record.value().to_vec(),
                 flags: m.flags,
@@ -605,17 +595,16 @@ impl World {
     ) -> Result<(), String> {
         let name = self.keys[key].clone();
         let hash = self.hasher.hash(&name);
-        let shard = OwnerOf::shard_of(hash, SHARDS);
-        let req = Request { key: &name, hash, app: AppId::DEFAULT, op: ask.op() };
+        let req = Request { key: &name, hash, app: self.node.app(&name), op: ask.op() };
         let mut sink = Sink::default();
         let fetched =
             fetched.as_ref().map(|(read, bytes)| Fetched { read, bytes: bytes.as_deref() });
         if self.paranoid {
             eprintln!("X {key} {:x} {} fetched {}", hash.0, ask.name(), fetched.is_some());
         }
-        let outcome = self.shards.0[shard].execute(self.now, &req, fetched, &mut sink);
+        let outcome = self.node.execute(self.now, &req, fetched, &mut sink);
         for read in std::mem::take(&mut sink.verifies) {
-            self.verifying.push_back(Verifying { key, read, bytes: None });
+            self.verifying.push_back(Verifying { read, bytes: None });
         }
         match (outcome, sink.said) {
             (Outcome::Done, Some(said)) if !sink.twice => {
@@ -665,17 +654,13 @@ impl World {
         }
         let i = self.rng.below(self.verifying.len() as u64) as usize;
         let Some(mut v) = self.verifying.remove(i) else { return };
-        if self.rng.chance(0.1) {
-            // Dropped under pressure.
-            return;
-        }
-        if v.bytes.is_none() {
+        // One that is not read is answered all the same.
+        let unread = self.rng.chance(0.1);
+        if v.bytes.is_none() && !unread {
             v.bytes = Some(self.read(&v.read));
         }
-        let name = &self.keys[v.key];
-        let hash = self.hasher.hash(name);
-        let shard = OwnerOf::shard_of(hash, SHARDS);
-        self.shards.0[shard].verify(self.now, &v.read, v.bytes.flatten().as_deref());
+        let bytes = v.bytes.flatten().filter(|_| !unread);
+        self.node.verify(self.now, &v.read, bytes.as_deref());
     }
 
     fn flush(&mut self) -> Result<(), String> {
@@ -683,9 +668,7 @@ impl World {
         let at = UnixSecs(self.now.wall.0 + self.rng.range(1, 4) as u32);
         // Until it is answered it may have happened or not, by shard; and a flush replaces one announced before.
         let announced = self.model.forget_announced_flush();
-        for s in &mut self.shards.0 {
-            s.flush(self.now, later.then_some(at));
-        }
+        self.node.flush_all(self.now, if later { at } else { self.now.wall });
         self.model.announce_again(announced);
         self.say(format!("flush later {later} at {at:?} now {:?}", self.now.wall));
         if later {
@@ -834,25 +817,24 @@ impl World {
         let stores =
             if self.rng.chance(0.7) { self.rng.range(1, 40) } else { self.rng.range(1, 400) };
         let fuse = Arc::new(AtomicU64::new(stores));
-        for s in &mut self.shards.0 {
-            s.index_words().share_fuse(fuse.clone());
+        for i in 0..SHARDS {
+            self.node.lock(i).unrecorded().index_words().share_fuse(fuse.clone());
         }
-        self.log.table_mut().words_mut().share_fuse(fuse.clone());
+        let log = self.maintenance.log_mut().unwrap();
+        log.table_mut().words_mut().share_fuse(fuse.clone());
         self.disk.fuse = Some(fuse);
     }
 
     /// Stops in good order and comes back with what was in DRAM, or with a part of it: nothing but the place may differ.
     fn stop_and_start(&mut self) -> Result<(), String> {
-        self.log.drain(self.now, &mut self.shards, &mut self.disk);
+        self.maintenance.drain(self.now, &self.node, &mut self.disk);
         let mut kept = Vec::new();
-        for shard in &mut self.shards.0 {
-            shard
-                .save(self.now, |saved| {
-                    kept.push(Kept::of(saved));
-                    Ok::<(), String>(())
-                })
-                .map_err(|why| format!("saving failed: {why}"))?;
-        }
+        self.node
+            .save(self.now, |saved| {
+                kept.push(Kept::of(saved));
+                Ok::<(), String>(())
+            })
+            .map_err(|why| format!("saving failed: {why}"))?;
         self.recover()?;
         if self.rng.chance(0.2) {
             self.now.wall.0 += 2;
@@ -864,12 +846,10 @@ impl World {
             kept.truncate(self.rng.below(kept.len() as u64 + 1) as usize);
         }
         for object in &kept {
-            let hash = self.hasher.hash(&object.key);
-            let shard = &mut self.shards.0[OwnerOf::shard_of(hash, SHARDS)];
-            let put_back = shard.restore(self.now, hash, &object.saved(), 0);
+            let put_back = self.node.restore(self.now, &object.saved(), 0);
             self.seen.put_back += u64::from(put_back);
             let gone = object.rest.expiry.is_past(self.now.wall);
-            if put_back && (gone || shard.restore(self.now, hash, &object.saved(), 0)) {
+            if put_back && (gone || self.node.restore(self.now, &object.saved(), 0)) {
                 return Err(format!("an object was put back twice, or expired: {:?}", object.rest));
             }
         }
@@ -887,20 +867,18 @@ impl World {
         self.waiting.clear();
         self.verifying.clear();
         self.epoch += 1;
-        let words: Vec<Words> =
-            self.shards.0.iter_mut().map(|s| s.index_words().snapshot()).collect();
-        let table = SegmentTable::attach(self.log.table().words().snapshot());
+        let words = |i| self.node.lock(i).unrecorded().index_words().snapshot();
+        let words = (0..SHARDS).map(words).collect();
+        let table = self.maintenance.log().unwrap().table().words().snapshot();
+        let table = SegmentTable::attach(table);
         let generations = table.live_generations();
-        let mut shards = Vec::new();
-        for (i, w) in words.into_iter().enumerate() {
-            let (shard, report) =
-                KvShard::attach(self.config(i), self.admission(i), w, &generations)
-                    .map_err(|e| format!("recovery failed: {e}"))?;
-            self.seen.kept_over_kill += report.kept;
-            shards.push(planted(shard, &self.options));
-        }
-        self.shards = All(shards);
-        self.log = log(table);
+        let names = self.disk.names.clone();
+        let setup = setup(self.seed, self.policy, self.buckets, self.epoch, names);
+        let (node, maintenance, kept) =
+            start(&setup, words, table, Some(&generations), &self.options)
+                .map_err(|e| format!("recovery failed: {e}"))?;
+        self.seen.kept_over_kill += kept;
+        (self.node, self.maintenance, self.wanted.0) = (node, maintenance, None);
         self.say("kill".to_owned());
         self.validate()
     }
@@ -928,35 +906,74 @@ impl Kept {
     }
 }
 
-fn planted(shard: KvShard, options: &Options) -> KvShard {
-    #[cfg(feature = "planted")]
-    {
-        let mut shard = shard;
-        if let Some(fault) = options.planted {
-            shard.plant(fault);
-        }
-        shard
-    }
-    #[cfg(not(feature = "planted"))]
-    {
-        let _ = options.planted;
-        shard
+/// What a run is built from.
+fn setup(seed: u64, policy: &str, buckets: u32, epoch: u64, names: Vec<Vec<u8>>) -> RunSetup {
+    RunSetup {
+        larder: String::new(),
+        uuid: String::new(),
+        hash_key: [seed as u8; 16],
+        salt: 7,
+        segments: SEGMENTS,
+        segment_bytes: SEGMENT_BYTES,
+        shard: ShardSetup {
+            arena_bytes: 8 << 10,
+            max_object: 3_400,
+            no_eviction: false,
+            clock_increment: false,
+            clock_max: 3,
+            free_low: 5 << 10,
+            free_high: 7 << 10,
+            flash_min_record: 0,
+            access_times: 16,
+            buckets,
+            admission_memory: 64 << 10,
+            objects: 64,
+            share_bits: 0.5f64.to_bits(),
+            budget_rate_bits: None,
+        },
+        shards: (0..SHARDS as u64)
+            .map(|i| ShardSeed { cas_base: (epoch << 40) + (i << 32), seed: i })
+            .collect(),
+        admission: AdmissionConfig::from_name(policy).unwrap(),
+        applications: AppsSetup { names, ..AppsSetup::default() },
+        log: Some(LogSetup {
+            hot_percent: 70,
+            reinsert_percent: 20,
+            retry_after: Nanos::from_millis(5).0,
+            generation_floor: 0,
+            budget: WriteBudgetConfig::default(),
+            budget_state: None,
+            budget_at: 0,
+        }),
     }
 }
 
-fn log(table: SegmentTable) -> FlashLog<Vec<u8>> {
-    let config = LogConfig {
-        flash: FlashGeometry { salt: 7, segments: SEGMENTS, segment_bytes: SEGMENT_BYTES },
-        hot_percent: 70,
-        reinsert_percent: 20,
-        retry_after: Nanos::from_millis(5),
-    };
-    FlashLog::new(
-        config,
-        table,
-        WriteBudget::new(&WriteBudgetConfig::default(), ByteSize(0), None, Nanos::ZERO).unwrap(),
-        vec![vec![0; SEGMENT_BYTES as usize]; 3],
-    )
+/// A node over these words, and how many entries it has kept of them.
+fn start(
+    setup: &RunSetup,
+    words: Vec<Words>,
+    table: SegmentTable,
+    generations: Option<&[u64]>,
+    options: &Options,
+) -> Result<(Node<Single>, Maintenance<Vec<u8>>, u64), SetupError> {
+    let (mut shards, mut kept) = (Vec::new(), 0);
+    for (i, words) in words.into_iter().enumerate() {
+        let (shard, report) = setup.shard_in(i, words, generations)?;
+        kept += report.kept;
+        shards.push(shard);
+    }
+    let node = Node::new(setup, None, shards)?;
+    #[cfg(feature = "planted")]
+    for i in 0..SHARDS {
+        if let Some(fault) = options.planted {
+            node.lock(i).unrecorded().plant(fault);
+        }
+    }
+    let _ = options.planted;
+    let log = setup.log_over(table, vec![vec![0; SEGMENT_BYTES as usize]; 3])?;
+    let names = setup.applications.names.len();
+    let maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names);
+    Ok((node, maintenance, kept))
 }
 
 fn number(text: &[u8]) -> Option<u64> {

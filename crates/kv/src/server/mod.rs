@@ -26,7 +26,8 @@ use mio::{Poll, Waker};
 use tracing::{error, info, warn};
 
 pub use error::ServerError;
-pub use store::{Crawler, Span, Store, TellEvicted};
+pub use larder_engine::kv::node::Crawler;
+pub use store::{Span, Store, TellEvicted};
 
 use crate::config::{Config, IoChoice, ListenTls};
 use crate::connection::{ConnStats, ProtocolConfig};

@@ -44,8 +44,6 @@ pub(crate) struct Counters {
     pub(crate) tls_errors: AtomicU64,
     /// Flash reads that failed.
     pub(crate) read_errors: AtomicU64,
-    /// Background verifications dropped because the ring was full.
-    pub(crate) verifies_dropped: AtomicU64,
 }
 
 /// What a connection is doing, in memcached's words.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use larder_base::{AppId, Now, UnixSecs};
 use larder_engine::kv::Evicted;
 use larder_engine::kv::api::FlashRead;
+use larder_engine::kv::node::Crawler;
 use larder_policy::application::ApplicationError;
 use larder_runtime::Device;
 
@@ -18,17 +19,6 @@ pub struct Span {
     pub offset: u64,
     /// Bytes to read.
     pub len: u32,
-}
-
-/// What removes expired objects in the background.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Crawler {
-    /// It is turned on.
-    pub enabled: bool,
-    /// A client has asked for all objects to be looked through, and that goes on.
-    pub running: bool,
-    /// How often clients have asked for that.
-    pub starts: u64,
 }
 
 /// Takes evicted objects, and the number of those that could not be kept to be told.
@@ -51,7 +41,7 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
         Span { offset: 0, len: 0 }
     }
 
-    /// The bytes of a background read, `None` when it failed.
+    /// The bytes of a background read, `None` when it failed or was not made. Each that was asked for is answered once.
     fn verify(&self, _now: Now, _read: &FlashRead, _bytes: Option<&[u8]>) {}
 
     /// A read failed: the store counts it and decides whether the flash is still good.

@@ -587,7 +587,9 @@ impl<S: Store> Worker<S> {
 
     fn start_reads(&mut self) {
         let Some(ring) = &mut self.ring else {
-            self.side.verifies.clear();
+            for read in std::mem::take(&mut self.side.verifies) {
+                self.store.verify(self.now, &read, None);
+            }
             return;
         };
         while let Some((key, span)) = self.backlog.front() {
@@ -596,23 +598,25 @@ impl<S: Store> Worker<S> {
             }
             self.backlog.pop_front();
         }
-        for read in std::mem::take(&mut self.side.verifies) {
-            let span = self.store.verify_span(&read);
-            // Requests go first: under pressure a verification is dropped (the entry is then forgotten).
-            if self.backlog.is_empty() {
-                let key = self.reader(Reader::Verify(read));
-                let full = match &mut self.ring {
-                    Some(ring) => ring.submit(key as u64, span.offset, span.len).is_err(),
-                    None => true,
-                };
-                if !full {
-                    continue;
-                }
+        // Requests go first; the engine bounds how many verifications wait behind them.
+        let mut waiting = std::mem::take(&mut self.side.verifies);
+        while self.backlog.is_empty()
+            && let Some(read) = waiting.last()
+        {
+            let span = self.store.verify_span(read);
+            let key = self.reader(Reader::Verify(*read));
+            let full = match &mut self.ring {
+                Some(ring) => ring.submit(key as u64, span.offset, span.len).is_err(),
+                None => true,
+            };
+            if full {
                 self.readers[key] = Reader::Nobody;
                 self.free_readers.push(key);
+                break;
             }
-            self.shared.counters.verifies_dropped.fetch_add(1, Ordering::Relaxed);
+            waiting.pop();
         }
+        self.side.verifies = waiting;
         if let Some(ring) = &mut self.ring {
             ring.flush();
         }

@@ -44,6 +44,8 @@ pub struct StoreStats {
     pub get_flushed: u64,
     /// Times that a thread had to wait for a shard's lock.
     pub lock_waits: u64,
+    /// Index entries that were forgotten because too many verifications were under way.
+    pub unverified: u64,
     /// The flash tier.
     pub flash: Option<FlashStats>,
     /// Per application.

@@ -356,7 +356,7 @@ pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
     stat(out, "larder_lock_waits", store.lock_waits);
     stat(out, "larder_binary_refused", shared.totals().binary_refused);
     let c = &shared.counters;
-    stat(out, "larder_verifies_dropped", c.verifies_dropped.load(Ordering::Relaxed));
+    stat(out, "larder_verifies_dropped", store.unverified);
     stat(out, "larder_flash_read_failures", c.read_errors.load(Ordering::Relaxed));
     if let Some(r) = &store.record {
         stat(out, "larder_record", r.ended.unwrap_or("on"));

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use larder_base::{HashKey, KeyHasher, Nanos, Now, ObjectHash};
+use larder_engine::kv::Evicted;
 use larder_engine::kv::api::{Effects, FlashRead, Op, Reply, Request, StoreMode};
 use larder_trace::{Format, Op as TraceOp, Request as TraceRequest, Writer};
 
@@ -204,5 +205,9 @@ impl<X: Effects> Effects for Sizing<'_, X> {
 
     fn wake_cleaner(&mut self) {
         self.inner.wake_cleaner();
+    }
+
+    fn evicted(&mut self, evicted: Vec<Evicted>, lost: u64) {
+        self.inner.evicted(evicted, lost);
     }
 }

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use larder_engine::kv::node::Plan;
+use larder_engine::kv::node::start::{self, DivisionError};
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, SHARED_DIR, SharedDir, maps};
 
@@ -41,36 +42,48 @@ pub(super) fn division(
 ) -> Result<Division, StoreError> {
     let max_item = u64::from(config.max_item);
     let flash = (&superblock.geometry, config.flash_object_size);
-    let wanted = Plan::new(config.memory, max_item, Some(flash), need(config))?;
-    let Some((last, from)) = last.and_then(|last| Some((last, last.flash.as_ref()?))) else {
-        return Ok(Division::New(wanted));
+    let last = last.and_then(|last| Some((last, last.flash.as_ref()?)));
+    let divided = start::divide(
+        config.memory,
+        max_item,
+        flash,
+        need(config),
+        last.map(|(_, from)| from.division()),
+        |plan| last.is_some_and(|(last, _)| Region::is_left(superblock, plan, last, dir)),
+    );
+    let Some((_, from)) = last else {
+        return match divided {
+            Ok(start::Division::New(plan) | start::Division::Kept { plan, .. }) => {
+                Ok(Division::New(plan))
+            }
+            Err(DivisionError::Settings(why) | DivisionError::Kept(why)) => Err(why.into()),
+        };
     };
     let (shards, buckets) = from.division();
-    if (shards, buckets) == (wanted.shards, wanted.buckets) {
-        return Ok(Division::New(wanted));
-    }
-    let segments = superblock.geometry.segments();
-    let region_words = Plan::region_words(segments, shards, buckets);
-    let left = Plan { shards, buckets, region_words, ..wanted };
-    if !Region::is_left(superblock, &left, last, dir) {
-        return Ok(Division::New(wanted));
-    }
-    let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
-    let (was, is) = from.changed(&this);
-    let same = was.is_empty();
     let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
-    let (was, is) = (or(was, "the last version"), or(is, "this version"));
-    match Plan::keeping(config.memory, max_item, flash, need(config), from.division()) {
-        Ok(plan) => {
+    match divided {
+        Ok(start::Division::New(plan)) => Ok(Division::New(plan)),
+        Ok(start::Division::Kept { plan, wanted }) => {
+            let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
+            let (was, is) = from.changed(&this);
+            let same = was.is_empty();
             let said = format!(
-                "the flash index stays as it was divided for {was} ({shards} shards of {buckets} buckets), so that what is on \
-                 flash is kept; for {is} it would be {} shards of {} buckets: --format-flash once divides it anew, and loses \
+                "the flash index stays as it was divided for {} ({shards} shards of {buckets} buckets), so that what is on \
+                 flash is kept; for {} it would be {} shards of {} buckets: --format-flash once divides it anew, and loses \
                  what is cached",
-                wanted.shards, wanted.buckets,
+                or(was, "the last version"),
+                or(is, "this version"),
+                wanted.shards,
+                wanted.buckets,
             );
             Ok(Division::Kept { plan, from: from.clone(), said: (!same).then_some(said) })
         }
-        Err(why) => {
+        Err(DivisionError::Settings(why)) => Err(why.into()),
+        Err(DivisionError::Kept(why)) => {
+            let wanted = Plan::new(config.memory, max_item, Some(flash), need(config))?;
+            let this = FlashOfRun::new(superblock, path, &wanted, config.flash_object_size);
+            let (was, is) = from.changed(&this);
+            let (was, is) = (or(was, "the last version"), or(is, "this version"));
             let why = Box::new(why);
             Err(StoreError::Division { path: path.to_owned(), was, is, shards, buckets, why })
         }

@@ -17,8 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use larder_base::{AppId, ByteSize, Expiry, KeyHasher, Now, UnixSecs};
-use larder_engine::kv::{OwnerOf, Saved};
+use larder_base::lock::Threads;
+use larder_base::{AppId, ByteSize, Expiry, Now, UnixSecs};
+use larder_engine::kv::Saved;
+use larder_engine::kv::node::Node;
 use larder_format::Uuid;
 use larder_format::memory_file::{
     MAGIC, META_LEN, MemoryFileError, MemoryFileReader, MemoryFileWriter, Meta, Next, Object,
@@ -28,7 +30,7 @@ use larder_runtime::{Clock, DataDir, Refused, lock_exclusive};
 
 use super::run::{NO_BIRTHS, RunFile};
 use super::warm::{Progress, Watched};
-use super::{Cell, KvStore, StoreError};
+use super::{KvStore, StoreError};
 
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
@@ -221,7 +223,7 @@ impl MemoryFile {
                 Err("it was written beside another flash, or none".to_owned())
             }
             // The file and the directory may have been put back together.
-            Ok(last) if last.proves_checkpoint().is_err() => Err(NO_BIRTHS.to_owned()),
+            Ok(last) if last.last_run().proves_checkpoint.is_err() => Err(NO_BIRTHS.to_owned()),
             Ok(_) => self.open(&meta, largest).map_err(|e| e.to_string()),
         };
         self.former = match known {
@@ -266,8 +268,7 @@ impl MemoryFile {
     /// Puts the objects into the shards, which have had no request yet. `hurry` ends it; what is there is as it was then.
     pub(super) fn load(
         &mut self,
-        cells: &[Cell],
-        hasher: &KeyHasher,
+        node: &Node<Threads>,
         mut applications: Applications,
         clock: &Clock,
         hurry: &AtomicBool,
@@ -291,31 +292,15 @@ impl MemoryFile {
             let note = cold("a flush that a client had announced has come due");
             return Loaded { note: Some(note), flushed_at: meta.flush_at as u32, warning: None };
         }
-        let mut load = Load {
-            cells,
-            hasher,
-            now,
-            away: away(now, &meta),
-            offered: 0,
-            expired: 0,
-            too_large: 0,
-        };
+        let mut load =
+            Load { node, now, away: away(now, &meta), offered: 0, expired: 0, too_large: 0 };
         let names: Vec<&[u8]> = reader.names().collect();
         let ids = applications.restore(names);
         let ended = load.run(*reader, &ids, &meta, hurry);
         if meta.flush_at != 0 {
-            for cell in cells {
-                cell.lock().unrecorded().flush(now, Some(UnixSecs(meta.flush_at as u32)));
-            }
+            node.announce_flush(now, UnixSecs(meta.flush_at as u32));
         }
-        let there: u64 = cells.iter().map(|cell| cell.lock().dram_objects() as u64).sum();
-        let bytes: u64 = cells
-            .iter()
-            .map(|cell| {
-                let shard = cell.lock();
-                (shard.dram_capacity() - shard.dram_free_bytes()) as u64
-            })
-            .sum();
+        let (there, bytes) = node.in_dram();
         let mut said = format!(
             "DRAM is warm: {name}: {there} of {} objects are there again, {} in {} ms",
             meta.objects,
@@ -384,8 +369,7 @@ fn away(now: Now, meta: &Meta) -> u32 {
 }
 
 struct Load<'a> {
-    cells: &'a [Cell],
-    hasher: &'a KeyHasher,
+    node: &'a Node<Threads>,
     now: Now,
     away: u32,
     /// Objects that a shard was given.
@@ -449,11 +433,9 @@ impl Load<'_> {
             first_read: o.gaps[1],
             last_gap: o.gaps[2],
         };
-        let hash = self.hasher.hash(o.key);
-        let cell = &self.cells[OwnerOf::shard_of(hash, self.cells.len())];
         self.offered += 1;
         // One that finds no room is told by what is there at the end.
-        cell.lock().unrecorded().restore(self.now, hash, &saved, self.away);
+        self.node.restore(self.now, &saved, self.away);
     }
 }
 
@@ -473,7 +455,7 @@ impl Keeper {
     /// Writes FILE, then FILE.meta; the objects and bytes of FILE.
     fn save(
         &self,
-        cells: &[Cell],
+        node: &Node<Threads>,
         names: &[Vec<u8>],
         flushed_at: u32,
         now: Now,
@@ -481,13 +463,9 @@ impl Keeper {
     ) -> Result<(u64, u64), String> {
         let mut id = [0; 16];
         super::open::random(&mut id).map_err(|e| e.to_string())?;
-        let mut flush_at = 0;
-        for cell in cells {
-            let announced = cell.lock().unrecorded().announced_flush(now);
-            flush_at = flush_at.max(announced.map_or(0, |at| u64::from(at.0)));
-        }
+        let flush_at = node.announced_flush(now).map_or(0, |at| u64::from(at.0));
         let (objects, bytes) =
-            self.write(cells, names, id, now, hurry).map_err(|e| e.to_string())?;
+            self.write(node, names, id, now, hurry).map_err(|e| e.to_string())?;
         let meta = Meta {
             id,
             run: self.run,
@@ -506,7 +484,7 @@ impl Keeper {
 
     fn write(
         &self,
-        cells: &[Cell],
+        node: &Node<Threads>,
         names: &[Vec<u8>],
         id: [u8; 16],
         now: Now,
@@ -520,21 +498,19 @@ impl Keeper {
             .open(&self.path)?;
         // It may have been made by somebody with other ideas of who may read it.
         file.set_permissions(std::fs::Permissions::from_mode(0o600)).ok();
-        let objects: u64 = cells.iter().map(|cell| cell.lock().dram_objects() as u64).sum();
+        let (objects, _) = node.in_dram();
         let mut progress = Progress::new("writing the memory file", objects.max(1) as usize);
         let out = BufWriter::with_capacity(CHUNK, Watched { file: &file, hurry });
         let names = names.iter().map(Vec::as_slice);
         let mut writer = MemoryFileWriter::create(out, id, self.run, names)?;
         let mut n = 0u64;
-        for cell in cells {
-            cell.lock().unrecorded().save(now, |saved| {
-                n += 1;
-                if n.is_multiple_of(LOOK) {
-                    progress.reach(n as usize);
-                }
-                writer.object(&object(saved))
-            })?;
-        }
+        node.save(now, |saved| {
+            n += 1;
+            if n.is_multiple_of(LOOK) {
+                progress.reach(n as usize);
+            }
+            writer.object(&object(saved))
+        })?;
         let (mut out, objects, bytes) = writer.finish()?;
         out.flush()?;
         drop(out);
@@ -570,20 +546,17 @@ impl KvStore {
     pub(super) fn save_memory(&self, now: Now) -> bool {
         let Some(keeper) = &self.memory_file else { return false };
         let began = Instant::now();
-        let names: Vec<Vec<u8>> = {
-            let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-            apps.names().map(<[u8]>::to_vec).collect()
-        };
-        let flushed_at = self.flushed_at.load(Ordering::Relaxed);
+        let names = self.node.names();
+        let flushed_at = self.node.flushed_at().0;
         let path = keeper.path.display();
-        match keeper.save(&self.cells, &names, flushed_at, now, &self.hurry) {
+        match keeper.save(&self.node, &names, flushed_at, now, &self.hurry) {
             Ok((objects, bytes)) => tracing::info!(
                 "memory-file '{path}': {objects} objects in DRAM saved, {} in {} ms; the next start has them again",
                 ByteSize(bytes),
                 began.elapsed().as_millis()
             ),
             Err(error) => {
-                let lost: usize = self.cells.iter().map(|cell| cell.lock().dram_objects()).sum();
+                let lost = self.node.dram_objects();
                 tracing::warn!(
                     "memory-file '{path}': {error}: {lost} objects in DRAM are lost, and the next start is cold in DRAM"
                 );

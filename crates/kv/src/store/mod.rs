@@ -6,11 +6,11 @@
 //!     └──── reads through their own rings ─────────────────────────────────────────────────────────────────▶ flash
 //! ```
 
+mod bell;
 mod capture;
 mod cleaner;
 mod error;
 mod former;
-mod memory;
 mod memory_file;
 mod open;
 mod record;
@@ -22,54 +22,29 @@ mod watched;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use larder_base::{AppId, KeyHasher, Now, ObjectHash, UnixSecs};
+use larder_base::lock::Threads;
+use larder_base::{AppId, ByteSize, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::api::{
     Effects, Fetched as EngineFetched, FlashRead, Item, Op, Outcome, Request,
 };
-use larder_engine::kv::node::{Plan, Training};
-use larder_engine::kv::record::{TapedLog, TapedShard};
-use larder_engine::kv::{KvShard, OwnerOf, Shards, object_fits};
+use larder_engine::kv::node::{Crawler, Node, Plan};
 use larder_format::Geometry;
-use larder_policy::application::{ApplicationError, Applications, Lookup};
-use larder_policy::budget::KeptBudget;
-use larder_runtime::{AlignedBuf, DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
+use larder_policy::application::ApplicationError;
+use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
 
+use self::bell::Bell;
 use crate::connection::{Engine, Fetched, Step};
-use crate::server::{Crawler, Span, Store, TellEvicted};
+use crate::server::{Span, Store, TellEvicted};
 use crate::stats::StoreStats;
 
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::StoreError;
+pub use larder_engine::kv::node::start::Warmth;
 pub use open::{Opened, StoreConfig, open};
 pub use record::{RecordConfig, RecordStats};
-pub use warm::Warmth;
-
-/// A shard and its lock, on cache lines of its own.
-#[repr(align(128))]
-struct Cell {
-    shard: Mutex<TapedShard>,
-    /// Times that a thread found the lock taken.
-    waits: AtomicU64,
-}
-
-impl Cell {
-    #[inline]
-    fn lock(&self) -> MutexGuard<'_, TapedShard> {
-        match self.shard.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::WouldBlock) => {
-                self.waits.fetch_add(1, Ordering::Relaxed);
-                self.shard.lock().unwrap_or_else(PoisonError::into_inner)
-            }
-            // A thread died inside: the assertion that failed has been reported, and refusing every later request of
-            // the shard would help nobody. Records are verified when they are read.
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-        }
-    }
-}
 
 /// The flash as the store uses it.
 struct Flash {
@@ -77,15 +52,8 @@ struct Flash {
     path: String,
     geometry: Geometry,
     admission: String,
-    log: Mutex<TapedLog<AlignedBuf>>,
-    /// How many threads wait for the log: the cleaner, which takes it again and again, lets them go first.
-    log_wanted: AtomicU64,
     dir: DataDir,
-    /// How many applications the data directory knows.
-    applications_kept: AtomicUsize,
     superblock: Mutex<open::Superblocks>,
-    /// What of the write budget the data directory knows.
-    kept_budget: Mutex<KeptBudget>,
     read_errors: AtomicU64,
     /// Keeps the shared memory locked.
     region: warm::Region,
@@ -97,47 +65,18 @@ struct Flash {
     no_checkpoint: Option<&'static str>,
 }
 
-/// What the cleaner waits on.
-#[derive(Default)]
-struct Bell {
-    state: Mutex<BellState>,
-    changed: Condvar,
-    /// The cleaner rests.
-    rested: Condvar,
-    stop: AtomicBool,
-}
-
-#[derive(Default)]
-struct BellState {
-    rung: bool,
-    resting: bool,
-}
-
 /// The store.
 pub struct KvStore {
-    hasher: KeyHasher,
-    cells: Box<[Cell]>,
-    applications: RwLock<Applications>,
-    /// How many there are, to be asked without the lock.
-    applications_known: AtomicUsize,
-    /// What ends a key's prefix: a key without it needs no look at the applications.
-    delimiter: Option<u8>,
-    max_object: u32,
-    /// Objects are never evicted (`-M`).
-    no_eviction: bool,
-    /// `-m`, or what a client has set since.
-    memory: AtomicU64,
+    /// The shards behind their locks.
+    node: Node<Threads>,
     flash: Option<Flash>,
-    bell: Arc<Bell>,
-    crawler: cleaner::CrawlerState,
-    watch: watched::Evictions,
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    bell: Bell,
+    /// Whom to tell of evictions.
+    tell: OnceLock<Box<TellEvicted>>,
+    threads: Mutex<cleaner::Background>,
     baseline: Mutex<StoreStats>,
-    flushed_at: std::sync::atomic::AtomicU32,
     plan: Plan,
     training: larder_policy::learn::TrainParams,
-    /// When classifiers are trained.
-    schedule: Mutex<Training>,
     recorder: Option<record::Recorder>,
     capture: Option<capture::Capture>,
     /// Where a stop saves what is in DRAM.
@@ -148,27 +87,7 @@ pub struct KvStore {
     _shared_dir: Option<SharedDir>,
 }
 
-/// The shards to the log: each locked for one call.
-struct LockedShards<'a>(&'a [Cell]);
-
-impl Shards for LockedShards<'_> {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-    fn shard_of(&self, hash: ObjectHash) -> usize {
-        OwnerOf::shard_of(hash, self.0.len())
-    }
-    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
-        self.0[shard].lock().log_call(f)
-    }
-}
-
 impl KvStore {
-    #[inline]
-    fn cell(&self, hash: ObjectHash) -> &Cell {
-        &self.cells[OwnerOf::shard_of(hash, self.cells.len())]
-    }
-
     fn flash(&self) -> Option<&Flash> {
         self.flash.as_ref()
     }
@@ -206,29 +125,16 @@ impl Engine for KvStore {
     type Read = FlashRead;
 
     fn hash(&self, key: &[u8]) -> ObjectHash {
-        self.hasher.hash(key)
+        self.node.hash(key)
     }
 
     #[inline]
     fn app(&self, key: &[u8]) -> AppId {
-        if self.delimiter.is_none_or(|d| !key.contains(&d)) {
-            return AppId::DEFAULT;
-        }
-        let known = self.applications.read().unwrap_or_else(PoisonError::into_inner).lookup(key);
-        match known {
-            Lookup::Known(app) => app,
-            Lookup::New => {
-                let mut applications =
-                    self.applications.write().unwrap_or_else(PoisonError::into_inner);
-                let app = applications.assign(key);
-                self.applications_known.store(applications.len(), Ordering::Relaxed);
-                app
-            }
-        }
+        self.node.app(key)
     }
 
     fn fits(&self, key_len: usize, value_len: usize) -> bool {
-        object_fits(key_len, value_len, self.max_object)
+        self.node.fits(key_len, value_len)
     }
 
     fn read_len(&self, read: &FlashRead) -> usize {
@@ -248,13 +154,12 @@ impl Engine for KvStore {
             trace(request, fetched.is_some());
         }
         let fetched = fetched.map(|f| EngineFetched { read: f.read, bytes: f.bytes });
+        let mut effects = watched::Telling { inner: effects, store: self, now };
         if let Some(capture) = &self.capture
             && capture.samples(request.hash)
         {
-            let mut watched = capture::Sizing { inner: effects, found: None };
-            let outcome =
-                self.cell(request.hash).lock().execute(now, request, fetched, &mut watched);
-            return match outcome {
+            let mut watched = capture::Sizing { inner: &mut effects, found: None };
+            return match self.node.execute(now, request, fetched, &mut watched) {
                 Outcome::Done => {
                     capture.take(now, request, watched.found);
                     Step::Done
@@ -262,12 +167,7 @@ impl Engine for KvStore {
                 Outcome::Read(read) => Step::Read(read),
             };
         }
-        let mut shard = self.cell(request.hash).lock();
-        let outcome = shard.execute(now, request, fetched, effects);
-        if self.watch.on() {
-            self.watch.tell(now, shard);
-        }
-        match outcome {
+        match self.node.execute(now, request, fetched, &mut effects) {
             Outcome::Done => Step::Done,
             Outcome::Read(read) => Step::Read(read),
         }
@@ -279,21 +179,11 @@ impl Engine for KvStore {
         cursor: u64,
         show: &mut dyn FnMut(&[u8], &Item<'_>, usize),
     ) -> Option<u64> {
-        // Shard above, place in its table below.
-        let (shard, at) = ((cursor >> 32) as usize, cursor as u32);
-        let next = self.cells.get(shard)?.lock().list(now, at, show);
-        match next {
-            Some(at) => Some((shard as u64) << 32 | u64::from(at)),
-            None if shard + 1 < self.cells.len() => Some((shard as u64 + 1) << 32),
-            None => None,
-        }
+        self.node.list(now, cursor, show)
     }
 
     fn flush_all(&self, now: Now, at: UnixSecs) {
-        for cell in &self.cells {
-            cell.lock().flush(now, (at > now.wall).then_some(at));
-        }
-        self.flushed_at.store(at.0, Ordering::Relaxed);
+        self.node.flush_all(now, at);
     }
 }
 
@@ -312,7 +202,7 @@ impl Store for KvStore {
     }
 
     fn verify(&self, now: Now, read: &FlashRead, bytes: Option<&[u8]>) {
-        self.cell(read.hash).lock().verify(now, read, bytes);
+        self.node.verify(now, read, bytes);
     }
 
     fn read_failed(&self, error: &DeviceError) {
@@ -326,24 +216,24 @@ impl Store for KvStore {
     }
 
     fn wake_cleaner(&self) {
-        locked(&self.bell.state).rung = true;
-        self.bell.changed.notify_one();
+        self.bell.ring();
     }
 
     fn watch_evictions(&self, on: bool) {
-        self.watch.turn(on, &self.cells);
+        self.node.watch_evictions(on);
     }
 
     fn on_evictions(&self, tell: Box<TellEvicted>) {
-        self.watch.tell_to(tell);
+        // The server that came first is the one that serves.
+        let _ = self.tell.set(tell);
     }
 
     fn set_crawler(&self, on: bool) {
-        self.crawler.turn(on);
+        self.node.set_crawler(on);
     }
 
     fn crawl(&self) -> bool {
-        let begun = self.crawler.begin();
+        let begun = self.node.crawl();
         if begun {
             self.wake_cleaner();
         }
@@ -351,19 +241,22 @@ impl Store for KvStore {
     }
 
     fn crawler(&self) -> Crawler {
-        self.crawler.report()
+        self.node.crawler()
     }
 
     fn application(&self, name: &str) -> Result<AppId, ApplicationError> {
-        let mut applications = self.applications.write().unwrap_or_else(PoisonError::into_inner);
-        let app = applications.register(name);
-        self.applications_known.store(applications.len(), Ordering::Relaxed);
-        app
+        self.node.application(name)
     }
 
     fn set_memory_limit(&self, bytes: u64) -> bool {
-        match self.change_memory(bytes) {
-            Ok(()) => true,
+        let before = self.memory_limit();
+        let machine = larder_runtime::machine::usable_memory().unwrap_or(u64::MAX);
+        match self.node.set_memory_limit(bytes, machine) {
+            Ok(()) => {
+                tracing::info!("memory limit {}, it was {}", ByteSize(bytes), ByteSize(before));
+                self.bell.ring();
+                true
+            }
             Err(error) => {
                 tracing::warn!(%error, "cache_memlimit refused");
                 false
@@ -372,7 +265,7 @@ impl Store for KvStore {
     }
 
     fn memory_limit(&self) -> u64 {
-        self.memory.load(Ordering::Relaxed)
+        self.node.memory_limit()
     }
 
     fn stats(&self, now: Now) -> StoreStats {
@@ -386,7 +279,7 @@ impl Store for KvStore {
     }
 
     fn oldest(&self) -> UnixSecs {
-        UnixSecs(self.flushed_at.load(Ordering::Relaxed))
+        self.node.flushed_at()
     }
 
     fn shutdown(&self, now: Now) {

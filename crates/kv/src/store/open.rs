@@ -2,41 +2,42 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
-use larder_engine::index::Attached;
-use larder_engine::kv::node::{self, AdmissionNeed, LogStart, Plan, Training, defaults};
-use larder_engine::kv::record::{AppsSetup, RunSetup, TapedLog, TapedShard};
-use larder_engine::kv::{ClockMode, FlashGeometry, FlashLog, KvShard, SegmentTable};
+use larder_engine::kv::node::start::{self, Left, Shape, StartIo, StopIo, Warmth};
+use larder_engine::kv::node::{
+    self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
+};
+use larder_engine::kv::record::{AppsSetup, RunSetup};
+use larder_engine::kv::{ClockMode, FlashGeometry};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
 use larder_format::superblock::choose;
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
-use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_runtime::{
     AlignedBuf, Clock, DataDir, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
 };
 
+use super::bell::Bell;
 use super::capture::{Capture, CaptureConfig};
+use super::cleaner::{APPLICATIONS, BUDGET, Disk};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
 use super::record::{RecordConfig, Recorder};
-use super::run::{self, FlashOfRun, NO_BIRTHS};
-use super::warm::{
-    NotOurs, Region, ShardWords, Warmth, Writing, remove_checkpoint, write_checkpoint,
-};
-use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
+use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
+use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
+use super::{Flash, KvStore, StoreError, locked};
 use crate::stats::StoreStats;
 
 mod alone;
 
 /// Version of the data directory.
 pub(super) const DATA_DIR_VERSION: u32 = 1;
-const BUDGET: &str = "budget.json";
-const APPLICATIONS: &str = "applications.json";
 
 /// What a store is opened with.
 #[derive(Clone, Debug)]
@@ -211,12 +212,12 @@ fn load(
     config: &StoreConfig,
     file: Option<&mut MemoryFile>,
     setup: &RunSetup,
-    cells: &[Cell],
+    node: &Node<Threads>,
     clock: &Clock,
 ) -> Result<Loaded, StoreError> {
     let Some(file) = file else { return Ok(Loaded::default()) };
     let applications = setup.applications.applications()?;
-    let loaded = file.load(cells, &setup.hasher(), applications, clock, &config.hurry);
+    let loaded = file.load(node, applications, clock, &config.hurry);
     if config.hurry.load(Ordering::Relaxed) {
         return Err(StoreError::Stopped);
     }
@@ -225,13 +226,13 @@ fn load(
 
 /// The number of the run is written: the file is void, and what came of it is told.
 fn settle(
-    store: &mut KvStore,
+    store: &KvStore,
     file: &MemoryFile,
     loaded: Loaded,
     notes: &mut Vec<String>,
     warnings: &mut Vec<String>,
 ) {
-    *store.flushed_at.get_mut() = loaded.flushed_at;
+    store.node.set_flushed_at(UnixSecs(loaded.flushed_at));
     notes.extend(loaded.note);
     warnings.extend(loaded.warning);
     warnings.extend(file.void().err());
@@ -254,13 +255,6 @@ pub(super) fn random_run() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     random(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes).max(1))
-}
-
-/// Where the CAS of a start begin: by chance how far on, so that two lines of runs that began with copies of one flash give no
-/// number out twice, nor a server whose clock was set back.
-fn cas_base(began: Now, least: u64) -> Result<u64, StoreError> {
-    let base = (u64::from(began.wall.0) * 1_000_000_000).max(least);
-    Ok(base.saturating_add(random_run()? >> 18))
 }
 
 pub(super) fn open_on(
@@ -299,50 +293,23 @@ pub(super) fn open_on(
     let budget_state: Option<BudgetState> =
         saved(BUDGET).filter(|_| !formatted).and_then(|b| serde_json::from_slice(&b).ok());
     let budget_at = clock.now().mono;
-    let budget =
-        WriteBudget::new(&config.budget, ByteSize(geometry.capacity()), budget_state, budget_at)?;
+    let capacity = ByteSize(geometry.capacity());
+    let budget_rate = node::budget_rate(&config.budget, capacity, budget_state, budget_at)?;
     let names: Vec<Vec<u8>> =
         saved(APPLICATIONS).and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default();
 
     let mut region = Region::open(&superblock, &plan, &geometry, path, &config.data_dir);
-    // The latest time that the last run told: what had expired by then stays so.
-    let mut latest = None;
-    let in_memory = match &last {
-        Err(why) => Err(NotOurs::Other(why.clone())),
-        Ok(last) => region.is_of(&superblock, last.run, &plan, &geometry),
+    let shape = Shape::new(&superblock, &plan);
+    let (warmth, latest) = {
+        let known = last.as_ref().map(RunFile::last_run).map_err(Clone::clone);
+        let left =
+            Left { superblock: &superblock, formatted, last: known.as_ref().map_err(Clone::clone) };
+        let is_new = region.is_new();
+        let Region { header, words, .. } = &mut region;
+        left.warmth(&shape, header, is_new, || {
+            words.load_checkpoint(&dir, &superblock, &geometry, is_new, &config.hurry)
+        })
     };
-    let mut warmth = match (in_memory, &last) {
-        (Ok(()), _) => {
-            latest = region.latest().map(|l| l.load(Ordering::Relaxed).min(u64::from(u32::MAX)));
-            Warmth::Memory
-        }
-        // Whoever has used the flash since, on whatever copy of it, a checkpoint from before proves nothing.
-        (Err(NotOurs::Other(why)), _) | (Err(NotOurs::Absent(why)), Err(_)) => {
-            region.disown();
-            Warmth::Cold(why)
-        }
-        (Err(NotOurs::Absent(why)), Ok(last)) => {
-            region.disown();
-            if last.run != superblock.run {
-                Warmth::Cold("the flash has been used by another run since".to_owned())
-            } else if !superblock.is_clean() {
-                Warmth::Cold(why)
-            } else if let Err(why) = last.proves_checkpoint() {
-                Warmth::Cold(why)
-            } else {
-                match region.load_checkpoint(&dir, &superblock, &geometry, &config.hurry) {
-                    Ok(written) => {
-                        latest = Some(u64::from(written.0));
-                        Warmth::Checkpoint
-                    }
-                    Err(why) => Warmth::Cold(why),
-                }
-            }
-        }
-    };
-    if formatted {
-        warmth = Warmth::Cold("the flash has just been formatted".to_owned());
-    }
     let warm = !matches!(warmth, Warmth::Cold(_));
     if config.hurry.load(Ordering::Relaxed) {
         if warmth != Warmth::Memory {
@@ -354,7 +321,7 @@ pub(super) fn open_on(
     if warm && let Some(record) = &config.record {
         return Err(StoreError::RecordWarm { path: record.file.clone(), flash: path.clone() });
     }
-    if warm && let Some(latest) = latest.map(|latest| UnixSecs(latest as u32)) {
+    if let Some(latest) = latest {
         warnings.extend(not_before(clock, latest, "--format-flash once"));
     }
     if let Some(file) = &mut memory_file {
@@ -365,13 +332,11 @@ pub(super) fn open_on(
             warnings.extend(not_before(clock, latest, "--format-flash once"));
         }
     }
-    let cas_base = cas_base(began, superblock.cas_base.saturating_add(1 << 48))?;
-    let next = superblock.start(cas_base, random_run()?);
-    region.announce(&next);
-    let (table_words, shard_words) = region.split();
-    let mut table =
-        if warm { SegmentTable::attach(table_words) } else { SegmentTable::create(table_words) };
-    table.raise_generation(next.first_generation());
+    let next = start::next_superblock(&superblock, began.wall, random_run()?, random_run()?);
+    let cas_base = next.cas_base;
+    start::announce(&mut region.header, &next);
+    let (table_words, shard_words) = region.words.split();
+    let table = start::segment_table(table_words, &warmth, &next);
     let parts = Parts {
         plan,
         uuid: superblock.uuid,
@@ -390,8 +355,9 @@ pub(super) fn open_on(
     }
     let setup = run_setup(config, &parts, names)?;
     let generations = table.live_generations();
-    let (cells, kept, dropped) = cells(&setup, shard_words, warm.then_some(&generations[..]))?;
-    let loaded = load(config, memory_file.as_mut(), &setup, &cells, clock).inspect_err(|_| {
+    let warm = warm.then_some(&generations[..]);
+    let (node, kept, dropped) = build_node(&setup, plan, shard_words, warm)?;
+    let loaded = load(config, memory_file.as_mut(), &setup, &node, clock).inspect_err(|_| {
         if warmth != Warmth::Memory {
             // The checkpoint is there still.
             region.release();
@@ -404,58 +370,45 @@ pub(super) fn open_on(
         kept_from.unwrap_or_else(|| FlashOfRun::new(&next, path, &plan, config.flash_object_size));
     this.path = path.display().to_string();
     let file = memory_file.as_ref().map(MemoryFile::name);
-    let mut no_checkpoint = None;
-    match run::write(&dir, next.run, Some(this), file) {
-        Ok(true) => {}
-        Ok(false) => {
-            warnings.push(format!(
-                "{NO_BIRTHS}: a restart of this machine makes the cache cold; the index stays in this machine's memory until then"
-            ));
-            no_checkpoint = Some(NO_BIRTHS);
-        }
-        // What the directory says then is not what the flash says: nothing outdated can come of it.
-        Err(error) => warnings.push(format!("{error}: the next start is cold")),
-    }
-    superblocks.write(device.as_ref(), next.clone())?;
-    if let Some(latest) = region.latest() {
-        clock.keep_in(latest);
-    }
-    region.own(&next, &plan, &geometry);
-    remove_checkpoint(&dir)?;
+    let mut durable = Durable {
+        dir: &dir,
+        this: Some(this),
+        file,
+        superblocks: &mut superblocks,
+        device: device.as_ref(),
+        clock,
+        latest: region.latest(),
+        no_checkpoint: None,
+        warnings: &mut warnings,
+    };
+    start::take_over(&shape, &mut region.header, &next, &mut durable)?;
+    let no_checkpoint = durable.no_checkpoint;
 
     let why_private = region.why_private.clone();
     let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();
-    let budget_rate = budget.rate();
-    let kept_budget = KeptBudget::new(
-        &budget,
-        ByteSize(geometry.capacity()),
-        u64::from(geometry.segment_bytes()),
-    );
-    let flash = setup.log_config().map(|log_config| Flash {
+    let log = setup.log_over(table, buffers)?;
+    let mut maintenance = Maintenance::new(&node, log, cas_base, names_known);
+    let flash = Flash {
         path: path.display().to_string(),
         geometry,
         admission: config.admission.policy.as_str().to_owned(),
-        log: Mutex::new(TapedLog::new(FlashLog::new(log_config, table, budget, buffers))),
         device,
         dir,
-        applications_kept: (names_known + 1).into(),
         superblock: Mutex::new(superblocks),
-        kept_budget: Mutex::new(kept_budget),
-        log_wanted: Default::default(),
         read_errors: Default::default(),
         region,
         no_checkpoint,
         wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
         drive,
-    });
-    let mut store = store(config, &parts, &setup, cells, flash, watchers)?;
+    };
+    let mut store = store(config, plan, node, &mut maintenance, Some(flash), watchers);
     if let Some(file) = memory_file {
-        settle(&mut store, &file, loaded, &mut notes, &mut warnings);
+        settle(&store, &file, loaded, &mut notes, &mut warnings);
         store.memory_file = Some(file.keeper(next.run, cas_base, Some(next.uuid), None));
     }
     let store = Arc::new(store);
     store
-        .start_threads(clock)
+        .start_threads(clock, maintenance)
         .map_err(|source| StoreError::System { what: "start a thread", source })?;
     let opened = Opened {
         warmth: Some(warmth),
@@ -471,6 +424,98 @@ pub(super) fn open_on(
         warnings,
     };
     Ok((store, opened))
+}
+
+/// What a start with flash makes durable.
+struct Durable<'a> {
+    dir: &'a DataDir,
+    this: Option<FlashOfRun>,
+    file: Option<String>,
+    superblocks: &'a mut Superblocks,
+    device: &'a dyn Device,
+    clock: &'a Clock,
+    latest: Option<&'static AtomicU64>,
+    no_checkpoint: Option<&'static str>,
+    warnings: &'a mut Vec<String>,
+}
+
+impl StartIo for Durable<'_> {
+    type Error = StoreError;
+
+    fn write_run(&mut self, run: u64) -> Result<(), StoreError> {
+        match run::write(self.dir, run, self.this.take(), self.file.take()) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.warnings.push(format!(
+                    "{NO_BIRTHS}: a restart of this machine makes the cache cold; the index stays in this machine's memory until \
+                     then"
+                ));
+                self.no_checkpoint = Some(NO_BIRTHS);
+            }
+            // What the directory says then is not what the flash says: nothing outdated can come of it.
+            Err(error) => self.warnings.push(format!("{error}: the next start is cold")),
+        }
+        Ok(())
+    }
+
+    fn write_superblock(&mut self, next: &Superblock) -> Result<(), StoreError> {
+        Ok(self.superblocks.write(self.device, next.clone())?)
+    }
+
+    fn keep_time(&mut self) {
+        if let Some(latest) = self.latest {
+            self.clock.keep_in(latest);
+        }
+    }
+
+    fn remove_checkpoint(&mut self) -> Result<(), StoreError> {
+        Ok(remove_checkpoint(self.dir)?)
+    }
+}
+
+/// What a stop with flash makes durable.
+struct Closing<'a> {
+    disk: Disk<'a>,
+    flash: &'a Flash,
+    superblocks: &'a mut Superblocks,
+    at: UnixSecs,
+    hurry: &'a AtomicBool,
+}
+
+impl StateIo for Closing<'_> {
+    fn keep_names(&mut self, names: &[Vec<u8>]) {
+        self.disk.keep_names(names);
+    }
+    fn keep_budget(&mut self, state: BudgetState) {
+        self.disk.keep_budget(state);
+    }
+}
+
+impl StopIo for Closing<'_> {
+    fn sync(&mut self) -> Result<(), String> {
+        self.flash.device.sync().map_err(|e| e.to_string())
+    }
+
+    fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64) {
+        if let Some(why) = self.flash.no_checkpoint {
+            return (Err(why.to_owned()), 0);
+        }
+        let (dir, geometry) = (&self.flash.dir, &self.flash.geometry);
+        let mut writing = Writing { at: self.at, hurry: self.hurry, bytes: 0 };
+        let (indexes, apps) = (&rest.indexes, rest.apps);
+        let current = &self.superblocks.current;
+        let written = write_checkpoint(dir, current, geometry, &mut writing, table, indexes, apps);
+        (written.map_err(|e| e.to_string()), writing.bytes)
+    }
+
+    fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String> {
+        let device = self.flash.device.as_ref();
+        self.superblocks.write(device, stopped.clone()).map_err(|e| e.to_string())
+    }
+
+    fn release(&mut self) {
+        self.flash.region.release();
+    }
 }
 
 /// Removes what this start has made, if it is dropped before the start has succeeded: one that is refused leaves nothing
@@ -591,33 +636,28 @@ fn run_setup(
     Ok(node::run_setup(&cache, &parts.plan, &start)?)
 }
 
-/// The shards: attached to what is in their words when `generations` are given, else empty.
-fn cells(
+/// The node: its shards attached to what is in their words when `generations` are given, else empty.
+fn build_node(
     setup: &RunSetup,
+    plan: Plan,
     words: Vec<ShardWords>,
     generations: Option<&[u64]>,
-) -> Result<(Box<[Cell]>, u64, u64), StoreError> {
-    let one = |i: usize, words: ShardWords| -> Result<(KvShard, Attached), StoreError> {
-        let (shard_config, admission) = (setup.shard_config(i)?, setup.admission(i)?);
-        let (mut shard, report) = match generations {
-            None => (KvShard::new(shard_config, admission, words.index)?, Attached::default()),
-            Some(generations) => {
-                KvShard::attach(shard_config, admission, words.index, generations)?
-            }
-        };
+) -> Result<(Node<Threads>, u64, u64), StoreError> {
+    let one = |i: usize, words: ShardWords| -> Result<_, StoreError> {
+        let (mut shard, report) = setup.shard_in(i, words.index, generations)?;
         shard.keep_flash_bytes(words.apps, generations.is_some());
         larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
         Ok((shard, report))
     };
     let (mut kept, mut dropped) = (0, 0);
-    let mut cells = Vec::with_capacity(setup.shards.len());
+    let mut shards = Vec::with_capacity(setup.shards.len());
     for built in in_parallel(words, one)? {
         let (shard, report) = built?;
         kept += report.kept;
         dropped += report.dropped;
-        cells.push(Cell { shard: Mutex::new(TapedShard::new(shard)), waits: Default::default() });
+        shards.push(shard);
     }
-    Ok((cells.into_boxed_slice(), kept, dropped))
+    Ok((Node::new(setup, Some(plan), shards)?, kept, dropped))
 }
 
 /// What looks on while the store runs.
@@ -682,144 +722,68 @@ fn in_parallel<T: Send, R: Send>(
 
 fn store(
     config: &StoreConfig,
-    parts: &Parts,
-    setup: &RunSetup,
-    cells: Box<[Cell]>,
+    plan: Plan,
+    node: Node<Threads>,
+    maintenance: &mut Maintenance<AlignedBuf>,
     flash: Option<Flash>,
     watchers: Watchers,
-) -> Result<KvStore, StoreError> {
+) -> KvStore {
     if let Some(recorder) = &watchers.recorder {
-        for (i, cell) in cells.iter().enumerate() {
-            if let Some(tape) = recorder.tape(i) {
-                cell.lock().record(tape);
+        for shard in 0..node.shards() {
+            if let Some(tape) = recorder.tape(shard) {
+                node.record(shard, tape);
             }
         }
-        if let (Some(flash), Some(tape)) = (&flash, recorder.tape(cells.len())) {
-            locked(&flash.log).record(tape);
+        if let (Some(_), Some(tape)) = (&flash, recorder.tape(node.shards())) {
+            maintenance.record(tape);
         }
     }
-    let applications = setup.applications.applications()?;
-    Ok(KvStore {
-        hasher: setup.hasher(),
-        cells,
-        applications_known: applications.len().into(),
-        applications: RwLock::new(applications),
-        delimiter: config.applications.delimiter.bytes().next(),
-        max_object: config.max_item,
-        no_eviction: config.no_eviction,
-        memory: config.memory.into(),
+    KvStore {
+        node,
         flash,
-        bell: Arc::new(Bell::default()),
-        crawler: super::cleaner::CrawlerState::new(true),
-        watch: super::watched::Evictions::default(),
-        threads: Mutex::new(Vec::new()),
+        bell: Bell::default(),
+        tell: OnceLock::new(),
+        threads: Mutex::default(),
         baseline: Mutex::new(StoreStats::default()),
-        flushed_at: Default::default(),
-        plan: parts.plan,
+        plan,
         training: config.admission.flashiness.training,
-        schedule: Mutex::new(Training::new(parts.cas_base)),
         recorder: watchers.recorder,
         capture: watchers.capture,
         memory_file: None,
         hurry: config.hurry.clone(),
         _shared_dir: None,
-    })
-}
-
-fn remember(flash: &Flash, name: &str, bytes: Result<Vec<u8>, serde_json::Error>) {
-    let written = bytes
-        .map_err(|e| e.to_string())
-        .and_then(|b| flash.dir.replace(name, &b).map_err(|e| e.to_string()));
-    if let Err(error) = written {
-        tracing::warn!(%error, name, "could not be written; the next start does without");
-    }
-}
-
-fn keep_budget(flash: &Flash, state: BudgetState) {
-    let written = serde_json::to_vec(&state)
-        .map_err(|e| e.to_string())
-        .and_then(|b| flash.dir.replace(BUDGET, &b).map_err(|e| e.to_string()));
-    if let Err(error) = written {
-        tracing::warn!(
-            %error,
-            "the write budget could not be written down; the next start knows less of what was written to flash, and \
-             allows more"
-        );
     }
 }
 
 impl KvStore {
-    /// What the write budget must remember over a kill is in the data directory, ahead of what is written, before so many
-    /// bytes more are. The cleaner calls it before each step, and nobody else takes from the budget then.
-    pub(super) fn keep_budget(&self, flash: &Flash, now: Now, bytes: u64) {
-        let mut kept = locked(&flash.kept_budget);
-        let due = kept.due(now.mono, locked(&flash.log).budget(), bytes);
-        if let Some(state) = due {
-            keep_budget(flash, state);
-            kept.kept(now.mono, state);
-        }
-    }
-
-    /// Writes down which id stands for which application, if there are new ones since the last time: records on flash
-    /// bear ids, and must not outlive what they mean. The cleaner calls it before it takes an object to flash.
-    pub(super) fn remember_applications(&self, flash: &Flash) {
-        let known = self.applications_known.load(Ordering::Relaxed);
-        if flash.applications_kept.swap(known, Ordering::Relaxed) == known {
-            return;
-        }
-        let names: Vec<Vec<u8>> = {
-            let apps = self.applications.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-            apps.names().map(<[u8]>::to_vec).collect()
-        };
-        remember(flash, APPLICATIONS, serde_json::to_vec(&names));
-    }
-
     /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
-    pub(super) fn write_down(&self, flash: &Flash, now: Now) {
-        // What the checkpoint can come to at most, should this be killed while it is written.
-        self.keep_budget(flash, now, self.plan.region_words as u64 * 9);
-        let mut log = locked(&flash.log);
-        self.remember_applications(flash);
+    pub(super) fn write_down(
+        &self,
+        flash: &Flash,
+        maintenance: &mut Maintenance<AlignedBuf>,
+        now: Now,
+    ) {
         let mut superblocks = locked(&flash.superblock);
-        let mut guards: Vec<_> = self.cells.iter().map(Cell::lock).collect();
-        let mut writing = Writing { at: now.wall, hurry: &self.hurry, bytes: 0 };
-        let written = (|| -> Result<(), String> {
-            flash.device.sync().map_err(|e| e.to_string())?;
-            if let Some(why) = flash.no_checkpoint {
-                return Err(why.to_owned());
-            }
-            let apps: Vec<Vec<u64>> =
-                guards.iter().map(|g| g.apps().flash_bytes().collect()).collect();
-            let words: Vec<&Words> =
-                guards.iter_mut().map(|g| &*g.unrecorded().index_words()).collect();
-            write_checkpoint(
-                &flash.dir,
-                &superblocks.current,
-                &flash.geometry,
-                &mut writing,
-                log.table().words(),
-                &words,
-                &apps,
-            )
-            .map_err(|e| e.to_string())?;
-            let stop = superblocks.current.stop(superblocks.current.cas_base);
-            superblocks.write(flash.device.as_ref(), stop).map_err(|e| e.to_string())
-        })();
-        let budget = log.unrecorded().budget_mut();
-        budget.charge(now.mono, writing.bytes);
-        let state = budget.state(now.mono);
-        keep_budget(flash, state);
-        let kept: u64 = guards.iter().map(|g| g.index().len()).sum();
-        let lost: usize = guards.iter().map(|g| g.dram_objects()).sum();
+        let current = superblocks.current.clone();
+        let mut closing = Closing {
+            disk: Disk(Some(flash)),
+            flash,
+            superblocks: &mut superblocks,
+            at: now.wall,
+            hurry: &self.hurry,
+        };
+        let Some(closed) = maintenance.close(now, &self.node, &current, &mut closing) else {
+            return;
+        };
+        let (kept, lost) = (closed.on_flash, closed.in_dram);
         // What becomes of them with a memory file is said when it is known.
         let in_dram = match self.memory_file {
             Some(_) => String::new(),
             None if kept > 0 => format!("; {lost} in DRAM alone are lost"),
             None => format!(": {lost} objects in DRAM are lost"),
         };
-        match written {
+        match closed.checkpoint {
             Ok(()) => {
-                flash.region.release();
                 if kept > 0 {
                     tracing::info!(
                         "checkpoint written; the next start is warm with {kept} objects on flash{in_dram}"

@@ -1,12 +1,12 @@
 //! `--record`: what shards and log were told and decided ([`larder_runtime::record`] writes it).
 
-use std::sync::atomic::Ordering;
-
+use larder_engine::kv::node::Maintenance;
 use larder_engine::kv::record::{RunSetup, Tape};
+use larder_runtime::AlignedBuf;
 pub use larder_runtime::record::{RecordConfig, RecordStats};
 use larder_runtime::record::{RecordError, Recorder as Writer};
 
-use super::{KvStore, StoreError, locked};
+use super::{KvStore, StoreError};
 
 /// A recording under way.
 pub(super) struct Recorder(Writer);
@@ -42,30 +42,12 @@ impl Recorder {
 }
 
 impl KvStore {
-    /// Hands on what is on the tapes: once a second, so that a quiet shard's last requests are in the file too.
-    pub(super) fn hand_on_tapes(&self) {
-        if self.recorder.is_none() {
-            return;
-        }
-        for cell in &self.cells {
-            cell.lock().hand_on();
-        }
-        if let Some(flash) = self.flash() {
-            flash.log_wanted.fetch_add(1, Ordering::Relaxed);
-            let mut log = locked(&flash.log);
-            flash.log_wanted.fetch_sub(1, Ordering::Relaxed);
-            log.hand_on();
-        }
-    }
-
     /// Ends recording: nothing asks shards or log any more.
-    pub(super) fn end_recording(&self) {
+    pub(super) fn end_recording(&self, maintenance: Option<&mut Maintenance<AlignedBuf>>) {
         let Some(recorder) = &self.recorder else { return };
-        for cell in &self.cells {
-            cell.lock().end_recording();
-        }
-        if let Some(flash) = self.flash() {
-            locked(&flash.log).end_recording();
+        self.node.end_recording();
+        if let Some(maintenance) = maintenance {
+            maintenance.end_recording();
         }
         recorder.0.finish();
     }

@@ -17,6 +17,7 @@ use std::path::Path;
 
 use larder_base::ByteSize;
 use larder_engine::kv::node::Plan;
+use larder_engine::kv::node::start::LastRun;
 use larder_format::Superblock;
 use larder_runtime::{DataDir, DataDirError, FileMark};
 
@@ -65,10 +66,11 @@ pub(super) const NO_BIRTHS: &str = "the data directory's file system does not sa
                                     such; --data-dir names another)";
 
 impl RunFile {
-    /// Whether it is certain that the directory was not put back from a copy since, which a checkpoint or a memory file would go
-    /// along with.
-    pub(super) fn proves_checkpoint(&self) -> Result<(), String> {
-        if self.born == 0 { Err(format!("no checkpoint is believed: {NO_BIRTHS}")) } else { Ok(()) }
+    /// As a start judges it: a directory that was put back from a copy would take a checkpoint or a memory file along.
+    pub(super) fn last_run(&self) -> LastRun {
+        let proved = self.born != 0;
+        let why = || format!("no checkpoint is believed: {NO_BIRTHS}");
+        LastRun { run: self.run, proves_checkpoint: proved.then_some(()).ok_or_else(why) }
     }
 }
 

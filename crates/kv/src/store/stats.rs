@@ -1,31 +1,12 @@
 //! What the store tells of itself.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use larder_base::{AppId, Now};
-use larder_engine::kv::{AppStats as EngineApp, LogStats, ShardStats};
-use larder_policy::admission::{ModelReport, Reason};
+use larder_engine::kv::node::{LogTotals, Totals};
 
 use super::{Flash, KvStore, locked};
 use crate::stats::{AppStats, FlashStats, StoreStats};
-
-/// Adds what another shard's decisions say of the same classifier: shares are weighed by the decisions they are of.
-fn merge_models(all: &mut ModelReport, part: &ModelReport) {
-    let (a, b) = (f64::from(all.scored), f64::from(part.scored));
-    let weigh = |x: Option<f32>, y: Option<f32>| match (x, y) {
-        (Some(x), Some(y)) if a + b > 0.0 => {
-            Some(((f64::from(x) * a + f64::from(y) * b) / (a + b)) as f32)
-        }
-        (x, y) => x.or(y),
-    };
-    all.precision = weigh(all.precision, part.precision);
-    all.recall = weigh(all.recall, part.recall);
-    all.scored = all.scored.saturating_add(part.scored);
-    all.samples = all.samples.saturating_add(part.samples);
-    all.version = all.version.max(part.version);
-    all.trained_samples = all.trained_samples.max(part.trained_samples);
-}
 
 /// Takes away what was counted before `stats reset`.
 fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
@@ -68,6 +49,7 @@ impl KvStore {
             (&mut stats.get_expired, base.get_expired),
             (&mut stats.get_flushed, base.get_flushed),
             (&mut stats.lock_waits, base.lock_waits),
+            (&mut stats.unverified, base.unverified),
         ] {
             *value = value.saturating_sub(before);
         }
@@ -87,95 +69,35 @@ impl KvStore {
     }
 
     pub(super) fn raw_stats(&self, now: Now) -> StoreStats {
-        let mut sum = ShardStats::default();
-        let mut apps = vec![EngineApp::default(); AppId::COUNT];
-        let mut memory: Vec<(&'static str, u64)> = Vec::new();
+        let all = self.node.totals(now.mono);
+        let sum = &all.shards;
         let mut s = StoreStats {
-            memory_limit: self.memory.load(Ordering::Relaxed),
+            memory_limit: self.node.memory_limit(),
+            lock_waits: all.lock_waits,
+            unverified: all.unverified,
+            crawler_reclaimed: all.expired_unasked,
+            dram_items: all.dram_objects,
+            dram_bytes: all.dram_bytes,
+            items: all.dram_objects + all.flash_objects,
+            total_items: sum.sets,
+            client_bytes: sum.set_bytes,
+            evictions: sum.evictions,
+            evicted_unjudged: sum.evictions_unjudged,
+            evicted_unfetched: sum.evicted_unfetched,
+            // memcached finds what a flush has left when its memory is wanted again; ours is free at once.
+            reclaimed: sum.expired + all.expired_unasked + all.flushed_replaced,
+            get_expired: sum.expired,
+            get_flushed: sum.get_flushed,
             ..StoreStats::default()
         };
-        let (mut on_flash, mut ghosts) = (0, 0);
-        let (mut first_filled, mut flushed_replaced) = (0, 0);
-        let mut rejected = Reason::ALL.map(|reason| (reason.as_str(), 0));
-        let mut reports =
-            std::collections::BTreeMap::<u16, larder_policy::admission::AppReport>::new();
-        for cell in &self.cells {
-            s.lock_waits += cell.waits.load(Ordering::Relaxed);
-            let shard = cell.lock();
-            sum.add(shard.stats());
-            s.crawler_reclaimed += shard.expired_unasked();
-            flushed_replaced += shard.flushed_replaced();
-            s.dram_items += shard.dram_objects() as u64;
-            s.dram_bytes += (shard.dram_capacity() - shard.dram_free_bytes()) as u64;
-            on_flash += shard.index().len();
-            ghosts += shard.index().ghosts();
-            for (i, app) in apps.iter_mut().enumerate() {
-                app.add(shard.apps().of(AppId(i as u16)));
-            }
-            for (i, (name, bytes)) in shard.memory().into_iter().enumerate() {
-                match memory.get_mut(i) {
-                    Some(entry) => entry.1 += bytes as u64,
-                    None => memory.push((name, bytes as u64)),
-                }
-            }
-            first_filled += shard.admission().first_filled();
-            for (sum, (_, count)) in rejected.iter_mut().zip(shard.admission().rejected()) {
-                sum.1 += count;
-            }
-            for r in shard.admission().report() {
-                reports
-                    .entry(r.app.0)
-                    .and_modify(|all| {
-                        all.dropped += r.dropped;
-                        all.dropped_unread += r.dropped_unread;
-                        match (&mut all.model, &r.model) {
-                            (Some(all), Some(part)) => merge_models(all, part),
-                            (all @ None, part) => *all = part.clone(),
-                            (Some(_), None) => {}
-                        }
-                    })
-                    .or_insert(r);
-            }
-        }
-        s.items = s.dram_items + on_flash;
-        s.total_items = sum.sets;
-        s.client_bytes = sum.set_bytes;
-        s.evictions = sum.evictions;
-        s.evicted_unjudged = sum.evictions_unjudged;
-        s.evicted_unfetched = sum.evicted_unfetched;
-        // memcached finds what a flush has left when its memory is wanted again; ours is free at once.
-        s.reclaimed = sum.expired + s.crawler_reclaimed + flushed_replaced;
-        s.get_expired = sum.expired;
-        s.get_flushed = sum.get_flushed;
-        if let Some(flash) = self.flash() {
-            flash.log_wanted.fetch_add(1, Ordering::Relaxed);
-            let log = locked(&flash.log);
-            flash.log_wanted.fetch_sub(1, Ordering::Relaxed);
-            memory.push(("segment_buffers", log.memory_bytes() as u64));
-            let log_stats = *log.stats();
-            // A copy: whoever looks must not change what the log is granted.
-            let mut budget = log.budget().clone();
-            let rate = budget.rate();
-            let available = rate.is_some().then(|| budget.available(now.mono));
-            let seconds = now.mono.as_secs_f64().max(1.0);
-            let life = budget
-                .expected_life_years(log_stats.bytes_written as f64 / seconds)
-                .filter(|years| years.is_finite());
-            drop(log);
-            let mut f = self.flash_stats(flash, &sum, &log_stats);
-            f.items = on_flash;
-            f.ghosts = ghosts;
-            f.rejected = rejected.to_vec();
-            f.first_filled = first_filled;
-            f.budget_bytes_per_second = rate;
-            f.budget_available_bytes = available;
-            f.expected_life_years = life;
+        if let (Some(flash), Some(log)) = (self.flash(), &all.log) {
+            let f = self.flash_stats(flash, &all, log);
             if let Some(why) = &f.degraded {
                 s.alarms.push(format!("flash '{}': {why}", flash.path));
             }
             s.flash = Some(f);
         }
-        s.memory = memory;
+        s.memory = all.memory;
         s.record = self.recorder.as_ref().map(|r| r.stats());
         s.capture = self.capture.as_ref().map(|c| c.stats());
         if let Some(why) = s.record.and_then(|r| r.ended) {
@@ -184,15 +106,15 @@ impl KvStore {
         if s.capture.is_some_and(|c| c.failed) {
             s.alarms.push("the capture cannot be written any further".to_owned());
         }
-        let names = self.applications.read().unwrap_or_else(PoisonError::into_inner);
-        for (i, a) in apps.iter().enumerate() {
+        for (i, a) in all.apps.iter().enumerate() {
             if a.gets + a.sets + a.flash_bytes == 0 {
                 continue;
             }
-            let report = reports.get(&(i as u16));
+            let app = AppId(i as u16);
+            let report = all.reports.get(&app);
             let model = report.and_then(|r| r.model.as_ref());
             s.applications.push(AppStats {
-                name: names.name(AppId(i as u16)),
+                name: self.node.name(app),
                 gets: a.gets,
                 hits: a.hits_dram + a.hits_flash,
                 flash_hits: a.hits_flash,
@@ -211,8 +133,9 @@ impl KvStore {
         s
     }
 
-    fn flash_stats(&self, flash: &Flash, sum: &ShardStats, log: &LogStats) -> FlashStats {
+    fn flash_stats(&self, flash: &Flash, all: &Totals, totals: &LogTotals) -> FlashStats {
         let drive = locked(&flash.wear).clone();
+        let (sum, log) = (&all.shards, &totals.stats);
         FlashStats {
             drive_host_bytes: drive.as_ref().map(|d| d.host_written),
             drive_nand_bytes: drive.as_ref().and_then(|d| d.nand_written),
@@ -240,35 +163,13 @@ impl KvStore {
             degraded: log.degraded.then(|| {
                 "writes fail; nothing new goes to flash until they succeed again".to_owned()
             }),
-            ..FlashStats::default()
+            items: all.flash_objects,
+            ghosts: all.ghosts,
+            rejected: all.rejected.clone(),
+            first_filled: all.first_filled,
+            budget_bytes_per_second: totals.budget_rate,
+            budget_available_bytes: totals.budget_available,
+            expected_life_years: totals.expected_life_years,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_of_shards_are_weighed_by_their_decisions() {
-        let report = |scored, precision, recall| ModelReport {
-            app: AppId(1),
-            version: 1,
-            trained_at: larder_base::Nanos::ZERO,
-            trained_samples: 5,
-            samples: 1,
-            positive_share: None,
-            scored,
-            precision,
-            recall,
-            horizon: larder_base::Nanos::ZERO,
-            weights: None,
-        };
-        let mut all = report(300, Some(0.5), None);
-        merge_models(&mut all, &report(100, Some(0.9), Some(0.25)));
-        assert!((all.precision.unwrap() - 0.6).abs() < 1e-6);
-        assert_eq!((all.recall, all.scored), (Some(0.25), 400));
-        merge_models(&mut all, &report(0, None, None));
-        assert!((all.precision.unwrap() - 0.6).abs() < 1e-6);
     }
 }

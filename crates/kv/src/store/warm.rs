@@ -5,18 +5,11 @@
 //! a checkpoint is used, if the last run ended cleanly. After a power cut neither is there, and the cache is cold: there
 //! is no proof that what lies on flash is the latest version of anything.
 //!
-//! The region is bound to the flash and to the data directory by the superblock's UUID and by the **run**, a random number
-//! that every start draws anew (`run.rs`). The order in which a start writes (pending run into the region, then directory and
-//! superblock, run into the region) lets a kill at any point be told from a flash that somebody else has used in between.
-//! Nobody has been answered between the first and the last of these.
-//!
-//! The region also has the latest wall time that the run has judged anything by, and the checkpoint the time at which it was
-//! written: a start whose clock is behind counts on from there, or what was seen expired would come back.
+//! What binds the region to the flash and to the data directory, and what of it can be believed, is the engine's to decide
+//! (`engine/src/kv/node/start.rs`); its header is described there, too.
 //!
 //! ```text
-//! word 0 magic   1 layout version   2,3 UUID   4 run   5 pending run   6 shards   7 words per index
-//! 8 words of the segment table      9 bytes per segment      10 latest time, Unix seconds
-//! 64.. segment table, then the shards' indexes, then each shard's bytes on flash by application
+//! word 0.. header    64.. segment table, then the shards' indexes, then each shard's bytes on flash by application
 //! ```
 
 use std::fs::File;
@@ -27,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::{AppId, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
+use larder_engine::kv::node::start::{BINDING_WORDS, LATEST, Shape, can_go_on};
 use larder_engine::kv::node::{APP_WORDS, Plan, REGION_HEADER, table_words};
 use larder_format::checkpoint::{CheckpointReader, CheckpointWriter, Identity};
 use larder_format::{Geometry, PAGE_SIZE, Superblock};
@@ -35,47 +29,29 @@ use larder_runtime::{DataDir, SHARED_DIR, SharedRegion};
 
 use super::run::RunFile;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
-const LAYOUT: u64 = 3;
-/// Where the latest time is.
-const LATEST: usize = 10;
 const CHECKPOINT: &str = "checkpoint";
 const SECTION_TABLE: u32 = 1;
 const SECTION_INDEX: u32 = 2;
 const SECTION_APPS: u32 = 3;
 
-/// How warm a start is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Warmth {
-    /// The memory of the last run was still there.
-    Memory,
-    /// The last run's checkpoint was read.
-    Checkpoint,
-    /// Nothing that could be trusted was there, and why.
-    Cold(String),
-}
-
-/// Why memory is not what the last run left.
-pub(super) enum NotOurs {
-    /// There is none: a checkpoint may be.
-    Absent(String),
-    /// It is another run's, on this flash or on a copy of it.
-    Other(String),
-}
-
 /// Memory for the segment table and the indexes.
 pub(super) struct Region {
-    header: Words,
-    pub(super) table: Words,
-    pub(super) indexes: Vec<Words>,
-    /// Each shard's bytes on flash by application.
-    pub(super) apps: Vec<Words>,
+    pub(super) header: Words,
+    pub(super) words: IndexWords,
     /// The latest wall time that anything was judged by, if it outlives the process.
     latest: Option<&'static AtomicU64>,
     /// Keeps the lock.
     shared: Option<SharedRegion>,
     /// Why the memory does not outlive the process.
     pub(super) why_private: Option<String>,
+}
+
+/// What of the region the engine owns while a run goes on.
+pub(super) struct IndexWords {
+    table: Words,
+    indexes: Vec<Words>,
+    /// Each shard's bytes on flash by application.
+    apps: Vec<Words>,
 }
 
 impl Region {
@@ -113,13 +89,17 @@ impl Region {
                 let all = shared.words();
                 Region {
                     header: Words::from_static(&all[..REGION_HEADER]),
-                    table: Words::from_static(&all[table_at..table_at + table_len]),
-                    indexes: (0..plan.shards)
-                        .map(|i| Words::from_static(&all[index_at(i)..index_at(i) + exact]))
-                        .collect(),
-                    apps: (0..plan.shards)
-                        .map(|i| Words::from_static(&all[apps_at(i)..apps_at(i) + AppId::COUNT]))
-                        .collect(),
+                    words: IndexWords {
+                        table: Words::from_static(&all[table_at..table_at + table_len]),
+                        indexes: (0..plan.shards)
+                            .map(|i| Words::from_static(&all[index_at(i)..index_at(i) + exact]))
+                            .collect(),
+                        apps: (0..plan.shards)
+                            .map(|i| {
+                                Words::from_static(&all[apps_at(i)..apps_at(i) + AppId::COUNT])
+                            })
+                            .collect(),
+                    },
                     latest: Some(&all[LATEST]),
                     shared: Some(shared),
                     why_private: None,
@@ -127,9 +107,11 @@ impl Region {
             }
             Err(e) => Region {
                 header: Words::heap(REGION_HEADER),
-                table: Words::heap(table_len),
-                indexes: (0..plan.shards).map(|_| Words::heap(exact)).collect(),
-                apps: (0..plan.shards).map(|_| Words::heap(AppId::COUNT)).collect(),
+                words: IndexWords {
+                    table: Words::heap(table_len),
+                    indexes: (0..plan.shards).map(|_| Words::heap(exact)).collect(),
+                    apps: (0..plan.shards).map(|_| Words::heap(AppId::COUNT)).collect(),
+                },
                 latest: None,
                 shared: None,
                 why_private: Some(e.to_string()),
@@ -154,22 +136,12 @@ impl Region {
     ) -> bool {
         let bytes = (plan.region_words as u64 * 8).next_multiple_of(PAGE_SIZE as u64);
         let header = Self::header_in(&Path::new(SHARED_DIR).join(Self::name(superblock)), bytes);
-        match header {
-            Some(header) if header[0] != 0 => {
-                let load = |word: usize| header[word];
-                Self::bears(load, superblock, last.run, plan, &superblock.geometry).is_ok()
-            }
-            _ => {
-                superblock.is_clean()
-                    && last.run == superblock.run
-                    && last.proves_checkpoint().is_ok()
-                    && dir.join(CHECKPOINT).exists()
-            }
-        }
+        let shape = Shape::new(superblock, plan);
+        can_go_on(&shape, superblock, &last.last_run(), header, dir.join(CHECKPOINT).exists())
     }
 
     /// The header of a region of so many bytes; `None` where there is none.
-    fn header_in(path: &Path, bytes: u64) -> Option<[u64; REGION_HEADER]> {
+    fn header_in(path: &Path, bytes: u64) -> Option<[u64; BINDING_WORDS]> {
         let mut file = File::open(path).ok()?;
         let mut raw = [0; REGION_HEADER * 8];
         (file.metadata().ok()?.len() == bytes).then(|| file.read_exact(&mut raw).ok())??;
@@ -185,79 +157,9 @@ impl Region {
         }
     }
 
-    fn expected(superblock: &Superblock, plan: &Plan, geometry: &Geometry) -> [(usize, u64); 8] {
-        let uuid = u128::from_le_bytes(superblock.uuid.0);
-        [
-            (0, MAGIC),
-            (1, LAYOUT),
-            (2, uuid as u64),
-            (3, (uuid >> 64) as u64),
-            (6, plan.shards as u64),
-            (7, FlashIndex::words_for(plan.buckets) as u64),
-            (8, larder_engine::kv::SegmentTable::words_for(geometry.segments()) as u64),
-            (9, u64::from(geometry.segment_bytes())),
-        ]
-    }
-
-    /// Whether the words are those that the last run on this flash left, whose number the data directory says is `run`, and if
-    /// not, why.
-    pub(super) fn is_of(
-        &self,
-        superblock: &Superblock,
-        run: u64,
-        plan: &Plan,
-        geometry: &Geometry,
-    ) -> Result<(), NotOurs> {
-        // A clean stop removes it; a start that was cut short leaves it without its first word.
-        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) || self.header.load(0) == 0 {
-            return Err(NotOurs::Absent("no memory of an earlier run is there".to_owned()));
-        }
-        let load = |word| self.header.load(word);
-        Self::bears(load, superblock, run, plan, geometry)
-            .map_err(|why| NotOurs::Other(why.to_owned()))
-    }
-
-    /// Whether a header that is whole is that of the run, and if not, why.
-    fn bears(
-        load: impl Fn(usize) -> u64,
-        superblock: &Superblock,
-        run: u64,
-        plan: &Plan,
-        geometry: &Geometry,
-    ) -> Result<(), &'static str> {
-        for (word, want) in Self::expected(superblock, plan, geometry) {
-            if load(word) != want {
-                return Err("the memory left behind is of another configuration");
-            }
-        }
-        // A start that was cut short may have come to one of the places and not to the others.
-        let (own, pending) = (load(4), load(5));
-        if [superblock.run, run].into_iter().any(|run| run != own && run != pending) {
-            return Err("the flash has been used by another run since");
-        }
-        Ok(())
-    }
-
-    /// Makes the words nobody's: a kill while they are being filled must not leave something that looks whole.
-    pub(super) fn disown(&mut self) {
-        self.header.store(0, 0);
-        self.header.store(LATEST, 0);
-    }
-
-    /// The superblock of `next` is about to be written.
-    pub(super) fn announce(&mut self, next: &Superblock) {
-        self.header.store(5, next.run);
-    }
-
-    /// The words are whole and belong to the run of `superblock`. The clock keeps the latest time in them already: a kill must
-    /// leave none that are owned and do not say what has expired.
-    pub(super) fn own(&mut self, superblock: &Superblock, plan: &Plan, geometry: &Geometry) {
-        debug_assert!(self.latest.is_none_or(|latest| latest.load(Ordering::Relaxed) > 0));
-        self.header.store(4, superblock.run);
-        self.header.store(5, superblock.run);
-        for (word, value) in Self::expected(superblock, plan, geometry).into_iter().rev() {
-            self.header.store(word, value);
-        }
+    /// There was none before this start.
+    pub(super) fn is_new(&self) -> bool {
+        self.shared.as_ref().is_none_or(SharedRegion::is_fresh)
     }
 
     /// Where the latest wall time that anything is judged by is kept, if it outlives the process.
@@ -265,16 +167,27 @@ impl Region {
         self.latest
     }
 
+    /// Gives the shared memory back to the machine: after a clean stop the checkpoint holds all of it.
+    pub(super) fn release(&self) {
+        let Some(shared) = &self.shared else { return };
+        if let Err(error) = shared.discard() {
+            tracing::debug!(%error, "the shared memory of the index stays");
+        }
+    }
+}
+
+impl IndexWords {
     /// Reads the checkpoint of a clean stop into the words; tells when it was written.
     pub(super) fn load_checkpoint(
         &mut self,
         dir: &DataDir,
         superblock: &Superblock,
         geometry: &Geometry,
+        is_new: bool,
         hurry: &AtomicBool,
     ) -> Result<UnixSecs, String> {
         // What a checkpoint leaves out is zero.
-        if self.shared.as_ref().is_some_and(|shared| !shared.is_fresh()) {
+        if !is_new {
             let all = std::iter::once(&mut self.table).chain(&mut self.indexes);
             for words in all.chain(&mut self.apps) {
                 for at in 0..words.len() {
@@ -311,14 +224,6 @@ impl Region {
             return Err("the checkpoint is not whole".to_owned());
         }
         Ok(UnixSecs(reader.written().min(u64::from(u32::MAX)) as u32))
-    }
-
-    /// Gives the shared memory back to the machine: after a clean stop the checkpoint holds all of it.
-    pub(super) fn release(&self) {
-        let Some(shared) = &self.shared else { return };
-        if let Err(error) = shared.discard() {
-            tracing::debug!(%error, "the shared memory of the index stays");
-        }
     }
 
     /// Gives up the parts for the engine to own; the rest must be kept as long as they are in use.

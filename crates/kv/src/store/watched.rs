@@ -1,58 +1,44 @@
 //! Evictions on their way from the shards, which note them, to whoever watches.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{MutexGuard, OnceLock};
-
 use larder_base::Now;
-use larder_engine::kv::record::TapedShard;
+use larder_engine::kv::Evicted;
+use larder_engine::kv::api::{Effects, FlashRead, Reply};
 
-use super::Cell;
-use crate::server::TellEvicted;
+use super::KvStore;
 
-/// Whether and whom to tell.
-#[derive(Default)]
-pub(super) struct Evictions {
-    on: AtomicBool,
-    tell: OnceLock<Box<TellEvicted>>,
+impl KvStore {
+    /// Tells who watches, if somebody is there to be told.
+    pub(super) fn tell(&self, now: Now, evicted: &[Evicted], lost: u64) {
+        if let Some(tell) = self.tell.get() {
+            tell(now, evicted, lost);
+        }
+    }
 }
 
-impl Evictions {
+/// Passes effects on, and tells of evictions.
+pub(super) struct Telling<'x, X> {
+    pub(super) inner: &'x mut X,
+    pub(super) store: &'x KvStore,
+    pub(super) now: Now,
+}
+
+impl<X: Effects> Effects for Telling<'_, X> {
     #[inline]
-    pub(super) fn on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+    fn reply(&mut self, reply: Reply<'_>) {
+        self.inner.reply(reply);
     }
 
-    pub(super) fn turn(&self, on: bool, cells: &[Cell]) {
-        if self.on.swap(on, Ordering::Relaxed) == on {
-            return;
-        }
-        for cell in cells {
-            cell.lock().unrecorded().watch_evictions(on);
-        }
+    #[inline]
+    fn verify(&mut self, read: FlashRead) {
+        self.inner.verify(read);
     }
 
-    pub(super) fn tell_to(&self, tell: Box<TellEvicted>) {
-        // The server that came first is the one that serves.
-        let _ = self.tell.set(tell);
+    #[inline]
+    fn wake_cleaner(&mut self) {
+        self.inner.wake_cleaner();
     }
 
-    /// Tells what the shard has noted, once it is unlocked.
-    pub(super) fn tell(&self, now: Now, mut shard: MutexGuard<'_, TapedShard>) {
-        let (evicted, lost) = shard.unrecorded().take_evicted();
-        drop(shard);
-        if let Some(tell) = self.tell.get()
-            && (!evicted.is_empty() || lost > 0)
-        {
-            tell(now, &evicted, lost);
-        }
-    }
-
-    /// The same for all shards: what the cleaner, or another memory limit, has evicted.
-    pub(super) fn tell_all(&self, now: Now, cells: &[Cell]) {
-        if self.on() {
-            for cell in cells {
-                self.tell(now, cell.lock());
-            }
-        }
+    fn evicted(&mut self, evicted: Vec<Evicted>, lost: u64) {
+        self.store.tell(self.now, &evicted, lost);
     }
 }

@@ -1,26 +1,25 @@
 //! The engine of `larder kv` under a virtual clock.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 
-use larder_base::{
-    AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
-};
-use larder_engine::dram::{Arena, CompactArena, Contents, Key, ObjectMemory};
-use larder_engine::index::{FlashIndex, IndexError};
+use larder_base::lock::Single;
+use larder_base::{AppId, ByteSize, Expiry, HashKey, Nanos, Now, ObjectHash, UnixSecs};
+use larder_engine::dram::{Arena, CompactArena, Contents, Key};
+use larder_engine::index::IndexError;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
     Request as EngineRequest, Store, StoreMode, Tier,
 };
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_engine::kv::node::{
-    self, AdmissionNeed, LogStart, Plan, PlanError, Study, StudyError, Trained, Training,
+    self, AdmissionNeed, LogStart, Maintenance, MaintenanceEffects, Node, Plan, PlanError, Study,
+    StudyError, Turn,
 };
-use larder_engine::kv::record::{AppsSetup, SetupError};
-use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, KvShard, LogStats, OwnerOf, ShardStats, Shards, Step,
-};
+use larder_engine::kv::record::{AppsSetup, SetupError, TapedShard};
+use larder_engine::kv::{ClockMode, FlashGeometry, LogStats, Resizable, ShardStats};
 use larder_format::GeometryError;
-use larder_policy::admission::{AdmissionConfig, AdmissionPolicy, ModelReport};
+use larder_policy::admission::{AdmissionConfig, AdmissionPolicy as _, ModelReport};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
@@ -189,40 +188,6 @@ pub enum CacheError {
     Index(#[from] IndexError),
 }
 
-struct All<M>(Vec<KvShard<M>>);
-
-impl<M: ObjectMemory> Shards<M> for All<M> {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-    fn shard_of(&self, hash: ObjectHash) -> usize {
-        OwnerOf::shard_of(hash, self.0.len())
-    }
-    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard<M>) -> R) -> R {
-        f(&mut self.0[shard])
-    }
-}
-
-impl<M: ObjectMemory> Trained for All<M> {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-    fn training_due(&mut self, shard: usize, now: Now) -> Option<AppId> {
-        self.0[shard].admission_mut().training_due(now.mono)
-    }
-    fn take_training_set(
-        &mut self,
-        shard: usize,
-        app: AppId,
-        now: Now,
-    ) -> Option<learn::TrainingSet> {
-        self.0[shard].admission_mut().take_training_set(app, now.mono)
-    }
-    fn install(&mut self, shard: usize, app: AppId, model: learn::Model, now: Now) {
-        self.0[shard].admission_mut().install(app, model, now.mono);
-    }
-}
-
 #[derive(Default)]
 struct Sink {
     hit: Option<Tier>,
@@ -241,6 +206,16 @@ impl Effects for Sink {
     }
     fn wake_cleaner(&mut self) {
         self.wake = true;
+    }
+}
+
+/// Models are fitted at once; nothing else that maintenance gives out matters here.
+#[derive(Default)]
+struct Fit(Option<(learn::TrainingSet, u64)>);
+
+impl MaintenanceEffects for Fit {
+    fn train(&mut self, samples: learn::TrainingSet, seed: u64) {
+        self.0 = Some((samples, seed));
     }
 }
 
@@ -282,30 +257,26 @@ enum Asked {
 
 /// Unix seconds at the trace's start.
 const EPOCH: u32 = 1_000_000_000;
-/// Percent of the words of the flash index in use, about half of the flash, from which on it is an array: each request reads
-/// two lines of it.
-const INDEX_WHOLE_FROM: usize = 25;
 
-/// Shards, log and an in-memory device, driven by a trace: a read that misses is followed by a set of the recorded size,
-/// writes and deletions are done as recorded, flash reads complete at once, and the log runs whenever a shard is short of
-/// room. Values are a fixed pattern.
+/// A node and an in-memory device, driven by a trace: a read that misses is followed by a set of the recorded size,
+/// writes and deletions are done as recorded, flash reads complete at once, and maintenance runs whenever a shard
+/// is short of room, and every second. Values are a fixed pattern.
 ///
 /// Bytes of keys and values are left out, on flash and in DRAM: an object is 48 to 64 bytes there. Over [`Arena`]
 /// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
 pub struct HybridCache<M = CompactArena> {
-    shards: All<M>,
-    /// None without flash.
-    log: Option<FlashLog<Vec<u8>>>,
+    node: Node<Single, M>,
+    maintenance: Maintenance<Vec<u8>>,
+    /// When maintenance is due.
+    due: Nanos,
     device: Flash,
     values: Contents,
-    hasher: KeyHasher,
     sink: Sink,
     counters: Counters,
     /// Requests that were announced, in their order.
     ahead: VecDeque<Ahead>,
     /// Of any object, to be made that of one.
     key: Key,
-    schedule: Training,
     training: learn::TrainParams,
     now: Now,
 }
@@ -330,7 +301,7 @@ impl HybridCache<Arena> {
     }
 }
 
-impl<M: ObjectMemory> HybridCache<M> {
+impl<M: Resizable> HybridCache<M> {
     fn over(
         config: &CacheConfig,
         memory: impl Fn(usize, Contents) -> M,
@@ -361,31 +332,22 @@ impl<M: ObjectMemory> HybridCache<M> {
         };
         let setup = node::run_setup(&cache, &plan, &start)?;
         let values = Contents::zeros();
-        let mut all = Vec::new();
+        let mut shards = Vec::with_capacity(plan.shards);
         for shard in 0..plan.shards {
-            let mut admission = setup.admission(shard)?;
-            let words = FlashIndex::words_for(plan.buckets);
-            let words = if M::SPARING {
-                admission.grow_as_filled();
-                Words::growing(words, INDEX_WHOLE_FROM)
-            } else {
-                Words::heap(words)
-            };
-            let memory = memory(plan.arena_bytes, values.clone());
-            let shard_config = setup.shard_config(shard)?;
-            all.push(KvShard::with_memory(shard_config, admission, words, memory)?);
+            shards.push(setup.shard_over(shard, memory(plan.arena_bytes, values.clone()))?);
         }
+        let node = Node::new(&setup, Some(plan), shards)?;
+        let maintenance = Maintenance::new(&node, setup.build_log()?, config.seed, 0);
         Ok(HybridCache {
-            shards: All(all),
-            log: setup.build_log()?,
+            node,
+            maintenance,
+            due: Nanos::ZERO,
             device: Flash::new(salt, flash.segments, flash.segment_bytes, values.clone()),
             values,
-            hasher: setup.hasher(),
             sink: Sink::default(),
             counters: Counters::default(),
             ahead: VecDeque::new(),
             key: Contents::key_of(0, ID_LEN as u8),
-            schedule: Training::new(config.seed),
             training: config.admission.flashiness.training,
             now: Now { mono: Nanos::ZERO, wall: UnixSecs(EPOCH) },
         })
@@ -406,9 +368,9 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// Announces a request: what is announced comes in this order, before anything that is not. What is needed of memory
     /// is fetched ahead, which changes how long it takes and nothing else.
     pub fn announce(&mut self, r: &Request) {
-        let hash = self.hasher.hash(self.key.set(r.id, key_len(r)));
-        let HybridCache { shards, device, ahead, key, .. } = self;
-        let shard_of = |hash| &shards.0[OwnerOf::shard_of(hash, shards.0.len())];
+        let hash = self.node.hash(self.key.set(r.id, key_len(r)));
+        let HybridCache { node, device, ahead, key, .. } = self;
+        let shard_of = |hash| node.lock(node.shard_of(hash));
         shard_of(hash).warm(hash);
         let [object, index, place, flash] = WARM_AFTER.map(|after| ahead.len().checked_sub(after));
         if let Some(near) = object {
@@ -454,7 +416,7 @@ impl<M: ObjectMemory> HybridCache<M> {
         let key_len = key_len(r);
         let hash = match self.ahead.pop_front() {
             Some(a) if (a.id, a.key_len) == (r.id, key_len) => a.hash,
-            _ => self.hasher.hash(self.key.set(r.id, key_len)),
+            _ => self.node.hash(self.key.set(r.id, key_len)),
         };
         let app = AppId(r.app.min(u32::from(AppId::OTHER.0)) as u16);
         let size = r.size.min(MAX_VALUE) as usize;
@@ -487,8 +449,8 @@ impl<M: ObjectMemory> HybridCache<M> {
         } else {
             self.set(&object, size, expiry);
         }
-        if self.schedule.is_due(mono) {
-            self.train();
+        if mono >= self.due {
+            self.maintain();
         }
         tier
     }
@@ -500,8 +462,7 @@ impl<M: ObjectMemory> HybridCache<M> {
 
     fn execute(&mut self, object: &Object, asked: Asked) -> Option<Tier> {
         let &Object { id, key_len, hash, app } = object;
-        let shard = self.shards.shard_of(hash);
-        let HybridCache { shards, device, sink, now, values, key, .. } = self;
+        let HybridCache { node, device, sink, now, values, key, .. } = self;
         let key = key.set(id, key_len);
         let op = match asked {
             Asked::Get => Op::Get(Get::default()),
@@ -525,41 +486,42 @@ impl<M: ObjectMemory> HybridCache<M> {
             let fetched = read
                 .as_ref()
                 .map(|read| Fetched { read, bytes: device.span(read, (id, key.len())) });
-            match shards.0[shard].execute(*now, &request, fetched, sink) {
+            match node.execute(*now, &request, fetched, sink) {
                 Outcome::Done => break,
                 Outcome::Read(next) => read = Some(next),
             }
         }
         let hit = sink.hit;
         while let Some(read) = sink.verifies.pop() {
-            let owner = OwnerOf::shard_of(read.hash, shards.0.len());
-            shards.0[owner].verify(*now, &read, device.verify(&read));
+            node.verify(*now, &read, device.verify(&read));
         }
         if std::mem::take(&mut sink.wake) {
-            self.clean();
+            self.maintain();
         }
         hit
     }
 
-    /// Makes the room that shards want.
-    fn clean(&mut self) {
-        match &mut self.log {
-            Some(log) => {
-                while log.step(self.now, &mut self.shards, &mut self.device) == Step::Worked {}
+    /// Has maintenance do all that is due.
+    fn maintain(&mut self) {
+        let HybridCache { node, maintenance, device, training, now, .. } = self;
+        let mut fit = Fit::default();
+        loop {
+            let turn = maintenance.turn(*now, node, device, &mut fit);
+            if let Some((set, seed)) = fit.0.take() {
+                let model = learn::train(&set, training, seed).ok();
+                self.counters.models += u64::from(model.is_some());
+                maintenance.fitted(*now, node, set.app, model);
+                continue;
             }
-            None => {
-                for shard in &mut self.shards.0 {
-                    while shard.make_free_room(self.now) {}
-                }
+            if let Turn::At(next) = turn {
+                self.due = next;
+                return;
             }
         }
     }
 
-    /// Trains what is due.
-    fn train(&mut self) {
-        let HybridCache { schedule, shards, training, now, .. } = self;
-        let fit = |set: &learn::TrainingSet, seed| learn::train(set, training, seed).ok();
-        self.counters.models += schedule.run(|| *now, shards, fit);
+    fn shards(&self) -> impl Iterator<Item = impl Deref<Target = TapedShard<M>> + '_> {
+        (0..self.node.shards()).map(|shard| self.node.lock(shard))
     }
 
     /// Virtual time.
@@ -586,7 +548,7 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// The shards' counters, added up.
     pub fn shard_stats(&self) -> ShardStats {
         let mut sum = ShardStats::default();
-        for shard in &self.shards.0 {
+        for shard in self.shards() {
             sum.add(shard.stats());
         }
         sum
@@ -594,37 +556,36 @@ impl<M: ObjectMemory> HybridCache<M> {
 
     /// The log's counters.
     pub fn log_stats(&self) -> LogStats {
-        self.log.as_ref().map(FlashLog::stats).copied().unwrap_or_default()
+        self.maintenance.log().map(|log| *log.stats()).unwrap_or_default()
     }
 
     /// Objects in DRAM.
     pub fn dram_objects(&self) -> u64 {
-        self.shards.0.iter().map(|s| s.dram_objects() as u64).sum()
+        self.shards().map(|s| s.dram_objects() as u64).sum()
     }
 
     /// Bytes of DRAM for objects.
     pub fn dram_capacity(&self) -> u64 {
-        self.shards.0.iter().map(|s| s.dram_capacity() as u64).sum()
+        self.shards().map(|s| s.dram_capacity() as u64).sum()
     }
 
     /// Objects that the flash index leads to.
     pub fn flash_objects(&self) -> u64 {
-        self.shards.0.iter().map(|s| s.index().len()).sum()
+        self.shards().map(|s| s.index().len()).sum()
     }
 
     /// Bytes of DRAM for everything but the objects: tables, index, policy, segment buffers.
     pub fn metadata_memory(&self) -> u64 {
-        let shard = |s: &KvShard<M>| -> usize {
+        let tables = self.shards().map(|s| -> usize {
             s.memory().iter().filter(|(what, _)| *what != "objects").map(|(_, bytes)| bytes).sum()
-        };
-        (self.shards.0.iter().map(shard).sum::<usize>()
-            + self.log.as_ref().map_or(0, |log| log.memory_bytes())) as u64
+        });
+        (tables.sum::<usize>() + self.maintenance.log().map_or(0, |log| log.memory_bytes())) as u64
     }
 
     /// Bytes of memory that simulating it takes, everything counted.
     pub fn simulator_memory(&self) -> u64 {
-        let objects: usize = self.shards.0.iter().map(KvShard::object_memory_held).sum();
-        let spared: usize = self.shards.0.iter().map(KvShard::spared_bytes).sum();
+        let objects: usize = self.shards().map(|s| s.object_memory_held()).sum();
+        let spared: usize = self.shards().map(|s| s.spared_bytes()).sum();
         objects as u64 + self.metadata_memory() - spared as u64 + self.stand_in_memory()
     }
 
@@ -635,12 +596,12 @@ impl<M: ObjectMemory> HybridCache<M> {
 
     /// Bytes of DRAM that the admission policy takes.
     pub fn admission_memory(&self) -> u64 {
-        self.shards.0.iter().map(|s| s.admission().memory_bytes() as u64).sum()
+        self.shards().map(|s| s.admission().memory_bytes() as u64).sum()
     }
 
     /// What every shard's policy says of its classifiers.
     pub fn models(&self) -> Vec<ModelReport> {
-        self.shards.0.iter().flat_map(|s| s.admission().models()).collect()
+        self.shards().flat_map(|s| s.admission().models()).collect()
     }
 
     /// Checks every shard. For tests.
@@ -648,7 +609,7 @@ impl<M: ObjectMemory> HybridCache<M> {
     /// # Errors
     /// What does not hold.
     pub fn validate(&self) -> Result<(), String> {
-        self.shards.0.iter().try_for_each(KvShard::validate)
+        self.node.validate()
     }
 }
 
@@ -730,7 +691,7 @@ mod tests {
                 (lean.dram_objects(), lean.flash_objects(), lean.metadata_memory()),
                 (whole.dram_objects(), whole.flash_objects(), whole.metadata_memory()),
             );
-            for (a, b) in lean.shards.0.iter().zip(&whole.shards.0) {
+            for (a, b) in lean.shards().zip(whole.shards()) {
                 assert_eq!(a.stats(), b.stats(), "request {i}: {r:?}");
                 assert_eq!(a.dram_free_bytes(), b.dram_free_bytes());
                 assert_eq!(a.dram_capacity(), b.dram_capacity());
@@ -739,7 +700,7 @@ mod tests {
         assert_eq!(lean.counters(), whole.counters());
         assert_eq!(lean.models(), whole.models());
         for i in 0..AppId::COUNT {
-            for (a, b) in lean.shards.0.iter().zip(&whole.shards.0) {
+            for (a, b) in lean.shards().zip(whole.shards()) {
                 assert_eq!(a.apps().of(AppId(i as u16)), b.apps().of(AppId(i as u16)));
             }
         }
@@ -812,13 +773,13 @@ mod tests {
             let objects = cache.dram_objects() + cache.flash_objects();
             let each = cache.simulator_memory() as f64 / objects as f64;
             assert!(objects > 100_000, "{objects}");
-            let parts = cache.shards.0[0].memory();
+            let parts = cache.node.lock(0).memory();
             assert!(
                 each < 64.0,
                 "{dram} and {flash} MiB, {policy}: {each} bytes for each of {objects}, {} in DRAM; {} on flash, {} for DRAM; {parts:?}",
                 cache.dram_objects(),
                 cache.stand_in_memory(),
-                cache.shards.0[0].object_memory_held(),
+                cache.node.lock(0).object_memory_held(),
             );
         }
     }
@@ -831,11 +792,11 @@ mod tests {
             let cache = run(&config, &zipf(2000));
             let whole = HybridCache::with_bytes(&config).unwrap();
             assert_eq!(cache.metadata_memory(), whole.metadata_memory());
-            let spared: usize = cache.shards.0.iter().map(KvShard::spared_bytes).sum();
+            let spared: usize = cache.shards().map(|s| s.spared_bytes()).sum();
             // Of so many bytes for each object that flash could hold.
             let could_hold = (1 << 30) / 300;
             assert!(spared > could_hold * least, "{policy}: {spared}");
-            assert_eq!(whole.shards.0.iter().map(KvShard::spared_bytes).sum::<usize>(), 0);
+            assert_eq!(whole.shards().map(|s| s.spared_bytes()).sum::<usize>(), 0);
         }
     }
 

@@ -15,10 +15,12 @@
 
 use larder_engine::dram::Contents;
 use larder_engine::kv::api::{FlashRead, Location};
+use larder_engine::kv::node::StateIo;
 use larder_engine::kv::{IoFailed, SegmentIo};
 use larder_format::page::{EXTENT_ALIGN, SMALL_MAX};
 use larder_format::record::{FIXED_LEN, OPTIONAL_LEN};
 use larder_format::{Filling, PAGE_SIZE};
+use larder_policy::budget::BudgetState;
 
 /// Bytes of an object's id, the start of its key.
 pub(super) const ID_LEN: usize = 8;
@@ -453,6 +455,12 @@ impl Flash {
         stored.restore_page(page, &self.contents, out)?;
         Some(&self.scratch[..len])
     }
+}
+
+/// A simulation is not gone on with.
+impl StateIo for Flash {
+    fn keep_names(&mut self, _: &[Vec<u8>]) {}
+    fn keep_budget(&mut self, _: BudgetState) {}
 }
 
 impl SegmentIo for Flash {

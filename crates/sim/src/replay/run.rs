@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::io::{Read, Seek};
 
-use larder_base::{ByteSize, KeyHasher, Now, ObjectHash};
-use larder_engine::kv::record::{
-    Decision, Got, Input, Io, RecordedOp, TapedLog, TapedShard, replay as decide,
-};
-use larder_engine::kv::{FlashLog, IoFailed, KvShard, OwnerOf, SegmentIo, Shards};
+use larder_base::lock::Single;
+use larder_base::{ByteSize, KeyHasher, Now};
+use larder_engine::kv::node::{Follow, Maintenance, Node};
+use larder_engine::kv::record::{Decision, Got, Input, Io, RecordedOp};
+use larder_engine::kv::{IoFailed, SegmentIo};
 use larder_format::recording::Ended;
 use serde::Serialize;
 
@@ -102,7 +102,6 @@ fn describe(input: &Input<'_>) -> String {
 }
 
 struct Player {
-    shard: TapedShard,
     stream: Stream,
     /// Its stream has no more records, or the log has asked for more than was recorded.
     over: bool,
@@ -110,6 +109,7 @@ struct Player {
 
 /// What is common to all streams.
 struct Stage<'r, R> {
+    node: Node<Single>,
     file: RefCell<&'r mut RecordFile<R>>,
     flash: RefCell<ReplayFlash>,
     hasher: KeyHasher,
@@ -176,8 +176,7 @@ impl<R: Read + Seek> Stage<'_, R> {
                     Some(&bytes[..])
                 }
             };
-            let shard = player.shard.unrecorded();
-            let decision = decide(shard, read.now, &read.input, fetched);
+            let decision = self.node.replay(index, read.now, &read.input, fetched);
             let request = matches!(read.input, Input::Execute { .. });
             self.counts.borrow_mut().count(request);
             if decision != read.decision {
@@ -194,11 +193,13 @@ impl<R: Read + Seek> Stage<'_, R> {
     }
 }
 
-/// The shards to the log: each brought up to the call before it is made.
+/// Brings each shard up to the calls of the log before they are made.
 struct Players<'s, 'r, R> {
     stage: &'s Stage<'r, R>,
     players: Vec<Player>,
     now: Now,
+    /// What was recorded of the call that is being made, if that is known.
+    recorded: Option<(u64, Decision)>,
     difference: Option<Box<Difference>>,
     error: Option<ReplayError>,
     /// The log has asked a shard for more than was recorded: from here on nothing can be said of the log.
@@ -211,52 +212,37 @@ impl<R> Players<'_, '_, R> {
     }
 }
 
-impl<R: Read + Seek> Shards for Players<'_, '_, R> {
-    fn count(&self) -> usize {
-        self.players.len()
-    }
-
-    fn shard_of(&self, hash: ObjectHash) -> usize {
-        OwnerOf::shard_of(hash, self.players.len())
-    }
-
-    fn with<A>(&mut self, index: usize, f: impl FnOnce(&mut KvShard) -> A) -> A {
-        let came = if self.stopped() {
-            None
-        } else {
-            match self.stage.advance(index, &mut self.players[index]) {
-                Ok(came) => Some(came),
-                Err(e) => {
-                    self.error = Some(e);
-                    None
-                }
-            }
-        };
-        // The log needs an answer even where there is nothing to compare it with any more.
-        let player = &mut self.players[index];
-        let (answer, decision) = player.shard.decide_log_call(f);
-        match came {
-            Some(Came::Called(record, recorded)) => {
-                self.stage.counts.borrow_mut().count(false);
-                if decision != recorded {
-                    self.difference = Some(Box::new(Difference {
-                        stream: format!("shard {index}"),
-                        record,
-                        nanos: self.now.mono.0,
-                        input: describe(&Input::LogCall),
-                        recorded: recorded.to_string(),
-                        replayed: decision.to_string(),
-                    }));
-                }
-            }
-            Some(Came::Over) => {
-                player.over = true;
+impl<R: Read + Seek> Follow for Players<'_, '_, R> {
+    fn before(&mut self, index: usize) {
+        self.recorded = None;
+        // The log has its answer even where there is nothing to compare it with any more.
+        if self.stopped() {
+            return;
+        }
+        match self.stage.advance(index, &mut self.players[index]) {
+            Ok(Came::Called(record, recorded)) => self.recorded = Some((record, recorded)),
+            Ok(Came::Over) => {
+                self.players[index].over = true;
                 self.exhausted = true;
             }
-            Some(Came::Differs(difference)) => self.difference = Some(difference),
-            None => {}
+            Ok(Came::Differs(difference)) => self.difference = Some(difference),
+            Err(error) => self.error = Some(error),
         }
-        answer
+    }
+
+    fn after(&mut self, index: usize, decision: Decision) {
+        let Some((record, recorded)) = self.recorded.take() else { return };
+        self.stage.counts.borrow_mut().count(false);
+        if decision != recorded {
+            self.difference = Some(Box::new(Difference {
+                stream: format!("shard {index}"),
+                record,
+                nanos: self.now.mono.0,
+                input: describe(&Input::LogCall),
+                recorded: recorded.to_string(),
+                replayed: decision.to_string(),
+            }));
+        }
     }
 }
 
@@ -303,11 +289,14 @@ pub fn replay<R: Read + Seek>(
         return Err(ReplayError::Memory { need: ByteSize(need), limit: ByteSize(memory) });
     }
     let count = setup.shards.len();
-    let mut players = Vec::with_capacity(count);
+    let mut shards = Vec::with_capacity(count);
     for i in 0..count {
-        let shard = TapedShard::new(setup.build_shard(i)?);
-        players.push(Player { shard, stream: Stream::new(i), over: false });
+        shards.push(setup.build_shard(i)?);
     }
+    let node = Node::new(&setup, None, shards)?;
+    let maintenance = Maintenance::new(&node, setup.build_log()?, 0, 0);
+    let player = |i| Player { stream: Stream::new(i), over: false };
+    let players = (0..count).map(player).collect();
     let mut report = Report {
         larder: setup.larder.clone(),
         uuid: setup.uuid.clone(),
@@ -321,6 +310,7 @@ pub fn replay<R: Read + Seek>(
         difference: None,
     };
     let stage = Stage {
+        node,
         file: RefCell::new(file),
         flash: RefCell::new(ReplayFlash::new(setup.segments, setup.segment_bytes)),
         hasher: setup.hasher(),
@@ -331,12 +321,13 @@ pub fn replay<R: Read + Seek>(
         stage: &stage,
         players,
         now: Now::default(),
+        recorded: None,
         difference: None,
         error: None,
         exhausted: false,
     };
-    if let Some(log) = setup.build_log()? {
-        report.segments_written = run_log(&stage, &mut all, log, count, memory - need)?;
+    if maintenance.log().is_some() {
+        report.segments_written = run_log(&stage, &mut all, maintenance, count, memory - need)?;
     }
     // Behind the log's last call, every shard is on its own.
     for (i, player) in all.players.iter_mut().enumerate() {
@@ -362,11 +353,10 @@ pub fn replay<R: Read + Seek>(
 fn run_log<R: Read + Seek>(
     stage: &Stage<'_, R>,
     all: &mut Players<'_, '_, R>,
-    log: FlashLog<Vec<u8>>,
+    mut maintenance: Maintenance<Vec<u8>>,
     stream: usize,
     memory: u64,
 ) -> Result<u64, ReplayError> {
-    let mut log = TapedLog::new(log);
     let mut steps = Stream::new(stream);
     while !all.stopped() {
         let more = {
@@ -383,7 +373,7 @@ fn run_log<R: Read + Seek>(
         };
         all.now = read.now;
         let mut io = ReplayIo { flash: &stage.flash, outcome };
-        let (_, decision, _) = log.decide(read.now, all, &mut io);
+        let Some(decision) = maintenance.replay(read.now, &stage.node, &mut io, all) else { break };
         let held = stage.flash.borrow().memory_bytes();
         if held > memory {
             let (held, left) = (ByteSize(held), ByteSize(memory));
@@ -406,6 +396,6 @@ fn run_log<R: Read + Seek>(
     }
     match all.error.take() {
         Some(error) => Err(error),
-        None => Ok(log.stats().segments_written),
+        None => Ok(maintenance.log().map_or(0, |log| log.stats().segments_written)),
     }
 }

@@ -4,18 +4,18 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use larder_base::{AppId, Expiry, KeyHasher, Nanos, Now, ObjectHash, Rng, UnixSecs};
+use larder_base::lock::Single;
+use larder_base::{AppId, Expiry, KeyHasher, Nanos, Now, Rng, UnixSecs};
 use larder_engine::kv::api::{
     Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
     Tier,
 };
-use larder_engine::kv::record::{
-    AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, Tape, TapedLog, TapedShard,
-};
-use larder_engine::kv::{IoFailed, KvShard, OwnerOf, SegmentIo, Shards};
+use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo};
+use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, Tape};
+use larder_engine::kv::{IoFailed, SegmentIo};
 use larder_format::recording::{Chunk, ChunkSink, Ended, end_chunk, file_header, seal};
 use larder_policy::admission::AdmissionConfig;
-use larder_policy::budget::WriteBudgetConfig;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 use larder_policy::learn::{TrainParams, TrainingSet, train};
 
 const SHARDS: usize = 4;
@@ -61,17 +61,18 @@ impl SegmentIo for Device {
     }
 }
 
-struct All(Vec<TapedShard>);
+impl StateIo for Device {
+    fn keep_names(&mut self, _: &[Vec<u8>]) {}
+    fn keep_budget(&mut self, _: BudgetState) {}
+}
 
-impl Shards for All {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-    fn shard_of(&self, hash: ObjectHash) -> usize {
-        OwnerOf::shard_of(hash, self.0.len())
-    }
-    fn with<R>(&mut self, shard: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
-        self.0[shard].log_call(f)
+/// What maintenance wants fitted.
+#[derive(Default)]
+struct Wanted(Option<(TrainingSet, u64)>);
+
+impl MaintenanceEffects for Wanted {
+    fn train(&mut self, samples: TrainingSet, seed: u64) {
+        self.0 = Some((samples, seed));
     }
 }
 
@@ -164,8 +165,9 @@ pub(crate) struct Counts {
 
 pub(crate) struct Live {
     setup: RunSetup,
-    shards: All,
-    log: Option<TapedLog<Vec<u8>>>,
+    node: Node<Single>,
+    maintenance: Maintenance<Vec<u8>>,
+    wanted: Wanted,
     device: Device,
     kept: Kept,
     hasher: KeyHasher,
@@ -236,23 +238,18 @@ impl Live {
         setup.validate().unwrap();
         let kept = Kept::default();
         let tape = |i: usize| Tape::new(i as u16, Box::new(kept.clone()));
-        let shards = (0..SHARDS).map(|i| {
-            let mut shard = TapedShard::new(setup.build_shard(i).unwrap());
-            shard.record(tape(i));
-            shard
-        });
-        let shards = All(shards.collect());
-        let log = setup.build_log().unwrap().map(|log| {
-            let mut log = TapedLog::new(log);
-            log.record(tape(SHARDS));
-            log
-        });
+        let shards = (0..SHARDS).map(|i| setup.build_shard(i).unwrap());
+        let node = Node::new(&setup, None, shards).unwrap();
+        (0..SHARDS).for_each(|i| node.record(i, tape(i)));
+        let mut maintenance = Maintenance::new(&node, setup.build_log().unwrap(), seed, 0);
+        maintenance.record(tape(SHARDS));
         let hasher = setup.hasher();
         let segments = vec![vec![0; SEGMENT as usize]; usize::from(SEGMENTS) + 1];
         Live {
             setup,
-            shards,
-            log,
+            node,
+            maintenance,
+            wanted: Wanted::default(),
             device: Device { segments, rng: Rng::new(seed + 1), failed: 0 },
             kept,
             hasher,
@@ -286,10 +283,9 @@ impl Live {
     fn execute(&mut self, sent: Sent, read: Option<FlashRead>) {
         let bytes = read.as_ref().and_then(|read| self.fetch(read));
         let request = sent.request(&self.hasher);
-        let shard = self.shards.shard_of(request.hash);
         let fetched = read.as_ref().map(|read| Fetched { read, bytes: bytes.as_deref() });
         let mut sink = Sink::default();
-        let outcome = self.shards.0[shard].execute(self.now, &request, fetched, &mut sink);
+        let outcome = self.node.execute(self.now, &request, fetched, &mut sink);
         self.counts.executed += 1;
         self.counts.hits_flash += u64::from(sink.hit_flash);
         self.verifying.extend(sink.verifies);
@@ -329,31 +325,15 @@ impl Live {
     }
 
     fn step(&mut self) {
-        match &mut self.log {
-            Some(log) => drop(log.step(self.now, &mut self.shards, &mut self.device)),
-            None => {
-                let shard = self.rng.below(SHARDS as u64) as usize;
-                self.shards.0[shard].make_free_room(self.now);
-            }
-        }
+        let Live { node, maintenance, device, wanted, .. } = self;
+        maintenance.turn(self.now, node, device, wanted);
     }
 
+    /// Fits what is wanted: its models come back late.
     fn train(&mut self) {
-        for i in 0..SHARDS {
-            let Some(app) = self.shards.0[i].training_due(self.now) else { continue };
-            let mut all: Option<TrainingSet> = None;
-            for shard in &mut self.shards.0 {
-                match (&mut all, shard.take_training_set(app, self.now)) {
-                    (Some(all), Some(part)) => all.merge(part),
-                    (all, part) => *all = all.take().or(part),
-                }
-            }
-            let Some(set) = all else { continue };
-            let Ok(model) = train(&set, &TrainParams::default(), 1) else { continue };
-            for shard in &mut self.shards.0 {
-                shard.install(app, model.clone(), self.now);
-            }
-        }
+        let Some((set, seed)) = self.wanted.0.take() else { return };
+        let model = train(&set, &TrainParams::default(), seed).ok();
+        self.maintenance.fitted(self.now, &self.node, set.app, model);
     }
 
     pub(crate) fn run(&mut self, requests: u64) {
@@ -373,20 +353,18 @@ impl Live {
             while self.verifying.len() > 20 || !self.verifying.is_empty() && self.rng.chance(0.5) {
                 let Some(read) = self.verifying.pop_front() else { break };
                 let bytes = self.fetch(&read);
-                let shard = self.shards.shard_of(read.hash);
-                self.shards.0[shard].verify(self.now, &read, bytes.as_deref());
+                self.node.verify(self.now, &read, bytes.as_deref());
             }
             for _ in 0..self.rng.below(3) {
                 self.step();
             }
-            if i.is_multiple_of(500) {
+            if i.is_multiple_of(50) {
                 self.train();
             }
             if i == requests / 2 || i == requests / 3 {
                 let later = UnixSecs(self.now.wall.0 + 2);
-                for shard in &mut self.shards.0 {
-                    shard.flush(self.now, (i == requests / 3).then_some(later));
-                }
+                let at = if i == requests / 3 { later } else { self.now.wall };
+                self.node.flush_all(self.now, at);
             }
         }
     }
@@ -394,12 +372,12 @@ impl Live {
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = self.counts;
         counts.failed_io += self.device.failed;
-        for shard in &self.shards.0 {
-            shard.validate().unwrap();
+        self.node.validate().unwrap();
+        for shard in (0..SHARDS).map(|i| self.node.lock(i)) {
             counts.evictions += shard.stats().evictions;
             counts.corrupt += shard.stats().flash_corrupt;
         }
-        if let Some(log) = &self.log {
+        if let Some(log) = self.maintenance.log() {
             counts.segments_written = log.stats().segments_written;
             counts.segments_reclaimed = log.stats().segments_reclaimed;
         }
@@ -408,13 +386,8 @@ impl Live {
 
     /// The file.
     pub(crate) fn finish(mut self, why: Ended) -> Vec<u8> {
-        let mut records = Vec::new();
-        for shard in &mut self.shards.0 {
-            records.push(shard.end_recording().unwrap());
-        }
-        if let Some(log) = &mut self.log {
-            records.push(log.end_recording().unwrap());
-        }
+        let mut records = self.node.end_recording();
+        records.extend(self.maintenance.end_recording());
         let text = serde_json::to_vec(&self.setup).unwrap();
         let mut out = file_header(&text).unwrap();
         for chunk in self.kept.0.lock().unwrap().iter() {

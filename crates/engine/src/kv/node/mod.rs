@@ -6,18 +6,31 @@
 //! - [`Plan`]: how the memory is divided.
 //! - [`Study`]: the same where a study fixes the DRAM for objects alone.
 //! - [`run_setup`]: what shards and log are built from, as [`RunSetup`](super::record::RunSetup) states it.
+//! - [`Node`]: the shards behind their locks, and the names of applications; what any thread calls.
+//! - [`Maintenance`]: what one thread does beside the requests. It owns the log.
+//! - [`start`]: what of the last run can be believed, and in which order starts and stops make things durable.
 //! - [`Resizing`]: how shards are taken to another limit while they serve.
 //! - [`Training`]: when classifiers are trained, and on what.
 
 pub mod defaults;
+mod expiry;
+mod maintenance;
+#[expect(clippy::module_inception, reason = "a node is made of the machines in this folder")]
+mod node;
 mod plan;
 mod resizing;
 mod setup;
+pub mod start;
 mod study;
+mod totals;
 mod training;
 
+pub use expiry::Crawler;
+pub use maintenance::{LogReport, Maintenance, MaintenanceEffects, StateIo, Turn};
+pub use node::{AtRest, Follow, MemoryError, Node};
 pub use plan::{APP_WORDS, AdmissionNeed, Plan, PlanError, REGION_HEADER, table_words};
 pub use resizing::{Next, Resizing};
-pub use setup::{Cache, LogStart, Start, run_setup};
+pub use setup::{Cache, LogStart, Start, budget_rate, run_setup};
 pub use study::{Study, StudyError};
+pub use totals::{LogTotals, Totals};
 pub use training::{Trained, Training};

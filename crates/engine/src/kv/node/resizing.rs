@@ -9,7 +9,8 @@ use std::collections::TryReserveError;
 use larder_base::Now;
 
 use super::plan::{Plan, PlanError};
-use crate::kv::KvShard;
+use crate::kv::resize::Resizable;
+use crate::kv::shard::KvShard;
 
 /// What is to be done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,11 +86,11 @@ impl Resizing {
     ///
     /// # Errors
     /// The system has no memory for it to grow by.
-    pub fn step(
+    pub fn step<M: Resizable>(
         &mut self,
         now: Now,
         index: usize,
-        shard: &mut KvShard,
+        shard: &mut KvShard<M>,
     ) -> Result<bool, TryReserveError> {
         let plan = &self.plan;
         let shrinks = shard.object_memory_held() > plan.arena_bytes;
@@ -100,7 +101,7 @@ impl Resizing {
         if !self.no_eviction {
             shard.set_marks(plan.free_low, plan.free_high);
         }
-        self.there[index] = !shard.resize(now, plan.arena_bytes)?;
+        self.there[index] = !M::resize(shard, now, plan.arena_bytes)?;
         Ok(self.there[index])
     }
 }

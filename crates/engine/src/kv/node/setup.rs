@@ -2,7 +2,7 @@
 
 use larder_base::{ByteSize, HashKey, Nanos};
 use larder_policy::admission::AdmissionConfig;
-use larder_policy::budget::{BudgetState, WriteBudget, WriteBudgetConfig};
+use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
 
 use super::plan::Plan;
 use crate::kv::config::{ClockMode, FlashGeometry};
@@ -65,6 +65,19 @@ pub struct LogStart {
     pub budget_at: Nanos,
 }
 
+/// Bytes a second that a write budget allows; `None` without one.
+///
+/// # Errors
+/// One that cannot be.
+pub fn budget_rate(
+    budget: &WriteBudgetConfig,
+    capacity: ByteSize,
+    state: Option<BudgetState>,
+    at: Nanos,
+) -> Result<Option<f64>, BudgetError> {
+    Ok(WriteBudget::new(budget, capacity, state, at)?.rate())
+}
+
 /// All that shards and log are built from, as a record states it: what is recorded is what runs.
 ///
 /// # Errors
@@ -82,7 +95,7 @@ pub fn run_setup(cache: &Cache, plan: &Plan, start: &Start) -> Result<RunSetup, 
     let budget_rate = match start.log {
         Some(log) => {
             let capacity = ByteSize(start.flash.capacity());
-            WriteBudget::new(&cache.budget, capacity, log.budget_state, log.budget_at)?.rate()
+            budget_rate(&cache.budget, capacity, log.budget_state, log.budget_at)?
         }
         None => None,
     };

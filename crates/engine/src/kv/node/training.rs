@@ -27,36 +27,47 @@ pub struct Training {
     seed: u64,
     turn: u64,
     next: Nanos,
+    /// The shard that is asked next, in a look that is not at its end.
+    asking: Option<usize>,
+    /// A model is being fitted.
+    fitting: bool,
 }
 
 impl Training {
     /// A schedule whose seeds follow from `seed`.
     pub fn new(seed: u64) -> Training {
-        Training { seed, turn: 0, next: Nanos::ZERO }
+        Training { seed, turn: 0, next: Nanos::ZERO, asking: None, fitting: false }
     }
 
-    /// Whether shards are to be looked at: then [`Training::run`] is called.
+    /// Whether shards are to be looked at: then [`Training::look`] is called.
     #[inline]
     pub fn is_due(&self, now: Nanos) -> bool {
-        now >= self.next
+        !self.fitting && (self.asking.is_some() || now >= self.next)
     }
 
-    /// Looks at every shard, has `fit` make a model where one asks for it (of these samples, with this seed), and installs it in
-    /// all of them. The next look is a second after this one has begun. `now` is asked again for each step, since fitting may take
-    /// long. Returns how many models there are more.
-    pub fn run(
-        &mut self,
-        mut now: impl FnMut() -> Now,
-        shards: &mut impl Trained,
-        mut fit: impl FnMut(&TrainingSet, u64) -> Option<Model>,
-    ) -> u64 {
-        self.next = now().mono + EVERY;
-        let mut models = 0;
-        for asking in 0..shards.count() {
-            let Some(app) = shards.training_due(asking, now()) else { continue };
+    /// When shards are looked at next.
+    pub fn next(&self) -> Nanos {
+        self.next
+    }
+
+    /// Whether a model is being fitted: [`Training::fitted`] comes first.
+    pub fn is_fitting(&self) -> bool {
+        self.fitting
+    }
+
+    /// Looks at the shards, from where the last look stopped on. Returns samples of which a model is to be fitted, and the seed for
+    /// that. The next look is a second after this one has begun.
+    pub fn look(&mut self, now: Now, shards: &mut impl Trained) -> Option<(TrainingSet, u64)> {
+        debug_assert!(!self.fitting, "one model at a time");
+        let from = self.asking.take().unwrap_or_else(|| {
+            self.next = now.mono + EVERY;
+            0
+        });
+        for asking in from..shards.count() {
+            let Some(app) = shards.training_due(asking, now) else { continue };
             let mut all: Option<TrainingSet> = None;
             for shard in 0..shards.count() {
-                let Some(part) = shards.take_training_set(shard, app, now()) else { continue };
+                let Some(part) = shards.take_training_set(shard, app, now) else { continue };
                 match &mut all {
                     Some(all) => all.merge(part),
                     None => all = Some(part),
@@ -65,13 +76,25 @@ impl Training {
             let Some(samples) = all else { continue };
             let seed = self.seed ^ self.turn;
             self.turn += 1;
-            let Some(model) = fit(&samples, seed) else { continue };
-            models += 1;
-            for shard in 0..shards.count() {
-                shards.install(shard, samples.app, model.clone(), now());
-            }
+            (self.asking, self.fitting) = (Some(asking + 1), true);
+            return Some((samples, seed));
         }
-        models
+        None
+    }
+
+    /// What came of fitting: all shards use the model from now on, if there is one.
+    pub fn fitted(
+        &mut self,
+        now: Now,
+        shards: &mut impl Trained,
+        app: AppId,
+        model: Option<Model>,
+    ) {
+        self.fitting = false;
+        let Some(model) = model else { return };
+        for shard in 0..shards.count() {
+            shards.install(shard, app, model.clone(), now);
+        }
     }
 }
 
@@ -119,13 +142,16 @@ mod tests {
         let mut training = Training::new(8);
         let mut shards = Asking { due: vec![Some(AppId(1)), Some(AppId(2))], installed: vec![] };
         assert!(training.is_due(Nanos::ZERO));
-        let mut seeds = Vec::new();
-        let fails = |_: &TrainingSet, seed| {
-            seeds.push(seed);
-            None
-        };
-        assert_eq!(training.run(|| at(5), &mut shards, fails), 0);
-        assert_eq!(seeds, [8, 9]);
+        for seed in [8, 9] {
+            let (set, with) = training.look(at(5), &mut shards).unwrap();
+            assert_eq!(with, seed);
+            // While a model is being fitted nobody is asked for samples of another.
+            assert!(training.is_fitting() && !training.is_due(Nanos(u64::MAX)));
+            training.fitted(at(6), &mut shards, set.app, None);
+            // The look goes on with the next shard.
+            assert!(training.is_due(Nanos(6)));
+        }
+        assert!(training.look(at(7), &mut shards).is_none());
         assert!(!training.is_due(Nanos(1_000_000_004)) && training.is_due(Nanos(1_000_000_005)));
         assert!(shards.installed.is_empty());
     }

@@ -11,6 +11,7 @@ use larder_base::{AppId, Now};
 use larder_policy::admission::AdmissionPolicy;
 
 use super::input::{Got, Input};
+use crate::dram::ObjectMemory;
 use crate::kv::api::{Effects, Fetched, FlashRead, Item, Outcome, Reply, Request, Tier};
 use crate::kv::shard::KvShard;
 use larder_format::recording::bytes::{BadRecord, Cursor, put, unzigzag, zigzag};
@@ -172,7 +173,7 @@ fn fold(h: u64) -> u32 {
 }
 
 /// The digest of a shard: whatever an input can change shows in one of these.
-fn state_of(s: &KvShard, seed: u64) -> u64 {
+fn state_of<M: ObjectMemory>(s: &KvShard<M>, seed: u64) -> u64 {
     let mut h = s.stats.digest(seed, mix);
     for x in [
         s.arena.free_bytes() as u64,
@@ -261,8 +262,8 @@ impl<X: Effects> Effects for Watch<'_, X> {
 }
 
 /// Executes a request and says what was decided, and what the flash that was read came to.
-pub(super) fn execute<X: Effects>(
-    shard: &mut KvShard,
+pub(super) fn execute<M: ObjectMemory, X: Effects>(
+    shard: &mut KvShard<M>,
     now: Now,
     req: &Request<'_>,
     fetched: Option<Fetched<'_>>,
@@ -286,8 +287,8 @@ pub(super) fn execute<X: Effects>(
 }
 
 /// Verifies a suspect; see [`execute`].
-pub(super) fn verify(
-    shard: &mut KvShard,
+pub(super) fn verify<M: ObjectMemory>(
+    shard: &mut KvShard<M>,
     now: Now,
     read: &FlashRead,
     bytes: Option<&[u8]>,
@@ -299,14 +300,14 @@ pub(super) fn verify(
 }
 
 /// The decision on an input that is answered by `what` and has evicted nothing on the way.
-pub(super) fn plain(shard: &KvShard, what: What, detail: u64) -> Decision {
+pub(super) fn plain<M: ObjectMemory>(shard: &KvShard<M>, what: What, detail: u64) -> Decision {
     Decision::of(what, detail, state_of(shard, 0))
 }
 
 /// A call of the log.
-pub(super) fn log_call<R>(
-    shard: &mut KvShard,
-    call: impl FnOnce(&mut KvShard) -> R,
+pub(super) fn log_call<M: ObjectMemory, R>(
+    shard: &mut KvShard<M>,
+    call: impl FnOnce(&mut KvShard<M>) -> R,
 ) -> (R, Decision) {
     let before = shard.stats.evictions;
     let answer = call(shard);
@@ -315,7 +316,7 @@ pub(super) fn log_call<R>(
     (answer, decision)
 }
 
-pub(super) fn free_room(shard: &mut KvShard, now: Now) -> (bool, Decision) {
+pub(super) fn free_room<M: ObjectMemory>(shard: &mut KvShard<M>, now: Now) -> (bool, Decision) {
     let before = shard.stats.evictions;
     let more = shard.make_free_room(now);
     let mut decision = plain(shard, if more { What::Yes } else { What::No }, 0);
@@ -323,12 +324,19 @@ pub(super) fn free_room(shard: &mut KvShard, now: Now) -> (bool, Decision) {
     (more, decision)
 }
 
-pub(super) fn expire(shard: &mut KvShard, now: Now, all: bool) -> (bool, Decision) {
+pub(super) fn expire<M: ObjectMemory>(
+    shard: &mut KvShard<M>,
+    now: Now,
+    all: bool,
+) -> (bool, Decision) {
     let more = shard.expire(now, all);
     (more, plain(shard, if more { What::Yes } else { What::No }, 0))
 }
 
-pub(super) fn training_due(shard: &mut KvShard, now: Now) -> (Option<AppId>, Decision) {
+pub(super) fn training_due<M: ObjectMemory>(
+    shard: &mut KvShard<M>,
+    now: Now,
+) -> (Option<AppId>, Decision) {
     let due = shard.admission.training_due(now.mono);
     let decision = match due {
         Some(app) => plain(shard, What::Yes, u64::from(app.0) + 1),
@@ -337,8 +345,8 @@ pub(super) fn training_due(shard: &mut KvShard, now: Now) -> (Option<AppId>, Dec
     (due, decision)
 }
 
-pub(super) fn training_set(
-    shard: &mut KvShard,
+pub(super) fn training_set<M: ObjectMemory>(
+    shard: &mut KvShard<M>,
     app: AppId,
     now: Now,
 ) -> (Option<larder_policy::learn::TrainingSet>, Decision) {
@@ -362,7 +370,12 @@ impl Effects for Nobody {
 
 /// Gives a shard a recorded input and says what it decides. `bytes` are what flash holds where the input says that it was
 /// read. [`Input::LogCall`] and [`Input::Step`] are not for a shard alone and change nothing.
-pub fn replay(shard: &mut KvShard, now: Now, input: &Input<'_>, bytes: Option<&[u8]>) -> Decision {
+pub(in crate::kv) fn replay<M: ObjectMemory>(
+    shard: &mut KvShard<M>,
+    now: Now,
+    input: &Input<'_>,
+    bytes: Option<&[u8]>,
+) -> Decision {
     match input {
         Input::Execute { request, fetched } => {
             let fetched = fetched.as_ref().map(|(read, _)| Fetched { read, bytes });

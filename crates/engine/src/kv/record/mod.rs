@@ -22,7 +22,8 @@ mod setup;
 mod tape;
 mod taped;
 
-pub use decision::{Decision, What, replay};
+pub(in crate::kv) use decision::replay;
+pub use decision::{Decision, What};
 pub use input::{Clocks, Got, Input, Io, MAX_KEPT_VALUE, Op as RecordedOp, decode};
 pub use setup::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
 pub use tape::Tape;

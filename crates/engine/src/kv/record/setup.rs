@@ -3,15 +3,22 @@
 use std::sync::Arc;
 
 use larder_base::{ByteSize, HashKey, KeyHasher, Nanos, Words};
-use larder_policy::admission::{Admission, AdmissionConfig, AdmissionError, Setup};
+use larder_policy::admission::{
+    Admission, AdmissionConfig, AdmissionError, AdmissionPolicy, Setup,
+};
 use larder_policy::application::{ApplicationError, Applications, ApplicationsConfig};
 use larder_policy::budget::{BudgetError, BudgetState, WriteBudget, WriteBudgetConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::index::{FlashIndex, IndexError};
+use crate::dram::{Arena, ObjectMemory};
+use crate::index::{Attached, FlashIndex, IndexError};
 use crate::kv::config::{ClockMode, FlashGeometry, ShardConfig};
 use crate::kv::log::{FlashLog, LogConfig, SegmentTable};
 use crate::kv::shard::KvShard;
+
+/// Percent of the words of a flash index in use, about half of the flash, from which on one that grows is an array: each request
+/// reads two lines of it.
+const INDEX_WHOLE_FROM: usize = 25;
 
 /// Why shards and log cannot be built from a setup.
 #[derive(Debug, thiserror::Error)]
@@ -283,8 +290,51 @@ impl RunSetup {
     /// # Panics
     /// If there is no shard `i`.
     pub fn build_shard(&self, i: usize) -> Result<KvShard, SetupError> {
-        let words = Words::heap(FlashIndex::words_for(self.shard.buckets));
-        Ok(KvShard::new(self.shard_config(i)?, self.admission(i)?, words)?)
+        self.shard_over(i, Arena::new(self.shard.arena_bytes as usize))
+    }
+
+    /// Shard `i`, empty, over `memory`. Where that is sparing, tables beside it take memory as they are filled.
+    ///
+    /// # Errors
+    /// Parameters that cannot work.
+    ///
+    /// # Panics
+    /// If there is no shard `i`.
+    pub fn shard_over<M: ObjectMemory>(
+        &self,
+        i: usize,
+        memory: M,
+    ) -> Result<KvShard<M>, SetupError> {
+        let mut admission = self.admission(i)?;
+        let words = FlashIndex::words_for(self.shard.buckets);
+        let words = if M::SPARING {
+            admission.grow_as_filled();
+            Words::growing(words, INDEX_WHOLE_FROM)
+        } else {
+            Words::heap(words)
+        };
+        Ok(KvShard::with_memory(self.shard_config(i)?, admission, words, memory)?)
+    }
+
+    /// Shard `i` over the words of its index: attached to what is in them where `generations` are given
+    /// ([`SegmentTable::live_generations`]), else empty. Says what of the index was kept.
+    ///
+    /// # Errors
+    /// Parameters that cannot work; words that hold no index of this layout.
+    ///
+    /// # Panics
+    /// If there is no shard `i`.
+    pub fn shard_in(
+        &self,
+        i: usize,
+        words: Words,
+        generations: Option<&[u64]>,
+    ) -> Result<(KvShard, Attached), SetupError> {
+        let (config, admission) = (self.shard_config(i)?, self.admission(i)?);
+        Ok(match generations {
+            None => (KvShard::new(config, admission, words)?, Attached::default()),
+            Some(generations) => KvShard::attach(config, admission, words, generations)?,
+        })
     }
 
     /// What the log goes by; `None` without flash.
@@ -302,17 +352,25 @@ impl RunSetup {
     /// # Errors
     /// A budget that cannot work.
     pub fn build_log(&self) -> Result<Option<FlashLog<Vec<u8>>>, SetupError> {
-        let (Some(log), Some(config)) = (&self.log, self.log_config()) else { return Ok(None) };
-        let flash = self.flash();
+        let Some(log) = &self.log else { return Ok(None) };
         let mut table = SegmentTable::create(Words::heap(SegmentTable::words_for(self.segments)));
         table.raise_generation(log.generation_floor);
-        let budget = WriteBudget::new(
-            &log.budget,
-            ByteSize(flash.capacity()),
-            log.budget_state,
-            Nanos(log.budget_at),
-        )?;
-        let buffers = vec![vec![0; self.segment_bytes as usize]; 3];
+        self.log_over(table, vec![vec![0; self.segment_bytes as usize]; 3])
+    }
+
+    /// The log over `table`, with these three buffers of a segment each; `None` without flash.
+    ///
+    /// # Errors
+    /// A budget that cannot work.
+    pub fn log_over<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
+        table: SegmentTable,
+        buffers: Vec<B>,
+    ) -> Result<Option<FlashLog<B>>, SetupError> {
+        let (Some(log), Some(config)) = (&self.log, self.log_config()) else { return Ok(None) };
+        let capacity = ByteSize(self.flash().capacity());
+        let budget =
+            WriteBudget::new(&log.budget, capacity, log.budget_state, Nanos(log.budget_at))?;
         Ok(Some(FlashLog::new(config, table, budget, buffers)))
     }
 }

@@ -9,27 +9,28 @@ use larder_policy::learn::{Model, TrainingSet};
 use super::decision::{self, Decision, What, mix_all};
 use super::input::{Input, Io};
 use super::tape::Tape;
+use crate::dram::{Arena, ObjectMemory};
 use crate::kv::api::{Effects, Fetched, FlashRead, Outcome, Request};
 use crate::kv::log::{FlashLog, IoFailed, SegmentIo, Shards, Step};
 use crate::kv::shard::KvShard;
 
 /// A shard that records what it is told, if it has a tape. Everything that changes a shard goes through here: to look at it, it
 /// is a [`KvShard`]; to change it past the tape takes [`TapedShard::unrecorded`].
-pub struct TapedShard {
-    shard: KvShard,
+pub struct TapedShard<M = Arena> {
+    shard: KvShard<M>,
     tape: Option<Box<Tape>>,
 }
 
-impl Deref for TapedShard {
-    type Target = KvShard;
-    fn deref(&self) -> &KvShard {
+impl<M> Deref for TapedShard<M> {
+    type Target = KvShard<M>;
+    fn deref(&self) -> &KvShard<M> {
         &self.shard
     }
 }
 
-impl TapedShard {
+impl<M: ObjectMemory> TapedShard<M> {
     /// A shard without a tape.
-    pub fn new(shard: KvShard) -> TapedShard {
+    pub fn new(shard: KvShard<M>) -> TapedShard<M> {
         TapedShard { shard, tape: None }
     }
 
@@ -39,7 +40,8 @@ impl TapedShard {
     }
 
     /// The shard itself, for what is not recorded: before the first input, or when recording has ended.
-    pub fn unrecorded(&mut self) -> &mut KvShard {
+    #[inline]
+    pub fn unrecorded(&mut self) -> &mut KvShard<M> {
         &mut self.shard
     }
 
@@ -121,7 +123,7 @@ impl TapedShard {
     }
 
     /// What the log does to a shard.
-    pub fn log_call<R>(&mut self, call: impl FnOnce(&mut KvShard) -> R) -> R {
+    pub fn log_call<R>(&mut self, call: impl FnOnce(&mut KvShard<M>) -> R) -> R {
         if self.tape.is_none() {
             return call(&mut self.shard);
         }
@@ -131,7 +133,7 @@ impl TapedShard {
     }
 
     /// What the log does to a shard, and what the shard decided on it.
-    pub fn decide_log_call<R>(&mut self, call: impl FnOnce(&mut KvShard) -> R) -> (R, Decision) {
+    pub fn decide_log_call<R>(&mut self, call: impl FnOnce(&mut KvShard<M>) -> R) -> (R, Decision) {
         decision::log_call(&mut self.shard, call)
     }
 
@@ -244,7 +246,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> TapedLog<B> {
     }
 
     /// [`FlashLog::step`].
-    pub fn step(&mut self, now: Now, shards: &mut impl Shards, io: &mut impl SegmentIo) -> Step {
+    pub fn step<M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        shards: &mut impl Shards<M>,
+        io: &mut impl SegmentIo,
+    ) -> Step {
         if self.tape.is_none() {
             return self.log.step(now, shards, io);
         }
@@ -257,10 +264,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> TapedLog<B> {
     }
 
     /// One step, what was decided in it, and what its input or output came to.
-    pub fn decide(
+    pub fn decide<M: ObjectMemory>(
         &mut self,
         now: Now,
-        shards: &mut impl Shards,
+        shards: &mut impl Shards<M>,
         io: &mut impl SegmentIo,
     ) -> (Step, Decision, Io) {
         let mut io = WatchedIo { inner: io, touched: Touched::default() };

@@ -11,8 +11,9 @@ use larder_format::Uuid;
 use larder_runtime::{Clock, DataDir, SHARED_DIR, maps};
 
 use super::{
-    MemoryFile, Opened, Parts, Plan, ShardWords, StoreConfig, Undo, Watchers, cas_base, cells,
-    load, memory_file, need, not_before, random, random_run, run, run_setup, settle, store,
+    Maintenance, MemoryFile, Opened, Parts, Plan, ShardWords, StoreConfig, Undo, Watchers,
+    build_node, load, memory_file, need, not_before, random, random_run, run, run_setup, settle,
+    start, store,
 };
 use crate::store::former::{self, Forsaken};
 use crate::store::{KvStore, StoreError};
@@ -50,26 +51,27 @@ pub(super) fn open(
         uuid: Uuid(uuid),
         hash_key: HashKey(secret),
         geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
-        cas_base: cas_base(began, least_cas)?,
+        cas_base: start::cas_base(began.wall, least_cas, random_run()?),
         log: None,
     };
     let setup = run_setup(config, &parts, names)?;
-    let (cells, _, _) = cells(&setup, words, None)?;
-    let loaded = load(config, memory_file.as_mut().map(|(file, _)| file), &setup, &cells, clock)?;
+    let (node, _, _) = build_node(&setup, plan, words, None)?;
+    let loaded = load(config, memory_file.as_mut().map(|(file, _)| file), &setup, &node, clock)?;
     let watchers = Watchers::start(config, &setup, clock)?;
-    let mut store = store(config, &parts, &setup, cells, None, watchers)?;
+    let mut maintenance = Maintenance::new(&node, None, parts.cas_base, 0);
+    let mut store = store(config, plan, node, &mut maintenance, None, watchers);
     store._shared_dir = lock;
     let mut notes = Vec::new();
     if let Some((file, dir)) = memory_file {
         let run = random_run()?;
         warnings.extend(former::take_directory(&dir, run, Some(&file))?);
-        settle(&mut store, &file, loaded, &mut notes, &mut warnings);
+        settle(&store, &file, loaded, &mut notes, &mut warnings);
         store.memory_file = Some(file.keeper(run, parts.cas_base, None, Some(dir)));
     }
     let store = Arc::new(store);
     undo.0.clear();
     store
-        .start_threads(clock)
+        .start_threads(clock, maintenance)
         .map_err(|source| StoreError::System { what: "start a thread", source })?;
     let opened = Opened {
         warmth: None,

@@ -178,7 +178,7 @@ impl Client {
             // As a network would: the cleaner gets some time, or all that is written would be evicted before it comes.
             let began = std::time::Instant::now();
             while self.paced
-                && store.cell(request.hash).lock().is_short()
+                && store.node.lock(store.node.shard_of(request.hash)).is_short()
                 && began.elapsed() < std::time::Duration::from_millis(20)
             {
                 std::thread::yield_now();

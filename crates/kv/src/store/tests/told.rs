@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 
 use larder_base::Expiry;
 use larder_engine::kv::api::{Op, Request, Store as Write, StoreMode};
-use larder_engine::kv::record::TapedShard;
 
 use super::harness::config;
 use crate::connection::{Engine, Step};
@@ -74,7 +73,10 @@ fn evictions_are_told_while_somebody_watches_and_not_noted_else() {
     };
     let start = std::time::Instant::now();
     while !enough() && start.elapsed().as_secs() < 60 {
-        store.watch.tell_all(clock.now(), &store.cells);
+        for shard in 0..store.node.shards() {
+            let (evicted, lost) = store.node.take_evicted(shard);
+            store.tell(clock.now(), &evicted, lost);
+        }
     }
     let (evicted, lost) = std::mem::take(&mut *told.lock().unwrap());
     assert!(evicted.len() as u64 + lost >= new && new > 0, "{} of {new}", evicted.len());
@@ -83,8 +85,8 @@ fn evictions_are_told_while_somebody_watches_and_not_noted_else() {
     store.watch_evictions(false);
     fill(6_000);
     assert!(told.lock().unwrap().0.is_empty());
-    let noted = |shard: &mut TapedShard| shard.unrecorded().take_evicted().0.len();
-    assert!(store.cells.iter().all(|cell| noted(&mut cell.lock()) == 0));
+    let noted = |shard| store.node.take_evicted(shard).0.len();
+    assert!((0..store.node.shards()).all(|shard| noted(shard) == 0));
     store.shutdown(clock.now());
 }
 

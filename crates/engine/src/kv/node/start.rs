@@ -1,0 +1,417 @@
+//! How a cache on flash begins and ends: what of the last run can be believed, and in which order things become durable.
+//!
+//! What must never happen is a version that was overwritten or deleted coming back. So a start is warm only if nobody can have
+//! answered for the same keys since the index was last right. Four places say which run was the last: the data directory, the superblock,
+//! the memory that outlives the process, and the checkpoint of a clean stop. Each start draws a random number, the run, and writes it into
+//! all of them: a flash or a directory that was put back from a copy has the number of another run in one of the places.
+//!
+//! Order of a start: the run is *announced* in the memory; then the directory has it, then the superblock; then the memory is
+//! *owned* by it; then the old checkpoint goes. Nobody is answered before the end. A kill at any point leaves memory whose announced or
+//! owning run is the one that directory and superblock name, which the next start goes on with, or a cold start.
+//!
+//! Order of a stop: segments are durable, then the checkpoint, then the superblock says that the stop was clean, then the memory is
+//! given back. The host reads and writes the bytes.
+//!
+//! ```text
+//! word 0 magic   1 layout version   2,3 UUID   4 run   5 announced run   6 shards   7 words per index
+//! 8 words of the segment table      9 bytes per segment      10 latest time that anything was judged by, Unix seconds
+//! ```
+
+use larder_base::lock::LockKind;
+use larder_base::{Now, UnixSecs, Words};
+use larder_format::{Geometry, Superblock};
+
+use super::maintenance::{Maintenance, StateIo};
+use super::node::{AtRest, Node};
+use super::plan::{AdmissionNeed, Plan, PlanError, REGION_HEADER};
+use crate::dram::ObjectMemory;
+use crate::index::FlashIndex;
+use crate::kv::log::SegmentTable;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
+const LAYOUT: u64 = 3;
+const OWNER: usize = 4;
+const ANNOUNCED: usize = 5;
+/// Where in the memory the latest time is.
+pub const LATEST: usize = 10;
+/// Words of the header that bind the memory to a flash and a run.
+pub const BINDING_WORDS: usize = 11;
+/// CAS uniques that a start may give out.
+const CAS_OF_A_START: u64 = 1 << 48;
+
+/// How warm a start is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warmth {
+    /// The memory of the last run was still there.
+    Memory,
+    /// The last run's checkpoint was read.
+    Checkpoint,
+    /// Nothing that could be trusted was there, and why.
+    Cold(String),
+}
+
+/// Why memory is not what the last run left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotOurs {
+    /// There is none: a checkpoint may be.
+    Absent(String),
+    /// It is another run's, on this flash or on a copy of it.
+    Other(String),
+}
+
+/// What the memory that outlives the process is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// UUID of the flash.
+    pub uuid: [u8; 16],
+    /// Segments of the flash.
+    pub segments: u16,
+    /// Bytes of one.
+    pub segment_bytes: u32,
+    /// Shards.
+    pub shards: usize,
+    /// Buckets of each one's index.
+    pub buckets: u32,
+}
+
+impl Shape {
+    /// Of this flash, divided so.
+    pub fn new(superblock: &Superblock, plan: &Plan) -> Shape {
+        Shape {
+            uuid: superblock.uuid.0,
+            segments: superblock.geometry.segments(),
+            segment_bytes: superblock.geometry.segment_bytes(),
+            shards: plan.shards,
+            buckets: plan.buckets,
+        }
+    }
+
+    fn expected(&self) -> [(usize, u64); 8] {
+        let uuid = u128::from_le_bytes(self.uuid);
+        [
+            (0, MAGIC),
+            (1, LAYOUT),
+            (2, uuid as u64),
+            (3, (uuid >> 64) as u64),
+            (6, self.shards as u64),
+            (7, FlashIndex::words_for(self.buckets) as u64),
+            (8, SegmentTable::words_for(self.segments) as u64),
+            (9, u64::from(self.segment_bytes)),
+        ]
+    }
+
+    /// Whether memory with this header is what the last run has left: the superblock names it `on_flash`, the data directory
+    /// `in_directory`. `None` where there is no memory.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn is_left(
+        &self,
+        header: Option<impl Fn(usize) -> u64>,
+        on_flash: u64,
+        in_directory: u64,
+    ) -> Result<(), NotOurs> {
+        // A clean stop removes it; a start that was cut short leaves it without its first word.
+        let Some(load) = header.filter(|load| load(0) != 0) else {
+            return Err(NotOurs::Absent("no memory of an earlier run is there".to_owned()));
+        };
+        let other = |why: &str| Err(NotOurs::Other(why.to_owned()));
+        if self.expected().iter().any(|&(word, want)| load(word) != want) {
+            return other("the memory left behind is of another configuration");
+        }
+        // A start that was cut short may have come to one of the places and not to the others.
+        let (owner, announced) = (load(OWNER), load(ANNOUNCED));
+        if [on_flash, in_directory].into_iter().any(|run| run != owner && run != announced) {
+            return other("the flash has been used by another run since");
+        }
+        Ok(())
+    }
+}
+
+/// What the data directory says of its last run, if that was on this flash.
+#[derive(Clone, Debug)]
+pub struct LastRun {
+    /// Its number.
+    pub run: u64,
+    /// Whether it is certain that the directory was not put back from a copy since, which a checkpoint would go along with; else why
+    /// not.
+    pub proves_checkpoint: Result<(), String>,
+}
+
+/// What the last run has left of a flash.
+#[derive(Debug)]
+pub struct Left<'a> {
+    /// As it is on flash.
+    pub superblock: &'a Superblock,
+    /// It has just been written.
+    pub formatted: bool,
+    /// The last run on this directory and this flash, or why nothing is known of it.
+    pub last: Result<&'a LastRun, String>,
+}
+
+impl Left<'_> {
+    /// Whether a checkpoint may be believed.
+    ///
+    /// # Errors
+    /// Why not.
+    fn believes_checkpoint(&self, last: &LastRun, why_no_memory: String) -> Result<(), String> {
+        if last.run != self.superblock.run {
+            return Err("the flash has been used by another run since".to_owned());
+        }
+        if !self.superblock.is_clean() {
+            return Err(why_no_memory);
+        }
+        last.proves_checkpoint.clone()
+    }
+
+    /// How warm the start is, and the latest time by which the last run has judged anything: what had expired by then stays so.
+    /// `header` is that of the memory, `is_new` if it was just made. Memory that is not the last run's is made nobody's; where a
+    /// checkpoint may be believed, `load` reads it into the memory and says when it was written.
+    pub fn warmth(
+        &self,
+        shape: &Shape,
+        header: &mut Words,
+        is_new: bool,
+        load: impl FnOnce() -> Result<UnixSecs, String>,
+    ) -> (Warmth, Option<UnixSecs>) {
+        let found = match &self.last {
+            _ if self.formatted => Err("the flash has just been formatted".to_owned()),
+            Err(why) => Err(why.clone()),
+            Ok(last) => {
+                let words = (!is_new).then_some(|word| header.load(word));
+                match shape.is_left(words, self.superblock.run, last.run) {
+                    Ok(()) => {
+                        let latest = header.load(LATEST).min(u64::from(u32::MAX)) as u32;
+                        return (Warmth::Memory, Some(UnixSecs(latest)));
+                    }
+                    // Whoever has used the flash since, on whatever copy of it, a checkpoint from before proves nothing.
+                    Err(NotOurs::Other(why)) => Err(why),
+                    Err(NotOurs::Absent(why)) => self.believes_checkpoint(last, why),
+                }
+            }
+        };
+        // A kill while the words are being filled must not leave something that looks whole.
+        header.store(0, 0);
+        header.store(LATEST, 0);
+        match found.and_then(|()| load()) {
+            Ok(written) => (Warmth::Checkpoint, Some(written)),
+            Err(why) => (Warmth::Cold(why), None),
+        }
+    }
+}
+
+/// Whether what the last run left could be gone on with by memory of this shape, as far as can be seen without it. `header` is that of
+/// memory of the same size, if there is any.
+pub fn can_go_on(
+    shape: &Shape,
+    superblock: &Superblock,
+    last: &LastRun,
+    header: Option<[u64; BINDING_WORDS]>,
+    has_checkpoint: bool,
+) -> bool {
+    let words = header.map(|header| move |word: usize| header[word]);
+    match shape.is_left(words, superblock.run, last.run) {
+        Ok(()) => true,
+        Err(NotOurs::Other(_)) => false,
+        Err(NotOurs::Absent(_)) => {
+            superblock.is_clean()
+                && last.run == superblock.run
+                && last.proves_checkpoint.is_ok()
+                && has_checkpoint
+        }
+    }
+}
+
+/// Where the CAS of a start begin: by chance how far on, so that two lines of runs that began with copies of one flash give no
+/// number out twice, nor a server whose clock was set back. `random` is drawn for this.
+pub fn cas_base(began: UnixSecs, least: u64, random: u64) -> u64 {
+    let base = (u64::from(began.0) * 1_000_000_000).max(least);
+    base.saturating_add(random >> 18)
+}
+
+/// The superblock of a start that has drawn `run`, whose CAS are above all that an earlier one has given out.
+pub fn next_superblock(
+    superblock: &Superblock,
+    began: UnixSecs,
+    random: u64,
+    run: u64,
+) -> Superblock {
+    let least = superblock.cas_base.saturating_add(CAS_OF_A_START);
+    superblock.start(cas_base(began, least, random), run)
+}
+
+/// The segment table in these words: what is in them if the start is warm, else empty. Generations are above all that an earlier start
+/// has given out.
+pub fn segment_table(words: Words, warmth: &Warmth, next: &Superblock) -> SegmentTable {
+    let mut table = match warmth {
+        Warmth::Cold(_) => SegmentTable::create(words),
+        Warmth::Memory | Warmth::Checkpoint => SegmentTable::attach(words),
+    };
+    table.raise_generation(next.first_generation());
+    table
+}
+
+/// The superblock of `next` is about to be written: a start that is cut short is known by this.
+pub fn announce(header: &mut Words, next: &Superblock) {
+    header.store(ANNOUNCED, next.run);
+}
+
+/// What a start makes durable. Each is durable when it returns.
+pub trait StartIo {
+    /// What ends the start.
+    type Error;
+    /// The data directory names this run.
+    ///
+    /// # Errors
+    /// What ends the start.
+    fn write_run(&mut self, run: u64) -> Result<(), Self::Error>;
+    /// The flash has this superblock.
+    ///
+    /// # Errors
+    /// What ends the start.
+    fn write_superblock(&mut self, next: &Superblock) -> Result<(), Self::Error>;
+    /// The clock keeps the latest time in word [`LATEST`] of the memory from now on.
+    fn keep_time(&mut self);
+    /// No start may use the checkpoint any more.
+    ///
+    /// # Errors
+    /// What ends the start.
+    fn remove_checkpoint(&mut self) -> Result<(), Self::Error>;
+}
+
+/// The run owns the flash from here on, which the words of the memory are right for.
+///
+/// # Errors
+/// Those of `io`.
+pub fn take_over<I: StartIo>(
+    shape: &Shape,
+    header: &mut Words,
+    next: &Superblock,
+    io: &mut I,
+) -> Result<(), I::Error> {
+    io.write_run(next.run)?;
+    io.write_superblock(next)?;
+    // A kill must leave no words that are owned and do not say what has expired.
+    io.keep_time();
+    header.store(OWNER, next.run);
+    header.store(ANNOUNCED, next.run);
+    for (word, value) in shape.expected().into_iter().rev() {
+        header.store(word, value);
+    }
+    io.remove_checkpoint()
+}
+
+/// What a stop makes durable.
+pub trait StopIo: StateIo {
+    /// All segments that were written are durable.
+    ///
+    /// # Errors
+    /// Then there is no checkpoint.
+    fn sync(&mut self) -> Result<(), String>;
+    /// A checkpoint of these words, durable when it returns. Also says how many bytes were written, whatever came of it.
+    fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64);
+    /// The flash has this superblock, durable when it returns.
+    ///
+    /// # Errors
+    /// Then the checkpoint is worth nothing.
+    fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String>;
+    /// The memory goes back to the machine: the checkpoint holds all of it.
+    fn release(&mut self);
+}
+
+/// What a stop came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// Whether the next start may be warm without the memory; else why not.
+    pub checkpoint: Result<(), String>,
+    /// Objects on flash.
+    pub on_flash: u64,
+    /// Objects in DRAM.
+    pub in_dram: usize,
+}
+
+impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
+    /// After the last request: what is staged is written ([`Maintenance::drain`]), then the checkpoint, then the superblock of a clean
+    /// stop. `current` is the superblock of this run. `None` without flash.
+    pub fn close<L: LockKind, M: ObjectMemory>(
+        &mut self,
+        now: Now,
+        node: &Node<L, M>,
+        current: &Superblock,
+        io: &mut impl StopIo,
+    ) -> Option<Closed> {
+        let words = self.log()?.table().words().len();
+        let mut bytes = 0;
+        let mut closed = node.at_rest(|rest| {
+            let indexes: usize = rest.indexes.iter().map(|index| index.len()).sum();
+            let apps: usize = rest.apps.iter().map(Vec::len).sum();
+            // What the checkpoint can come to at most, should this be killed while it is written.
+            let about = REGION_HEADER * (2 + rest.indexes.len());
+            self.keep_ahead(now, node, 9 * (words + indexes + apps + about) as u64, io);
+            let written = io.sync().and_then(|()| {
+                let Some(log) = self.log() else { return Ok(()) };
+                let (written, of) = io.write_checkpoint(log.table().words(), rest);
+                bytes = of;
+                written
+            });
+            Closed { checkpoint: written, on_flash: rest.on_flash, in_dram: rest.in_dram }
+        });
+        if closed.checkpoint.is_ok() {
+            closed.checkpoint = io.write_superblock(&current.stop(current.cas_base));
+        }
+        self.charge(now, node, bytes, io);
+        if closed.checkpoint.is_ok() {
+            io.release();
+        }
+        Some(closed)
+    }
+}
+
+/// How the memory is divided for a start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// As the settings say.
+    New(Plan),
+    /// As the last run had it, so that its index can be kept, although the settings would have it as in `wanted`.
+    Kept {
+        /// The division.
+        plan: Plan,
+        /// What it would be.
+        wanted: Plan,
+    },
+}
+
+/// Why memory cannot be divided for a start.
+#[derive(Debug)]
+pub enum DivisionError {
+    /// The settings cannot work.
+    Settings(PlanError),
+    /// They can, but not with the index that is there.
+    Kept(PlanError),
+}
+
+/// The division of the memory for a start: that of the index that is there, if there is one, else that of the settings. `former` are
+/// the shards and buckets of the last run on this flash; `is_left` says of memory that is divided so whether it could be gone on with.
+///
+/// # Errors
+/// Settings that cannot work, and those that cannot keep the index that is there.
+pub fn divide(
+    memory: u64,
+    max_item: u64,
+    flash: (&Geometry, u32),
+    need: AdmissionNeed<'_>,
+    former: Option<(usize, u32)>,
+    is_left: impl FnOnce(&Plan) -> bool,
+) -> Result<Division, DivisionError> {
+    let wanted = Plan::new(memory, max_item, Some(flash), need).map_err(DivisionError::Settings)?;
+    let Some((shards, buckets)) = former.filter(|f| *f != (wanted.shards, wanted.buckets)) else {
+        return Ok(Division::New(wanted));
+    };
+    let region_words = Plan::region_words(flash.0.segments(), shards, buckets);
+    if !is_left(&Plan { shards, buckets, region_words, ..wanted }) {
+        return Ok(Division::New(wanted));
+    }
+    let plan = Plan::keeping(memory, max_item, flash, need, (shards, buckets))
+        .map_err(DivisionError::Kept)?;
+    Ok(Division::Kept { plan, wanted })
+}

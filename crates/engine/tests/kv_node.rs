@@ -1,0 +1,315 @@
+//! What a node's maintenance does beside the requests, turn by turn.
+
+use larder_base::lock::Single;
+use larder_base::{AppId, Expiry, HashKey, Nanos, Now, UnixSecs};
+use larder_engine::kv::api::{
+    Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
+};
+use larder_engine::kv::node::{
+    AdmissionNeed, Cache, LogStart, Maintenance, MaintenanceEffects, Node, Plan, Start, StateIo,
+    Turn, defaults, run_setup,
+};
+use larder_engine::kv::record::{AppsSetup, RunSetup};
+use larder_engine::kv::{ClockMode, FlashGeometry, IoFailed, SegmentIo};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::BudgetState;
+use larder_policy::learn::TrainingSet;
+
+const MAX_ITEM: u64 = 64 << 10;
+
+/// A device in memory, and what is kept beside it.
+#[derive(Default)]
+struct Disk {
+    segments: Vec<Vec<u8>>,
+    names: Vec<Vec<u8>>,
+    /// Segments written when names were kept last.
+    names_at: u64,
+    written: u64,
+}
+
+impl SegmentIo for Disk {
+    type Buffer = Vec<u8>;
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.segments.resize(self.segments.len().max(usize::from(segment) + 1), Vec::new());
+        self.segments[usize::from(segment)] = bytes.to_vec();
+        self.written += 1;
+        Ok(())
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        bytes.copy_from_slice(&self.segments[usize::from(segment)]);
+        Ok(())
+    }
+}
+
+impl StateIo for Disk {
+    fn keep_names(&mut self, names: &[Vec<u8>]) {
+        (self.names, self.names_at) = (names.to_vec(), self.written);
+    }
+    fn keep_budget(&mut self, _: BudgetState) {}
+}
+
+#[derive(Default)]
+struct Fx {
+    followed: Vec<u64>,
+    refused: u32,
+}
+
+impl MaintenanceEffects for Fx {
+    fn train(&mut self, _: TrainingSet, _: u64) {}
+    fn memory_followed(&mut self, limit: u64) {
+        self.followed.push(limit);
+    }
+    fn memory_refused(&mut self, _: u64, _: larder_engine::kv::node::MemoryError) {
+        self.refused += 1;
+    }
+}
+
+#[derive(Default)]
+struct Sink {
+    hit: bool,
+    woken: bool,
+    verifies: Vec<FlashRead>,
+}
+
+impl Effects for Sink {
+    fn reply(&mut self, reply: Reply<'_>) {
+        self.hit = matches!(reply, Reply::Item(_));
+    }
+    fn verify(&mut self, read: FlashRead) {
+        self.verifies.push(read);
+    }
+    fn wake_cleaner(&mut self) {
+        self.woken = true;
+    }
+}
+
+struct Site {
+    node: Node<Single>,
+    maintenance: Maintenance<Vec<u8>>,
+    disk: Disk,
+    fx: Fx,
+    now: Now,
+    plan: Plan,
+}
+
+fn setup(memory: u64, flash: Option<u64>) -> (RunSetup, Plan) {
+    let admission = AdmissionConfig::from_name("all").unwrap();
+    let geometry = flash.map(|flash| Plan::geometry(memory, flash, MAX_ITEM).unwrap());
+    let of = geometry.as_ref().map(|geometry| (geometry, 1024));
+    let plan = Plan::new(memory, MAX_ITEM, of, AdmissionNeed::of(&admission)).unwrap();
+    let cache = Cache {
+        max_item: MAX_ITEM as u32,
+        no_eviction: false,
+        clock_mode: ClockMode::SetMax,
+        clock_max: 3,
+        hot_percent: defaults::HOT_PERCENT,
+        reinsert_percent: defaults::REINSERT_PERCENT,
+        admission,
+        budget: Default::default(),
+        applications: AppsSetup::default(),
+    };
+    let (segments, segment_bytes) =
+        geometry.map_or((0, 4096), |g| (g.segments(), g.segment_bytes()));
+    let start = Start {
+        larder: String::new(),
+        uuid: String::new(),
+        hash_key: HashKey([7; 16]),
+        cas_base: 0,
+        cas_bits: 44,
+        seed: 1,
+        flash: FlashGeometry { salt: 1, segments, segment_bytes },
+        log: flash.map(|_| LogStart::default()),
+    };
+    (run_setup(&cache, &plan, &start).unwrap(), plan)
+}
+
+impl Site {
+    fn new(memory: u64, flash: Option<u64>) -> Site {
+        let (setup, plan) = setup(memory, flash);
+        let shards = (0..plan.shards).map(|i| setup.build_shard(i).unwrap());
+        let node = Node::new(&setup, Some(plan), shards).unwrap();
+        let maintenance = Maintenance::new(&node, setup.build_log().unwrap(), 1, 0);
+        let now = Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) };
+        Site { node, maintenance, disk: Disk::default(), fx: Fx::default(), now, plan }
+    }
+
+    fn execute(&mut self, key: &str, op: Op<'_>) -> Sink {
+        let key = key.as_bytes();
+        let request = Request { key, hash: self.node.hash(key), app: self.node.app(key), op };
+        let mut sink = Sink::default();
+        let outcome = self.node.execute(self.now, &request, None, &mut sink);
+        assert!(outcome == Outcome::Done || matches!(op, Op::Get(_)));
+        sink
+    }
+
+    fn set(&mut self, key: &str, value: &[u8], expiry: Expiry) -> Sink {
+        self.execute(
+            key,
+            Op::Store(Store {
+                mode: StoreMode::Set,
+                value,
+                flags: 0,
+                expiry,
+                compare_cas: None,
+                new_cas: None,
+                invalidate: false,
+                vivify: None,
+            }),
+        )
+    }
+
+    fn turn(&mut self) -> Turn {
+        let Site { node, maintenance, disk, fx, now, .. } = self;
+        maintenance.turn(*now, node, disk, fx)
+    }
+
+    fn rest(&mut self) -> Nanos {
+        loop {
+            if let Turn::At(at) = self.turn() {
+                return at;
+            }
+        }
+    }
+
+    /// Fills DRAM, with maintenance coming whenever it is called.
+    fn fill(&mut self, from: u64, keys: u64) {
+        for key in from..from + keys {
+            let sink = self.set(&format!("a{}:key{key}", key % 3), &[b'v'; 1000], Expiry::NEVER);
+            for read in sink.verifies {
+                self.node.verify(self.now, &read, None);
+            }
+            if sink.woken {
+                self.maintenance.wake();
+                self.rest();
+            }
+        }
+    }
+
+    fn held(&self) -> Vec<usize> {
+        (0..self.node.shards()).map(|i| self.node.lock(i).object_memory_held()).collect()
+    }
+}
+
+#[test]
+fn room_is_kept_ahead_of_writes_with_flash_and_without() {
+    for flash in [None, Some(16 << 20)] {
+        let mut site = Site::new(4 << 20, flash);
+        site.fill(0, 20_000);
+        let all = site.node.totals(site.now.mono);
+        assert_eq!(all.shards.evictions_direct, 0, "{flash:?}");
+        assert_eq!(all.shards.evictions == 0, flash.is_some(), "{flash:?}: {:?}", all.shards);
+        assert_eq!(all.log.map(|log| log.stats.segments_written), flash.map(|_| site.disk.written));
+        site.node.validate().unwrap();
+        // Nothing is left to do until the next look.
+        let at = site.rest();
+        assert!(at > site.now.mono && at <= site.now.mono + Nanos::from_secs(1));
+    }
+}
+
+/// A record bears the number of its application: what that stands for is kept before.
+#[test]
+fn names_are_kept_before_a_record_bears_them() {
+    let mut site = Site::new(4 << 20, Some(16 << 20));
+    site.fill(0, 8_000);
+    assert!(site.disk.written > 2 && site.disk.names_at == 0, "{}", site.disk.names_at);
+    assert_eq!(site.disk.names, [b"a0", b"a1", b"a2"]);
+    // A new one makes the file anew, though nothing of it is on flash yet.
+    let before = site.disk.written;
+    site.set("late:key", b"v", Expiry::NEVER);
+    site.maintenance.wake();
+    site.turn();
+    assert_eq!(
+        (site.disk.names.last().unwrap().as_slice(), site.disk.names_at),
+        (&b"late"[..], before)
+    );
+}
+
+/// Thousands of changes come quicker than memory follows: one that was overtaken is not carried out, or what is resident
+/// would go up to the highest of them long after a low one was asked for.
+#[test]
+fn a_limit_that_was_overtaken_is_not_grown_to() {
+    let mut site = Site::new(16 << 20, None);
+    let before = site.held();
+    site.node.set_memory_limit(128 << 20, u64::MAX).unwrap();
+    // By the time that the second shard's turn comes, the limit is the old one again.
+    assert_eq!(site.turn(), Turn::Again);
+    site.node.set_memory_limit(16 << 20, u64::MAX).unwrap();
+    site.rest();
+    assert_eq!((&site.fx.followed[..], site.fx.refused), (&[16 << 20][..], 0));
+    // But for what is lost where objects do not end at the cut.
+    let same = |(a, b): (&usize, &usize)| a.abs_diff(*b) <= b / 16;
+    assert!(site.held().iter().zip(&before).all(same), "{before:?}, then {:?}", site.held());
+}
+
+/// Changes that come quicker than a walk over the shards: none of them is starved by those before it.
+#[test]
+fn all_shards_give_up_memory_however_often_the_limit_changes() {
+    let mut site = Site::new(24 << 20, None);
+    let shards = site.node.shards() as u64;
+    assert!(shards > 1, "several shards are what this is about");
+    site.node.set_memory_limit(96 << 20, u64::MAX).unwrap();
+    site.rest();
+    let most = site.plan.resized(18 << 20).unwrap().arena_bytes;
+    assert!(site.held().iter().all(|&bytes| bytes > 2 * most), "{:?}", site.held());
+    // Another limit at every turn, 17 or 18 MiB, for as long as every shard needs for its steps: who is still large by then was
+    // never reached.
+    for turn in 0..2 * shards * (96 / shards / 2 + 2) {
+        site.node.set_memory_limit((17 + turn % 2) << 20, u64::MAX).unwrap();
+        site.turn();
+    }
+    site.node.set_memory_limit(18 << 20, u64::MAX).unwrap();
+    assert!(site.held().iter().all(|&bytes| bytes <= most), "{:?} of {most}", site.held());
+    site.rest();
+    assert_eq!(site.fx.followed.last(), Some(&(18 << 20)));
+}
+
+#[test]
+fn expired_objects_leave_in_the_second_in_which_they_expire() {
+    let mut site = Site::new(4 << 20, None);
+    for key in 0..100 {
+        site.set(&format!("key{key}"), b"v", Expiry(site.now.wall.0 + 1 + key % 2));
+    }
+    site.rest();
+    assert_eq!(site.node.dram_objects(), 100);
+    for left in [50, 0] {
+        site.now.wall.0 += 1;
+        site.now.mono = site.now.mono + Nanos::from_secs(1);
+        site.rest();
+        assert_eq!(site.node.dram_objects(), left);
+    }
+    // A client asks for a pass over all: it ends, and is not begun twice.
+    assert!(site.node.crawl() && site.node.crawler().running);
+    site.rest();
+    let crawler = site.node.crawler();
+    assert!(!crawler.running && crawler.starts == 1);
+}
+
+/// Every verification is answered once, and a shard asks for no more than so many before.
+#[test]
+fn verifications_that_wait_are_bounded_and_counted() {
+    let mut site = Site::new(4 << 20, Some(16 << 20));
+    site.fill(0, 12_000);
+    let objects = site.node.totals(site.now.mono).flash_objects;
+    assert!(objects > 5_000, "{objects}");
+    let mut waiting = Vec::new();
+    for key in 0..12_000u64 {
+        let sink = site.set(&format!("a{}:key{key}", key % 3), b"short", Expiry::NEVER);
+        waiting.extend(sink.verifies);
+    }
+    let all = site.node.totals(site.now.mono);
+    let most = 64 * site.node.shards();
+    assert!(waiting.len() <= most && waiting.len() > most / 2, "{} of {most}", waiting.len());
+    assert!(all.unverified > 1_000, "{}", all.unverified);
+    // Once they are answered there is room for others.
+    for read in waiting.drain(..) {
+        site.node.verify(site.now, &read, None);
+    }
+    site.fill(20_000, 12_000);
+    for key in 20_000..32_000u64 {
+        let sink = site.set(&format!("a{}:key{key}", key % 3), b"short", Expiry::NEVER);
+        waiting.extend(sink.verifies);
+    }
+    assert!(!waiting.is_empty() && waiting.len() <= most);
+    assert!(site.execute("a0:key31", Op::Get(Get::default())).verifies.is_empty());
+    assert_ne!(site.node.app(b"a0:key"), AppId::DEFAULT);
+}
