@@ -13,7 +13,7 @@ use crate::block::shard::BlockShard;
 /// Ranges that may be locked, or wait to be, in the shards. Each is looked at whenever an operation ends.
 const MOST: usize = 8;
 /// A change of more groups than this has its range as a whole.
-const GROUPS: u64 = 256;
+pub const GROUPS: u64 = 256;
 /// Slots or groups that are looked at in one turn at a shard.
 pub const STEP: u32 = 4096;
 /// Where fewer groups of a shard may have lines of a range, the lines go at once.
