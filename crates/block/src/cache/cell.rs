@@ -5,6 +5,8 @@ use std::sync::Arc;
 use larder_engine::block::node::calls;
 pub(super) use larder_engine::block::node::calls::{Copying, Load};
 use larder_engine::block::node::event::{Host, State, Volume as _, Why};
+use larder_engine::block::node::held::Held;
+use larder_engine::block::record::TapedShard;
 use larder_runtime::Payload;
 
 use super::service::bytes::copy;
@@ -20,11 +22,23 @@ const SHARED: usize = 256 << 10;
 /// The types that the daemon brings.
 pub(super) struct Daemon;
 
-pub(super) type Cell = calls::Cell<Daemon>;
 pub(super) type Message = calls::Message<Payload>;
 pub(super) type Out = calls::Out<Payload>;
 pub(super) type Fill = calls::Fill<Payload>;
 pub(super) type Fx<'a> = calls::Fx<'a, Daemon, Cache>;
+
+/// What a shard's lock guards.
+pub(super) struct Cell {
+    pub shard: TapedShard,
+    /// Bytes that it may still ask for.
+    pub held: Held<Daemon>,
+}
+
+impl Cell {
+    pub(super) fn new(shard: TapedShard) -> Cell {
+        Cell { shard, held: Held::default() }
+    }
+}
 
 impl Host for Daemon {
     type Bytes = Payload;

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions};
 use larder_engine::block::node::event::Ended;
+use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
-use larder_engine::block::record::TapedAdmission;
+use larder_engine::block::record::{TapedAdmission, TapedShard};
 use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
 use larder_policy::budget::BudgetState;
@@ -71,9 +72,13 @@ impl Questions for Cache {
 }
 
 impl Calls<Daemon> for Cache {
+    type Shard = TapedShard;
+
     #[inline]
-    fn cell<R>(&self, shard: u32, f: impl FnOnce(&mut Cell) -> R) -> R {
-        f(&mut locked(&self.shards[shard as usize]))
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Held<Daemon>) -> R) -> R {
+        let mut cell = locked(&self.shards[shard as usize]);
+        let Cell { shard, held } = &mut *cell;
+        f(shard, held)
     }
 
     #[inline]

@@ -236,7 +236,7 @@ impl Effects<Daemon> for Carrier {
         self.read(load, offset, AlignedBuf::zeroed(PAGE_SIZE));
     }
 
-    fn store_read(&mut self, job: JobId, volume: &Known, at: u64, len: u32) {
+    fn store_read(&mut self, job: JobId, volume: &Known, at: u64, len: u32, _ahead: bool) {
         let buf = self.spare.take(len as usize);
         self.ask(job, volume, Op::Read { offset: at, buf });
     }

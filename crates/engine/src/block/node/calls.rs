@@ -6,13 +6,17 @@
 //! when the shard is free. Nobody is woken under a lock, and only who put something into an empty mailbox wakes its owner; who
 //! calls looks into his own mailbox afterwards and is not woken.
 
+use larder_base::Nanos;
+
 use super::coalesce::{Piece, Waiting};
 use super::event::{Came, Host, ShardIo};
 use super::held::Held;
+use super::ranged::Discards;
 use crate::block::api::{
-    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, SlotId, Source, Sum,
 };
 use crate::block::record::TapedShard;
+use crate::block::shard::BlockShard;
 
 /// Bits of an operation's number that its queue counts; above them is the number of the thread that has it.
 pub const OP_BITS: u32 = 48;
@@ -23,20 +27,150 @@ pub fn thread_of(op: OpId) -> usize {
     (op.0 >> OP_BITS) as usize
 }
 
-/// What a shard's lock guards.
-pub struct Cell<H: Host> {
-    /// The shard.
-    pub shard: TapedShard,
-    /// Bytes that it may still ask for.
-    pub held: Held<H>,
+/// A shard as it is called: [`BlockShard`], or one with a tape.
+pub trait Shard: Discards {
+    /// See [`BlockShard::submit`].
+    fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::flash_read`].
+    fn flash_read(&mut self, now: Nanos, io: IoId, sums: Sums<'_>, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::flash_written`].
+    fn flash_written(&mut self, now: Nanos, io: IoId, sums: Sums<'_>, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::merged`].
+    fn merged(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        sums: Result<(u32, u32), IoFailed>,
+        fx: &mut impl BlockEffects,
+    );
+    /// See [`BlockShard::page_loaded`].
+    fn page_loaded(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        slots: Result<&[Option<Sum>], IoFailed>,
+        fx: &mut impl BlockEffects,
+    );
+    /// See [`BlockShard::backing_read`].
+    fn backing_read(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        result: Result<(), IoFailed>,
+        fx: &mut impl BlockEffects,
+    );
+    /// See [`BlockShard::backing_changed`].
+    fn backing_changed(
+        &mut self,
+        now: Nanos,
+        io: IoId,
+        result: Result<(), IoFailed>,
+        fx: &mut impl BlockEffects,
+    );
+    /// See [`BlockShard::lock_range`].
+    fn lock_range(
+        &mut self,
+        now: Nanos,
+        op: OpId,
+        first: LineId,
+        last: LineId,
+        fx: &mut impl BlockEffects,
+    );
+    /// See [`BlockShard::unlock_range`].
+    fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects);
 }
 
-impl<H: Host> Cell<H> {
-    /// A shard of which nothing is under way.
-    pub fn new(shard: TapedShard) -> Cell<H> {
-        Cell { shard, held: Held::default() }
-    }
+/// Checksums of lines, or that there are none.
+type Sums<'a> = Result<&'a [u32], IoFailed>;
+
+macro_rules! shard {
+    ($($shard:ty)*) => {$(
+        impl Shard for $shard {
+            #[inline]
+            fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects) {
+                <$shard>::submit(self, now, part, fx);
+            }
+
+            #[inline]
+            fn flash_read(
+                &mut self,
+                now: Nanos,
+                io: IoId,
+                sums: Sums<'_>,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::flash_read(self, now, io, sums, fx);
+            }
+
+            fn flash_written(
+                &mut self,
+                now: Nanos,
+                io: IoId,
+                sums: Sums<'_>,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::flash_written(self, now, io, sums, fx);
+            }
+
+            fn merged(
+                &mut self,
+                now: Nanos,
+                io: IoId,
+                sums: Result<(u32, u32), IoFailed>,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::merged(self, now, io, sums, fx);
+            }
+
+            fn page_loaded(
+                &mut self,
+                now: Nanos,
+                io: IoId,
+                slots: Result<&[Option<Sum>], IoFailed>,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::page_loaded(self, now, io, slots, fx);
+            }
+
+            fn backing_read(
+                &mut self,
+                now: Nanos,
+                io: IoId,
+                result: Result<(), IoFailed>,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::backing_read(self, now, io, result, fx);
+            }
+
+            fn backing_changed(
+                &mut self,
+                now: Nanos,
+                io: IoId,
+                result: Result<(), IoFailed>,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::backing_changed(self, now, io, result, fx);
+            }
+
+            fn lock_range(
+                &mut self,
+                now: Nanos,
+                op: OpId,
+                first: LineId,
+                last: LineId,
+                fx: &mut impl BlockEffects,
+            ) {
+                <$shard>::lock_range(self, now, op, first, last, fx);
+            }
+
+            fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
+                <$shard>::unlock_range(self, now, op, fx);
+            }
+        }
+    )*};
 }
+
+shard!(BlockShard TapedShard);
 
 /// Something for the thread whose operation it is about.
 #[derive(Debug)]
@@ -216,8 +350,10 @@ pub trait Questions {
 
 /// Shards behind locks, and mailboxes.
 pub trait Calls<H: Host>: Questions {
-    /// Does `f` with shard `shard` locked.
-    fn cell<R>(&self, shard: u32, f: impl FnOnce(&mut Cell<H>) -> R) -> R;
+    /// The kind of shard.
+    type Shard: Shard;
+    /// Does `f` with shard `shard` locked, and the bytes that it may ask for.
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut Self::Shard, &mut Held<H>) -> R) -> R;
     /// Does `f` with the mailbox of `thread` locked.
     fn mailbox<R>(&self, thread: usize, f: impl FnOnce(&mut Mail<H>) -> R) -> R;
     /// Wakes `thread`: its mailbox was empty.
@@ -236,11 +372,10 @@ pub fn call<H: Host, N: Calls<H>, R>(
     shard: u32,
     me: Option<usize>,
     out: &mut Out<H::Bytes>,
-    f: impl FnOnce(&mut TapedShard, &mut Fx<'_, H, N>) -> R,
+    f: impl FnOnce(&mut N::Shard, &mut Fx<'_, H, N>) -> R,
 ) -> R {
     let mut wake = Wake::default();
-    let result = node.cell(shard, |cell| {
-        let Cell { shard: engine, held } = cell;
+    let result = node.shard(shard, |engine, held| {
         let result = f(engine, &mut Fx { held, out, shard, node });
         for (op, message) in out.messages.drain(..) {
             let thread = thread_of(op);

@@ -284,8 +284,8 @@ pub trait Effects<H: Host> {
     fn merge(&mut self, io: ShardIo, merge: Merge, bytes: H::Bytes);
     /// Read a page of the table; `Queue::page_loaded`.
     fn load(&mut self, io: ShardIo, page: u32);
-    /// Read from a volume's store; `Queue::store_read`.
-    fn store_read(&mut self, job: JobId, volume: &H::Volume, at: u64, len: u32);
+    /// Read from a volume's store; `Queue::store_read`. No client waits for what is read `ahead`.
+    fn store_read(&mut self, job: JobId, volume: &H::Volume, at: u64, len: u32, ahead: bool);
     /// Ask it for something else; `Queue::store_changed`.
     fn store_change(&mut self, job: JobId, volume: &H::Volume, change: StoreOp<H::Bytes>);
     /// These bytes belong `at` bytes behind the first of a read. All of them come before its answer.

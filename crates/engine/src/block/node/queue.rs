@@ -20,7 +20,7 @@ use larder_format::block::Layout;
 use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Reason, Rule, VolumeId};
 use larder_policy::budget::BudgetState;
 
-use super::calls::{Calls, Fx, Load, Message, OP_BITS, Out, call};
+use super::calls::{Calls, Fx, Load, Message, OP_BITS, Out, Shard, call};
 use super::coalesce::{Piece, Pieces};
 use super::cut::cut;
 use super::event::{
@@ -34,7 +34,6 @@ use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
 #[cfg(feature = "planted")]
 use crate::block::planted::Planted;
-use crate::block::record::TapedShard;
 
 /// What queues share: shards, mailboxes, and what is decided for all of them.
 pub trait Node<H: Host>: Calls<H> {
@@ -384,7 +383,10 @@ impl<H: Host> Queue<H> {
         let Kind::Part(kind) = op.kind else { return };
         let id = self.next_id();
         let (at, end) = (op.at, op.at + op.len);
-        let (base, whole) = (op.volume.base(), op.volume.whole());
+        let (base, mut whole) = (op.volume.base(), op.volume.whole());
+        if op.ticket.is_none() && self.streams.ignores_end() {
+            whole = u64::MAX;
+        }
         if kind.changes() {
             let regions = self.region_of(at)..=self.region_of(at + op.len.max(1) - 1);
             node.changes().changing(now, regions);
@@ -417,7 +419,10 @@ impl<H: Host> Queue<H> {
                     now,
                     &mut parts,
                     |part| u64::from(part.1),
-                    |part| node.rule(volume, part.0.wrapping_sub(base), u64::from(part.1)),
+                    |part| match op.ticket.is_none() && self.streams.ignores_rule() {
+                        true => Rule::ByPolicy,
+                        false => node.rule(volume, part.0.wrapping_sub(base), u64::from(part.1)),
+                    },
                     |reason| node.refused(volume, reason),
                 );
                 verdicts.resize(parts.len(), advice);
@@ -556,7 +561,7 @@ impl<H: Host> Queue<H> {
         &mut self,
         node: &N,
         shard: u32,
-        f: impl FnOnce(&mut TapedShard, &mut Fx<'_, H, N>),
+        f: impl FnOnce(&mut N::Shard, &mut Fx<'_, H, N>),
     ) {
         call(node, shard, Some(self.me), &mut self.out, f);
         self.take_mail(node);
@@ -673,7 +678,8 @@ impl<H: Host> Queue<H> {
         let Some(op) = self.ops.get_mut(&id) else { return };
         let base = if op.placed { op.volume.base() } else { 0 };
         let job = self.jobs.add(job);
-        fx.store_read(job, &op.volume, at.wrapping_sub(base), len as u32);
+        let ahead = op.ticket.is_none();
+        fx.store_read(job, &op.volume, at.wrapping_sub(base), len as u32, ahead);
     }
 
     /// The store is asked for what `id` does, of the same bytes.
@@ -693,7 +699,7 @@ impl<H: Host> Queue<H> {
             (Kind::Flush, _) => StoreOp::Flush,
             (Kind::Part(_), _) => {
                 let job = self.jobs.add(job);
-                return fx.store_read(job, &op.volume, at, len as u32);
+                return fx.store_read(job, &op.volume, at, len as u32, false);
             }
         };
         let job = self.jobs.add(job);

@@ -115,6 +115,11 @@ impl Streams {
         self.planted(Planted::AheadPastEnd)
     }
 
+    /// Another: nor what the operator has said.
+    pub(super) fn ignores_rule(&self) -> bool {
+        self.planted(Planted::AheadIgnoresRule)
+    }
+
     #[cfg(feature = "planted")]
     fn planted(&self, fault: Planted) -> bool {
         self.fault == Some(fault)
