@@ -130,29 +130,25 @@ impl Gate {
         self.closed.store(false, Ordering::SeqCst);
     }
 
+    /// Whether one more is inside now, so that its volume stays where it lies in the line space until it leaves. Not when it
+    /// is closed.
+    pub(super) fn enter(&self) -> bool {
+        // Counted first: who closes the gate and finds nobody inside knows that who comes later sees it closed.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let open = !self.closed.load(Ordering::SeqCst);
+        if !open {
+            self.leave();
+        }
+        open
+    }
+
+    pub(super) fn leave(&self) {
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// Whether nobody is inside. Who looks in at a closed gate is counted for a moment.
     pub(super) fn is_empty(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0
-    }
-}
-
-/// As long as it lives, its volume stays where it lies in the line space.
-pub(super) struct Inside(Arc<Attached>);
-
-impl Inside {
-    /// Nothing if the gate is closed.
-    pub(super) fn enter(volume: &Arc<Attached>) -> Option<Inside> {
-        let gate = &volume.gate;
-        // Counted first: who closes the gate and finds nobody inside knows that who comes later sees it closed.
-        gate.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(volume.clone());
-        (!gate.closed.load(Ordering::SeqCst)).then_some(inside)
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.gate.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -236,7 +232,7 @@ impl Attached {
         })
     }
 
-    /// Its first byte in the line space. It changes only while nobody is [`Inside`].
+    /// Its first byte in the line space. It changes only while nobody is inside its [`Gate`].
     pub(super) fn base(&self) -> u64 {
         self.base.load(Ordering::Acquire)
     }

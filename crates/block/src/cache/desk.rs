@@ -219,14 +219,6 @@ impl Cache {
         result
     }
 
-    /// A range is over: another may lock its lines.
-    pub(super) fn next_range(&self, id: OpId) {
-        let next = locked(&self.governor.ranges).leave(id);
-        if let Some(next) = next {
-            self.send((next.0 >> OP_BITS) as usize, next, Message::RangeTurn);
-        }
-    }
-
     /// Waits until a shard has given the desk's range `id`. False if `go_on` has said no.
     fn given(&self, id: OpId, go_on: &mut dyn FnMut() -> bool) -> bool {
         let door = &self.doors[self.desk_worker()];

@@ -343,7 +343,7 @@ impl Governor {
     }
 
     /// Writes a claim to the file.
-    fn claim(&self, now: Nanos, state: Option<BudgetState>) {
+    pub(super) fn claim(&self, now: Nanos, state: Option<BudgetState>) {
         if let Some(state) = state
             && self.write_budget(&state)
         {

@@ -7,8 +7,9 @@
 //! | `restore` | the durable map at a start, or a start without it |
 //! | [`without`] | a start without the cache device |
 //! | `takeback` | a cache that was given up is used again |
-//! | `cell` | a shard behind its lock, with the bytes that it speaks of |
-//! | `service` | a worker's requests, by way of the engine |
+//! | `cell` | the engine's types, with the daemon's bytes and volumes |
+//! | `node` | what the engine's queues share: shards behind mutexes, mailboxes, what is decided for all |
+//! | `service` | a worker's requests: carries out what its queue in the engine asks for |
 //! | `record` | `--record` |
 //! | `spare` | buffers that are used again |
 //! | `log` | the thread of the map's log, which also writes fills |
@@ -35,6 +36,7 @@ mod governor;
 mod grow;
 pub mod inspect;
 mod log;
+mod node;
 pub mod open;
 mod prefetch;
 mod record;
@@ -59,16 +61,11 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
-use larder_engine::block::node::limits;
+use larder_engine::block::node::calls::{self, OP_BITS};
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{
-    BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, LogStats, OpId, SlotId, Source, Sum,
-    Verdict as EngineVerdict,
-};
+use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
-use larder_policy::block::{
-    BlockAccess, BlockKind, BlockOp, LineId as PolicyLine, Rule, VerdictCounts,
-};
+use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -91,8 +88,6 @@ fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// From the rate of less time nothing follows for a drive's life.
 const LEAST_LIFE: Nanos = Nanos::from_secs(60);
-/// Bits of an operation's number that count; above them is the worker's number.
-const OP_BITS: u32 = 48;
 
 /// A worker's inbox.
 struct Door {
@@ -369,11 +364,8 @@ impl Cache {
         self.shards.iter().map(|cell| u64::from(locked(cell).shard.lines())).sum()
     }
 
-    /// Calls shard `shard` on behalf of worker `me`, if it is one. What the engine asks for goes into the inboxes of those
-    /// whom it concerns; `me` is to look into its own afterwards, and is not woken.
-    ///
-    /// The messages, one's own too, are put there before the shard is let go: the end of an operation, which may be
-    /// found by any worker, comes behind the bytes that were delivered for it, by whomever.
+    /// Calls shard `shard` on behalf of worker `me`, if it is one: see [`calls::call`].
+    #[inline]
     fn with<R>(
         &self,
         shard: u32,
@@ -381,67 +373,17 @@ impl Cache {
         out: &mut Out,
         f: impl FnOnce(&mut TapedShard, &mut Fx<'_>) -> R,
     ) -> R {
-        let mut wake = 0u128;
-        let result = {
-            let mut cell = locked(&self.shards[shard as usize]);
-            let Cell { shard: engine, tables } = &mut *cell;
-            let result = f(engine, &mut Fx { tables, out, shard, cache: self });
-            for (op, message) in out.messages.drain(..) {
-                let worker = (op.0 >> OP_BITS) as usize;
-                if self.put(worker, op, message) && Some(worker) != me {
-                    wake |= 1 << (worker % 128);
-                }
-            }
-            result
-        };
-        while wake != 0 {
-            let worker = wake.trailing_zeros();
-            wake &= wake - 1;
-            for door in self.doors.iter().skip(worker as usize).step_by(128) {
-                door.wake();
-            }
-        }
-        if out.wakes_log() {
-            let mut inbox = locked(&self.log_inbox);
-            let before = inbox.fills.len();
-            inbox.fills.append(&mut out.fills);
-            let copies = !out.copies.is_empty() && inbox.copies.is_empty();
-            inbox.copies.append(&mut out.copies);
-            let after = inbox.fills.len();
-            // It sleeps until there is something, and then until there is something urgent or a batch of fills. A wake-up
-            // costs this thread, for which clients wait, several microseconds.
-            let wake = !out.asks.is_empty()
-                || !out.loads.is_empty()
-                || (before < log::BATCH && after >= log::BATCH)
-                || (!inbox.gathers
-                    && ((out.commit && !inbox.commit) || (before == 0 && after > 0) || copies));
-            inbox.asks.append(&mut out.asks);
-            inbox.loads.append(&mut out.loads);
-            inbox.commit |= std::mem::take(&mut out.commit);
-            drop(inbox);
-            if wake {
-                self.log_wake.notify_one();
-            }
-        }
-        result
+        calls::call(self, shard, me, out, f)
     }
 
-    /// Puts a message into a worker's inbox. Returns whether it is to be woken.
-    fn put(&self, worker: usize, op: OpId, message: Message) -> bool {
-        let mut inbox = locked(&self.doors[worker].inbox);
-        inbox.push((op, message));
-        inbox.len() == 1
+    /// Leaves a message for the worker that has `op`.
+    fn send(&self, _worker: usize, op: OpId, message: Message) {
+        calls::send(self, op, message);
     }
 
-    fn send(&self, worker: usize, op: OpId, message: Message) {
-        if self.put(worker, op, message) {
-            self.doors[worker].wake();
-        }
-    }
-
-    /// Whether `op` is a worker's, who stays as long as there are operations.
-    fn is_worker(&self, op: OpId) -> bool {
-        ((op.0 >> OP_BITS) as usize) < self.config.workers
+    /// The first byte of a line.
+    fn at(&self, line: LineId) -> u64 {
+        line.0 * u64::from(self.layout.line)
     }
 
     /// What page `page` of the table of `shard` says, if `bytes` are that.
@@ -455,71 +397,6 @@ impl Cache {
         let slots = table::decode(bytes, self.generation, number).ok_or(IoFailed)?;
         let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
         Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
-    }
-
-    fn at(&self, line: LineId) -> u64 {
-        line.0 * u64::from(self.layout.line)
-    }
-
-    fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        let bytes = u64::from(self.layout.line);
-        self.governor.keep(self.at(victim), line.map(|l| self.at(l)), bytes)
-    }
-
-    fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        let shares = self.shares_of_page(first, last, lines);
-        let stride = self.layout.shards as usize;
-        let groups = (first.0..=last.0).step_by(stride).map(GroupId);
-        let at = groups.flat_map(|g| (0..GROUP_LINES).map(move |i| self.at(g.line(i))));
-        self.governor.keep_page(&shares, at, u64::from(self.layout.line))
-    }
-
-    fn may_grow(&self, line: LineId) -> bool {
-        self.governor.may_grow(self.at(line))
-    }
-
-    fn filling(&self, line: LineId, lines: u32, source: Source) {
-        self.governor.filling(line, self.at(line), lines, source, self.now());
-    }
-
-    fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let volume_at = |line| self.governor.volume_at(self.at(line));
-        let (Some(of), Some(victims)) = (volume_at(line), volume_at(victim)) else {
-            return true;
-        };
-        let bytes = u64::from(self.layout.line);
-        let look = |v: &Attached, l: LineId| {
-            let offset = v.offset_of(self.at(l));
-            (PolicyLine { volume: v.id, offset }, v.classify(offset, bytes))
-        };
-        let (at, over) = (look(&of, line), look(&victims, victim));
-        let preferred = limits::prefer(&mut locked(&of.admission), at, over);
-        if !preferred {
-            self.governor.not_taken(self.at(victim), self.at(line));
-        }
-        preferred
-    }
-
-    /// What admission says of an access, part by part of `parts` (first byte in the volume, and bytes). `tag` is what the
-    /// client says it holds, if it says so. Returns what holds for lines that are read ahead of it.
-    fn judge(
-        &self,
-        volume: &Attached,
-        op: BlockOp,
-        (offset, bytes): (u64, u64),
-        tag: BlockKind,
-        parts: impl Iterator<Item = (u64, u32)>,
-        out: &mut Vec<EngineVerdict>,
-    ) -> EngineVerdict {
-        let kind_of = |at, bytes| match tag {
-            BlockKind::Unknown => volume.classify(at, bytes),
-            tag => tag,
-        };
-        let (kind, now) = (kind_of(offset, bytes), self.now());
-        let access = BlockAccess { volume: volume.id, offset, bytes, op, kind, now };
-        let rule = |at, len| self.governor.rule(volume, at, len);
-        let (limits, admission) = (&self.governor.limits, &mut *locked(&volume.admission));
-        limits::judge(limits, admission, &access, self.layout.line, parts, rule, kind_of, out)
     }
 
     /// The write of lines to `slot` of a shard. It is charged here, and nowhere else.
@@ -558,13 +435,6 @@ impl Cache {
     /// An operation of the cache device succeeded.
     fn flash_works(&self) {
         self.governor.failures.works();
-    }
-
-    /// Bytes `at..at + bytes` of the line space are about to change.
-    fn changing(&self, at: u64, bytes: u64) {
-        let line = u64::from(self.layout.line);
-        let (first, last) = (LineId(at / line), LineId((at + bytes.max(1) - 1) / line));
-        self.governor.changes.changing(self.now(), self.region(first)..=self.region(last));
     }
 
     /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.

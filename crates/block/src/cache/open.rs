@@ -36,7 +36,7 @@ use larder_runtime::{
     Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
 };
 
-use super::cell::{Cell, Out, Tables};
+use super::cell::{Cell, Out};
 use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread};
 use super::record::Recording;
@@ -586,7 +586,7 @@ pub(super) fn begin(
         .into_iter()
         .map(|map| {
             let shard = TapedShard::new(BlockShard::new(block_config, map));
-            Mutex::new(Cell { shard, tables: Tables::default() })
+            Mutex::new(Cell::new(shard))
         })
         .collect();
     let system = |what| move |e: std::io::Error| CacheError::System { what, reason: e.to_string() };

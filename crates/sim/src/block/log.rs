@@ -1,16 +1,16 @@
 //! The log of the map in virtual time: the same [`MapLog`], over a device that keeps nothing.
 
 use larder_base::Nanos;
-use larder_engine::block::node::quiet::Changes;
+use larder_engine::block::node::calls::{Calls, Copying, Fill, Fx, Load, Message, Out, call, send};
+use larder_engine::block::node::event::{Effects, ShardIo};
 use larder_engine::block::node::ranged::Bits;
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{
-    IoFailed, LogIo, LogShards, LogStep, MapRecord, OpId, SlotId, TableChange,
-};
+use larder_engine::block::{IoFailed, LogIo, LogShards, LogStep, MapRecord, SlotId, TableChange};
 use larder_format::block::log::Held;
 
 use super::BlockSim;
-use super::world::{Event, Fx, World};
+use super::node::{Blank, ForLog, Sim, SimNode};
+use super::world::{Event, World};
 
 /// Stands for a shard where a whole range asks for bits.
 const RANGE: u32 = u32::MAX;
@@ -65,39 +65,42 @@ impl LogIo for NotedIo {
 }
 
 struct Shards<'a> {
-    shards: &'a mut [TapedShard],
-    world: &'a mut World,
+    node: &'a SimNode,
+    out: Out<Blank>,
     bits: &'a mut Bits,
-    changes: &'a Changes,
     now: Nanos,
 }
 
 impl Shards<'_> {
-    fn with<R>(
+    fn with(
         &mut self,
         shard: u32,
-        f: impl FnOnce(&mut TapedShard, Nanos, &mut Fx<'_>) -> R,
-    ) -> R {
-        let mut fx = Fx { world: self.world, shard, now: self.now };
-        f(&mut self.shards[shard as usize], self.now, &mut fx)
+        f: impl FnOnce(&mut TapedShard, Nanos, &mut Fx<'_, Sim, SimNode>),
+    ) {
+        let now = self.now;
+        call(self.node, shard, None, &mut self.out, |s, fx| f(s, now, fx));
+    }
+
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard) -> R) -> R {
+        self.node.shard(shard, |shard, _| f(shard))
     }
 }
 
 impl LogShards for Shards<'_> {
     fn records_waiting(&mut self, shard: u32) -> usize {
-        self.shards[shard as usize].records_waiting()
+        self.shard(shard, |s| s.records_waiting())
     }
 
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
-        self.shards[shard as usize].take_records(most, out);
+        self.shard(shard, |s| s.take_records(most, out));
     }
 
     fn take_pages(&mut self, shard: u32, most: usize, out: &mut Vec<TableChange>) {
-        self.shards[shard as usize].take_pages(most, out);
+        self.shard(shard, |s| s.take_pages(most, out));
     }
 
     fn emptied(&mut self, shard: u32, out: &mut Vec<(SlotId, u32)>) {
-        self.shards[shard as usize].emptied(out);
+        self.shard(shard, |s| s.emptied(out));
     }
 
     fn records_durable(&mut self, shard: u32) {
@@ -105,15 +108,15 @@ impl LogShards for Shards<'_> {
     }
 
     fn records_lost(&mut self, shard: u32) {
-        self.shards[shard as usize].records_lost();
+        self.shard(shard, |s| s.records_lost());
     }
 
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {
-        self.shards[shard as usize].state(first, most, out);
+        self.shard(shard, |s| s.state(first, most, out));
     }
 
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
-        self.changes.is_quiet(self.now, region) && self.shards[shard as usize].quiet(region)
+        self.node.changes.is_quiet(self.now, region) && self.shard(shard, |s| s.quiet(region))
     }
 
     fn intent_ready(&mut self, shard: u32, region: u32) {
@@ -121,7 +124,8 @@ impl LogShards for Shards<'_> {
             self.with(shard, |s, now, fx| s.intent_ready(now, region, fx));
             return;
         }
-        self.bits.durable(region, |id| self.world.given.push_back(id));
+        let node = self.node;
+        self.bits.durable(region, |id| send(node, id, Message::IntentsReady));
     }
 
     fn flush_backing(&mut self, _region: u32) -> Result<(), IoFailed> {
@@ -130,24 +134,51 @@ impl LogShards for Shards<'_> {
 }
 
 impl BlockSim {
-    /// Asks for the bits of a range's regions.
-    pub(super) fn ask_range(&mut self, id: OpId, first: u32, last: u32) {
-        self.range_bits.wait(id, first, last);
-        (first..=last).for_each(|region| self.log.ask(RANGE, region));
-        self.world.log_wanted = true;
+    /// Does what shards have left for the log's thread. Returns whether that was anything.
+    pub(super) fn serve_log(&mut self) -> bool {
+        let ForLog { out, bits } = self.node.for_log.take();
+        let any = out.is_for_maintenance() || !bits.is_empty();
+        let (now, line) = (self.world.now, u64::from(self.node.layout.line));
+        for Fill { shard, io, slot, bytes: Blank(bytes) } in out.fills {
+            self.charge(now, bytes);
+            self.world.write(now, ShardIo { shard, io }, slot, (bytes / line) as u32);
+        }
+        for Copying { shard, io, from, to, lines } in out.copies {
+            self.charge(now, u64::from(lines) * line);
+            self.world.copy(ShardIo { shard, io }, from, to, lines);
+        }
+        for Load { shard, io, page } in out.loads {
+            self.world.load(ShardIo { shard, io }, page);
+        }
+        self.log_wanted |= !out.asks.is_empty() || !bits.is_empty();
+        for (shard, region) in out.asks {
+            self.log.ask(shard, region);
+        }
+        for (op, first, last) in bits {
+            self.range_bits.wait(op, first, last);
+            (first..=last).for_each(|region| self.log.ask(RANGE, region));
+        }
+        match self.world.files {
+            Some(_) => self.commit_wanted |= out.commit,
+            None => self.log_wanted |= out.commit,
+        }
+        any
+    }
+
+    /// So many bytes of lines leave for the drive.
+    fn charge(&self, now: Nanos, bytes: u64) {
+        // (No budget of a simulation is kept in a file.)
+        let _ = self.node.limits.charge(now, bytes);
     }
 
     /// Sees to it that the log has its turn if it has something to do. A step lasts as long as its writes and flushes,
     /// and counts as done at its end.
     pub(super) fn wake_log(&mut self, now: Nanos) {
-        for (shard, region) in std::mem::take(&mut self.world.asks) {
-            self.log.ask(shard, region);
-        }
-        if std::mem::take(&mut self.world.log_wanted) {
+        if std::mem::take(&mut self.log_wanted) {
             self.schedule_log(Nanos(now.0.max(self.log_free.0)) + self.flush);
         }
         // Every step writes each page that differs, however little: they are gathered.
-        let soon = std::mem::take(&mut self.world.commit_wanted);
+        let soon = std::mem::take(&mut self.commit_wanted);
         if self.world.files.is_some() && (soon || self.pages_wait(1)) {
             let pace = if soon { COMMIT_PACE } else { RECORDS_PACE };
             self.schedule_log(Nanos(now.0.max(self.log_free.0)) + pace);
@@ -156,7 +187,7 @@ impl BlockSim {
 
     /// Whether a shard has so many pages to be written.
     fn pages_wait(&self, count: usize) -> bool {
-        self.shards.iter().any(|shard| shard.records_waiting() >= count)
+        self.node.any(|shard| shard.records_waiting() >= count)
     }
 
     fn schedule_log(&mut self, at: Nanos) {
@@ -174,8 +205,8 @@ impl BlockSim {
         }
         self.log_due = None;
         let mut io = NotedIo { keeps: self.world.files.is_some(), ..NotedIo::default() };
-        let (world, bits, changes) = (&mut self.world, &mut self.range_bits, &self.changes);
-        let mut shards = Shards { shards: &mut self.shards, world, bits, changes, now };
+        let (node, bits) = (&self.node, &mut self.range_bits);
+        let mut shards = Shards { node, out: Out::default(), bits, now };
         // The device takes everything, so that the log cannot fail.
         let step = self.log.step(now, &mut shards, &mut io).unwrap_or(LogStep::Idle);
         let before = self.map_bytes_written;
@@ -194,7 +225,7 @@ impl BlockSim {
                 }
             }
         }
-        self.world.charge_map(now, self.map_bytes_written - before);
+        let _ = self.node.limits.charge_log(now, self.map_bytes_written - before);
         self.log_free = now + Nanos(self.flush.0 * io.flushes.saturating_sub(1));
         match step {
             LogStep::Worked if self.world.files.is_some() => {

@@ -8,6 +8,7 @@
 //! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
 
 mod log;
+mod node;
 mod shares;
 mod space;
 mod sparse;
@@ -24,22 +25,21 @@ use larder_engine::block::MapLog;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::backoff::Backoff;
-use larder_engine::block::node::coalesce::{Piece, Pieces};
-use larder_engine::block::node::cut::cut;
+use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::limits::Limits;
-use larder_engine::block::node::quiet::{Changes, QUIET};
-use larder_engine::block::node::ranged::{self, Bits, Discard, LEAST_VOID, Progress, STEP, Turns};
-use larder_engine::block::node::readahead::ReadAhead;
+use larder_engine::block::node::queue::{Config, Queue};
+use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::ranged::Bits;
 use larder_engine::block::node::share::Count;
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, GroupId, IoFailed, LineId, OpId,
-    Part, PartKind, Regions, Verdict,
+    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, GroupId, IoFailed, LineId,
+    PartKind, Regions,
 };
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
-use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule, VerdictCounts, VolumeId};
+use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
 use larder_policy::budget::WriteBudget;
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
@@ -49,9 +49,10 @@ pub(crate) use world::Answered;
 
 use crate::experiment::drive::Drive;
 use crate::experiment::{ExperimentError, Timing};
+use node::{Blank, Run, Sim, SimNode};
 use shares::Shares;
 use spec::Wrong;
-use world::{Ahead, Event, Fx, Op, Range, StoreAsk, World};
+use world::{Event, World};
 
 /// Of a request at most this much counts; no device takes more at once.
 const MOST_REQUEST: u64 = 1 << 30;
@@ -60,8 +61,6 @@ const SWEEP: Nanos = Nanos::from_millis(100);
 const SWEEP_STEP: u32 = 512;
 /// How often the lines of volumes are counted where a share is stated: as in the daemon.
 const COUNT: Nanos = Nanos::from_secs(1);
-/// Nothing is selected in a simulation.
-const NO_RULE: Option<fn(u64) -> Rule> = None;
 /// CRC-32C of every line: the engine compares what it is given, and the bytes are left out.
 const CRCS: [u32; 4096] = [0; 4096];
 
@@ -104,26 +103,26 @@ pub fn placement_key(seed: u64) -> u64 {
 
 /// A block cache under simulation. See the [module](self).
 pub(crate) struct BlockSim {
-    shards: Vec<TapedShard>,
-    placing: Placing,
+    node: SimNode,
+    queue: Queue<Sim>,
     log: TapedLog,
     log_due: Option<Nanos>,
     log_free: Nanos,
+    log_wanted: bool,
+    /// Somebody waits for pages of the table to be written.
+    commit_wanted: bool,
     flush: Nanos,
     map_bytes_written: u64,
     map_memory: u64,
     world: World,
-    now: Nanos,
     load: Load,
     depth: usize,
-    parts: Vec<(u64, u32)>,
-    verdicts: Vec<Verdict>,
-    range_turns: Turns,
     /// Ranges that wait for their bits.
     range_bits: Bits,
-    changes: Changes,
     /// The lines of volumes are going to be counted.
     counts: bool,
+    /// Void lines are going to be swept.
+    sweeps: bool,
 }
 
 impl BlockSim {
@@ -173,44 +172,42 @@ impl BlockSim {
         let log = MapLog::fresh(superblock, QUIET);
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
-        let mut world = World::new(
-            layout,
-            drive(if sparse { spec.flash.0 } else { layout.device })?,
-            StoreModel::new(store, timing, seed),
-            spec.admission().map_err(wrong)?,
-            (volume, spec.volume.0),
-            spec.readahead.0,
-            seed,
-        )
-        .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
-        world.files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));
+        let drive = drive(if sparse { spec.flash.0 } else { layout.device })?;
         let lines = ByteSize(layout.capacity() * u64::from(layout.line));
         let budget = WriteBudget::new(&spec.write_budget, lines, None, Nanos::ZERO);
         let budget =
             budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
         let stated = spec.stated_shares().map_err(wrong)?;
-        world.shares = Shares::new(stated.into_iter(), &layout)
+        let shares = Shares::new(stated.into_iter(), &layout)
             .map_err(|(volume, why)| wrong(("shares", format!("of volume {volume}"), why)))?;
-        world.limits = Limits::new(Some((budget, None)), Backoff::default());
+        let node = SimNode::new(
+            layout,
+            shards.into_iter(),
+            spec.admission().map_err(wrong)?,
+            (volume, spec.volume.0),
+            (Limits::new(Some((budget, None)), Backoff::default()), shares),
+            seed,
+        )
+        .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;
+        let files = sparse.then(|| sparse::Files::new(layout, placing, generation, spec.flash.0));
+        let world = World::new(layout, drive, StoreModel::new(store, timing, seed), files);
         let mut sim = BlockSim {
-            shards,
-            placing,
+            node,
+            queue: Queue::new(0, Config::new(&layout, placing, spec.readahead.0)),
             log: TapedLog::new(log),
             log_due: None,
             log_free: Nanos::ZERO,
+            log_wanted: true,
+            commit_wanted: false,
             flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
             map_bytes_written: 0,
             map_memory,
             world,
-            now: Nanos::ZERO,
             load: spec.load,
             depth: spec.depth as usize,
-            parts: Vec::new(),
-            verdicts: Vec::new(),
-            range_turns: Turns::default(),
             range_bits: Bits::default(),
-            changes: Changes::new(layout.regions, QUIET),
             counts: false,
+            sweeps: false,
         };
         sim.wake_log(Nanos::ZERO);
         Ok(sim)
@@ -228,16 +225,16 @@ impl BlockSim {
             return Ok(false);
         }
         if self.load == Load::Open {
-            let comes = Nanos(request.time.unwrap_or_default().0.max(self.now.0));
+            let comes = Nanos(request.time.unwrap_or_default().0.max(self.world.now.0));
             self.run_until(comes);
         }
-        while self.world.ops.len() >= self.depth && self.turn() {}
+        while self.world.asked.len() >= self.depth && self.turn() {}
         if self.world.files.as_ref().is_some_and(|f| f.full) {
             return Err(Stop::Table);
         }
         let came = match self.load {
             Load::Open => request.time.unwrap_or_default(),
-            Load::Closed => self.now,
+            Load::Closed => self.world.now,
         };
         self.submit(number, came, request)?;
         answered.append(&mut self.world.answered);
@@ -246,24 +243,24 @@ impl BlockSim {
 
     /// Lets what is under way come to its end, behind replies too: what a request does is counted whenever it came.
     pub(crate) fn finish(&mut self, answered: &mut Vec<Answered>) {
-        while (!self.world.ops.is_empty() || self.shards.iter().any(|s| s.unsettled() > 0))
-            && self.turn()
-        {}
+        while (!self.world.asked.is_empty() || self.node.any(|s| s.unsettled() > 0)) && self.turn()
+        {
+        }
         answered.append(&mut self.world.answered);
     }
 
     /// The time.
     pub(crate) fn now(&self) -> Nanos {
-        self.now
+        self.world.now
     }
 
     /// Counts since the start.
     pub(crate) fn sums(&self) -> Sums {
         let mut engine = BlockStats::default();
-        self.shards.iter().for_each(|s| engine.add(&s.stats()));
+        self.node.each(|s| engine.add(&s.stats()));
         Sums {
             engine,
-            verdicts: self.world.verdicts(),
+            verdicts: self.node.verdicts(),
             store: self.world.store.counts(),
             line_bytes_written: self.world.line_bytes_written,
             map_bytes_written: self.map_bytes_written,
@@ -298,69 +295,68 @@ impl BlockSim {
 
     /// Lines that the cache may hold.
     pub(crate) fn slots(&self) -> u64 {
-        self.world.layout.capacity()
+        self.node.layout.capacity()
     }
 
     /// Lines in it, by a walk over the map.
     pub(crate) fn lines(&self) -> u64 {
-        self.shards.iter().map(|s| u64::from(s.map().count())).sum()
+        let mut lines = 0;
+        self.node.each(|s| lines += u64::from(s.map().count()));
+        lines
     }
 
     /// DRAM of the map, and of admission, bytes.
     pub(crate) fn memory(&self) -> (u64, u64) {
-        (self.map_memory, self.world.admission_bytes())
+        (self.map_memory, self.node.admission_bytes())
     }
 
     // ---- time ----
 
     fn run_until(&mut self, until: Nanos) {
         while self.world.next_at().is_some_and(|at| at <= until) && self.turn() {}
-        self.now = until;
+        self.world.now = until;
     }
 
     /// The next thing that ends. Returns whether there was one.
     fn turn(&mut self) -> bool {
-        let Some((now, event)) = self.world.next_event() else { return false };
-        self.now = Nanos(self.now.0.max(now.0));
+        let Some((at, event)) = self.world.next_event() else { return false };
+        let now = Nanos(self.world.now.0.max(at.0));
+        self.world.now = now;
         let sums = |lines: u32| &CRCS[..(lines as usize).min(CRCS.len())];
+        let BlockSim { node, queue, world, .. } = self;
         match event {
-            Event::FlashRead { shard, io, lines } => {
-                self.call(shard, |s, now, fx| s.flash_read(now, io, Ok(sums(lines)), fx));
+            Event::FlashRead { shard, io, line, lines } => {
+                let bytes = Blank(u64::from(lines) * u64::from(node.layout.line));
+                let read = Ok((sums(lines), bytes));
+                queue.flash_read(node, now, ShardIo { shard, io }, line, read);
             }
             Event::FlashWritten { shard, io, lines } => {
-                self.call(shard, |s, now, fx| s.flash_written(now, io, Ok(sums(lines)), fx));
+                queue.flash_written(node, now, ShardIo { shard, io }, Ok(sums(lines)));
             }
             Event::FlashFull { shard, io } => {
-                self.world.limits.backoff.full(self.now);
-                self.call(shard, |s, now, fx| s.flash_written(now, io, Err(IoFailed), fx));
+                node.limits.backoff.full(now);
+                queue.flash_written(node, now, ShardIo { shard, io }, Err(IoFailed));
             }
             Event::Loaded { shard, io, page } => {
-                let slots = self.world.files.as_ref().map(|f| f.page(shard, page));
+                let slots = world.files.as_ref().map(|f| f.page(shard, page));
                 let slots = slots.as_deref().ok_or(IoFailed);
-                self.call(shard, |s, now, fx| s.page_loaded(now, io, slots, fx));
+                queue.page_loaded(node, now, ShardIo { shard, io }, slots);
             }
             Event::Merged { shard, io } => {
-                let same = (CRCS[0], CRCS[0]);
-                self.call(shard, |s, now, fx| s.merged(now, io, Ok(same), fx));
+                queue.merged(node, now, ShardIo { shard, io }, Ok((CRCS[0], CRCS[0])));
             }
-            Event::StoreRead { shard, io } => {
-                self.call(shard, |s, now, fx| s.backing_read(now, io, Ok(()), fx));
+            Event::StoreRead { job, len } => {
+                queue.store_read(node, now, world, JobId(job), Ok(Blank(len.into())));
             }
-            Event::StoreChanged { shard, io } => {
-                self.call(shard, |s, now, fx| s.backing_changed(now, io, Ok(()), fx));
+            Event::StoreChanged { job } => {
+                queue.store_changed(node, now, world, JobId(job), Ok(()));
             }
-            Event::RangeChanged { range } => self.range_over(range),
             Event::Sweep => self.sweep(),
             Event::Count => self.count(),
-            Event::Log => self.step_log(now),
+            Event::Log => self.step_log(at),
         }
         self.serve();
         true
-    }
-
-    fn call(&mut self, shard: u32, f: impl FnOnce(&mut TapedShard, Nanos, &mut Fx<'_>)) {
-        let mut fx = Fx { world: &mut self.world, shard, now: self.now };
-        f(&mut self.shards[shard as usize], self.now, &mut fx);
     }
 
     // ---- requests ----
@@ -368,12 +364,10 @@ impl BlockSim {
     fn submit(&mut self, number: u64, came: Nanos, request: &Request) -> Result<(), Stop> {
         self.count_soon();
         let volume = request.app;
-        if !self.world.admissions.contains_key(&volume)
-            && self.world.admissions.len() >= MAX_VOLUMES
-        {
+        if !self.node.knows(volume) && self.node.volumes() >= MAX_VOLUMES {
             return Err(Stop::Volumes);
         }
-        self.world.add_volume(volume).map_err(|e| Stop::Admission(e.to_string()))?;
+        self.node.add_volume(volume).map_err(|e| Stop::Admission(e.to_string()))?;
         let class = match request.class {
             Class::Unstated => BlockKind::Unknown,
             Class::Data => BlockKind::Data,
@@ -385,217 +379,80 @@ impl BlockSim {
             _ => PartKind::Trim,
         };
         let bytes = request.size.min(MOST_REQUEST).min(u64::MAX - request.offset);
-        let op = self.world.new_op();
-        let line = u64::from(self.world.layout.line);
-        let group = line * u64::from(GROUP_LINES);
-        let mut parts = std::mem::take(&mut self.parts);
-        parts.clear();
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let region_groups = self.world.layout.region_groups;
-        // Where the first byte lies, and how far its neighbours are cached.
-        let mut place = (0, 0);
+        let line = u64::from(self.node.layout.line);
+        // What of it are neighbours in the line space is an operation of its own.
         let (mut offset, end) = (request.offset, request.offset + bytes);
+        let mut runs = Vec::with_capacity(1);
         while offset < end {
-            let (at, left) =
-                self.world.space.map(volume, offset).map_err(|f| Stop::Space(f.bytes))?;
-            let run = left.min(end - offset);
-            if offset == request.offset {
-                place = (at, self.world.end_of_volume(at + left, request.offset + left));
-            }
-            let (first, last) = (LineId(at / line), LineId((at + run - 1) / line));
-            self.world.note(first, last, class);
-            if kind != PartKind::Read {
-                let region = |line: LineId| (line.group().0 / region_groups) as u32;
-                self.changes.changing(self.now, region(first)..=region(last));
-            }
-            if kind == PartKind::Trim && ranged::is_whole(run, group) {
-                ranges.push((at, run));
-            } else {
-                cut((at, at + run), u64::MAX, line, NO_RULE, &mut parts);
-            }
-            offset += run;
+            let (at, left) = self
+                .node
+                .space
+                .borrow_mut()
+                .map(volume, offset)
+                .map_err(|f| Stop::Space(f.bytes))?;
+            let len = left.min(end - offset);
+            self.node.note(LineId(at / line), LineId((at + len - 1) / line), class);
+            let whole = self.node.whole(at + left, offset + left, offset + len);
+            runs.push((offset, len, Run { volume, base: at.wrapping_sub(offset), whole, number }));
+            offset += len;
         }
-        let state = Op {
+        let now = self.world.now;
+        let answer = Answered {
             came,
+            done: now,
             kind,
             class,
             bytes,
-            number,
-            at: place.0,
-            end: place.1,
-            // One for the beginning: it is not over before all parts are begun.
-            pending: 1 + (parts.len() + ranges.len()) as u32,
+            hit: kind == PartKind::Read,
             from_flash: 0,
             shared: 0,
             reached_store: false,
             failed: false,
         };
-        self.world.ops.insert(op, state);
-        let mut verdicts = std::mem::take(&mut self.verdicts);
-        let mut of_ahead = Verdict::Reject;
-        if kind == PartKind::Trim {
-            verdicts.clear();
-            verdicts.resize(parts.len(), Default::default());
-        } else {
-            let what = if kind == PartKind::Read { BlockOp::Read } else { BlockOp::Write };
-            let (volume, offset) = (VolumeId(volume), request.offset);
-            let access =
-                BlockAccess { volume, offset, bytes, op: what, kind: class, now: self.now };
-            of_ahead = self.world.judge(&access, &parts, &mut verdicts);
-        }
-        let ahead = (kind == PartKind::Read)
-            .then(|| self.world.streams.read(place.0, bytes, place.1, of_ahead))
-            .flatten();
-        for (&(at, len), &verdict) in parts.iter().zip(&verdicts) {
-            let shard = self.placing.shard(LineId(at / line).group());
-            let part = Part { op, kind, at, len, verdict };
-            self.call(shard, |s, now, fx| s.submit(now, part, fx));
-        }
-        for (at, len) in ranges {
-            self.begin_range(op, at, len);
-        }
-        (self.parts, self.verdicts) = (parts, verdicts);
-        self.world.step(self.now, op, false);
-        if let Some(ahead) = ahead {
-            self.read_ahead(ahead, number);
+        let ticket = self.world.begin(answer, runs.len() as u32);
+        for (at, len, volume) in runs {
+            let op = match kind {
+                PartKind::Read => Op::Read { at, len },
+                PartKind::Write => Op::Write { at, len, bytes: Blank(len), fua: false },
+                _ => Op::Trim { at, len, fua: false },
+            };
+            let submit = Submit { volume, ticket, op, holds: class };
+            self.queue.submit(&self.node, now, &mut self.world, submit);
         }
         self.serve();
         Ok(())
     }
 
-    /// What the shards have asked for at once goes its way.
+    /// What the shards have asked for at once goes its way: first what clients wait for.
     fn serve(&mut self) {
-        self.serve_ranges();
-        self.serve_store();
-        self.wake_log(self.now);
-    }
-
-    /// What shards ask of the store becomes as few requests as may be. A miss may have a stream read ahead of.
-    fn serve_store(&mut self) {
-        while let Some((op, ask)) = self.world.store_asks.pop_front() {
-            let (first, kind) = match ask {
-                StoreAsk::Read(piece) => (piece, PartKind::Read),
-                StoreAsk::Change(piece, kind) => (piece, kind),
-                StoreAsk::Other => continue,
-            };
-            let (reads, queue) = (kind == PartKind::Read, &mut self.world.store_asks);
-            let pieces = Pieces::gather(op, first, reads, queue, StoreAsk::waiting);
-            let (at, len) = (pieces.at(), u64::from(pieces.len()));
-            let done = self.world.ask_store(self.now, op, kind, at, len);
-            for Piece { shard, io, .. } in pieces.iter() {
-                let event = match reads {
-                    true => Event::StoreRead { shard, io },
-                    false => Event::StoreChanged { shard, io },
-                };
-                self.world.at(done, event);
-            }
-            let reader = self.world.ops.get(&op).filter(|o| reads && o.kind == PartKind::Read);
-            let Some(&Op { at, end, number, .. }) = reader else { continue };
-            if let Some(ahead) = self.world.streams.missed(at, end) {
-                self.read_ahead(ahead, number);
+        let now = self.world.now;
+        loop {
+            self.queue.take_mail(&self.node);
+            let any = self.queue.turn(&self.node, now, &mut self.world);
+            if !self.serve_log() && !any {
+                break;
             }
         }
-    }
-
-    // ---- reading ahead ----
-
-    /// Reads a stretch of the line space before anybody asks for it.
-    fn read_ahead(&mut self, mut ahead: ReadAhead, number: u64) {
-        let line = u64::from(self.world.layout.line);
-        let (now, verdict) = (self.now, ahead.verdict);
-        while let Some((at, len)) =
-            ahead.next(|bytes| self.world.limits.refuses(Rule::ByPolicy, now, bytes).is_some())
-        {
-            let op = self.world.new_op();
-            // One for the beginning.
-            self.world.aheads.insert(op, Ahead { at, pending: 1, number, asked_store: false });
-            let mut parts = Vec::with_capacity(4);
-            cut((at, at + len), u64::MAX, line, NO_RULE, &mut parts);
-            for (at, len) in parts {
-                let part = Part { op, kind: PartKind::Prefetch, at, len, verdict };
-                self.world.begin_ahead(op);
-                let shard = self.placing.shard(LineId(at / line).group());
-                self.call(shard, |s, now, fx| s.submit(now, part, fx));
-            }
-            self.world.step_ahead(op);
+        if self.node.any(|s| s.wants_sweep()) && !std::mem::replace(&mut self.sweeps, true) {
+            self.world.at(now + SWEEP, Event::Sweep);
         }
-    }
-
-    // ---- ranges ----
-
-    fn begin_range(&mut self, op: OpId, at: u64, len: u64) {
-        let line = u64::from(self.world.layout.line);
-        let id = self.world.new_op();
-        let (first, last) = (LineId(at / line), LineId((at + len - 1) / line));
-        let progress = Progress::new(first, last, self.world.layout.shards);
-        self.world.ranges.insert(id, Range { op, at, len, progress });
-        if self.range_turns.enter(id) {
-            self.lock_next(id);
-        }
-    }
-
-    fn lock_next(&mut self, id: OpId) {
-        let Some(progress) = self.world.ranges.get(&id).map(|r| r.progress) else { return };
-        let Some(shard) = progress.next() else { return };
-        self.call(shard, |s, now, fx| s.lock_range(now, id, progress.first, progress.last, fx));
-    }
-
-    fn serve_ranges(&mut self) {
-        while let Some(id) = self.world.given.pop_front() {
-            let Some(range) = self.world.ranges.get_mut(&id) else { continue };
-            if range.progress.next().is_some() {
-                if range.progress.given().is_some() {
-                    self.lock_next(id);
-                    continue;
-                }
-                let groups = self.world.layout.region_groups;
-                let region = |line: LineId| (line.group().0 / groups) as u32;
-                let (first, last) = (region(range.progress.first), region(range.progress.last));
-                self.ask_range(id, first, last);
-                continue;
-            }
-            // Its bits are durable: the lines go, then the store changes.
-            let Range { op, at, len, progress: Progress { first, last, .. } } = *range;
-            for shard in &mut self.shards {
-                let mut discard = Discard::lines(first, last, STEP).voiding(LEAST_VOID);
-                while discard.turn(shard) {}
-            }
-            let done = self.world.ask_store(self.now, op, PartKind::Trim, at, len);
-            self.world.at(done, Event::RangeChanged { range: id });
-        }
-    }
-
-    fn range_over(&mut self, id: OpId) {
-        for shard in 0..self.world.layout.shards {
-            self.call(shard, |s, now, fx| s.unlock_range(now, id, fx));
-        }
-        if let Some(range) = self.world.ranges.remove(&id) {
-            self.world.step(self.now, range.op, false);
-        }
-        if let Some(next) = self.range_turns.leave(id) {
-            self.lock_next(next);
-        }
-        if self.shards.iter().any(|s| s.wants_sweep()) {
-            self.world.at(self.now + SWEEP, Event::Sweep);
-        }
+        self.wake_log(now);
     }
 
     /// Counts the lines of each volume. As long as there is anything else to be done, and with the next request, it is counted
     /// again.
     fn count(&mut self) {
         let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
-        let World { layout, space, .. } = &self.world;
-        let of = |group: GroupId| {
-            let (volume, _) = space.unmap(group.line(0).0 * u64::from(layout.line));
-            Some(VolumeId(volume))
-        };
-        for shard in &self.shards {
+        let (space, line) = (self.node.space.borrow(), u64::from(self.node.layout.line));
+        let of = |group: GroupId| Some(VolumeId(space.unmap(group.line(0).0 * line).0));
+        self.node.each(|shard| {
             let mut count = Count::default();
             while count.turn(shard, of, |volume, lines| {
                 *counts.entry(volume.0).or_default() += lines;
             }) {}
-        }
-        self.world.shares.set(&counts);
+        });
+        drop(space);
+        self.node.shares.borrow_mut().set(&counts);
         self.counts = false;
         if self.world.next_at().is_some() {
             self.count_soon();
@@ -603,15 +460,14 @@ impl BlockSim {
     }
 
     fn count_soon(&mut self) {
-        if self.world.shares.is_any() && !std::mem::replace(&mut self.counts, true) {
-            self.world.at(self.now + COUNT, Event::Count);
+        if self.node.shares.borrow().is_any() && !std::mem::replace(&mut self.counts, true) {
+            self.world.at(self.world.now + COUNT, Event::Count);
         }
     }
 
     /// Lines of ranges that were made void leave the map. How long the thread that does it takes is not modelled.
     fn sweep(&mut self) {
-        for shard in &mut self.shards {
-            while shard.sweep(SWEEP_STEP) {}
-        }
+        self.sweeps = false;
+        self.node.each(|shard| while shard.sweep(SWEEP_STEP) {});
     }
 }

@@ -54,12 +54,6 @@ impl Space {
         Ok((at * self.stretch + within, self.stretch - within))
     }
 
-    /// The address of a byte that was mapped.
-    pub(crate) fn find(&self, volume: u32, offset: u64) -> Option<u64> {
-        let at = self.forward.get(&(volume, offset / self.stretch))?;
-        Some(at * self.stretch + offset % self.stretch)
-    }
-
     /// The volume, and the byte in it, of an address that was mapped.
     pub(crate) fn unmap(&self, address: u64) -> (u32, u64) {
         let at = (address / self.stretch) as usize;
@@ -81,7 +75,6 @@ mod tests {
             for offset in [0, 4096, 5 << 30, (1 << 50) + 512] {
                 let (at, left) = space.map(volume, offset).unwrap();
                 assert_eq!(space.unmap(at), (volume, offset));
-                assert_eq!(space.find(volume, offset), Some(at));
                 assert!(left > 0 && offset % STRETCH + left == STRETCH);
                 assert!(at < layout.space_lines() * 4096);
                 assert_eq!(seen.insert(at, (volume, offset)), None);

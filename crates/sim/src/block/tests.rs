@@ -40,9 +40,10 @@ fn run(sim: &mut BlockSim, requests: impl IntoIterator<Item = Request>) -> Vec<A
 
 /// Fills that nobody waits for may still be under way.
 fn settle(sim: &mut BlockSim) {
-    while !sim.shards.iter().all(|s| s.is_idle()) && sim.turn() {}
-    assert!(sim.shards.iter().all(|s| s.is_idle()));
-    assert!(sim.world.ranges.is_empty() && sim.world.ops.is_empty());
+    while sim.node.any(|s| !s.is_idle()) && sim.turn() {}
+    assert!(!sim.node.any(|s| !s.is_idle()));
+    assert!(sim.world.asked.is_empty() && sim.queue.under_way() == 0);
+    assert!(sim.node.cells.iter().all(|cell| cell.borrow().1.is_empty()));
 }
 
 fn micros(a: &Answered) -> f64 {
@@ -176,11 +177,16 @@ fn volumes_have_their_shares() {
         run(&mut sim, requests);
         settle(&mut sim);
         let (slots, mut counts) = (sim.slots(), BTreeMap::new());
-        for shard in &sim.shards {
+        for cell in &sim.node.cells {
             let mut slots = Vec::new();
-            BlockShard::state(shard, larder_engine::block::SlotId(0), u32::MAX, &mut slots);
+            BlockShard::state(
+                &cell.borrow().0,
+                larder_engine::block::SlotId(0),
+                u32::MAX,
+                &mut slots,
+            );
             for (line, _) in slots.iter().flatten() {
-                *counts.entry(sim.world.space.unmap(line * 4096).0).or_insert(0u64) += 1;
+                *counts.entry(sim.node.space.borrow().unmap(line * 4096).0).or_insert(0u64) += 1;
             }
         }
         lines.push((slots, counts[&0], counts[&1]));
@@ -501,11 +507,8 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let config = BlockConfig {
         line_bytes: 4096,
         write: spec.write_mode().unwrap(),
-        limits: limits(spec, &sim.world.layout),
-        regions: Regions {
-            groups: sim.world.layout.region_groups,
-            count: sim.world.layout.regions,
-        },
+        limits: limits(spec, &sim.node.layout),
+        regions: Regions { groups: sim.node.layout.region_groups, count: sim.node.layout.regions },
     };
     let volume = |n: u32| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 };
     let setup = BlockRunSetup::new(
@@ -519,20 +522,23 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     assert_eq!(setup.block, 4);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
-    let shards = sim.shards.len();
-    for (stream, shard) in sim.shards.iter_mut().enumerate() {
-        shard.record(tape(stream));
+    let shards = sim.node.cells.len();
+    for (stream, cell) in sim.node.cells.iter().enumerate() {
+        cell.borrow_mut().0.record(tape(stream));
     }
     sim.log.record(tape(shards));
     for volume in 0..2u32 {
-        sim.world.add_volume(volume).unwrap();
+        sim.node.add_volume(volume).unwrap();
         let stream = setup.streams().unwrap() - 2 + volume as usize;
-        sim.world.admissions.get_mut(&volume).unwrap().record(tape(stream));
+        sim.node.admissions.borrow_mut().get_mut(&volume).unwrap().record(tape(stream));
     }
     tape_volumes(tape(shards + 1), sim.log.superblock());
-    sim.world.add_volume(2).unwrap();
-    let late = sim.world.admissions.get_mut(&2).unwrap();
-    late.record_later(tape(setup.streams().unwrap()), Nanos::from_millis(3), &volume(2));
+    sim.node.add_volume(2).unwrap();
+    sim.node.admissions.borrow_mut().get_mut(&2).unwrap().record_later(
+        tape(setup.streams().unwrap()),
+        Nanos::from_millis(3),
+        &volume(2),
+    );
     let apps = 3;
     let mut rng = Rng::new(9);
     let requests: Vec<Request> = (0..requests)
@@ -550,9 +556,9 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     let now = sim.now();
     sim.run_until(now + Nanos::from_secs(20));
     settle(&mut sim);
-    sim.shards.iter_mut().for_each(TapedShard::end_recording);
+    sim.node.each(TapedShard::end_recording);
     sim.log.end_recording();
-    sim.world.admissions.values_mut().for_each(|a| a.end_recording());
+    sim.node.admissions.borrow_mut().values_mut().for_each(|a| a.end_recording());
     let mut file = file_header(&serde_json::to_vec(&setup).unwrap()).unwrap();
     let mut counts = vec![0; setup.streams().unwrap() + 1];
     for c in kept.0.lock().unwrap().iter() {
@@ -678,7 +684,6 @@ fn streams_are_read_ahead_of_as_the_daemon_does_it() {
         let mut sim = sim(&spec);
         let answered = run(&mut sim, scan(0, 1000));
         settle(&mut sim);
-        assert!(sim.world.aheads.is_empty() && sim.world.store_asks.is_empty());
         let bytes = sim.sums().store.read_bytes;
         (answered.iter().filter(|a| a.reached_store).count(), bytes)
     };

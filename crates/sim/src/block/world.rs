@@ -1,27 +1,15 @@
-//! What surrounds the shards: devices that take their time, admission, requests under way.
+//! What surrounds the queue: devices that take their time, and requests under way.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap};
 
 use larder_base::Nanos;
-use larder_engine::block::node::coalesce::{Piece, Waiting};
-use larder_engine::block::node::limits::{self, Limits};
-use larder_engine::block::node::ranged::Progress;
-use larder_engine::block::node::readahead::Streams;
-use larder_engine::block::node::share::{self, Stays};
-use larder_engine::block::record::TapedAdmission;
-use larder_engine::block::{
-    BlockEffects, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId,
-    Source, Verdict,
-};
+use larder_engine::block::node::event::{Answer, Effects, Ended, JobId, ShardIo, StoreOp};
+use larder_engine::block::{IoId, LineId, Merge, PartKind, SlotId};
 use larder_format::block::Layout;
-use larder_policy::block::{
-    BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockKind, BlockSetup,
-    LineId as PolicyLine, Reason, Rule, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
-};
+use larder_policy::block::BlockKind;
 
-use super::shares::Shares;
-use super::space::Space;
+use super::node::{Blank, Run, Sim};
 use super::sparse::Files;
 use super::store::StoreModel;
 use crate::experiment::drive::Drive;
@@ -32,6 +20,7 @@ pub(super) enum Event {
     FlashRead {
         shard: u32,
         io: IoId,
+        line: LineId,
         lines: u32,
     },
     FlashWritten {
@@ -55,16 +44,11 @@ pub(super) enum Event {
         io: IoId,
     },
     StoreRead {
-        shard: u32,
-        io: IoId,
+        job: u32,
+        len: u32,
     },
     StoreChanged {
-        shard: u32,
-        io: IoId,
-    },
-    /// The store's part of a range.
-    RangeChanged {
-        range: OpId,
+        job: u32,
     },
     /// Void lines are swept.
     Sweep,
@@ -74,53 +58,12 @@ pub(super) enum Event {
     Log,
 }
 
-/// What shards ask for, as far as it matters to requests for the store.
+/// A request of the trace under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum StoreAsk {
-    Read(Piece),
-    Change(Piece, PartKind),
-    /// Something else that an operation is told or asks for.
-    Other,
-}
-
-impl StoreAsk {
-    pub(super) fn waiting(&self) -> Waiting {
-        match *self {
-            StoreAsk::Read(piece) => Waiting::Read(piece),
-            StoreAsk::Change(piece, _) => Waiting::Change(piece),
-            StoreAsk::Other => Waiting::Other,
-        }
-    }
-}
-
-/// A client's request under way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Op {
-    pub came: Nanos,
-    pub kind: PartKind,
-    pub class: BlockKind,
-    pub bytes: u64,
-    pub number: u64,
-    /// First byte in the line space, and where what may be cached of its volume ends.
-    pub at: u64,
-    pub end: u64,
-    pub pending: u32,
-    /// Bytes that came from flash, and from what others had asked for or brought.
-    pub from_flash: u64,
-    pub shared: u64,
-    pub reached_store: bool,
-    pub failed: bool,
-}
-
-/// A stretch that is read ahead.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ahead {
-    /// First byte in the line space.
-    pub at: u64,
-    pub pending: u32,
-    /// On whose behalf, by number.
-    pub number: u64,
-    pub asked_store: bool,
+pub(super) struct Asked {
+    pub answer: Answered,
+    /// Operations that it was cut into: one for each stretch of the line space that it touches.
+    pub pieces: u32,
 }
 
 /// A request that is answered.
@@ -136,6 +79,8 @@ pub(crate) struct Answered {
     pub class: BlockKind,
     /// Its bytes.
     pub bytes: u64,
+    /// A read that counts as a hit: [`Ended::hit`].
+    pub hit: bool,
     /// Of a read, bytes from flash.
     pub from_flash: u64,
     /// Of a read, bytes that somebody else's request had brought or was bringing.
@@ -146,61 +91,22 @@ pub(crate) struct Answered {
     pub failed: bool,
 }
 
-/// A change of a range too large for parts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
-    pub op: OpId,
-    pub at: u64,
-    pub len: u64,
-    pub progress: Progress,
-}
-
-/// Who brings what a read brings.
-#[derive(Clone, Copy, Debug)]
-enum Brings {
-    Flash,
-    Store(OpId),
-}
-
-/// Everything but shards and log.
+/// Devices and requests.
 pub(super) struct World {
-    pub layout: Layout,
+    /// The time.
+    pub now: Nanos,
+    layout: Layout,
     pub drive: Drive,
     /// Of a sparse cache, what lies between its file and the drive.
     pub files: Option<Files>,
     pub store: StoreModel,
-    /// What keeps lines from flash.
-    pub limits: Limits,
-    /// What volumes may have of the cache.
-    pub shares: Shares,
-    pub space: Space,
-    pub admission: BlockAdmissionConfig,
-    pub volume_bytes: u64,
-    /// That is what a volume has, and no guess.
-    knows_volumes: bool,
-    pub seed: u64,
-    pub admissions: BTreeMap<u32, TapedAdmission>,
-    /// Lines last seen as metadata; kept where that makes a difference.
-    metadata: BTreeSet<LineId>,
-    knows_metadata: bool,
     events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
     sequence: u64,
-    pub ops: BTreeMap<OpId, Op>,
-    pub streams: Streams,
-    pub aheads: BTreeMap<OpId, Ahead>,
-    /// What the store is to be asked, on whose behalf.
-    pub store_asks: VecDeque<(OpId, StoreAsk)>,
-    next_op: u64,
-    reads: BTreeMap<(u32, IoId), Brings>,
-    pub ranges: BTreeMap<OpId, Range>,
-    /// Ranges that have been given by one more shard, or have all their bits.
-    pub given: VecDeque<OpId>,
-    pub asks: Vec<(u32, u32)>,
-    pub log_wanted: bool,
-    /// Somebody waits for pages of the table to be written.
-    pub commit_wanted: bool,
+    /// By the number that their operations have as ticket.
+    pub asked: BTreeMap<u64, Asked>,
+    next: u64,
     pub answered: Vec<Answered>,
-    /// Bytes written to the cache device: lines, and map with log.
+    /// Bytes of lines written to the cache device.
     pub line_bytes_written: u64,
 }
 
@@ -209,74 +115,21 @@ impl World {
         layout: Layout,
         drive: Drive,
         store: StoreModel,
-        admission: BlockAdmissionConfig,
-        (volume_bytes, stretch): (u64, u64),
-        readahead: u64,
-        seed: u64,
-    ) -> Result<World, BlockAdmissionError> {
-        let mut world = World {
-            space: Space::new(&layout, stretch),
+        files: Option<Files>,
+    ) -> World {
+        World {
+            now: Nanos::ZERO,
             layout,
             drive,
-            files: None,
+            files,
             store,
-            limits: Limits::default(),
-            shares: Shares::default(),
-            admission,
-            volume_bytes,
-            knows_volumes: stretch > 0,
-            seed,
-            admissions: BTreeMap::new(),
-            metadata: BTreeSet::new(),
-            knows_metadata: false,
             events: BinaryHeap::new(),
             sequence: 0,
-            ops: BTreeMap::new(),
-            streams: Streams::new(readahead, u64::from(layout.line) * u64::from(GROUP_LINES)),
-            aheads: BTreeMap::new(),
-            store_asks: VecDeque::new(),
-            next_op: 0,
-            reads: BTreeMap::new(),
-            ranges: BTreeMap::new(),
-            given: VecDeque::new(),
-            asks: Vec::new(),
-            log_wanted: true,
-            commit_wanted: false,
+            asked: BTreeMap::new(),
+            next: 0,
             answered: Vec::new(),
             line_bytes_written: 0,
-        };
-        // What cannot be set up is found before anything runs.
-        world.knows_metadata = world.new_admission()?.prefers_metadata();
-        Ok(world)
-    }
-
-    fn new_admission(&self) -> Result<BlockAdmission, BlockAdmissionError> {
-        let setup = BlockSetup {
-            line_bytes: self.layout.line,
-            lines: self.layout.capacity(),
-            backing_bytes: self.volume_bytes,
-            seed: self.seed,
-        };
-        BlockAdmission::new(&self.admission, &setup)
-    }
-
-    pub(super) fn add_volume(&mut self, volume: u32) -> Result<(), BlockAdmissionError> {
-        if !self.admissions.contains_key(&volume) {
-            let admission = self.new_admission()?;
-            self.admissions.insert(volume, TapedAdmission::new(admission));
         }
-        Ok(())
-    }
-
-    pub(super) fn verdicts(&self) -> VerdictCounts {
-        let mut sum = VerdictCounts::default();
-        self.admissions.values().for_each(|a| sum.add(a.verdicts()));
-        sum
-    }
-
-    pub(super) fn new_op(&mut self) -> OpId {
-        self.next_op += 1;
-        OpId(self.next_op)
     }
 
     // ---- events ----
@@ -297,368 +150,123 @@ impl World {
 
     // ---- requests ----
 
-    /// One thing that `op` waited for is over.
-    pub(super) fn step(&mut self, now: Nanos, op: OpId, failed: bool) {
-        let Some(o) = self.ops.get_mut(&op) else { return };
-        o.failed |= failed;
-        o.pending -= 1;
-        if o.pending > 0 {
-            return;
-        }
-        let Some(o) = self.ops.remove(&op) else { return };
-        self.answered.push(Answered {
-            came: o.came,
-            done: now,
-            kind: o.kind,
-            class: o.class,
-            bytes: o.bytes,
-            from_flash: o.from_flash,
-            shared: o.shared,
-            reached_store: o.reached_store,
-            failed: o.failed,
-        });
+    /// A request comes. Returns the ticket of its operations.
+    pub(super) fn begin(&mut self, answer: Answered, pieces: u32) -> u64 {
+        self.next += 1;
+        self.asked.insert(self.next, Asked { answer, pieces });
+        self.next
     }
 
-    /// Where what may be cached of a volume ends in the line space, whose stretch ends at `end` there and at byte `offset` of
-    /// the volume.
-    pub(super) fn end_of_volume(&self, end: u64, offset: u64) -> u64 {
-        let beyond = if self.knows_volumes { offset.saturating_sub(self.volume_bytes) } else { 0 };
-        end.saturating_sub(beyond)
-    }
+    // ---- the drive ----
 
-    /// Another part of a stretch that is read ahead begins.
-    pub(super) fn begin_ahead(&mut self, op: OpId) {
-        if let Some(ahead) = self.aheads.get_mut(&op) {
-            ahead.pending += 1;
-        }
-    }
-
-    /// A part of a stretch that is read ahead is over.
-    pub(super) fn step_ahead(&mut self, op: OpId) {
-        let Some(ahead) = self.aheads.get_mut(&op) else { return };
-        ahead.pending -= 1;
-        let Ahead { at, pending, asked_store, .. } = *ahead;
-        if pending == 0 {
-            self.aheads.remove(&op);
-            if !asked_store {
-                self.streams.was_there(at);
-            }
-        }
-    }
-
-    fn number(&mut self, op: OpId) -> u64 {
-        if let Some(ahead) = self.aheads.get_mut(&op) {
-            ahead.asked_store = true;
-            return ahead.number;
-        }
-        let op = self.ranges.get(&op).map_or(op, |r| r.op);
-        self.ops.get_mut(&op).map_or(0, |o| {
-            o.reached_store = true;
-            o.number
-        })
-    }
-
-    /// An operation is told something, or asks for something that is not the store's: requests for the store on both sides of it
-    /// are not one.
-    fn told(&mut self, op: OpId) {
-        if self.store_asks.back().is_some_and(|last| !matches!(last.1, StoreAsk::Other)) {
-            self.store_asks.push_back((op, StoreAsk::Other));
-        }
-    }
-
-    /// A read, write or trim of the store on behalf of `op`: when it is over.
-    pub(super) fn ask_store(
-        &mut self,
-        now: Nanos,
-        op: OpId,
-        kind: PartKind,
-        at: u64,
-        len: u64,
-    ) -> Nanos {
-        let number = self.number(op);
-        let place = self.space.unmap(at);
-        match kind {
-            PartKind::Read | PartKind::Prefetch => self.store.read(now, number, place, len),
-            PartKind::Write => self.store.write(now, place, len, true),
-            PartKind::Zero | PartKind::Trim => self.store.write(now, place, len, false),
-        }
-    }
-
-    /// So many bytes of lines leave for the drive.
-    fn charge_lines(&mut self, now: Nanos, bytes: u64) {
-        self.line_bytes_written += bytes;
-        // (No budget of a simulation is kept in a file.)
-        let _ = self.limits.charge(now, bytes);
-    }
-
-    /// So many bytes of the map leave for the drive.
-    pub(super) fn charge_map(&mut self, now: Nanos, bytes: u64) {
-        let _ = self.limits.charge_log(now, bytes);
-    }
-
-    // ---- admission ----
-
-    fn policy_line(&self, line: LineId) -> PolicyLine {
-        let (volume, offset) = self.space.unmap(line.0 * u64::from(self.layout.line));
-        PolicyLine { volume: VolumeId(volume), offset }
-    }
-
-    fn kind_of(&self, line: LineId) -> BlockKind {
-        if self.metadata.contains(&line) { BlockKind::Metadata } else { BlockKind::Unknown }
-    }
-
-    /// Takes note of what a request says of the lines from `first` to `last`.
-    pub(super) fn note(&mut self, first: LineId, last: LineId, class: BlockKind) {
-        if !self.knows_metadata || class == BlockKind::Unknown {
-            return;
-        }
-        for line in (first.0..=last.0).map(LineId) {
-            if class == BlockKind::Metadata {
-                self.metadata.insert(line);
-            } else {
-                self.metadata.remove(&line);
-            }
-        }
-    }
-
-    /// What admission says of an access, for each of its `parts` (addresses in the line space), and of what is read ahead of
-    /// it.
-    pub(super) fn judge(
-        &mut self,
-        access: &BlockAccess,
-        parts: &[(u64, u32)],
-        out: &mut Vec<Verdict>,
-    ) -> Verdict {
-        let line = self.layout.line;
-        let World { admissions, space, limits, metadata, .. } = self;
-        let Some(admission) = admissions.get_mut(&access.volume.0) else {
-            out.clear();
-            return Verdict::Reject;
-        };
-        let parts = parts.iter().map(|&(at, len)| (space.unmap(at).1, len));
-        // What a request says of itself comes before what others have said of the same lines.
-        let kind = |at: u64, len: u64| match access.kind {
-            BlockKind::Unknown => {
-                let first = space.find(access.volume.0, at).unwrap_or(0) / u64::from(line);
-                let last = first + (at % u64::from(line) + len.max(1) - 1) / u64::from(line);
-                let known = metadata.range(LineId(first)..=LineId(last)).next();
-                known.map_or(BlockKind::Unknown, |_| BlockKind::Metadata)
-            }
-            stated => stated,
-        };
-        limits::judge(limits, admission, access, line, parts, |_, _| Rule::ByPolicy, kind, out)
-    }
-
-    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
-        let (of, its) = (self.policy_line(line), self.policy_line(victim));
-        let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
-        let Some(admission) = self.admissions.get_mut(&of.volume.0) else { return true };
-        let preferred = limits::prefer(admission, (of, kind), (its, its_kind));
-        if !preferred {
-            self.shares.not_taken(its.volume.0, of.volume.0);
-        }
-        preferred
-    }
-
-    fn volume_of(&self, line: LineId) -> u32 {
-        self.space.unmap(line.0 * u64::from(self.layout.line)).0
-    }
-
-    /// Whether the line at `victim` stays, though the one at `line` would take its place.
-    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
-        if !self.shares.is_any() {
-            return false;
-        }
-        let of = line.map(|line| self.volume_of(line));
-        match self.shares.keep(self.volume_of(victim), of) {
-            Stays::No => false,
-            Stays::Yes(reason) => {
-                self.refused(of, reason);
-                true
-            }
-        }
-    }
-
-    /// Whether the lines of a page of the table stay.
-    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        if !self.shares.is_any() {
-            return false;
-        }
-        let of = |group: GroupId| {
-            let volume = self.volume_of(group.line(0));
-            Some((VolumeId(volume), volume))
-        };
-        let shares = share::of_page((first, last), self.layout.shards.into(), lines.into(), of);
-        self.shares.keep_page(shares)
-    }
-
-    /// Whether the volume of `line` may have one more.
-    fn may_grow(&mut self, line: LineId) -> bool {
-        if !self.shares.is_any() {
-            return true;
-        }
-        let volume = self.volume_of(line);
-        let grows = self.shares.may_grow(volume);
-        if !grows {
-            self.refused(Some(volume), Some(Reason::Ceiling));
-        }
-        grows
-    }
-
-    fn refused(&mut self, volume: Option<u32>, reason: Option<Reason>) {
-        let admission = volume.and_then(|volume| self.admissions.get_mut(&volume));
-        if let (Some(admission), Some(reason)) = (admission, reason) {
-            admission.count(PolicyVerdict::Reject(reason));
-        }
-    }
-
-    /// DRAM of admission, bytes.
-    pub(super) fn admission_bytes(&self) -> u64 {
-        self.admissions.values().map(|a| a.memory_bytes() as u64).sum()
-    }
-}
-
-/// What shard `shard` asks for at `now`.
-pub(super) struct Fx<'a> {
-    pub world: &'a mut World,
-    pub shard: u32,
-    pub now: Nanos,
-}
-
-impl Fx<'_> {
     /// Lines are read from `slot` on: when they are there.
-    fn read_lines(&mut self, now: Nanos, slot: SlotId, lines: u32) -> Nanos {
-        let World { drive, files, layout, .. } = &mut *self.world;
+    fn read_lines(&mut self, shard: u32, slot: SlotId, lines: u32) -> Nanos {
+        let World { drive, files, layout, now, .. } = self;
         match files {
-            Some(files) => files.read(drive, now, (self.shard, slot), lines),
-            None => drive.read(now, layout.slot_at(self.shard, slot.0), lines * layout.line),
+            Some(files) => files.read(drive, *now, (shard, slot), lines),
+            None => drive.read(*now, layout.slot_at(shard, slot.0), lines * layout.line),
         }
     }
 
-    /// They are written: when that is done. `None`: there is no room for them.
-    fn write_lines(&mut self, now: Nanos, slot: SlotId, lines: u32) -> Option<Nanos> {
-        let World { drive, files, layout, .. } = &mut *self.world;
+    /// They are written from `now` on: when that is done. `None`: there is no room for them.
+    fn write_lines(&mut self, now: Nanos, shard: u32, slot: SlotId, lines: u32) -> Option<Nanos> {
+        let World { drive, files, layout, .. } = self;
         let len = lines * layout.line;
         let done = match files {
-            Some(files) => files.write(drive, now, (self.shard, slot), lines)?,
-            None => drive.write(now, layout.slot_at(self.shard, slot.0), len),
+            Some(files) => files.write(drive, now, (shard, slot), lines)?,
+            None => drive.write(now, layout.slot_at(shard, slot.0), len),
         };
-        self.world.charge_lines(now, u64::from(len));
+        self.line_bytes_written += u64::from(len);
         Some(done)
     }
 
-    fn write(&mut self, now: Nanos, io: IoId, slot: SlotId, lines: u32) {
-        let shard = self.shard;
-        match self.write_lines(now, slot, lines) {
-            Some(done) => self.world.at(done, Event::FlashWritten { shard, io, lines }),
-            None => self.world.at(now, Event::FlashFull { shard, io }),
+    /// The same for an I/O of a shard.
+    pub(super) fn write(
+        &mut self,
+        now: Nanos,
+        ShardIo { shard, io }: ShardIo,
+        slot: SlotId,
+        lines: u32,
+    ) {
+        match self.write_lines(now, shard, slot, lines) {
+            Some(done) => self.at(done, Event::FlashWritten { shard, io, lines }),
+            None => self.at(now, Event::FlashFull { shard, io }),
         }
+    }
+
+    /// Lines are moved.
+    pub(super) fn copy(&mut self, io: ShardIo, from: SlotId, to: SlotId, lines: u32) {
+        let read = self.read_lines(io.shard, from, lines);
+        self.write(read, io, to, lines);
     }
 }
 
-impl BlockEffects for Fx<'_> {
-    fn flash_read(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, op: OpId) {
-        self.world.told(op);
-        let done = self.read_lines(self.now, slot, lines);
-        self.world.reads.insert((self.shard, io), Brings::Flash);
-        self.world.at(done, Event::FlashRead { shard: self.shard, io, lines });
+impl Effects<Sim> for World {
+    fn flash_read(
+        &mut self,
+        ShardIo { shard, io }: ShardIo,
+        slot: SlotId,
+        line: LineId,
+        lines: u32,
+    ) {
+        let done = self.read_lines(shard, slot, lines);
+        self.at(done, Event::FlashRead { shard, io, line, lines });
     }
 
-    fn flash_write(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _op: OpId) {
+    fn flash_write(&mut self, io: ShardIo, slot: SlotId, lines: u32, _bytes: Blank) {
         self.write(self.now, io, slot, lines);
     }
 
-    fn fill(&mut self, io: IoId, slot: SlotId, _line: LineId, lines: u32, _source: Source) {
-        self.write(self.now, io, slot, lines);
-    }
-
-    fn merge(&mut self, io: IoId, merge: Merge, _op: OpId) {
-        let read = self.read_lines(self.now, merge.from, 1);
+    fn merge(&mut self, ShardIo { shard, io }: ShardIo, merge: Merge, _bytes: Blank) {
+        let read = self.read_lines(shard, merge.from, 1);
         // (It has its place already.)
-        let done = self.write_lines(read, merge.to, 1).unwrap_or(read);
-        self.world.at(done, Event::Merged { shard: self.shard, io });
+        let done = self.write_lines(read, shard, merge.to, 1).unwrap_or(read);
+        self.at(done, Event::Merged { shard, io });
     }
 
-    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
-        let read = self.read_lines(self.now, from, lines);
-        self.write(read, io, to, lines);
+    fn load(&mut self, ShardIo { shard, io }: ShardIo, page: u32) {
+        let World { drive, files, now, .. } = self;
+        let done = files.as_mut().map_or(*now, |f| f.load(drive, *now, shard, page));
+        self.at(done, Event::Loaded { shard, io, page });
     }
 
-    fn load(&mut self, io: IoId, page: u32, op: OpId) {
-        self.world.told(op);
-        let World { drive, files, .. } = &mut *self.world;
-        let shard = self.shard;
-        let done = files.as_mut().map_or(self.now, |f| f.load(drive, self.now, shard, page));
-        self.world.at(done, Event::Loaded { shard, io, page });
+    fn store_read(&mut self, JobId(job): JobId, volume: &Run, at: u64, len: u32, _ahead: bool) {
+        let place = (volume.volume, at);
+        let done = self.store.read(self.now, volume.number, place, len.into());
+        self.at(done, Event::StoreRead { job, len });
     }
 
-    fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
-        self.world.reads.insert((self.shard, io), Brings::Store(op));
-        let piece = Piece { shard: self.shard, io, at, len };
-        self.world.store_asks.push_back((op, StoreAsk::Read(piece)));
-    }
-
-    fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
-        let piece = Piece { shard: self.shard, io, at, len };
-        self.world.store_asks.push_back((op, StoreAsk::Change(piece, kind)));
-    }
-
-    fn deliver(&mut self, source: Source, op: OpId, _at: u64, len: u32) {
-        self.world.told(op);
-        let brings = match source {
-            Source::Io(io) => self.world.reads.get(&(self.shard, io)).copied(),
-            Source::Op(by) => Some(Brings::Store(by)),
+    fn store_change(&mut self, JobId(job): JobId, volume: &Run, change: StoreOp<Blank>) {
+        let done = match change {
+            StoreOp::Write { at, len, .. } => {
+                self.store.write(self.now, (volume.volume, at), len, true)
+            }
+            StoreOp::Zero { at, len, .. } | StoreOp::Trim { at, len, .. } => {
+                self.store.write(self.now, (volume.volume, at), len, false)
+            }
+            // No trace has these.
+            StoreOp::Flush | StoreOp::Status { .. } => self.now,
         };
-        let Some(o) = self.world.ops.get_mut(&op) else { return };
-        match brings {
-            Some(Brings::Flash) => o.from_flash += u64::from(len),
-            Some(Brings::Store(by)) if by != op => o.shared += u64::from(len),
-            Some(Brings::Store(_)) | None => {}
+        self.at(done, Event::StoreChanged { job });
+    }
+
+    fn deliver(&mut self, _ticket: &mut u64, _at: u64, _bytes: Blank) {}
+
+    fn answer(&mut self, Answer { ticket, ended, .. }: Answer<Sim>) {
+        let Some(asked) = self.asked.get_mut(&ticket) else { return };
+        let a = &mut asked.answer;
+        if let Some(Ended { hit, asked_store, from_flash, shared, failed, .. }) = ended {
+            a.hit &= hit;
+            a.reached_store |= asked_store;
+            a.failed |= failed;
+            a.from_flash += from_flash;
+            a.shared += shared;
         }
-    }
-
-    fn release(&mut self, io: IoId) {
-        self.world.reads.remove(&(self.shard, io));
-    }
-
-    fn done(&mut self, op: OpId, result: Result<(), IoFailed>, _holds: bool) {
-        self.world.told(op);
-        if self.world.ranges.contains_key(&op) {
-            self.world.given.push_back(op);
-        } else if self.world.aheads.contains_key(&op) {
-            self.world.step_ahead(op);
-        } else {
-            self.world.step(self.now, op, result.is_err());
+        asked.pieces -= 1;
+        if asked.pieces == 0 {
+            a.done = self.now;
+            self.answered.push(*a);
+            self.asked.remove(&ticket);
         }
-    }
-
-    fn release_op(&mut self, _op: OpId) {}
-
-    fn intent(&mut self, region: u32) {
-        self.world.asks.push((self.shard, region));
-        self.world.log_wanted = true;
-    }
-
-    fn commit_soon(&mut self) {
-        match self.world.files {
-            Some(_) => self.world.commit_wanted = true,
-            None => self.world.log_wanted = true,
-        }
-    }
-
-    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
-        self.world.prefer(line, victim)
-    }
-
-    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
-        self.world.keep(victim, line)
-    }
-
-    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        self.world.keep_groups(first, last, lines)
-    }
-
-    fn may_grow(&mut self, line: LineId) -> bool {
-        self.world.may_grow(line)
     }
 }

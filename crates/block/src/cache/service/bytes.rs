@@ -15,7 +15,7 @@ pub(in crate::cache) fn aligned(bytes: Payload) -> Payload {
     copy(&bytes)
 }
 
-pub(super) fn copy(bytes: &[u8]) -> Payload {
+pub(in crate::cache) fn copy(bytes: &[u8]) -> Payload {
     let mut copy = AlignedBuf::zeroed(bytes.len());
     copy.copy_from_slice(bytes);
     Payload::new(copy)

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use larder_base::{ByteSize, Rng, UnixSecs};
 use larder_engine::block::map::Replacement;
+use larder_engine::block::node::event::Came;
 use larder_engine::block::{BlockEffects, IoId, Source, WriteMode};
 use larder_format::block::Placement;
 use larder_policy::block::{EvictionBy, VictimPolicy};
@@ -568,18 +569,20 @@ fn bytes_at_hand_are_told_from_those_that_were_waited_for() {
     let mut out = Out::default();
     bench.cache.with(0, None, &mut out, |_, fx| {
         let bytes = Payload::new(AlignedBuf::zeroed(4096));
-        fx.tables.keep_buffer(io, 0, bytes.clone());
-        fx.tables.keep_payload(writer, 0, &bytes);
+        fx.held.keep_fetched(io, 0, bytes.clone());
+        fx.held.keep_payload(writer, 0, &bytes);
         fx.deliver(Source::Io(io), reader, 0, 512);
         fx.deliver(Source::Op(writer), reader, 0, 512);
-        fx.tables.hears_of(Some(io));
+        fx.held.hears_of(Some((io, reader)));
         fx.deliver(Source::Io(io), reader, 0, 512);
         fx.deliver(Source::Op(writer), reader, 0, 512);
-        fx.tables.hears_of(None);
+        fx.held.hears_of(None);
         fx.deliver(Source::Io(io), reader, 0, 512);
         fx.release(io);
         fx.release_op(writer);
-        let waited = |(_, m): (OpId, Message)| matches!(m, Message::Deliver { waited: true, .. });
+        let waited = |(_, m): (OpId, Message)| {
+            matches!(m, Message::Deliver { came: Came::Store { own: true }, .. })
+        };
         let waited: Vec<bool> = fx.out.messages.drain(..).map(waited).collect();
         assert_eq!(waited, [false, false, true, false, false]);
     });

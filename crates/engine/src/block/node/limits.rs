@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_base::Nanos;
 use larder_policy::block::{
-    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule,
+    BlockAccess, BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Observed, Reason, Rule,
     Verdict as PolicyVerdict, Victim,
 };
 use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
@@ -201,6 +201,42 @@ impl Failures {
     }
 }
 
+/// Admission as it is [asked](judge).
+pub trait Admits {
+    /// A client asks for something.
+    fn observe(&mut self, access: &BlockAccess) -> Observed;
+    /// Whether it wants to compare a line with the one whose place it would take.
+    fn wants_victim(&self) -> bool;
+    /// What a shard is told of `candidate`; `compete`: its victim is compared with it later.
+    fn ask(&mut self, candidate: &BlockCandidate, compete: bool) -> Verdict;
+    /// What a shard is told of lines that are read ahead of one of which it was told `said`.
+    fn ahead(&self, said: Verdict) -> Verdict;
+    /// Counts a verdict that was somebody else's.
+    fn count(&mut self, verdict: PolicyVerdict);
+}
+
+impl Admits for TapedAdmission {
+    fn observe(&mut self, access: &BlockAccess) -> Observed {
+        TapedAdmission::observe(self, access)
+    }
+
+    fn wants_victim(&self) -> bool {
+        (**self).wants_victim()
+    }
+
+    fn ask(&mut self, candidate: &BlockCandidate, compete: bool) -> Verdict {
+        TapedAdmission::ask(self, candidate, compete)
+    }
+
+    fn ahead(&self, said: Verdict) -> Verdict {
+        TapedAdmission::ahead(self, said)
+    }
+
+    fn count(&mut self, verdict: PolicyVerdict) {
+        TapedAdmission::count(self, verdict);
+    }
+}
+
 /// What is said of the parts of a client's read or write.
 ///
 /// `parts` are their first bytes in the volume and their lengths; within each the operator's `rule` is the same. `kind` says
@@ -209,7 +245,7 @@ impl Failures {
 #[allow(clippy::too_many_arguments, reason = "an access, what is said of it, and who is asked")]
 pub fn judge(
     limits: &Limits,
-    admission: &mut TapedAdmission,
+    admission: &mut impl Admits,
     access: &BlockAccess,
     line_bytes: u32,
     parts: impl Iterator<Item = (u64, u32)>,

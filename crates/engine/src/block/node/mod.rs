@@ -6,20 +6,28 @@
 //! | module | decides |
 //! | --- | --- |
 //! | [`backoff`] | how long nothing new is written after the file system under the cache was full |
+//! | [`calls`] | how shards are called, and how what they ask for comes to those who do it |
 //! | [`coalesce`] | which requests of shards for the store become one |
 //! | [`cut`] | into which parts an operation is cut |
+//! | [`event`] | what a queue is told and asks for: the types of a host |
 //! | [`flushes`] | which flush of a store covers which region whose bit is to go |
+//! | [`held`] | which bytes a shard may still ask for |
 //! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
+//! | [`queue`] | what a client's operation goes through, from its coming to its answer: what uses the others here |
 //! | [`quiet`] | when a region has been quiet for long enough |
 //! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
 //! | [`readahead`] | what is read before anybody asks for it |
 //! | [`share`] | which line may be displaced by which: pins, floors and ceilings of volumes |
 
 pub mod backoff;
+pub mod calls;
 pub mod coalesce;
 pub mod cut;
+pub mod event;
 pub mod flushes;
+pub mod held;
 pub mod limits;
+pub mod queue;
 pub mod quiet;
 pub mod ranged;
 pub mod readahead;

@@ -13,16 +13,11 @@ use crate::block::shard::BlockShard;
 /// Ranges that may be locked, or wait to be, in the shards. Each is looked at whenever an operation ends.
 const MOST: usize = 8;
 /// A change of more groups than this has its range as a whole.
-const GROUPS: u64 = 256;
+pub const GROUPS: u64 = 256;
 /// Slots or groups that are looked at in one turn at a shard.
 pub const STEP: u32 = 4096;
 /// Where fewer groups of a shard may have lines of a range, the lines go at once.
 pub const LEAST_VOID: u64 = 64;
-
-/// Whether a change of `bytes` bytes that is no write has its range as a whole, where groups have `group` bytes.
-pub fn is_whole(bytes: u64, group: u64) -> bool {
-    bytes.div_ceil(group) > GROUPS
-}
 
 /// Who of the clients may lock a range, and who waits for that. (An operator's range, of which there is one at a time, waits for no
 /// turn: the trims of a store that hangs must not keep another volume from being detached.)

@@ -110,6 +110,16 @@ impl Streams {
         self.fault = Some(fault);
     }
 
+    /// A planted fault: it does not know where volumes end.
+    pub(super) fn ignores_end(&self) -> bool {
+        self.planted(Planted::AheadPastEnd)
+    }
+
+    /// Another: nor what the operator has said.
+    pub(super) fn ignores_rule(&self) -> bool {
+        self.planted(Planted::AheadIgnoresRule)
+    }
+
     #[cfg(feature = "planted")]
     fn planted(&self, fault: Planted) -> bool {
         self.fault == Some(fault)

@@ -1,0 +1,395 @@
+//! What the simulator's queue shares with its log: shards, mailbox, and what is decided for all volumes. One thread has all of
+//! it, so that every lock is a cell: one that is taken twice panics.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder_base::Nanos;
+use larder_engine::block::node::calls::{Calls, Mail, Out, Questions};
+use larder_engine::block::node::event::{Ended, Host, State, Volume, Why};
+use larder_engine::block::node::held::Held;
+use larder_engine::block::node::limits::{self, Limits};
+use larder_engine::block::node::queue::Node;
+use larder_engine::block::node::quiet::{Changes, QUIET};
+use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::share::{self, Stays};
+use larder_engine::block::record::{TapedAdmission, TapedShard};
+use larder_engine::block::{GroupId, LineId, OpId};
+use larder_format::block::Layout;
+use larder_policy::block::{
+    BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockKind, BlockSetup,
+    LineId as PolicyLine, Reason, Rule, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
+};
+use larder_policy::budget::BudgetState;
+
+use super::shares::Shares;
+use super::space::Space;
+
+/// The types that the simulator brings: no bytes, only their number.
+pub(super) struct Sim;
+
+/// So many bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blank(pub u64);
+
+impl Host for Sim {
+    type Bytes = Blank;
+    type Volume = Run;
+    /// Number of the request.
+    type Ticket = u64;
+    type Failure = ();
+    type Extents = ();
+
+    fn part(_bytes: &Blank, _from: u64, len: u64) -> Blank {
+        Blank(len)
+    }
+
+    fn apart(_bytes: &Blank, _from: u64, len: u64) -> Blank {
+        Blank(len)
+    }
+
+    fn failure(_why: Why) {}
+}
+
+/// Bytes of a volume that are neighbours in the line space: of a volume whose size nobody knows it is given stretch by stretch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub volume: u32,
+    /// Where byte 0 of the volume would lie (modulo 2⁶⁴).
+    pub base: u64,
+    /// Where what may be cached ends.
+    pub whole: u64,
+    /// On behalf of which request of the trace.
+    pub number: u64,
+}
+
+impl Volume for Run {
+    fn state(&self) -> State {
+        State::Served
+    }
+
+    fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn whole(&self) -> u64 {
+        self.whole
+    }
+}
+
+/// What waits for the log.
+#[derive(Default)]
+pub(super) struct ForLog {
+    pub out: Out<Blank>,
+    /// Ranges that need the bits of regions.
+    pub bits: Vec<(OpId, u32, u32)>,
+}
+
+/// See the [module](self).
+pub(super) struct SimNode {
+    pub layout: Layout,
+    /// Shards, with the bytes that they may still ask for.
+    pub cells: Vec<RefCell<(TapedShard, Held<Sim>)>>,
+    mail: RefCell<Mail<Sim>>,
+    pub for_log: RefCell<ForLog>,
+    /// What keeps lines from flash.
+    pub limits: Limits,
+    /// What volumes may have of the cache.
+    pub shares: RefCell<Shares>,
+    pub space: RefCell<Space>,
+    pub changes: Changes,
+    turns: RefCell<Turns>,
+    admission: BlockAdmissionConfig,
+    /// Bytes of a volume, as far as admission is told.
+    pub volume_bytes: u64,
+    /// That is what a volume has, and no guess.
+    knows_volumes: bool,
+    seed: u64,
+    pub admissions: RefCell<BTreeMap<u32, TapedAdmission>>,
+    /// Lines last seen as metadata; kept where that makes a difference.
+    metadata: RefCell<BTreeSet<LineId>>,
+    knows_metadata: bool,
+}
+
+impl SimNode {
+    pub(super) fn new(
+        layout: Layout,
+        shards: impl Iterator<Item = TapedShard>,
+        admission: BlockAdmissionConfig,
+        (volume_bytes, stretch): (u64, u64),
+        (limits, shares): (Limits, Shares),
+        seed: u64,
+    ) -> Result<SimNode, BlockAdmissionError> {
+        let mut node = SimNode {
+            layout,
+            cells: shards.map(|shard| RefCell::new((shard, Held::default()))).collect(),
+            mail: RefCell::default(),
+            for_log: RefCell::default(),
+            limits,
+            shares: RefCell::new(shares),
+            space: RefCell::new(Space::new(&layout, stretch)),
+            changes: Changes::new(layout.regions, QUIET),
+            turns: RefCell::default(),
+            admission,
+            volume_bytes,
+            knows_volumes: stretch > 0,
+            seed,
+            admissions: RefCell::default(),
+            metadata: RefCell::default(),
+            knows_metadata: false,
+        };
+        // What cannot be set up is found before anything runs.
+        node.knows_metadata = node.new_admission()?.prefers_metadata();
+        Ok(node)
+    }
+
+    fn new_admission(&self) -> Result<BlockAdmission, BlockAdmissionError> {
+        let setup = BlockSetup {
+            line_bytes: self.layout.line,
+            lines: self.layout.capacity(),
+            backing_bytes: self.volume_bytes,
+            seed: self.seed,
+        };
+        BlockAdmission::new(&self.admission, &setup)
+    }
+
+    /// How many volumes there are.
+    pub(super) fn volumes(&self) -> usize {
+        self.admissions.borrow().len()
+    }
+
+    pub(super) fn knows(&self, volume: u32) -> bool {
+        self.admissions.borrow().contains_key(&volume)
+    }
+
+    pub(super) fn add_volume(&self, volume: u32) -> Result<(), BlockAdmissionError> {
+        if !self.knows(volume) {
+            let admission = TapedAdmission::new(self.new_admission()?);
+            self.admissions.borrow_mut().insert(volume, admission);
+        }
+        Ok(())
+    }
+
+    pub(super) fn verdicts(&self) -> VerdictCounts {
+        let mut sum = VerdictCounts::default();
+        self.admissions.borrow().values().for_each(|a| sum.add(a.verdicts()));
+        sum
+    }
+
+    /// DRAM of admission, bytes.
+    pub(super) fn admission_bytes(&self) -> u64 {
+        self.admissions.borrow().values().map(|a| a.memory_bytes() as u64).sum()
+    }
+
+    /// Does `f` with each shard.
+    pub(super) fn each(&self, mut f: impl FnMut(&mut TapedShard)) {
+        self.cells.iter().for_each(|cell| f(&mut cell.borrow_mut().0));
+    }
+
+    /// Whether `f` is true of any shard.
+    pub(super) fn any(&self, f: impl Fn(&TapedShard) -> bool) -> bool {
+        self.cells.iter().any(|cell| f(&cell.borrow().0))
+    }
+
+    /// Where what may be cached ends of a stretch that ends at `end` of the line space and at byte `stretch_end` of its
+    /// volume, for a request of it that ends at byte `request_end`: the volume's whole lines, if its size is stated and nothing
+    /// beyond is asked for.
+    pub(super) fn whole(&self, end: u64, stretch_end: u64, request_end: u64) -> u64 {
+        if !self.knows_volumes || request_end > self.volume_bytes {
+            return end;
+        }
+        let beyond = stretch_end.saturating_sub(self.volume_bytes);
+        let line = u64::from(self.layout.line);
+        end.saturating_sub(beyond) / line * line
+    }
+
+    /// Takes note of what a request says of the lines from `first` to `last`: in the place of a detector, which looks into bytes.
+    pub(super) fn note(&self, first: LineId, last: LineId, class: BlockKind) {
+        if !self.knows_metadata || class == BlockKind::Unknown {
+            return;
+        }
+        let mut metadata = self.metadata.borrow_mut();
+        for line in (first.0..=last.0).map(LineId) {
+            if class == BlockKind::Metadata {
+                metadata.insert(line);
+            } else {
+                metadata.remove(&line);
+            }
+        }
+    }
+
+    fn kind_of(&self, line: LineId) -> BlockKind {
+        match self.metadata.borrow().contains(&line) {
+            true => BlockKind::Metadata,
+            false => BlockKind::Unknown,
+        }
+    }
+
+    fn policy_line(&self, line: LineId) -> PolicyLine {
+        let (volume, offset) = self.space.borrow().unmap(line.0 * u64::from(self.layout.line));
+        PolicyLine { volume: VolumeId(volume), offset }
+    }
+
+    fn volume_of(&self, line: LineId) -> u32 {
+        self.policy_line(line).volume.0
+    }
+
+    fn count(&self, volume: Option<u32>, reason: Option<Reason>) {
+        if let (Some(volume), Some(reason)) = (volume, reason)
+            && let Some(admission) = self.admissions.borrow_mut().get_mut(&volume)
+        {
+            admission.count(PolicyVerdict::Reject(reason));
+        }
+    }
+}
+
+impl Questions for SimNode {
+    fn line_bytes(&self) -> u32 {
+        self.layout.line
+    }
+
+    fn prefer(&self, line: LineId, victim: LineId) -> bool {
+        let (of, its) = (self.policy_line(line), self.policy_line(victim));
+        let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
+        let mut admissions = self.admissions.borrow_mut();
+        let Some(admission) = admissions.get_mut(&of.volume.0) else { return true };
+        let preferred = limits::prefer(admission, (of, kind), (its, its_kind));
+        if !preferred {
+            self.shares.borrow_mut().not_taken(its.volume.0, of.volume.0);
+        }
+        preferred
+    }
+
+    fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
+        let mut shares = self.shares.borrow_mut();
+        if !shares.is_any() {
+            return false;
+        }
+        let of = line.map(|line| self.volume_of(line));
+        match shares.keep(self.volume_of(victim), of) {
+            Stays::No => false,
+            Stays::Yes(reason) => {
+                self.count(of, reason);
+                true
+            }
+        }
+    }
+
+    fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
+        let mut shares = self.shares.borrow_mut();
+        if !shares.is_any() {
+            return false;
+        }
+        let of = |group: GroupId| {
+            let volume = self.volume_of(group.line(0));
+            Some((VolumeId(volume), volume))
+        };
+        let of_page = share::of_page((first, last), self.layout.shards.into(), lines.into(), of);
+        shares.keep_page(of_page)
+    }
+
+    fn may_grow(&self, line: LineId) -> bool {
+        let mut shares = self.shares.borrow_mut();
+        if !shares.is_any() {
+            return true;
+        }
+        let volume = self.volume_of(line);
+        let grows = shares.may_grow(volume);
+        if !grows {
+            self.count(Some(volume), Some(Reason::Ceiling));
+        }
+        grows
+    }
+}
+
+impl Calls<Sim> for SimNode {
+    type Shard = TapedShard;
+
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Held<Sim>) -> R) -> R {
+        let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
+        f(shard, held)
+    }
+
+    fn mailbox<R>(&self, _thread: usize, f: impl FnOnce(&mut Mail<Sim>) -> R) -> R {
+        f(&mut self.mail.borrow_mut())
+    }
+
+    /// The only queue looks into its mailbox at each turn.
+    fn notify(&self, _thread: usize) {}
+
+    fn maintain(&self, out: &mut Out<Blank>) {
+        let all = &mut self.for_log.borrow_mut().out;
+        all.fills.append(&mut out.fills);
+        all.copies.append(&mut out.copies);
+        all.asks.append(&mut out.asks);
+        all.loads.append(&mut out.loads);
+        all.commit |= std::mem::take(&mut out.commit);
+    }
+}
+
+impl Node<Sim> for SimNode {
+    type Admission = TapedAdmission;
+
+    fn is_enabled(&self) -> bool {
+        true
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// No budget of a simulation is kept in a file.
+    fn keep_budget(&self, _now: Nanos, _state: BudgetState) {}
+
+    fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    fn turns<R>(&self, f: impl FnOnce(&mut Turns) -> R) -> R {
+        f(&mut self.turns.borrow_mut())
+    }
+
+    fn ask_bits(&self, op: OpId, first: u32, last: u32) {
+        self.for_log.borrow_mut().bits.push((op, first, last));
+    }
+
+    fn id(&self, volume: &Run) -> VolumeId {
+        VolumeId(volume.volume)
+    }
+
+    /// Nothing is selected in a simulation.
+    fn selects(&self, _volume: &Run) -> bool {
+        false
+    }
+
+    fn rule(&self, _volume: &Run, _at: u64, _len: u64) -> Rule {
+        Rule::ByPolicy
+    }
+
+    fn kind(&self, volume: &Run, at: u64, len: u64) -> BlockKind {
+        if !self.knows_metadata {
+            return BlockKind::Unknown;
+        }
+        let line = u64::from(self.layout.line);
+        let first = volume.base.wrapping_add(at) / line;
+        let last = first + (at % line + len.max(1) - 1) / line;
+        let metadata = self.metadata.borrow();
+        let known = metadata.range(LineId(first)..=LineId(last)).next();
+        known.map_or(BlockKind::Unknown, |_| BlockKind::Metadata)
+    }
+
+    fn admission<R>(&self, volume: &Run, f: impl FnOnce(&mut TapedAdmission) -> R) -> R {
+        let mut admissions = self.admissions.borrow_mut();
+        f(admissions.get_mut(&volume.volume).expect("a volume that was added"))
+    }
+
+    fn refused(&self, volume: &Run, reason: Reason) {
+        self.count(Some(volume.volume), Some(reason));
+    }
+
+    /// There are no bytes to look at: requests say what they hold.
+    fn pass(&self, _volume: &Run, _at: u64, _bytes: &Blank) {}
+
+    /// Requests are counted when they are answered.
+    fn ended(&self, _volume: &Run, _me: usize, _now: Nanos, _ended: &Ended) {}
+}
