@@ -146,7 +146,7 @@ fn mistakes_in_a_file() {
         (format!("record-limit = \"1g\"\n{good}"), &[], &["--record <FILE>"]),
         (good.replace("seqr(", "best("), &[], &["admission", "best"]),
         (good.replace("= 600.5", "= -1"), &[], &["endurance-tbw", "-1"]),
-        (format!("tls-key = \"/k\"\n{good}"), &[], &["--tls-key '/k'", "--tls-certificate"]),
+        (format!("tls-key = \"/k\"\n{good}"), &[], &["tls-key '/k'", "needs tls-certificate too"]),
         (good.replace("/socket\"", "/socket,tls=on\""), &[], &["tls=on", "--tls-certificate"]),
         (good.replace("/socket\"", "/socket,tls=yes\""), &[], &["tls= is off, on or require"]),
     ] {

@@ -40,7 +40,7 @@ use crate::connection::{Engine, Fetched, Step};
 use crate::server::{Span, Store, TellEvicted};
 use crate::stats::StoreStats;
 
-pub use capture::{CaptureConfig, CaptureStats};
+pub use capture::CaptureStats;
 pub use error::StoreError;
 pub use larder_engine::kv::node::start::Warmth;
 pub use open::{Opened, StoreConfig, open};

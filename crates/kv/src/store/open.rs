@@ -24,7 +24,7 @@ use larder_runtime::{
 };
 
 use super::bell::Bell;
-use super::capture::{Capture, CaptureConfig};
+use super::capture::Capture;
 use super::cleaner::{APPLICATIONS, BUDGET, Disk};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
@@ -32,6 +32,7 @@ use super::record::{RecordConfig, Recorder};
 use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
 use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
 use super::{Flash, KvStore, StoreError, locked};
+use crate::config::CaptureConfig;
 use crate::stats::StoreStats;
 
 mod alone;
