@@ -962,7 +962,7 @@ fn start(
         kept += report.kept;
         shards.push(shard);
     }
-    let node = Node::new(setup, None, shards)?;
+    let node: Node<Single> = Node::new(setup, None, shards)?;
     #[cfg(feature = "planted")]
     for i in 0..SHARDS {
         if let Some(fault) = options.planted {
