@@ -76,21 +76,6 @@ impl Latencies {
     }
 }
 
-/// Bytes of a volume that are pinned.
-fn pinned_bytes(selection: &Selection, volume: &Attached) -> u64 {
-    let whole = selection.whole(volume.id) == Rule::Always;
-    let mut bytes = if whole { volume.bytes() } else { 0 };
-    for range in selection.selected(volume.id) {
-        let len = range.end.min(volume.bytes()).saturating_sub(range.start);
-        match (whole, range.rule == Rule::Always) {
-            (false, true) => bytes += len,
-            (true, false) => bytes = bytes.saturating_sub(len),
-            _ => {}
-        }
-    }
-    bytes
-}
-
 /// See the [module](self).
 pub(super) struct Governor {
     /// By first byte in the line space.
@@ -201,7 +186,7 @@ impl Governor {
             let selected = selection.selects(volume.id);
             volume.selected.store(selected, Ordering::Relaxed);
             governed |= selected || volume.account.share().is_any();
-            pinned += pinned_bytes(&selection, volume);
+            pinned += selection.pinned_bytes(volume.id, volume.bytes());
         }
         self.pins.set(pinned, governed);
     }

@@ -287,9 +287,29 @@ impl Selection {
         self.volumes.get(&volume).is_some_and(|r| r.whole != Rule::ByPolicy || !r.ranges.is_empty())
     }
 
+    /// Volumes of which anything is selected.
+    pub fn volumes(&self) -> impl Iterator<Item = VolumeId> {
+        self.volumes.keys().copied().filter(|&volume| self.selects(volume))
+    }
+
     /// How a whole volume is cached where no range says otherwise.
     pub fn whole(&self, volume: VolumeId) -> Rule {
         self.volumes.get(&volume).map_or(Rule::ByPolicy, |r| r.whole)
+    }
+
+    /// How many of the `bytes` bytes of a volume are selected to be cached always.
+    pub fn pinned_bytes(&self, volume: VolumeId, bytes: u64) -> u64 {
+        let whole = self.whole(volume) == Rule::Always;
+        let mut pinned = if whole { bytes } else { 0 };
+        for range in self.selected(volume) {
+            let len = range.end.min(bytes).saturating_sub(range.start);
+            match (whole, range.rule == Rule::Always) {
+                (false, true) => pinned += len,
+                (true, false) => pinned = pinned.saturating_sub(len),
+                _ => {}
+            }
+        }
+        pinned
     }
 
     /// Ranges that are selected, over all volumes.

@@ -43,7 +43,7 @@ use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
 use larder_policy::budget::WriteBudget;
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
-pub use spec::{Block, Load, Store, StoreKind};
+pub use spec::{Block, Load, Select, Store, StoreKind};
 pub(crate) use store::{StoreCounts, StoreModel};
 pub(crate) use world::Answered;
 
@@ -178,14 +178,15 @@ impl BlockSim {
         let budget =
             budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
         let stated = spec.stated_shares().map_err(wrong)?;
-        let shares = Shares::new(stated.into_iter(), &layout)
+        let selection = spec.selection().map_err(wrong)?;
+        let shares = Shares::new(stated.into_iter(), &selection, volume, &layout)
             .map_err(|(volume, why)| wrong(("shares", format!("of volume {volume}"), why)))?;
         let node = SimNode::new(
             layout,
             shards.into_iter(),
             spec.admission().map_err(wrong)?,
             (volume, spec.volume.0),
-            (Limits::new(Some((budget, None)), Backoff::default()), shares),
+            (Limits::new(Some((budget, None)), Backoff::default()), shares, selection),
             seed,
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;

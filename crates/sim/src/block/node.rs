@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_base::Nanos;
+use larder_engine::block::api::GROUP_LINES;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions};
 use larder_engine::block::node::event::{Ended, Host, State, Volume, Why};
 use larder_engine::block::node::held::Held;
@@ -18,7 +19,8 @@ use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::Layout;
 use larder_policy::block::{
     BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockKind, BlockSetup,
-    LineId as PolicyLine, Reason, Rule, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
+    LineId as PolicyLine, Reason, Rule, Selection, Verdict as PolicyVerdict, VerdictCounts,
+    VolumeId,
 };
 use larder_policy::budget::BudgetState;
 
@@ -97,6 +99,8 @@ pub(super) struct SimNode {
     /// What volumes may have of the cache.
     pub shares: RefCell<Shares>,
     pub space: RefCell<Space>,
+    /// What is cached always or never.
+    selection: Selection,
     pub changes: Changes,
     turns: RefCell<Turns>,
     admission: BlockAdmissionConfig,
@@ -117,7 +121,7 @@ impl SimNode {
         shards: impl Iterator<Item = TapedShard>,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
-        (limits, shares): (Limits, Shares),
+        (limits, shares, selection): (Limits, Shares, Selection),
         seed: u64,
     ) -> Result<SimNode, BlockAdmissionError> {
         let mut node = SimNode {
@@ -127,6 +131,7 @@ impl SimNode {
             for_log: RefCell::default(),
             limits,
             shares: RefCell::new(shares),
+            selection,
             space: RefCell::new(Space::new(&layout, stretch)),
             changes: Changes::new(layout.regions, QUIET),
             turns: RefCell::default(),
@@ -234,6 +239,13 @@ impl SimNode {
         self.policy_line(line).volume.0
     }
 
+    /// A line's volume, and what says whether it is pinned.
+    fn side(&self, line: LineId) -> (u32, impl Fn() -> bool) {
+        let PolicyLine { volume, offset } = self.policy_line(line);
+        let bytes = self.layout.line.into();
+        (volume.0, move || self.selection.rule(volume, offset, bytes) == Rule::Always)
+    }
+
     fn count(&self, volume: Option<u32>, reason: Option<Reason>) {
         if let (Some(volume), Some(reason)) = (volume, reason)
             && let Some(admission) = self.admissions.borrow_mut().get_mut(&volume)
@@ -266,7 +278,7 @@ impl Questions for SimNode {
             return false;
         }
         let of = line.map(|line| self.volume_of(line));
-        match shares.keep(self.volume_of(victim), of) {
+        match shares.keep(self.side(victim), line.map(|line| self.side(line))) {
             Stays::No => false,
             Stays::Yes(reason) => {
                 self.count(of, reason);
@@ -285,7 +297,10 @@ impl Questions for SimNode {
             Some((VolumeId(volume), volume))
         };
         let of_page = share::of_page((first, last), self.layout.shards.into(), lines.into(), of);
-        shares.keep_page(of_page)
+        let (groups, shards) = (first.0..=last.0, self.layout.shards as usize);
+        let mut lines =
+            groups.step_by(shards).flat_map(|g| (0..GROUP_LINES).map(move |i| GroupId(g).line(i)));
+        shares.keep_page(of_page, || lines.any(|line| self.side(line).1()))
     }
 
     fn may_grow(&self, line: LineId) -> bool {
@@ -357,13 +372,12 @@ impl Node<Sim> for SimNode {
         VolumeId(volume.volume)
     }
 
-    /// Nothing is selected in a simulation.
-    fn selects(&self, _volume: &Run) -> bool {
-        false
+    fn selects(&self, volume: &Run) -> bool {
+        self.selection.selects(VolumeId(volume.volume))
     }
 
-    fn rule(&self, _volume: &Run, _at: u64, _len: u64) -> Rule {
-        Rule::ByPolicy
+    fn rule(&self, volume: &Run, at: u64, len: u64) -> Rule {
+        self.selection.rule(VolumeId(volume.volume), at, len)
     }
 
     fn kind(&self, volume: &Run, at: u64, len: u64) -> BlockKind {

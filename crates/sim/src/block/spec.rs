@@ -8,7 +8,8 @@ use larder_engine::block::map::{Making, Replacement};
 use larder_engine::block::node::readahead;
 use larder_engine::block::node::share::Share;
 use larder_policy::block::{
-    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, VictimPolicy,
+    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, Rule, Selection, SelectionError,
+    VictimPolicy, VolumeId,
 };
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,9 @@ pub struct Block {
     /// What volumes may have of the cache, by their numbers in the trace: `FLOOR..CEILING`, as `larder block serve --share` takes it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub shares: BTreeMap<String, String>,
+    /// What is cached always or never, as `larder block select` takes it; what stands later wins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub select: Vec<Select>,
     /// Bytes of a volume: its stretch of the line space, and what admission sizes its tables by. Default 0: stretches of
     /// 1 GiB as they are touched, and tables for sixteen times the flash.
     #[serde(default)]
@@ -109,6 +113,22 @@ fn ahead() -> ByteSize {
 }
 fn depth() -> u32 {
     64
+}
+
+/// What of a volume is cached, whatever admission says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Select {
+    /// Its number in the trace.
+    pub volume: u32,
+    /// `always`, `never`, or `policy`, which makes an exception of the others.
+    pub rule: String,
+    /// First byte.
+    #[serde(default)]
+    pub start: ByteSize,
+    /// How many bytes; left out: all of the volume, and `start` with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<ByteSize>,
 }
 
 /// When requests come.
@@ -197,6 +217,44 @@ impl Block {
         self.shares.iter().map(parse).collect()
     }
 
+    /// What is selected.
+    pub(crate) fn selection(&self) -> Result<Selection, Wrong> {
+        let mut selection = Selection::new(Selection::MOST_RANGES);
+        for select in &self.select {
+            let said = || {
+                let bytes = select.bytes.map_or_else(String::new, |bytes| {
+                    format!(", start = '{}', bytes = '{bytes}'", select.start)
+                });
+                format!("volume = {}, rule = '{}'{bytes}", select.volume, select.rule)
+            };
+            let rule: Rule =
+                select.rule.parse().map_err(|e: SelectionError| ("select", said(), e.to_string()))?;
+            let volume = VolumeId(select.volume);
+            match select.bytes {
+                Some(bytes) => {
+                    let (start, end) = (select.start.0, select.start.0.saturating_add(bytes.0));
+                    let set = selection.set(volume, start, end, rule, "");
+                    set.map_err(|e| ("select", said(), e.to_string()))?;
+                }
+                None if select.start.0 > 0 => {
+                    let must = "say with bytes how long the range is".to_owned();
+                    return Err((
+                        "select",
+                        format!("{}, start = '{}'", said(), select.start),
+                        must,
+                    ));
+                }
+                None if rule == Rule::Always && self.volume.0 == 0 => {
+                    let must =
+                        "say with the cache's key volume how many bytes a volume has".to_owned();
+                    return Err(("select", said(), must));
+                }
+                None => selection.set_volume(volume, rule),
+            }
+        }
+        Ok(selection)
+    }
+
     /// The engine's write mode.
     pub(crate) fn write_mode(&self) -> Result<WriteMode, Wrong> {
         match self.write.parse() {
@@ -223,6 +281,7 @@ impl Block {
         self.making()?;
         self.write_mode()?;
         self.admission()?;
+        self.selection()?;
         if self.readahead.0 > readahead::FURTHEST.0 {
             let must = format!("{} at most, as the daemon takes it", readahead::FURTHEST);
             return Err(("readahead", self.readahead.to_string(), must));

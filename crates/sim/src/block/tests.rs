@@ -197,6 +197,57 @@ fn volumes_have_their_shares() {
     assert!(floored > fair + slots / 20, "{lines:?}");
 }
 
+/// What is selected is cached always, if admission likes it or not, and stays; or never. As in the daemon.
+#[test]
+fn what_is_selected_is_cached_always_or_never() {
+    let select = |rule: &str, start, bytes| Select {
+        volume: 0,
+        rule: rule.to_owned(),
+        start: ByteSize(start),
+        bytes: Some(ByteSize(bytes)),
+    };
+    let (mib, s) = (1 << 20, 1_000_000);
+    // The second range of the same bytes wins.
+    let select = vec![
+        select("always", 0, 2 * mib),
+        select("never", mib, mib),
+        select("never", 8 * mib, mib),
+    ];
+    let spec =
+        |admission: &str| Block { select: select.clone(), ..spec("set:16", "hdd-ssd", admission) };
+    // Touched three times before it is cached.
+    let mut sim = sim(&spec("touch_count(threshold=3)"));
+    let twice = |sim: &mut BlockSim, second: u64, offset| {
+        let asked =
+            [at(second * s, read(offset, 4096)), at(second * s + s / 2, read(offset, 4096))];
+        let reached: Vec<bool> = run(sim, asked).iter().map(|a| a.reached_store).collect();
+        (reached[0], reached[1])
+    };
+    assert_eq!(twice(&mut sim, 1, 0), (true, false), "always");
+    assert_eq!(twice(&mut sim, 2, 4 * mib), (true, true), "by policy");
+    assert_eq!(twice(&mut sim, 3, mib + 4096), (true, true), "never");
+    let mut sim = super::tests::sim(&spec("all"));
+    assert_eq!(twice(&mut sim, 1, 8 * mib), (true, true), "never");
+    assert_eq!(twice(&mut sim, 2, 4 * mib), (true, false), "by policy");
+    // More than there is room for passes by; what is pinned is there still.
+    assert_eq!(twice(&mut sim, 3, 4096), (true, false), "always");
+    let slots = sim.slots();
+    let flood = (0..4 * slots).map(|i| at(4 * s + i * 1000, read((1 << 28) + i * 4096 * 3, 4096)));
+    let flood: Vec<_> = flood.collect();
+    run(&mut sim, flood);
+    settle(&mut sim);
+    let later = 10 + 4 * slots / 1000;
+    assert_eq!(twice(&mut sim, later, 4096), (false, false), "always");
+    assert_eq!(twice(&mut sim, later + 1, 4 * mib).0, true, "by policy");
+    let wrong =
+        |select: Select| Block { select: vec![select], ..spec("all") }.validate().unwrap_err();
+    let never = select[1].clone();
+    assert!(wrong(Select { rule: "often".into(), ..never.clone() }).2.contains("always, never"));
+    assert!(wrong(Select { bytes: None, ..never.clone() }).2.contains("how long"));
+    let all = Select { rule: "always".into(), start: ByteSize(0), bytes: None, ..never };
+    assert!(wrong(all).2.contains("how many bytes a volume has"));
+}
+
 #[test]
 fn a_closed_loop_keeps_its_depth() {
     let time = |depth: u32| {
