@@ -30,7 +30,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sim", &["base", "policy", "format", "engine", "trace"]),
     ("runtime", &["base", "format"]),
     ("net", &["base", "runtime"]),
-    ("kv", &["base", "policy", "format", "engine", "trace", "runtime", "net"]),
+    ("settings", &["base", "policy", "runtime", "net"]),
+    ("kv", &["base", "policy", "format", "engine", "trace", "runtime", "net", "settings"]),
     ("nbd", &["base", "runtime"]),
     ("volume", &["base", "runtime", "nbd"]),
     ("block", &["base", "policy", "format", "engine", "runtime", "net", "nbd", "volume"]),
@@ -38,8 +39,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "base", "policy", "format", "engine", "trace", "lab", "sim", "runtime", "net", "nbd",
-            "volume", "kv", "block", "replay",
+            "base", "policy", "format", "engine", "trace", "lab", "sim", "runtime", "net",
+            "settings", "nbd", "volume", "kv", "block", "replay",
         ],
     ),
 ];

@@ -262,7 +262,7 @@ struct AdmissionArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.1")]
     levels: Vec<f64>,
     /// Which hits flashiness seeks at equal writes: requests or bytes.
-    #[arg(long, value_name = "WHICH", default_value = "requests", value_parser = crate::kv::parse_objective)]
+    #[arg(long, value_name = "WHICH", default_value = "requests")]
     objective: Objective,
     /// flashiness.size_exponent of the runs at equal writes, 0 to 2; by default 0.5 for requests and 0 for bytes.
     #[arg(long, value_name = "X")]

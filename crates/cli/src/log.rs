@@ -1,10 +1,11 @@
 //! The log of the servers: what its levels are, and who decides.
 //!
-//! `-v` wins over `RUST_LOG`, and that over the level of a configuration file. A level is that of Larder's own parts: what the
+//! `-v` wins over `RUST_LOG`, and that over `--log-level` or a file. A level is that of Larder's own parts: what the
 //! libraries below say of HTTP and TLS is in it from `all` on.
 
 use std::io::IsTerminal;
 
+use larder_settings::Log;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
@@ -64,14 +65,10 @@ pub(crate) type Reload = Box<dyn Fn(EnvFilter) + Send + Sync>;
 ///
 /// # Errors
 /// `RUST_LOG` that cannot be understood.
-pub(crate) fn start(
-    verbose: u8,
-    configured: &str,
-    json: bool,
-    colours: bool,
-) -> Result<Reload, CliError> {
+pub(crate) fn start(log: &Log, colours: bool) -> Result<Reload, CliError> {
+    let json = log.log_format == "json";
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(chosen(verbose, configured)?)
+        .with_env_filter(chosen(log.verbose, &log.log_level)?)
         .with_writer(std::io::stderr)
         // A log that cannot be written must not end the server: by default that is reported with a panicking print.
         .log_internal_errors(false);

@@ -21,7 +21,6 @@ mod out;
 
 mod bench;
 mod block;
-mod config_file;
 mod error;
 mod kv;
 mod log;
@@ -183,6 +182,32 @@ mod tests {
         ] {
             assert_eq!(joined(same), same);
         }
+    }
+
+    /// Makes the pages of reference anew.
+    const REMAKE: &str = "LARDER_WRITE_PAGES=1 cargo test -p larder-cli reference_pages";
+
+    fn check_page(name: &str, page: &str) {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+        if std::env::var_os("LARDER_WRITE_PAGES").is_some() {
+            std::fs::write(&path, page).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        let line = written.lines().zip(page.lines()).find(|(a, b)| a != b);
+        assert!(
+            written == page,
+            "docs/{name} is not what the list yields, from {line:?} on: {REMAKE}"
+        );
+    }
+
+    #[test]
+    fn the_reference_pages_are_what_the_lists_yield() {
+        let all = Cli::command();
+        let kv = all.find_subcommand("kv").unwrap();
+        let serve = all.find_subcommand("block").unwrap().find_subcommand("serve").unwrap();
+        let page = larder_settings::page::<larder_kv::config::Settings>(kv, REMAKE);
+        check_page("kv-settings.md", &page);
+        check_page("block-settings.md", &larder_settings::page::<block::Settings>(serve, REMAKE));
     }
 
     /// An example that is folded by a terminal cannot be copied out of it.

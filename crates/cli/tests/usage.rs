@@ -32,6 +32,8 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
     };
     let typo = file("typo.toml", "port = 11211\nmemory-limt = \"64m\"\n");
     let wrong = file("wrong.toml", "threads = \"many\"\n");
+    let level = file("level.toml", "port = 1\nlog-level = \"loud\"\n");
+    let negated = file("negated.toml", "no-first-fill = true\n");
     let reads = file("reads.toml", "port = 1\n[admission.ghost]\nreads = 0\n");
     let shares = file("shares.toml", "[applications.shares.web]\nflor = 0.5\n");
     let not_pem = file("not.pem", "hello\n");
@@ -51,7 +53,6 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
             &["memory-file '/f'", "the flash"],
         ),
         (&["--flash", "none", "-e", &tiny], 2, &["memory-file '", "tiny'", "remove it", "-e"]),
-        (&["-m", "lots"], 2, &["memory-limit 'lots'", "64"]),
         (&["-m", "0"], 2, &["memory-limit '0 B'", "at least"]),
         (&["-I", "1000"], 2, &["max-item-size '1000'", "1024"]),
         (&["-I", "256m"], 2, &["max-item-size '256 MiB'", "128 MiB"]),
@@ -88,7 +89,6 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["--clock-bits", "3"], 2, &["clock-bits '3'"]),
         (&["--io", "magic"], 2, &["io 'magic'", "uring"]),
         (&["--http", "everywhere"], 2, &["http 'everywhere'", "off"]),
-        (&["--log-format", "xml"], 2, &["log-format 'xml'", "json"]),
         (
             &["--config", "/nonexistent/larder.toml"],
             2,
@@ -114,6 +114,8 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["--burst-hours", "0"], 2, &["burst-hours '0'", "720"]),
         (&["--device-write-amplification", "0.5"], 2, &["device-write-amplification '0.5'"]),
         (&["--config", &wrong], 2, &["line 1", "threads"]),
+        (&["--config", &level], 2, &["line 2: 'log-level'", "loud", "debug"]),
+        (&["--config", &negated], 2, &["line 1", "write 'first-fill = false'"]),
         (&["-u", "nobody-of-this-name"], 2, &["user 'nobody-of-this-name'", "/etc/passwd"]),
         (
             &[
@@ -166,10 +168,20 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
     }
     assert!(!dir.path().join("state").exists(), "a refused start has left something behind");
     assert_eq!(std::fs::metadata(&tiny).unwrap().len(), 5000);
-    // Flags that do not exist at all are clap's to explain.
-    let out = run(&["kv", "--frobnicate"]);
-    assert_eq!(out.status.code(), Some(2));
-    assert!(String::from_utf8(out.stderr).unwrap().contains("--frobnicate"));
+    // Flags that do not exist at all, and values that no flag of the kind has, are clap's to explain.
+    for (arguments, words) in [
+        (&["--frobnicate"][..], &["--frobnicate"][..]),
+        (&["-m", "lots"], &["'lots'", "--memory-limit", "64"]),
+        (&["--record-limit", "1g"], &["required", "--record <FILE>"]),
+        (&["--log-format", "xml"], &["'xml'", "--log-format", "json"]),
+        (&["--log-level", "loud"], &["'loud'", "--log-level", "debug"]),
+        (&["--admission-objective", "hits"], &["'hits'", "requests or bytes"]),
+    ] {
+        let out = run(&[&["kv"], arguments].concat());
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{arguments:?}: {text}");
+    }
 }
 
 #[test]
@@ -226,6 +238,26 @@ fn the_printed_configuration_starts_the_same_server() {
     let again = dir.path().join("again.toml");
     std::fs::write(&again, &first).unwrap();
     assert_eq!(args(&again, &[]), first);
+    // Flags over -o over the file, and what a flag that says no is in a file.
+    let text = "idle-timeout = 1\nmaxconns-fast = false\nfirst-fill = false\nconn-limit = 9\n";
+    std::fs::write(&base, text).unwrap();
+    let options = ["-o", "idle_timeout=2,maxconns_fast,ext_path=/x/f:64m", "--flash-size", "128m"];
+    let all = args(&base, &options);
+    for line in [
+        "idle-timeout = 2",
+        "maxconns-fast = true",
+        "first-fill = false",
+        "conn-limit = 9",
+        "flash = \"/x/f\"",
+        "flash-size = 134217728",
+        "stats-detail = false",
+    ] {
+        assert!(all.lines().any(|l| l == line), "no '{line}' in\n{all}");
+    }
+    let all = args(&base, &["--idle-timeout", "3", "-o", "idle_timeout=2", "-D", "/"]);
+    for line in ["idle-timeout = 3", "stats-detail = true", "prefix-delimiter = \"/\""] {
+        assert!(all.lines().any(|l| l == line), "no '{line}' in\n{all}");
+    }
 }
 
 struct Running {

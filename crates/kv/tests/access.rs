@@ -10,12 +10,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_base::ByteSize;
-use larder_kv::config::{Config, ListenAddress, ListenTls, Machine, Settings, extended_options};
+use larder_kv::config::{Config, ListenAddress, ListenTls, Machine, extended_options};
 use larder_kv::model::ModelEngine;
 use larder_kv::server::Server;
 use larder_net::page::MOST_CONNECTIONS;
 use larder_runtime::Clock;
+use larder_settings::{Said, of_sources};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -25,21 +25,19 @@ use rustls::{
 
 const LONG: Duration = Duration::from_secs(120);
 
-fn resolve(options: &str, settings: Settings) -> Result<Config, String> {
+/// The configuration of memcached's options over `settings`.
+fn resolve(options: &str, settings: &[Said<'_>]) -> Result<Config, String> {
     let machine = Machine {
         memory: 1 << 30,
         cpus: 2,
         state_dir: "/nonexistent".into(),
         free_space: |_| Some(1 << 40),
     };
-    let base = Settings {
-        flash: Some("none".into()),
-        threads: Some(2),
-        http: Some("off".into()),
-        ..settings
-    };
-    let (given, _) = extended_options(&[options.to_owned()]).map_err(|e| e.to_string())?;
-    Config::resolve(given.or(base), &machine).map_err(|e| e.to_string())
+    let base = [("flash", "none"), ("threads", "2"), ("http", "off")];
+    let (options, _) = extended_options(&[options.to_owned()]).map_err(|e| e.to_string())?;
+    let options: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let given = of_sources(&[&options, settings, &base]).map_err(|e| e.to_string())?;
+    Config::resolve(given, &machine).map_err(|e| e.to_string())
 }
 
 fn start(mut config: Config) -> Server<ModelEngine> {
@@ -112,7 +110,7 @@ impl Pki {
     }
 
     fn config(&self, more: &str) -> Config {
-        resolve(&self.options(more), Settings::default()).unwrap()
+        resolve(&self.options(more), &[]).unwrap()
     }
 
     fn client(&self, who: Option<&str>) -> Client<'_> {
@@ -200,10 +198,10 @@ fn a_certificate_that_is_required_is_required() {
     let pki = Pki::new();
     // Nobody could be verified: that is said at the start, and nobody is let in.
     for mode in 1..=3 {
-        let e = resolve(&pki.options(&format!(",ssl_verify_mode={mode}")), Settings::default());
+        let e = resolve(&pki.options(&format!(",ssl_verify_mode={mode}")), &[]);
         let e = e.unwrap_err();
         assert!(e.contains("ssl_ca_cert"), "{mode}: {e}");
-        let e = resolve(&format!("ssl_verify_mode={mode}"), Settings::default()).unwrap_err();
+        let e = resolve(&format!("ssl_verify_mode={mode}"), &[]).unwrap_err();
         assert!(e.contains("tls-certificate"), "{mode}: {e}");
     }
     for (mode, [nobody, ours, foreign]) in [
@@ -250,11 +248,11 @@ fn the_lowest_version_and_the_ciphers_are_in_force() {
         assert_eq!(client.served(to), wanted, "{cipher:?}");
     }
     server.stop();
-    let e = resolve(&pki.options(",ssl_ciphers=HIGH"), Settings::default()).unwrap_err();
+    let e = resolve(&pki.options(",ssl_ciphers=HIGH"), &[]).unwrap_err();
     assert!(e.contains("'HIGH'") && e.contains("ECDHE-RSA"), "{e}");
     for option in ["ssl_min_version=3", "ssl_ciphers=ECDHE-RSA-AES256-GCM-SHA384", "ssl_ca_cert=/x"]
     {
-        let e = resolve(option, Settings::default()).unwrap_err();
+        let e = resolve(option, &[]).unwrap_err();
         assert!(e.contains("tls-certificate"), "{option}: {e}");
     }
 }
@@ -282,9 +280,8 @@ fn each_address_has_its_own_security() {
         assert!(line(&mut plain).unwrap().starts_with("VERSION"));
         server.stop();
     }
-    let settings = |text: &str| Settings { listen: Some(vec![text.into()]), ..Settings::default() };
     for text in ["mtls:127.0.0.1:1", "btls:127.0.0.1:1"] {
-        let e = resolve("", settings(text)).unwrap_err();
+        let e = resolve("", &[("listen", text)]).unwrap_err();
         assert!(e.contains(&text[..5]) && e.contains("tls-certificate"), "{e}");
     }
 }
@@ -333,8 +330,7 @@ fn certificates_and_users_are_read_again() {
     let users = pki.path("users");
     std::fs::write(&users, "u:old\n").unwrap();
     let options = pki.options(&pki.ca());
-    let settings = Settings { auth_file: Some(users.clone().into()), ..Settings::default() };
-    let server = start(resolve(&options, settings).unwrap());
+    let server = start(resolve(&options, &[("auth-file", &users)]).unwrap());
     let to = server.addresses()[0];
     let login = |tls: &mut Tls, password: &str| {
         tls.write_all(format!("set a 0 0 {}\r\nu {password}\r\n", 2 + password.len()).as_bytes())
@@ -414,8 +410,7 @@ fn a_handshake_has_its_time_and_no_more() {
 /// Forty clients that send a byte each 0.4 s of a large body kept all others from storing one.
 #[test]
 fn a_byte_now_and_then_is_no_progress() {
-    let settings = Settings { buffer_limit: Some(ByteSize::mib(4)), ..Settings::default() };
-    let server = start(resolve("", settings).unwrap());
+    let server = start(resolve("", &[("buffer-limit", "4m")]).unwrap());
     let to = server.addresses()[0];
     let mut slow: Vec<TcpStream> = (0..40)
         .map(|_| {
@@ -475,7 +470,7 @@ fn connections_of(port: u16) -> usize {
 /// Half-sent requests took every descriptor, and no client of the cache got in.
 #[test]
 fn the_live_page_has_few_connections_and_its_own_name() {
-    let server = start(resolve("", Settings::default()).unwrap());
+    let server = start(resolve("", &[]).unwrap());
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let page = larder_kv::admin::start(socket, server.view(), &["cache1".to_owned()]).unwrap();
     let get = |host: &str| -> String {

@@ -22,6 +22,7 @@ use larder_kv::server::{Server, ServerError, Span, Store};
 use larder_kv::stats::StoreStats;
 use larder_runtime::testing::MemoryDevice;
 use larder_runtime::{Clock, Device};
+use larder_settings::LivePage;
 
 fn machine() -> Machine {
     Machine {
@@ -36,7 +37,7 @@ fn config(settings: Settings) -> Config {
     let given = Settings {
         flash: Some("none".into()),
         threads: Some(2),
-        http: Some("off".into()),
+        live_page: LivePage { http: Some("off".into()), ..LivePage::default() },
         ..settings
     };
     let mut config = Config::resolve(given, &machine()).unwrap();
@@ -184,7 +185,7 @@ fn a_unix_socket_has_its_permissions_and_is_removed() {
     let path = dir.path().join("sock");
     let settings = Settings {
         unix_socket: Some(path.clone()),
-        unix_mask: Some("0770".into()),
+        unix_mask: "0770".into(),
         ..Settings::default()
     };
     // A stale socket of a server that was killed is taken over.
@@ -311,7 +312,7 @@ fn bad_certificates_are_named() {
 
 #[test]
 fn connections_over_the_limit_are_told_so() {
-    let server = start(config(Settings { conn_limit: Some(3), ..Settings::default() }));
+    let server = start(config(Settings { conn_limit: 3, ..Settings::default() }));
     let address = server.addresses()[0];
     let mut kept: Vec<Client> = (0..3).map(|_| Client::new(address)).collect();
     for c in &mut kept {
@@ -332,11 +333,8 @@ fn connections_over_the_limit_are_told_so() {
 
 #[test]
 fn without_maxconns_fast_connections_wait_their_turn() {
-    let server = start(config(Settings {
-        conn_limit: Some(1),
-        maxconns_fast: Some(false),
-        ..Settings::default()
-    }));
+    let server =
+        start(config(Settings { conn_limit: 1, maxconns_fast: false, ..Settings::default() }));
     let address = server.addresses()[0];
     let mut first = Client::new(address);
     assert!(first.ask(b"version\r\n").starts_with("VERSION"));
@@ -352,7 +350,7 @@ fn without_maxconns_fast_connections_wait_their_turn() {
 
 #[test]
 fn idle_connections_are_closed_and_active_ones_are_not() {
-    let server = start(config(Settings { idle_timeout: Some(1), ..Settings::default() }));
+    let server = start(config(Settings { idle_timeout: 1, ..Settings::default() }));
     let address = server.addresses()[0];
     let mut idle = Client::new(address);
     let mut active = Client::new(address);
@@ -445,7 +443,7 @@ fn stopping_finishes_what_has_arrived() {
 #[test]
 fn the_shutdown_command_tells_the_process() {
     let told = Arc::new(AtomicUsize::new(0));
-    let config = config(Settings { enable_shutdown: Some(true), ..Settings::default() });
+    let config = config(Settings { enable_shutdown: true, ..Settings::default() });
     let model = Arc::new(ModelEngine::new(1 << 20));
     let seen = told.clone();
     let on_shutdown = Box::new(move || {
@@ -627,7 +625,7 @@ fn an_auth_file_that_cannot_be_used_is_named() {
 
 #[test]
 fn a_pipeline_gives_way_after_its_turn() {
-    let server = start(config(Settings { max_reqs_per_event: Some(1), ..Settings::default() }));
+    let server = start(config(Settings { max_reqs_per_event: 1, ..Settings::default() }));
     let mut c = Client::new(server.addresses()[0]);
     c.send(&b"set k 0 0 1\r\nx\r\n".repeat(6));
     for _ in 0..6 {

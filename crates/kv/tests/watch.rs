@@ -14,6 +14,7 @@ use larder_kv::config::{Config, ListenAddress, ListenTls, Machine, Settings};
 use larder_kv::model::ModelEngine;
 use larder_kv::server::Server;
 use larder_runtime::Clock;
+use larder_settings::LivePage;
 
 fn start(settings: Settings) -> Server<ModelEngine> {
     let machine = Machine {
@@ -25,7 +26,7 @@ fn start(settings: Settings) -> Server<ModelEngine> {
     let given = Settings {
         flash: Some("none".into()),
         threads: Some(2),
-        http: Some("off".into()),
+        live_page: LivePage { http: Some("off".into()), ..LivePage::default() },
         ..settings
     };
     let mut config = Config::resolve(given, &machine).unwrap();
@@ -148,7 +149,7 @@ fn each_watcher_is_told_its_topics_in_memcached_s_lines() {
 
 #[test]
 fn connections_that_come_and_go_are_told_with_the_reason() {
-    let server = start(Settings { idle_timeout: Some(1), ..Settings::default() });
+    let server = start(Settings { idle_timeout: 1, ..Settings::default() });
     let address = server.addresses()[0];
     let mut watcher = Client::watch(address, "connevents");
     for (request, reason) in
@@ -166,7 +167,7 @@ fn connections_that_come_and_go_are_told_with_the_reason() {
 
 #[test]
 fn a_watcher_that_does_not_read_holds_up_nobody_and_skips() {
-    let size = Some(larder_base::ByteSize::kib(8));
+    let size = larder_base::ByteSize::kib(8);
     let server = start(Settings { watcher_logbuf_size: size, ..Settings::default() });
     let address = server.addresses()[0];
     let mut watcher = Client::watch(address, "fetchers");
@@ -198,7 +199,7 @@ fn a_watcher_that_does_not_read_holds_up_nobody_and_skips() {
 
 #[test]
 fn who_may_not_watch_is_told_so_and_closed() {
-    let server = start(Settings { disable_watch: Some(true), ..Settings::default() });
+    let server = start(Settings { disable_watch: true, ..Settings::default() });
     let mut client = Client::new(server.addresses()[0]);
     assert_eq!(client.ask("watch\r\n"), "CLIENT_ERROR watch commands not allowed");
     assert_eq!(client.line(), "", "closed");

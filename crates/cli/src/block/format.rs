@@ -122,7 +122,8 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
 
 /// What cannot be meant is usage, the rest is not.
 pub(super) fn failed(error: CacheError) -> CliError {
-    let text = by_flags(&error.to_string());
+    // What lies below names the size as `larder kv` does.
+    let text = error.to_string().replace("--flash-size", "--size");
     match error {
         CacheError::Device(DeviceError::SizeMissing { .. } | DeviceError::UnderDev { .. })
         | CacheError::Layout { .. }
@@ -133,19 +134,4 @@ pub(super) fn failed(error: CacheError) -> CliError {
         | CacheError::Budget(_) => CliError::Usage(text),
         _ => CliError::Runtime(text),
     }
-}
-
-/// What lies below names things as `larder kv` or a configuration does: here they are flags.
-fn by_flags(text: &str) -> String {
-    const NAMES: [(&str, &str); 8] = [
-        ("--flash-size", "--size"),
-        ("write_budget.tbw", "--endurance-tbw"),
-        ("write_budget.dwpd", "--endurance-dwpd"),
-        ("write_budget.warranty_years", "--endurance-warranty-years"),
-        ("write_budget.drive_capacity", "--drive-capacity"),
-        ("write_budget.years", "--endurance-years"),
-        ("write_budget.device_write_amplification", "--device-write-amplification"),
-        ("write_budget.burst_hours", "--burst-hours"),
-    ];
-    NAMES.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }

@@ -5,11 +5,15 @@ mod create;
 mod format;
 mod select;
 mod serve;
+mod settings;
 mod store;
 mod tell;
 mod upkeep;
 
-use crate::config_file::{Resolved, WithFile};
+use larder_settings::{SettingsError, WithFile};
+
+#[cfg(test)]
+pub(crate) use self::settings::Settings;
 use crate::error::CliError;
 
 /// Cache volumes on slow storage with local flash, served as network block devices (write-through)
@@ -23,7 +27,7 @@ pub(crate) struct Args {
 enum Command {
     Create(create::Args),
     Format(format::Args),
-    Serve(Box<WithFile<serve::Args>>),
+    Serve(Box<WithFile<settings::Settings>>),
     Status(control::StatusArgs),
     Attach(control::AttachArgs),
     Detach(control::DetachArgs),
@@ -47,13 +51,14 @@ pub(crate) fn run(args: Args) -> Result<(), CliError> {
     match args.command {
         Command::Create(args) => create::run(&args),
         Command::Format(args) => format::run(&args),
-        Command::Serve(args) => match args.resolve("larder block serve")? {
-            Resolved::Flags(args) => serve::run(&args),
-            Resolved::Printed(text) => {
+        Command::Serve(list) => {
+            let usage = |e: SettingsError| CliError::Usage(e.to_string());
+            if list.is_printing() {
                 larder_runtime::machine::end_on_broken_pipe();
-                crate::out::print(&text)
+                return crate::out::print(&list.printed().map_err(usage)?);
             }
-        },
+            serve::run(&list.settings(&[]).map_err(usage)?)
+        }
         Command::Status(args) => control::status(&args),
         Command::Attach(args) => control::attach(&args),
         Command::Detach(args) => control::detach(&args),

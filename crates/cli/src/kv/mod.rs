@@ -17,8 +17,8 @@ use larder_engine::kv::node::defaults;
 use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
 use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
-use larder_policy::admission::Objective;
 use larder_runtime::{Clock, DeviceError, FlashDevice};
+use larder_settings::Log;
 use tracing::{error, info, warn};
 
 pub(crate) use args::Args;
@@ -42,17 +42,12 @@ enum Asked {
     Reload,
 }
 
-/// Which hits count, as users name it.
-pub(crate) fn parse_objective(text: &str) -> Result<Objective, String> {
-    Objective::named(text).ok_or_else(|| Objective::NAMES.join(" or "))
-}
-
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {
     let given = args.settings()?;
     let child = std::env::var_os(DAEMON).is_some();
     let config = Config::resolve(given.settings, &machine::facts())
         .map_err(|e| CliError::Usage(e.to_string()))?;
-    if args.print_config {
+    if args.list.is_printing() {
         larder_runtime::machine::end_on_broken_pipe();
         return crate::out::print(&config.effective.print());
     }
@@ -60,19 +55,19 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
         return start_daemon();
     }
     let settings = config.effective.clone();
-    let set_level = start_log(&settings, args.verbose, child)?;
+    let set_level = start_log(&settings.log, child)?;
     for name in &given.ignored {
         info!("{name}: accepted for compatibility, without effect");
     }
     machine::raise_descriptor_limit(config.max_connections)?;
-    if settings.enable_coredumps == Some(true) {
+    if settings.enable_coredumps {
         machine::enable_core_dumps()?;
     }
     if let Some(user) = &settings.user {
         let needed = config.flash.is_some() || config.memory_file.is_some() || child;
         machine::become_user(user, needed.then_some(config.data_dir.as_path()))?;
     }
-    if settings.lock_memory == Some(true) {
+    if settings.lock_memory {
         machine::lock_memory()?;
     }
     serve(config, &settings, child, set_level)
@@ -206,7 +201,7 @@ fn serve(
 
 /// The socket of the live page. A default address that is in use costs the page, not the start.
 fn bind_page(config: &Config) -> Result<Option<std::net::TcpListener>, CliError> {
-    let Some(address) = config.http else { return Ok(None) };
+    let Some(address) = &config.http else { return Ok(None) };
     match std::net::TcpListener::bind(address) {
         Ok(socket) => Ok(Some(socket)),
         Err(e) if config.http_explicit => Err(CliError::Runtime(format!(
@@ -358,10 +353,9 @@ fn describe(config: &Config) {
 /// Changes the log level to what memcached's verbosity of this number means.
 type SetLevel = Box<dyn Fn(u32) + Send + Sync>;
 
-fn start_log(settings: &Settings, verbose: u8, child: bool) -> Result<SetLevel, CliError> {
-    let configured = settings.log_level.clone().unwrap_or_else(|| "info".into());
-    let json = settings.log_format.as_deref() == Some("json");
-    let reload = crate::log::start(verbose, &configured, json, !child)?;
+fn start_log(log: &Log, child: bool) -> Result<SetLevel, CliError> {
+    let configured = log.log_level.clone();
+    let reload = crate::log::start(log, !child)?;
     Ok(Box::new(move |verbosity| {
         let level = match u8::try_from(verbosity).ok().map_or(Some("all"), crate::log::of_flags) {
             Some(level) => level,

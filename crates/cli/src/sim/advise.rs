@@ -80,7 +80,7 @@ pub(super) struct AdviseArgs {
     )]
     policies: Vec<String>,
     /// Which hits flashiness seeks where a write budget or a rate is held: requests or bytes. The target counts requests.
-    #[arg(long, value_name = "WHICH", default_value = "requests", value_parser = crate::kv::parse_objective)]
+    #[arg(long, value_name = "WHICH", default_value = "requests")]
     admission_objective: Objective,
     /// Times the reads that a write costs which it has to be worth, for flashiness; 0 for none.
     #[arg(long, value_name = "FACTOR", default_value_t = 0.0)]

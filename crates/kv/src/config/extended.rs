@@ -1,9 +1,9 @@
-//! memcached's `-o` options: those that mean something here become [`Settings`], those that tune memcached's own
+//! memcached's `-o` options: those that mean something here become [`Settings`](super::Settings), those that tune memcached's own
 //! machinery are accepted with a note, and unknown ones are refused as memcached refuses them.
 
 use larder_base::ByteSize;
 
-use super::{ConfigError, Settings};
+use super::ConfigError;
 
 /// Options about memcached's slabs, LRU lists, hash table and extstore threads: Larder has none of these.
 const ACCEPTED: &[&str] = &[
@@ -54,12 +54,16 @@ const ACCEPTED: &[&str] = &[
     "warm_max_factor",
 ];
 
-/// Takes the arguments of `-o`. Returns what they set and the names of those that were accepted without effect.
+/// What `-o` sets: names of settings, and their values as they would be typed.
+pub type Options = Vec<(&'static str, String)>;
+
+/// Takes the arguments of `-o`. Returns what they set, by the names of settings, and the names of those that were accepted
+/// without effect.
 ///
 /// # Errors
 /// [`ConfigError::Option`] for an unknown option or a value that cannot be meant.
-pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>), ConfigError> {
-    let mut settings = Settings::default();
+pub fn extended_options(arguments: &[String]) -> Result<(Options, Vec<String>), ConfigError> {
+    let mut settings = Options::new();
     let mut ignored = Vec::new();
     for option in arguments.iter().flat_map(|a| a.split(',')).filter(|o| !o.is_empty()) {
         let (name, value) = match option.split_once('=') {
@@ -71,51 +75,50 @@ pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>),
             reason: reason.to_owned(),
         };
         let kib = |text: &str| {
-            text.parse::<u32>()
-                .map(|n| ByteSize::kib(n.into()))
-                .map_err(|_| bad("needs a number of KiB"))
+            text.parse::<u32>().map(|n| format!("{n}k")).map_err(|_| bad("needs a number of KiB"))
         };
         let need = || value.filter(|v| !v.is_empty()).ok_or_else(|| bad("needs a value"));
+        let mut set = |key, value: &str| settings.push((key, value.to_owned()));
         match name {
-            "maxconns_fast" => settings.maxconns_fast = Some(true),
-            "no_maxconns_fast" => settings.maxconns_fast = Some(false),
+            "maxconns_fast" => set("maxconns-fast", "true"),
+            "no_maxconns_fast" => set("maxconns-fast", "false"),
             "idle_timeout" => {
-                settings.idle_timeout =
-                    Some(need()?.parse().map_err(|_| bad("needs a number of seconds"))?);
+                let seconds: u32 = need()?.parse().map_err(|_| bad("needs a number of seconds"))?;
+                set("idle-timeout", &seconds.to_string());
             }
-            "lru_crawler" | "modern" => settings.lru_crawler = Some(true),
-            "no_lru_crawler" | "no_modern" => settings.lru_crawler = Some(false),
-            "ssl_chain_cert" => settings.tls_certificate = Some(need()?.into()),
-            "ssl_key" => settings.tls_key = Some(need()?.into()),
-            "ssl_ca_cert" => settings.tls_client_ca = Some(need()?.into()),
+            "lru_crawler" | "modern" => set("lru-crawler", "true"),
+            "no_lru_crawler" | "no_modern" => set("lru-crawler", "false"),
+            "ssl_chain_cert" => set("tls-certificate", need()?),
+            "ssl_key" => set("tls-key", need()?),
+            "ssl_ca_cert" => set("tls-client-ca", need()?),
             // memcached takes 3, "once", for clients that negotiate again, which no TLS library of today lets them.
             "ssl_verify_mode" => {
-                settings.tls_verify = Some(match need()? {
-                    "0" => "none".into(),
-                    "1" => "request".into(),
-                    "2" | "3" => "require".into(),
+                let who = match need()? {
+                    "0" => "none",
+                    "1" => "request",
+                    "2" | "3" => "require",
                     _ => return Err(bad("must be 0 (none), 1 (request), 2 (require) or 3 (once)")),
-                });
+                };
+                set("tls-verify", who);
             }
             "ssl_min_version" => {
-                settings.tls_min_version = Some(match need()? {
-                    "2" | "tlsv1.2" => "1.2".into(),
-                    "3" | "tlsv1.3" => "1.3".into(),
+                let version = match need()? {
+                    "2" | "tlsv1.2" => "1.2",
+                    "3" | "tlsv1.3" => "1.3",
                     "0" | "1" | "tlsv1.0" | "tlsv1.1" => {
                         return Err(bad(
                             "TLS 1.0 and 1.1 are not spoken: give 2 (tlsv1.2) or 3 (tlsv1.3)",
                         ));
                     }
                     _ => return Err(bad("must be 2 (tlsv1.2) or 3 (tlsv1.3)")),
-                });
+                };
+                set("tls-min-version", version);
             }
-            "ssl_ciphers" => settings.tls_ciphers = Some(need()?.into()),
-            "ssl_session_cache" => settings.tls_session_cache = Some(true),
-            "ssl_wbuf_size" => {
-                settings.tls_buffer = Some(kib(need()?)?);
-            }
-            "watcher_logbuf_size" => settings.watcher_logbuf_size = Some(kib(need()?)?),
-            "worker_logbuf_size" => settings.worker_logbuf_size = Some(kib(need()?)?),
+            "ssl_ciphers" => set("tls-ciphers", need()?),
+            "ssl_session_cache" => set("tls-session-cache", "true"),
+            "ssl_wbuf_size" => set("tls-buffer", &kib(need()?)?),
+            "watcher_logbuf_size" => set("watcher-logbuf-size", &kib(need()?)?),
+            "worker_logbuf_size" => set("worker-logbuf-size", &kib(need()?)?),
             "ssl_keyformat" => match need()? {
                 "1" => {}
                 _ => {
@@ -143,8 +146,8 @@ pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>),
                 if size.0 == 0 {
                     return Err(bad("needs a size above zero"));
                 }
-                settings.flash = Some(path.into());
-                settings.flash_size = Some(size);
+                set("flash", path);
+                set("flash-size", &size.0.to_string());
             }
             known if ACCEPTED.contains(&known) => ignored.push(known.to_owned()),
             _ => {
@@ -160,17 +163,21 @@ pub fn extended_options(arguments: &[String]) -> Result<(Settings, Vec<String>),
 
 #[cfg(test)]
 mod tests {
+    use super::super::Settings;
     use super::*;
 
     fn run(text: &str) -> Result<(Settings, Vec<String>), String> {
-        extended_options(&[text.to_owned()]).map_err(|e| e.to_string())
+        let (options, ignored) = extended_options(&[text.to_owned()]).map_err(|e| e.to_string())?;
+        let said: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        let settings = larder_settings::of_sources(&[&said]).map_err(|e| e.to_string())?;
+        Ok((settings, ignored))
     }
 
     #[test]
     fn options_map_or_are_noted() {
         let (s, ignored) =
             run("idle_timeout=3,no_maxconns_fast,slab_automove=0,ext_path=/x/y:64m").unwrap();
-        assert_eq!((s.idle_timeout, s.maxconns_fast), (Some(3), Some(false)));
+        assert_eq!((s.idle_timeout, s.maxconns_fast), (3, false));
         assert_eq!(s.flash_size, Some(ByteSize::mib(64)));
         assert_eq!(s.flash.unwrap().to_str(), Some("/x/y"));
         assert_eq!(ignored, ["slab_automove"]);
@@ -189,10 +196,10 @@ mod tests {
             assert_eq!(s.tls_min_version.as_deref(), Some(wanted));
         }
         let (s, ignored) = run("watcher_logbuf_size=8,worker_logbuf_size=16").unwrap();
-        assert_eq!(s.watcher_logbuf_size, Some(ByteSize::kib(8)));
-        assert_eq!((s.worker_logbuf_size, ignored.len()), (Some(ByteSize::kib(16)), 0));
+        assert_eq!(s.watcher_logbuf_size, ByteSize::kib(8));
+        assert_eq!((s.worker_logbuf_size, ignored.len()), (ByteSize::kib(16), 0));
         let (s, _) = run("ssl_wbuf_size=64,ssl_session_cache").unwrap();
-        assert_eq!((s.tls_buffer, s.tls_session_cache), (Some(ByteSize::kib(64)), Some(true)));
+        assert_eq!((s.tls_buffer, s.tls_session_cache), (ByteSize::kib(64), true));
     }
 
     #[test]

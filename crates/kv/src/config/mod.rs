@@ -1,14 +1,15 @@
 //! The configuration of `larder kv`: sources, defaults that suit the machine, and the checks.
 //!
-//! Flags win over the file, the file over the defaults ([`Settings::or`]). [`Config::resolve`] fills in the defaults
-//! from [`Machine`] and refuses what cannot work, with the arithmetic.
+//! [`Settings`] is the list of what can be set. Flags win over `-o`, that over the file, the file over the defaults
+//! (`larder_settings`). [`Config::resolve`] makes from [`Machine`] what is silent, and refuses what cannot work, with the
+//! arithmetic.
 
 mod extended;
 mod settings;
 mod tables;
 mod tls;
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{Applications, ApplicationsConfig};
 use larder_policy::budget::WriteBudgetConfig;
+use larder_runtime::record::RecordConfig;
+use larder_settings::Refused;
 
-use crate::store::{CaptureConfig, RecordConfig};
-
-pub use extended::extended_options;
+pub use extended::{Options, extended_options};
 pub use settings::Settings;
 pub use tables::{AdmissionSetting, ApplicationsTable};
 pub use tls::{CIPHERS, ClientCertificates, ListenTls, TlsConfig, TlsVersion};
@@ -28,26 +29,6 @@ pub use tls::{CIPHERS, ClientCertificates, ListenTls, TlsConfig, TlsVersion};
 /// Why a configuration was refused: one line naming the thing, its value and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file could not be read.
-    #[error("configuration file '{}' cannot be read: {source}", path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file says something that is not a setting.
-    #[error("configuration file '{}' line {line}: '{key}': {message} (larder kv --print-config shows every key)", path.display())]
-    Parse {
-        /// Which file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// The key on that line.
-        key: String,
-        /// What the parser says.
-        message: String,
-    },
     /// An `-o` option.
     #[error("Illegal suboption \"{option}\": {reason}")]
     Option {
@@ -57,15 +38,8 @@ pub enum ConfigError {
         reason: String,
     },
     /// A value that cannot be meant.
-    #[error("{key} '{value}': {remedy}")]
-    Value {
-        /// Which setting.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What to write instead.
-        remedy: String,
-    },
+    #[error(transparent)]
+    Value(#[from] Refused),
     /// Shares of applications.
     #[error(transparent)]
     Applications(#[from] larder_policy::application::ApplicationError),
@@ -106,6 +80,15 @@ pub enum IoChoice {
     Uring,
     /// A pool of threads.
     Threads,
+}
+
+/// What to capture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CaptureConfig {
+    /// The file; it must not be there yet. Its ending says how it is compressed.
+    pub file: PathBuf,
+    /// Share of the keys, above 0 and at most 1.
+    pub share: f64,
 }
 
 /// The flash tier.
@@ -200,8 +183,8 @@ pub struct Config {
     pub record: Option<RecordConfig>,
     /// Capture a sample of the requests.
     pub capture: Option<CaptureConfig>,
-    /// Live page and metrics.
-    pub http: Option<SocketAddr>,
+    /// Live page and metrics: HOST:PORT.
+    pub http: Option<String>,
     /// Names of the live page, beside `localhost` and addresses.
     pub http_hosts: Vec<String>,
     /// The address was asked for (a taken default is no reason to fail).
@@ -218,7 +201,7 @@ pub const DEFAULT_PORT: u16 = 11211;
 pub const MAX_ITEM_SIZE: u64 = 128 << 20;
 
 fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
-    ConfigError::Value { key, value: value.to_string(), remedy: remedy.into() }
+    Refused::new(key, value, remedy).into()
 }
 
 impl Config {
@@ -227,10 +210,12 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Value`] for the first setting that cannot work.
     pub fn resolve(given: Settings, machine: &Machine) -> Result<Config, ConfigError> {
-        let mut s = given.clone();
+        let mut s = given;
+        let buffer_limit_given = s.buffer_limit.is_some();
+        let http_explicit = s.live_page.http.is_some();
 
         // Network.
-        let udp_port = *s.udp_port.get_or_insert(0);
+        let udp_port = s.udp_port;
         if !(-1..=65535).contains(&udp_port) {
             return Err(value(
                 "udp-port",
@@ -238,12 +223,12 @@ impl Config {
                 "must be between 1 and 65535, 0 for no UDP, or -1 for any free one",
             ));
         }
+        let tcp = s.port.is_some_and(|p| p != 0) || s.listen.is_some() || s.unix_socket.is_none();
         if udp_port != 0 && s.port.is_none() {
             s.port = Some(udp_port);
         }
-        for (set, key) in
-            [(s.auth_file.is_some(), "auth-file"), (s.tls_certificate.is_some(), "tls-certificate")]
-        {
+        let certificate = s.tls.tls_certificate.is_some();
+        for (set, key) in [(s.auth_file.is_some(), "auth-file"), (certificate, "tls-certificate")] {
             if udp_port != 0 && set {
                 return Err(value(
                     "udp-port",
@@ -252,13 +237,9 @@ impl Config {
                 ));
             }
         }
-        let protocol = s.protocol.get_or_insert_with(|| "auto".into()).clone();
-        if !["ascii", "auto", "binary"].contains(&protocol.as_str()) {
-            return Err(value("protocol", protocol, "must be ascii, auto or binary"));
+        if !["ascii", "auto", "binary"].contains(&s.protocol.as_str()) {
+            return Err(value("protocol", s.protocol, "must be ascii, auto or binary"));
         }
-        let tcp = given.port.is_some_and(|p| p != 0)
-            || given.listen.is_some()
-            || given.unix_socket.is_none();
         let port = *s.port.get_or_insert(if tcp { i32::from(DEFAULT_PORT) } else { 0 });
         if !(-1..=65535).contains(&port) {
             return Err(value(
@@ -285,36 +266,27 @@ impl Config {
                 udp.push(ListenAddress { port: udp_port.max(0) as u16, ..address });
             }
         }
-        let mask_text = s.unix_mask.get_or_insert_with(|| "0700".into()).clone();
-        let mask =
-            u32::from_str_radix(&mask_text, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
-                value(
-                    "unix-mask",
-                    &mask_text,
-                    "write octal permissions from 0 to 777, such as 0770",
-                )
-            })?;
+        let mask = u32::from_str_radix(&s.unix_mask, 8).ok().filter(|m| *m <= 0o777);
+        let mask = mask.ok_or_else(|| {
+            let remedy = "write octal permissions from 0 to 777, such as 0770";
+            value("unix-mask", &s.unix_mask, remedy)
+        })?;
         let unix = s.unix_socket.clone().map(|p| (p, mask));
-        let backlog = *s.listen_backlog.get_or_insert(1024);
-        let max_connections = *s.conn_limit.get_or_insert(1024);
-        if max_connections == 0 {
+        if s.conn_limit == 0 {
             return Err(value("conn-limit", 0, "must be greater than 0"));
         }
-        let maxconns_fast = *s.maxconns_fast.get_or_insert(true);
-        let idle_timeout = *s.idle_timeout.get_or_insert(0);
         let threads = *s.threads.get_or_insert(machine.cpus.clamp(1, 4));
         if threads == 0 || threads > 256 {
             return Err(value("threads", threads, "must be between 1 and 256"));
         }
-        let requests_per_event = *s.max_reqs_per_event.get_or_insert(1000);
-        if requests_per_event == 0 {
+        if s.max_reqs_per_event == 0 {
             return Err(value("max-reqs-per-event", 0, "must be greater than 0"));
         }
 
         // Memory.
         let memory =
             s.memory_limit.get_or_insert_with(|| ByteSize(defaults::memory(machine.memory))).0;
-        let item = s.max_item_size.get_or_insert(ByteSize(defaults::MAX_ITEM.into())).0;
+        let item = s.max_item_size.0;
         let fits = defaults::check_memory(memory, item);
         if let Err(e @ SizeError::LittleMemory) = fits {
             return Err(value("memory-limit", ByteSize(memory), e.to_string()));
@@ -328,7 +300,7 @@ impl Config {
         fits.map_err(|e| value("max-item-size", ByteSize(item), e.to_string()))?;
         let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;
         if buffer_limit < 2 * item {
-            if given.buffer_limit.is_some() {
+            if buffer_limit_given {
                 return Err(value(
                     "buffer-limit",
                     ByteSize(buffer_limit),
@@ -338,14 +310,13 @@ impl Config {
             s.buffer_limit = Some(ByteSize(2 * item));
         }
 
-        let delimiter = s.prefix_delimiter.get_or_insert_with(|| ":".into()).clone();
         // memcached's -D takes the first character of whatever follows (its scripts quote it in several ways).
-        let prefix_delimiter = match delimiter.as_bytes() {
+        let prefix_delimiter = match s.prefix_delimiter.as_bytes() {
             [c] if c.is_ascii_graphic() => *c,
             _ => {
                 return Err(value(
                     "prefix-delimiter",
-                    delimiter,
+                    s.prefix_delimiter,
                     "write one printable ASCII character, such as ':'",
                 ));
             }
@@ -355,17 +326,15 @@ impl Config {
         // Flash.
         let data_dir = s.data_dir.get_or_insert_with(|| machine.state_dir.clone()).clone();
         let flash = resolve_flash(&mut s, &data_dir, memory, machine)?;
-        let mut admission = s
-            .admission
-            .get_or_insert_with(|| AdmissionSetting::Name("flashiness".into()))
-            .resolve()
-            .map_err(|e| {
-                let name = match &given.admission {
-                    Some(AdmissionSetting::Name(name)) => name.as_str(),
-                    _ => "",
-                };
-                value("admission", name, e.to_string())
-            })?;
+        let setting =
+            s.admission.take().unwrap_or_else(|| AdmissionSetting::Name("flashiness".into()));
+        let mut admission = setting.resolve().map_err(|e| {
+            let name = match &setting {
+                AdmissionSetting::Name(name) => name.as_str(),
+                AdmissionSetting::Table(_) => "",
+            };
+            value("admission", name, e.to_string())
+        })?;
         let objective = &mut admission.flashiness.objective;
         *objective = *s.admission_objective.get_or_insert(*objective);
         // What is a setting of its own is said there alone.
@@ -373,85 +342,72 @@ impl Config {
         shown.flashiness.objective = Default::default();
         shown.first_fill = true;
         s.admission = Some(AdmissionSetting::Table(Box::new(shown)));
-        let applications =
-            s.applications.get_or_insert_with(Default::default).resolve(prefix_delimiter)?;
+        let applications = s.applications.resolve(prefix_delimiter)?;
         let named: Vec<&str> = listen.iter().filter_map(|l| l.application.as_deref()).collect();
         applications_of_listeners(&applications, &named)?;
-        let clock_bits = *s.clock_bits.get_or_insert(2);
-        if !(1..=2).contains(&clock_bits) {
-            return Err(value("clock-bits", clock_bits, "must be 1 or 2"));
+        if !(1..=2).contains(&s.clock_bits) {
+            return Err(value("clock-bits", s.clock_bits, "must be 1 or 2"));
         }
-        let clock_mode = s.clock_mode.get_or_insert_with(|| "set-max".into()).clone();
-        let clock_increment = match clock_mode.as_str() {
+        let clock_increment = match s.clock_mode.as_str() {
             "set-max" => false,
             "increment" => true,
-            _ => return Err(value("clock-mode", clock_mode, "must be set-max or increment")),
+            _ => return Err(value("clock-mode", s.clock_mode, "must be set-max or increment")),
         };
 
-        let (watcher_bytes, worker_bytes) = resolve_log_buffers(&mut s)?;
-        let record = resolve_record(&mut s)?;
-        let capture = resolve_capture(&mut s)?;
+        let (watcher_bytes, worker_bytes) = resolve_log_buffers(&s)?;
+        let record = s.recording.config()?;
+        // Written so that NaN falls outside.
+        if !(s.capture_share > 0.0 && s.capture_share <= 1.0) {
+            let must = "must be above 0 and at most 1";
+            return Err(value("capture-share", s.capture_share, must));
+        }
         let memory_file = resolve_memory_file(&s, flash.as_ref())?;
 
-        let http_text = s.http.get_or_insert_with(|| DEFAULT_HTTP.into()).clone();
-        let http = match http_text.as_str() {
-            "off" | "none" => None,
-            text => Some(text.parse::<SocketAddr>().map_err(|_| {
-                value("http", text, "write ADDRESS:PORT, such as 127.0.0.1:11280, or off")
-            })?),
-        };
-        let level = s.log_level.get_or_insert_with(|| "info".into()).clone();
-        if !["error", "warn", "info", "debug", "trace", "all"].contains(&level.as_str()) {
-            let must = "must be error, warn, info, debug, trace or all";
-            return Err(value("log-level", level, must));
-        }
-        let format = s.log_format.get_or_insert_with(|| "text".into()).clone();
-        if !["text", "json"].contains(&format.as_str()) {
-            return Err(value("log-format", format, "must be text or json"));
-        }
-        let config = Config {
+        let http = s.live_page.address(DEFAULT_HTTP)?.map(str::to_owned);
+        s.live_page.http.get_or_insert_with(|| DEFAULT_HTTP.into());
+        Ok(Config {
             udp,
-            binary_only: protocol == "binary",
+            binary_only: s.protocol == "binary",
             listen,
             unix,
-            backlog,
-            max_connections,
-            maxconns_fast,
-            idle_timeout: (idle_timeout > 0).then(|| Duration::from_secs(u64::from(idle_timeout))),
+            backlog: s.listen_backlog,
+            max_connections: s.conn_limit,
+            maxconns_fast: s.maxconns_fast,
+            idle_timeout: (s.idle_timeout > 0)
+                .then(|| Duration::from_secs(u64::from(s.idle_timeout))),
             threads,
-            requests_per_event,
+            requests_per_event: s.max_reqs_per_event,
             memory,
             max_item_size: item as u32,
             buffer_limit: s.buffer_limit.map_or(buffer_limit, |b| b.0),
-            evict: !*s.disable_evictions.get_or_insert(false),
-            flush_enabled: !*s.disable_flush_all.get_or_insert(false),
-            dump_enabled: !*s.disable_dumping.get_or_insert(false),
-            cas_enabled: !*s.disable_cas.get_or_insert(false),
-            watch_enabled: !*s.disable_watch.get_or_insert(false),
+            evict: !s.disable_evictions,
+            flush_enabled: !s.disable_flush_all,
+            dump_enabled: !s.disable_dumping,
+            cas_enabled: !s.disable_cas,
+            watch_enabled: !s.disable_watch,
             watcher_bytes,
             worker_bytes,
-            lru_crawler: *s.lru_crawler.get_or_insert(true),
-            shutdown_enabled: *s.enable_shutdown.get_or_insert(false),
-            debugtime_enabled: *s.enable_debugtime.get_or_insert(false),
+            lru_crawler: s.lru_crawler,
+            shutdown_enabled: s.enable_shutdown,
+            debugtime_enabled: s.enable_debugtime,
             prefix_delimiter,
-            stats_detail: *s.stats_detail.get_or_insert(false),
+            stats_detail: s.stats_detail,
             auth_file: s.auth_file.clone(),
             tls,
             data_dir,
             flash,
             admission,
             applications,
-            clock_bits,
+            clock_bits: s.clock_bits,
             clock_increment,
             memory_file,
             record,
-            capture,
+            capture: s.capture(),
             http,
-            http_hosts: s.http_host.clone().unwrap_or_default(),
-            http_explicit: given.http.is_some(),
-            effective: Settings::default(),
-        };
-        Ok(Config { effective: s, ..config })
+            http_hosts: s.live_page.http_host.clone(),
+            http_explicit,
+            effective: s,
+        })
     }
 }
 
@@ -471,27 +427,13 @@ fn applications_of_listeners(
 
 /// Bytes of log lines for each connection that watches, and for each worker: memcached's sizes, between what holds some lines
 /// and what twenty watchers may take without being thought of.
-fn resolve_log_buffers(s: &mut Settings) -> Result<(usize, usize), ConfigError> {
-    let sized = |key, given: &mut Option<ByteSize>, default| {
-        let size = *given.get_or_insert(ByteSize::kib(default));
-        match size.0 {
-            0x1000..=0x400_0000 => Ok(size.0 as usize),
-            _ => Err(value(key, size, "must be between 4 KiB and 64 MiB")),
-        }
+fn resolve_log_buffers(s: &Settings) -> Result<(usize, usize), ConfigError> {
+    let sized = |key, size: ByteSize| match size.0 {
+        0x1000..=0x400_0000 => Ok(size.0 as usize),
+        _ => Err(value(key, size, "must be between 4 KiB and 64 MiB")),
     };
-    let watcher = sized("watcher-logbuf-size", &mut s.watcher_logbuf_size, 256)?;
-    Ok((watcher, sized("worker-logbuf-size", &mut s.worker_logbuf_size, 64)?))
-}
-
-/// Less is not worth a file: a chunk of every stream should fit.
-const LEAST_RECORD: u64 = 4 << 20;
-
-fn resolve_record(s: &mut Settings) -> Result<Option<RecordConfig>, ConfigError> {
-    let limit = s.record_limit.get_or_insert(ByteSize::gib(8)).0;
-    if limit < LEAST_RECORD {
-        return Err(value("record-limit", ByteSize(limit), "must be at least 4 MiB"));
-    }
-    Ok(s.record.clone().map(|file| RecordConfig { file, limit }))
+    let watcher = sized("watcher-logbuf-size", s.watcher_logbuf_size)?;
+    Ok((watcher, sized("worker-logbuf-size", s.worker_logbuf_size)?))
 }
 
 fn resolve_memory_file(
@@ -513,20 +455,11 @@ fn resolve_memory_file(
         let why = "or FILE.meta beside it, is the pidfile too: name another file";
         return Err(value("memory-file", shown, why));
     }
-    if s.record.is_some() {
+    if s.recording.record.is_some() {
         let why = "goes not together with record, which begins with an empty cache: leave one of them out";
         return Err(value("memory-file", shown, why));
     }
     Ok(Some(file.clone()))
-}
-
-fn resolve_capture(s: &mut Settings) -> Result<Option<CaptureConfig>, ConfigError> {
-    let share = *s.capture_share.get_or_insert(0.01);
-    // Written so that NaN falls outside.
-    if !(share > 0.0 && share <= 1.0) {
-        return Err(value("capture-share", share, "must be above 0 and at most 1"));
-    }
-    Ok(s.capture.clone().map(|file| CaptureConfig { file, share }))
 }
 
 fn resolve_flash(
@@ -536,12 +469,12 @@ fn resolve_flash(
     machine: &Machine,
 ) -> Result<Option<FlashConfig>, ConfigError> {
     let path = s.flash.get_or_insert_with(|| data_dir.join("flash")).clone();
-    let object_size = s.flash_object_size.get_or_insert(ByteSize(defaults::OBJECT_SIZE.into())).0;
+    let object_size = s.flash_object_size.0;
     if !(64..=1 << 24).contains(&object_size) {
         return Err(value("flash-object-size", object_size, "must be between 64 bytes and 16 MiB"));
     }
-    let budget = resolve_budget(s)?;
-    let io = match s.io.get_or_insert_with(|| "auto".into()).as_str() {
+    let budget = s.drive.budget()?;
+    let io = match s.io.as_str() {
         "auto" => IoChoice::Auto,
         "uring" => IoChoice::Uring,
         "threads" => IoChoice::Threads,
@@ -567,69 +500,8 @@ fn resolve_flash(
             .map_err(|e| value("flash-size", ByteSize(size), e.to_string()))?;
         s.flash_size = Some(ByteSize(size));
     }
-    let format = s.format_flash.unwrap_or(false);
+    let format = s.format_flash;
     Ok(Some(FlashConfig { path, size, object_size: object_size as u32, budget, io, format }))
-}
-
-/// The write budget. Every range is written so that NaN falls outside it.
-fn resolve_budget(s: &mut Settings) -> Result<WriteBudgetConfig, ConfigError> {
-    let mut budget = WriteBudgetConfig::default();
-    match (s.endurance_tbw, s.endurance_dwpd) {
-        (Some(_), Some(d)) => {
-            return Err(value(
-                "endurance-dwpd",
-                d,
-                "give either endurance-tbw or endurance-dwpd, not both",
-            ));
-        }
-        (Some(t), None) if t > 0.0 && t <= 1e7 => budget.tbw = Some(ByteSize((t * 1e12) as u64)),
-        (Some(t), None) => {
-            return Err(value("endurance-tbw", t, "must be a positive number of terabytes"));
-        }
-        (None, Some(d)) if d > 0.0 && d <= 1000.0 => budget.dwpd = Some(d),
-        (None, Some(d)) => {
-            return Err(value(
-                "endurance-dwpd",
-                d,
-                "must be a positive number of drive writes per day, at most 1000",
-            ));
-        }
-        (None, None) => {}
-    }
-    let ranged = |key, given: &mut Option<f64>, default: f64, low: f64, high: f64, must: &str| {
-        let x = *given.get_or_insert(default);
-        if x >= low && x <= high { Ok(x) } else { Err(value(key, x, must)) }
-    };
-    let years = "must be between 0.01 and 100";
-    budget.years =
-        ranged("endurance-years", &mut s.endurance_years, budget.years, 0.01, 100.0, years)?;
-    budget.warranty_years = ranged(
-        "endurance-warranty-years",
-        &mut s.endurance_warranty_years,
-        budget.warranty_years,
-        0.01,
-        100.0,
-        years,
-    )?;
-    budget.device_write_amplification = ranged(
-        "device-write-amplification",
-        &mut s.device_write_amplification,
-        budget.device_write_amplification,
-        1.0,
-        100.0,
-        "must be between 1 and 100",
-    )?;
-    budget.burst_hours = ranged(
-        "burst-hours",
-        &mut s.burst_hours,
-        budget.burst_hours,
-        0.01,
-        720.0,
-        "must be between 0.01 and 720",
-    )?;
-    budget.first_fill = *s.first_fill.get_or_insert(budget.first_fill);
-    budget.drive_capacity = s.drive_capacity.unwrap_or(budget.drive_capacity);
-    Ok(budget)
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `app=NAME:` and `notls:`.
@@ -682,6 +554,7 @@ fn parse_listen(text: &str, default_port: u16) -> Result<ListenAddress, ConfigEr
 #[cfg(test)]
 mod tests {
     use larder_policy::admission::Objective;
+    use larder_settings::{DriveLife, LivePage, Tls};
 
     use super::*;
 
@@ -732,8 +605,8 @@ mod tests {
     fn the_effective_configuration_resolves_to_itself() {
         let c = Config::resolve(Settings::default(), &machine()).unwrap();
         let text = c.effective.print();
-        let again =
-            Config::resolve(Settings::parse(&text, Path::new("p")).unwrap(), &machine()).unwrap();
+        let read = larder_settings::of_file(&text, Path::new("p")).unwrap();
+        let again = Config::resolve(read, &machine()).unwrap();
         assert_eq!(again.effective, c.effective);
     }
 
@@ -784,16 +657,14 @@ mod tests {
     #[test]
     fn impossible_values_say_why() {
         let base = || Settings { flash: Some("none".into()), ..Settings::default() };
+        let drive = |drive| Settings { drive, ..base() };
         let cases: Vec<(Settings, &[&str])> = vec![
             (Settings { threads: Some(0), ..base() }, &["threads '0'", "between"]),
-            (Settings { max_item_size: Some(ByteSize(1000)), ..base() }, &["1000", "1024"]),
-            (
-                Settings { max_item_size: Some(ByteSize::mib(256)), ..base() },
-                &["256 MiB", "128 MiB"],
-            ),
+            (Settings { max_item_size: ByteSize(1000), ..base() }, &["1000", "1024"]),
+            (Settings { max_item_size: ByteSize::mib(256), ..base() }, &["256 MiB", "128 MiB"]),
             (
                 Settings {
-                    max_item_size: Some(ByteSize::mib(40)),
+                    max_item_size: ByteSize::mib(40),
                     memory_limit: Some(ByteSize::mib(64)),
                     ..base()
                 },
@@ -809,23 +680,36 @@ mod tests {
                 &["68719476736 B / 280 B", "64 MiB", "flash-object-size"],
             ),
             (
-                Settings { tls_key: Some("/k".into()), ..base() },
+                Settings { tls: Tls { tls_key: Some("/k".into()), ..Tls::default() }, ..base() },
                 &["tls-key '/k'", "tls-certificate"],
             ),
-            (Settings { http: Some("nowhere".into()), ..base() }, &["http 'nowhere'", "off"]),
-            (Settings { unix_mask: Some("9".into()), ..base() }, &["unix-mask '9'", "octal"]),
             (
-                Settings { endurance_tbw: Some(1.0), endurance_dwpd: Some(1.0), ..base() },
+                Settings {
+                    live_page: LivePage { http: Some("nowhere".into()), ..LivePage::default() },
+                    ..base()
+                },
+                &["http 'nowhere'", "off"],
+            ),
+            (Settings { unix_mask: "9".into(), ..base() }, &["unix-mask '9'", "octal"]),
+            (
+                drive(DriveLife {
+                    endurance_tbw: Some(1.0),
+                    endurance_dwpd: Some(1.0),
+                    ..DriveLife::default()
+                }),
                 &["not both"],
             ),
-            (Settings { io: Some("aio".into()), ..base() }, &["io 'aio'", "uring"]),
+            (Settings { io: "aio".into(), ..base() }, &["io 'aio'", "uring"]),
             (
-                Settings { watcher_logbuf_size: Some(ByteSize(5)), ..base() },
+                Settings { watcher_logbuf_size: ByteSize(5), ..base() },
                 &["watcher-logbuf-size '5 B'", "4 KiB"],
             ),
-            (Settings { burst_hours: Some(0.0), ..base() }, &["burst-hours '0'", "720"]),
             (
-                Settings { device_write_amplification: Some(f64::NAN), ..base() },
+                drive(DriveLife { burst_hours: 0.0, ..DriveLife::default() }),
+                &["burst-hours '0'", "720"],
+            ),
+            (
+                drive(DriveLife { device_write_amplification: f64::NAN, ..DriveLife::default() }),
                 &["device-write-amplification 'NaN'", "between 1"],
             ),
             (

@@ -1,312 +1,338 @@
-//! What an operator may set, in one list: each setting is a key of the configuration file and a long flag of the same
-//! name. [`Settings`] holds what one source (flags, `-o`, file) said; sources are laid over each other with
-//! [`Settings::or`] and completed into a [`Config`](super::Config).
+//! What an operator may set, in one list: the flags of `larder kv`, the keys of its file, and what `--print-config` and
+//! docs/kv-settings.md show. [`Config::resolve`](super::Config::resolve) completes and checks it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use clap::ArgAction::SetFalse;
 use larder_base::ByteSize;
+use larder_engine::kv::node::defaults;
 use larder_policy::admission::Objective;
-use serde::{Deserialize, Serialize};
+use larder_settings::{
+    DriveLife, LivePage, Log, Misplaced, Recording, SettingsList, Table, Tls, default_is,
+};
+use serde::Serialize;
 
-use super::ConfigError;
 use super::tables::{self, AdmissionSetting, ApplicationsTable};
+use super::{CaptureConfig, DEFAULT_HTTP};
 
-macro_rules! settings {
-    ($( $(#[doc = $doc:literal])+ $name:ident : $ty:ty ),* $(,)?) => {
-        /// What one source of configuration says; `None` where it is silent.
-        #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-        #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-        pub struct Settings {
-            $( $(#[doc = $doc])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name: Option<$ty>, )*
-        }
+/// What an operator says. What is `None` is made from the machine, or from other settings.
+#[derive(Clone, Debug, PartialEq, clap::Args, Serialize)]
+#[command(mut_arg("http", |arg| default_is(arg, DEFAULT_HTTP)))]
+#[serde(rename_all = "kebab-case")]
+pub struct Settings {
+    /// TCP port to listen on (0: none, -1: any free one) [default: 11211, none beside a Unix socket]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "NUM",
+        help_heading = "Network",
+        allow_negative_numbers = true
+    )]
+    pub port: Option<i32>,
+    /// Address to listen on: host, host:port or [v6]:port, comma separated; before it notls: for a plain port beside
+    /// TLS ones, btls: for TLS without clients' certificates, mtls: for TLS that requires them, app=NAME: for requests that all belong to the application NAME, whatever the keys' prefixes say [default: 127.0.0.1,::1]
+    #[arg(short = 'l', long, value_name = "ADDR", help_heading = "Network", value_delimiter = ',')]
+    pub listen: Option<Vec<String>>,
+    /// Unix socket to listen on (instead of TCP, unless a port is given too)
+    #[arg(short = 's', long, value_name = "PATH", help_heading = "Network")]
+    pub unix_socket: Option<PathBuf>,
+    /// Permissions of the Unix socket, octal
+    #[arg(
+        short = 'a',
+        long,
+        value_name = "MASK",
+        help_heading = "Network",
+        default_value = "0700"
+    )]
+    pub unix_mask: String,
+    /// UDP port to serve too (0: none, -1: any free one); without a TCP port it is that one too
+    #[arg(
+        short = 'U',
+        long,
+        value_name = "NUM",
+        help_heading = "Network",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
+    pub udp_port: i32,
+    /// Most connections at a time
+    #[arg(short = 'c', long, value_name = "NUM", help_heading = "Network", default_value_t = 1024)]
+    pub conn_limit: u32,
+    /// Connections that may wait to be accepted
+    #[arg(short = 'b', long, value_name = "NUM", help_heading = "Network", default_value_t = 1024)]
+    pub listen_backlog: u32,
+    /// Leave connections over the limit waiting instead of refusing them with an error
+    #[arg(long = "no-maxconns-fast", help_heading = "Network", action = SetFalse)]
+    pub maxconns_fast: bool,
+    /// Close connections that are silent for this many seconds (0: never)
+    #[arg(long, value_name = "SECONDS", help_heading = "Network", default_value_t = 0)]
+    pub idle_timeout: u32,
+    /// Protocol: ascii or auto; binary, which is not spoken, tells every client so and closes
+    #[arg(
+        short = 'B',
+        long,
+        value_name = "NAME",
+        help_heading = "Network",
+        default_value = "auto"
+    )]
+    pub protocol: String,
+    /// Clients must authenticate by a first set: a file of user:password lines
+    #[arg(short = 'Y', long, value_name = "FILE", help_heading = "Network")]
+    pub auth_file: Option<PathBuf>,
 
-        impl Settings {
-            fn fill(self, lower: Settings) -> Settings {
-                Settings { $( $name: self.$name.or(lower.$name), )* }
-            }
+    /// Certificate, key and authorities.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tls: Tls,
+    /// Whether clients must show a certificate that --tls-client-ca signed: none, request (whoever shows one must show a good
+    /// one), require [default: require with --tls-client-ca, else none]
+    #[arg(long, value_name = "WHO", help_heading = "TLS")]
+    pub tls_verify: Option<String>,
+    /// Lowest version of TLS: 1.2 or 1.3 [default: 1.2]
+    #[arg(long, value_name = "VERSION", help_heading = "TLS")]
+    pub tls_min_version: Option<String>,
+    /// Cipher suites of TLS 1.2, by OpenSSL's names, separated by colons; those of TLS 1.3 are always on [default: all six]
+    #[arg(long, value_name = "LIST", help_heading = "TLS")]
+    pub tls_ciphers: Option<String>,
+    /// Let TLS clients resume their sessions
+    #[arg(long, help_heading = "TLS")]
+    pub tls_session_cache: bool,
+    /// Bytes that TLS may hold for a connection that does not take its answers
+    #[arg(long, value_name = "SIZE", help_heading = "TLS", default_value = "16k")]
+    pub tls_buffer: ByteSize,
 
-            /// Every key (as the file spells it) with its description, in the order of the list.
-            pub const KEYS: &'static [(&'static str, &'static [&'static str])] =
-                &[ $( (stringify!($name), &[$($doc),+]), )* ];
-        }
-    };
+    /// DRAM for objects and the flash index: MiB, or a size such as 4g; a file's number counts bytes [default: an eighth of
+    /// the memory]
+    #[arg(
+        short = 'm',
+        long,
+        value_name = "SIZE",
+        help_heading = "Cache",
+        value_parser = megabytes,
+        allow_negative_numbers = true
+    )]
+    pub memory_limit: Option<ByteSize>,
+    /// Largest object: bytes, or a size such as 2m, from 1k to 128m
+    #[arg(
+        short = 'I',
+        long,
+        value_name = "SIZE",
+        help_heading = "Cache",
+        default_value_t = ByteSize(defaults::MAX_ITEM.into())
+    )]
+    pub max_item_size: ByteSize,
+    /// DRAM for large requests being received and large replies being sent, each, beyond 16 KiB per connection
+    /// [default: 32m, at least two of the largest objects]
+    #[arg(long, value_name = "SIZE", help_heading = "Cache")]
+    pub buffer_limit: Option<ByteSize>,
+    /// Answer an error when memory is full instead of evicting
+    #[arg(short = 'M', long, help_heading = "Cache")]
+    pub disable_evictions: bool,
+    /// Keep what is in DRAM over a restart: a stop in good order writes FILE and FILE.meta, the next start on the same data
+    /// directory reads them (what is on flash is kept without it)
+    #[arg(short = 'e', long, value_name = "FILE", help_heading = "Cache")]
+    pub memory_file: Option<PathBuf>,
+    /// Leave expired objects in DRAM until they are asked for or evicted, instead of removing them in the background (clients'
+    /// lru_crawler enable and disable change it)
+    #[arg(long = "no-lru-crawler", help_heading = "Cache", action = SetFalse)]
+    pub lru_crawler: bool,
+    /// Disable the flush_all command
+    #[arg(short = 'F', long, help_heading = "Cache")]
+    pub disable_flush_all: bool,
+    /// Disable the listing of keys (lru_crawler metadump, mgdump) and stats detail
+    #[arg(short = 'X', long, help_heading = "Cache")]
+    pub disable_dumping: bool,
+    /// Disable the watch command
+    #[arg(short = 'W', long, help_heading = "Cache")]
+    pub disable_watch: bool,
+    /// Log lines that are held for each connection that watches; beyond, they are skipped and counted
+    #[arg(long, value_name = "SIZE", help_heading = "Cache", default_value = "256k")]
+    pub watcher_logbuf_size: ByteSize,
+    /// Log lines that are held for each worker thread until its turn ends; beyond, they are dropped and counted
+    #[arg(long, value_name = "SIZE", help_heading = "Cache", default_value = "64k")]
+    pub worker_logbuf_size: ByteSize,
+    /// Give objects no CAS: gets shows 0, and cas finds no match
+    #[arg(short = 'C', long, help_heading = "Cache")]
+    pub disable_cas: bool,
+    /// Enable the shutdown command
+    #[arg(short = 'A', long, help_heading = "Cache")]
+    pub enable_shutdown: bool,
+    /// Character that ends the prefix of a key, for `stats detail` (turned on by this flag, not by a file) and applications
+    #[arg(
+        short = 'D',
+        long,
+        value_name = "CHAR",
+        help_heading = "Cache",
+        visible_alias = "app-delimiter",
+        default_value = ":"
+    )]
+    pub prefix_delimiter: String,
+    /// Count requests by prefix from the start (a client's `stats detail on` turns it on later)
+    #[arg(long, help_heading = "Cache")]
+    pub stats_detail: bool,
+    /// Accept the debugtime command, which moves the clock: for test suites
+    #[arg(long, hide = true)]
+    pub enable_debugtime: bool,
+
+    /// Where state is kept: lock file, checkpoint, and the flash file unless --flash names another [default:
+    /// $STATE_DIRECTORY, /var/lib/larder as root, else ~/.local/state/larder]
+    #[arg(long, value_name = "DIR", help_heading = "Flash")]
+    pub data_dir: Option<PathBuf>,
+    /// File or block device used as flash; none for DRAM alone [default: DATA-DIR/flash]
+    #[arg(long, value_name = "PATH", help_heading = "Flash")]
+    pub flash: Option<PathBuf>,
+    /// Bytes of flash to use [default: all of what exists, else a quarter of the free space, at most 64g]
+    #[arg(long, value_name = "SIZE", help_heading = "Flash")]
+    pub flash_size: Option<ByteSize>,
+    /// Format the flash whatever it holds, a file with another --flash-size too: everything on it is lost
+    #[arg(long, help_heading = "Flash")]
+    pub format_flash: bool,
+    /// Mean size of an object on flash (key, value, header), for which the index is sized
+    #[arg(
+        long,
+        value_name = "SIZE",
+        help_heading = "Flash",
+        default_value_t = ByteSize(defaults::OBJECT_SIZE.into())
+    )]
+    pub flash_object_size: ByteSize,
+    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate or all; a file may
+    /// have a table instead, with the policy's parameters [default: flashiness]
+    #[arg(long, value_name = "POLICY", help_heading = "Flash")]
+    pub admission: Option<AdmissionSetting>,
+    /// Which hits flashiness seeks where a write budget is held: requests or bytes [default: requests]
+    #[arg(long, value_name = "WHICH", help_heading = "Flash")]
+    pub admission_objective: Option<Objective>,
+    /// How many bits of rank each object has: 1 or 2
+    #[arg(long, value_name = "N", help_heading = "Flash", default_value_t = 2)]
+    pub clock_bits: u8,
+    /// What a read does to an object's rank: set-max (LRU-like) or increment (MFU-like)
+    #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "set-max")]
+    pub clock_mode: String,
+    /// How flash is read: auto, uring or threads
+    #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "auto")]
+    pub io: String,
+
+    /// The drive's life.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub drive: DriveLife,
+
+    /// Worker threads [default: the number of processors, at most 4]
+    #[arg(short = 't', long, value_name = "NUM", help_heading = "Process")]
+    pub threads: Option<usize>,
+    /// Most requests taken from one connection before their answers are sent and others have their turn (16 KiB of answers end
+    /// a turn as well)
+    #[arg(short = 'R', long, value_name = "NUM", help_heading = "Process", default_value_t = 1000)]
+    pub max_reqs_per_event: u32,
+    /// User to run as when started by root
+    #[arg(short = 'u', long, value_name = "USER", help_heading = "Process")]
+    pub user: Option<String>,
+    /// Write the process id to a file
+    #[arg(short = 'P', long, value_name = "FILE", help_heading = "Process")]
+    pub pidfile: Option<PathBuf>,
+    /// Keep all memory from being swapped out
+    #[arg(short = 'k', long, help_heading = "Process")]
+    pub lock_memory: bool,
+    /// Raise the limit on core dumps
+    #[arg(short = 'r', long, help_heading = "Process")]
+    pub enable_coredumps: bool,
+
+    /// The live page.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub live_page: LivePage,
+    /// The log.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub log: Log,
+    /// Recording.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub recording: Recording,
+    /// Capture the requests of a sample of the keys, hashed, in a new file: a trace for larder trace and larder sim
+    #[arg(long, value_name = "FILE", help_heading = "Recording")]
+    pub capture: Option<PathBuf>,
+    /// Share of the keys whose requests are captured
+    #[arg(long, value_name = "SHARE", help_heading = "Recording", default_value_t = 0.01)]
+    pub capture_share: f64,
+
+    /// Applications' shares, which a file alone can say.
+    #[arg(skip)]
+    pub applications: ApplicationsTable,
 }
 
-settings! {
-    /// Addresses to listen on: host, host:port or [v6]:port; notls: before it for a plain port beside TLS ones, btls: for TLS
-    /// that asks clients for no certificate, mtls: for TLS that requires one. After app=NAME: all that comes in there belongs to the application NAME, whatever the keys' prefixes say.
-    listen: Vec<String>,
-    /// TCP port; 0 for no TCP, -1 for one that the system chooses.
-    port: i32,
-    /// UDP port; 0 for no UDP, -1 for one that the system chooses. Without an explicit port it is also the TCP port.
-    udp_port: i32,
-    /// Protocol: ascii or auto; binary is accepted and its clients are told that it is not spoken.
-    protocol: String,
-    /// Path of a Unix socket. Without an explicit port it takes the place of TCP.
-    unix_socket: PathBuf,
-    /// Permissions of the Unix socket, octal.
-    unix_mask: String,
-    /// Connections that may wait to be accepted.
-    listen_backlog: u32,
-    /// Most connections at a time.
-    conn_limit: u32,
-    /// Refuse a connection over the limit with an error, instead of leaving it to wait.
-    maxconns_fast: bool,
-    /// Close a connection that has been silent for this many seconds; 0 for never.
-    idle_timeout: u32,
-    /// Worker threads.
-    threads: usize,
-    /// Requests taken from one connection before their answers are sent and the others have their turn (16 KiB of
-    /// answers end a turn as well).
-    max_reqs_per_event: u32,
-    /// DRAM for objects and the flash index.
-    memory_limit: ByteSize,
-    /// Largest object.
-    max_item_size: ByteSize,
-    /// DRAM for requests being received and replies being sent, each, beyond 16 KiB per connection.
-    buffer_limit: ByteSize,
-    /// Answer an error when DRAM is full, instead of evicting.
-    disable_evictions: bool,
-    /// Refuse flush_all.
-    disable_flush_all: bool,
-    /// Refuse to list keys (lru_crawler metadump and mgdump) and to count by prefix (stats detail).
-    disable_dumping: bool,
-    /// Give objects no CAS: it is 0, and what compares it finds no match.
-    disable_cas: bool,
-    /// Refuse the watch command.
-    disable_watch: bool,
-    /// Log lines that are held for each connection that watches; beyond, they are skipped and counted.
-    watcher_logbuf_size: ByteSize,
-    /// Log lines that are held for each worker thread until its turn ends; beyond, they are dropped and counted.
-    worker_logbuf_size: ByteSize,
-    /// Remove expired objects from DRAM in the background (lru_crawler enable and disable change it while serving).
-    lru_crawler: bool,
-    /// Accept the shutdown command.
-    enable_shutdown: bool,
-    /// Accept the debugtime command, which moves the clock (for test suites only).
-    enable_debugtime: bool,
-    /// What ends the prefix of a key: for `stats detail`, and for telling applications apart.
-    prefix_delimiter: String,
-    /// Count requests by prefix from the start (`stats detail on` turns it on later).
-    stats_detail: bool,
-    /// File of user:password lines; clients must authenticate by a first set.
-    auth_file: PathBuf,
-    /// Certificate chain, PEM: turns TLS on for TCP.
-    tls_certificate: PathBuf,
-    /// Private key of the certificate, PEM.
-    tls_key: PathBuf,
-    /// CA certificates, PEM: clients must show a certificate that one of them signed.
-    tls_client_ca: PathBuf,
-    /// Whether clients must show a certificate that tls-client-ca signed: none, request (whoever shows one must show a good
-    /// one) or require. Without it: require where there is a tls-client-ca.
-    tls_verify: String,
-    /// The lowest version of TLS: 1.2 or 1.3.
-    tls_min_version: String,
-    /// Cipher suites of TLS 1.2, by OpenSSL's names, separated by colons (those of TLS 1.3 are always on).
-    tls_ciphers: String,
-    /// Let TLS clients resume their sessions.
-    tls_session_cache: bool,
-    /// Bytes that TLS may hold for a connection that does not take its answers.
-    tls_buffer: ByteSize,
-    /// Where Larder keeps its state: lock file, checkpoint, and the flash file unless `flash` names another.
-    data_dir: PathBuf,
-    /// File that keeps what is in DRAM over a restart, with FILE.meta beside it: both are written by a stop in good order. (What is
-    /// on flash is kept without it.)
-    memory_file: PathBuf,
-    /// File or block device that is the flash; "none" for DRAM alone.
-    flash: PathBuf,
-    /// Bytes of flash to use (a file is created at this size; a device is used whole unless told otherwise).
-    flash_size: ByteSize,
-    /// Format the flash whatever it holds: what is on it is lost.
-    format_flash: bool,
-    /// Mean size of an object on flash (key, value, header), for which the flash index is sized.
-    flash_object_size: ByteSize,
-    /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate, all; or a
-    /// table that has the policy's parameters too.
-    admission: AdmissionSetting,
-    /// Which hits flashiness seeks where a write budget or a rate is held: requests or bytes.
-    admission_objective: Objective,
-    /// Shares of the cache by application (the prefix of a key; "default" for keys without one, "other" beyond 255):
-    /// [applications.shares.NAME] with floor, below which others cannot evict it, and ceiling, above which it does not
-    /// grow, as fractions of the cache.
-    applications: ApplicationsTable,
-    /// Rated endurance of the flash in terabytes written.
-    endurance_tbw: f64,
-    /// Rated endurance of the flash in drive writes per day over its warranty, instead of terabytes written.
-    endurance_dwpd: f64,
-    /// Years that the flash should last.
-    endurance_years: f64,
-    /// Years of warranty that endurance-dwpd is stated for.
-    endurance_warranty_years: f64,
-    /// Capacity of the whole drive, to which endurance-dwpd refers; without it, the flash given to the cache.
-    drive_capacity: ByteSize,
-    /// Bytes that the drive is expected to program on NAND for each byte written to it.
-    device_write_amplification: f64,
-    /// Hours of write budget that may be saved up for a burst.
-    burst_hours: f64,
-    /// Let an empty cache be filled once, ahead of the write budget and with what admission would turn away.
-    first_fill: bool,
-    /// Bits of CLOCK per object: how many reads deep an object's rank may grow (1 or 2).
-    clock_bits: u8,
-    /// What a read does to an object's rank: set-max (to the highest, as LRU) or increment (one up, as MFU).
-    clock_mode: String,
-    /// How flash is read: auto, uring, threads.
-    io: String,
-    /// File to record the run in, for `larder sim replay`; it must not be there yet, and the cache must be empty.
-    record: PathBuf,
-    /// Bytes at which recording ends.
-    record_limit: ByteSize,
-    /// File to capture a sample of the requests in, as a trace; it must not be there yet.
-    capture: PathBuf,
-    /// Share of the keys whose requests are captured.
-    capture_share: f64,
-    /// Address of the live page and of /metrics; "off" for none.
-    http: String,
-    /// Names by which the live page is asked for, beside localhost and addresses; "*" for any.
-    http_host: Vec<String>,
-    /// User to run as when started by root.
-    user: String,
-    /// File to write the process id to.
-    pidfile: PathBuf,
-    /// Keep all memory from being swapped out.
-    lock_memory: bool,
-    /// Raise the limit on core dumps.
-    enable_coredumps: bool,
-    /// Log level: error, warn, info, debug, trace, or all (what libraries say too). RUST_LOG and -v win over it.
-    log_level: String,
-    /// Log format: text, json.
-    log_format: String,
+impl Default for Settings {
+    fn default() -> Settings {
+        larder_settings::defaults()
+    }
+}
+
+impl SettingsList for Settings {
+    const COMMAND: &'static str = "larder kv";
+    const TABLES: &'static [Table] = tables::TABLES;
+
+    fn read_tables(&mut self, text: &str) -> Result<(), Misplaced> {
+        let found = tables::Tables::read(text)?;
+        if let Some(table) = found.admission {
+            let named = self.admission.take();
+            self.admission = Some(match named {
+                Some(named) => named.over(&table),
+                None => table,
+            });
+        }
+        if let Some(table) = found.applications {
+            let delimiter = self.prefix_delimiter.bytes().next().unwrap_or(b':');
+            tables::check_shares(text, &table, delimiter)?;
+            self.applications = table;
+        }
+        Ok(())
+    }
+
+    /// memcached's flag counts MiB, the file bytes.
+    fn number(key: &str, number: i64) -> String {
+        if key == "memory-limit" { format!("{number} B") } else { number.to_string() }
+    }
+
+    fn print_table(out: &mut String, key: &str, table: &toml::Table) {
+        tables::print(out, key, table);
+    }
 }
 
 impl Settings {
-    /// These settings, and where they are silent those of `lower`. A policy's name alone keeps the parameters that
-    /// `lower` has for it.
-    #[must_use]
-    pub fn or(mut self, lower: Settings) -> Settings {
-        self.admission = self.admission.map(|a| a.over(lower.admission.as_ref()));
-        self.fill(lower)
-    }
-
-    /// Reads a configuration file.
-    ///
-    /// # Errors
-    /// [`ConfigError::Read`] when it cannot be read, [`ConfigError::Parse`] naming key and line when it says something
-    /// that is not a setting.
-    pub fn read(path: &Path) -> Result<Settings, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Settings::parse(&text, path)
-    }
-
-    /// Reads the text of a configuration file; `path` is for the message.
-    ///
-    /// # Errors
-    /// [`ConfigError::Parse`].
-    pub fn parse(text: &str, path: &Path) -> Result<Settings, ConfigError> {
-        let settings: Settings = toml::from_str(text).map_err(|e| {
-            let line =
-                e.span().map_or(1, |s| 1 + text[..s.start.min(text.len())].matches('\n').count());
-            // The parser's message is one line for an unknown key (it lists every key); only its first clause is kept.
-            let message = e.message().lines().next().unwrap_or("cannot be read").to_owned();
-            let message = message.split(", expected one of").next().unwrap_or("").to_owned();
-            let key = text
-                .lines()
-                .nth(line - 1)
-                .unwrap_or("")
-                .split('=')
-                .next()
-                .unwrap_or("")
-                .trim()
-                .to_owned();
-            let message = match nearest(&key, e.message()) {
-                Some(near) => format!("is no setting; there is '{near}'"),
-                None => message,
-            };
-            ConfigError::Parse { path: path.to_owned(), line, key, message }
-        })?;
-        // What the tables say is checked here, where the line is known.
-        let refused = |(table, key): (String, String), message: String| ConfigError::Parse {
-            path: path.to_owned(),
-            line: tables::line_of(text, &table, &key),
-            key,
-            message,
-        };
-        if let Some((table, key, instead)) = tables::stands_elsewhere(text) {
-            let message =
-                format!("is said by '{instead}', above all tables: write '{instead} =' there");
-            return Err(refused((table.to_owned(), key.to_owned()), message));
-        }
-        if let Some(table @ AdmissionSetting::Table(_)) = &settings.admission {
-            table.resolve().map_err(|e| refused(tables::place_of_admission(&e), e.to_string()))?;
-        }
-        if let Some(table) = &settings.applications {
-            let delimiter = settings.prefix_delimiter.as_deref().unwrap_or(":");
-            let delimiter = delimiter.bytes().next().unwrap_or(b':');
-            table
-                .resolve(delimiter)
-                .map_err(|e| refused(tables::place_of_share(&e), e.to_string()))?;
-        }
-        Ok(settings)
-    }
-
     /// The settings as a configuration file, each under its description; keys without a value are commented out.
     pub fn print(&self) -> String {
-        let table = toml::Table::try_from(self).unwrap_or_default();
-        let mut out = String::from(
-            "# The effective configuration of `larder kv`, as --config FILE reads it. `larder kv --help` shows the flags.\n",
-        );
-        // TOML wants tables after all else.
-        let is_table = |name: &str| matches!(name, "admission" | "applications");
-        let (last, first): (Vec<_>, Vec<_>) =
-            Settings::KEYS.iter().partition(|(name, _)| is_table(name));
-        for (name, doc) in first.into_iter().chain(last) {
-            let key = name.replace('_', "-");
-            out.push('\n');
-            for line in doc.iter() {
-                out.push('#');
-                out.push_str(line);
-                out.push('\n');
-            }
-            match table.get(&key) {
-                Some(toml::Value::Table(below)) => tables::print(&mut out, &key, below),
-                Some(value) => out.push_str(&format!("{key} = {value}\n")),
-                None => out.push_str(&format!("# {key} =\n")),
-            }
-        }
-        out
+        larder_settings::print::<Settings>(&toml::Table::try_from(self).unwrap_or_default())
+    }
+
+    /// What is to be captured.
+    pub(super) fn capture(&self) -> Option<CaptureConfig> {
+        let share = self.capture_share;
+        self.capture.clone().map(|file| CaptureConfig { file, share })
     }
 }
 
-/// The setting whose name is next to `key`, of those that the parser says it knows there, if one is near: at most a third of
-/// it is to be changed.
-fn nearest(key: &str, message: &str) -> Option<String> {
-    let (_, known) = message.strip_prefix("unknown field")?.split_once(", expected")?;
-    let names = known.split('`').skip(1).step_by(2);
-    let (far, name) = names.map(|name| (changes(key, name), name)).min()?;
-    (far * 3 <= name.len()).then(|| name.to_owned())
-}
-
-/// Letters to add, remove or replace to make `b` of `a` (Levenshtein's distance, by Wagner and Fischer's table, row by row).
-fn changes(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.chars().enumerate() {
-            let replaced = corner + usize::from(x != y);
-            corner = row[j + 1];
-            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
-        }
-    }
-    row[b.chars().count()]
+/// memcached's `-m` counts MiB; a number with a unit is a size.
+fn megabytes(text: &str) -> Result<ByteSize, String> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit());
+    let size = if plain { format!("{text}m").parse() } else { text.parse::<ByteSize>() };
+    size.map_err(|_| "write a number of MiB (64) or a size with a unit (4g)".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use larder_settings::SettingsError;
+
     use super::*;
+
+    fn parse(text: &str) -> Result<Settings, SettingsError> {
+        larder_settings::of_file(text, Path::new("x"))
+    }
 
     #[test]
     fn a_misspelt_key_is_told_the_nearest() {
-        let said = |text| Settings::parse(text, Path::new("x")).unwrap_err().to_string();
+        let said = |text| parse(text).unwrap_err().to_string();
         let text = said("port = 1\nmemory-limt = '1g'\n");
         assert!(
             text.contains("line 2: 'memory-limt': is no setting; there is 'memory-limit'"),
@@ -314,7 +340,6 @@ mod tests {
         );
         let text = said("nothing-of-the-kind = 1\n");
         assert!(text.contains("nothing-of-the-kind") && !text.contains("there is"), "{text}");
-        assert_eq!(changes("kitten", "sitting"), 3);
     }
 
     #[test]
@@ -322,30 +347,27 @@ mod tests {
         let settings = Settings {
             listen: Some(vec!["127.0.0.1".into(), "[::1]:11212".into()]),
             memory_limit: Some(ByteSize::mib(64)),
-            endurance_years: Some(5.0),
-            unix_mask: Some("0700".into()),
-            enable_shutdown: Some(true),
+            drive: DriveLife { endurance_years: 7.0, ..DriveLife::default() },
+            unix_mask: "0770".into(),
+            enable_shutdown: true,
+            maxconns_fast: false,
             ..Settings::default()
         };
         let text = settings.print();
-        assert_eq!(Settings::parse(&text, Path::new("x")).unwrap(), settings, "{text}");
+        assert_eq!(parse(&text).unwrap(), settings, "{text}");
         assert!(text.contains("# tls-key =\n"), "{text}");
     }
 
     #[test]
     fn errors_name_key_and_line() {
-        let e = Settings::parse("port = 1\n\nprot = 2\n", Path::new("/etc/l.toml"))
-            .unwrap_err()
-            .to_string();
+        let path = Path::new("/etc/l.toml");
+        let read = larder_settings::of_file::<Settings>("port = 1\n\nprot = 2\n", path);
+        let e = read.unwrap_err().to_string();
         assert!(e.contains("'/etc/l.toml' line 3") && e.contains("prot"), "{e}");
         assert!(!e.contains('\n'), "{e}");
-        let e = Settings::parse("threads = 1\nport = \"x\"\n", Path::new("l.toml"))
-            .unwrap_err()
-            .to_string();
+        let e = parse("threads = 1\nport = \"x\"\n").unwrap_err().to_string();
         assert!(e.contains("line 2") && e.contains("port"), "{e}");
-        let e = Settings::parse("memory-limit = \"12q\"\n", Path::new("l.toml"))
-            .unwrap_err()
-            .to_string();
+        let e = parse("memory-limit = \"12q\"\n").unwrap_err().to_string();
         assert!(e.contains("line 1"), "{e}");
     }
 
@@ -354,22 +376,22 @@ mod tests {
         let text = "prefix-delimiter = \"/\"\n[admission]\npolicy = \"ghost\"\n[admission.ghost]\nreads = 3\n\
                     [admission.flashiness.training]\nclass_weights = { positive = 0.5 }\n\
                     [applications.shares.web]\nfloor = 0.2\nceiling = 0.5\n[applications.shares.\"a b:\"]\nfloor = 0.1\n";
-        let settings = Settings::parse(text, Path::new("x")).unwrap();
-        assert_eq!(settings.applications.as_ref().unwrap().shares["web"].ceiling, 0.5);
+        let settings = parse(text).unwrap();
+        assert_eq!(settings.applications.shares["web"].ceiling, 0.5);
         let printed = settings.print();
-        assert_eq!(Settings::parse(&printed, Path::new("x")).unwrap(), settings, "{printed}");
+        assert_eq!(parse(&printed).unwrap(), settings, "{printed}");
         assert!(printed.contains("holdout = 0.2\n"), "{printed}");
-        let named = Settings::parse("admission = \"all\"\n", Path::new("x")).unwrap();
-        assert_eq!(Settings::parse(&named.print(), Path::new("x")).unwrap(), named);
+        let named = parse("admission = \"all\"\n").unwrap();
+        assert_eq!(parse(&named.print()).unwrap(), named);
     }
 
     #[test]
     fn the_objective_is_a_setting_of_its_own() {
         let text = "admission-objective = \"bytes\"\n[admission.flashiness]\nprice = 0.5\n";
-        let settings = Settings::parse(text, Path::new("x")).unwrap();
+        let settings = parse(text).unwrap();
         assert_eq!(settings.admission_objective, Some(Objective::Bytes));
-        assert_eq!(Settings::parse(&settings.print(), Path::new("x")).unwrap(), settings);
-        let wrong = Settings::parse("admission-objective = \"hits\"\n", Path::new("x"));
+        assert_eq!(parse(&settings.print()).unwrap(), settings);
+        let wrong = parse("admission-objective = \"hits\"\n");
         let e = wrong.unwrap_err().to_string();
         assert!(e.contains("line 1") && e.contains("hits"), "{e}");
     }
@@ -383,13 +405,13 @@ mod tests {
             ("admission = { first_fill = true }\n", 1, "first-fill"),
             ("admission.flashiness.objective = \"bytes\"\n", 1, "admission-objective"),
         ] {
-            let e = Settings::parse(text, Path::new("x")).unwrap_err().to_string();
+            let e = parse(text).unwrap_err().to_string();
             let said = format!("is said by '{instead}'");
             assert!(e.contains(&format!("line {line}")) && e.contains(&said), "{text}: {e}");
         }
         let text =
             "first-fill = false\nadmission-objective = \"bytes\"\n[admission]\nmin_ttl = 5\n";
-        let printed = Settings::parse(text, Path::new("x")).unwrap().print();
+        let printed = parse(text).unwrap().print();
         let keys = |key: &str| printed.lines().filter(|l| l.starts_with(key)).count();
         assert_eq!((keys("first-fill ="), keys("first_fill =")), (1, 0), "{printed}");
         assert_eq!((keys("admission-objective ="), keys("objective =")), (1, 0), "{printed}");
@@ -412,7 +434,7 @@ mod tests {
             ),
             ("port = 1\n[applications.shares.\"a:b\"]\nfloor = 0.1\n", 1, "a:b"),
         ] {
-            let e = Settings::parse(text, Path::new("l.toml")).unwrap_err().to_string();
+            let e = parse(text).unwrap_err().to_string();
             assert!(e.contains(&format!("line {line}")) && e.contains(words), "{text}: {e}");
             assert!(!e.contains('\n'), "{e}");
         }
@@ -420,9 +442,19 @@ mod tests {
 
     #[test]
     fn upper_sources_win() {
-        let flags = Settings { port: Some(1), ..Settings::default() };
-        let file = Settings { port: Some(2), threads: Some(3), ..Settings::default() };
-        let both = flags.or(file);
+        let upper = [("port", "1"), ("maxconns-fast", "true")];
+        let lower =
+            [("port", "2"), ("threads", "3"), ("maxconns-fast", "false"), ("stats-detail", "true")];
+        let both: Settings = larder_settings::of_sources(&[&upper, &lower]).unwrap();
         assert_eq!((both.port, both.threads), (Some(1), Some(3)));
+        assert_eq!((both.maxconns_fast, both.stats_detail), (true, true));
+    }
+
+    #[test]
+    fn a_number_of_memory_counts_mib_as_a_flag_and_bytes_in_a_file() {
+        let flags: Settings = larder_settings::of_sources(&[&[("memory-limit", "64")]]).unwrap();
+        assert_eq!(flags.memory_limit, Some(ByteSize::mib(64)));
+        let file = parse("memory-limit = 67108864\n").unwrap();
+        assert_eq!(file.memory_limit, Some(ByteSize::mib(64)));
     }
 }

@@ -2,10 +2,13 @@
 //! are the policy crate's; here are their descriptions, and where in a file a wrong one stands.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
+use std::str::FromStr;
 
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use larder_policy::application::{ApplicationError, Applications, ApplicationsConfig, Share};
+use larder_settings::{Misplaced, Table};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -22,9 +25,9 @@ pub enum AdmissionSetting {
 impl AdmissionSetting {
     /// This source over a lower one: a name alone keeps the lower one's parameters.
     #[must_use]
-    pub(super) fn over(self, lower: Option<&AdmissionSetting>) -> AdmissionSetting {
+    pub(super) fn over(self, lower: &AdmissionSetting) -> AdmissionSetting {
         match (self, lower) {
-            (AdmissionSetting::Name(name), Some(AdmissionSetting::Table(table))) => {
+            (AdmissionSetting::Name(name), AdmissionSetting::Table(table)) => {
                 match AdmissionConfig::from_name(&name) {
                     Ok(named) => AdmissionSetting::Table(Box::new(AdmissionConfig {
                         policy: named.policy,
@@ -49,6 +52,14 @@ impl AdmissionSetting {
         };
         config.validate()?;
         Ok(config)
+    }
+}
+
+impl FromStr for AdmissionSetting {
+    type Err = Infallible;
+
+    fn from_str(name: &str) -> Result<AdmissionSetting, Infallible> {
+        Ok(AdmissionSetting::Name(name.to_owned()))
     }
 }
 
@@ -104,9 +115,80 @@ impl ApplicationsTable {
     }
 }
 
+/// The settings that are tables: no flag has room for their parameters, or for the names of applications.
+pub(super) const TABLES: &[Table] = &[
+    Table { key: "admission", help: "Which objects go to flash", example: admission_example },
+    Table {
+        key: "applications",
+        help: "Shares of the cache by application (the prefix of a key; \"default\" for keys without one, \"other\" beyond 255): \
+               [applications.shares.NAME] with floor, below which others cannot evict it, and ceiling, above which it does not \
+               grow, as fractions of the cache",
+        example: || "[applications.shares.web]\nfloor = 0.2\nceiling = 0.5\n".to_owned(),
+    },
+];
+
+fn admission_example() -> String {
+    let mut out = String::new();
+    let table = toml::Table::try_from(AdmissionConfig::default()).unwrap_or_default();
+    print(&mut out, "admission", &table);
+    out
+}
+
+/// The tables of a file; what else it has is not looked at.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Tables {
+    #[serde(default)]
+    pub(super) admission: Option<AdmissionSetting>,
+    #[serde(default)]
+    pub(super) applications: Option<ApplicationsTable>,
+}
+
+impl Tables {
+    /// Reads and checks them, but for the shares ([`check_shares`]). Admission that is a name is read with the keys that are
+    /// flags, and left out here.
+    ///
+    /// # Errors
+    /// Where they are wrong.
+    pub(super) fn read(text: &str) -> Result<Tables, Misplaced> {
+        let mut tables: Tables = toml::from_str(text).map_err(|e| Misplaced::of_toml(text, &e))?;
+        if let Some((table, key, instead)) = stands_elsewhere(text) {
+            let message =
+                format!("is said by '{instead}', above all tables: write '{instead} =' there");
+            return Err(misplaced(text, (table.to_owned(), key.to_owned()), message));
+        }
+        match &tables.admission {
+            Some(table @ AdmissionSetting::Table(_)) => {
+                table
+                    .resolve()
+                    .map_err(|e| misplaced(text, place_of_admission(&e), e.to_string()))?;
+            }
+            _ => tables.admission = None,
+        }
+        Ok(tables)
+    }
+}
+
+/// Checks the shares of the file `text`.
+///
+/// # Errors
+/// Where they are wrong.
+pub(super) fn check_shares(
+    text: &str,
+    table: &ApplicationsTable,
+    delimiter: u8,
+) -> Result<(), Misplaced> {
+    let checked = table.resolve(delimiter);
+    checked.map(drop).map_err(|e| misplaced(text, place_of_share(&e), e.to_string()))
+}
+
+/// What a check has refused that runs after the parser.
+fn misplaced(text: &str, (table, key): (String, String), message: String) -> Misplaced {
+    Misplaced { line: line_of(text, &table, &key), key, message }
+}
+
 /// The line (from 1) of `key` in table `table` of a file: what a checker needs that runs after the parser. Falls back to
 /// the table's header, and to the first line.
-pub(super) fn line_of(text: &str, table: &str, key: &str) -> usize {
+fn line_of(text: &str, table: &str, key: &str) -> usize {
     let mut header = String::new();
     let mut fallback = 1;
     for (i, line) in text.lines().enumerate() {
@@ -128,7 +210,7 @@ pub(super) fn line_of(text: &str, table: &str, key: &str) -> usize {
 }
 
 /// Where admission's parameter or an application's share stands that a check has refused: table and key.
-pub(super) fn place_of_admission(error: &AdmissionError) -> (String, String) {
+fn place_of_admission(error: &AdmissionError) -> (String, String) {
     let path = match error {
         AdmissionError::Parameter { name, .. } => *name,
         AdmissionError::NoRate => "write_rate.bytes_per_second",
@@ -141,7 +223,7 @@ pub(super) fn place_of_admission(error: &AdmissionError) -> (String, String) {
 }
 
 /// The same for shares.
-pub(super) fn place_of_share(error: &ApplicationError) -> (String, String) {
+fn place_of_share(error: &ApplicationError) -> (String, String) {
     let shares = "applications.shares";
     match error {
         ApplicationError::Fraction { app, bound, .. } => {
@@ -164,7 +246,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 ];
 
 /// The first of [`ELSEWHERE`] that a file has.
-pub(super) fn stands_elsewhere(text: &str) -> Option<(&'static str, &'static str, &'static str)> {
+fn stands_elsewhere(text: &str) -> Option<(&'static str, &'static str, &'static str)> {
     let file: toml::Table = text.parse().ok()?;
     ELSEWHERE.iter().copied().find(|(table, key, _)| {
         let mut names = table.split('.').chain([*key]);
@@ -298,8 +380,8 @@ mod tests {
         let mut below = AdmissionConfig::default();
         below.ghost.reads = 7;
         let table = AdmissionSetting::Table(Box::new(below));
-        let merged = AdmissionSetting::Name("ghost".into()).over(Some(&table)).resolve().unwrap();
+        let merged = AdmissionSetting::Name("ghost".into()).over(&table).resolve().unwrap();
         assert_eq!((merged.policy.as_str(), merged.ghost.reads), ("ghost", 7));
-        assert!(AdmissionSetting::Name("lru".into()).over(Some(&table)).resolve().is_err());
+        assert!(AdmissionSetting::Name("lru".into()).over(&table).resolve().is_err());
     }
 }

@@ -83,37 +83,26 @@ pub(super) fn resolve(
     s: &mut Settings,
     listen: &[ListenAddress],
 ) -> Result<Option<TlsConfig>, ConfigError> {
-    let (certificate, key) = match (&s.tls_certificate, &s.tls_key) {
-        (Some(certificate), Some(key)) => (certificate, key),
-        (Some(c), None) => {
-            return Err(value("tls-certificate", c.display(), "needs tls-key too"));
-        }
-        (None, Some(k)) => {
-            return Err(value("tls-key", k.display(), "needs tls-certificate too"));
-        }
-        (None, None) => {
-            let needs = "needs tls-certificate and tls-key too";
-            let ca = s.tls_client_ca.as_ref().map(|ca| ca.display().to_string());
-            for (key, given) in [
-                ("tls-client-ca", &ca),
-                // None is what there is without TLS.
-                ("tls-verify", &s.tls_verify.clone().filter(|v| v != "none")),
-                ("tls-min-version", &s.tls_min_version),
-                ("tls-ciphers", &s.tls_ciphers),
-            ] {
-                if let Some(given) = given {
-                    return Err(value(key, given, needs));
-                }
+    let Some(files) = s.tls.files()? else {
+        let needs = "needs tls-certificate and tls-key too";
+        for (key, given) in [
+            // None is what there is without TLS.
+            ("tls-verify", &s.tls_verify.clone().filter(|v| v != "none")),
+            ("tls-min-version", &s.tls_min_version),
+            ("tls-ciphers", &s.tls_ciphers),
+        ] {
+            if let Some(given) = given {
+                return Err(value(key, given, needs));
             }
-            let wants = |l: &&ListenAddress| matches!(l.tls, ListenTls::Basic | ListenTls::Mutual);
-            if let Some(l) = listen.iter().find(wants) {
-                return Err(value("listen", format!("{}{}", l.tls.prefix(), l.host), needs));
-            }
-            return Ok(None);
         }
+        let wants = |l: &&ListenAddress| matches!(l.tls, ListenTls::Basic | ListenTls::Mutual);
+        if let Some(l) = listen.iter().find(wants) {
+            return Err(value("listen", format!("{}{}", l.tls.prefix(), l.host), needs));
+        }
+        return Ok(None);
     };
-    let mut config = TlsConfig::new(certificate, key);
-    config.client_ca = s.tls_client_ca.clone();
+    let mut config = TlsConfig::new(files.certificate, files.key);
+    config.client_ca = files.client_ca;
     let default = if config.client_ca.is_some() { "require" } else { "none" };
     let verify = s.tls_verify.get_or_insert_with(|| default.into());
     config.verify = match verify.as_str() {
@@ -136,8 +125,8 @@ pub(super) fn resolve(
         _ => return Err(value("tls-min-version", version, "must be 1.2 or 1.3")),
     };
     config.ciphers = s.tls_ciphers.as_deref().map(ciphers).transpose()?;
-    config.session_cache = *s.tls_session_cache.get_or_insert(false);
-    let buffer = s.tls_buffer.get_or_insert(ByteSize(BUFFER.0)).0;
+    config.session_cache = s.tls_session_cache;
+    let buffer = s.tls_buffer.0;
     if !(BUFFER.1..=BUFFER.2).contains(&buffer) {
         let remedy = format!("must be from {} to {}", ByteSize(BUFFER.1), ByteSize(BUFFER.2));
         return Err(value("tls-buffer", ByteSize(buffer), remedy));

@@ -182,10 +182,10 @@ impl Shared {
             output: Budget::new(config.buffer_limit),
             ..BigBuffers::default()
         });
-        let verbosity = match config.effective.log_level.as_deref() {
-            Some("debug") => 1,
-            Some("trace") => 2,
-            Some("all") => 3,
+        let verbosity = match config.effective.log.log_level.as_str() {
+            "debug" => 1,
+            "trace" => 2,
+            "all" => 3,
             _ => 0,
         };
         let hub = Hub::new(clock.now(), config.watcher_bytes, config.worker_bytes);

@@ -210,9 +210,9 @@ pub(crate) fn settings(
     stat(
         out,
         "binding_protocol",
-        match config.effective.protocol.as_deref() {
-            Some("auto") | None => "auto-negotiate",
-            Some(protocol) => protocol,
+        match config.effective.protocol.as_str() {
+            "auto" => "auto-negotiate",
+            protocol => protocol,
         },
     );
     stat(out, "auth_enabled_sasl", "no");

@@ -4,7 +4,6 @@
 //! hash under a secret that is drawn at the start and kept nowhere. Requests wait in a queue of a fixed length; when it is full they are
 //! counted and left out, and nobody waits.
 
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,15 +14,7 @@ use larder_engine::kv::api::{Effects, FlashRead, Op, Reply, Request, StoreMode};
 use larder_trace::{Format, Op as TraceOp, Request as TraceRequest, Writer};
 
 use super::{StoreError, locked};
-
-/// What to capture.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CaptureConfig {
-    /// The file; it must not be there yet. Its ending says how it is compressed.
-    pub file: PathBuf,
-    /// Share of the keys, above 0 and at most 1.
-    pub share: f64,
-}
+use crate::config::CaptureConfig;
 
 /// How capturing goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

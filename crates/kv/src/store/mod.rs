@@ -41,7 +41,7 @@ use crate::connection::{Engine, Fetched, Step};
 use crate::server::{Crawler, Span, Store, TellEvicted};
 use crate::stats::StoreStats;
 
-pub use capture::{CaptureConfig, CaptureStats};
+pub use capture::CaptureStats;
 pub use error::StoreError;
 pub use open::{Opened, StoreConfig, open};
 pub use record::{RecordConfig, RecordStats};

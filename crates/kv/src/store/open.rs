@@ -20,7 +20,7 @@ use larder_runtime::{
     AlignedBuf, Clock, DataDir, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
 };
 
-use super::capture::{Capture, CaptureConfig};
+use super::capture::Capture;
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
 use super::record::{RecordConfig, Recorder};
@@ -29,6 +29,7 @@ use super::warm::{
     NotOurs, Region, ShardWords, Warmth, Writing, remove_checkpoint, write_checkpoint,
 };
 use super::{Bell, Cell, Flash, KvStore, StoreError, locked};
+use crate::config::CaptureConfig;
 use crate::stats::StoreStats;
 
 mod alone;

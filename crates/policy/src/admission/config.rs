@@ -230,17 +230,23 @@ impl Objective {
     /// Its names, as users write them.
     pub const NAMES: [&str; 2] = ["requests", "bytes"];
 
-    /// The objective of this name.
-    pub fn named(name: &str) -> Option<Objective> {
-        [Objective::Requests, Objective::Bytes].into_iter().find(|o| o.as_str() == name)
-    }
-
     /// The name as users write it.
     pub fn as_str(self) -> &'static str {
         match self {
             Objective::Requests => Self::NAMES[0],
             Objective::Bytes => Self::NAMES[1],
         }
+    }
+}
+
+impl std::str::FromStr for Objective {
+    type Err = String;
+
+    /// The objective of this name.
+    fn from_str(name: &str) -> Result<Objective, String> {
+        let found =
+            [Objective::Requests, Objective::Bytes].into_iter().find(|o| o.as_str() == name);
+        found.ok_or_else(|| format!("choose {}", Self::NAMES.join(" or ")))
     }
 }
 
@@ -488,9 +494,9 @@ mod tests {
         f.size_exponent = Some(1.0);
         assert_eq!(f.exponent(), 1.0);
         for name in Objective::NAMES {
-            assert_eq!(Objective::named(name).unwrap().as_str(), name);
+            assert_eq!(name.parse::<Objective>().unwrap().as_str(), name);
         }
-        assert_eq!(Objective::named("hits"), None);
+        assert!("hits".parse::<Objective>().is_err());
     }
 
     #[test]
