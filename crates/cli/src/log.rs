@@ -1,6 +1,6 @@
 //! The log of the servers: what its levels are, and who decides.
 //!
-//! `-v` wins over `RUST_LOG`, and that over the level of a configuration file. A level is that of Larder's own parts: what the
+//! `-v` wins over `RUST_LOG`, and that over `--log-level` or a file. A level is that of Larder's own parts: what the
 //! libraries below say of HTTP and TLS is in it from `all` on.
 
 use std::io::IsTerminal;

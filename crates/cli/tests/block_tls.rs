@@ -145,7 +145,7 @@ fn clients_with_and_without_certificates() {
     let other_key = good.join("client-key.pem").display().to_string();
     for (more, code, words) in [
         (&["--tls-certificate", &certificate][..], 2, &["server-cert.pem", "needs tls-key"][..]),
-        (&["--tls-client-ca", &ca], 2, &["ca-cert.pem", "--tls-certificate and --tls-key"]),
+        (&["--tls-client-ca", &ca], 2, &["ca-cert.pem", "needs tls-certificate and tls-key"]),
         (&["--listen", "tcp:127.0.0.1:0,tls=require"], 2, &["tls=require", "--tls-certificate"]),
         (&["--tls-certificate", &certificate, "--tls-key", "/nowhere"], 2, &["'/nowhere'"]),
         (&["--tls-certificate", &certificate, "--tls-key", &other_key], 2, &["does not fit"]),

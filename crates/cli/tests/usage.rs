@@ -116,7 +116,6 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
         (&["--config", &wrong], 2, &["line 1", "threads"]),
         (&["--config", &level], 2, &["line 2: 'log-level'", "loud", "debug"]),
         (&["--config", &negated], 2, &["line 1", "write 'first-fill = false'"]),
-        (&["--record-limit", "1g"], 2, &["--record <FILE>"]),
         (&["-u", "nobody-of-this-name"], 2, &["user 'nobody-of-this-name'", "/etc/passwd"]),
         (
             &[
@@ -173,6 +172,7 @@ fn what_cannot_be_meant_is_refused_with_one_clear_line() {
     for (arguments, words) in [
         (&["--frobnicate"][..], &["--frobnicate"][..]),
         (&["-m", "lots"], &["'lots'", "--memory-limit", "64"]),
+        (&["--record-limit", "1g"], &["required", "--record <FILE>"]),
         (&["--log-format", "xml"], &["'xml'", "--log-format", "json"]),
         (&["--log-level", "loud"], &["'loud'", "--log-level", "debug"]),
         (&["--admission-objective", "hits"], &["'hits'", "requests or bytes"]),

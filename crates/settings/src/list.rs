@@ -79,6 +79,18 @@ pub(crate) fn key_of(flag: &Arg) -> Option<&str> {
     }
 }
 
+/// What a setting is for. A flag that says no describes what its key means when it is false.
+pub(crate) fn description(flag: &Arg) -> String {
+    let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+    let mut letters = help.chars();
+    match (flag.get_action(), letters.next()) {
+        (ArgAction::SetFalse, Some(first)) => {
+            format!("If false: {}{}", first.to_lowercase(), letters.as_str())
+        }
+        _ => help,
+    }
+}
+
 /// The word that sets a flag without a value to `wanted`; none where it is that anyway.
 pub(crate) fn switch(flag: &Arg, wanted: bool) -> Option<String> {
     let says = matches!(flag.get_action(), ArgAction::SetTrue);

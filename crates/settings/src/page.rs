@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command};
 
-use crate::list::{self, SettingsList, key_of, takes_value};
+use crate::list::{self, SettingsList, description, key_of, takes_value};
 
 /// All flags of `command`, whose settings are `T`, as a page of Markdown: by heading, each with its key, its default and its
 /// description. `remake` is the command that writes the page.
@@ -47,7 +47,7 @@ pub fn page<T: SettingsList>(command: &Command, remake: &str) -> String {
 }
 
 fn row(out: &mut String, key: Option<&str>, flag: &Arg) {
-    let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+    let help = description(flag);
     let (help, told) = split_default(&help);
     let mut names: Vec<String> = flag.get_short().map(|s| format!("`-{s}`")).into_iter().collect();
     let value = if takes_value(flag) {

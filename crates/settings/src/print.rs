@@ -2,7 +2,7 @@
 
 use clap::{ArgAction, ArgMatches, Command};
 
-use crate::list::{self, SettingsList, key_of, takes_value};
+use crate::list::{self, SettingsList, description, key_of, takes_value};
 
 /// Columns of a printed file.
 const WIDTH: usize = 118;
@@ -22,11 +22,7 @@ pub fn print<T: SettingsList>(values: &toml::Table) -> String {
     let mut tables = Vec::new();
     for flag in flags.get_arguments() {
         let Some(key) = key_of(flag) else { continue };
-        let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
-        let help = match flag.get_action() {
-            ArgAction::SetFalse => format!("If false: {}", lower(&help)),
-            _ => help,
-        };
+        let help = description(flag);
         let value = values.get(key);
         if flag.is_hide_set() && value.is_none_or(|v| v.as_bool() == Some(false)) {
             continue;
@@ -89,11 +85,6 @@ fn literal(text: &str) -> toml::Value {
     }
     let float = text.parse::<f64>().ok().filter(|n| text.contains('.') && n.to_string() == text);
     float.map_or_else(|| text.into(), toml::Value::from)
-}
-
-fn lower(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
 pub(crate) fn comment(out: &mut String, text: &str) {

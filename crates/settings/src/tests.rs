@@ -235,7 +235,7 @@ fn the_page_has_every_flag_by_heading() {
          line of the file that is printed |",
         "| `only` | `--only` | false | Only with things |",
         "## Care",
-        "| `dust` | `--no-dust` | true | Wipe it off |",
+        "| `dust` | `--no-dust` | true | If false: wipe it off |",
         "| – | `--alone` |  | Not of a file |",
         "`corners`: What is in the corners.",
         "north = 1",

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use larder_sim::baseline::{Baseline, Counts, Ripq, VictimCache};
-use larder_sim::kv::DeviceOp;
+use larder_sim::device::DeviceOp;
 use larder_sim::mrc::{Interner, Items};
 use larder_trace::{Options, open};
 

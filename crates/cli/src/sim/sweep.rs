@@ -9,8 +9,9 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use clap::Parser;
 use larder_sim::experiment::{self, ExperimentError};
+use larder_sim::report::Grid;
 use larder_sim::sweep::log::{self, Line};
-use larder_sim::sweep::{Cell, Grid, Results, Sweep, SweepError, write_parquet};
+use larder_sim::sweep::{Cell, Results, Sweep, SweepError, write_parquet};
 use larder_trace::Reader;
 use signal_hook::consts::SIGINT;
 
@@ -340,7 +341,7 @@ pub(super) fn run(args: &SweepArgs) -> Result<(), CliError> {
 }
 
 fn rows(grid: &Grid) -> Vec<serde_json::Map<String, serde_json::Value>> {
-    use larder_sim::sweep::Field;
+    use larder_sim::report::Field;
     let value = |field: &Field| match field {
         Field::Nothing => serde_json::Value::Null,
         Field::Whole(n) => (*n).into(),

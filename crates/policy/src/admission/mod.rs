@@ -16,6 +16,7 @@ mod reject_first;
 mod simple;
 mod write_rate;
 
+pub use crate::learn::Features;
 pub use config::{
     AdmissionConfig, AdmissionError, FlashinessConfig, GhostConfig, HistoryKind, Objective,
     POLICY_NAMES, PolicyName, ProbabilityConfig, RejectFirstConfig, SampleAt, Setup,
@@ -30,27 +31,6 @@ pub use write_rate::WriteRate;
 
 use larder_base::{AppId, Nanos, ObjectHash};
 use serde::{Deserialize, Serialize};
-
-/// What DRAM remembers of an object's reads: the five features of Flashield (§3.1), times in milliseconds, plus its size and age.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Features {
-    /// Number of reads since it was written.
-    pub reads: u32,
-    /// Mean time between reads; 0 with fewer than two.
-    pub mean_gap: u32,
-    /// Time between the last two reads; 0 with fewer than two.
-    pub last_gap: u32,
-    /// Longest time between two reads; 0 with fewer than two.
-    pub max_gap: u32,
-    /// From the write to the first read; 0 if never read.
-    pub first_read: u32,
-    /// Since it was written.
-    pub age: u32,
-    /// Since its last read (or write, if never read).
-    pub idle: u32,
-    /// Bytes it would take on flash.
-    pub size: u32,
-}
 
 /// An object about which admission must decide.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,9 @@ mod reservoir;
 mod sampler;
 mod svm;
 
-pub use features::{DIMENSIONS, FEATURE_NAMES, FeatureSet, History, Vector, log2_fixed, vector};
+pub use features::{
+    DIMENSIONS, FEATURE_NAMES, FeatureSet, Features, History, Vector, log2_fixed, vector,
+};
 pub(crate) use features::{READS, REFETCHES, SIZE, SURVIVOR, exp2};
 pub(crate) use reservoir::{RESERVED_BYTES, Reservoir};
 pub(crate) use sampler::TRACKED_BYTES;

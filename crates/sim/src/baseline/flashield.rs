@@ -14,7 +14,7 @@ use super::hybrid::{Account, Flash, Found, Hybrid, HybridConfig, baseline_by_fie
 use super::paper_index::placement::Bitmap;
 use super::paper_index::table::{Bloom, SLOT_BITS};
 use super::{Baseline, BaselineError, Counts, Index, IndexSize, NONE};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 use larder_trace::mix;
 
 /// A record's header on flash.

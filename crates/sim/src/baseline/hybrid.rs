@@ -9,7 +9,7 @@ use larder_policy::admission::{
 };
 
 use super::{Baseline, BaselineError, Counts, Index, IndexSize, NONE};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 
 /// What the caches with DRAM in front have in common.
 #[derive(Clone, Debug)]

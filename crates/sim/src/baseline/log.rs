@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::hybrid::{Account, Flash, Found, Hybrid, HybridConfig, baseline_by_field};
 use super::{Baseline, BaselineError, Counts, Index, IndexSize, NONE};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 
 /// A record's header on flash: lengths of key and value, hash, checksums.
 const RECORD_HEADER: u64 = 24;

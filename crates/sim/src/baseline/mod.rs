@@ -22,7 +22,7 @@ mod victim;
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
 use serde::Serialize;
 
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 
 pub use flashield::{FlashieldPaper, PaperParams};
 pub use hybrid::HybridConfig;

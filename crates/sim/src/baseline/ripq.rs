@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::hybrid::Account;
 use super::{Baseline, Counts, Index, NONE};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 
 #[derive(Debug)]
 struct Item {

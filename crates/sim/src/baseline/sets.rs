@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::hybrid::{Account, Flash, Found, Hybrid, HybridConfig, baseline_by_field};
 use super::{Baseline, BaselineError, Counts, IndexSize};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 
 /// A bucket's header: checksum, generation, capacity, number of entries, end of the last.
 const BUCKET_HEADER: u32 = 24;

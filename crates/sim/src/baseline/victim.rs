@@ -8,7 +8,7 @@ use larder_base::slab::{List, Slab};
 
 use super::hybrid::Account;
 use super::{Baseline, Counts, Index, NONE};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 
 /// Objects begin at multiples of so many bytes.
 const PAGE: u64 = 4096;

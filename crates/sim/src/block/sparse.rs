@@ -16,8 +16,8 @@ use larder_engine::block::{LineId, SlotId, Sum};
 use larder_format::PAGE_SIZE;
 use larder_format::block::{Layout, table};
 
+use crate::device::DeviceOp;
 use crate::experiment::drive::Drive;
-use crate::kv::DeviceOp;
 
 /// The share of the drive that is not for lines, and of the rest what is not filled.
 const SHARE: u64 = 32;

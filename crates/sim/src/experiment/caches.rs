@@ -8,7 +8,8 @@ use larder_trace::Request;
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
 use crate::baseline::{Baseline, BaselineError, Ripq, VictimCache};
-use crate::kv::{CacheConfig, DeviceOp, HybridCache, MAX_VALUE, Server, Sizes, study_of};
+use crate::device::DeviceOp;
+use crate::kv::{CacheConfig, HybridCache, MAX_VALUE, Server, Sizes, study_of};
 
 /// One request as a cache meets it.
 #[derive(Clone, Copy, Debug)]

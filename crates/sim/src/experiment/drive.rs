@@ -4,7 +4,7 @@ use larder_base::Nanos;
 
 use super::error::ExperimentError;
 use super::spec::{Drive as Spec, Timing};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 use crate::ssd::{Geometry, NoEviction, Ssd, Wear, Work};
 
 /// Channels are occupied by units of so many bytes; the times of [`Timing`] are for one of them.

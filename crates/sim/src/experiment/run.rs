@@ -18,7 +18,7 @@ use super::latency::{Met, Recorder};
 use super::outcome::{CacheOutcome, Outcome, WorkloadFacts};
 use super::series::{Event, Series};
 use super::spec::{CacheSpec, Experiment};
-use crate::kv::DeviceOp;
+use crate::device::DeviceOp;
 use crate::mrc::Interner;
 
 /// Requests that a cache is told of before they come.

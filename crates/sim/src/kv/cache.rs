@@ -25,7 +25,8 @@ use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
 
 use super::counters::Counters;
-use super::flash::{DeviceOp, Flash, ID_LEN};
+use super::flash::{Flash, ID_LEN};
+use crate::device::DeviceOp;
 
 /// DRAM and flash of a [`HybridCache`]. Sizes are bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -22,6 +22,8 @@ use larder_format::record::{FIXED_LEN, OPTIONAL_LEN};
 use larder_format::{Filling, PAGE_SIZE};
 use larder_policy::budget::BudgetState;
 
+use crate::device::DeviceOp;
+
 /// Bytes of an object's id, the start of its key.
 pub(super) const ID_LEN: usize = 8;
 /// A dead record, in the header's bits (the layout is in `larder_format::record`).
@@ -304,39 +306,6 @@ impl Stored {
         }
         None
     }
-}
-
-/// What the drive below is told, in the order it happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceOp {
-    /// A request waits for these bytes.
-    Read {
-        /// From where.
-        offset: u64,
-        /// How many.
-        len: u32,
-    },
-    /// The cache reads these bytes, and no request waits.
-    BackgroundRead {
-        /// From where.
-        offset: u64,
-        /// How many.
-        len: u32,
-    },
-    /// The cache writes these bytes, and no request waits.
-    Write {
-        /// From where.
-        offset: u64,
-        /// How many.
-        len: u32,
-    },
-    /// The cache has no use for these bytes any more.
-    Trim {
-        /// From where.
-        offset: u64,
-        /// How many.
-        len: u32,
-    },
 }
 
 /// The segments of one device.

@@ -16,4 +16,3 @@ pub use cache::{
     study_of,
 };
 pub use counters::Counters;
-pub use flash::DeviceOp;

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Axis, Plot, Point, Series, Shape, Unit};
-use crate::sweep::{Field, Grid};
+use super::{Axis, Field, Grid, Plot, Point, Series, Shape, Unit};
 
 /// Which columns of the results say what.
 #[derive(Clone, Debug, Default, PartialEq)]

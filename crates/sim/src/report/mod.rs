@@ -4,6 +4,7 @@
 //! a script the tables still say everything.
 
 mod build;
+mod grid;
 mod mrc;
 
 use std::fmt::Write as _;
@@ -11,6 +12,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 pub use build::{Kinds, figures};
+pub use grid::{Column, Field, Grid, shown};
 pub use mrc::miss_ratio_curves;
 
 /// How the values of an axis are written.

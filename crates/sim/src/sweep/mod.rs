@@ -2,9 +2,8 @@
 //!
 //! - [`Sweep`]: what is swept, parsed from TOML, and its [`Cell`]s.
 //! - [`log`]: the file of finished cells, from which a sweep goes on after it was interrupted.
-//! - [`Results`]: outcomes as tables ([`Grid`]), for CSV, Parquet and reports.
+//! - [`Results`]: outcomes as tables ([`Grid`](crate::report::Grid)), for CSV, Parquet and reports.
 
-mod grid;
 pub mod log;
 mod parquet;
 mod results;
@@ -16,8 +15,8 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::experiment::{Experiment, ExperimentError};
+use crate::report::shown;
 
-pub use grid::{Column, Field, Grid};
 pub use parquet::{ParquetFailed, write_parquet};
 pub use results::Results;
 
@@ -252,17 +251,6 @@ fn parse_error(e: &toml::de::Error, text: &str, file: &str) -> SweepError {
     let line = 1 + text.as_bytes()[..start].iter().filter(|&&b| b == b'\n').count();
     let message = e.message().lines().next().unwrap_or("cannot be read").to_owned();
     SweepError::Parse { file: file.to_owned(), line, message }
-}
-
-/// A value as it stands in tables and messages: text without quotes, tables as JSON.
-pub fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Integer(n) => n.to_string(),
-        Value::Float(x) => x.to_string(),
-        Value::Boolean(b) => b.to_string(),
-        other => serde_json::to_string(other).unwrap_or_default(),
-    }
 }
 
 /// Sets the key at `path`, making tables on the way. In lists see [`Axis::key`].

@@ -10,7 +10,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{Type, TypePtr};
 
-use super::grid::{Column, Field, Grid};
+use crate::report::{Column, Field, Grid};
 
 /// Why a Parquet file could not be written.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Field, Grid};
-use crate::report::{Kinds, Report, Table, figures};
+use crate::report::{Field, Grid, Kinds, Report, Table, figures};
 
 /// Columns that come first, after those of the axes; the others follow by name.
 const FIRST: [&str; 24] = [

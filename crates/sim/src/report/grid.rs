@@ -16,7 +16,7 @@ pub enum Field {
 }
 
 impl Field {
-    pub(super) fn of(value: &Value) -> Field {
+    pub(crate) fn of(value: &Value) -> Field {
         match value {
             Value::Null => Field::Nothing,
             Value::Bool(b) => Field::Text(b.to_string()),
@@ -54,8 +54,19 @@ impl From<&toml::Value> for Field {
         match value {
             toml::Value::Integer(n) => Field::Whole(*n),
             toml::Value::Float(x) => Field::Number(*x),
-            other => Field::Text(super::shown(other)),
+            other => Field::Text(shown(other)),
         }
+    }
+}
+
+/// A value as it stands in tables and messages: text without quotes, tables as JSON.
+pub fn shown(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Integer(n) => n.to_string(),
+        toml::Value::Float(x) => x.to_string(),
+        toml::Value::Boolean(b) => b.to_string(),
+        other => serde_json::to_string(other).unwrap_or_default(),
     }
 }
 
