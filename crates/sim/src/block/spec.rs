@@ -227,8 +227,10 @@ impl Block {
                 });
                 format!("volume = {}, rule = '{}'{bytes}", select.volume, select.rule)
             };
-            let rule: Rule =
-                select.rule.parse().map_err(|e: SelectionError| ("select", said(), e.to_string()))?;
+            let rule: Rule = select
+                .rule
+                .parse()
+                .map_err(|e: SelectionError| ("select", said(), e.to_string()))?;
             let volume = VolumeId(select.volume);
             match select.bytes {
                 Some(bytes) => {
