@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use larder_base::Rng;
-use larder_engine::block::node::ranged::Progress;
-use larder_engine::block::{
-    BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, PartKind, SlotId, Source,
+use larder_engine::block::node::event::{
+    Answer, Effects, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
 };
+use larder_engine::block::node::ranged::Progress;
+use larder_engine::block::{IoFailed, LineId, Merge, OpId, PartKind, SlotId};
 
 use crate::device::SECTOR;
-use crate::shares::Shares;
 
 /// Sectors of a line of 4 KiB.
 pub(crate) const PER_LINE: u64 = 4096 / SECTOR as u64;
@@ -54,8 +53,7 @@ pub(crate) struct Seen {
     pub(crate) loads: u64,
     pub(crate) cleared_pages: u64,
     pub(crate) holes: u64,
-    /// What is read ahead: stretches, and reads of the backing store for them.
-    pub(crate) aheads: u64,
+    /// Reads of the backing store for what is read ahead.
     pub(crate) ahead_reads: u64,
     /// Parts behind the last whole line of a volume, and changes without a cache.
     pub(crate) tails: u64,
@@ -86,7 +84,7 @@ impl Seen {
         macro_rules! sum { ($($f:ident)*) => { $(self.$f += o.$f;)* } }
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
-            voids sweeps drops sparse loads cleared_pages holes aheads ahead_reads tails uncached free_fills free_refused
+            voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up);
     }
 
@@ -127,7 +125,6 @@ impl Seen {
             self.loads,
             self.cleared_pages,
             self.holes,
-            self.aheads,
             self.ahead_reads,
             self.tails,
             self.uncached,
@@ -149,133 +146,191 @@ impl Seen {
     }
 }
 
-#[derive(Debug)]
-pub(crate) enum Event {
-    FlashRead(IoId, SlotId, LineId, u32),
-    Copy(IoId, SlotId, SlotId, u32),
-    Merge(IoId, Merge, OpId),
-    FlashWrite(IoId, SlotId, LineId, u32, Source),
-    BackingRead(IoId, u64, u32, OpId),
-    BackingChange(IoId, OpId, PartKind, u64, u32),
-    Deliver(Source, OpId, u64, u32),
-    Release(IoId),
-    Done(OpId, Result<(), IoFailed>, bool),
-    ReleaseOp(OpId),
-    Intent(u32),
-    Load(IoId, u32),
+/// The types that the model brings.
+pub(crate) struct Model;
+
+/// Bytes that belong somewhere in the line space: sectors of a run that others may have too.
+#[derive(Clone, Debug)]
+pub(crate) struct Bytes {
+    /// Where the first belongs, bytes.
+    pub(crate) at: u64,
+    all: Rc<Vec<[u8; SECTOR]>>,
+    from: usize,
+    count: usize,
 }
 
-pub(crate) struct Fx {
-    pub(crate) events: Vec<Event>,
-    pub(crate) coin: Rng,
-    /// Lines begin to be filled that may have free slots only.
+impl Bytes {
+    pub(crate) fn new(at: u64, sectors: Vec<[u8; SECTOR]>) -> Bytes {
+        Bytes { at, count: sectors.len(), all: Rc::new(sectors), from: 0 }
+    }
+
+    pub(crate) fn sectors(&self) -> &[[u8; SECTOR]] {
+        &self.all[self.from..self.from + self.count]
+    }
+
+    /// The line in which they begin, and how many they are.
+    pub(crate) fn lines(&self) -> (LineId, u32) {
+        (LineId(self.at / 4096), (self.count as u64 / PER_LINE) as u32)
+    }
+}
+
+impl Host for Model {
+    type Bytes = Bytes;
+    type Volume = Stretch;
+    type Ticket = OpId;
+    type Failure = IoFailed;
+    type Extents = ();
+
+    fn part(bytes: &Bytes, from: u64, len: u64) -> Bytes {
+        let (skip, count) = ((from as usize) / SECTOR, (len as usize) / SECTOR);
+        assert!(skip + count <= bytes.count, "{from} {len} of {bytes:?}");
+        let all = bytes.all.clone();
+        Bytes { at: bytes.at + from, all, from: bytes.from + skip, count }
+    }
+
+    fn apart(bytes: &Bytes, from: u64, len: u64) -> Bytes {
+        Model::part(bytes, from, len)
+    }
+
+    fn failure(_why: Why) -> IoFailed {
+        IoFailed
+    }
+}
+
+/// The volume that lies in a stretch of the line space, as an operation asks for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    /// Bytes of the line space.
+    pub(crate) base: u64,
+    pub(crate) whole: u64,
+    /// Whose operation it is, or who is read ahead of.
+    pub(crate) op: OpId,
+    /// Its lines may have free slots only.
     pub(crate) if_free: bool,
-    pub(crate) shares: Rc<Shares>,
 }
 
-impl BlockEffects for Fx {
-    fn flash_read(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, _op: OpId) {
-        self.events.push(Event::FlashRead(io, slot, line, lines));
+impl Volume for Stretch {
+    fn state(&self) -> State {
+        State::Served
     }
-    fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {
-        self.events.push(Event::Merge(io, merge, op));
+
+    fn base(&self) -> u64 {
+        self.base
     }
-    fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {
-        self.events.push(Event::Copy(io, from, to, lines));
+
+    fn whole(&self) -> u64 {
+        self.whole
     }
-    fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId) {
-        self.events.push(Event::FlashWrite(io, slot, line, lines, Source::Op(op)));
-    }
-    fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
-        self.events.push(Event::FlashWrite(io, slot, line, lines, source));
-    }
-    fn backing_read(&mut self, io: IoId, at: u64, len: u32, op: OpId) {
-        self.events.push(Event::BackingRead(io, at, len, op));
-    }
-    fn backing_change(&mut self, io: IoId, op: OpId, kind: PartKind, at: u64, len: u32) {
-        self.events.push(Event::BackingChange(io, op, kind, at, len));
-    }
-    fn deliver(&mut self, source: Source, op: OpId, at: u64, len: u32) {
-        self.events.push(Event::Deliver(source, op, at, len));
-    }
-    fn release(&mut self, io: IoId) {
-        self.events.push(Event::Release(io));
-    }
-    fn done(&mut self, op: OpId, result: Result<(), IoFailed>, holds: bool) {
-        self.events.push(Event::Done(op, result, holds));
-    }
-    fn release_op(&mut self, op: OpId) {
-        self.events.push(Event::ReleaseOp(op));
-    }
-    fn intent(&mut self, region: u32) {
-        self.events.push(Event::Intent(region));
-    }
-    fn load(&mut self, io: IoId, page: u32, _op: OpId) {
-        self.events.push(Event::Load(io, page));
-    }
-    fn commit_soon(&mut self) {}
-    fn prefer(&mut self, line: LineId, victim: LineId) -> bool {
-        assert!(!self.if_free, "{victim:?} is to go for {line:?}, which may have a free slot only");
-        let preferred = self.coin.chance(0.5);
-        if !preferred {
-            self.shares.not_taken(victim, line);
+}
+
+/// An I/O.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    FlashRead(ShardIo, SlotId, LineId, u32),
+    Copy(ShardIo, SlotId, SlotId, u32),
+    Merge(ShardIo, Merge, Bytes),
+    FlashWrite(ShardIo, SlotId, Bytes),
+    Load(ShardIo, u32),
+    /// Where in the line space, bytes, and whether it is read ahead.
+    BackingRead(JobId, Stretch, u64, u32, bool),
+    /// The bytes of a write, or zeros.
+    BackingChange(JobId, Stretch, u64, u64, Option<Bytes>),
+}
+
+impl Event {
+    /// The shard that has asked for it.
+    pub(crate) fn shard(&self) -> Option<usize> {
+        match self {
+            Event::FlashRead(io, ..)
+            | Event::Copy(io, ..)
+            | Event::Merge(io, ..)
+            | Event::FlashWrite(io, ..)
+            | Event::Load(io, _) => Some(io.shard as usize),
+            Event::BackingRead(..) | Event::BackingChange(..) => None,
         }
-        preferred
-    }
-    fn keep(&mut self, victim: LineId, line: Option<LineId>) -> bool {
-        // (Where it is about room the cleaner asks.)
-        let displaces = self.if_free && line.is_some();
-        assert!(!displaces, "{victim:?} is to go for {line:?}, which may have a free slot only");
-        self.shares.keep(victim, line)
-    }
-    fn keep_groups(&mut self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        assert!(lines > 0, "nobody goes from {first:?} on");
-        assert!(!self.if_free, "{lines} lines are to go for one that may have a free slot only");
-        self.shares.keep_page(first, last, lines)
-    }
-    fn may_grow(&mut self, line: LineId) -> bool {
-        self.shares.may_grow(line)
     }
 }
 
-/// A client's operation.
+/// What the queue has asked for.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Io(Event),
+    Deliver(OpId, u64, Bytes),
+    Answer(OpId, bool),
+}
+
+/// In its order.
+#[derive(Debug, Default)]
+pub(crate) struct Carried(pub(crate) Vec<Said>);
+
+impl Carried {
+    fn io(&mut self, event: Event) {
+        self.0.push(Said::Io(event));
+    }
+}
+
+impl Effects<Model> for Carried {
+    fn flash_read(&mut self, io: ShardIo, slot: SlotId, line: LineId, lines: u32) {
+        self.io(Event::FlashRead(io, slot, line, lines));
+    }
+
+    fn flash_write(&mut self, io: ShardIo, slot: SlotId, lines: u32, bytes: Bytes) {
+        assert_eq!(bytes.lines().1, lines);
+        self.io(Event::FlashWrite(io, slot, bytes));
+    }
+
+    fn merge(&mut self, io: ShardIo, merge: Merge, bytes: Bytes) {
+        self.io(Event::Merge(io, merge, bytes));
+    }
+
+    fn load(&mut self, io: ShardIo, page: u32) {
+        self.io(Event::Load(io, page));
+    }
+
+    fn store_read(&mut self, job: JobId, volume: &Stretch, at: u64, len: u32, ahead: bool) {
+        self.io(Event::BackingRead(job, *volume, volume.base + at, len, ahead));
+    }
+
+    fn store_change(&mut self, job: JobId, volume: &Stretch, change: StoreOp<Bytes>) {
+        let (at, len, bytes) = match change {
+            StoreOp::Write { at, len, bytes, .. } => (at, len, Some(bytes)),
+            StoreOp::Zero { at, len, .. } | StoreOp::Trim { at, len, .. } => (at, len, None),
+            StoreOp::Flush | StoreOp::Status { .. } => unreachable!("no client asks for it"),
+        };
+        self.io(Event::BackingChange(job, *volume, volume.base + at, len, bytes));
+    }
+
+    fn deliver(&mut self, op: &mut OpId, at: u64, bytes: Bytes) {
+        self.0.push(Said::Deliver(*op, at, bytes));
+    }
+
+    fn answer(&mut self, answer: Answer<Model>) {
+        self.0.push(Said::Answer(answer.ticket, answer.outcome.is_err()));
+    }
+}
+
+/// A client's operation, or an operator's.
 pub(crate) struct Op {
     pub(crate) kind: PartKind,
     pub(crate) at: u64,
     pub(crate) value: u64,
-    pub(crate) parts: u32,
-    pub(crate) holds: u32,
-    pub(crate) failed: bool,
     /// What a read got, by sector.
     pub(crate) got: Vec<Option<u64>>,
     /// What a read may get because it was so when it began.
     pub(crate) allowed: Vec<BTreeSet<u64>>,
     pub(crate) began: u64,
-    pub(crate) range: Option<RangeOp>,
-    /// Nobody asked for it.
-    pub(crate) ahead: bool,
-    /// The backing store was asked on its behalf.
-    pub(crate) asked_store: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RangeOp {
-    pub(crate) progress: Progress,
-    pub(crate) intents: bool,
+    /// Of an operator's, who locks a range.
+    pub(crate) range: Option<Progress>,
 }
 
 /// An I/O under way.
 pub(crate) struct Doing {
-    pub(crate) shard: usize,
     pub(crate) event: Event,
     /// Of a copy: what it has read.
     pub(crate) read: Option<Vec<[u8; SECTOR]>>,
     /// What it brought, once it has happened at the device.
     pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
 }
-
-/// What a read has brought: where it begins, bytes, and its sectors.
-pub(crate) type Buffer = (u64, Vec<[u8; SECTOR]>);
 
 /// What a sector may be.
 #[derive(Default)]

@@ -7,6 +7,7 @@ mod ends;
 mod flushing;
 mod in_log;
 mod limited;
+mod node;
 mod ranged;
 
 use std::cell::RefCell;
@@ -17,25 +18,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng};
-use larder_engine::block::address::Placing;
-use larder_engine::block::node::cut::cut;
+use larder_engine::block::node::event::{Op as Asked, Submit};
+use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Failures, Limits};
-use larder_engine::block::node::ranged::Turns;
-use larder_engine::block::node::readahead::{ReadAhead, Streams};
+use larder_engine::block::node::queue::Queue;
+use larder_engine::block::node::ranged::{Progress, Turns};
 use larder_engine::block::{
-    BlockShard, GROUP_LINES, IoFailed, IoId, LineId, MapLog, MapRecord, Merge, OpId, Part,
-    PartKind, SlotId, Source, Sum, Verdict, WriteMode,
+    BlockShard, GROUP_LINES, IoFailed, LineId, MapLog, MapRecord, Merge, OpId, PartKind, SlotId,
+    Sum, Verdict, WriteMode,
 };
 use larder_format::block::{Layout, table};
+use larder_policy::block::BlockKind;
 use larder_policy::budget::BudgetState;
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
-    Buffer, Doing, Event, Fx, Op, PER_LINE, RangeOp, Seen, Truth, crcs, sector, value,
+    Bytes, Doing, Event, Model, Op, PER_LINE, Seen, Stretch, Truth, crcs, sector, value,
 };
 use crate::shares::Shares;
 use flushing::Flushing;
 use in_log::InWorld;
+use node::Waiting;
 
 const LINE: u64 = 4096;
 const SHARDS: u32 = 2;
@@ -85,9 +88,12 @@ pub(crate) struct World {
     asked: Vec<(u32, u32)>,
     /// Stores to the maps left before a kill.
     fuse: Arc<AtomicU64>,
+    queue: Queue<Model>,
+    held: Vec<Held<Model>>,
+    waiting: Waiting,
+    /// Of clients, by their tickets, and an operator's ranges.
     ops: BTreeMap<OpId, Op>,
     doing: Vec<Doing>,
-    buffers: BTreeMap<(usize, IoId), Buffer>,
     truth: BTreeMap<u64, Truth>,
     rotten: BTreeSet<(usize, SlotId)>,
     next_op: u64,
@@ -118,9 +124,6 @@ pub(crate) struct World {
     cut: u64,
     /// How far is read ahead, bytes; 0: not at all.
     most_ahead: u64,
-    streams: Streams,
-    /// What is to be read ahead.
-    to_read_ahead: Vec<ReadAhead>,
     flushing: Flushing,
     /// The store is flushed at once, and no region has to be quiet for a while: half of the runs, in which bits go soon.
     flushes_at_once: bool,
@@ -141,8 +144,7 @@ pub(crate) struct World {
     /// What the budget's file says, and bytes of lines written in all.
     budget_file: Option<BudgetState>,
     written: u64,
-    /// Operations whose lines may have free slots only, and whether those of the client that reads in sequence are of these.
-    if_free: BTreeSet<OpId>,
+    /// Whether lines that the client asks for that reads in sequence may have free slots only.
     scans_if_free: bool,
     /// Where a client that reads in sequence has come to, in sectors.
     scan: Option<u64>,
@@ -186,9 +188,11 @@ impl World {
             log: None,
             asked: Vec::new(),
             fuse: Arc::new(AtomicU64::new(u64::MAX)),
+            queue: Queue::new(0, ahead::queue_config(&layout, 0)),
+            held: Vec::new(),
+            waiting: Waiting::default(),
             ops: BTreeMap::new(),
             doing: Vec::new(),
-            buffers: BTreeMap::new(),
             truth: BTreeMap::new(),
             rotten: BTreeSet::new(),
             next_op: 1,
@@ -209,7 +213,6 @@ impl World {
             frames: 0,
             cut: 0,
             most_ahead: 0,
-            streams: Streams::new(0, 1),
             limits: Limits::default(),
             budgeted: false,
             fills_up: false,
@@ -218,13 +221,11 @@ impl World {
             gives_up: false,
             budget_file: None,
             written: 0,
-            to_read_ahead: Vec::new(),
             flushing: Flushing::new(0),
             flushes_at_once: seed.is_multiple_of(2),
             turns: Turns::of(TURNS),
             shares: Rc::new(shares),
             forgetting: BTreeSet::new(),
-            if_free: BTreeSet::new(),
             scans_if_free: false,
             scan: None,
         };
@@ -315,54 +316,50 @@ impl World {
             Verdict::IfFree,
             Verdict::Reject,
         ][self.rng.below(6) as usize];
-        self.submit_op(kind, at, len, verdict, false);
+        self.submit_op(kind, at, len, verdict);
+    }
+
+    /// The volume of a sector, as `op` asks for it.
+    fn stretch(&self, at: u64, op: OpId, if_free: bool) -> Stretch {
+        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
+        let base = at / per_region * per_region * SECTOR as u64;
+        Stretch { base, whole: self.end_of_lines(at) * SECTOR as u64, op, if_free }
     }
 
     /// An operation on sectors `at..at + len` of a volume.
-    fn submit_op(&mut self, kind: PartKind, at: u64, len: u64, verdict: Verdict, ahead: bool) {
-        let op = OpId(self.next_op);
-        self.next_op += 1;
-        let by = if ahead { " ahead" } else { "" };
-        self.script.push(format!("{} {op:?} {kind:?} {at} {len}{by}", self.time));
-        self.begin_op(op, kind, at, len, None);
-        let whole = self.end_of_lines(at);
-        let sector = SECTOR as u64;
-        let mut cut_parts = Vec::new();
-        let rule = Some(|at: u64| World::is_never(LineId(at / LINE)));
-        let bytes = (at * sector, (at + len) * sector);
-        let tail = cut(bytes, whole * sector, LINE, rule, &mut cut_parts);
-        let part = |(at, len): (u64, u32)| (at / sector, u64::from(len) / sector);
-        let mut parts: Vec<(u64, u64, Verdict)> =
-            cut_parts.into_iter().map(part).map(|(at, len)| (at, len, verdict)).collect();
-        self.seen.tails += u64::from(tail.is_some());
-        let tail = tail.filter(|_| kind != PartKind::Prefetch).map(part);
-        parts.extend(tail.map(|(at, len)| (at, len, Verdict::Reject)));
-        self.limit((kind, ahead), &mut parts, whole);
-        let before_tail = parts.iter().filter(|p| p.0 < whole);
-        let all = before_tail.fold(Verdict::Admit, |all, p| all.and(p.2));
-        if verdict == Verdict::IfFree {
-            self.if_free.insert(op);
-        }
-        if let Some(o) = self.ops.get_mut(&op) {
-            (o.parts, o.ahead) = (parts.len() as u32, ahead);
-        }
-        if parts.is_empty() {
-            return self.finish_op(op);
-        }
-        if kind == PartKind::Read {
-            self.read_by_client(at, len, all);
-        }
-        let placing = Placing::of(&self.layout, KEY);
-        for (from, len, verdict) in parts {
-            let group = LineId(from / PER_LINE).group();
-            let shard = placing.shard(group) as usize;
-            let (at, len) = (from * SECTOR as u64, (len * SECTOR as u64) as u32);
-            let now = self.now();
-            self.call(shard, |s, fx| s.submit(now, Part { op, kind, at, len, verdict }, fx));
-        }
+    fn submit_op(&mut self, kind: PartKind, at: u64, len: u64, verdict: Verdict) {
+        self.submit_longer(kind, at, len, len, verdict);
     }
 
-    fn begin_op(&mut self, op: OpId, kind: PartKind, at: u64, len: u64, range: Option<RangeOp>) {
+    /// The same, of which `asked` sectors are asked for: those behind the volume's end are nobody's.
+    fn submit_longer(&mut self, kind: PartKind, at: u64, len: u64, asked: u64, verdict: Verdict) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.script.push(format!("{} {op:?} {kind:?} {at} {asked}", self.time));
+        self.begin_op(op, kind, at, len, None);
+        // (Of the others admission says nothing.)
+        let is_judged = matches!(kind, PartKind::Read | PartKind::Write);
+        let volume = self.stretch(at, op, is_judged && verdict == Verdict::IfFree);
+        self.seen.tails += u64::from(at + len > self.end_of_lines(at));
+        let sectors = SECTOR as u64;
+        let (from, bytes, fua) = (at * sectors - volume.base, asked * sectors, false);
+        let op_asked = match kind {
+            PartKind::Read => Asked::Read { at: from, len: bytes },
+            PartKind::Write => {
+                let content = Bytes::new(at * sectors, vec![sector(op.0); len as usize]);
+                Asked::Write { at: from, len: bytes, bytes: content, fua }
+            }
+            PartKind::Zero => {
+                Asked::Zero { at: from, len: bytes, fua, may_punch: true, fast: false }
+            }
+            PartKind::Trim => Asked::Trim { at: from, len: bytes, fua },
+            PartKind::Prefetch => Asked::Advise { at: from, len: bytes },
+        };
+        let submit = Submit { volume, ticket: op, op: op_asked, holds: BlockKind::Unknown };
+        self.tell(false, verdict, |queue, node, now, fx| queue.submit(node, now, fx, submit));
+    }
+
+    fn begin_op(&mut self, op: OpId, kind: PartKind, at: u64, len: u64, range: Option<Progress>) {
         let value = if kind == PartKind::Write { op.0 } else { 0 };
         let mut allowed = Vec::new();
         for s in at..at + len {
@@ -378,170 +375,56 @@ impl World {
             allowed.push(set);
         }
         if kind.changes() {
-            let region = |sector: u64| {
-                (LineId(sector / PER_LINE).group().0 / self.layout.region_groups) as u32
-            };
-            let regions = region(at)..=region(at + len - 1);
-            self.flushing.changes.changing(self.now(), regions);
             self.seen.writes += 1;
         } else {
             self.seen.reads += 1;
         }
-        let op_state = Op {
-            kind,
-            at,
-            value,
-            parts: 1,
-            holds: 0,
-            failed: false,
-            got: vec![None; len as usize],
-            allowed,
-            began: self.time,
-            range,
-            ahead: false,
-            asked_store: false,
-        };
+        let op_state =
+            Op { kind, at, value, got: vec![None; len as usize], allowed, began: self.time, range };
         self.ops.insert(op, op_state);
     }
 
     // ---- effects ----
 
-    fn call(&mut self, shard: usize, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
-        self.call_as(shard, false, f);
-    }
-
-    /// The same where fills may begin on behalf of `op`: if its lines may have free slots only, nothing goes for them.
-    fn call_for(&mut self, shard: usize, op: OpId, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
-        // (In a log a line that is written again goes to another slot, on no terms: what was read is looked at.)
-        let wrote = self.ops.get(&op).is_none_or(|o| o.kind.changes());
-        if !self.if_free.contains(&op) || wrote && self.layout.segment > 0 {
-            return self.call(shard, f);
-        }
-        let before = self.shards[shard].stats();
-        self.call_as(shard, true, f);
-        let after = self.shards[shard].stats();
-        self.seen.free_refused += after.fill_rejected - before.fill_rejected;
-        if self.layout.segment == 0 && after.evicted != before.evicted {
-            self.fail(format!("{op:?} may have free slots only, and evicts"));
-        }
-    }
-
-    fn call_as(&mut self, shard: usize, if_free: bool, f: impl FnOnce(&mut BlockShard, &mut Fx)) {
-        let shares = self.shares.clone();
-        let mut fx = Fx { events: Vec::new(), coin: self.rng.fork(3), if_free, shares };
-        f(&mut self.shards[shard], &mut fx);
-        if if_free {
-            let fills = fx.events.iter().filter(|e| matches!(e, Event::FlashWrite(..)));
-            self.seen.free_fills += fills.count() as u64;
-        }
-        for event in fx.events {
-            self.perform(shard, event);
-        }
-    }
-
-    fn bytes_of(
-        &mut self,
-        shard: usize,
-        source: Source,
-        at: u64,
-        len: u32,
-    ) -> Option<Vec<[u8; SECTOR]>> {
-        let sectors = len as usize / SECTOR;
-        match source {
-            Source::Op(op) => match self.ops.get(&op) {
-                Some(o) => Some(vec![sector(o.value); sectors]),
-                None => {
-                    self.fail(format!("the bytes of {op:?} are gone"));
-                    None
-                }
-            },
-            Source::Io(io) => match self.buffers.get(&(shard, io)) {
-                Some((start, data)) => {
-                    let skip = ((at - start) / SECTOR as u64) as usize;
-                    Some(data[skip..skip + sectors].to_vec())
-                }
-                None => {
-                    self.fail(format!("the buffer of {io:?} is gone"));
-                    None
-                }
-            },
-        }
-    }
-
     fn fail(&mut self, why: String) {
         self.error.get_or_insert(why);
     }
 
-    fn perform(&mut self, shard: usize, event: Event) {
-        match event {
-            Event::Deliver(source, op, at, len) => {
-                let Some(bytes) = self.bytes_of(shard, source, at, len) else { return };
-                let Some(o) = self.ops.get_mut(&op) else {
-                    return self.fail(format!("bytes for {op:?}, which is over"));
-                };
-                let first = (at / SECTOR as u64 - o.at) as usize;
-                for (to, from) in o.got[first..].iter_mut().zip(&bytes) {
-                    *to = Some(value(from));
-                }
-            }
-            Event::Release(io) => {
-                self.buffers.remove(&(shard, io));
-            }
-            Event::Done(op, result, holds) => self.part_done(op, result.is_err(), holds),
-            Event::ReleaseOp(op) => {
-                if let Some(o) = self.ops.get_mut(&op) {
-                    o.holds -= 1;
-                    if o.holds == 0 && o.parts == 0 {
-                        self.ops.remove(&op);
-                    }
-                } else {
-                    self.fail(format!("{op:?} is released twice"));
-                }
-            }
-            Event::Intent(region) => self.asked.push((shard as u32, region)),
-            event => {
-                if let Event::BackingRead(_, at, len, op) = event {
-                    self.store_is_asked(op, at, len);
-                }
-                self.check_slots(shard, &event);
-                self.check_changes(&event);
-                self.doing.push(Doing { shard, event, read: None, landed: None });
-            }
+    fn deliver(&mut self, op: OpId, at: u64, bytes: &Bytes) {
+        let Some(o) = self.ops.get_mut(&op) else {
+            return self.fail(format!("bytes for {op:?}, which is over"));
+        };
+        for (to, from) in o.got[at as usize / SECTOR..].iter_mut().zip(bytes.sectors()) {
+            *to = Some(value(from));
         }
     }
 
-    fn part_done(&mut self, op: OpId, failed: bool, holds: bool) {
-        let Some(o) = self.ops.get_mut(&op) else {
-            return self.fail(format!("{op:?} is done twice"));
-        };
-        if let Some(range) = &mut o.range {
-            let next = range.progress.given();
-            return if next.is_none() { self.range_locked(op) } else { self.lock_next(op) };
+    /// An I/O is asked for.
+    fn begin_io(&mut self, mut event: Event) {
+        match &mut event {
+            Event::BackingRead(_, stretch, at, len, ahead) => {
+                let (op, at, len, ahead) = (stretch.op, *at, *len, *ahead);
+                self.store_is_asked(op, at, len, ahead);
+            }
+            // Of a range as a whole, what lies behind the volume's end is nobody's.
+            Event::BackingChange(_, stretch, at, len, None) if *at == stretch.base => {
+                let end = self.end_of_stretch(*at / SECTOR as u64) * SECTOR as u64;
+                *len = (*len).min(end - *at);
+                self.seen.voids += u64::from(self.shards.iter().any(|s| s.wants_sweep()));
+            }
+            _ => {}
         }
-        o.failed |= failed;
-        o.holds += u32::from(holds);
-        o.parts -= 1;
-        if o.parts == 0 {
-            self.finish_op(op);
-        }
+        self.check_slots(&event);
+        self.check_changes(&event);
+        self.doing.push(Doing { event, read: None, landed: None });
     }
 
     /// The client has its answer.
-    fn finish_op(&mut self, op: OpId) {
-        let Some(o) = self.ops.get_mut(&op) else { return };
-        if o.range.is_some() {
-            o.parts = 0;
-        }
-        let (kind, at, value, failed, began) = (o.kind, o.at, o.value, o.failed, o.began);
-        let (got, ahead, asked_store) = (o.got.clone(), o.ahead, o.asked_store);
-        let allowed = std::mem::take(&mut o.allowed);
-        if ahead && !asked_store {
-            self.streams.was_there(at * SECTOR as u64);
-        }
-        let o = self.ops.get(&op).expect("it is there");
-        if o.holds == 0 {
-            self.ops.remove(&op);
-        }
+    fn finish_op(&mut self, op: OpId, failed: bool) {
+        let Some(o) = self.ops.remove(&op) else {
+            return self.fail(format!("{op:?} is answered twice"));
+        };
+        let Op { kind, at, value, began, got, allowed, .. } = o;
         if failed && self.backing_failed_at < began {
             return self.fail(format!("{op:?} failed though the backing store did not"));
         }
@@ -595,6 +478,7 @@ impl World {
 
     /// One I/O happens, or is reported.
     fn advance(&mut self) {
+        self.go_on();
         if self.doing.is_empty() {
             return;
         }
@@ -609,8 +493,9 @@ impl World {
             return;
         }
         if self.doing[at].landed.is_none() {
-            let shard = self.doing[at].shard;
-            let outcome = match self.doing[at].event {
+            let event = self.doing[at].event.clone();
+            let shard = event.shard().unwrap_or_default();
+            let outcome = match event {
                 Event::FlashRead(_, slot, _, lines) => {
                     if self.device.borrow_mut().fails() {
                         Err(IoFailed)
@@ -622,7 +507,7 @@ impl World {
                     }
                 }
                 Event::Copy(_, from, to, lines) => match self.doing[at].read.take() {
-                    Some(bytes) => self.write_flash(shard, to, lines, bytes),
+                    Some(bytes) => self.write_flash(shard, to, bytes),
                     None if self.device.borrow_mut().fails() => Err(IoFailed),
                     None => {
                         // First it reads; what else happens may come in between.
@@ -633,10 +518,10 @@ impl World {
                         return;
                     }
                 },
-                Event::Merge(_, merge, op) => match self.doing[at].read.take() {
+                Event::Merge(_, merge, bytes) => match self.doing[at].read.take() {
                     Some(before) => {
-                        let Some(after) = self.overlay(shard, &before, merge, op) else { return };
-                        let written = self.write_flash(shard, merge.to, 1, after);
+                        let after = overlay(&before, merge, &bytes);
+                        let written = self.write_flash(shard, merge.to, after);
                         written.map(|after| [before, after].concat())
                     }
                     None if self.device.borrow_mut().fails() => Err(IoFailed),
@@ -647,12 +532,8 @@ impl World {
                         return;
                     }
                 },
-                Event::FlashWrite(_, slot, line, lines, source) => {
-                    let at = line.0 * LINE;
-                    let Some(bytes) = self.bytes_of(shard, source, at, lines * LINE as u32) else {
-                        return;
-                    };
-                    self.write_flash(shard, slot, lines, bytes)
+                Event::FlashWrite(_, slot, bytes) => {
+                    self.write_flash(shard, slot, bytes.sectors().to_vec())
                 }
                 Event::Load(_, page) => {
                     let at = self.layout.table_at(shard as u32, page);
@@ -662,7 +543,7 @@ impl World {
                         Ok(self.device.borrow().read(at, 4096 / SECTOR))
                     }
                 }
-                Event::BackingRead(_, at, len, _) => {
+                Event::BackingRead(_, _, at, len, _) => {
                     if self.backing_fails() {
                         Err(IoFailed)
                     } else {
@@ -673,15 +554,13 @@ impl World {
                             .collect())
                     }
                 }
-                Event::BackingChange(_, op, kind, at, len) => {
+                Event::BackingChange(_, _, at, len, bytes) => {
                     let torn = self.backing_fails();
-                    self.change_backing(op, kind, at, len, torn);
+                    self.change_backing(at, len, bytes.as_ref(), torn);
                     if torn { Err(IoFailed) } else { Ok(Vec::new()) }
                 }
-                _ => unreachable!("not an I/O"),
             };
-            let event = &self.doing[at].event;
-            if !matches!(event, Event::BackingRead(..) | Event::BackingChange(..)) {
+            if self.doing[at].event.shard().is_some() {
                 self.device_said(outcome.is_ok());
             }
             self.doing[at].landed = Some(outcome);
@@ -689,85 +568,69 @@ impl World {
                 return;
             }
         }
-        let Doing { shard, event, landed, .. } = self.doing.swap_remove(at);
+        let Doing { event, landed, .. } = self.doing.swap_remove(at);
         let outcome = landed.expect("it happened");
-        if outcome.is_err() && matches!(event, Event::BackingRead(..) | Event::BackingChange(..)) {
+        if outcome.is_err() && event.shard().is_none() {
             self.backing_failed_at = self.time;
         }
-        let now = self.now();
+        let all = Verdict::Admit;
         match event {
             Event::FlashRead(io, slot, line, _) => {
-                let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
-                if let Ok(bytes) = outcome {
-                    self.buffers.insert((shard, io), (line.0 * LINE, bytes));
-                }
-                self.check_read(shard, slot, line);
-                self.call(shard, |s, fx| {
-                    s.flash_read(now, io, sums.as_deref().map_err(|&e| e), fx)
+                self.check_read(io.shard as usize, slot, line);
+                self.tell(false, all, |queue, node, now, _| match outcome {
+                    Ok(read) => {
+                        let (sums, bytes) = (crcs(&read), Bytes::new(line.0 * LINE, read));
+                        queue.flash_read(node, now, io, line, Ok((&sums, bytes)));
+                    }
+                    Err(e) => queue.flash_read(node, now, io, line, Err(e)),
                 });
             }
             Event::FlashWrite(io, ..) | Event::Copy(io, ..) => {
-                let sums = outcome.as_ref().map(|b| crcs(b)).map_err(|&e| e);
-                self.call(shard, |s, fx| {
-                    s.flash_written(now, io, sums.as_deref().map_err(|&e| e), fx)
-                });
+                let sums = outcome.map(|b| crcs(&b));
+                let sums = sums.as_deref().map_err(|&e| e);
+                self.tell(false, all, |q, node, now, _| q.flash_written(node, now, io, sums));
             }
             Event::Merge(io, ..) => {
                 let sums = outcome.map(|b| crcs(&b)).map(|s| (s[0], s[1]));
-                self.call(shard, |s, fx| s.merged(now, io, sums, fx));
+                self.tell(false, all, |q, node, now, _| q.merged(node, now, io, sums));
             }
             Event::Load(io, page) => {
                 self.seen.loads += 1;
-                let number = self.layout.table_number(shard as u32, page);
+                let number = self.layout.table_number(io.shard, page);
                 let slots = outcome.and_then(|bytes| {
                     let bytes = bytes.concat();
                     let slots = table::decode(&bytes, self.generation, number).ok_or(IoFailed)?;
                     let per = (PAGE_GROUPS * GROUP_LINES) as usize;
                     Ok(slots.take(per).map(|s| s.map(Sum)).collect::<Vec<_>>())
                 });
-                self.call(shard, |s, fx| {
-                    s.page_loaded(now, io, slots.as_deref().map_err(|&e| e), fx)
+                let slots = slots.as_deref().map_err(|&e| e);
+                self.tell(false, all, |q, node, now, _| q.page_loaded(node, now, io, slots));
+            }
+            Event::BackingRead(job, stretch, at, _, ahead) => {
+                let read = outcome.map(|sectors| Bytes::new(at, sectors));
+                let if_free = stretch.if_free && !ahead;
+                self.tell(if_free, all, |q, node, now, fx| q.store_read(node, now, fx, job, read));
+            }
+            Event::BackingChange(job, stretch, ..) => {
+                let result = outcome.map(|_| ());
+                // (In a log a line that is written again goes to another slot, on no terms.)
+                let if_free = stretch.if_free && self.layout.segment == 0;
+                self.tell(if_free, all, |q, node, now, fx| {
+                    q.store_changed(node, now, fx, job, result);
                 });
             }
-            Event::BackingRead(io, at, _, op) => {
-                let result = outcome.as_ref().map(|_| ()).map_err(|&e| e);
-                if let Ok(bytes) = outcome {
-                    self.buffers.insert((shard, io), (at, bytes));
-                }
-                self.call_for(shard, op, |s, fx| s.backing_read(now, io, result, fx));
-            }
-            Event::BackingChange(io, op, ..) => {
-                let result = outcome.map(|_| ());
-                self.call_for(shard, op, |s, fx| s.backing_changed(now, io, result, fx));
-            }
-            _ => unreachable!("not an I/O"),
         }
-    }
-
-    /// A line with the bytes of `op` over it.
-    fn overlay(
-        &mut self,
-        shard: usize,
-        before: &[[u8; SECTOR]],
-        merge: Merge,
-        op: OpId,
-    ) -> Option<Vec<[u8; SECTOR]>> {
-        let bytes = self.bytes_of(shard, Source::Op(op), merge.at, merge.len)?;
-        let mut after = before.to_vec();
-        let first = ((merge.at - merge.line.0 * LINE) / SECTOR as u64) as usize;
-        after[first..first + bytes.len()].copy_from_slice(&bytes);
-        Some(after)
     }
 
     fn write_flash(
         &mut self,
         shard: usize,
         slot: SlotId,
-        lines: u32,
         bytes: Vec<[u8; SECTOR]>,
     ) -> Result<Vec<[u8; SECTOR]>, IoFailed> {
         let to = self.flash_at(shard, slot);
-        self.charge(u64::from(lines) * LINE);
+        let lines = bytes.len() as u32 / PER_LINE as u32;
+        self.writes(u64::from(lines) * LINE);
         if self.finds_no_space() {
             return Err(IoFailed);
         }
@@ -794,19 +657,11 @@ impl World {
         fails
     }
 
-    fn change_backing(&mut self, op: OpId, kind: PartKind, at: u64, len: u32, torn: bool) {
-        let value = if kind == PartKind::Write {
-            let Some(o) = self.ops.get(&op) else {
-                return self.fail(format!("the bytes of {op:?} are gone"));
-            };
-            o.value
-        } else {
-            0
-        };
+    fn change_backing(&mut self, at: u64, len: u64, bytes: Option<&Bytes>, torn: bool) {
         let first = at / SECTOR as u64;
-        for s in first..first + u64::from(len) / SECTOR as u64 {
+        for (i, s) in (first..first + len / SECTOR as u64).enumerate() {
             if !torn || self.rng.chance(0.5) {
-                self.put_backing(s, value);
+                self.put_backing(s, bytes.map_or(0, |bytes| value(&bytes.sectors()[i])));
             }
         }
     }
@@ -867,8 +722,8 @@ impl World {
         match self.rng.below(1000) {
             0..100 if idle && self.most_ahead > 0 && !self.trims => self.scan_on(),
             0..300 if idle => self.submit_random(),
-            300..304 if self.ops.len() < 24 => self.begin_range(PartKind::Zero),
-            447..449 if self.ops.len() < 24 => self.begin_range(PartKind::Prefetch),
+            300..304 if self.ops.len() < 24 => self.begin_range(),
+            447..449 if self.ops.len() < 24 => self.begin_drop(),
             // The durable map names for long what was dropped.
             556..560 if self.ops.len() < 24 => self.begin_forgetting(),
             // A client's flush: of another session than the log's.
@@ -876,7 +731,7 @@ impl World {
                 self.seen.flushes += 1;
                 self.store_is_durable();
             }
-            540..556 if self.lazy_log && idle => self.begin_range(PartKind::Prefetch),
+            540..556 if self.lazy_log && idle => self.begin_drop(),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {
                 // A kill in the middle of what comes next.
@@ -904,7 +759,7 @@ impl World {
                     }
                 }
             }
-            449..490 if self.trims && idle => self.begin_range(PartKind::Zero),
+            449..490 if self.trims && self.ops.len() < 4 => self.begin_range(),
             441..447 | 490..540 if self.trims || self.rng.chance(0.2) => {
                 let (shard, steps) = (self.rng.below(u64::from(SHARDS)), self.rng.range(1, 30));
                 let shard = &mut self.shards[shard as usize];
@@ -925,7 +780,7 @@ impl World {
         self.time += 1;
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
             self.act()?;
-            self.read_ahead();
+            self.go_on();
             self.flush_on();
             Ok(())
         }));
@@ -961,4 +816,12 @@ impl World {
         self.count();
         Ok(())
     }
+}
+
+/// A line with bytes laid over it.
+fn overlay(before: &[[u8; SECTOR]], merge: Merge, bytes: &Bytes) -> Vec<[u8; SECTOR]> {
+    let mut after = before.to_vec();
+    let first = ((merge.at - merge.line.0 * LINE) / SECTOR as u64) as usize;
+    after[first..first + bytes.sectors().len()].copy_from_slice(bytes.sectors());
+    after
 }

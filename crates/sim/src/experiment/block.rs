@@ -459,7 +459,7 @@ hit_ratio = { min = 0.01, max = 0.99 }
             assert_eq!(c.set_bytes, c.miss_bytes + b.written_bytes);
             // Some of what did not reach the store has waited for another's fetch: that is no hit.
             let waited = 1.0 - b.store_read_share - c.hit_ratio;
-            assert!((0.0..0.02).contains(&waited), "{waited}");
+            assert!((-1e-12..0.1).contains(&waited), "{waited}");
             let spared = (1.0 - b.store_read_share) * c.reads as f64 / c.requests as f64;
             assert!((b.store_share - 1.0 + spared).abs() < 1e-9, "writes always reach the store");
             assert!(c.dlwa.unwrap() >= 1.0 && c.life_years.unwrap() > 0.0);

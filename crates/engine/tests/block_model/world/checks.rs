@@ -226,15 +226,15 @@ impl World {
     /// The store is never asked for two changes at a time that share bytes, whether there is a cache or not: whatever lies
     /// below may lose what only one of them has.
     pub(super) fn check_changes(&mut self, event: &Event) {
-        let Event::BackingChange(_, _, _, at, len) = *event else { return };
-        let end = at + u64::from(len);
+        let Event::BackingChange(_, _, at, len, _) = *event else { return };
+        let end = at + len;
         let last = self.end_of_stretch(at / SECTOR as u64) * SECTOR as u64;
         if end > last {
             return self.fail(format!("{event:?} goes behind the volume's end {last}"));
         }
         self.seen.uncached += u64::from(self.void);
         let other = self.doing.iter().find(|d| match d.event {
-            Event::BackingChange(_, _, _, from, len) => at < from + u64::from(len) && from < end,
+            Event::BackingChange(_, _, from, len, _) => at < from + len && from < end,
             _ => false,
         });
         if let Some(other) = other {
@@ -245,11 +245,12 @@ impl World {
 
     /// No slot is written while it is read or written already, nor for another line while the durable map may still name
     /// one there.
-    pub(super) fn check_slots(&mut self, shard: usize, event: &Event) {
+    pub(super) fn check_slots(&mut self, event: &Event) {
+        let Some(shard) = event.shard() else { return };
         let (reads, writes) = slots_of(event);
         for (i, slot) in (0..).zip(writes.clone().map(SlotId)) {
-            let line = match *event {
-                Event::FlashWrite(_, _, line, ..) => Some(LineId(line.0 + i)),
+            let line = match event {
+                Event::FlashWrite(_, _, bytes) => Some(LineId(bytes.lines().0.0 + i)),
                 Event::Merge(_, merge, _) => Some(merge.line),
                 _ => None,
             };
@@ -260,7 +261,7 @@ impl World {
                 return self.fail(why);
             }
         }
-        for other in self.doing.iter().filter(|d| d.shard == shard) {
+        for other in self.doing.iter().filter(|d| d.event.shard() == Some(shard)) {
             let (read, written) = slots_of(&other.event);
             let meet = |a: &Range<u32>, b: &Range<u32>| a.start < b.end && b.start < a.end;
             if meet(&writes, &written) || meet(&writes, &read) || meet(&reads, &written) {
@@ -276,7 +277,7 @@ fn slots_of(event: &Event) -> (Range<u32>, Range<u32>) {
     let run = |slot: SlotId, lines: u32| slot.0..slot.0 + lines;
     match *event {
         Event::FlashRead(_, slot, _, lines) => (run(slot, lines), 0..0),
-        Event::FlashWrite(_, slot, _, lines, _) => (0..0, run(slot, lines)),
+        Event::FlashWrite(_, slot, ref bytes) => (0..0, run(slot, bytes.lines().1)),
         Event::Copy(_, from, to, lines) => (run(from, lines), run(to, lines)),
         Event::Merge(_, merge, _) => (run(merge.from, 1), run(merge.to, 1)),
         _ => (0..0, 0..0),

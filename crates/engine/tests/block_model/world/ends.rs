@@ -7,7 +7,8 @@ use larder_engine::block::BlockShard;
 use larder_engine::block::node::ranged::Turns;
 
 use super::in_log::InWorld;
-use super::{LINE, TURNS, World};
+use super::node::Waiting;
+use super::{TURNS, World, overlay};
 use crate::parts::Event;
 
 impl World {
@@ -17,31 +18,25 @@ impl World {
             if doing.landed.is_some() {
                 continue;
             }
+            let shard = doing.event.shard().unwrap_or_default();
             match doing.event {
-                Event::FlashWrite(_, slot, line, lines, source) => {
-                    let Some(bytes) =
-                        self.bytes_of(doing.shard, source, line.0 * LINE, lines * LINE as u32)
-                    else {
-                        return;
-                    };
-                    let to = self.flash_at(doing.shard, slot);
-                    self.device.borrow_mut().write_torn(to, &bytes);
+                Event::FlashWrite(_, slot, bytes) => {
+                    let to = self.flash_at(shard, slot);
+                    self.device.borrow_mut().write_torn(to, bytes.sectors());
                 }
-                Event::BackingChange(_, op, kind, at, len) => {
-                    self.change_backing(op, kind, at, len, true)
+                Event::BackingChange(_, _, at, len, bytes) => {
+                    self.change_backing(at, len, bytes.as_ref(), true);
                 }
-                Event::Merge(_, merge, op) => {
+                Event::Merge(_, merge, bytes) => {
                     if let Some(before) = doing.read {
-                        let Some(after) = self.overlay(doing.shard, &before, merge, op) else {
-                            return;
-                        };
-                        let to = self.flash_at(doing.shard, merge.to);
+                        let after = overlay(&before, merge, &bytes);
+                        let to = self.flash_at(shard, merge.to);
                         self.device.borrow_mut().write_torn(to, &after);
                     }
                 }
                 Event::Copy(_, _, to, _) => {
                     if let Some(bytes) = doing.read {
-                        let to = self.flash_at(doing.shard, to);
+                        let to = self.flash_at(shard, to);
                         self.device.borrow_mut().write_torn(to, &bytes);
                     }
                 }
@@ -49,10 +44,9 @@ impl World {
             }
         }
         self.ops.clear();
-        self.to_read_ahead.clear();
         self.forgetting.clear();
         self.turns = Turns::of(TURNS);
-        self.buffers.clear();
+        self.waiting = Waiting::default();
         self.asked.clear();
         self.backing_is_true();
     }
@@ -115,8 +109,7 @@ impl World {
                 return Err(why);
             }
         }
-        let op =
-            self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.parts, o.holds, o.range));
+        let op = self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.range));
         let shards: Vec<_> = self.shards.iter().map(|s| s.under_way()).collect();
         Err(format!(
             "{shards:?} stuck: {} operations, {} I/Os, the first {op:?}",

@@ -1,9 +1,9 @@
 //! The world as the log sees it.
 
-use larder_engine::block::{IoFailed, LogShards, MapRecord, OpId, SlotId, TableChange};
+use larder_engine::block::{IoFailed, LogShards, MapRecord, SlotId, TableChange};
 use larder_format::block::log::Held;
 
-use super::{Op, World};
+use super::World;
 
 /// The shards as the log sees them: the world goes on between its calls.
 pub(super) struct InWorld<'a>(pub(super) &'a mut World);
@@ -61,23 +61,8 @@ impl LogShards for InWorld<'_> {
         self.0.flushing.flushes.anew(region);
         let now = self.0.now();
         self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
-        let waiting: Vec<OpId> = self
-            .0
-            .ops
-            .iter()
-            .filter(|(_, o)| o.range.is_some_and(|r| r.progress.next().is_none() && !r.intents))
-            .map(|(&op, _)| op)
-            .filter(|op| !self.0.forgetting.contains(op))
-            .filter(|&op| {
-                (self.0.lines_of(op).0.group().0 / self.0.layout.region_groups) as u32 == region
-            })
-            .collect();
-        for op in waiting {
-            if let Some(Op { range: Some(range), .. }) = self.0.ops.get_mut(&op) {
-                range.intents = true;
-            }
-            self.0.finish_range(op);
-        }
+        self.0.waiting.durable(region);
+        self.0.go_on();
     }
     fn flush_backing(&mut self, region: u32) -> Result<(), IoFailed> {
         if self.0.region_is_durable(region) { Ok(()) } else { Err(IoFailed) }

@@ -3,11 +3,9 @@
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::backoff::Backoff;
 use larder_engine::block::node::limits::{Failures, Limits};
-use larder_engine::block::{LineId, OpId, PartKind, Verdict};
-use larder_policy::block::{Reason, Rule};
 use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SECONDS};
 
-use super::{FAILURES, LINE, PER_LINE, World};
+use super::{FAILURES, LINE, World};
 
 impl World {
     /// A process begins with what the file of the budget says.
@@ -32,51 +30,17 @@ impl World {
         (self.failures, self.gives_up) = (Failures::of(FAILURES), false);
     }
 
-    fn rule(from: u64, to: u64) -> Rule {
-        let never = (from / PER_LINE..to.div_ceil(PER_LINE)).any(|l| World::is_never(LineId(l)));
-        if never { Rule::Never } else { Rule::ByPolicy }
-    }
-
-    /// Takes `parts` (first sector, sectors, what admission says) as far as limits leave them: what is behind `whole` is the
-    /// tail of a volume, which is never cached.
-    pub(super) fn limit(
-        &mut self,
-        (kind, ahead): (PartKind, bool),
-        parts: &mut Vec<(u64, u64, Verdict)>,
-        whole: u64,
-    ) {
-        let now = self.now();
-        let seen = &mut self.seen;
-        let mut refused = |reason: Reason| match reason {
-            Reason::Budget => seen.over_budget += 1,
-            Reason::NoSpace => seen.no_space += 1,
-            _ => {}
-        };
-        let bytes = |len: u64| len * crate::device::SECTOR as u64;
-        if kind == PartKind::Prefetch {
-            // What is read ahead was looked through before.
-            let rule = |p: &(u64, u64, Verdict)| match ahead {
-                true => Rule::ByPolicy,
-                false => World::rule(p.0, p.0 + p.1),
-            };
-            return self.limits.keep_advised(now, parts, |p| bytes(p.1), rule, refused);
-        }
-        for (at, len, verdict) in parts.iter_mut().filter(|p| p.0 < whole) {
-            let rule = World::rule(*at, *at + *len);
-            if let Some(reason) = self.limits.refuses(rule, now, bytes(*len)) {
-                refused(reason);
-                *verdict = Verdict::Reject;
-            }
-        }
-    }
-
-    /// So many bytes leave for flash: before they are there, the budget's file knows of them.
+    /// So many bytes of lines leave for flash on maintenance's account: before they are there, the budget's file knows of them.
     pub(super) fn charge(&mut self, bytes: u64) {
         let now = self.now();
         if let Some(state) = self.limits.charge(now, bytes) {
             self.budget_file = Some(state);
             self.limits.kept(now, state);
         }
+    }
+
+    /// So many bytes of lines are written, whoever has charged them.
+    pub(super) fn writes(&mut self, bytes: u64) {
         self.written += bytes;
         let (written, file) = (self.written, self.budget_file.map_or(0, |s| s.spent));
         if self.budgeted && written > file {
@@ -114,15 +78,7 @@ impl World {
             self.call(shard, |s, fx| s.disable(now, fx));
         }
         self.asked.clear();
-        let waiting: Vec<OpId> = self
-            .ops
-            .iter()
-            .filter(|(_, o)| o.range.is_some_and(|r| r.progress.next().is_none() && !r.intents))
-            .map(|(&op, _)| op)
-            .collect();
-        for op in waiting.into_iter().filter(|op| !self.forgetting.contains(op)).collect::<Vec<_>>()
-        {
-            self.finish_range(op);
-        }
+        self.waiting.give_up();
+        self.go_on();
     }
 }

@@ -1,37 +1,46 @@
-//! Changes of whole ranges: locked in every shard, with their bits, then given up and changed at once.
+//! Changes of whole ranges by clients, and an operator who locks a range.
 
 use larder_engine::block::node::ranged::{Discard, Progress};
-use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind};
+use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Verdict};
 
-use super::{PER_LINE, SHARDS, STRETCHES, World};
-use crate::parts::RangeOp;
+use super::node::operators;
+use super::{PER_LINE, SHARDS, STRETCHES, TURNS, World};
 
 impl World {
-    /// A trim or zeroing of a whole stretch, or an operator who drops what is cached of it.
-    pub(super) fn begin_range(&mut self, kind: PartKind) {
+    /// A zeroing of a whole stretch. Of the stretch's region only the beginning is in use; half of the ranges have all of it.
+    pub(super) fn begin_range(&mut self) {
         let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
         let first = self.rng.below(STRETCHES) * per_region;
         let len = self.volume_sectors();
-        let op = OpId(self.next_op);
+        let zeroings =
+            |(_, o): (&OpId, &crate::parts::Op)| o.got.len() as u64 == len && o.range.is_none();
+        let locked = self.ops.iter().filter(|&o| zeroings(o)).count();
+        self.seen.ranges += 1;
+        self.seen.queued += u64::from(locked >= TURNS);
+        let asked = if self.next_op.is_multiple_of(2) { per_region } else { len };
+        self.submit_longer(PartKind::Zero, first, len, asked, Verdict::Admit);
+    }
+
+    /// An operator drops what is cached of a stretch.
+    pub(super) fn begin_drop(&mut self) {
+        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
+        let first = self.rng.below(STRETCHES) * per_region;
+        let len = self.volume_sectors();
+        let op = operators(OpId(self.next_op));
         self.next_op += 1;
-        self.seen.ranges += u64::from(kind.changes());
-        self.seen.drops += u64::from(!kind.changes());
-        self.script.push(format!("{} {op:?} range {first} {len} {kind:?}", self.time));
+        self.seen.drops += 1;
+        self.script.push(format!("{} {op:?} drops {first} {len}", self.time));
         let (from, to) = self.lines_at(op, first, len);
         let progress = Progress::new(from, to, SHARDS);
-        self.begin_op(op, kind, first, len, Some(RangeOp { progress, intents: false }));
-        if self.turns.enter(op) {
-            self.lock_next(op);
-        } else {
-            self.seen.queued += 1;
-        }
+        self.begin_op(op, PartKind::Prefetch, first, len, Some(progress));
+        self.lock_next(op);
     }
 
     /// The backing store forgets what was not flushed, of a stretch: a server that was killed and started anew. What is cached of
     /// it is dropped before any client hears of it.
     pub(super) fn begin_forgetting(&mut self) {
-        self.forgetting.insert(OpId(self.next_op));
-        self.begin_range(PartKind::Prefetch);
+        self.forgetting.insert(operators(OpId(self.next_op)));
+        self.begin_drop();
     }
 
     /// Nothing is under way in the stretch: the store has forgotten, and the lines go that may not be so any more. While the
@@ -39,14 +48,17 @@ impl World {
     pub(super) fn forget(&mut self) {
         let locked = |op: &OpId| {
             let range = self.ops.get(op).and_then(|o| o.range);
-            range.is_some_and(|r| r.progress.next().is_none())
+            range.is_some_and(|r| r.next().is_none())
         };
         let ready: Vec<OpId> = self.forgetting.iter().copied().filter(locked).collect();
         if self.log.is_none() && !self.void {
             return;
         }
         for op in ready {
-            self.forgetting.remove(&op);
+            // (Where one is unlocked the next may be given.)
+            if !self.forgetting.remove(&op) {
+                continue;
+            }
             let (first, last) = self.lines_of(op);
             let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
             let region = (first.group().0 / self.layout.region_groups) as u32;
@@ -71,13 +83,9 @@ impl World {
         for shard in 0..self.shards.len() {
             self.call(shard, |s, fx| s.unlock_range(now, op, fx));
         }
-        self.finish_op(op);
-        if let Some(next) = self.turns.leave(op) {
-            self.lock_next(next);
-        }
+        self.finish_op(op, false);
     }
 
-    /// Of the stretch's region only the beginning is in use; half of the ranges have all of it.
     pub(super) fn lines_of(&self, op: OpId) -> (LineId, LineId) {
         self.lines_at(op, self.ops[&op].at, self.ops[&op].got.len() as u64)
     }
@@ -90,43 +98,27 @@ impl World {
         (LineId(first), LineId(if whole { first / region * region + region - 1 } else { last }))
     }
 
-    pub(super) fn lock_next(&mut self, op: OpId) {
-        let progress = self.ops[&op].range.expect("a range").progress;
+    fn lock_next(&mut self, op: OpId) {
+        let progress = self.ops[&op].range.expect("a range");
         let shard = progress.next().expect("a shard") as usize;
         let now = self.now();
         self.call(shard, |s, fx| s.lock_range(now, op, progress.first, progress.last, fx));
     }
 
-    /// All shards gave the range: its bits must be durable before the backing store changes.
-    pub(super) fn range_locked(&mut self, op: OpId) {
-        if self.forgetting.contains(&op) {
-            return self.forget();
-        }
-        let region = (self.lines_of(op).0.group().0 / self.layout.region_groups) as u32;
-        if self.void || !self.ops[&op].kind.changes() {
-            self.finish_range(op);
+    /// One more shard has given the range.
+    pub(super) fn range_given(&mut self, op: OpId) {
+        let Some(range) = self.ops.get_mut(&op).and_then(|o| o.range.as_mut()) else { return };
+        if range.given().is_some() {
+            self.lock_next(op);
+        } else if self.forgetting.contains(&op) {
+            self.forget();
         } else {
-            self.asked.push((0, region));
+            let (first, last) = self.lines_of(op);
+            for shard in &mut self.shards {
+                let mut discard = Discard::lines(first, last, 7);
+                while discard.turn(shard) {}
+            }
+            self.unlock(op);
         }
-    }
-
-    pub(super) fn finish_range(&mut self, op: OpId) {
-        let (first, last) = self.lines_of(op);
-        let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
-        let changes = self.ops[&op].kind.changes();
-        // The lines go first: a kill in between finds them gone.
-        for shard in 0..self.shards.len() {
-            // Only where its bits are durable.
-            let least = if changes { 0 } else { u64::MAX };
-            let mut discard = Discard::lines(first, last, 7).voiding(least);
-            // One turn is enough where all of it is void.
-            let more = discard.turn(&mut self.shards[shard]);
-            self.seen.voids += u64::from(!more);
-            while more && discard.turn(&mut self.shards[shard]) {}
-        }
-        for s in (at..at + len).filter(|_| changes) {
-            self.put_backing(s, 0);
-        }
-        self.unlock(op);
     }
 }
