@@ -30,10 +30,13 @@ use crate::kv::shard::KvShard;
 #[repr(align(128))]
 struct Apart<T>(T);
 
+/// Shards, each behind its lock.
+type Cells<L, M> = Box<[Apart<<L as LockKind>::Lock<TapedShard<M>>>]>;
+
 /// The shards of one cache behind their locks. See the [module](self).
 pub struct Node<L: LockKind, M = Arena> {
     hasher: KeyHasher,
-    cells: Box<[Apart<L::Lock<TapedShard<M>>>]>,
+    cells: Cells<L, M>,
     applications: L::Shared<Applications>,
     /// How many there are, to be asked without the lock.
     pub(super) names_known: AtomicUsize,
