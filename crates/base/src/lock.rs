@@ -181,6 +181,7 @@ mod tests {
         *shared.write() += 1;
         let (a, b) = (shared.read(), shared.read());
         let sum = *lock.lock() + *a + *b;
+        drop((a, b));
         sum
     }
 
