@@ -948,6 +948,9 @@ fn setup(seed: u64, policy: &str, buckets: u32, epoch: u64, names: Vec<Vec<u8>>)
     }
 }
 
+/// A node, its maintenance, and how many entries of its index a start kept.
+type Started = (Node<Single>, Maintenance<Vec<u8>>, u64);
+
 /// A node over these words, and how many entries it has kept of them.
 fn start(
     setup: &RunSetup,
@@ -955,7 +958,7 @@ fn start(
     table: SegmentTable,
     generations: Option<&[u64]>,
     options: &Options,
-) -> Result<(Node<Single>, Maintenance<Vec<u8>>, u64), SetupError> {
+) -> Result<Started, SetupError> {
     let (mut shards, mut kept) = (Vec::new(), 0);
     for (i, words) in words.into_iter().enumerate() {
         let (shard, report) = setup.shard_in(i, words, generations)?;
