@@ -1,24 +1,23 @@
 //! What the cleaner does where memory is short when it comes.
 
-use std::sync::Arc;
+use std::ops::DerefMut;
 
-use larder_base::{
-    AppId, ByteSize, Expiry, HashKey, KeyHasher, Nanos, Now, ObjectHash, UnixSecs, Words,
-};
+use larder_base::lock::Single;
+use larder_base::{AppId, Expiry, Nanos, Now, UnixSecs};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::api::{
     Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
-use larder_engine::kv::{
-    ClockMode, FlashGeometry, FlashLog, IoFailed, KvShard, LogConfig, SegmentIo, SegmentTable,
-    ShardConfig, Shards, Step,
-};
-use larder_policy::admission::{Admission, AdmissionConfig, Setup};
-use larder_policy::budget::{WriteBudget, WriteBudgetConfig};
+use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
+use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedShard};
+use larder_engine::kv::{IoFailed, SegmentIo};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
+use larder_policy::learn::TrainingSet;
 
 const SEGMENTS: u16 = 32;
 const SEGMENT_BYTES: u32 = 256 << 10;
-const ARENA: usize = 6 << 20;
+const ARENA: u64 = 6 << 20;
 const NOW: Now = Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) };
 
 struct Quiet;
@@ -44,65 +43,72 @@ impl SegmentIo for Sponge {
     }
 }
 
-struct One(KvShard);
-
-impl Shards for One {
-    fn count(&self) -> usize {
-        1
-    }
-    fn shard_of(&self, _: ObjectHash) -> usize {
-        0
-    }
-    fn with<R>(&mut self, _: usize, f: impl FnOnce(&mut KvShard) -> R) -> R {
-        f(&mut self.0)
-    }
+impl StateIo for Sponge {
+    fn keep_names(&mut self, _: &[Vec<u8>]) {}
+    fn keep_budget(&mut self, _: BudgetState) {}
 }
 
-fn hasher() -> KeyHasher {
-    KeyHasher::new(HashKey([3; 16]))
+impl MaintenanceEffects for Sponge {
+    fn train(&mut self, _: TrainingSet, _: u64) {}
 }
 
-fn shard() -> One {
-    let flash = FlashGeometry { salt: 1, segments: SEGMENTS, segment_bytes: SEGMENT_BYTES };
-    let setup = Setup { memory: 64 << 10, seed: 1, objects: 1000, share: 1.0, budget_rate: None };
-    let admission = Admission::new(&AdmissionConfig::from_name("all").unwrap(), &setup).unwrap();
-    let config = ShardConfig {
-        arena_bytes: ARENA,
-        max_object: 1 << 20,
-        no_eviction: false,
-        clock_mode: ClockMode::SetMax,
-        clock_max: 3,
-        free_low: 1 << 20,
-        free_high: 3 << 19,
-        flash,
-        shards: 1,
-        flash_min_record: 0,
-        cas_base: 0,
-        access_times: 16,
-        shares: Arc::default(),
-        hasher: hasher(),
-    };
-    let words = Words::heap(FlashIndex::words_for(FlashIndex::buckets_for(20_000)));
-    One(KvShard::new(config, admission, words).unwrap())
+/// A node of one shard, and its maintenance.
+struct One {
+    node: Node<Single>,
+    maintenance: Maintenance<Vec<u8>>,
 }
 
-fn log() -> FlashLog<Vec<u8>> {
-    let flash = FlashGeometry { salt: 1, segments: SEGMENTS, segment_bytes: SEGMENT_BYTES };
-    let config = LogConfig {
-        flash,
-        hot_percent: 70,
-        reinsert_percent: 20,
-        retry_after: Nanos::from_secs(5),
-    };
-    let table = SegmentTable::create(Words::heap(SegmentTable::words_for(SEGMENTS)));
-    let budget = WriteBudget::new(
-        &WriteBudgetConfig::default(),
-        ByteSize(flash.capacity()),
-        None,
-        Nanos::ZERO,
-    )
-    .unwrap();
-    FlashLog::new(config, table, budget, vec![vec![0; SEGMENT_BYTES as usize]; 3])
+impl One {
+    fn new() -> One {
+        let setup = RunSetup {
+            larder: String::new(),
+            uuid: String::new(),
+            hash_key: [3; 16],
+            salt: 1,
+            segments: SEGMENTS,
+            segment_bytes: SEGMENT_BYTES,
+            shard: ShardSetup {
+                arena_bytes: ARENA,
+                max_object: 1 << 20,
+                no_eviction: false,
+                clock_increment: false,
+                clock_max: 3,
+                free_low: 1 << 20,
+                free_high: 3 << 19,
+                flash_min_record: 0,
+                access_times: 16,
+                buckets: FlashIndex::buckets_for(20_000),
+                admission_memory: 64 << 10,
+                objects: 1000,
+                share_bits: 1f64.to_bits(),
+                budget_rate_bits: None,
+            },
+            shards: vec![ShardSeed { cas_base: 0, seed: 1 }],
+            admission: AdmissionConfig::from_name("all").unwrap(),
+            applications: AppsSetup::default(),
+            log: Some(LogSetup {
+                hot_percent: 70,
+                reinsert_percent: 20,
+                retry_after: Nanos::from_secs(5).0,
+                generation_floor: 0,
+                budget: WriteBudgetConfig::default(),
+                budget_state: None,
+                budget_at: 0,
+            }),
+        };
+        let node = Node::new(&setup, None, [setup.build_shard(0).unwrap()]).unwrap();
+        let maintenance = Maintenance::new(&node, setup.build_log().unwrap(), 1, 0);
+        One { node, maintenance }
+    }
+
+    fn shard(&self) -> impl DerefMut<Target = TapedShard> + '_ {
+        self.node.lock(0)
+    }
+
+    fn clean(&mut self) {
+        let One { node, maintenance } = self;
+        while maintenance.turn(NOW, node, &mut Sponge, &mut Sponge) == Turn::Again {}
+    }
 }
 
 fn set(shards: &mut One, key: u64, value: &[u8]) {
@@ -121,30 +127,30 @@ fn set_until(shards: &mut One, key: u64, value: &[u8], expiry: Expiry) {
         invalidate: false,
         vivify: None,
     };
-    let hash = hasher().hash(&key);
+    let hash = shards.node.hash(&key);
     let request = Request { key: &key, hash, app: AppId::DEFAULT, op: Op::Store(store) };
-    assert_eq!(shards.0.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
+    assert_eq!(shards.node.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
 }
 
 /// Fills DRAM before the cleaner comes, lets it work, and returns how many were set, and evicted by the cleaner, and the
 /// bytes of records written over those of segments.
 fn flood(value: usize) -> (u64, u64, f64) {
-    let (mut shards, mut log) = (shard(), log());
+    let mut shards = One::new();
     let value = vec![b'v'; value];
     let (mut key, mut by_cleaner) = (0, 0);
     for _ in 0..8 {
         // Until little is left: a real cleaner comes late when processors are busy.
-        while shards.0.dram_free_bytes() > 128 << 10 {
+        while shards.shard().dram_free_bytes() > 128 << 10 {
             set(&mut shards, key, &value);
             key += 1;
         }
-        let before = shards.0.stats().evictions;
-        while log.step(NOW, &mut shards, &mut Sponge) == Step::Worked {}
-        by_cleaner += shards.0.stats().evictions - before;
-        shards.0.validate().unwrap();
+        let before = shards.shard().stats().evictions;
+        shards.clean();
+        by_cleaner += shards.shard().stats().evictions - before;
+        shards.shard().validate().unwrap();
     }
-    assert_eq!(shards.0.stats().evictions_direct, 0);
-    let s = log.stats();
+    assert_eq!(shards.shard().stats().evictions_direct, 0);
+    let s = *shards.maintenance.log().unwrap().stats();
     (key, by_cleaner, s.record_bytes_written as f64 / s.bytes_written.max(1) as f64)
 }
 
@@ -160,37 +166,46 @@ fn what_is_wanted_on_flash_is_not_evicted_while_its_segment_is_full() {
 
 #[test]
 fn a_set_finds_room_though_what_is_staged_lies_everywhere() {
-    let (mut shards, mut log) = (shard(), log());
+    let mut shards = One::new();
     // One object in ten is never read; what is staged of them, for a segment that is not full yet, lies between the others.
     let (hot, cold) = (vec![b'h'; 10_000], vec![b'c'; 2_000]);
     let mut key = 0;
-    while shards.0.dram_free_bytes() > 256 << 10 {
+    while shards.shard().dram_free_bytes() > 256 << 10 {
         set(&mut shards, key, if key % 10 == 0 { &cold } else { &hot });
         key += 1;
     }
     for key in (0..key).filter(|key| key % 10 != 0) {
         let key = key.to_le_bytes();
         let op = Op::Get(Get::default());
-        let request = Request { key: &key, hash: hasher().hash(&key), app: AppId::DEFAULT, op };
-        assert_eq!(shards.0.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
+        let hash = shards.node.hash(&key);
+        let request = Request { key: &key, hash, app: AppId::DEFAULT, op };
+        assert_eq!(shards.node.execute(NOW, &request, None, &mut Quiet), Outcome::Done);
     }
-    let free = shards.0.dram_free_bytes();
-    shards.0.set_marks(free + 1, free + (key as usize / 10 - 5) * cold.len());
-    while log.step(NOW, &mut shards, &mut Sponge) == Step::Worked {}
-    assert_eq!((log.stats().segments_written, shards.0.stats().evictions), (0, 0));
+    let free = shards.shard().dram_free_bytes();
+    shards.shard().unrecorded().set_marks(free + 1, free + (key as usize / 10 - 5) * cold.len());
+    shards.clean();
+    assert_eq!(
+        (
+            shards.maintenance.log().unwrap().stats().segments_written,
+            shards.shard().stats().evictions
+        ),
+        (0, 0)
+    );
     // Longer than what lies between any two of them, as large as objects may be. It is stored: `Quiet` looks.
     set(&mut shards, u64::MAX, &vec![b'l'; 1_000_000]);
-    shards.0.validate().unwrap();
+    shards.shard().validate().unwrap();
     // What the large one displaced is nowhere; what it did not is published, and nothing else.
-    let before = shards.0.dram_objects();
-    log.drain(NOW, &mut shards, &mut Sponge);
-    shards.0.validate().unwrap();
-    assert!(shards.0.dram_objects() < before && !shards.0.index().is_empty());
+    let before = shards.shard().dram_objects();
+    let One { node, maintenance } = &mut shards;
+    maintenance.drain(NOW, node, &mut Sponge);
+    shards.shard().validate().unwrap();
+    assert!(shards.shard().dram_objects() < before);
+    assert!(!shards.shard().index().is_empty());
 }
 
 #[test]
 fn expired_objects_leave_though_nobody_asks() {
-    let mut shards = shard();
+    let mut shards = One::new();
     for key in 0..5_000u64 {
         let expiry = match key % 4 {
             0 => Expiry::NEVER,
@@ -204,31 +219,32 @@ fn expired_objects_leave_though_nobody_asks() {
         wall: UnixSecs(NOW.wall.0 + seconds),
     };
     let all_gone = |shards: &mut One, now: Now, all: bool| {
-        while shards.0.expire(now, all) {}
-        shards.0.validate().unwrap();
-        shards.0.dram_objects()
+        while shards.shard().expire(now, all) {}
+        shards.shard().validate().unwrap();
+        shards.shard().dram_objects()
     };
     // Nothing can have expired: nothing is looked at.
-    assert!(!shards.0.expire(later(1), false) && !shards.0.is_expiring());
+    assert!(!shards.shard().expire(later(1), false));
+    assert!(!shards.shard().is_expiring());
     assert_eq!(all_gone(&mut shards, later(2), false), 3_750);
     // What is touched down is found too, and a pass that was asked for looks at everything.
     set_until(&mut shards, 2, b"other", Expiry(NOW.wall.0 + 5));
     assert_eq!(all_gone(&mut shards, later(4), true), 3_750);
     assert_eq!(all_gone(&mut shards, later(5), false), 3_749);
     assert_eq!(all_gone(&mut shards, later(1_000), false), 1_250);
-    assert_eq!(shards.0.expired_unasked(), 3_750);
-    assert_eq!(shards.0.stats().evictions, 0);
+    assert_eq!(shards.shard().expired_unasked(), 3_750);
+    assert_eq!(shards.shard().stats().evictions, 0);
 }
 
 /// A write that finds no room takes what admission was never asked about: that is counted, for an operator to see.
 #[test]
 fn what_leaves_dram_unjudged_is_counted() {
-    let mut shards = shard();
+    let mut shards = One::new();
     let value = vec![b'v'; 1000];
     // The cleaner never comes.
     for key in 0..20_000 {
         set(&mut shards, key, &value);
     }
-    let s = *shards.0.stats();
+    let s = *shards.shard().stats();
     assert!(s.evictions > 5_000 && s.evictions_unjudged == s.evictions, "{s:?}");
 }

@@ -300,6 +300,7 @@ fn verifications_that_wait_are_bounded_and_counted() {
     let most = 64 * site.node.shards();
     assert!(waiting.len() <= most && waiting.len() > most / 2, "{} of {most}", waiting.len());
     assert!(all.unverified > 1_000, "{}", all.unverified);
+    site.rest();
     // Once they are answered there is room for others.
     for read in waiting.drain(..) {
         site.node.verify(site.now, &read, None);

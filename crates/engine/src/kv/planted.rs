@@ -36,6 +36,8 @@ pub enum Planted {
     ReclaimLeavesEntries,
     /// An object that is put back at a start gets another CAS.
     RestoredUnderNewCas,
+    /// A start believes a checkpoint though another run has used the flash since.
+    CheckpointOfAnotherRun,
 }
 
 impl<M> super::KvShard<M> {

@@ -7,25 +7,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use larder_base::lock::Single;
-use larder_base::{Expiry, HashKey, KeyHasher, Killed, Nanos, Now, Rng, UnixSecs, Words};
-use larder_engine::index::{FlashIndex, Place};
+use larder_base::{Expiry, HashKey, KeyHasher, Killed, Nanos, Now, Rng, UnixSecs};
+use larder_engine::index::Place;
 use larder_engine::kv::api::{
     Arith, Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
+use larder_engine::kv::node::start::Warmth;
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
-use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
-use larder_engine::kv::{IoFailed, OwnerOf, Planted, Saved, SegmentIo, SegmentTable};
+use larder_engine::kv::{IoFailed, OwnerOf, Planted, SegmentIo};
 use larder_engine::segment::span;
-use larder_format::{Filling, Find, find, find_extent};
-use larder_policy::admission::AdmissionConfig;
-use larder_policy::budget::{BudgetState, WriteBudgetConfig};
+use larder_format::{Filling, Find, Superblock, find, find_extent};
+use larder_policy::budget::BudgetState;
 use larder_policy::learn::{TrainParams, TrainingSet, train};
 
 use crate::model::{Model, Version};
+use crate::starts::{Directory, Kept, Machine, close};
 
-const SHARDS: usize = 2;
-const SEGMENTS: u16 = 8;
-const SEGMENT_BYTES: u32 = 8 << 10;
+pub(super) const SHARDS: usize = 2;
+pub(super) const SEGMENTS: u16 = 8;
+pub(super) const SEGMENT_BYTES: u32 = 8 << 10;
 const KEYS: usize = 80;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +46,10 @@ pub(crate) struct Seen {
     reinserted: u64,
     kills: u64,
     kept_over_kill: u64,
+    kills_in_starts: u64,
+    from_checkpoint: u64,
+    cold: u64,
+    copies: u64,
     put_back: u64,
     io_errors: u64,
     extents: u64,
@@ -64,6 +68,10 @@ impl Seen {
         self.reinserted += o.reinserted;
         self.kills += o.kills;
         self.kept_over_kill += o.kept_over_kill;
+        self.kills_in_starts += o.kills_in_starts;
+        self.from_checkpoint += o.from_checkpoint;
+        self.cold += o.cold;
+        self.copies += o.copies;
         self.put_back += o.put_back;
         self.io_errors += o.io_errors;
         self.extents += o.extents;
@@ -83,6 +91,10 @@ impl Seen {
             self.reinserted,
             self.kills,
             self.kept_over_kill,
+            self.kills_in_starts,
+            self.from_checkpoint,
+            self.cold,
+            self.copies,
             self.put_back,
             self.io_errors,
             self.extents,
@@ -92,18 +104,16 @@ impl Seen {
     }
 }
 
-struct Disk {
+pub(super) struct Disk {
     segments: Vec<Vec<u8>>,
     rng: Rng,
     fault_rate: f64,
     errors: u64,
     fuse: Option<Arc<AtomicU64>>,
-    /// The names of applications that a start would find.
-    names: Vec<Vec<u8>>,
 }
 
 impl Disk {
-    fn fails(&mut self) -> bool {
+    pub(super) fn fails(&mut self) -> bool {
         let fails = self.rng.chance(self.fault_rate);
         self.errors += u64::from(fails);
         fails
@@ -142,9 +152,25 @@ impl SegmentIo for Disk {
     }
 }
 
-impl StateIo for Disk {
+/// The device, and the directory beside it.
+struct Io<'a> {
+    disk: &'a mut Disk,
+    names: &'a mut Vec<Vec<u8>>,
+}
+
+impl SegmentIo for Io<'_> {
+    type Buffer = Vec<u8>;
+    fn write(&mut self, segment: u16, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.disk.write(segment, bytes)
+    }
+    fn read(&mut self, segment: u16, bytes: &mut [u8]) -> Result<(), IoFailed> {
+        self.disk.read(segment, bytes)
+    }
+}
+
+impl StateIo for Io<'_> {
     fn keep_names(&mut self, names: &[Vec<u8>]) {
-        self.names = names.to_vec();
+        *self.names = names.to_vec();
     }
     fn keep_budget(&mut self, _: BudgetState) {}
 }
@@ -270,11 +296,18 @@ struct Verifying {
     bytes: Option<Option<Vec<u8>>>,
 }
 
+/// A flash, or a directory.
+enum Copy {
+    Flash(Superblock, Vec<Vec<u8>>),
+    Directory(Directory),
+}
+
 pub(crate) struct World {
     rng: Rng,
     options: Options,
-    seed: u64,
-    buckets: u32,
+    machine: Machine,
+    /// Flash or directory as they were once, for one that puts them back.
+    copy: Option<Copy>,
     hasher: KeyHasher,
     keys: Vec<Vec<u8>>,
     now: Now,
@@ -285,7 +318,6 @@ pub(crate) struct World {
     model: Model,
     waiting: VecDeque<Waiting>,
     verifying: VecDeque<Verifying>,
-    epoch: u64,
     policy: &'static str,
     seen: Seen,
     transcript: Vec<String>,
@@ -331,21 +363,26 @@ impl World {
             fault_rate: if faulty { 0.03 } else { 0.0 },
             errors: 0,
             fuse: None,
-            names: Vec::new(),
         };
         let policy = ["all", "all", "ghost", "flashiness", "reject_first"][rng.below(5) as usize];
         let buckets = if rng.chance(0.7) { 1 } else { 2 };
-        let setup = setup(seed, policy, buckets, 0, Vec::new());
-        let words = (0..SHARDS).map(|_| Words::heap(FlashIndex::words_for(buckets))).collect();
-        let table = SegmentTable::create(Words::heap(SegmentTable::words_for(SEGMENTS)));
-        let (node, maintenance, _) = start(&setup, words, table, None, &options).unwrap();
+        let now = Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) };
+        let mut machine = Machine::new(seed, buckets);
+        let (node, maintenance, _) = loop {
+            let begun = || machine.start(policy, now, &mut rng, &options);
+            match catch_unwind(AssertUnwindSafe(begun)) {
+                Ok(started) => break started.unwrap().0,
+                Err(payload) if payload.is::<Killed>() => {}
+                Err(payload) => resume_unwind(payload),
+            }
+        };
         World {
             options,
-            seed,
-            buckets,
+            machine,
+            copy: None,
             hasher,
             keys,
-            now: Now { mono: Nanos::from_secs(1), wall: UnixSecs(1_000_000) },
+            now,
             node,
             maintenance,
             wanted: Wanted::default(),
@@ -353,7 +390,6 @@ impl World {
             model: Model::default(),
             waiting: VecDeque::new(),
             verifying: VecDeque::new(),
-            epoch: 0,
             policy,
             seen: Seen::default(),
             transcript: Vec::new(),
@@ -401,16 +437,18 @@ impl World {
         match self.rng.below(1000) {
             0..620 => self.request()?,
             620..780 => self.complete()?,
-            780..820 => self.verify_one(),
+            780..817 => self.verify_one(),
+            817..820 => self.stop_and_start()?,
             820..960 => {
-                let World { node, maintenance, disk, wanted, now, .. } = self;
+                let World { node, maintenance, disk, machine, wanted, now, .. } = self;
+                let io = &mut Io { disk, names: &mut machine.directory.names };
                 if self.rng.chance(0.3) {
                     // What a clean stop does; here it makes small, half-filled segments.
-                    maintenance.drain(*now, node, disk);
+                    maintenance.drain(*now, node, io);
                     return Ok(());
                 }
                 for _ in 0..self.rng.range(1, 12) {
-                    if maintenance.turn(*now, node, disk, wanted) != Turn::Again {
+                    if maintenance.turn(*now, node, io, wanted) != Turn::Again {
                         break;
                     }
                 }
@@ -486,7 +524,11 @@ impl World {
                 &self.disk.segments[usize::from(entry.segment)][at as usize..(at + len) as usize];
             let table = self.maintenance.log().unwrap().table();
             let generation = table.generation(entry.segment);
-            let filling = Filling { salt: 7, segment: entry.segment, generation };
+            let filling = Filling {
+                salt: self.machine.superblock.salt(),
+                segment: entry.segment,
+                generation,
+            };
             let found = match entry.place {
                 Place::Page { .. } => find(bytes, name, filling),
                 Place::Extent { .. } => find_extent(bytes, name, filling),
@@ -494,7 +536,8 @@ impl World {
             let Find::Found(record) = found else { continue };
             let m = record.meta();
             // What its application's number stands for is on disk, and another start's node knows it.
-            let application = usize::from(m.app.0).checked_sub(1).map(|i| self.disk.names.get(i));
+            let application =
+                usize::from(m.app.0).checked_sub(1).map(|i| self.machine.directory.names.get(i));
             let prefix = name.split(|&b| b == b':').next().filter(|p| p.len() < name.len());
             if application.map(|name| name.map(Vec::as_slice)) != prefix.map(Some) {
                 return Err(format!("key {key}: a record bears application {}", m.app.0));
@@ -827,7 +870,9 @@ impl World {
 
     /// Stops in good order and comes back with what was in DRAM, or with a part of it: nothing but the place may differ.
     fn stop_and_start(&mut self) -> Result<(), String> {
-        self.maintenance.drain(self.now, &self.node, &mut self.disk);
+        let World { node, maintenance, disk, machine, now, .. } = self;
+        let io = &mut Io { disk, names: &mut machine.directory.names };
+        maintenance.drain(*now, node, io);
         let mut kept = Vec::new();
         self.node
             .save(self.now, |saved| {
@@ -835,7 +880,15 @@ impl World {
                 Ok::<(), String>(())
             })
             .map_err(|why| format!("saving failed: {why}"))?;
-        self.recover()?;
+        let World { node, maintenance, machine, disk, now, rng, .. } = self;
+        if rng.chance(0.7) {
+            close(node, maintenance, machine, disk, *now, rng);
+        }
+        if self.put_back_a_copy() {
+            // The file of what was in DRAM is another run's then.
+            kept.clear();
+        }
+        self.start_anew()?;
         if self.rng.chance(0.2) {
             self.now.wall.0 += 2;
             self.now.mono = self.now.mono + Nanos::from_millis(2_001);
@@ -860,123 +913,68 @@ impl World {
     /// Dies and comes back. The operation that was under way may have happened or not: what it wrote was in DRAM and is
     /// lost, what it removed may be there still. So the latest acknowledged version stays what is allowed.
     fn recover(&mut self) -> Result<(), String> {
-        self.seen = self.seen();
         self.seen.kills += 1;
+        if self.rng.chance(0.1) {
+            self.machine.lose_memory();
+        }
+        let _ = self.put_back_a_copy();
+        self.start_anew()
+    }
+
+    /// Somebody copies the flash or the directory, and later puts the copy back, while nothing runs. Whether one was put back.
+    fn put_back_a_copy(&mut self) -> bool {
+        match self.copy.take() {
+            None if self.rng.chance(0.2) => {
+                self.copy = Some(if self.rng.chance(0.5) {
+                    Copy::Flash(self.machine.superblock.clone(), self.disk.segments.clone())
+                } else {
+                    Copy::Directory(self.machine.directory.clone())
+                });
+            }
+            Some(copy) if self.rng.chance(0.3) => {
+                self.seen.copies += 1;
+                match copy {
+                    Copy::Flash(superblock, segments) => {
+                        (self.machine.superblock, self.disk.segments) = (superblock, segments);
+                    }
+                    Copy::Directory(directory) => self.machine.directory = directory,
+                }
+                return true;
+            }
+            copy => self.copy = copy,
+        }
+        false
+    }
+
+    /// Another process starts, as often as it is killed on the way.
+    fn start_anew(&mut self) -> Result<(), String> {
+        self.seen = self.seen();
         self.disk.errors = 0;
         self.disk.fuse = None;
         self.waiting.clear();
         self.verifying.clear();
-        self.epoch += 1;
-        let words = |i| self.node.lock(i).unrecorded().index_words().snapshot();
-        let words = (0..SHARDS).map(words).collect();
-        let table = self.maintenance.log().unwrap().table().words().snapshot();
-        let table = SegmentTable::attach(table);
-        let generations = table.live_generations();
-        let names = self.disk.names.clone();
-        let setup = setup(self.seed, self.policy, self.buckets, self.epoch, names);
-        let (node, maintenance, kept) =
-            start(&setup, words, table, Some(&generations), &self.options)
-                .map_err(|e| format!("recovery failed: {e}"))?;
-        self.seen.kept_over_kill += kept;
+        let ((node, maintenance, kept), warmth) = loop {
+            let World { machine, policy, now, rng, options, .. } = self;
+            let begun = || machine.start(policy, *now, rng, options);
+            match catch_unwind(AssertUnwindSafe(begun)) {
+                Ok(started) => break started.map_err(|e| format!("recovery failed: {e}"))?,
+                Err(payload) if payload.is::<Killed>() => self.seen.kills_in_starts += 1,
+                Err(payload) => resume_unwind(payload),
+            }
+        };
+        match warmth {
+            Warmth::Memory => self.seen.kept_over_kill += kept,
+            Warmth::Checkpoint => self.seen.from_checkpoint += kept,
+            Warmth::Cold(_) => self.seen.cold += 1,
+        }
+        if std::mem::take(&mut self.machine.was_cold) {
+            // What was announced went with everything else.
+            self.model.forget_announced_flush();
+        }
         (self.node, self.maintenance, self.wanted.0) = (node, maintenance, None);
-        self.say("kill".to_owned());
+        self.say(format!("start: {warmth:?}"));
         self.validate()
     }
-}
-
-/// An object that is kept while no process runs.
-struct Kept {
-    key: Vec<u8>,
-    value: Vec<u8>,
-    /// All but the key and the value.
-    rest: Saved<'static>,
-}
-
-impl Kept {
-    fn of(saved: &Saved<'_>) -> Kept {
-        Kept {
-            key: saved.key.to_vec(),
-            value: saved.value.to_vec(),
-            rest: Saved { key: b"", value: b"", ..*saved },
-        }
-    }
-
-    fn saved(&self) -> Saved<'_> {
-        Saved { key: &self.key, value: &self.value, ..self.rest }
-    }
-}
-
-/// What a run is built from.
-fn setup(seed: u64, policy: &str, buckets: u32, epoch: u64, names: Vec<Vec<u8>>) -> RunSetup {
-    RunSetup {
-        larder: String::new(),
-        uuid: String::new(),
-        hash_key: [seed as u8; 16],
-        salt: 7,
-        segments: SEGMENTS,
-        segment_bytes: SEGMENT_BYTES,
-        shard: ShardSetup {
-            arena_bytes: 8 << 10,
-            max_object: 3_400,
-            no_eviction: false,
-            clock_increment: false,
-            clock_max: 3,
-            free_low: 5 << 10,
-            free_high: 7 << 10,
-            flash_min_record: 0,
-            access_times: 16,
-            buckets,
-            admission_memory: 64 << 10,
-            objects: 64,
-            share_bits: 0.5f64.to_bits(),
-            budget_rate_bits: None,
-        },
-        shards: (0..SHARDS as u64)
-            .map(|i| ShardSeed { cas_base: (epoch << 40) + (i << 32), seed: i })
-            .collect(),
-        admission: AdmissionConfig::from_name(policy).unwrap(),
-        applications: AppsSetup { names, ..AppsSetup::default() },
-        log: Some(LogSetup {
-            hot_percent: 70,
-            reinsert_percent: 20,
-            retry_after: Nanos::from_millis(5).0,
-            generation_floor: 0,
-            budget: WriteBudgetConfig::default(),
-            budget_state: None,
-            budget_at: 0,
-        }),
-    }
-}
-
-/// A node, its maintenance, and how many entries of its index a start kept.
-type Started = (Node<Single>, Maintenance<Vec<u8>>, u64);
-
-/// A node over these words, and how many entries it has kept of them.
-fn start(
-    setup: &RunSetup,
-    words: Vec<Words>,
-    table: SegmentTable,
-    generations: Option<&[u64]>,
-    options: &Options,
-) -> Result<Started, SetupError> {
-    let (mut shards, mut kept) = (Vec::new(), 0);
-    for (i, words) in words.into_iter().enumerate() {
-        let (shard, report) = setup.shard_in(i, words, generations)?;
-        kept += report.kept;
-        shards.push(shard);
-    }
-    let node: Node<Single> = Node::new(setup, None, shards)?;
-    #[cfg(feature = "planted")]
-    for i in 0..SHARDS {
-        if let Some(fault) = options.planted {
-            node.lock(i).unrecorded().plant(fault);
-        }
-    }
-    let _ = options.planted;
-    let log = setup.log_over(table, vec![vec![0; SEGMENT_BYTES as usize]; 3])?;
-    let names = setup.applications.names.len();
-    let maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names);
-    Ok((node, maintenance, kept))
 }
 
 fn number(text: &[u8]) -> Option<u64> {

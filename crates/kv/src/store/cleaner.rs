@@ -226,7 +226,11 @@ impl KvStore {
         if maintenance.is_none() || !trainer_lives {
             tracing::error!("a background thread had died");
         }
-        let mut maintenance = maintenance;
+        self.close(maintenance, now);
+    }
+
+    /// Leaves everything as a warm start wants it: nobody asks any more.
+    pub(super) fn close(&self, mut maintenance: Option<Maintenance<AlignedBuf>>, now: Now) {
         self.end_recording(maintenance.as_mut());
         if let Some(capture) = &self.capture {
             capture.finish();

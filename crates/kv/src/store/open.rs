@@ -263,8 +263,35 @@ pub(super) fn open_on(
     clock: &Arc<Clock>,
     dir: DataDir,
     medium: Medium,
-    mut memory_file: Option<MemoryFile>,
+    memory_file: Option<MemoryFile>,
 ) -> Result<(Arc<KvStore>, Opened), StoreError> {
+    let Ready { store, opened, maintenance, .. } =
+        prepare(config, clock, dir, medium, memory_file)?;
+    let store = Arc::new(store);
+    store
+        .start_threads(clock, maintenance)
+        .map_err(|source| StoreError::System { what: "start a thread", source })?;
+    Ok((store, opened))
+}
+
+/// A store that owns its flash, and has no threads yet.
+pub(super) struct Ready {
+    pub(super) store: KvStore,
+    pub(super) opened: Opened,
+    pub(super) maintenance: Maintenance<AlignedBuf>,
+    /// What it was built from.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test builds the same"))]
+    pub(super) setup: RunSetup,
+}
+
+/// Opens a store on this medium.
+pub(super) fn prepare(
+    config: &StoreConfig,
+    clock: &Arc<Clock>,
+    dir: DataDir,
+    medium: Medium,
+    mut memory_file: Option<MemoryFile>,
+) -> Result<Ready, StoreError> {
     let began = clock.now();
     let Medium { path, device, drive, why_buffered } = medium;
     let path = &path;
@@ -303,8 +330,7 @@ pub(super) fn open_on(
     let shape = Shape::new(&superblock, &plan);
     let (warmth, latest) = {
         let known = last.as_ref().map(RunFile::last_run).map_err(Clone::clone);
-        let left =
-            Left { superblock: &superblock, formatted, last: known.as_ref().map_err(Clone::clone) };
+        let left = Left::new(&superblock, formatted, known.as_ref().map_err(Clone::clone));
         let is_new = region.is_new();
         let Region { header, words, .. } = &mut region;
         left.warmth(&shape, header, is_new, || {
@@ -407,10 +433,6 @@ pub(super) fn open_on(
         settle(&store, &file, loaded, &mut notes, &mut warnings);
         store.memory_file = Some(file.keeper(next.run, cas_base, Some(next.uuid), None));
     }
-    let store = Arc::new(store);
-    store
-        .start_threads(clock, maintenance)
-        .map_err(|source| StoreError::System { what: "start a thread", source })?;
     let opened = Opened {
         warmth: Some(warmth),
         kept,
@@ -424,7 +446,7 @@ pub(super) fn open_on(
         notes,
         warnings,
     };
-    Ok((store, opened))
+    Ok(Ready { store, opened, maintenance, setup })
 }
 
 /// What a start with flash makes durable.

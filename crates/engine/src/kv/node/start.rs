@@ -27,6 +27,7 @@ use super::plan::{AdmissionNeed, Plan, PlanError, REGION_HEADER};
 use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
 use crate::kv::log::SegmentTable;
+use crate::kv::planted::Planted;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
 const LAYOUT: u64 = 3;
@@ -141,21 +142,53 @@ pub struct LastRun {
 /// What the last run has left of a flash.
 #[derive(Debug)]
 pub struct Left<'a> {
-    /// As it is on flash.
-    pub superblock: &'a Superblock,
-    /// It has just been written.
-    pub formatted: bool,
-    /// The last run on this directory and this flash, or why nothing is known of it.
-    pub last: Result<&'a LastRun, String>,
+    superblock: &'a Superblock,
+    formatted: bool,
+    last: Result<&'a LastRun, String>,
+    #[cfg(feature = "planted")]
+    fault: Option<Planted>,
 }
 
-impl Left<'_> {
+impl<'a> Left<'a> {
+    /// `superblock` is on flash, and has just been written if the flash was `formatted`. `last` is the last run on this directory and this
+    /// flash, or why nothing is known of it.
+    pub fn new(
+        superblock: &'a Superblock,
+        formatted: bool,
+        last: Result<&'a LastRun, String>,
+    ) -> Left<'a> {
+        Left {
+            superblock,
+            formatted,
+            last,
+            #[cfg(feature = "planted")]
+            fault: None,
+        }
+    }
+
+    /// Plants a fault.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, fault: Planted) {
+        self.fault = Some(fault);
+    }
+
+    #[cfg(feature = "planted")]
+    fn planted(&self, fault: Planted) -> bool {
+        self.fault == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    fn planted(&self, _: Planted) -> bool {
+        false
+    }
+
     /// Whether a checkpoint may be believed.
     ///
     /// # Errors
     /// Why not.
     fn believes_checkpoint(&self, last: &LastRun, why_no_memory: String) -> Result<(), String> {
-        if last.run != self.superblock.run {
+        let same = last.run == self.superblock.run;
+        if !same && !self.planted(Planted::CheckpointOfAnotherRun) {
             return Err("the flash has been used by another run since".to_owned());
         }
         if !self.superblock.is_clean() {

@@ -3,6 +3,7 @@
 mod dump;
 mod faults;
 mod harness;
+mod lockstep;
 mod memory;
 mod memory_file;
 mod restart;

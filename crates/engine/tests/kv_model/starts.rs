@@ -1,0 +1,332 @@
+//! What outlives a run, and how it comes and goes: the engine's own starts and stops, killed between any two steps; memory that a
+//! power cut takes; a flash or a directory that is put back from a copy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder_base::lock::Single;
+use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
+use larder_engine::index::FlashIndex;
+use larder_engine::kv::node::start::{
+    BINDING_WORDS, LATEST, LastRun, Left, Shape, StartIo, StopIo, Warmth, announce,
+    next_superblock, segment_table, take_over,
+};
+use larder_engine::kv::node::{AtRest, Maintenance, Node, StateIo};
+use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
+use larder_engine::kv::{Saved, SegmentTable};
+use larder_format::{Geometry, Superblock, Uuid};
+use larder_policy::admission::AdmissionConfig;
+use larder_policy::budget::{BudgetState, WriteBudgetConfig};
+
+use super::world::{Disk, Options, SEGMENT_BYTES, SEGMENTS, SHARDS};
+
+/// What a directory holds.
+#[derive(Clone, Default)]
+pub(super) struct Directory {
+    /// The last run, on this flash.
+    run: Option<u64>,
+    checkpoint: Option<Checkpoint>,
+    pub(super) names: Vec<Vec<u8>>,
+}
+
+#[derive(Clone)]
+struct Checkpoint {
+    table: Vec<u64>,
+    indexes: Vec<Vec<u64>>,
+    written: UnixSecs,
+}
+
+fn all(words: &Words) -> Vec<u64> {
+    (0..words.len()).map(|i| words.load(i)).collect()
+}
+
+/// A machine on which runs come and go.
+pub(super) struct Machine {
+    pub(super) superblock: Superblock,
+    pub(super) directory: Directory,
+    /// Memory that outlives a process: header, table, indexes.
+    region: &'static [AtomicU64],
+    /// It was made by this start.
+    is_new: bool,
+    buckets: u32,
+    /// A start was cold, whether it came to its end or not.
+    pub(super) was_cold: bool,
+}
+
+impl Machine {
+    pub(super) fn new(seed: u64, buckets: u32) -> Machine {
+        let bytes = larder_format::geometry::SEGMENTS_AT;
+        let bytes = bytes + u64::from(SEGMENTS) * u64::from(SEGMENT_BYTES);
+        let geometry = Geometry::with_segment(bytes, u64::from(SEGMENT_BYTES)).unwrap();
+        let (uuid, key) = (Uuid([seed as u8; 16]), HashKey([seed as u8; 16]));
+        let words =
+            16 + SegmentTable::words_for(SEGMENTS) + SHARDS * FlashIndex::words_for(buckets);
+        let region: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Machine {
+            superblock: Superblock::format(uuid, key, geometry, UnixSecs(1)),
+            directory: Directory::default(),
+            region: region.leak(),
+            is_new: true,
+            buckets,
+            was_cold: false,
+        }
+    }
+
+    /// The memory goes: by a power cut, or since a clean stop gives it back.
+    pub(super) fn lose_memory(&mut self) {
+        self.region.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.is_new = true;
+    }
+
+    /// The memory again, as another process sees it: header, table, indexes.
+    fn words(&self) -> (Words, Words, Vec<Words>) {
+        let (header, rest) = self.region.split_at(16);
+        let (table, indexes) = rest.split_at(SegmentTable::words_for(SEGMENTS));
+        let indexes = indexes.chunks_exact(FlashIndex::words_for(self.buckets));
+        (
+            Words::from_static(header),
+            Words::from_static(table),
+            indexes.map(Words::from_static).collect(),
+        )
+    }
+
+    /// Starts a run, as far as it comes.
+    pub(super) fn start(
+        &mut self,
+        policy: &str,
+        now: Now,
+        rng: &mut Rng,
+        options: &Options,
+    ) -> Result<(Started, Warmth), SetupError> {
+        let (mut header, mut table, mut indexes) = self.words();
+        // Some die on the way.
+        let fuse = rng.chance(0.2).then(|| Arc::new(AtomicU64::new(rng.below(80))));
+        if let Some(fuse) = &fuse {
+            let words = [&mut header, &mut table].into_iter().chain(&mut indexes);
+            words.for_each(|words| words.share_fuse(fuse.clone()));
+        }
+        let shape = Shape {
+            uuid: self.superblock.uuid.0,
+            segments: SEGMENTS,
+            segment_bytes: SEGMENT_BYTES,
+            shards: SHARDS,
+            buckets: self.buckets,
+        };
+        let last = self.directory.run.map(|run| LastRun { run, proves_checkpoint: Ok(()) });
+        let last = last.as_ref().ok_or_else(|| "a new directory".to_owned());
+        #[cfg_attr(not(feature = "planted"), expect(unused_mut, reason = "for a fault"))]
+        let mut left = Left::new(&self.superblock, false, last);
+        #[cfg(feature = "planted")]
+        options.planted.iter().for_each(|fault| left.plant(*fault));
+        let (warmth, _) = left.warmth(&shape, &mut header, self.is_new, || {
+            let found = self.directory.checkpoint.as_ref().ok_or("there is none")?;
+            // Whose it is the file says too, which `format` checks; here the start alone has to know.
+            let copies = [&mut table].into_iter().chain(&mut indexes);
+            for (to, from) in copies.zip([&found.table].into_iter().chain(&found.indexes)) {
+                from.iter().enumerate().for_each(|(i, word)| to.store(i, *word));
+            }
+            Ok(found.written)
+        });
+        self.is_new = false;
+        self.was_cold |= matches!(warmth, Warmth::Cold(_));
+        let (random, run) = (rng.next_u64(), rng.next_u64().max(1));
+        let next = next_superblock(&self.superblock, now.wall, random, run);
+        announce(&mut header, &next);
+        let table = segment_table(table, &warmth, &next);
+        let generations = table.live_generations();
+        let warm = !matches!(warmth, Warmth::Cold(_));
+        let setup = setup(&next, policy, self.buckets, self.directory.names.clone());
+        let started = start(&setup, indexes, table, warm.then_some(&generations[..]), options)?;
+        let mut io = Starting { machine: self, now, rng };
+        let Ok(()) = take_over(&shape, &mut header, &next, &mut io);
+        // The fuse was the start's.
+        if let Some(fuse) = fuse {
+            fuse.store(u64::MAX, Ordering::Relaxed);
+        }
+        Ok((started, warmth))
+    }
+}
+
+/// A kill between two steps, or while one is made: then it has been made or not.
+fn kill_or(rng: &mut Rng, step: impl FnOnce()) {
+    let (dies, after) = (rng.chance(0.04), rng.chance(0.5));
+    if !dies || after {
+        step();
+    }
+    if dies {
+        std::panic::resume_unwind(Box::new(Killed));
+    }
+}
+
+struct Starting<'a> {
+    machine: &'a mut Machine,
+    now: Now,
+    rng: &'a mut Rng,
+}
+
+impl StartIo for Starting<'_> {
+    type Error = std::convert::Infallible;
+
+    fn write_run(&mut self, run: u64) -> Result<(), Self::Error> {
+        kill_or(self.rng, || self.machine.directory.run = Some(run));
+        Ok(())
+    }
+    fn write_superblock(&mut self, next: &Superblock) -> Result<(), Self::Error> {
+        kill_or(self.rng, || self.machine.superblock = next.clone());
+        Ok(())
+    }
+    fn keep_time(&mut self) {
+        const { assert!(LATEST < BINDING_WORDS) };
+        self.machine.region[LATEST].store(u64::from(self.now.wall.0), Ordering::Relaxed);
+    }
+    fn remove_checkpoint(&mut self) -> Result<(), Self::Error> {
+        kill_or(self.rng, || self.machine.directory.checkpoint = None);
+        Ok(())
+    }
+}
+
+struct Stopping<'a> {
+    machine: &'a mut Machine,
+    disk: &'a mut Disk,
+    now: Now,
+    rng: &'a mut Rng,
+}
+
+impl StateIo for Stopping<'_> {
+    fn keep_names(&mut self, names: &[Vec<u8>]) {
+        self.machine.directory.names = names.to_vec();
+    }
+    fn keep_budget(&mut self, _: BudgetState) {}
+}
+
+impl StopIo for Stopping<'_> {
+    fn sync(&mut self) -> Result<(), String> {
+        if self.disk.fails() { Err("a fault".to_owned()) } else { Ok(()) }
+    }
+    fn write_checkpoint(&mut self, table: &Words, rest: &AtRest<'_>) -> (Result<(), String>, u64) {
+        if self.disk.fails() {
+            return (Err("a fault".to_owned()), 1);
+        }
+        let (table, indexes) = (all(table), rest.indexes.iter().map(|i| all(i)).collect());
+        let written = self.now.wall;
+        let checkpoint = Checkpoint { table, indexes, written };
+        kill_or(self.rng, || self.machine.directory.checkpoint = Some(checkpoint));
+        (Ok(()), 1)
+    }
+    fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String> {
+        kill_or(self.rng, || self.machine.superblock = stopped.clone());
+        Ok(())
+    }
+    fn release(&mut self) {
+        self.machine.lose_memory();
+    }
+}
+
+/// Stops in good order, with a checkpoint if nothing goes wrong. Whether there is one.
+pub(super) fn close(
+    node: &Node<Single>,
+    maintenance: &mut Maintenance<Vec<u8>>,
+    machine: &mut Machine,
+    disk: &mut Disk,
+    now: Now,
+    rng: &mut Rng,
+) -> bool {
+    let current = machine.superblock.clone();
+    let mut io = Stopping { machine, disk, now, rng };
+    maintenance.close(now, node, &current, &mut io).is_some_and(|closed| closed.checkpoint.is_ok())
+}
+
+/// What a start has made, and how many entries it has kept of the index.
+pub(super) type Started = (Node<Single>, Maintenance<Vec<u8>>, u64);
+
+/// An object that is kept while no process runs.
+pub(super) struct Kept {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    /// All but the key and the value.
+    pub(super) rest: Saved<'static>,
+}
+
+impl Kept {
+    pub(super) fn of(saved: &Saved<'_>) -> Kept {
+        Kept {
+            key: saved.key.to_vec(),
+            value: saved.value.to_vec(),
+            rest: Saved { key: b"", value: b"", ..*saved },
+        }
+    }
+
+    pub(super) fn saved(&self) -> Saved<'_> {
+        Saved { key: &self.key, value: &self.value, ..self.rest }
+    }
+}
+
+/// What a run is built from.
+fn setup(superblock: &Superblock, policy: &str, buckets: u32, names: Vec<Vec<u8>>) -> RunSetup {
+    RunSetup {
+        larder: String::new(),
+        uuid: String::new(),
+        hash_key: superblock.hash_key.0,
+        salt: superblock.salt(),
+        segments: SEGMENTS,
+        segment_bytes: SEGMENT_BYTES,
+        shard: ShardSetup {
+            arena_bytes: 8 << 10,
+            max_object: 3_400,
+            no_eviction: false,
+            clock_increment: false,
+            clock_max: 3,
+            free_low: 5 << 10,
+            free_high: 7 << 10,
+            flash_min_record: 0,
+            access_times: 16,
+            buckets,
+            admission_memory: 64 << 10,
+            objects: 64,
+            share_bits: 0.5f64.to_bits(),
+            budget_rate_bits: None,
+        },
+        shards: (0..SHARDS as u64)
+            .map(|i| ShardSeed { cas_base: superblock.cas_base + (i << 44), seed: i })
+            .collect(),
+        admission: AdmissionConfig::from_name(policy).unwrap(),
+        applications: AppsSetup { names, ..AppsSetup::default() },
+        log: Some(LogSetup {
+            hot_percent: 70,
+            reinsert_percent: 20,
+            retry_after: Nanos::from_millis(5).0,
+            generation_floor: superblock.first_generation(),
+            budget: WriteBudgetConfig::default(),
+            budget_state: None,
+            budget_at: 0,
+        }),
+    }
+}
+
+/// A node over these words, and how many entries it has kept of them.
+fn start(
+    setup: &RunSetup,
+    words: Vec<Words>,
+    table: SegmentTable,
+    generations: Option<&[u64]>,
+    options: &Options,
+) -> Result<Started, SetupError> {
+    let (mut shards, mut kept) = (Vec::new(), 0);
+    for (i, words) in words.into_iter().enumerate() {
+        let (shard, report) = setup.shard_in(i, words, generations)?;
+        kept += report.kept;
+        shards.push(shard);
+    }
+    let node: Node<Single> = Node::new(setup, None, shards)?;
+    #[cfg(feature = "planted")]
+    for i in 0..SHARDS {
+        if let Some(fault) = options.planted {
+            node.lock(i).unrecorded().plant(fault);
+        }
+    }
+    let _ = options.planted;
+    let log = setup.log_over(table, vec![vec![0; SEGMENT_BYTES as usize]; 3])?;
+    let names = setup.applications.names.len();
+    let maintenance = Maintenance::new(&node, log, setup.shards[0].cas_base, names);
+    Ok((node, maintenance, kept))
+}
