@@ -32,7 +32,7 @@ pub(super) const WAKE: Token = Token(usize::MAX);
 const RING: Token = Token(usize::MAX - 1);
 /// Reads of one connection's socket in one turn, before the others have theirs.
 const READS_PER_TURN: u32 = 4;
-/// One turn of a connection in this many is timed.
+/// Turns of a worker's connections after which the next that reads is timed.
 const SAMPLE: u32 = 64;
 /// How often idle and stalled connections are looked for.
 const SCAN: Nanos = Nanos::from_secs(1);
@@ -404,8 +404,10 @@ impl<S: Store> Worker<S> {
         conn.last_active = self.now.mono;
         conn.shrunk = false;
         self.scan_needed = true;
-        self.sample = self.sample.wrapping_add(1);
-        if self.sample.is_multiple_of(SAMPLE) && conn.timed.is_none() && conn.readable {
+        self.sample = self.sample.saturating_add(1);
+        // Not "each 64th turn, if it can be timed": where a request takes two turns, the 64th would always be the second.
+        if self.sample >= SAMPLE && conn.timed.is_none() && conn.readable {
+            self.sample = 0;
             conn.timed = Some(self.shared.clock.now().mono);
             conn.timed_flash = false;
         }
