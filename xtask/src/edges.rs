@@ -31,7 +31,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("runtime", &["base", "format"]),
     ("net", &["base", "runtime"]),
     ("settings", &["base", "policy", "runtime", "net"]),
-    ("kv", &["base", "policy", "format", "engine", "trace", "runtime", "net", "settings"]),
+    ("cache", &["base", "policy", "format", "engine", "trace", "runtime"]),
+    ("kv", &["base", "policy", "engine", "runtime", "cache", "net", "settings"]),
     ("nbd", &["base", "runtime"]),
     ("volume", &["base", "runtime", "nbd"]),
     ("block", &["base", "policy", "format", "engine", "runtime", "net", "nbd", "volume"]),
@@ -40,7 +41,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "cli",
         &[
             "base", "policy", "format", "engine", "trace", "lab", "sim", "runtime", "net",
-            "settings", "nbd", "volume", "kv", "block", "replay",
+            "settings", "nbd", "volume", "cache", "kv", "block", "replay",
         ],
     ),
 ];

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_base::{ByteSize, Expiry, HashKey, Nanos};
+use larder_cache::kv::{CacheConfig as ServedConfig, Core, open};
 use larder_engine::dram::Contents;
 use larder_engine::kv::ClockMode;
 use larder_engine::kv::api::{
@@ -24,8 +25,6 @@ use larder_engine::kv::api::{
 use larder_engine::kv::node::Plan;
 use larder_format::{Superblock, Uuid};
 use larder_kv::connection::{Engine, Fetched, Step};
-use larder_kv::server::Store;
-use larder_kv::store::{KvStore, StoreConfig, open};
 use larder_policy::admission::AdmissionConfig;
 use larder_runtime::Clock;
 use larder_sim::kv::{CacheConfig, HybridCache, Server, Sizes, hash_key};
@@ -35,7 +34,7 @@ const SEED: u64 = 1;
 
 /// A store that is settled after each request.
 struct Served {
-    store: Arc<KvStore>,
+    store: Arc<Core>,
     clock: Arc<Clock>,
     flash: File,
     _dir: tempfile::TempDir,
@@ -77,7 +76,7 @@ impl Served {
         let key = HashKey(hash_key(SEED));
         let superblock = Superblock::format(uuid, key, geometry, clock.now().wall);
         flash.write_all_at(&superblock.encode()[..], 0).unwrap();
-        let config = StoreConfig {
+        let config = ServedConfig {
             memory: server.memory,
             max_item: server.max_item,
             no_eviction: false,

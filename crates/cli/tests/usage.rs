@@ -384,7 +384,7 @@ fn flags_and_the_environment_say_how_much_is_logged() {
         // A flag over the environment over the file.
         (&[("RUST_LOG", "")], &[], false, false),
         (&[("RUST_LOG", "debug")], &[], true, false),
-        (&[("RUST_LOG", "info,larder_kv::store=trace")], &[], false, true),
+        (&[("RUST_LOG", "info,larder_cache::kv=trace")], &[], false, true),
         (&[("RUST_LOG", "info")], &["--config", file], false, false),
         (&[("RUST_LOG", "info")], &["-vv"], true, true),
         (&[("RUST_LOG", "trace")], &["-v"], true, false),

@@ -15,5 +15,4 @@ pub mod model;
 pub mod protocol;
 pub mod server;
 pub mod stats;
-pub mod store;
 pub mod watch;

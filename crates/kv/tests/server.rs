@@ -19,7 +19,7 @@ use larder_kv::config::{Config, ListenAddress, ListenTls, Machine, Settings, Tls
 use larder_kv::connection::{Engine, Fetched, Step};
 use larder_kv::model::ModelEngine;
 use larder_kv::server::{Server, ServerError, Span, Store};
-use larder_kv::stats::StoreStats;
+use larder_kv::stats::CacheStats;
 use larder_runtime::testing::MemoryDevice;
 use larder_runtime::{Clock, Device};
 use larder_settings::LivePage;
@@ -516,7 +516,7 @@ impl Store for Flashy {
     fn span(&self, read: &u64) -> Span {
         Span { offset: *read, len: 4096 }
     }
-    fn stats(&self, now: Now) -> StoreStats {
+    fn stats(&self, now: Now) -> CacheStats {
         self.model.stats(now)
     }
 }

@@ -12,11 +12,11 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use larder_base::ByteSize;
+use larder_cache::kv::{CacheConfig, CacheError, Core, Warmth};
 use larder_engine::kv::ClockMode;
 use larder_engine::kv::node::defaults;
 use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
-use larder_kv::store::{self, KvStore, StoreConfig, StoreError, Warmth};
 use larder_runtime::{Clock, DeviceError, FlashDevice};
 use larder_settings::Log;
 use tracing::{error, info, warn};
@@ -219,9 +219,9 @@ fn open_store(
     config: &Config,
     clock: &Arc<Clock>,
     hurry: &Arc<AtomicBool>,
-) -> Result<Arc<KvStore>, CliError> {
+) -> Result<Arc<Core>, CliError> {
     let flash = config.flash.as_ref();
-    let store_config = StoreConfig {
+    let store_config = CacheConfig {
         memory: config.memory,
         max_item: config.max_item_size,
         no_eviction: !config.evict,
@@ -265,16 +265,16 @@ fn open_store(
             ByteSize(config.memory)
         );
     }
-    let (store, opened) = store::open(&store_config, clock).map_err(|e| match e {
-        StoreError::Plan(_)
-        | StoreError::Geometry(_)
-        | StoreError::Admission(_)
-        | StoreError::Budget(_)
-        | StoreError::Application(_)
-        | StoreError::RecordWarm { .. }
-        | StoreError::MemoryFile { .. }
-        | StoreError::Division { .. }
-        | StoreError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(e.to_string()),
+    let (store, opened) = larder_cache::kv::open(&store_config, clock).map_err(|e| match e {
+        CacheError::Plan(_)
+        | CacheError::Geometry(_)
+        | CacheError::Admission(_)
+        | CacheError::Budget(_)
+        | CacheError::Application(_)
+        | CacheError::RecordWarm { .. }
+        | CacheError::MemoryFile { .. }
+        | CacheError::Division { .. }
+        | CacheError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(e.to_string()),
         e => CliError::Runtime(e.to_string()),
     })?;
     for note in &opened.notes {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::view::Sample;
 use crate::connection::ConnStats;
-use crate::stats::{Latency, Percentiles, StoreStats};
+use crate::stats::{CacheStats, Latency, Percentiles};
 
 /// Seconds of past that the page shows.
 const HISTORY: usize = 300;
@@ -45,7 +45,7 @@ pub struct Live {
     /// Processors in use.
     pub cpu_cores: f64,
     /// The store as it is.
-    pub store: StoreStats,
+    pub store: CacheStats,
     /// Cache-level write amplification since the start: bytes written to flash per byte stored by clients.
     pub clwa: Option<f64>,
     /// Device-level write amplification over the drive's life, where the drive reports it.
@@ -293,7 +293,7 @@ mod tests {
             rejected_connections: 0,
             idle_kicks: 0,
             latency: Latency::new(),
-            store: StoreStats::default(),
+            store: CacheStats::default(),
             buffers: (0, 0),
             resident_bytes: 0,
             cpu: (second * 500_000, 0),

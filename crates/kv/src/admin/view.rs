@@ -8,7 +8,7 @@ use larder_base::{Nanos, Now};
 use crate::connection::ConnStats;
 use crate::server::Store;
 use crate::server::shared::Shared;
-use crate::stats::{Latency, StoreStats, render};
+use crate::stats::{CacheStats, Latency, render};
 
 /// Lets the live page look into a server.
 pub struct View<S> {
@@ -28,7 +28,7 @@ pub(crate) struct Sample {
     pub(crate) rejected_connections: u64,
     pub(crate) idle_kicks: u64,
     pub(crate) latency: Latency,
-    pub(crate) store: StoreStats,
+    pub(crate) store: CacheStats,
     /// Bytes of the shared buffers in use: requests coming in, answers going out.
     pub(crate) buffers: (u64, u64),
     pub(crate) resident_bytes: u64,

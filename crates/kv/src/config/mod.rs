@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_base::ByteSize;
+use larder_cache::kv::CaptureConfig;
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::{Applications, ApplicationsConfig};
@@ -80,15 +81,6 @@ pub enum IoChoice {
     Uring,
     /// A pool of threads.
     Threads,
-}
-
-/// What to capture.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CaptureConfig {
-    /// The file; it must not be there yet. Its ending says how it is compressed.
-    pub file: PathBuf,
-    /// Share of the keys, above 0 and at most 1.
-    pub share: f64,
 }
 
 /// The flash tier.

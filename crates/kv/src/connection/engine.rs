@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 
 use larder_base::{AppId, Now, ObjectHash, UnixSecs};
-use larder_engine::kv::api::{Effects, FlashRead, Item, Request};
+use larder_cache::kv::Core;
+use larder_engine::kv::api::{Effects, Fetched as CacheFetched, FlashRead, Item, Outcome, Request};
 
 /// What [`Engine::execute`] needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +106,49 @@ impl<E: Engine> Engine for std::sync::Arc<E> {
     }
     fn flush_all(&self, now: Now, at: UnixSecs) {
         (**self).flush_all(now, at);
+    }
+}
+
+/// The cache itself.
+impl Engine for Core {
+    type Read = FlashRead;
+    fn hash(&self, key: &[u8]) -> ObjectHash {
+        Core::hash(self, key)
+    }
+    #[inline]
+    fn app(&self, key: &[u8]) -> AppId {
+        Core::app(self, key)
+    }
+    fn fits(&self, key_len: usize, value_len: usize) -> bool {
+        Core::fits(self, key_len, value_len)
+    }
+    fn read_len(&self, read: &FlashRead) -> usize {
+        read.at.len as usize
+    }
+    #[inline]
+    fn execute<X: Effects>(
+        &self,
+        now: Now,
+        request: &Request<'_>,
+        fetched: Option<Fetched<'_, FlashRead>>,
+        effects: &mut X,
+    ) -> Step<FlashRead> {
+        let fetched = fetched.map(|f| CacheFetched { read: f.read, bytes: f.bytes });
+        match Core::execute(self, now, request, fetched, effects) {
+            Outcome::Done => Step::Done,
+            Outcome::Read(read) => Step::Read(read),
+        }
+    }
+    fn list(
+        &self,
+        now: Now,
+        cursor: u64,
+        show: &mut dyn FnMut(&[u8], &Item<'_>, usize),
+    ) -> Option<u64> {
+        Core::list(self, now, cursor, show)
+    }
+    fn flush_all(&self, now: Now, at: UnixSecs) {
+        Core::flush_all(self, now, at);
     }
 }
 

@@ -3,26 +3,15 @@
 use std::sync::Arc;
 
 use larder_base::{AppId, Now, UnixSecs};
-use larder_engine::kv::Evicted;
+use larder_cache::kv::Core;
+pub use larder_cache::kv::{Span, TellEvicted};
 use larder_engine::kv::api::FlashRead;
 use larder_engine::kv::node::Crawler;
 use larder_policy::application::ApplicationError;
 use larder_runtime::Device;
 
 use crate::connection::Engine;
-use crate::stats::StoreStats;
-
-/// Where a read lies on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Bytes from the start of the device.
-    pub offset: u64,
-    /// Bytes to read.
-    pub len: u32,
-}
-
-/// Takes evicted objects, and the number of those that could not be kept to be told.
-pub type TellEvicted = dyn Fn(Now, &[Evicted], u64) + Send + Sync;
+use crate::stats::CacheStats;
 
 /// A store that workers share: the engine's shards, the flash beneath them, the cleaner.
 pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
@@ -88,7 +77,7 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
     fn on_evictions(&self, _tell: Box<TellEvicted>) {}
 
     /// What it holds and has done.
-    fn stats(&self, now: Now) -> StoreStats;
+    fn stats(&self, now: Now) -> CacheStats;
 
     /// `stats reset`: counters of events go back to zero, not those of what is held.
     fn reset_stats(&self) {}
@@ -105,8 +94,66 @@ pub trait Store: Engine<Read: Send> + Send + Sync + 'static {
 /// The model serves too, in tests.
 #[cfg(any(test, feature = "testing"))]
 impl Store for crate::model::ModelEngine {
-    fn stats(&self, _now: Now) -> StoreStats {
+    fn stats(&self, _now: Now) -> CacheStats {
         let items = self.len() as u64;
-        StoreStats { items, dram_items: items, ..StoreStats::default() }
+        CacheStats { items, dram_items: items, ..CacheStats::default() }
+    }
+}
+
+/// The cache itself.
+impl Store for Core {
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        Core::device(self)
+    }
+    fn span(&self, read: &FlashRead) -> Span {
+        Core::span(self, read)
+    }
+    fn verify_span(&self, read: &FlashRead) -> Span {
+        Core::span(self, read)
+    }
+    fn verify(&self, now: Now, read: &FlashRead, bytes: Option<&[u8]>) {
+        Core::verify(self, now, read, bytes);
+    }
+    fn read_failed(&self, error: &larder_runtime::DeviceError) {
+        Core::read_failed(self, error);
+    }
+    fn wake_cleaner(&self) {
+        Core::wake_cleaner(self);
+    }
+    fn application(&self, name: &str) -> Result<AppId, ApplicationError> {
+        Core::application(self, name)
+    }
+    fn set_memory_limit(&self, bytes: u64) -> bool {
+        Core::set_memory_limit(self, bytes)
+    }
+    fn memory_limit(&self) -> u64 {
+        Core::memory_limit(self)
+    }
+    fn set_crawler(&self, on: bool) {
+        Core::set_crawler(self, on);
+    }
+    fn crawl(&self) -> bool {
+        Core::crawl(self)
+    }
+    fn crawler(&self) -> Crawler {
+        Core::crawler(self)
+    }
+    fn watch_evictions(&self, on: bool) {
+        Core::watch_evictions(self, on);
+    }
+    fn on_evictions(&self, tell: Box<TellEvicted>) {
+        Core::on_evictions(self, tell);
+    }
+    fn stats(&self, now: Now) -> CacheStats {
+        Core::stats(self, now)
+    }
+    fn reset_stats(&self) {
+        Core::reset_stats(self);
+    }
+    fn oldest(&self) -> UnixSecs {
+        self.flushed_at()
+    }
+    fn shutdown(&self, now: Now) {
+        Core::shutdown(self, now);
     }
 }

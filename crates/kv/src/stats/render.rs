@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use larder_base::UnixSecs;
 use larder_net::tls::{ClientCertificates, TlsVersion};
 
-use super::StoreStats;
+use super::CacheStats;
 use crate::server::Crawler;
 use crate::server::shared::{Shared, lock};
 
@@ -29,7 +29,7 @@ pub(crate) fn cpu_times() -> (u64, u64) {
 }
 
 /// `stats` without arguments.
-pub(crate) fn general(shared: &Shared, store: &StoreStats, crawler: Crawler, out: &mut Vec<u8>) {
+pub(crate) fn general(shared: &Shared, store: &CacheStats, crawler: Crawler, out: &mut Vec<u8>) {
     let now = shared.clock.now();
     let t = shared.totals();
     let c = &shared.counters;
@@ -147,7 +147,7 @@ pub(crate) fn general(shared: &Shared, store: &StoreStats, crawler: Crawler, out
 
 /// What the general statistics show of Larder's own, whatever the configuration. (memcached's test-suite counts the
 /// lines of `stats`; with these there are as many as memcached itself prints.)
-fn own(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
+fn own(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
     let t = shared.totals();
     let latency = shared.latency();
     stat(out, "larder_items_dram", store.dram_items);
@@ -269,7 +269,7 @@ pub(crate) fn settings(
 }
 
 /// `stats items`. Larder has no slab classes: DRAM is class 1, flash class 2.
-pub(crate) fn items(store: &StoreStats, out: &mut Vec<u8>) {
+pub(crate) fn items(store: &CacheStats, out: &mut Vec<u8>) {
     if store.dram_items > 0 {
         stat(out, "items:1:number", store.dram_items);
         stat(out, "items:1:mem_requested", store.dram_bytes);
@@ -290,7 +290,7 @@ pub(crate) fn items(store: &StoreStats, out: &mut Vec<u8>) {
 }
 
 /// `stats slabs`: totals alone, there are no slabs.
-pub(crate) fn slabs(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
+pub(crate) fn slabs(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
     let t = shared.totals();
     if store.total_items > 0 {
         // One class that holds objects of any size.
@@ -335,7 +335,7 @@ pub(crate) fn conns(shared: &Shared, out: &mut Vec<u8>) {
 }
 
 /// `stats extstore`: segments, under the names that memcached gives its pages.
-pub(crate) fn extstore(store: &StoreStats, out: &mut Vec<u8>) {
+pub(crate) fn extstore(store: &CacheStats, out: &mut Vec<u8>) {
     if let Some(flash) = &store.flash {
         stat(out, "0:pages", flash.segments);
         stat(out, "0:pages_used", flash.segments_used);
@@ -344,7 +344,7 @@ pub(crate) fn extstore(store: &StoreStats, out: &mut Vec<u8>) {
 }
 
 /// `stats larder`: details that memcached has no name for.
-pub(crate) fn larder(shared: &Shared, store: &StoreStats, out: &mut Vec<u8>) {
+pub(crate) fn larder(shared: &Shared, store: &CacheStats, out: &mut Vec<u8>) {
     for (name, bytes) in &store.memory {
         stat(out, format_args!("larder_memory_{name}_bytes"), bytes);
     }

@@ -18,7 +18,7 @@ use super::maintenance::LogReport;
 use super::plan::{Plan, PlanError};
 use super::training::Trained;
 use crate::dram::{Arena, ObjectMemory};
-use crate::kv::api::{Effects, Fetched, FlashRead, Item, Outcome, Request};
+use crate::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Reply, Request};
 use crate::kv::config::object_fits;
 use crate::kv::evicted::Evicted;
 use crate::kv::log::{OwnerOf, Shards};
@@ -50,6 +50,8 @@ pub struct Node<L: LockKind, M = Arena> {
     pub(super) memory: AtomicU64,
     pub(super) recording: AtomicBool,
     watching: AtomicBool,
+    /// Nothing is served any more: the cache is being closed.
+    refusing: AtomicBool,
     pub(super) crawler: CrawlerState,
     flushed_at: AtomicU32,
     /// What maintenance says of the log.
@@ -124,6 +126,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             plan,
             recording: false.into(),
             watching: false.into(),
+            refusing: false.into(),
             crawler: CrawlerState::new(),
             flushed_at: 0.into(),
             report: L::Lock::new(LogReport::default()),
@@ -175,6 +178,11 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         fx: &mut impl Effects,
     ) -> Outcome {
         let mut shard = self.lock(self.shard_of(request.hash));
+        if self.refusing.load(Ordering::Relaxed) {
+            drop(shard);
+            fx.reply(refusal(&request.op));
+            return Outcome::Done;
+        }
         let outcome = shard.execute(now, request, fetched, fx);
         if self.is_watched() {
             let (evicted, lost) = shard.unrecorded().take_evicted();
@@ -184,6 +192,16 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             }
         }
         outcome
+    }
+
+    /// From the return of this call on requests change nothing: reads miss, nothing is stored. What a stop writes down stays true
+    /// though somebody still asks.
+    pub fn refuse(&self) {
+        self.refusing.store(true, Ordering::Relaxed);
+        // Who has a lock may not have seen it; who comes behind does.
+        for shard in 0..self.shards() {
+            drop(self.lock(shard));
+        }
     }
 
     /// What a verification that [`Effects::verify`] asked for came to; `None`: it was not read. Each is answered once.
@@ -500,5 +518,14 @@ impl<L: LockKind, M: ObjectMemory, F: Follow> Shards<M> for Followed<'_, L, M, F
         let (answer, decision) = self.node.lock(shard).decide_log_call(f);
         self.follow.after(shard, decision);
         answer
+    }
+}
+
+/// What a cache that is being closed answers.
+fn refusal(op: &Op<'_>) -> Reply<'static> {
+    match op {
+        Op::Get(_) | Op::Peek => Reply::Miss,
+        Op::Store(_) => Reply::OutOfMemory,
+        Op::Delete(_) | Op::Arith(_) | Op::Touch(_) => Reply::NotFound,
     }
 }

@@ -4,9 +4,9 @@ use larder_base::Now;
 use larder_engine::kv::Evicted;
 use larder_engine::kv::api::{Effects, FlashRead, Reply};
 
-use super::KvStore;
+use super::Core;
 
-impl KvStore {
+impl Core {
     /// Tells who watches, if somebody is there to be told.
     pub(super) fn tell(&self, now: Now, evicted: &[Evicted], lost: u64) {
         if let Some(tell) = self.tell.get() {
@@ -18,7 +18,7 @@ impl KvStore {
 /// Passes effects on, and tells of evictions.
 pub(super) struct Telling<'x, X> {
     pub(super) inner: &'x mut X,
-    pub(super) store: &'x KvStore,
+    pub(super) cache: &'x Core,
     pub(super) now: Now,
 }
 
@@ -39,6 +39,6 @@ impl<X: Effects> Effects for Telling<'_, X> {
     }
 
     fn evicted(&mut self, evicted: Vec<Evicted>, lost: u64) {
-        self.store.tell(self.now, &evicted, lost);
+        self.cache.tell(self.now, &evicted, lost);
     }
 }

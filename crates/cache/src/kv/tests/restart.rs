@@ -10,10 +10,8 @@ use larder_runtime::testing::MemoryDevice;
 use larder_runtime::{Clock, DataDir, Device};
 
 use super::harness::{Client, Site, config, open, open_in};
-use crate::connection::Engine;
-use crate::server::Store;
-use crate::store::warm::Region;
-use crate::store::{StoreConfig, StoreError, Warmth, locked};
+use crate::kv::warm::Region;
+use crate::kv::{CacheConfig, CacheError, Warmth, locked};
 
 fn flash_bytes(site: &Site) -> BTreeMap<String, u64> {
     site.stats().applications.into_iter().map(|a| (a.name, a.flash_bytes)).collect()
@@ -23,7 +21,7 @@ fn flash_bytes(site: &Site) -> BTreeMap<String, u64> {
 fn applications_keep_their_ids_and_their_bytes_on_flash() {
     let dir = tempfile::tempdir().unwrap();
     // One shard: so little memory in several would evict much before it is taken to flash.
-    let config = StoreConfig { max_item: 256 << 10, ..config(dir.path().to_owned()) };
+    let config = CacheConfig { max_item: 256 << 10, ..config(dir.path().to_owned()) };
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
     let mut client = Client::new(5, 1_500);
     let mut ids: Option<Vec<AppId>> = None;
@@ -57,9 +55,9 @@ fn applications_keep_their_ids_and_their_bytes_on_flash() {
 }
 
 /// Six bytes a second: as good as none, but for the first fill, which is lent once.
-fn poor(dir: &std::path::Path) -> StoreConfig {
+fn poor(dir: &std::path::Path) -> CacheConfig {
     let budget = WriteBudgetConfig { tbw: Some(ByteSize(1_000_000_000)), ..Default::default() };
-    StoreConfig { budget, ..config(dir.to_owned()) }
+    CacheConfig { budget, ..config(dir.to_owned()) }
 }
 
 /// A process that is killed leaves the file of the write budget as it is at that moment.
@@ -138,7 +136,7 @@ fn a_hurried_start_and_a_hurried_stop_lose_nothing() {
     let size = std::fs::metadata(dir.path().join("checkpoint")).unwrap().len();
     config.hurry.store(true, Ordering::Relaxed);
     let refused = open(&config, device.clone()).err().unwrap();
-    assert!(matches!(refused, StoreError::Stopped), "{refused}");
+    assert!(matches!(refused, CacheError::Stopped), "{refused}");
     config.hurry.store(false, Ordering::Relaxed);
     let (site, opened) = open(&config, device.clone()).unwrap();
     assert_eq!(opened.warmth, Some(Warmth::Checkpoint));
@@ -159,7 +157,7 @@ fn a_hurried_start_and_a_hurried_stop_lose_nothing() {
 fn an_empty_cache_has_a_small_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let config =
-        StoreConfig { flash_object_size: 64, memory: 32 << 20, ..config(dir.path().to_owned()) };
+        CacheConfig { flash_object_size: 64, memory: 32 << 20, ..config(dir.path().to_owned()) };
     let (site, _) = open(&config, Arc::new(MemoryDevice::new(64 << 20))).unwrap();
     let room = site.store.plan().region_words as u64 * 8;
     site.stop(true);
@@ -172,9 +170,9 @@ fn a_refused_start_leaves_nothing_behind() {
     let top = tempfile::tempdir().unwrap();
     let data = top.path().join("a/b");
     let clock = Arc::new(Clock::start());
-    let refused = |config: StoreConfig| crate::store::open(&config, &clock).err().unwrap();
+    let refused = |config: CacheConfig| crate::kv::open(&config, &clock).err().unwrap();
     // Sizes that cannot work, with a flash file that would have been made.
-    let impossible = StoreConfig {
+    let impossible = CacheConfig {
         memory: 2 << 20,
         flash: Some(data.join("flash")),
         flash_size: Some(1 << 30),
@@ -182,23 +180,23 @@ fn a_refused_start_leaves_nothing_behind() {
         ..config(data.clone())
     };
     let e = refused(impossible);
-    assert!(matches!(e, StoreError::Plan(_)), "{e}");
+    assert!(matches!(e, CacheError::Plan(_)), "{e}");
     assert!(!top.path().join("a").exists());
     // Somebody's file.
     let file = top.path().join("archive.gz");
     let bytes = [&[0x1f, 0x8b, 8, 0][..], &vec![7; 32 << 20]].concat();
     std::fs::write(&file, &bytes).unwrap();
-    let e = refused(StoreConfig { flash: Some(file.clone()), ..config(data.clone()) });
-    assert!(matches!(e, StoreError::Foreign { .. }), "{e}");
+    let e = refused(CacheConfig { flash: Some(file.clone()), ..config(data.clone()) });
+    assert!(matches!(e, CacheError::Foreign { .. }), "{e}");
     assert!(!top.path().join("a").exists() && std::fs::read(&file).unwrap() == bytes);
     // A file that is too small says how large it is and how large it must be.
     std::fs::write(&file, vec![0; 5000]).unwrap();
-    let e = refused(StoreConfig { flash: Some(file.clone()), ..config(data.clone()) }).to_string();
+    let e = refused(CacheConfig { flash: Some(file.clone()), ..config(data.clone()) }).to_string();
     assert!(e.contains("archive.gz") && e.contains("5000 bytes") && e.contains("at least"), "{e}");
     // What was there before stays.
     std::fs::create_dir(top.path().join("a")).unwrap();
     std::fs::write(top.path().join("a/mine"), b"x").unwrap();
-    drop(refused(StoreConfig { flash: Some(file), ..config(data) }));
+    drop(refused(CacheConfig { flash: Some(file), ..config(data) }));
     assert_eq!(std::fs::read_dir(top.path().join("a")).unwrap().count(), 1);
 }
 
@@ -260,7 +258,7 @@ fn without_times_of_making_no_checkpoint_is_written_or_believed() {
 fn a_cache_that_another_version_has_divided_opens_warm_and_quietly() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path().to_owned());
-    let now = StoreConfig { flash_object_size: 2048, ..config.clone() };
+    let now = CacheConfig { flash_object_size: 2048, ..config.clone() };
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
     let mut client = Client::new(10, 1_500);
     let (site, _) = open(&config, device.clone()).unwrap();

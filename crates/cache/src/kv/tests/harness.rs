@@ -7,20 +7,19 @@ use std::sync::Arc;
 use larder_base::{Expiry, Rng};
 use larder_engine::kv::ClockMode;
 use larder_engine::kv::api::{
-    Delete, Effects, FlashRead, Get, Op, Reply, Request, Store as Write, StoreMode,
+    Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store as Write,
+    StoreMode,
 };
 use larder_policy::admission::AdmissionConfig;
 use larder_runtime::{Clock, DataDir, Device};
 
-use crate::connection::{Engine, Fetched, Step};
-use crate::server::Store;
-use crate::store::open::{Medium, open_on};
-use crate::store::warm::Region;
-use crate::store::{KvStore, Opened, StoreConfig, StoreError};
+use crate::kv::open::{Medium, open_on};
+use crate::kv::warm::Region;
+use crate::kv::{CacheConfig, CacheError, Core, Opened};
 
 /// What every store of these tests is opened with: little DRAM, so that flash is used at once.
-pub(super) fn config(dir: PathBuf) -> StoreConfig {
-    StoreConfig {
+pub(super) fn config(dir: PathBuf) -> CacheConfig {
+    CacheConfig {
         memory: 2 << 20,
         max_item: 64 << 10,
         no_eviction: false,
@@ -43,19 +42,19 @@ pub(super) fn config(dir: PathBuf) -> StoreConfig {
 
 /// Opens a store on any device.
 pub(super) fn open(
-    config: &StoreConfig,
+    config: &CacheConfig,
     device: Arc<dyn Device>,
-) -> Result<(Site, Opened), StoreError> {
+) -> Result<(Site, Opened), CacheError> {
     let dir = DataDir::open(&config.data_dir, 1)?;
     open_in(config, device, dir)
 }
 
 /// The same in a data directory that is open.
 pub(super) fn open_in(
-    config: &StoreConfig,
+    config: &CacheConfig,
     device: Arc<dyn Device>,
     dir: DataDir,
-) -> Result<(Site, Opened), StoreError> {
+) -> Result<(Site, Opened), CacheError> {
     let clock = Arc::new(Clock::start());
     let path = config.flash.clone().unwrap();
     let medium = Medium { path, device: device.clone(), drive: None, why_buffered: None };
@@ -65,7 +64,7 @@ pub(super) fn open_in(
 
 /// An open store.
 pub(super) struct Site {
-    pub(super) store: Arc<KvStore>,
+    pub(super) store: Arc<Core>,
     pub(super) clock: Arc<Clock>,
     pub(super) device: Arc<dyn Device>,
 }
@@ -75,11 +74,11 @@ impl Site {
     pub(super) fn stop(self, forget: bool) {
         self.store.shutdown(self.clock.now());
         if forget && let Some(flash) = self.store.flash() {
-            Region::forget(&crate::store::locked(&flash.superblock).current.uuid.to_string());
+            Region::forget(&crate::kv::locked(&flash.superblock).current.uuid.to_string());
         }
     }
 
-    pub(super) fn stats(&self) -> crate::stats::StoreStats {
+    pub(super) fn stats(&self) -> crate::kv::CacheStats {
         self.store.stats(self.clock.now())
     }
 }
@@ -162,8 +161,8 @@ impl Client {
             let given =
                 fetched.as_ref().map(|(read, bytes)| Fetched { read, bytes: bytes.as_deref() });
             match store.execute(site.clock.now(), &request, given, &mut sink) {
-                Step::Done => break,
-                Step::Read(read) => {
+                Outcome::Done => break,
+                Outcome::Read(read) => {
                     self.from_flash += 1;
                     fetched = Some((read, Self::read(site, &read)));
                 }

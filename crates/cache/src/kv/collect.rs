@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use larder_base::{AppId, Now};
 use larder_engine::kv::node::{LogTotals, Totals};
 
-use super::{Flash, KvStore, locked};
-use crate::stats::{AppStats, FlashStats, StoreStats};
+use super::{Core, Flash, locked};
+use crate::kv::{AppStats, CacheStats, FlashStats};
 
 /// Takes away what was counted before `stats reset`.
 fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
@@ -34,8 +34,8 @@ fn subtract_flash(flash: &mut FlashStats, before: &FlashStats) {
     }
 }
 
-impl KvStore {
-    pub(super) fn collect_stats(&self, now: Now) -> StoreStats {
+impl Core {
+    pub(super) fn collect_stats(&self, now: Now) -> CacheStats {
         let mut stats = self.raw_stats(now);
         let base = locked(&self.baseline);
         for (value, before) in [
@@ -68,10 +68,10 @@ impl KvStore {
         stats
     }
 
-    pub(super) fn raw_stats(&self, now: Now) -> StoreStats {
+    pub(super) fn raw_stats(&self, now: Now) -> CacheStats {
         let all = self.node.totals(now.mono);
         let sum = &all.shards;
-        let mut s = StoreStats {
+        let mut s = CacheStats {
             memory_limit: self.node.memory_limit(),
             lock_waits: all.lock_waits,
             unverified: all.unverified,
@@ -88,7 +88,7 @@ impl KvStore {
             reclaimed: sum.expired + all.expired_unasked + all.flushed_replaced,
             get_expired: sum.expired,
             get_flushed: sum.get_flushed,
-            ..StoreStats::default()
+            ..CacheStats::default()
         };
         if let (Some(flash), Some(log)) = (self.flash(), &all.log) {
             let f = self.flash_stats(flash, &all, log);

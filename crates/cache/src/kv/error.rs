@@ -1,4 +1,4 @@
-//! Why a store does not open.
+//! Why a cache does not open.
 
 use std::path::PathBuf;
 
@@ -6,9 +6,9 @@ use larder_base::ByteSize;
 use larder_engine::kv::node::PlanError;
 use larder_engine::kv::record::SetupError;
 
-/// Why a store does not open. Nothing has been written to the flash then.
+/// Why a cache does not open. Nothing has been written to the flash then.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum CacheError {
     /// It was stopped before it was open. What was warm stays warm.
     #[error("stopped during the start")]
     Stopped,
@@ -55,6 +55,9 @@ pub enum StoreError {
         /// What does not fit.
         why: Box<PlanError>,
     },
+    /// Memory or flash of a size that cannot be asked for.
+    #[error("{0}")]
+    Size(#[from] larder_engine::kv::node::defaults::SizeError),
     /// Sizes that cannot work.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -160,8 +163,8 @@ pub enum StoreError {
     Index(#[from] larder_engine::index::IndexError),
 }
 
-impl From<SetupError> for StoreError {
-    fn from(e: SetupError) -> StoreError {
+impl From<SetupError> for CacheError {
+    fn from(e: SetupError) -> CacheError {
         match e {
             SetupError::Admission(e) => e.into(),
             SetupError::Budget(e) => e.into(),
@@ -169,7 +172,7 @@ impl From<SetupError> for StoreError {
             SetupError::Index(e) => e.into(),
             // Numbers that the plan has checked.
             SetupError::Value { .. } => {
-                StoreError::System { what: "divide the memory", source: std::io::Error::other(e) }
+                CacheError::System { what: "divide the memory", source: std::io::Error::other(e) }
             }
         }
     }

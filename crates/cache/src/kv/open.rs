@@ -31,9 +31,8 @@ use super::memory_file::{Loaded, MemoryFile};
 use super::record::{RecordConfig, Recorder};
 use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
 use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
-use super::{Flash, KvStore, StoreError, locked};
-use crate::config::CaptureConfig;
-use crate::stats::StoreStats;
+use super::{CacheError, Core, Flash, locked};
+use super::{CacheStats, CaptureConfig};
 
 mod alone;
 
@@ -42,7 +41,7 @@ pub(super) const DATA_DIR_VERSION: u32 = 1;
 
 /// What a store is opened with.
 #[derive(Clone, Debug)]
-pub struct StoreConfig {
+pub struct CacheConfig {
     /// DRAM for everything that grows with the cache.
     pub memory: u64,
     /// Largest object.
@@ -133,24 +132,21 @@ impl Superblocks {
 const CAS_BITS: u32 = 44;
 
 /// What admission needs of the memory.
-pub(super) fn need(config: &StoreConfig) -> AdmissionNeed<'_> {
+pub(super) fn need(config: &CacheConfig) -> AdmissionNeed<'_> {
     AdmissionNeed::of(&config.admission)
 }
 
-pub(super) fn random(out: &mut [u8]) -> Result<(), StoreError> {
+pub(super) fn random(out: &mut [u8]) -> Result<(), CacheError> {
     std::fs::File::open("/dev/urandom")
         .and_then(|mut f| f.read_exact(out))
-        .map_err(|source| StoreError::System { what: "read /dev/urandom", source })
+        .map_err(|source| CacheError::System { what: "read /dev/urandom", source })
 }
 
 /// Opens a store and starts its threads.
 ///
 /// # Errors
-/// See [`StoreError`]: nothing has been overwritten then, unless formatting was asked for.
-pub fn open(
-    config: &StoreConfig,
-    clock: &Arc<Clock>,
-) -> Result<(Arc<KvStore>, Opened), StoreError> {
+/// See [`CacheError`]: nothing has been overwritten then, unless formatting was asked for.
+pub fn open(config: &CacheConfig, clock: &Arc<Clock>) -> Result<(Arc<Core>, Opened), CacheError> {
     let Some(path) = &config.flash else { return alone::open(config, clock) };
     let dir = former::open_dir(&config.data_dir)?;
     let mut undo = Undo(dir.made().to_vec());
@@ -171,7 +167,7 @@ pub fn open(
         ..DeviceOptions::new(path)
     };
     let device = FlashDevice::open(&options).map_err(|e| match e {
-        DeviceError::SizeDiffers { .. } if path.is_file() => StoreError::FileSize(e),
+        DeviceError::SizeDiffers { .. } if path.is_file() => CacheError::FileSize(e),
         e => e.into(),
     })?;
     if device.was_created() {
@@ -188,7 +184,7 @@ pub fn open(
 }
 
 /// The file for what is in DRAM, if there is to be one.
-fn memory_file(config: &StoreConfig, undo: &mut Undo) -> Result<Option<MemoryFile>, StoreError> {
+fn memory_file(config: &CacheConfig, undo: &mut Undo) -> Result<Option<MemoryFile>, CacheError> {
     let Some(path) = &config.memory_file else { return Ok(None) };
     let file = MemoryFile::look(path)?;
     if file.made {
@@ -210,24 +206,24 @@ pub(super) struct Medium {
 
 /// What is in DRAM is put back from the file, if it can be believed. An error if the start is to end.
 fn load(
-    config: &StoreConfig,
+    config: &CacheConfig,
     file: Option<&mut MemoryFile>,
     setup: &RunSetup,
     node: &Node<Threads>,
     clock: &Clock,
-) -> Result<Loaded, StoreError> {
+) -> Result<Loaded, CacheError> {
     let Some(file) = file else { return Ok(Loaded::default()) };
     let applications = setup.applications.applications()?;
     let loaded = file.load(node, applications, clock, &config.hurry);
     if config.hurry.load(Ordering::Relaxed) {
-        return Err(StoreError::Stopped);
+        return Err(CacheError::Stopped);
     }
     Ok(loaded)
 }
 
 /// The number of the run is written: the file is void, and what came of it is told.
 fn settle(
-    store: &KvStore,
+    store: &Core,
     file: &MemoryFile,
     loaded: Loaded,
     notes: &mut Vec<String>,
@@ -252,31 +248,31 @@ fn not_before(clock: &Clock, latest: UnixSecs, anew: &str) -> Option<String> {
 }
 
 /// A number that no other start has.
-pub(super) fn random_run() -> Result<u64, StoreError> {
+pub(super) fn random_run() -> Result<u64, CacheError> {
     let mut bytes = [0; 8];
     random(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
 pub(super) fn open_on(
-    config: &StoreConfig,
+    config: &CacheConfig,
     clock: &Arc<Clock>,
     dir: DataDir,
     medium: Medium,
     memory_file: Option<MemoryFile>,
-) -> Result<(Arc<KvStore>, Opened), StoreError> {
+) -> Result<(Arc<Core>, Opened), CacheError> {
     let Ready { store, opened, maintenance, .. } =
         prepare(config, clock, dir, medium, memory_file)?;
     let store = Arc::new(store);
     store
         .start_threads(clock, maintenance)
-        .map_err(|source| StoreError::System { what: "start a thread", source })?;
+        .map_err(|source| CacheError::System { what: "start a thread", source })?;
     Ok((store, opened))
 }
 
 /// A store that owns its flash, and has no threads yet.
 pub(super) struct Ready {
-    pub(super) store: KvStore,
+    pub(super) store: Core,
     pub(super) opened: Opened,
     pub(super) maintenance: Maintenance<AlignedBuf>,
     /// What it was built from.
@@ -286,12 +282,12 @@ pub(super) struct Ready {
 
 /// Opens a store on this medium.
 pub(super) fn prepare(
-    config: &StoreConfig,
+    config: &CacheConfig,
     clock: &Arc<Clock>,
     dir: DataDir,
     medium: Medium,
     mut memory_file: Option<MemoryFile>,
-) -> Result<Ready, StoreError> {
+) -> Result<Ready, CacheError> {
     let began = clock.now();
     let Medium { path, device, drive, why_buffered } = medium;
     let path = &path;
@@ -343,10 +339,10 @@ pub(super) fn prepare(
             // The checkpoint is there still.
             region.release();
         }
-        return Err(StoreError::Stopped);
+        return Err(CacheError::Stopped);
     }
     if warm && let Some(record) = &config.record {
-        return Err(StoreError::RecordWarm { path: record.file.clone(), flash: path.clone() });
+        return Err(CacheError::RecordWarm { path: record.file.clone(), flash: path.clone() });
     }
     if let Some(latest) = latest {
         warnings.extend(not_before(clock, latest, "--format-flash once"));
@@ -463,9 +459,9 @@ struct Durable<'a> {
 }
 
 impl StartIo for Durable<'_> {
-    type Error = StoreError;
+    type Error = CacheError;
 
-    fn write_run(&mut self, run: u64) -> Result<(), StoreError> {
+    fn write_run(&mut self, run: u64) -> Result<(), CacheError> {
         match run::write(self.dir, run, self.this.take(), self.file.take()) {
             Ok(true) => {}
             Ok(false) => {
@@ -481,7 +477,7 @@ impl StartIo for Durable<'_> {
         Ok(())
     }
 
-    fn write_superblock(&mut self, next: &Superblock) -> Result<(), StoreError> {
+    fn write_superblock(&mut self, next: &Superblock) -> Result<(), CacheError> {
         Ok(self.superblocks.write(self.device, next.clone())?)
     }
 
@@ -491,7 +487,7 @@ impl StartIo for Durable<'_> {
         }
     }
 
-    fn remove_checkpoint(&mut self) -> Result<(), StoreError> {
+    fn remove_checkpoint(&mut self) -> Result<(), CacheError> {
         Ok(remove_checkpoint(self.dir)?)
     }
 }
@@ -557,11 +553,11 @@ impl Drop for Undo {
 
 /// Reads the superblock, or formats a device that holds nothing (or whatever it holds, if that was asked for).
 fn superblocks(
-    config: &StoreConfig,
+    config: &CacheConfig,
     path: &Path,
     device: &dyn Device,
     now: Now,
-) -> Result<(Superblocks, bool), StoreError> {
+) -> Result<(Superblocks, bool), CacheError> {
     let size = device.geometry().size;
     let mut head = vec![0; (HEAD_BYTES as u64).min(size) as usize];
     device.read_at(0, &mut head)?;
@@ -573,7 +569,7 @@ fn superblocks(
                 if let Some(wanted) = config.flash_size
                     && wanted != formatted
                 {
-                    return Err(StoreError::OtherSize {
+                    return Err(CacheError::OtherSize {
                         path: path.to_owned(),
                         formatted: ByteSize(formatted),
                         wanted: ByteSize(wanted),
@@ -582,19 +578,19 @@ fn superblocks(
                 chosen
                     .superblock
                     .check_device(size)
-                    .map_err(|source| StoreError::Superblock { path: path.to_owned(), source })?;
+                    .map_err(|source| CacheError::Superblock { path: path.to_owned(), source })?;
                 return Ok((Superblocks { current: chosen.superblock, copy: chosen.copy }, false));
             }
             Err(SuperblockError::None) => {}
             Err(e @ SuperblockError::Damaged) => {
-                return Err(StoreError::Damaged { path: path.to_owned(), why: e.to_string() });
+                return Err(CacheError::Damaged { path: path.to_owned(), why: e.to_string() });
             }
-            Err(source) => return Err(StoreError::Superblock { path: path.to_owned(), source }),
+            Err(source) => return Err(CacheError::Superblock { path: path.to_owned(), source }),
         }
         let mut tail = vec![0; (TAIL_BYTES as u64).min(size) as usize];
         device.read_at(size - tail.len() as u64, &mut tail)?;
         if let Some(found) = Signature::detect(&head).or_else(|| Signature::detect_tail(&tail)) {
-            return Err(StoreError::Foreign { path: path.to_owned(), what: found.name.to_owned() });
+            return Err(CacheError::Foreign { path: path.to_owned(), what: found.name.to_owned() });
         }
     }
     let geometry = Plan::geometry(config.memory, size, u64::from(config.max_item))?;
@@ -631,10 +627,10 @@ struct Parts {
 
 /// All that shards and log are built from.
 fn run_setup(
-    config: &StoreConfig,
+    config: &CacheConfig,
     parts: &Parts,
     names: Vec<Vec<u8>>,
-) -> Result<RunSetup, StoreError> {
+) -> Result<RunSetup, CacheError> {
     let cache = node::Cache {
         max_item: config.max_item,
         no_eviction: config.no_eviction,
@@ -665,8 +661,8 @@ fn build_node(
     plan: Plan,
     words: Vec<ShardWords>,
     generations: Option<&[u64]>,
-) -> Result<(Node<Threads>, u64, u64), StoreError> {
-    let one = |i: usize, words: ShardWords| -> Result<_, StoreError> {
+) -> Result<(Node<Threads>, u64, u64), CacheError> {
+    let one = |i: usize, words: ShardWords| -> Result<_, CacheError> {
         let (mut shard, report) = setup.shard_in(i, words.index, generations)?;
         shard.keep_flash_bytes(words.apps, generations.is_some());
         larder_runtime::machine::prefer_huge_pages(shard.object_memory_mut());
@@ -692,10 +688,10 @@ struct Watchers {
 
 impl Watchers {
     fn start(
-        config: &StoreConfig,
+        config: &CacheConfig,
         setup: &RunSetup,
         clock: &Clock,
-    ) -> Result<Watchers, StoreError> {
+    ) -> Result<Watchers, CacheError> {
         let capture = match &config.capture {
             None => None,
             Some(capture) => {
@@ -716,7 +712,7 @@ impl Watchers {
 fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     f: impl Fn(usize, T) -> R + Sync,
-) -> Result<Vec<R>, StoreError> {
+) -> Result<Vec<R>, CacheError> {
     let threads = larder_runtime::machine::processors().min(items.len());
     let todo = Mutex::new(items.into_iter().enumerate());
     let done = Mutex::new(Vec::new());
@@ -733,10 +729,10 @@ fn in_parallel<T: Send, R: Send>(
             std::thread::Builder::new()
                 .name("larder-attach".into())
                 .spawn_scoped(scope, work)
-                .map_err(|source| StoreError::System { what: "start a thread", source })?;
+                .map_err(|source| CacheError::System { what: "start a thread", source })?;
         }
         work();
-        Ok::<(), StoreError>(())
+        Ok::<(), CacheError>(())
     })?;
     let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     done.sort_by_key(|(i, _)| *i);
@@ -744,13 +740,13 @@ fn in_parallel<T: Send, R: Send>(
 }
 
 fn store(
-    config: &StoreConfig,
+    config: &CacheConfig,
     plan: Plan,
     node: Node<Threads>,
     maintenance: &mut Maintenance<AlignedBuf>,
     flash: Option<Flash>,
     watchers: Watchers,
-) -> KvStore {
+) -> Core {
     if let Some(recorder) = &watchers.recorder {
         for shard in 0..node.shards() {
             if let Some(tape) = recorder.tape(shard) {
@@ -761,13 +757,13 @@ fn store(
             maintenance.record(tape);
         }
     }
-    KvStore {
+    Core {
         node,
         flash,
         bell: Bell::default(),
         tell: OnceLock::new(),
         threads: Mutex::default(),
-        baseline: Mutex::new(StoreStats::default()),
+        baseline: Mutex::new(CacheStats::default()),
         plan,
         training: config.admission.flashiness.training,
         recorder: watchers.recorder,
@@ -778,7 +774,7 @@ fn store(
     }
 }
 
-impl KvStore {
+impl Core {
     /// After the last request: checkpoint, superblock of a clean stop, what the budget must remember.
     pub(super) fn write_down(
         &self,

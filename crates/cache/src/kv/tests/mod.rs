@@ -1,6 +1,6 @@
-//! The store as a whole, its threads and its flash included.
+//! The cache as a whole, its threads and its flash included.
 
-mod dump;
+mod expiry;
 mod faults;
 mod harness;
 mod lockstep;

@@ -12,7 +12,7 @@ use super::memory_file::MemoryFile;
 use super::open::{DATA_DIR_VERSION, need, random_run};
 use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
 use super::warm::{Region, remove_checkpoint};
-use super::{StoreConfig, StoreError};
+use super::{CacheConfig, CacheError};
 
 /// How the memory is divided for a start.
 pub(super) enum Division {
@@ -34,12 +34,12 @@ pub(super) enum Division {
 /// # Errors
 /// Settings that cannot work, and those that cannot keep the index that is there.
 pub(super) fn division(
-    config: &StoreConfig,
+    config: &CacheConfig,
     path: &Path,
     superblock: &Superblock,
     last: Option<&RunFile>,
     dir: &DataDir,
-) -> Result<Division, StoreError> {
+) -> Result<Division, CacheError> {
     let max_item = u64::from(config.max_item);
     let flash = (&superblock.geometry, config.flash_object_size);
     let last = last.and_then(|last| Some((last, last.flash.as_ref()?)));
@@ -85,17 +85,17 @@ pub(super) fn division(
             let (was, is) = from.changed(&this);
             let (was, is) = (or(was, "the last version"), or(is, "this version"));
             let why = Box::new(why);
-            Err(StoreError::Division { path: path.to_owned(), was, is, shards, buckets, why })
+            Err(CacheError::Division { path: path.to_owned(), was, is, shards, buckets, why })
         }
     }
 }
 
 /// Opens the data directory of a run with flash.
-pub(super) fn open_dir(path: &Path) -> Result<DataDir, StoreError> {
+pub(super) fn open_dir(path: &Path) -> Result<DataDir, CacheError> {
     DataDir::open(path, DATA_DIR_VERSION).map_err(|source| match source {
         // Those that share it are runs without flash.
         DataDirError::InUse { .. } if DataDir::share(path).is_ok() => {
-            StoreError::ServedWithoutFlash(source)
+            CacheError::ServedWithoutFlash(source)
         }
         source => source.into(),
     })
@@ -112,7 +112,7 @@ pub(super) struct Forsaken {
 /// A run without flash answers for the same keys: what the last run on this data directory has left, on flash or in a file of what
 /// was in DRAM, is not believed any more, and none with flash begins on it while this one goes on, which would not know what is stored and deleted here and could be warm
 /// later. A directory that is not there is left so.
-pub(super) fn forsake_flash(data_dir: &Path) -> Result<Forsaken, StoreError> {
+pub(super) fn forsake_flash(data_dir: &Path) -> Result<Forsaken, CacheError> {
     maps::sweep(Path::new(SHARED_DIR));
     // Where it cannot be seen, it is tried: the error says why.
     let is_kept = || !matches!(run::last_that_keeps(data_dir), Ok(None));
@@ -155,15 +155,15 @@ fn may_not(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
 }
 
-fn served(source: DataDirError) -> StoreError {
+fn served(source: DataDirError) -> CacheError {
     match source {
-        DataDirError::InUse { .. } => StoreError::ServedWithFlash(source),
+        DataDirError::InUse { .. } => CacheError::ServedWithFlash(source),
         source => source.into(),
     }
 }
 
 /// Makes cold what this directory has left, which is shared from then on.
-fn forsake(dir: DataDir) -> Result<Forsaken, StoreError> {
+fn forsake(dir: DataDir) -> Result<Forsaken, CacheError> {
     let warnings = take_directory(&dir, random_run()?, None)?;
     Ok(Forsaken { lock: Some(dir.into_shared().map_err(served)?), warnings })
 }
@@ -173,7 +173,7 @@ pub(super) fn take_directory(
     dir: &DataDir,
     run: u64,
     file: Option<&MemoryFile>,
-) -> Result<Vec<String>, StoreError> {
+) -> Result<Vec<String>, CacheError> {
     let last = run::last_that_keeps(dir.path()).ok().flatten();
     let believed = run::write(dir, run, None, file.map(MemoryFile::name))?;
     remove_checkpoint(dir)?;

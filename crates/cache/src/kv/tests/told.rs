@@ -3,12 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use larder_base::Expiry;
-use larder_engine::kv::api::{Op, Request, Store as Write, StoreMode};
+use larder_engine::kv::api::{Op, Outcome, Request, Store as Write, StoreMode};
 
 use super::harness::config;
-use crate::connection::{Engine, Step};
-use crate::server::Store;
-use crate::store::{KvStore, StoreConfig};
+use crate::kv::{CacheConfig, Core};
 
 /// Takes no answer.
 struct Nobody;
@@ -19,7 +17,7 @@ impl larder_engine::kv::api::Effects for Nobody {
     fn wake_cleaner(&mut self) {}
 }
 
-fn set(store: &KvStore, clock: &larder_runtime::Clock, key: &str, value: &[u8]) {
+fn set(store: &Core, clock: &larder_runtime::Clock, key: &str, value: &[u8]) {
     let write = Write {
         mode: StoreMode::Set,
         value,
@@ -33,14 +31,14 @@ fn set(store: &KvStore, clock: &larder_runtime::Clock, key: &str, value: &[u8]) 
     let key = key.as_bytes();
     let (hash, app) = (store.hash(key), store.app(key));
     let request = Request { key, hash, app, op: Op::Store(write) };
-    assert!(matches!(store.execute(clock.now(), &request, None, &mut Nobody), Step::Done));
+    assert!(matches!(store.execute(clock.now(), &request, None, &mut Nobody), Outcome::Done));
 }
 
-fn dram_alone(dir: &std::path::Path) -> (Arc<KvStore>, Arc<larder_runtime::Clock>) {
+fn dram_alone(dir: &std::path::Path) -> (Arc<Core>, Arc<larder_runtime::Clock>) {
     let small = config(dir.to_owned());
-    let config = StoreConfig { flash: None, ..small };
+    let config = CacheConfig { flash: None, ..small };
     let clock = Arc::new(larder_runtime::Clock::start());
-    (crate::store::open(&config, &clock).unwrap().0, clock)
+    (crate::kv::open(&config, &clock).unwrap().0, clock)
 }
 
 #[test]

@@ -6,15 +6,15 @@ use larder_runtime::AlignedBuf;
 pub use larder_runtime::record::{RecordConfig, RecordStats};
 use larder_runtime::record::{RecordError, Recorder as Writer};
 
-use super::{KvStore, StoreError};
+use super::{CacheError, Core};
 
 /// A recording under way.
 pub(super) struct Recorder(Writer);
 
 impl Recorder {
     /// Creates the file and starts the thread that writes it.
-    pub(super) fn start(config: &RecordConfig, setup: &RunSetup) -> Result<Recorder, StoreError> {
-        let refused = |why: String| StoreError::Record { path: config.file.clone(), why };
+    pub(super) fn start(config: &RecordConfig, setup: &RunSetup) -> Result<Recorder, CacheError> {
+        let refused = |why: String| CacheError::Record { path: config.file.clone(), why };
         let text = serde_json::to_vec(setup).map_err(|e| refused(e.to_string()))?;
         // A replay builds on what is read back: it must be the same to the last bit.
         if !serde_json::from_slice::<RunSetup>(&text).is_ok_and(|back| back == *setup) {
@@ -26,7 +26,7 @@ impl Recorder {
             Ok(writer) => Ok(Recorder(writer)),
             Err(RecordError::File { why, .. }) => Err(refused(why)),
             Err(RecordError::Thread(source)) => {
-                Err(StoreError::System { what: "start a thread", source })
+                Err(CacheError::System { what: "start a thread", source })
             }
         }
     }
@@ -41,7 +41,7 @@ impl Recorder {
     }
 }
 
-impl KvStore {
+impl Core {
     /// Ends recording: nothing asks shards or log any more.
     pub(super) fn end_recording(&self, maintenance: Option<&mut Maintenance<AlignedBuf>>) {
         let Some(recorder) = &self.recorder else { return };

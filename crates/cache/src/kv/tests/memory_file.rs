@@ -8,16 +8,16 @@ use larder_runtime::Clock;
 use larder_runtime::testing::MemoryDevice;
 
 use super::harness::{Client, Site, config};
-use crate::store::{StoreConfig, StoreError};
+use crate::kv::{CacheConfig, CacheError};
 
-fn kept(dir: &Path) -> StoreConfig {
-    StoreConfig { flash: None, memory_file: Some(dir.join("mem")), ..config(dir.join("data")) }
+fn kept(dir: &Path) -> CacheConfig {
+    CacheConfig { flash: None, memory_file: Some(dir.join("mem")), ..config(dir.join("data")) }
 }
 
 /// A store in DRAM alone; what opening had to say.
-fn open(config: &StoreConfig) -> Result<(Site, String), StoreError> {
+fn open(config: &CacheConfig) -> Result<(Site, String), CacheError> {
     let clock = Arc::new(Clock::start());
-    let (store, opened) = crate::store::open(config, &clock)?;
+    let (store, opened) = crate::kv::open(config, &clock)?;
     let device = Arc::new(MemoryDevice::new(4096));
     let said = [opened.notes, opened.warnings].concat().join("\n");
     Ok((Site { store, clock, device }, said))
@@ -51,7 +51,7 @@ fn a_start_that_is_stopped_leaves_what_it_found() {
     let there = client.check_all(&site);
     site.stop(false);
     config.hurry.store(true, Ordering::Relaxed);
-    assert!(matches!(open(&config), Err(StoreError::Stopped)));
+    assert!(matches!(open(&config), Err(CacheError::Stopped)));
     config.hurry.store(false, Ordering::Relaxed);
     let (site, said) = open(&config).unwrap();
     assert!(said.contains("DRAM is warm"), "{said}");
@@ -70,8 +70,8 @@ fn no_life_serves_what_an_earlier_one_has_replaced() {
     let (file, meta) = (dir.path().join("mem"), dir.path().join("mem.meta"));
     for life in 0..40 {
         let config = match client.rng.below(5) {
-            0 => StoreConfig { memory_file: None, ..config.clone() },
-            1 => StoreConfig { memory: 3 << 20, ..config.clone() },
+            0 => CacheConfig { memory_file: None, ..config.clone() },
+            1 => CacheConfig { memory: 3 << 20, ..config.clone() },
             _ => config.clone(),
         };
         let (site, said) = open(&config).unwrap();

@@ -4,6 +4,7 @@
 //! hash under a secret that is drawn at the start and kept nowhere. Requests wait in a queue of a fixed length; when it is full they are
 //! counted and left out, and nobody waits.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -14,8 +15,16 @@ use larder_engine::kv::Evicted;
 use larder_engine::kv::api::{Effects, FlashRead, Op, Reply, Request, StoreMode};
 use larder_trace::{Format, Op as TraceOp, Request as TraceRequest, Writer};
 
-use super::{StoreError, locked};
-use crate::config::CaptureConfig;
+use super::{CacheError, locked};
+
+/// What to capture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CaptureConfig {
+    /// The file; it must not be there yet. Its ending says how it is compressed.
+    pub file: PathBuf,
+    /// Share of the keys, above 0 and at most 1.
+    pub share: f64,
+}
 
 /// How capturing goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -57,8 +66,8 @@ impl Capture {
         now: Now,
         secret: [u8; 16],
         salt: u64,
-    ) -> Result<Capture, StoreError> {
-        let refused = |why: String| StoreError::Capture { path: config.file.clone(), why };
+    ) -> Result<Capture, CacheError> {
+        let refused = |why: String| CacheError::Capture { path: config.file.clone(), why };
         let name = config
             .file
             .to_str()
@@ -73,7 +82,7 @@ impl Capture {
         let thread = std::thread::Builder::new()
             .name("larder-capture".into())
             .spawn(move || write(writer, &requests, &theirs))
-            .map_err(|source| StoreError::System { what: "start a thread", source })?;
+            .map_err(|source| CacheError::System { what: "start a thread", source })?;
         Ok(Capture {
             // A conversion from a float saturates.
             threshold: (config.share * u64::MAX as f64) as u64,

@@ -12,7 +12,7 @@ use larder_policy::budget::BudgetState;
 use larder_policy::learn::{TrainingSet, train};
 use larder_runtime::{AlignedBuf, Clock};
 
-use super::{Flash, KvStore, locked};
+use super::{Core, Flash, locked};
 
 /// The cleaner asks for the shortest slices there are: it works for moments and waits, and where processors are busy, those
 /// with the shortest slice left run first. What it comes too late for is evicted on the request path and never reaches
@@ -82,7 +82,7 @@ impl StateIo for Disk<'_> {
 
 /// What maintenance gives out, on its way to the trainer, to who watches and to the log.
 struct Fx<'a> {
-    store: &'a KvStore,
+    cache: &'a Core,
     trainer: Sender<(TrainingSet, u64)>,
 }
 
@@ -91,12 +91,12 @@ impl MaintenanceEffects for Fx<'_> {
         let app = samples.app;
         if self.trainer.send((samples, seed)).is_err() {
             // It has died, which is reported where it is joined.
-            self.store.bell.fitted(app, None);
+            self.cache.bell.fitted(app, None);
         }
     }
 
     fn evicted(&mut self, now: Now, evicted: Vec<Evicted>, lost: u64) {
-        self.store.tell(now, &evicted, lost);
+        self.cache.tell(now, &evicted, lost);
     }
 
     fn degraded(&mut self, degraded: bool) {
@@ -131,8 +131,8 @@ pub(super) struct Background {
     trainer: Option<std::thread::JoinHandle<()>>,
 }
 
-impl KvStore {
-    /// Starts the threads. They end at [`KvStore::stop`].
+impl Core {
+    /// Starts the threads. They end at [`Core::shutdown`].
     pub(super) fn start_threads(
         self: &Arc<Self>,
         clock: &Arc<Clock>,
@@ -170,7 +170,7 @@ impl KvStore {
         if let Err(error) = larder_runtime::prefer_slices(SLICE) {
             tracing::debug!(%error, "the cleaner cannot ask for shorter slices");
         }
-        let (mut disk, mut fx) = (Disk(self.flash()), Fx { store: self, trainer });
+        let (mut disk, mut fx) = (Disk(self.flash()), Fx { cache: self, trainer });
         while !self.bell.stopped() {
             let heard = self.bell.hear();
             if heard.rung {
@@ -217,8 +217,10 @@ impl KvStore {
         }
     }
 
-    /// Ends the threads, writes what is staged, and leaves everything as a warm start wants it.
-    pub(super) fn stop(&self, now: Now) {
+    /// Ends the threads, writes what is staged, and leaves everything as a warm start wants it. Called once; requests that
+    /// still come are answered with misses.
+    pub fn shutdown(&self, now: Now) {
+        self.refuse();
         self.bell.stop();
         let Background { cleaner, trainer } = std::mem::take(&mut *locked(&self.threads));
         let maintenance = cleaner.and_then(|thread| thread.join().ok());

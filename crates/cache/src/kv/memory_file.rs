@@ -30,7 +30,7 @@ use larder_runtime::{Clock, DataDir, Refused, lock_exclusive};
 
 use super::run::{NO_BIRTHS, RunFile};
 use super::warm::{Progress, Watched};
-use super::{KvStore, StoreError};
+use super::{CacheError, Core};
 
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
@@ -138,9 +138,9 @@ impl Drop for FreshFile {
 
 impl MemoryFile {
     /// Looks at the files, without a change to what is there. Whatever is not Larder's is refused: it would be overwritten.
-    pub(super) fn look(path: &Path) -> Result<MemoryFile, StoreError> {
+    pub(super) fn look(path: &Path) -> Result<MemoryFile, CacheError> {
         let refused =
-            |path: &Path, why: String| StoreError::MemoryFile { path: path.to_owned(), why };
+            |path: &Path, why: String| CacheError::MemoryFile { path: path.to_owned(), why };
         let other = "remove it, or name another file with -e";
         let begins = beginning(path, 4096)
             .map_err(|e| refused(path, format!("{e}: name another with -e")))?;
@@ -541,7 +541,7 @@ fn object<'a>(s: &Saved<'a>) -> Object<'a> {
     }
 }
 
-impl KvStore {
+impl Core {
     /// Saves what is in DRAM, if a file was named; false if nothing is kept. The last thing that a stop does with the store.
     pub(super) fn save_memory(&self, now: Now) -> bool {
         let Some(keeper) = &self.memory_file else { return false };

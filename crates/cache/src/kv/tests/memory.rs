@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 use larder_runtime::testing::MemoryDevice;
 
 use super::harness::{Client, config, open};
-use crate::server::Store;
-use crate::stats::StoreStats;
-use crate::store::StoreConfig;
+use crate::kv::CacheConfig;
+use crate::kv::CacheStats;
 
 #[test]
 fn the_limit_changes_under_load_and_memory_follows() {
     let dir = tempfile::tempdir().unwrap();
-    let config = StoreConfig { memory: 16 << 20, ..config(dir.path().to_owned()) };
+    let config = CacheConfig { memory: 16 << 20, ..config(dir.path().to_owned()) };
     let (site, _) = open(&config, Arc::new(MemoryDevice::new(6 << 20))).unwrap();
     let mut client = Client::new(3, 30_000);
     for round in 0..9 {
@@ -22,7 +21,7 @@ fn the_limit_changes_under_load_and_memory_follows() {
         }
         let limit = [24u64 << 20, 10 << 20, 17 << 20][round % 3];
         assert!(site.store.set_memory_limit(limit), "{limit}");
-        let used = |stats: &StoreStats| stats.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let used = |stats: &CacheStats| stats.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let follows = |used: u64| used <= limit && used > limit * 8 / 10;
         let began = Instant::now();
         while !follows(used(&site.stats())) && began.elapsed() < Duration::from_secs(120) {
@@ -46,9 +45,9 @@ fn the_limit_changes_under_load_and_memory_follows() {
 fn without_evictions_the_limit_only_rises() {
     let dir = tempfile::tempdir().unwrap();
     let small = config(dir.path().to_owned());
-    let config = StoreConfig { flash: None, no_eviction: true, memory: 3 << 20, ..small };
+    let config = CacheConfig { flash: None, no_eviction: true, memory: 3 << 20, ..small };
     let clock = Arc::new(larder_runtime::Clock::start());
-    let (store, _) = crate::store::open(&config, &clock).unwrap();
+    let (store, _) = crate::kv::open(&config, &clock).unwrap();
     assert!(!store.set_memory_limit(2 << 20));
     assert!(store.set_memory_limit(9 << 20));
     store.shutdown(clock.now());

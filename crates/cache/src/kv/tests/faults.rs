@@ -42,7 +42,7 @@ fn scenario(seed: u64, arm: impl Fn(&FaultyDevice)) -> u64 {
         Err(e) if e.to_string().contains("--format-flash") => {
             // The fault hit in the middle of formatting: nothing had been stored yet.
             assert_eq!(client.hits, 0, "{e}");
-            open(&super::super::StoreConfig { format_flash: true, ..config }, as_device)
+            open(&super::super::CacheConfig { format_flash: true, ..config }, as_device)
         }
         other => other,
     };

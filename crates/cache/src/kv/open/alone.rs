@@ -11,17 +11,17 @@ use larder_format::Uuid;
 use larder_runtime::{Clock, DataDir, SHARED_DIR, maps};
 
 use super::{
-    Maintenance, MemoryFile, Opened, Parts, Plan, ShardWords, StoreConfig, Undo, Watchers,
+    CacheConfig, Maintenance, MemoryFile, Opened, Parts, Plan, ShardWords, Undo, Watchers,
     build_node, load, memory_file, need, not_before, random, random_run, run, run_setup, settle,
     start, store,
 };
-use crate::store::former::{self, Forsaken};
-use crate::store::{KvStore, StoreError};
+use crate::kv::former::{self, Forsaken};
+use crate::kv::{CacheError, Core};
 
 pub(super) fn open(
-    config: &StoreConfig,
+    config: &CacheConfig,
     clock: &Arc<Clock>,
-) -> Result<(Arc<KvStore>, Opened), StoreError> {
+) -> Result<(Arc<Core>, Opened), CacheError> {
     let began = clock.now();
     let plan = Plan::new(config.memory, u64::from(config.max_item), None, need(config))?;
     let mut undo = Undo(Vec::new());
@@ -72,7 +72,7 @@ pub(super) fn open(
     undo.0.clear();
     store
         .start_threads(clock, maintenance)
-        .map_err(|source| StoreError::System { what: "start a thread", source })?;
+        .map_err(|source| CacheError::System { what: "start a thread", source })?;
     let opened = Opened {
         warmth: None,
         kept: 0,
@@ -91,9 +91,9 @@ pub(super) fn open(
 
 /// The file for what is in DRAM and the data directory that says whose it is, for a run without flash.
 fn memory_file_alone(
-    config: &StoreConfig,
+    config: &CacheConfig,
     undo: &mut Undo,
-) -> Result<Option<(MemoryFile, DataDir)>, StoreError> {
+) -> Result<Option<(MemoryFile, DataDir)>, CacheError> {
     if config.memory_file.is_none() {
         return Ok(None);
     }

@@ -26,10 +26,10 @@ use larder_policy::learn::{TrainParams, TrainingSet, train};
 use larder_runtime::{AlignedBuf, Clock, DataDir, Device, DeviceOptions, FlashDevice};
 
 use super::harness::config;
-use crate::store::cleaner::Disk;
-use crate::store::open::{Medium, Ready, prepare};
-use crate::store::warm::Region;
-use crate::store::{KvStore, StoreConfig, locked};
+use crate::kv::cleaner::Disk;
+use crate::kv::open::{Medium, Ready, prepare};
+use crate::kv::warm::Region;
+use crate::kv::{CacheConfig, Core, locked};
 
 const FLASH: u64 = 4 << 20;
 const KEYS: u64 = 6_000;
@@ -243,7 +243,7 @@ fn alone(
     (node, maintenance)
 }
 
-fn open(config: &StoreConfig, path: &Path, clock: &Arc<Clock>) -> Ready {
+fn open(config: &CacheConfig, path: &Path, clock: &Arc<Clock>) -> Ready {
     let options = DeviceOptions { size: Some(ByteSize(FLASH)), ..DeviceOptions::new(path) };
     let device: Arc<dyn Device> = Arc::new(FlashDevice::open(&options).unwrap());
     let medium = Medium { path: path.to_owned(), device, drive: None, why_buffered: None };
@@ -290,7 +290,7 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
     let path = dir.path().join("flash");
     let mut admission = AdmissionConfig::from_name(policy).unwrap();
     admission.flashiness.first_training_samples = 50;
-    let config = StoreConfig { admission, ..config(dir.path().join("data")) };
+    let config = CacheConfig { admission, ..config(dir.path().join("data")) };
     let clock = Arc::new(Clock::start());
     let mut rng = Rng::new(seed);
     let began = clock.now().wall;
@@ -364,7 +364,7 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
 }
 
 /// Every segment, live or not.
-fn bytes_are_equal(store: &KvStore, memory: &InMemory) {
+fn bytes_are_equal(store: &Core, memory: &InMemory) {
     let flash = store.flash().unwrap();
     for segment in 1..=flash.geometry.segments() {
         let mut bytes = vec![0; flash.geometry.segment_bytes() as usize];
