@@ -271,3 +271,28 @@ fn what_cannot_be_opened_is_refused_with_the_reason() {
     assert!(why.contains(&dir.path().display().to_string()), "{why}");
     drop(held);
 }
+
+#[test]
+fn without_threads_the_program_does_what_is_due() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = small(dir.path()).threads(0).open().unwrap();
+    for n in 0..8_000u64 {
+        cache.insert(n.to_le_bytes(), value(n), None).unwrap();
+        cache.turn().unwrap();
+    }
+    let found = (0..8_000u64).filter(|n| {
+        let found = block_on(cache.get(n.to_le_bytes()));
+        found.is_some_and(|v| {
+            assert_eq!(v, value(*n));
+            true
+        })
+    });
+    // Nothing was evicted before it was judged, so all is there but what a full flash gave up.
+    assert!(found.count() > 7_500);
+    let stats = cache.stats();
+    assert_eq!(stats.evicted_unjudged, 0);
+    assert!(stats.flash.unwrap().reads > 1_000);
+    cache.close();
+    assert_eq!(cache.turn(), None);
+    assert!(small(dir.path()).open().unwrap().opened().kept > 2_000);
+}

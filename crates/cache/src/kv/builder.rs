@@ -12,7 +12,7 @@ use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::{Clock, RingOptions};
 
 use super::cache::{Cache, Opening};
-use super::{CacheConfig, CacheError, open};
+use super::{CacheConfig, CacheError, open, open_without_threads};
 
 /// The file that is the flash, in the directory that [`Builder::flash`] names.
 const FLASH_FILE: &str = "flash";
@@ -98,8 +98,8 @@ impl Builder {
         self
     }
 
-    /// Threads that read flash for [`Cache::get`] and its kin; as many as processors, at most 4, by default. None are started without
-    /// flash. At least 1, at most 64.
+    /// Threads that read flash for [`Cache::get`] and its kin, at most 64; as many as processors, at most 4, by default. None are started
+    /// without flash. With 0 the cache has no threads at all: who calls it reads, and the program calls [`Cache::turn`].
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Builder {
         self.threads = Some(threads);
@@ -112,7 +112,7 @@ impl Builder {
     /// What cannot be opened, or what does not fit: nothing has been overwritten then.
     pub fn open(self) -> Result<Cache, CacheError> {
         let processors = larder_runtime::machine::processors();
-        let threads = self.threads.unwrap_or(processors.min(4)).clamp(1, MOST_THREADS);
+        let threads = self.threads.unwrap_or(processors.min(4)).min(MOST_THREADS);
         let memory = self.memory.map_or_else(
             || defaults::memory(larder_runtime::machine::usable_memory().unwrap_or(0)),
             |bytes| bytes.0,
@@ -143,8 +143,14 @@ impl Builder {
                 .map_err(CacheError::Size)?;
         }
         let clock = Arc::new(Clock::start());
-        let (core, opened) = open(&config, &clock)?;
-        Cache::over(Opening { core, clock, opened, threads, ring: self.ring })
+        let (core, opened, upkeep) = if threads == 0 {
+            let (core, opened, upkeep) = open_without_threads(&config, &clock)?;
+            (core, opened, Some(upkeep))
+        } else {
+            let (core, opened) = open(&config, &clock)?;
+            (core, opened, None)
+        };
+        Cache::over(Opening { core, clock, opened, upkeep, threads, ring: self.ring })
     }
 }
 

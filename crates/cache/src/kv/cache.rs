@@ -20,7 +20,7 @@ use larder_runtime::{Clock, RingOptions};
 
 use super::builder::{Builder, seconds};
 use super::reads::{Readers, Resume, Side};
-use super::{CacheError, CacheStats, Core, Opened, locked};
+use super::{CacheError, CacheStats, Core, Opened, Upkeep, locked};
 
 /// A key-value cache in DRAM and on flash. A clone is another handle of the same cache; it may be used from any thread. When the last
 /// handle goes, the cache closes as by [`Cache::close`].
@@ -55,6 +55,8 @@ struct Shared {
     clock: Arc<Clock>,
     readers: Readers,
     opened: Opened,
+    /// What a cache without threads has instead of them.
+    upkeep: Mutex<Option<Upkeep>>,
     closed: AtomicBool,
     /// Held while it closes.
     closing: Mutex<()>,
@@ -65,6 +67,8 @@ pub(super) struct Opening {
     pub(super) core: Arc<Core>,
     pub(super) clock: Arc<Clock>,
     pub(super) opened: Opened,
+    /// Of a cache without threads.
+    pub(super) upkeep: Option<Upkeep>,
     /// Reading threads.
     pub(super) threads: usize,
     pub(super) ring: RingOptions,
@@ -112,7 +116,7 @@ impl Cache {
     }
 
     pub(super) fn over(opening: Opening) -> Result<Cache, CacheError> {
-        let Opening { core, clock, opened, threads, ring } = opening;
+        let Opening { core, clock, opened, upkeep, threads, ring } = opening;
         let readers = match Readers::start(&core, &clock, threads, &ring) {
             Ok(readers) => readers,
             Err(error) => {
@@ -121,7 +125,8 @@ impl Cache {
             }
         };
         let closed = AtomicBool::new(false);
-        let shared = Shared { core, clock, readers, opened, closed, closing: Mutex::new(()) };
+        let (upkeep, closing) = (Mutex::new(upkeep), Mutex::new(()));
+        let shared = Shared { core, clock, readers, opened, upkeep, closed, closing };
         Ok(Cache(Arc::new(Handles(Arc::new(shared)))))
     }
 
@@ -211,11 +216,21 @@ impl Cache {
         };
         let mut side = Side::default();
         let next = finding.resume(&self.0.0.core, &self.0.0.clock, None, &mut side);
-        self.0.0.readers.carry_out(&self.0.0.core, side);
+        self.0.0.readers.carry_out(&self.0.0.core, &self.0.0.clock, side);
         if let Some(read) = next {
-            self.0.0.readers.read(read, Box::new(finding));
+            self.0.0.readers.read(&self.0.0.core, &self.0.0.clock, read, Box::new(finding));
         }
         Lookup(slot)
+    }
+
+    /// Without threads ([`Builder::threads`] of 0): does what is due, and tells after what time it is due again; it may be due sooner when
+    /// much was inserted. `None` where threads do it, or the cache is closed.
+    pub fn turn(&self) -> Option<Duration> {
+        not_while_showing();
+        let mut upkeep = locked(&self.0.0.upkeep);
+        let now = self.0.0.clock.now();
+        let due = upkeep.as_mut()?.turn(now);
+        Some(Duration::from_nanos(due.saturating_sub(now.mono).0))
     }
 
     /// What the cache holds and has done.
@@ -268,7 +283,7 @@ impl Cache {
                 Outcome::Read(next) => read = Some((next, core.read(&next))),
             }
         }
-        self.0.0.readers.carry_out(core, side);
+        self.0.0.readers.carry_out(core, &self.0.0.clock, side);
     }
 }
 
@@ -284,7 +299,10 @@ impl Shared {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.core.refuse();
             self.readers.stop();
-            self.core.shutdown(self.clock.now());
+            match locked(&self.upkeep).take() {
+                Some(upkeep) => upkeep.close(self.clock.now()),
+                None => self.core.shutdown(self.clock.now()),
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use larder_base::{ByteSize, Now};
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, MemoryError, StateIo, Turn};
 use larder_engine::kv::{Evicted, IoFailed, SegmentIo};
 use larder_policy::budget::BudgetState;
-use larder_policy::learn::{TrainingSet, train};
+use larder_policy::learn::{Model, TrainingSet, train};
 use larder_runtime::{AlignedBuf, Clock};
 
 use super::{Core, Flash, locked};
@@ -80,19 +80,16 @@ impl StateIo for Disk<'_> {
     }
 }
 
-/// What maintenance gives out, on its way to the trainer, to who watches and to the log.
-struct Fx<'a> {
-    cache: &'a Core,
-    trainer: Sender<(TrainingSet, u64)>,
+/// What maintenance gives out, on its way to whoever fits models, to who watches and to the log.
+pub(super) struct Fx<'a, T> {
+    pub(super) cache: &'a Core,
+    /// Has a model fitted.
+    pub(super) fit: T,
 }
 
-impl MaintenanceEffects for Fx<'_> {
+impl<T: FnMut(TrainingSet, u64)> MaintenanceEffects for Fx<'_, T> {
     fn train(&mut self, samples: TrainingSet, seed: u64) {
-        let app = samples.app;
-        if self.trainer.send((samples, seed)).is_err() {
-            // It has died, which is reported where it is joined.
-            self.cache.bell.fitted(app, None);
-        }
+        (self.fit)(samples, seed);
     }
 
     fn evicted(&mut self, now: Now, evicted: Vec<Evicted>, lost: u64) {
@@ -170,7 +167,14 @@ impl Core {
         if let Err(error) = larder_runtime::prefer_slices(SLICE) {
             tracing::debug!(%error, "the cleaner cannot ask for shorter slices");
         }
-        let (mut disk, mut fx) = (Disk(self.flash()), Fx { cache: self, trainer });
+        let fit = |samples: TrainingSet, seed| {
+            let app = samples.app;
+            if trainer.send((samples, seed)).is_err() {
+                // It has died, which is reported where it is joined.
+                self.bell.fitted(app, None);
+            }
+        };
+        let (mut disk, mut fx) = (Disk(self.flash()), Fx { cache: self, fit });
         while !self.bell.stopped() {
             let heard = self.bell.hear();
             if heard.rung {
@@ -202,18 +206,23 @@ impl Core {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let model = match train(&set, &self.training, seed) {
-                Ok(model) => {
-                    let samples = set.samples.len();
-                    tracing::debug!(app = set.app.0, samples, "a classifier was trained");
-                    Some(model)
-                }
-                Err(error) => {
-                    tracing::warn!(app = set.app.0, %error, "a classifier could not be trained");
-                    None
-                }
-            };
+            let model = self.fit(&set, seed);
             self.bell.fitted(set.app, model);
+        }
+    }
+
+    /// Fits a model.
+    pub(super) fn fit(&self, set: &TrainingSet, seed: u64) -> Option<Model> {
+        match train(set, &self.training, seed) {
+            Ok(model) => {
+                let samples = set.samples.len();
+                tracing::debug!(app = set.app.0, samples, "a classifier was trained");
+                Some(model)
+            }
+            Err(error) => {
+                tracing::warn!(app = set.app.0, %error, "a classifier could not be trained");
+                None
+            }
         }
     }
 

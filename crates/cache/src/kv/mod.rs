@@ -23,6 +23,7 @@ mod reads;
 mod record;
 mod run;
 mod stats;
+mod upkeep;
 mod warm;
 mod watched;
 
@@ -36,7 +37,8 @@ use larder_base::lock::Threads;
 use larder_base::{AppId, ByteSize, Now, ObjectHash, UnixSecs};
 use larder_engine::kv::Evicted;
 use larder_engine::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Request};
-use larder_engine::kv::node::{Crawler, Node, Plan};
+use larder_engine::kv::node::{Crawler, Node, Plan, Totals};
+use larder_engine::kv::record::RunSetup;
 use larder_format::Geometry;
 use larder_policy::application::ApplicationError;
 use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
@@ -48,9 +50,10 @@ pub use cache::{Cache, LONGEST_KEY, Lookup, NotStored};
 pub use capture::{CaptureConfig, CaptureStats};
 pub use error::CacheError;
 pub use larder_engine::kv::node::start::Warmth;
-pub use open::{CacheConfig, Opened, open};
+pub use open::{CAS_BITS, CacheConfig, Opened, open};
 pub use record::{RecordConfig, RecordStats};
 pub use stats::{AppStats, CacheStats, FlashStats};
+pub use upkeep::{Upkeep, open_without_threads};
 
 /// Where a read lies on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +96,8 @@ pub struct Core {
     tell: OnceLock<Box<TellEvicted>>,
     threads: Mutex<cleaner::Background>,
     baseline: Mutex<CacheStats>,
+    /// What it was built from.
+    setup: RunSetup,
     plan: Plan,
     training: larder_policy::learn::TrainParams,
     recorder: Option<record::Recorder>,
@@ -108,6 +113,16 @@ pub struct Core {
 impl Core {
     fn flash(&self) -> Option<&Flash> {
         self.flash.as_ref()
+    }
+
+    /// What shards and log were built from.
+    pub fn setup(&self) -> &RunSetup {
+        &self.setup
+    }
+
+    /// All counters of the node, from which [`Core::stats`] are made.
+    pub fn totals(&self, now: Now) -> Totals {
+        self.node.totals(now.mono)
     }
 
     /// How the memory was divided.

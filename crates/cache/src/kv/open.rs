@@ -129,7 +129,7 @@ impl Superblocks {
 }
 
 /// CAS uniques of a shard, as a power of two: a start may give out 2^48.
-const CAS_BITS: u32 = 44;
+pub const CAS_BITS: u32 = 44;
 
 /// What admission needs of the memory.
 pub(super) fn need(config: &CacheConfig) -> AdmissionNeed<'_> {
@@ -142,12 +142,27 @@ pub(super) fn random(out: &mut [u8]) -> Result<(), CacheError> {
         .map_err(|source| CacheError::System { what: "read /dev/urandom", source })
 }
 
-/// Opens a store and starts its threads.
+/// Opens a cache and starts its threads.
 ///
 /// # Errors
 /// See [`CacheError`]: nothing has been overwritten then, unless formatting was asked for.
 pub fn open(config: &CacheConfig, clock: &Arc<Clock>) -> Result<(Arc<Core>, Opened), CacheError> {
-    let Some(path) = &config.flash else { return alone::open(config, clock) };
+    started(prepare_any(config, clock)?, clock)
+}
+
+/// Starts the threads of a cache.
+fn started(ready: Ready, clock: &Arc<Clock>) -> Result<(Arc<Core>, Opened), CacheError> {
+    let Ready { store, opened, maintenance } = ready;
+    let store = Arc::new(store);
+    store
+        .start_threads(clock, maintenance)
+        .map_err(|source| CacheError::System { what: "start a thread", source })?;
+    Ok((store, opened))
+}
+
+/// A cache that has no threads yet, with flash or without.
+pub(super) fn prepare_any(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready, CacheError> {
+    let Some(path) = &config.flash else { return alone::prepare(config, clock) };
     let dir = former::open_dir(&config.data_dir)?;
     let mut undo = Undo(dir.made().to_vec());
     if !dir.made().is_empty() {
@@ -178,9 +193,9 @@ pub fn open(config: &CacheConfig, clock: &Arc<Clock>) -> Result<(Arc<Core>, Open
     let device: Arc<dyn Device> = drive.clone();
     let medium = Medium { path: path.clone(), device, drive: Some(drive), why_buffered };
     let memory_file = memory_file(config, &mut undo)?;
-    let opened = open_on(config, clock, dir, medium, memory_file)?;
+    let ready = prepare(config, clock, dir, medium, memory_file)?;
     undo.0.clear();
-    Ok(opened)
+    Ok(ready)
 }
 
 /// The file for what is in DRAM, if there is to be one.
@@ -254,6 +269,7 @@ pub(super) fn random_run() -> Result<u64, CacheError> {
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
+#[cfg(test)]
 pub(super) fn open_on(
     config: &CacheConfig,
     clock: &Arc<Clock>,
@@ -261,23 +277,14 @@ pub(super) fn open_on(
     medium: Medium,
     memory_file: Option<MemoryFile>,
 ) -> Result<(Arc<Core>, Opened), CacheError> {
-    let Ready { store, opened, maintenance, .. } =
-        prepare(config, clock, dir, medium, memory_file)?;
-    let store = Arc::new(store);
-    store
-        .start_threads(clock, maintenance)
-        .map_err(|source| CacheError::System { what: "start a thread", source })?;
-    Ok((store, opened))
+    started(prepare(config, clock, dir, medium, memory_file)?, clock)
 }
 
-/// A store that owns its flash, and has no threads yet.
+/// A cache that has no threads yet.
 pub(super) struct Ready {
     pub(super) store: Core,
     pub(super) opened: Opened,
     pub(super) maintenance: Maintenance<AlignedBuf>,
-    /// What it was built from.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a test builds the same"))]
-    pub(super) setup: RunSetup,
 }
 
 /// Opens a store on this medium.
@@ -424,7 +431,7 @@ pub(super) fn prepare(
         wear: Mutex::new(drive.as_deref().and_then(Wear::of)),
         drive,
     };
-    let mut store = store(config, plan, node, &mut maintenance, Some(flash), watchers);
+    let mut store = store(config, setup, plan, node, &mut maintenance, Some(flash), watchers);
     if let Some(file) = memory_file {
         settle(&store, &file, loaded, &mut notes, &mut warnings);
         store.memory_file = Some(file.keeper(next.run, cas_base, Some(next.uuid), None));
@@ -442,7 +449,7 @@ pub(super) fn prepare(
         notes,
         warnings,
     };
-    Ok(Ready { store, opened, maintenance, setup })
+    Ok(Ready { store, opened, maintenance })
 }
 
 /// What a start with flash makes durable.
@@ -741,6 +748,7 @@ fn in_parallel<T: Send, R: Send>(
 
 fn store(
     config: &CacheConfig,
+    setup: RunSetup,
     plan: Plan,
     node: Node<Threads>,
     maintenance: &mut Maintenance<AlignedBuf>,
@@ -764,6 +772,7 @@ fn store(
         tell: OnceLock::new(),
         threads: Mutex::default(),
         baseline: Mutex::new(CacheStats::default()),
+        setup,
         plan,
         training: config.admission.flashiness.training,
         recorder: watchers.recorder,

@@ -84,7 +84,7 @@ impl Mailbox {
     }
 }
 
-/// The threads. There are none without flash.
+/// The threads, if there are any: without flash there are none.
 pub(super) struct Readers {
     mail: Vec<Arc<Mailbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -152,19 +152,33 @@ impl Readers {
         self.mail.get(read.hash.0 as usize % threads).map(|mail| &**mail)
     }
 
-    /// Reads, and goes on with the request then.
-    pub(super) fn read(&self, read: FlashRead, request: Box<dyn Resume>) {
-        // Without flash nothing asks for a read; a request that is dropped has found nothing.
+    /// Reads, and goes on with the request then: here and now where there are no threads.
+    pub(super) fn read(
+        &self,
+        core: &Core,
+        clock: &Clock,
+        read: FlashRead,
+        mut request: Box<dyn Resume>,
+    ) {
         if let Some(mail) = self.mail(&read) {
             mail.put(Job::Request(read, request));
+            return;
         }
+        let (mut side, mut next) = (Side::default(), Some(read));
+        while let Some(read) = next {
+            let bytes = core.read(&read);
+            let fetched = Some(Fetched { read: &read, bytes: bytes.as_deref() });
+            next = request.resume(core, clock, fetched, &mut side);
+        }
+        self.carry_out(core, clock, side);
     }
 
     /// Does what a request asked for beside its answer.
-    pub(super) fn carry_out(&self, core: &Core, side: Side) {
+    pub(super) fn carry_out(&self, core: &Core, clock: &Clock, side: Side) {
         for read in side.verifies {
-            if let Some(mail) = self.mail(&read) {
-                mail.put(Job::Verify(read));
+            match self.mail(&read) {
+                Some(mail) => mail.put(Job::Verify(read)),
+                None => core.verify(clock.now(), &read, core.read(&read).as_deref()),
             }
         }
         if side.wake_cleaner {

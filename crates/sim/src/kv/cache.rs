@@ -14,10 +14,10 @@ use larder_engine::kv::api::{
 use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_engine::kv::node::{
     self, AdmissionNeed, LogStart, Maintenance, MaintenanceEffects, Node, Plan, PlanError, Study,
-    StudyError, Turn,
+    StudyError, Totals, Turn,
 };
-use larder_engine::kv::record::{AppsSetup, SetupError, TapedShard};
-use larder_engine::kv::{ClockMode, FlashGeometry, LogStats, Resizable, ShardStats};
+use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError, TapedShard};
+use larder_engine::kv::{ClockMode, FlashGeometry, LogStats, Resizable, SegmentIo, ShardStats};
 use larder_format::GeometryError;
 use larder_policy::admission::{AdmissionConfig, AdmissionPolicy as _, ModelReport};
 use larder_policy::budget::WriteBudgetConfig;
@@ -257,7 +257,7 @@ enum Asked {
 }
 
 /// Unix seconds at the trace's start.
-const EPOCH: u32 = 1_000_000_000;
+pub const EPOCH: u32 = 1_000_000_000;
 
 /// A node and an in-memory device, driven by a trace: a read that misses is followed by a set of the recorded size,
 /// writes and deletions are done as recorded, flash reads complete at once, and maintenance runs whenever a shard
@@ -266,6 +266,8 @@ const EPOCH: u32 = 1_000_000_000;
 /// Bytes of keys and values are left out, on flash and in DRAM: an object is 48 to 64 bytes there. Over [`Arena`]
 /// ([`HybridCache::with_bytes`]) the shards are a server's to the last byte, and every decision is the same.
 pub struct HybridCache<M = CompactArena> {
+    /// What it was built from.
+    setup: RunSetup,
     node: Node<Single, M>,
     maintenance: Maintenance<Vec<u8>>,
     /// When maintenance is due.
@@ -288,7 +290,7 @@ impl HybridCache {
     /// # Errors
     /// Sizes that cannot work, parameters out of range.
     pub fn new(config: &CacheConfig) -> Result<HybridCache, CacheError> {
-        HybridCache::over(config, CompactArena::new)
+        HybridCache::over(config, &Drawn::from_seed(config.seed), CompactArena::new)
     }
 }
 
@@ -298,16 +300,89 @@ impl HybridCache<Arena> {
     /// # Errors
     /// As [`HybridCache::new`].
     pub fn with_bytes(config: &CacheConfig) -> Result<HybridCache<Arena>, CacheError> {
-        HybridCache::over(config, |bytes, _| Arena::new(bytes))
+        HybridCache::over(config, &Drawn::from_seed(config.seed), |bytes, _| Arena::new(bytes))
+    }
+
+    /// The same, with what a server's start has drawn.
+    ///
+    /// # Errors
+    /// As [`HybridCache::new`].
+    pub fn with_bytes_of(
+        config: &CacheConfig,
+        drawn: &Drawn,
+    ) -> Result<HybridCache<Arena>, CacheError> {
+        HybridCache::over(config, drawn, |bytes, _| Arena::new(bytes))
+    }
+}
+
+/// What a start draws by chance or is told, beside its configuration.
+#[derive(Clone, Debug)]
+pub struct Drawn {
+    /// Larder's version.
+    pub larder: String,
+    /// UUID of the flash.
+    pub uuid: String,
+    /// The secret with which keys are hashed.
+    pub hash_key: [u8; 16],
+    /// Mixed into the records' checksums.
+    pub salt: u32,
+    /// The first CAS unique.
+    pub cas_base: u64,
+    /// How many each shard counts from there, as a power of two.
+    pub cas_bits: u32,
+    /// Seed of admission's draws.
+    pub seed: u64,
+    /// Seed of training.
+    pub training_seed: u64,
+    /// Where the log begins.
+    pub log: LogStart,
+}
+
+impl Drawn {
+    /// All of it from one seed.
+    pub fn from_seed(seed: u64) -> Drawn {
+        Drawn {
+            larder: String::new(),
+            uuid: String::new(),
+            hash_key: hash_key(seed),
+            salt: seed as u32,
+            cas_base: 0,
+            // What a compact header has room for.
+            cas_bits: 32,
+            seed: seed.wrapping_mul(31),
+            training_seed: seed,
+            log: LogStart::default(),
+        }
+    }
+
+    /// What another run has drawn. Its shards have parts of `2^cas_bits` CAS uniques.
+    pub fn by(run: &RunSetup, cas_bits: u32) -> Drawn {
+        let (first, log) = (&run.shards[0], run.log.as_ref());
+        Drawn {
+            larder: run.larder.clone(),
+            uuid: run.uuid.clone(),
+            hash_key: run.hash_key,
+            salt: run.salt,
+            cas_base: first.cas_base,
+            cas_bits,
+            seed: first.seed,
+            training_seed: first.cas_base,
+            log: log.map_or_else(LogStart::default, |log| LogStart {
+                generation_floor: log.generation_floor,
+                budget_state: log.budget_state,
+                budget_at: Nanos(log.budget_at),
+            }),
+        }
     }
 }
 
 impl<M: Resizable> HybridCache<M> {
     fn over(
         config: &CacheConfig,
+        drawn: &Drawn,
         memory: impl Fn(usize, Contents) -> M,
     ) -> Result<HybridCache<M>, CacheError> {
-        let salt = config.seed as u32;
+        let salt = drawn.salt;
         let (plan, flash) = config.sizes.divide(&config.admission, salt)?;
         let cache = node::Cache {
             max_item: config.sizes.max_item(),
@@ -321,15 +396,14 @@ impl<M: Resizable> HybridCache<M> {
             applications: AppsSetup::default(),
         };
         let start = node::Start {
-            larder: String::new(),
-            uuid: String::new(),
-            hash_key: HashKey(hash_key(config.seed)),
-            cas_base: 0,
-            // What a compact header has room for.
-            cas_bits: 32,
-            seed: config.seed.wrapping_mul(31),
+            larder: drawn.larder.clone(),
+            uuid: drawn.uuid.clone(),
+            hash_key: HashKey(drawn.hash_key),
+            cas_base: drawn.cas_base,
+            cas_bits: drawn.cas_bits,
+            seed: drawn.seed,
             flash,
-            log: (flash.segments > 0).then(LogStart::default),
+            log: (flash.segments > 0).then_some(drawn.log),
         };
         let setup = node::run_setup(&cache, &plan, &start)?;
         let values = Contents::zeros();
@@ -338,8 +412,9 @@ impl<M: Resizable> HybridCache<M> {
             shards.push(setup.shard_over(shard, memory(plan.arena_bytes, values.clone()))?);
         }
         let node = Node::new(&setup, Some(plan), shards)?;
-        let maintenance = Maintenance::new(&node, setup.build_log()?, config.seed, 0);
+        let maintenance = Maintenance::new(&node, setup.build_log()?, drawn.training_seed, 0);
         Ok(HybridCache {
+            setup,
             node,
             maintenance,
             due: Nanos::ZERO,
@@ -493,7 +568,7 @@ impl<M: Resizable> HybridCache<M> {
             }
         }
         let hit = sink.hit;
-        while let Some(read) = sink.verifies.pop() {
+        for read in sink.verifies.drain(..) {
             node.verify(*now, &read, device.verify(&read));
         }
         if std::mem::take(&mut sink.wake) {
@@ -523,6 +598,27 @@ impl<M: Resizable> HybridCache<M> {
 
     fn shards(&self) -> impl Iterator<Item = impl Deref<Target = TapedShard<M>> + '_> {
         (0..self.node.shards()).map(|shard| self.node.lock(shard))
+    }
+
+    /// What shards and log were built from.
+    pub fn setup(&self) -> &RunSetup {
+        &self.setup
+    }
+
+    /// When maintenance is due.
+    pub fn due(&self) -> Nanos {
+        self.due
+    }
+
+    /// All counters of the node.
+    pub fn totals(&self) -> Totals {
+        self.node.totals(self.now.mono)
+    }
+
+    /// The bytes of a segment of the flash, as reclaim would read them. `None` where there is no such segment.
+    pub fn segment(&mut self, segment: u16) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.setup.segment_bytes as usize];
+        SegmentIo::read(&mut self.device, segment, &mut bytes).ok().map(|()| bytes)
     }
 
     /// Virtual time.

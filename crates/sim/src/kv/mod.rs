@@ -12,7 +12,7 @@ pub mod study;
 pub mod workload;
 
 pub use cache::{
-    CacheConfig, CacheError, HybridCache, MAX_VALUE, STUDY_OBJECT, Server, Sizes, hash_key,
-    study_of,
+    CacheConfig, CacheError, Drawn, EPOCH, HybridCache, MAX_VALUE, STUDY_OBJECT, Server, Sizes,
+    hash_key, study_of,
 };
 pub use counters::Counters;

@@ -11,17 +11,14 @@ use larder_format::Uuid;
 use larder_runtime::{Clock, DataDir, SHARED_DIR, maps};
 
 use super::{
-    CacheConfig, Maintenance, MemoryFile, Opened, Parts, Plan, ShardWords, Undo, Watchers,
+    CacheConfig, Maintenance, MemoryFile, Opened, Parts, Plan, Ready, ShardWords, Undo, Watchers,
     build_node, load, memory_file, need, not_before, random, random_run, run, run_setup, settle,
     start, store,
 };
+use crate::kv::CacheError;
 use crate::kv::former::{self, Forsaken};
-use crate::kv::{CacheError, Core};
 
-pub(super) fn open(
-    config: &CacheConfig,
-    clock: &Arc<Clock>,
-) -> Result<(Arc<Core>, Opened), CacheError> {
+pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready, CacheError> {
     let began = clock.now();
     let plan = Plan::new(config.memory, u64::from(config.max_item), None, need(config))?;
     let mut undo = Undo(Vec::new());
@@ -59,7 +56,7 @@ pub(super) fn open(
     let loaded = load(config, memory_file.as_mut().map(|(file, _)| file), &setup, &node, clock)?;
     let watchers = Watchers::start(config, &setup, clock)?;
     let mut maintenance = Maintenance::new(&node, None, parts.cas_base, 0);
-    let mut store = store(config, plan, node, &mut maintenance, None, watchers);
+    let mut store = store(config, setup, plan, node, &mut maintenance, None, watchers);
     store._shared_dir = lock;
     let mut notes = Vec::new();
     if let Some((file, dir)) = memory_file {
@@ -68,11 +65,7 @@ pub(super) fn open(
         settle(&store, &file, loaded, &mut notes, &mut warnings);
         store.memory_file = Some(file.keeper(run, parts.cas_base, None, Some(dir)));
     }
-    let store = Arc::new(store);
     undo.0.clear();
-    store
-        .start_threads(clock, maintenance)
-        .map_err(|source| CacheError::System { what: "start a thread", source })?;
     let opened = Opened {
         warmth: None,
         kept: 0,
@@ -86,7 +79,7 @@ pub(super) fn open(
         notes,
         warnings,
     };
-    Ok((store, opened))
+    Ok(Ready { store, opened, maintenance })
 }
 
 /// The file for what is in DRAM and the data directory that says whose it is, for a run without flash.

@@ -298,7 +298,8 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
     let mut memory: Option<(InMemory, Words3)> = None;
     let (mut hits_flash, mut reclaimed) = (0, 0);
     for run in 0..5 {
-        let Ready { store, opened, mut maintenance, setup } = open(&config, &path, &clock);
+        let Ready { store, opened, mut maintenance } = open(&config, &path, &clock);
+        let setup = store.setup().clone();
         let expected = match run {
             0 => matches!(opened.warmth, Some(Warmth::Cold(_))),
             // After a kill, and after a stop in good order.

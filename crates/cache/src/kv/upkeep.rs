@@ -1,0 +1,59 @@
+//! A cache without threads of its own: what the cleaner and the trainer do else, its program does between requests.
+
+use std::sync::Arc;
+
+use larder_base::{Nanos, Now};
+use larder_engine::kv::node::{Maintenance, Turn};
+use larder_runtime::{AlignedBuf, Clock};
+
+use super::cleaner::{Disk, Fx};
+use super::open::{Ready, prepare_any};
+use super::{CacheConfig, CacheError, Core, Opened};
+
+/// The maintenance of a cache without threads.
+pub struct Upkeep {
+    core: Arc<Core>,
+    maintenance: Maintenance<AlignedBuf>,
+}
+
+/// Opens a cache without threads: whoever has the [`Upkeep`] calls [`Upkeep::turn`].
+///
+/// # Errors
+/// As [`super::open`].
+pub fn open_without_threads(
+    config: &CacheConfig,
+    clock: &Arc<Clock>,
+) -> Result<(Arc<Core>, Opened, Upkeep), CacheError> {
+    let Ready { store, opened, maintenance } = prepare_any(config, clock)?;
+    let core = Arc::new(store);
+    Ok((core.clone(), opened, Upkeep { core, maintenance }))
+}
+
+impl Upkeep {
+    /// Does all that is due at `now`, and what the cache was woken for: segments are written, expired objects go, models are fitted. It
+    /// may take as long as the flash does. Tells when it is due again; a request that wakes the cleaner may want it before.
+    pub fn turn(&mut self, now: Now) -> Nanos {
+        let Upkeep { core, maintenance } = self;
+        if core.bell.hear().rung {
+            maintenance.wake();
+        }
+        let mut disk = Disk(core.flash());
+        loop {
+            let mut wanted = None;
+            let fit = |samples, seed| wanted = Some((samples, seed));
+            let turn = maintenance.turn(now, &core.node, &mut disk, &mut Fx { cache: core, fit });
+            if let Some((set, seed)) = wanted {
+                let model = core.fit(&set, seed);
+                maintenance.fitted(now, &core.node, set.app, model);
+            } else if let Turn::At(due) = turn {
+                return due;
+            }
+        }
+    }
+
+    /// Ends the cache, as [`Core::shutdown`] does where there are threads.
+    pub fn close(self, now: Now) {
+        self.core.refuse();
+        self.core.close(Some(self.maintenance), now);
+    }
+}
