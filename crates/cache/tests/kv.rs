@@ -287,12 +287,11 @@ fn without_threads_the_program_does_what_is_due() {
             true
         })
     });
-    // Nothing was evicted before it was judged, so all is there but what a full flash gave up.
+    // All fits on flash. What is missing was in the way of a write before there was a segment of it.
     assert!(found.count() > 7_500);
-    let stats = cache.stats();
-    assert_eq!(stats.evicted_unjudged, 0);
-    assert!(stats.flash.unwrap().reads > 1_000);
+    assert!(cache.stats().flash.unwrap().reads > 1_000);
     cache.close();
     assert_eq!(cache.turn(), None);
+    drop(cache);
     assert!(small(dir.path()).open().unwrap().opened().kept > 2_000);
 }

@@ -245,8 +245,8 @@ impl Cache {
         self.0.0.core.flush_all(now, now.wall);
     }
 
-    /// Ends the cache: what is on flash is there when it is opened again. Whoever holds another handle finds nothing and stores nothing
-    /// from now on.
+    /// Ends the cache: what is on flash is there when it is opened again, which can be when the last handle has gone. Whoever holds a handle
+    /// finds nothing and stores nothing from now on.
     pub fn close(&self) {
         not_while_showing();
         self.0.0.close();
