@@ -27,7 +27,8 @@ use larder_runtime::Clock;
 use larder_sim::kv::{self as sim, Drawn, EPOCH, HybridCache, Server, Sizes};
 use larder_trace::{Op as TraceOp, Request, generate};
 
-const SERVER: Server = Server { memory: 2 << 20, flash: 16 << 20, object: 2000, max_item: 64 << 10 };
+const SERVER: Server =
+    Server { memory: 2 << 20, flash: 16 << 20, object: 2000, max_item: 64 << 10 };
 
 #[derive(Default)]
 struct Sink {

@@ -461,8 +461,7 @@ impl Keeper {
         now: Now,
         hurry: &AtomicBool,
     ) -> Result<(u64, u64), String> {
-        let mut id = [0; 16];
-        super::open::random(&mut id).map_err(|e| e.to_string())?;
+        let id: [u8; 16] = super::open::random().map_err(|e| e.to_string())?;
         let flush_at = node.announced_flush(now).map_or(0, |at| u64::from(at.0));
         let (objects, bytes) =
             self.write(node, names, id, now, hurry).map_err(|e| e.to_string())?;

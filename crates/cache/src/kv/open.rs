@@ -1,6 +1,5 @@
 //! Opening a store: device, superblock, memory, recovery; and closing it.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -136,10 +135,9 @@ pub(super) fn need(config: &CacheConfig) -> AdmissionNeed<'_> {
     AdmissionNeed::of(&config.admission)
 }
 
-pub(super) fn random(out: &mut [u8]) -> Result<(), CacheError> {
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut f| f.read_exact(out))
-        .map_err(|source| CacheError::System { what: "read /dev/urandom", source })
+pub(super) fn random<const N: usize>() -> Result<[u8; N], CacheError> {
+    larder_runtime::machine::random_bytes()
+        .map_err(|source| CacheError::System { what: "get random numbers", source })
 }
 
 /// Opens a cache and starts its threads.
@@ -264,9 +262,7 @@ fn not_before(clock: &Clock, latest: UnixSecs, anew: &str) -> Option<String> {
 
 /// A number that no other start has.
 pub(super) fn random_run() -> Result<u64, CacheError> {
-    let mut bytes = [0; 8];
-    random(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes).max(1))
+    Ok(u64::from_le_bytes(random()?).max(1))
 }
 
 #[cfg(test)]
@@ -608,10 +604,8 @@ fn superblocks(
         Some((&geometry, config.flash_object_size)),
         need(config),
     )?;
-    let (mut uuid, mut secret) = ([0; 16], [0; 16]);
-    random(&mut uuid)?;
-    random(&mut secret)?;
-    let first = Superblock::format(Uuid(uuid), HashKey(secret), geometry, now.wall);
+    let (uuid, secret) = (Uuid(random()?), HashKey(random()?));
+    let first = Superblock::format(uuid, secret, geometry, now.wall);
     // Both copies are void before the new one is written: an old one must not win after a torn write.
     device.write_at(0, &AlignedBuf::zeroed(2 * PAGE_SIZE))?;
     device.sync()?;
@@ -702,11 +696,8 @@ impl Watchers {
         let capture = match &config.capture {
             None => None,
             Some(capture) => {
-                let (mut secret, mut salt) = ([0; 16], [0; 8]);
-                random(&mut secret)?;
-                random(&mut salt)?;
-                let salt = u64::from_le_bytes(salt);
-                Some(Capture::start(capture, clock.now(), secret, salt)?)
+                let salt = u64::from_le_bytes(random()?);
+                Some(Capture::start(capture, clock.now(), random()?, salt)?)
             }
         };
         let recorder = config.record.as_ref().map(|r| Recorder::start(r, setup)).transpose()?;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::view::Sample;
 use crate::connection::ConnStats;
+use crate::server::view::Sample;
 use crate::stats::{CacheStats, Latency, Percentiles};
 
 /// Seconds of past that the page shows.

@@ -7,7 +7,7 @@ use larder_net::metrics::{
     counter, gauge, number,
 };
 
-use super::view::Sample;
+use crate::server::view::Sample;
 
 /// The sample as text.
 ///

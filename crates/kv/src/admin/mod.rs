@@ -2,7 +2,6 @@
 
 mod live;
 mod metrics;
-mod view;
 
 use std::fmt;
 use std::sync::Mutex;
@@ -11,10 +10,9 @@ use larder_net::page::{self, Health, Page};
 
 pub use larder_net::page::PageServer as AdminServer;
 pub use live::{Live, LiveApp, LiveTier};
-pub use view::View;
 
-use crate::server::Store;
 use crate::server::shared::lock;
+use crate::server::{Store, View};
 use live::Sampler;
 
 struct LivePage<S> {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::shared::{Shared, lock};
+use super::stats;
 use super::store::Store;
 use crate::connection::{Admin, DebugTime, PrefixUse};
-use crate::stats::render;
 use crate::watch::{Topics, Watcher};
 
 pub(super) struct WorkerAdmin<S> {
@@ -42,7 +42,7 @@ impl<S: Store> Admin for WorkerAdmin<S> {
         match words.next() {
             None => {
                 let (stats, crawler) = (self.store.stats(shared.clock.now()), self.store.crawler());
-                render::general(shared, &stats, crawler, out);
+                stats::general(shared, &stats, crawler, out);
             }
             Some(b"reset") => {
                 shared.reset_stats();
@@ -53,14 +53,14 @@ impl<S: Store> Admin for WorkerAdmin<S> {
             Some(b"settings") => {
                 let (memory, oldest) = (self.store.memory_limit(), self.store.oldest());
                 let crawler = self.store.crawler();
-                render::settings(shared, memory, oldest, crawler, out);
+                stats::settings(shared, memory, oldest, crawler, out);
             }
-            Some(b"items") => render::items(&self.store.stats(shared.clock.now()), out),
-            Some(b"slabs") => render::slabs(shared, &self.store.stats(shared.clock.now()), out),
-            Some(b"sizes") => render::stat(out, "sizes_status", "disabled"),
-            Some(b"conns") => render::conns(shared, out),
-            Some(b"extstore") => render::extstore(&self.store.stats(shared.clock.now()), out),
-            Some(b"larder") => render::larder(shared, &self.store.stats(shared.clock.now()), out),
+            Some(b"items") => stats::items(&self.store.stats(shared.clock.now()), out),
+            Some(b"slabs") => stats::slabs(shared, &self.store.stats(shared.clock.now()), out),
+            Some(b"sizes") => stats::stat(out, "sizes_status", "disabled"),
+            Some(b"conns") => stats::conns(shared, out),
+            Some(b"extstore") => stats::extstore(&self.store.stats(shared.clock.now()), out),
+            Some(b"larder") => stats::larder(shared, &self.store.stats(shared.clock.now()), out),
             // memcached lists the keys of one slab class, as far as it likes. There are no classes: the list is empty.
             Some(b"cachedump") if words.next().is_some() && words.next().is_some() => {}
             Some(b"cachedump") => {

@@ -8,9 +8,11 @@ mod admin;
 mod error;
 mod listener;
 pub(crate) mod shared;
+mod stats;
 mod store;
 mod tls;
 mod udp;
+pub(crate) mod view;
 mod worker;
 
 use std::net::SocketAddr;
@@ -28,6 +30,7 @@ use tracing::{error, info, warn};
 pub use error::ServerError;
 pub use larder_engine::kv::node::Crawler;
 pub use store::{Span, Store, TellEvicted};
+pub use view::View;
 
 use crate::config::{Config, IoChoice, ListenTls};
 use crate::connection::{ConnStats, ProtocolConfig};
@@ -259,8 +262,8 @@ impl<S: Store> Server<S> {
     }
 
     /// What the live page and `/metrics` show.
-    pub fn view(&self) -> crate::admin::View<S> {
-        crate::admin::View::new(self.shared.clone(), self.store.clone())
+    pub fn view(&self) -> View<S> {
+        View::new(self.shared.clone(), self.store.clone())
     }
 
     /// Stops accepting, lets requests that have begun finish (up to five seconds), closes all connections and waits

@@ -1,8 +1,7 @@
-//! Statistics: what is counted, and how `stats` shows it.
+//! Statistics: what is counted.
 
 mod latency;
 mod prefix;
-pub(crate) mod render;
 
 pub use latency::{Latency, Percentiles};
 pub use prefix::PrefixStats;

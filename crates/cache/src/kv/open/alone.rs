@@ -27,8 +27,7 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
         Some(_) => Forsaken { lock: None, warnings: Vec::new() },
         None => former::forsake_flash(&config.data_dir)?,
     };
-    let mut secret = [0; 16];
-    random(&mut secret)?;
+    let secret = random()?;
     let least_cas = memory_file.as_ref().map_or(0, |(file, _)| file.least_cas());
     let names = memory_file.as_ref().map(|(file, _)| file);
     let names = names.map_or(Vec::new(), |f| f.new_names(&[], config.applications.shares.len()));
@@ -41,11 +40,9 @@ pub(super) fn prepare(config: &CacheConfig, clock: &Arc<Clock>) -> Result<Ready,
             apps: Words::heap(AppId::COUNT),
         })
         .collect();
-    let mut uuid = [0; 16];
-    random(&mut uuid)?;
     let parts = Parts {
         plan,
-        uuid: Uuid(uuid),
+        uuid: Uuid(random()?),
         hash_key: HashKey(secret),
         geometry: FlashGeometry { salt: 0, segments: 0, segment_bytes: 4096 },
         cas_base: start::cas_base(began.wall, least_cas, random_run()?),

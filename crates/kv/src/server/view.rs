@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use larder_base::{Nanos, Now};
 
+use super::shared::Shared;
+use super::{Store, stats};
 use crate::connection::ConnStats;
-use crate::server::Store;
-use crate::server::shared::Shared;
-use crate::stats::{CacheStats, Latency, render};
+use crate::stats::{CacheStats, Latency};
 
 /// Lets the live page look into a server.
 pub struct View<S> {
@@ -60,7 +60,7 @@ impl<S: Store> View<S> {
             store: self.store.stats(now),
             buffers: (shared.big.input.used(), shared.big.output.used()),
             resident_bytes: larder_runtime::machine::resident_memory().unwrap_or(0),
-            cpu: render::cpu_times(),
+            cpu: stats::cpu_times(),
             stopping: shared.stopping(),
         }
     }

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use larder_base::UnixSecs;
 use larder_net::tls::{ClientCertificates, TlsVersion};
 
-use super::CacheStats;
-use crate::server::Crawler;
-use crate::server::shared::{Shared, lock};
+use super::Crawler;
+use super::shared::{Shared, lock};
+use crate::stats::CacheStats;
 
 /// One line.
 pub(crate) fn stat(out: &mut Vec<u8>, name: impl Display, value: impl Display) {
