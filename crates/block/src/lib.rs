@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | [`cache`] | the block engine between workers and stores, its log, and what survives |
 //! | [`control`] | operating a daemon: the control socket, status, the live page |
-//! | [`server`] | listeners, workers, volumes |
+//! | [`served`] | what every front end serves: volumes, what a worker does requests with |
+//! | [`server`] | NBD: listeners and workers |
 //! | [`ublk`] | volumes as disks of this host, by the kernel's ublk driver |
 //! | [`vhost`] | volumes as virtio disks of guests, over vhost-user |
 #![allow(
@@ -15,6 +16,7 @@
 
 pub mod cache;
 pub mod control;
+pub mod served;
 pub mod server;
 pub mod ublk;
 pub mod vhost;

@@ -33,7 +33,8 @@ use serde_json::{Value, json};
 use crate::backing::{Backing, BackingError, Uri};
 use crate::cache::{Cache, CacheError, CheckWish, Detaching, Prefetching, named};
 use crate::nbd::server::Exports;
-use crate::server::{Counters, Face, Volume, Volumes};
+use crate::served::{Face, Volume, Volumes};
+use crate::server::Counters;
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{

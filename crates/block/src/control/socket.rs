@@ -14,8 +14,7 @@ use parking_lot::Mutex;
 
 use super::Control;
 use super::protocol::{Answer, MOST_REQUEST, Progress, Refusal, parse, read_line};
-use crate::server::ServerError;
-use crate::server::listen::bind_unix;
+use crate::served::{ServerError, bind_unix};
 use larder_net::listen::{SocketAccess, UnixPath};
 
 /// Connections at a time.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_net::accept::{self, Door, Pause};
-use larder_net::listen::{SocketAccess, UnixPath, listen_unix};
+use larder_net::listen::{SocketAccess, UnixPath};
 use larder_net::stream::{Socket, Stream};
 use mio::Poll;
 use tracing::{debug, warn};
@@ -17,8 +17,7 @@ use super::guests::Guests;
 use super::{Dealt, ServerError, Shared};
 use crate::nbd::server::TlsPolicy;
 use crate::quiet::Quiet;
-
-const BACKLOG: i32 = 1024;
+use crate::served::BACKLOG;
 
 /// An address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,19 +174,6 @@ fn open_tcp(
         out.push(Listener { socket: socket.map_err(|e| bad(e.to_string()))?, tls, path: None });
     }
     Ok(())
-}
-
-/// Listens on a path, which lets in whom `access` says, without waiting in accept. What a server that is gone has left there goes away.
-///
-/// # Errors
-/// [`ServerError::Listen`], under `name`.
-pub(crate) fn bind_unix(
-    name: &str,
-    path: &Path,
-    access: SocketAccess,
-) -> Result<(std::os::unix::net::UnixListener, UnixPath), ServerError> {
-    listen_unix(path, access, BACKLOG)
-        .map_err(|reason| ServerError::Listen { address: name.to_owned(), reason })
 }
 
 fn open_unix(

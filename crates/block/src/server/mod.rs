@@ -6,33 +6,22 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`volume`] | what is exported, and under which name |
-//! | [`health`] | how its store does |
-//! | [`face`] | devices that a volume is served by beside NBD, to be looked at |
-//! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
-//! | [`told`] | who has been told that a store may have lost writes |
 //! | `worker` | connections, requests, replies |
 //! | `listen` | sockets to listen on, and the thread that accepts |
 //!
 //! A request stays on the thread that its connection was dealt to, from the socket to the reply.
 
-pub mod face;
 mod guests;
-pub mod health;
 pub(crate) mod listen;
-pub mod service;
 #[cfg(test)]
 mod tests;
 mod tls;
-pub mod told;
-pub mod volume;
 mod words;
 mod worker;
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -48,13 +37,12 @@ use tracing::warn;
 
 use crate::nbd::server::{Limits, TlsPolicy};
 use crate::quiet::Quiet;
-pub use face::{Counted, Face};
+pub use crate::served::{
+    Client, Face, ServerError, Told, Volume, VolumeError, Volumes, health, service, volume,
+};
 use guests::Guest;
-pub(crate) use listen::bind_unix;
 pub use listen::{Address, Listen};
 use service::Service;
-pub use told::Told;
-pub use volume::{Client, Volume, VolumeError, Volumes};
 use worker::Worker;
 
 /// How a server is to be.
@@ -102,45 +90,6 @@ impl Default for ServerConfig {
             impatience: Duration::from_secs(2),
         }
     }
-}
-
-/// Why a server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// An address that is none.
-    #[error(
-        "'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT, each with ,tls=off, on or require where it is wanted, vhost:PATH,volume=NAME, or ublk:[ID],volume=NAME"
-    )]
-    Address {
-        /// As given.
-        text: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A socket that cannot be had.
-    #[error("cannot listen on {address}: {reason}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// Why, and what to do.
-        reason: String,
-    },
-    /// A certificate or key that cannot be used.
-    #[error("'{}' {reason}", path.display())]
-    Tls {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The system refuses something else.
-    #[error("cannot start: {what}: {source}")]
-    System {
-        /// What was asked for.
-        what: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {

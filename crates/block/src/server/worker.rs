@@ -16,14 +16,14 @@ use tracing::level_filters::LevelFilter;
 use tracing::{debug, info, trace, warn};
 
 use super::guests::Guest;
-use super::service::{Answer, Service};
-use super::told::Told;
-use super::volume::{Client, Volume};
 use super::words::{errno, extent};
 use super::{Dealt, Shared};
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
 use crate::quiet::Quiet;
+use crate::served::service::{Answer, Service};
+use crate::served::told::Told;
+use crate::served::volume::{Client, Volume};
 
 /// Token of the waker.
 pub(super) const WAKE: Token = Token(usize::MAX);

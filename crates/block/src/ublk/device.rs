@@ -28,7 +28,7 @@ use super::request::{MAX_RANGE_SECTORS, Shape};
 use super::worker::{Job, Order, Report};
 use super::{UblkCounters, UblkListen, UblkState};
 use crate::nbd::server::{Export, Exports};
-use crate::server::{Client, Told, Volume, Volumes};
+use crate::served::{Client, Told, Volume, Volumes};
 
 /// Bytes of one request's data, at most. Power of two.
 pub(super) const TRANSFER: u32 = 1 << 20;

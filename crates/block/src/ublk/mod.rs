@@ -10,7 +10,7 @@
 //! | `device` | a device's life: it begins, is taken over after a crash, goes |
 //!
 //! Each address is a device of one volume. Its queues are dealt to threads of their own, each with a
-//! [`Service`](crate::server::service::Service) of its own.
+//! [`Service`](crate::served::service::Service) of its own.
 
 pub mod abi;
 mod control;
@@ -24,15 +24,15 @@ mod worker;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use mio::{Poll, Registry, Token, Waker};
 
 use crate::nbd::server::Exports;
-use crate::server::service::Service;
-use crate::server::{Counted, Face, ServerError, Volume, Volumes};
+use crate::served::service::Service;
+use crate::served::{Face, FaceStatus, ServerError, Volume, Volumes, face};
 use control::Control;
 use device::{Device, Hand};
 use port::KernelPort;
@@ -112,6 +112,29 @@ pub struct UblkCounters {
     pub refused: AtomicU64,
     /// The disk as it is there now.
     pub state: Mutex<Option<UblkState>>,
+}
+
+impl face::Counted for UblkCounters {
+    fn status(&self) -> FaceStatus {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let connected = state.is_some();
+        let disk = state.unwrap_or_default();
+        FaceStatus {
+            face: "ublk".into(),
+            device: connected.then(|| format!("/dev/ublkb{}", disk.id)),
+            connected,
+            queues: disk.queues.into(),
+            queue_size: disk.depth.into(),
+            features: abi::flag::names(disk.flags).into_iter().map(str::to_owned).collect(),
+            bytes: disk.sectors * abi::SECTOR,
+            grows: disk.grows,
+            requests: load(&self.requests),
+            failed: load(&self.failed),
+            refused: load(&self.refused),
+            ..FaceStatus::default()
+        }
+    }
 }
 
 /// A disk that is there.
@@ -295,7 +318,7 @@ impl UblkServer {
         self.devices.iter().map(|d| Face {
             address: d.address.clone(),
             volume: d.volume.clone(),
-            counted: Counted::Ublk(d.counters.clone()),
+            counted: d.counters.clone(),
         })
     }
 

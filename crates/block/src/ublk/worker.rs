@@ -22,8 +22,8 @@ use super::port::Port;
 use super::request::{self, Shape, What};
 use crate::nbd::server::Command;
 use crate::op::FailureKind;
-use crate::server::service::{Answer, Service};
-use crate::server::{Told, Volume};
+use crate::served::service::{Answer, Service};
+use crate::served::{Told, Volume};
 
 /// Token of the waker.
 pub(super) const WAKE: usize = usize::MAX;

@@ -23,8 +23,8 @@ use super::memory::Shared;
 use super::request::{self, Malformed, Parsed, Piece, What, status};
 use super::ring::{Kept, Ring, Waiting};
 use crate::nbd::server::{Command, Export};
-use crate::server::service::{Answer, Service};
-use crate::server::{Told, Volume};
+use crate::served::service::{Answer, Service};
+use crate::served::{FaceStatus, Told, Volume, face};
 
 /// Token of the waker.
 pub(super) const WAKE: usize = usize::MAX;
@@ -60,6 +60,27 @@ pub struct VhostCounters {
     pub resumed: AtomicU64,
     /// What the front end has agreed on.
     pub state: Mutex<VhostState>,
+}
+
+impl face::Counted for VhostCounters {
+    fn status(&self) -> FaceStatus {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FaceStatus {
+            face: "vhost-user-blk".into(),
+            connected: load(&self.connected) > 0,
+            queues: state.queues.into(),
+            queue_size: state.queue_size.into(),
+            features: feature::names(state.features).into_iter().map(str::to_owned).collect(),
+            bytes: state.sectors * SECTOR,
+            grows: state.told,
+            requests: load(&self.requests),
+            failed: load(&self.failed),
+            refused: load(&self.refused),
+            resumed: load(&self.resumed),
+            ..FaceStatus::default()
+        }
+    }
 }
 
 /// What a front end has agreed on.

@@ -48,8 +48,8 @@ use tracing::{info, warn};
 use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 use crate::nbd::server::{Export, Exports};
-use crate::server::service::Service;
-use crate::server::{Client, Counted, Face, ServerError, Volume, Volumes, bind_unix};
+use crate::served::service::Service;
+use crate::served::{Client, Face, ServerError, Volume, Volumes, bind_unix};
 use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
 pub use device::{VhostCounters, VhostState};
 pub use memory::Memory;
@@ -285,7 +285,7 @@ impl VhostServer {
         self.devices.iter().map(|d| Face {
             address: d.address.clone(),
             volume: d.volume.clone(),
-            counted: Counted::Vhost(d.counters.clone()),
+            counted: d.counters.clone(),
         })
     }
 

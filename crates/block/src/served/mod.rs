@@ -1,0 +1,79 @@
+//! What every front end serves: volumes by name, what a thread does requests with, and what a client is told.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`volume`] | what is exported, and under which name |
+//! | [`health`] | how its store does |
+//! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
+//! | [`told`] | who has been told that a store may have lost writes |
+//! | [`face`] | devices that a volume is served by beside NBD, to be looked at |
+
+pub mod face;
+pub mod health;
+pub mod service;
+pub mod told;
+pub mod volume;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use larder_net::listen::{SocketAccess, UnixPath, listen_unix};
+
+pub use face::{Face, FaceStatus};
+pub use told::Told;
+pub use volume::{Client, Volume, VolumeError, Volumes};
+
+/// Connections that wait to be accepted, at most.
+pub(crate) const BACKLOG: i32 = 1024;
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An address that is none.
+    #[error(
+        "'{text}' is not an address to listen on: {reason}; write unix:PATH or tcp:HOST:PORT, each with ,tls=off, on or require where it is wanted, vhost:PATH,volume=NAME, or ublk:[ID],volume=NAME"
+    )]
+    Address {
+        /// As given.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A socket that cannot be had.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A certificate or key that cannot be used.
+    #[error("'{}' {reason}", path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The system refuses something else.
+    #[error("cannot start: {what}: {source}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// Listens on a path, which lets in whom `access` says, without waiting in accept. What a server that is gone has left there goes away.
+///
+/// # Errors
+/// [`ServerError::Listen`], under `name`.
+pub(crate) fn bind_unix(
+    name: &str,
+    path: &Path,
+    access: SocketAccess,
+) -> Result<(std::os::unix::net::UnixListener, UnixPath), ServerError> {
+    listen_unix(path, access, BACKLOG)
+        .map_err(|reason| ServerError::Listen { address: name.to_owned(), reason })
+}
