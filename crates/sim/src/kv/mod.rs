@@ -7,12 +7,11 @@
 mod cache;
 mod counters;
 mod flash;
+mod given;
 mod ripq;
 pub mod study;
 pub mod workload;
 
-pub use cache::{
-    CacheConfig, CacheError, Drawn, EPOCH, HybridCache, MAX_VALUE, STUDY_OBJECT, Server, Sizes,
-    hash_key, study_of,
-};
+pub use cache::{CacheConfig, CacheError, EPOCH, HybridCache, MAX_VALUE, STUDY_OBJECT, study_of};
 pub use counters::Counters;
+pub use given::{Drawn, Server, Sizes, hash_key};

@@ -13,8 +13,9 @@ use larder_policy::learn::ClassWeights;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
 
-use super::cache::{CacheConfig, CacheError, HybridCache, Sizes, study_of};
+use super::cache::{CacheConfig, CacheError, HybridCache, study_of};
 use super::counters::Counters;
+use super::given::Sizes;
 use super::ripq;
 use super::workload::{Workload, footprint};
 
