@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::node::ranged::{Discard, Progress, STEP};
-use larder_engine::block::volumes::{self, put_aside};
-use larder_engine::block::{GroupId, LineId, OpId};
+use larder_engine::block::node::start::places::{NoPlace, decide};
+use larder_engine::block::volumes::{self, Found, put_aside};
+use larder_engine::block::{Fault, GroupId, LineId, OpId};
 use larder_format::block::{Volume as VolumeRecord, VolumeState};
 use larder_policy::block::{
     BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule, VerdictCounts,
@@ -25,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::attached::Attached;
 use super::cell::{Message, Out};
 use super::log::LogThread;
-use super::open::{self, CacheError, VolumePlan};
+use super::open::{self, CacheError};
 use super::{Cache, OP_BITS, locked};
 use crate::server::Volume;
 
@@ -438,29 +439,30 @@ impl Cache {
             return Err(CacheError::Volume { name, reason });
         }
         self.may_be_recorded(&name)?;
-        let spec = volume.clone();
-        let trust = trust || self.config.trust_unchanged;
+        let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
         let planned = self.on_log(move |log| {
             let mut superblock = log.line_space().cloned()?;
-            let mut plan = VolumePlan::default();
-            let outcome = open::plan_one(&mut superblock, &mut plan, &spec, trust);
-            Some((superblock, plan, outcome))
+            let decided = decide(&mut superblock, &comer, Fault::default());
+            Some((superblock, decided))
         })?;
         let given_up = !self.is_enabled();
         let without = || Ok(Err("the cache was given up: it is served without".into()));
-        let Some((superblock, plan, outcome)) = planned else { return without() };
-        if given_up && outcome.is_err() {
+        let Some((superblock, decided)) = planned else { return without() };
+        let taken = match &decided.outcome {
+            Ok(taken) => taken.clone(),
             // It has no place in the line space: its store alone orders what is written there.
-            return without();
-        }
-        if let (Err(_), Some((coming, refused))) = (&outcome, &plan.decision) {
-            self.record_arrival(coming, refused, None);
-        }
-        outcome?;
-        let record = plan.records.last().cloned().ok_or_else(|| self.no_volume(&name))?;
+            Err(_) if given_up => return without(),
+            Err(why) => {
+                self.record_arrival(&decided.coming, &decided.outcome, None);
+                let (bytes, why) = (decided.coming.bytes, *why);
+                return Err(open::cannot_come(&NoPlace { name, bytes, why }));
+            }
+        };
+        open::say_cold(&decided);
+        let record = taken.volume.clone();
         let attached =
             Attached::new(volume, self.governor.next_id(), &record, &superblock, &self.config)?;
-        let warm = plan.kept.contains(&(record.first_group, record.groups)) && !given_up;
+        let warm = taken.found == Found::Warm && !given_up;
         let mut dropped = 0;
         if !given_up {
             attached.make_durable()?;
@@ -477,8 +479,8 @@ impl Cache {
             // Lines that were dropped must not come back, not even after a power cut in the next moment.
             log.change_superblock(dropped > 0, |sb| sb.volumes = volumes)
         })?;
-        if let Some((coming, decision)) = plan.decision.as_ref().filter(|_| changed) {
-            self.record_arrival(coming, decision, Some(&attached));
+        if changed {
+            self.record_arrival(&decided.coming, &decided.outcome, Some(&attached));
         }
         // Without a cache too: its lines, of which none is cached, are what changes exclude each other by.
         self.admit_volume(attached);
@@ -488,7 +490,7 @@ impl Cache {
         Ok(if warm {
             Ok(())
         } else {
-            Err(plan.cold.unwrap_or_else(|| "it is new to this cache".into()))
+            Err(decided.cold.unwrap_or("it is new to this cache").to_owned())
         })
     }
 

@@ -18,6 +18,7 @@
 //! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
 //! | [`readahead`] | what is read before anybody asks for it |
 //! | [`share`] | which line may be displaced by which: pins, floors and ceilings of volumes |
+//! | [`start`] | what survives a start: which map is believed, which volumes keep their lines, what becomes durable in which order |
 
 pub mod backoff;
 pub mod calls;
@@ -32,3 +33,4 @@ pub mod quiet;
 pub mod ranged;
 pub mod readahead;
 pub mod share;
+pub mod start;

@@ -75,8 +75,11 @@ impl World {
         if World::is_never(line) {
             return Err(format!("shard {shard} {slot:?}: {line:?} is never to be cached"));
         }
-        if self.rotten.contains(&(shard, slot)) {
+        if self.rotten.contains(&(shard, slot)) || self.is_aside(line) {
             return Ok(());
+        }
+        if self.volume_at(line.0 * PER_LINE).is_none() {
+            return Err(format!("shard {shard} {slot:?}: {line:?} is cached, and nobody's"));
         }
         let flash = self.device.borrow().read(self.flash_at(shard, slot), PER_LINE as usize);
         for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
