@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::LineId;
+use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::start::{self, NotTakenBack};
 use larder_engine::block::record::TapedLog;
 

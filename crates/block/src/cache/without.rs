@@ -19,12 +19,11 @@ use rustix::fs::MemfdFlags;
 
 use super::CacheHandle;
 use super::governor::Governor;
+use super::notes::note_passed_by;
 use super::open::{
-    self, Begun, CacheConfig, CacheError, FormatConfig, Warmth, comer, open_device,
-    read_superblock,
+    self, Begun, CacheConfig, CacheError, FormatConfig, Warmth, comer, open_device, read_superblock,
 };
 use super::region::Region;
-use super::notes::note_passed_by;
 use crate::server::Volume;
 
 /// Bytes of what stands in for the cache, nearly all of them never written.

@@ -112,6 +112,12 @@ faults! {
     NoteForgottenEarly,
     /// A start that the device fails goes on without the cache, and does not note it.
     GivenUpNotNoted,
+    /// A volume is forgotten, and its lines are not.
+    ForgetLeavesLines,
+    /// Who attaches a volume is answered before the superblock has it.
+    AnsweredBeforeRecord,
+    /// The superblock gives a stretch of a sparse cache to another before the table has forgotten its lines.
+    SuperblockBeforeTable,
 }
 
 /// The fault that is planted in what is called with it; none by default.

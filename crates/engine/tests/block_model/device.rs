@@ -34,6 +34,8 @@ pub(crate) struct Device {
     pub(crate) unwinds: bool,
     /// So many operations from now one fails.
     pub(crate) fails_in: Option<u64>,
+    /// It is dead from then on.
+    pub(crate) dies: bool,
     /// Stretches of which the space was given back.
     pub(crate) holes: u64,
     /// Where the table is, and the generation of its pages.
@@ -58,6 +60,7 @@ impl Device {
             blown: false,
             unwinds: false,
             fails_in: None,
+            dies: false,
             holes: 0,
             table: None,
             complaint: None,
@@ -169,7 +172,9 @@ impl Device {
 
     /// Counts an operation: whether it is the one that fails.
     fn chosen(&mut self) -> bool {
-        let chosen = self.fail_io == Some(self.ios) || self.fails_in == Some(0);
+        let fails = self.fails_in == Some(0);
+        self.dead |= fails && self.dies;
+        let chosen = self.fail_io == Some(self.ios) || fails;
         self.ios += 1;
         self.fails_in = self.fails_in.and_then(|left| left.checked_sub(1));
         chosen

@@ -103,8 +103,9 @@ impl Seen {
 
     /// What a start may lose lines by.
     pub(crate) fn losses(&self) -> [u64; 5] {
-        let Seen { rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, .. } =
-            *self;
+        let Seen {
+            rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, ..
+        } = *self;
         [rotten_maps, short_logs, failed_starts, kills_in_start, changed_between]
     }
 
@@ -179,13 +180,19 @@ impl Seen {
 pub(crate) struct Model;
 
 /// Bytes that belong somewhere in the line space: sectors of a run that others may have too.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Bytes {
     /// Where the first belongs, bytes.
     pub(crate) at: u64,
     all: Rc<Vec<[u8; SECTOR]>>,
     from: usize,
     count: usize,
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} sectors at {}", self.count, self.at)
+    }
 }
 
 impl Bytes {

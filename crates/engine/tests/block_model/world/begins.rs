@@ -97,7 +97,7 @@ impl World {
     pub(super) fn begin(&mut self, survived: Option<Survived>) {
         let mut survived = survived;
         for left in (0..4).rev() {
-            let doomed = left > 0 && self.rng.chance(0.15);
+            let doomed = left > 0 && self.rng.chance(if self.void { 0.5 } else { 0.15 });
             match self.start(survived.take(), doomed) {
                 Ok(()) => break,
                 Err(memory) => {
@@ -166,7 +166,8 @@ impl World {
             let mut device = self.device.borrow_mut();
             (device.fuse, device.unwinds) = (self.rng.below(8), true);
         } else if self.rng.chance(0.04) {
-            self.device.borrow_mut().fails_in = Some(self.rng.below(12));
+            let mut device = self.device.borrow_mut();
+            (device.fails_in, device.dies) = (Some(self.rng.below(12)), self.rng.chance(0.5));
         }
         let mut memory = Memory::new(header, is_old);
         let setup = Setup {
@@ -187,7 +188,7 @@ impl World {
         }));
         let mut device = self.device.borrow_mut();
         (device.fuse, device.unwinds, device.blown) = (u64::MAX, false, false);
-        device.fails_in = None;
+        (device.fails_in, device.dies) = (None, false);
         drop(device);
         self.fuse.store(u64::MAX, Ordering::Relaxed);
         let started = match (started, &lasting) {

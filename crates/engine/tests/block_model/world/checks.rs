@@ -250,6 +250,10 @@ impl World {
     /// one there.
     pub(super) fn check_slots(&mut self, event: &Event) {
         let Some(shard) = event.shard() else { return };
+        if self.device.borrow().blown {
+            // The process is gone: what its log could not write would have been given up.
+            return;
+        }
         let (reads, writes) = slots_of(event);
         for (i, slot) in (0..).zip(writes.clone().map(SlotId)) {
             let line = match event {

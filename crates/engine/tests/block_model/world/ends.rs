@@ -60,12 +60,17 @@ impl World {
         // What was written before is made durable before anything of it is cached.
         self.volatile.clear();
         self.between_runs();
-        if std::mem::take(&mut self.device.borrow_mut().dead) && self.rng.chance(0.5) {
+        if std::mem::take(&mut self.device.borrow_mut().dead) && self.rng.chance(0.3) {
             // Another takes its place.
             self.format();
         }
         let survived = self.offered(survived);
         self.begin(survived);
+        if self.rng.chance(0.1) {
+            // The power fails before anything has happened.
+            self.device.borrow_mut().power_cut();
+            self.begin(None);
+        }
         if let Err(why) = self.check_map() {
             self.fail(format!("after a restart: {why}"));
         }

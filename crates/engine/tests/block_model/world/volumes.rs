@@ -33,8 +33,9 @@ impl Store {
 
     pub(super) fn comer(&self) -> Comer {
         let identity = self.identity();
-        let proves =
-            move |then: &[u8; 64], _| if *then == identity { Ok(()) } else { Err("it was changed") };
+        let proves = move |then: &[u8; 64], _| {
+            if *then == identity { Ok(()) } else { Err("it was changed") }
+        };
         let name = self.name.clone();
         Comer { name, bytes: self.sectors * SECTOR as u64, identity, proves: Box::new(proves) }
     }
@@ -121,18 +122,22 @@ impl World {
         for i in 0..self.volumes.len() {
             let others = self.volumes.iter().enumerate().any(|(n, v)| n != i && v.wanted);
             let what = self.rng.below(60);
-            let values = self.next_op..self.next_op + self.rng.range(1, 12);
+            let all = self.rng.chance(0.5);
             let store = &mut self.volumes[i];
             match what {
                 0..2 => {
                     store.version += 1;
-                    self.next_op = values.end;
-                    for value in values {
-                        store.content.insert(self.rng.below(store.sectors), value);
+                    for sector in 0..store.sectors {
+                        if all || self.rng.chance(0.1) {
+                            store.content.insert(sector, self.next_op);
+                            self.next_op += 1;
+                        }
                     }
                 }
                 2..4 if others => store.wanted = !store.wanted,
-                4 if store.sectors + PER_LINE <= GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE => {
+                4 if store.sectors + PER_LINE
+                    <= GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE =>
+                {
                     store.sectors += PER_LINE;
                 }
                 _ => continue,

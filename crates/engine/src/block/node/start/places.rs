@@ -44,8 +44,7 @@ pub fn decide(sb: &mut BlockSuperblock, comer: &Comer, fault: Fault) -> Decided 
     };
     let outcome = if fault.is(Planted::AddressGivenTwice) {
         // Those that were put aside are overlooked.
-        let is_there =
-            |v: &Volume| v.state == VolumeState::Attached || v.name == comer.name;
+        let is_there = |v: &Volume| v.state == VolumeState::Attached || v.name == comer.name;
         let (mut seen, aside) = (sb.clone(), sb.clone());
         seen.volumes.retain(is_there);
         let outcome = take_up(&mut seen, &coming);
