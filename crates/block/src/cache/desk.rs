@@ -12,8 +12,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
-use larder_engine::block::node::ranged::{Discard, Progress, STEP};
 use larder_engine::block::node::attachment::{Attachment, DURABLE, Step};
+use larder_engine::block::node::ranged::{Discard, Progress, STEP};
 use larder_engine::block::node::start::places::NoPlace;
 use larder_engine::block::volumes::Found;
 use larder_engine::block::{Fault, GroupId, LineId, OpId};

@@ -88,6 +88,11 @@ impl Device {
         self.live[at as usize / SECTOR..][..sectors].to_vec()
     }
 
+    /// What a power cut leaves for certain of so many bytes.
+    pub(crate) fn durable_bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        self.durable[at as usize / SECTOR..][..len / SECTOR].concat()
+    }
+
     pub(crate) fn flush(&mut self) {
         for (sector, content) in self.unflushed.drain(..) {
             self.durable[sector] = content;

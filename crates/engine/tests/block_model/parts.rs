@@ -89,6 +89,11 @@ pub(crate) struct Seen {
     pub(crate) came_warm: u64,
     pub(crate) came_cold: u64,
     pub(crate) put_aside: u64,
+    /// While others were served: volumes that came, that went (of which some left bits), and that were forgotten.
+    pub(crate) attached: u64,
+    pub(crate) detached: u64,
+    pub(crate) left_undurable: u64,
+    pub(crate) forgot: u64,
 }
 
 impl Seen {
@@ -98,7 +103,7 @@ impl Seen {
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
-            voided worked_again other_memory changed_between came_warm came_cold put_aside);
+            voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot);
     }
 
     /// What a start may lose lines by.
@@ -170,6 +175,10 @@ impl Seen {
             self.came_warm,
             self.came_cold,
             self.put_aside,
+            self.attached,
+            self.detached,
+            self.left_undurable,
+            self.forgot,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

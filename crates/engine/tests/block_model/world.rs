@@ -1,6 +1,7 @@
 //! The world around the engine: clients, devices that take their time, and what clients may be told.
 
 mod ahead;
+mod attaching;
 mod begins;
 mod checks;
 mod ends;
@@ -38,6 +39,7 @@ use crate::parts::{
     Bytes, Doing, Event, Model, Op, PER_LINE, Seen, Stretch, Truth, crcs, sector, value,
 };
 use crate::shares::Shares;
+use attaching::Working;
 use begins::Survived;
 use flushing::Flushing;
 use in_log::InWorld;
@@ -127,6 +129,8 @@ pub(crate) struct World {
     /// Stores of volumes, and the places of those that were put aside.
     volumes: Vec<Store>,
     aside: Vec<u64>,
+    /// A volume that comes, goes or is forgotten.
+    working: Option<Working>,
     /// What binds the memory of the maps to the run, and memory of an earlier run that turns up again.
     memory: Memory,
     stale: Option<Survived>,
@@ -223,6 +227,7 @@ impl World {
             frames: 0,
             volumes: Vec::new(),
             aside: Vec::new(),
+            working: None,
             memory: Memory::new(Words::heap(HEADER_WORDS), false),
             stale: None,
             former: None,
@@ -737,6 +742,7 @@ impl World {
                 self.seen.flushes += 1;
                 self.store_is_durable();
             }
+            563..569 => self.begin_attachment(),
             540..556 if self.lazy_log && idle => self.begin_drop(),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {
@@ -788,6 +794,9 @@ impl World {
             self.act()?;
             self.go_on();
             self.flush_on();
+            if self.rng.chance(0.7) {
+                self.attach_on();
+            }
             Ok(())
         }));
         match outcome {

@@ -42,10 +42,14 @@ impl World {
         }
     }
 
+    fn is_open(&self, at: u64) -> bool {
+        self.volume_at(at).is_some_and(|volume| self.volumes[volume].is_open())
+    }
+
     /// The client that reads in sequence reads on.
     pub(super) fn scan_on(&mut self) {
         let at = match self.scan {
-            Some(at) if self.volume_at(at).is_some() && !self.rng.chance(0.03) => at,
+            Some(at) if self.is_open(at) && !self.rng.chance(0.03) => at,
             _ if self.rng.chance(0.5) => self.random_sector() / PER_LINE * PER_LINE,
             _ => self.any_volume().0,
         };

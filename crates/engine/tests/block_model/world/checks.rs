@@ -36,6 +36,13 @@ impl World {
                 self.backing.insert(sector, durable);
             }
         }
+        for store in &mut self.volumes {
+            for (sector, durable) in std::mem::take(&mut store.owed) {
+                if self.rng.chance(0.5) {
+                    store.content.insert(sector, durable);
+                }
+            }
+        }
         self.backing_is_true();
     }
 

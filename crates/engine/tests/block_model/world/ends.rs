@@ -44,6 +44,7 @@ impl World {
             }
         }
         self.ops.clear();
+        self.end_attachment();
         self.forgetting.clear();
         self.turns = Turns::of(TURNS);
         self.waiting = Waiting::default();
@@ -111,6 +112,7 @@ impl World {
             }
             self.time += 1;
             self.advance();
+            self.attach_on();
             self.step_log();
             if let Some(why) = self.error.take() {
                 return Err(why);

@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    fn unlock(&mut self, op: OpId) {
+    pub(super) fn unlock(&mut self, op: OpId) {
         let now = self.now();
         for shard in 0..self.shards.len() {
             self.call(shard, |s, fx| s.unlock_range(now, op, fx));
@@ -95,7 +95,7 @@ impl World {
         (LineId(first), LineId(if whole { first / region * region + region - 1 } else { last }))
     }
 
-    fn lock_next(&mut self, op: OpId) {
+    pub(super) fn lock_next(&mut self, op: OpId) {
         let progress = self.ops[&op].range.expect("a range");
         let shard = progress.next().expect("a shard") as usize;
         let now = self.now();
@@ -107,6 +107,8 @@ impl World {
         let Some(range) = self.ops.get_mut(&op).and_then(|o| o.range.as_mut()) else { return };
         if range.given().is_some() {
             self.lock_next(op);
+        } else if self.given_to_attachment(op) {
+            // It goes on when the log's thread can.
         } else if self.forgetting.contains(&op) {
             self.forget();
         } else {

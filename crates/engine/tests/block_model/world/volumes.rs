@@ -8,10 +8,11 @@ use larder_engine::block::{GROUP_LINES, LineId};
 use larder_format::block::{BlockSuperblock, VolumeState};
 
 use super::{GROUPS_EACH, PER_LINE, SECTOR, STRETCHES, VOLUME_LINES, World};
+use crate::parts::Truth;
 
 /// A store.
 pub(super) struct Store {
-    name: String,
+    pub(super) name: String,
     /// What it is known by: another number for each change by somebody else.
     version: u64,
     /// Its size.
@@ -19,13 +20,21 @@ pub(super) struct Store {
     /// Its first sector in the line space, while it is attached.
     pub(super) place: Option<u64>,
     /// It is to be attached at the next start.
-    wanted: bool,
-    /// What it has, by its own sectors, while it is not attached.
-    content: BTreeMap<u64, u64>,
+    pub(super) wanted: bool,
+    /// Its clients are leaving.
+    pub(super) closing: bool,
+    /// What it has, by its own sectors, while it is not attached; and what of that is not durable, with what is.
+    pub(super) content: BTreeMap<u64, u64>,
+    pub(super) owed: BTreeMap<u64, u64>,
 }
 
 impl Store {
-    fn identity(&self) -> [u8; 64] {
+    /// Clients use it.
+    pub(super) fn is_open(&self) -> bool {
+        self.place.is_some() && !self.closing
+    }
+
+    pub(super) fn identity(&self) -> [u8; 64] {
         let mut identity = [1; 64];
         identity[8..16].copy_from_slice(&self.version.to_le_bytes());
         identity
@@ -49,7 +58,9 @@ pub(super) fn stores(cut: u64) -> Vec<Store> {
         sectors: VOLUME_LINES * PER_LINE - cut,
         place: None,
         wanted: true,
+        closing: false,
         content: BTreeMap::new(),
+        owed: BTreeMap::new(),
     };
     (0..STRETCHES).map(store).collect()
 }
@@ -66,12 +77,13 @@ impl World {
         self.volumes.iter().position(|v| v.place == Some(place))
     }
 
-    /// Any volume that is attached: its first sector, and how many it has.
+    /// Any volume that clients use: its first sector, and how many it has.
     pub(super) fn any_volume(&mut self) -> (u64, u64) {
         let first = self.rng.below(self.volumes.len() as u64) as usize;
         let all = self.volumes.iter().cycle().skip(first).take(self.volumes.len());
-        let found = all.filter_map(|v| v.place.map(|place| (place, v.sectors))).next();
-        found.expect("one volume is always attached")
+        let mut open = all.filter(|v| v.is_open());
+        let found = open.find_map(|v| v.place.map(|place| (place, v.sectors)));
+        found.expect("one volume is always used")
     }
 
     /// Nobody is attached: each store has what it has.
@@ -119,30 +131,49 @@ impl World {
     /// No cache looks: stores are changed by others and grow, and volumes are not attached any more, or again.
     pub(super) fn between_runs(&mut self) {
         self.take_contents();
-        for i in 0..self.volumes.len() {
-            let others = self.volumes.iter().enumerate().any(|(n, v)| n != i && v.wanted);
+        for volume in 0..self.volumes.len() {
+            self.volumes[volume].owed.clear();
+            let others = self.volumes.iter().enumerate().any(|(n, v)| n != volume && v.wanted);
             let what = self.rng.below(60);
-            let all = self.rng.chance(0.5);
-            let store = &mut self.volumes[i];
-            match what {
-                0..2 => {
-                    store.version += 1;
-                    for sector in 0..store.sectors {
-                        if all || self.rng.chance(0.1) {
-                            store.content.insert(sector, self.next_op);
-                            self.next_op += 1;
-                        }
+            if (6..8).contains(&what) && others {
+                self.volumes[volume].wanted ^= true;
+                self.seen.changed_between += 1;
+            } else {
+                self.happens_to(volume, what);
+            }
+        }
+    }
+
+    /// A store is changed by somebody else, grows, or stays as it is.
+    pub(super) fn happens_to(&mut self, volume: usize, what: u64) {
+        let most = GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE;
+        let all = self.rng.chance(0.5);
+        let store = &mut self.volumes[volume];
+        match what {
+            0 | 1 => {
+                store.version += 1;
+                for sector in 0..store.sectors {
+                    if all || self.rng.chance(0.1) {
+                        store.content.insert(sector, self.next_op);
+                        self.next_op += 1;
                     }
                 }
-                2..4 if others => store.wanted = !store.wanted,
-                4 if store.sectors + PER_LINE
-                    <= GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE =>
-                {
-                    store.sectors += PER_LINE;
-                }
-                _ => continue,
             }
-            self.seen.changed_between += 1;
+            2 if store.sectors + PER_LINE <= most => store.sectors += PER_LINE,
+            _ => return,
+        }
+        self.seen.changed_between += 1;
+    }
+
+    /// A volume that comes lies at `place`, with what its store has.
+    pub(super) fn put_contents(&mut self, volume: usize, place: u64) {
+        let store = &mut self.volumes[volume];
+        store.place = Some(place);
+        self.aside.retain(|aside| *aside != place);
+        for (sector, value) in std::mem::take(&mut store.content) {
+            self.backing.insert(sector + place, value);
+            let truth = Truth { settled: [value].into(), ..Truth::default() };
+            self.truth.insert(sector + place, truth);
         }
     }
 
