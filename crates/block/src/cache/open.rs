@@ -1,4 +1,4 @@
-//! Formatting a cache device, opening it, and what survives.
+//! Formatting a cache device, and opening it. What survives is decided in the engine ([`start`]):
 //!
 //! | what was | how the map is found |
 //! | --- | --- |

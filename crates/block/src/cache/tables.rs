@@ -1,4 +1,4 @@
-//! What only a sparse cache has: its file, its table at a start, and pages of the table that are not in memory.
+//! What only a sparse cache has: its file, and pages of its table that are not in memory.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;

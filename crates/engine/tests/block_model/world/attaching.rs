@@ -34,7 +34,10 @@ impl World {
     pub(super) fn begin_attachment(&mut self) {
         let (Some(log), None) = (&self.log, &self.working) else { return };
         let sb = log.superblock().clone();
-        let volume = self.rng.below(self.volumes.len() as u64) as usize;
+        let mut volume = self.rng.below(self.volumes.len() as u64) as usize;
+        if self.rng.chance(0.6) {
+            volume = self.volumes.iter().position(|v| v.place.is_none()).unwrap_or(volume);
+        }
         let name = self.volumes[volume].name.clone();
         let known = sb.volumes.iter().find(|v| v.name == name);
         let place = known.map(|v| World::place_of(v.first_group));
@@ -170,8 +173,8 @@ impl World {
         self.log = Some(log);
         if outcome.is_err() && !self.device.borrow().blown {
             self.give_up();
-            return 0;
         }
+        self.forget();
         runs.into_iter().map(|(from, to)| u64::from(to - from) + 1).sum()
     }
 
@@ -197,6 +200,7 @@ impl World {
             } else {
                 self.give_up();
             }
+            self.forget();
         }
         if self.void {
             // In memory alone.
