@@ -107,9 +107,9 @@ impl Attachment {
         comer: &Comer,
         given_up: bool,
         fault: Fault,
-    ) -> Result<Attachment, Decided> {
+    ) -> Result<Attachment, Box<Decided>> {
         let decided = decide(&mut sb.clone(), comer, fault);
-        let Ok(taken) = decided.outcome.clone() else { return Err(decided) };
+        let Ok(taken) = decided.outcome.clone() else { return Err(Box::new(decided)) };
         let own = (taken.volume.first_group, taken.volume.groups);
         let is_cold = taken.found != Found::Warm;
         let mut steps = Vec::new();
