@@ -12,10 +12,12 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
+use larder_engine::block::node::attachment::{Attachment, DURABLE, Step};
 use larder_engine::block::node::ranged::{Discard, Progress, STEP};
-use larder_engine::block::volumes::{self, put_aside};
-use larder_engine::block::{GroupId, LineId, OpId};
-use larder_format::block::{Volume as VolumeRecord, VolumeState};
+use larder_engine::block::node::start::places::NoPlace;
+use larder_engine::block::volumes::Found;
+use larder_engine::block::{Fault, GroupId, LineId, OpId};
+use larder_format::block::VolumeState;
 use larder_policy::block::{
     BlockCandidate, BlockKind, BlockOp, LineId as PolicyLine, Reason, Rule, VerdictCounts,
 };
@@ -25,18 +27,29 @@ use serde::{Deserialize, Serialize};
 use super::attached::Attached;
 use super::cell::{Message, Out};
 use super::log::LogThread;
-use super::open::{self, CacheError, VolumePlan};
+use super::open::{self, CacheError};
 use super::{Cache, OP_BITS, locked};
 use crate::server::Volume;
 
-/// How long a detached volume's store may take to become durable before its last regions are given up.
-const DURABLE: Duration = Duration::from_secs(20);
 /// How long what is under way may keep the lines of a volume from being dropped, before it is tried again.
 const DISTRUST: Duration = Duration::from_secs(2);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_millis(100);
 /// The same at first where fills are waited for.
 const SETTLE: Duration = Duration::from_micros(20);
+
+/// What was planned holds no more.
+pub(super) const OVERTAKEN: &str = "it was put aside or moved in the meantime: try again";
+
+/// What the step of an attachment that changes the superblock has come to.
+pub(super) struct Recorded {
+    /// The attachment, with that step done.
+    pub attachment: Attachment,
+    /// Whether it is durable: not where the cache is given up.
+    pub durable: bool,
+    /// Whether the volume was as it was when this was planned.
+    pub applied: bool,
+}
 
 /// See [`Cache::desk_worker`].
 #[derive(Debug, Default)]
@@ -382,17 +395,15 @@ impl Cache {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, CacheError> {
         let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
-        let known = self.on_log(|log| log.superblock().map(|sb| sb.volumes.clone()))?;
-        let known = known.ok_or_else(|| {
+        let superblock = self.on_log(|log| log.superblock().cloned())?.ok_or_else(|| {
             fail("the cache was given up, and nothing that is cached is used again".to_owned())
         })?;
-        let aside: Vec<&VolumeRecord> =
-            known.iter().filter(|v| v.state == VolumeState::Detached).collect();
-        let Some(record) = aside.iter().find(|v| v.name == name) else {
+        let Some(mut attachment) = Attachment::forget(&superblock, name, Fault::default()) else {
             let CacheError::Volume { reason, .. } = self.no_volume(name) else {
                 return Err(self.no_volume(name));
             };
-            let names: Vec<&str> = aside.iter().map(|v| v.name.as_str()).collect();
+            let aside = superblock.volumes.iter().filter(|v| v.state == VolumeState::Detached);
+            let names: Vec<&str> = aside.map(|v| v.name.as_str()).collect();
             return Err(fail(match names.len() {
                 0 => format!("{reason}; none was put aside"),
                 _ => format!("{reason}; put aside were: {}", names.join(", ")),
@@ -404,23 +415,68 @@ impl Cache {
                     .to_owned(),
             ));
         }
-        let of_group = self.group_bytes();
-        let (first, last) = self.lines_of(record.first_group * of_group, record.groups * of_group);
-        let dropped = self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out));
-        let Some(dropped) = dropped else { return Ok(None) };
-        let of = name.to_owned();
-        let changed = self.on_log(move |log| {
-            // They must not come back as those of who gets the place, not even after a power cut in the next moment; nor lines
-            // that were evicted so lately that the durable map still names them.
-            log.change_superblock(true, |sb| {
-                volumes::forget(sb, &of);
-            })
-        })?;
-        if !changed {
-            return Err(fail("the cache device failed, and the cache was given up".to_owned()));
+        while let Some(step) = attachment.next() {
+            match step {
+                Step::Lines { first, last, drop } => {
+                    let Some(dropped) = self.take_lines(first, last, drop, go_on) else {
+                        return Ok(None);
+                    };
+                    attachment.done(dropped);
+                }
+                Step::Record => {
+                    let recorded = self.record_attachment(attachment)?;
+                    if !recorded.durable {
+                        return Err(fail(
+                            "the cache device failed, and the cache was given up".to_owned(),
+                        ));
+                    }
+                    attachment = recorded.attachment;
+                }
+                Step::InForce => {
+                    self.forget_selection(name)?;
+                    attachment.done(0);
+                }
+                _ => attachment.done(0),
+            }
         }
-        self.forget_selection(name)?;
-        Ok(Some(dropped))
+        Ok(Some(attachment.dropped()))
+    }
+
+    /// Waits until nothing is under way in lines `first..=last`, and takes them out of the map if they are to be dropped. Returns how
+    /// many there were; `None` if `go_on` has said no.
+    pub(super) fn take_lines(
+        &self,
+        first: LineId,
+        last: LineId,
+        drop: bool,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Option<u64> {
+        self.with_range(first, last, go_on, |out| match drop {
+            true => self.drop_locked(first, last, out),
+            false => 0,
+        })
+    }
+
+    /// The step of an attachment that changes the superblock.
+    ///
+    /// # Errors
+    /// When the log's thread does not answer.
+    pub(super) fn record_attachment(
+        &self,
+        mut attachment: Attachment,
+    ) -> Result<Recorded, CacheError> {
+        self.on_log(move |log| {
+            let mut applied = false;
+            let was_used = log.superblock().is_some();
+            let anew = attachment.is_anew();
+            let durable = log.change_superblock(anew, |sb| applied = attachment.apply(sb));
+            if was_used && !durable {
+                // The cache was given up by it. Without one, too, each volume has its place, in memory.
+                log.change_superblock(false, |sb| applied = attachment.apply(sb));
+            }
+            attachment.done(0);
+            Recorded { attachment, durable, applied }
+        })
     }
 
     /// Takes up a volume; `trust` vouches for a store that cannot tell whether it was changed. Returns whether what was cached of it is used, and if not, why not.
@@ -438,57 +494,62 @@ impl Cache {
             return Err(CacheError::Volume { name, reason });
         }
         self.may_be_recorded(&name)?;
-        let spec = volume.clone();
-        let trust = trust || self.config.trust_unchanged;
-        let planned = self.on_log(move |log| {
-            let mut superblock = log.line_space().cloned()?;
-            let mut plan = VolumePlan::default();
-            let outcome = open::plan_one(&mut superblock, &mut plan, &spec, trust);
-            Some((superblock, plan, outcome))
-        })?;
+        let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
+        let superblock = self.on_log(|log| log.line_space().cloned())?;
         let given_up = !self.is_enabled();
         let without = || Ok(Err("the cache was given up: it is served without".into()));
-        let Some((superblock, plan, outcome)) = planned else { return without() };
-        if given_up && outcome.is_err() {
+        let Some(superblock) = superblock else { return without() };
+        let planned = Attachment::attach(&superblock, &comer, given_up, Fault::default());
+        let mut attachment = match planned {
+            Ok(attachment) => attachment,
             // It has no place in the line space: its store alone orders what is written there.
+            Err(_) if given_up => return without(),
+            Err(decided) => {
+                self.record_arrival(&decided.coming, &decided.outcome, None);
+                let Err(why) = decided.outcome else { return without() };
+                return Err(open::cannot_come(&NoPlace { name, bytes: comer.bytes, why }));
+            }
+        };
+        let comes = attachment.comes().map(|(decided, taken)| (decided.clone(), taken.clone()));
+        let Some((decided, taken)) = comes else { return without() };
+        open::say_cold(&decided);
+        let id = self.governor.next_id();
+        let attached = Attached::new(volume, id, &taken.volume, &superblock, &self.config)?;
+        let mut durable = false;
+        while let Some(step) = attachment.next() {
+            match step {
+                Step::Store => {
+                    attached.make_durable()?;
+                    attachment.done(0);
+                }
+                Step::Lines { first, last, drop } => {
+                    let dropped = self.take_lines(first, last, drop, &mut || true);
+                    attachment.done(dropped.unwrap_or(0));
+                }
+                Step::Record => {
+                    let recorded = self.record_attachment(attachment)?;
+                    if !recorded.applied {
+                        return Err(CacheError::Volume { name, reason: OVERTAKEN.to_owned() });
+                    }
+                    (attachment, durable) = (recorded.attachment, recorded.durable);
+                }
+                Step::InForce => {
+                    if durable {
+                        self.record_arrival(&decided.coming, &decided.outcome, Some(&attached));
+                    }
+                    // Without a cache too: its lines, of which none is cached, are what changes exclude each other by.
+                    self.admit_volume(attached.clone());
+                    attachment.done(0);
+                }
+                _ => attachment.done(0),
+            }
+        }
+        if !durable {
             return without();
         }
-        if let (Err(_), Some((coming, refused))) = (&outcome, &plan.decision) {
-            self.record_arrival(coming, refused, None);
-        }
-        outcome?;
-        let record = plan.records.last().cloned().ok_or_else(|| self.no_volume(&name))?;
-        let attached =
-            Attached::new(volume, self.governor.next_id(), &record, &superblock, &self.config)?;
-        let warm = plan.kept.contains(&(record.first_group, record.groups)) && !given_up;
-        let mut dropped = 0;
-        if !given_up {
-            attached.make_durable()?;
-        }
-        if !warm && !given_up {
-            let stretch = record.groups * self.group_bytes();
-            let (first, last) = self.lines_of(attached.base(), stretch);
-            let done = self
-                .with_range(first, last, &mut || true, |out| self.drop_locked(first, last, out));
-            dropped = done.unwrap_or(0);
-        }
-        let volumes = superblock.volumes;
-        let changed = self.on_log(move |log| {
-            // Lines that were dropped must not come back, not even after a power cut in the next moment.
-            log.change_superblock(dropped > 0, |sb| sb.volumes = volumes)
-        })?;
-        if let Some((coming, decision)) = plan.decision.as_ref().filter(|_| changed) {
-            self.record_arrival(coming, decision, Some(&attached));
-        }
-        // Without a cache too: its lines, of which none is cached, are what changes exclude each other by.
-        self.admit_volume(attached);
-        if !changed {
-            return without();
-        }
-        Ok(if warm {
-            Ok(())
-        } else {
-            Err(plan.cold.unwrap_or_else(|| "it is new to this cache".into()))
+        Ok(match taken.found {
+            Found::Warm if !given_up => Ok(()),
+            _ => Err(decided.cold.unwrap_or("it is new to this cache").to_owned()),
         })
     }
 
@@ -520,63 +581,94 @@ impl Cache {
     ) -> Result<Option<bool>, CacheError> {
         let attached = self.attached(name)?;
         let volume = attached.volume().clone();
+        let of = name.to_owned();
+        let record = self.on_log(move |log| {
+            log.line_space().and_then(|sb| sb.volumes.iter().find(|v| v.name == of)).cloned()
+        })?;
+        let record = record.ok_or_else(|| self.no_volume(name))?;
+        let mut attachment = Attachment::detach(&record, &self.layout);
         if disconnect {
             volume.close_clients();
         }
-        while volume.clients() > 0 {
-            if !go_on(Detaching::Clients(volume.clients())) {
-                volume.keep_clients();
-                return Ok(None);
+        let mut aside = None;
+        while let Some(step) = attachment.next() {
+            match step {
+                Step::Clients => {
+                    while volume.clients() > 0 {
+                        if !go_on(Detaching::Clients(volume.clients())) {
+                            volume.keep_clients();
+                            return Ok(None);
+                        }
+                        std::thread::sleep(LOOK);
+                    }
+                    attachment.done(0);
+                }
+                Step::Close => {
+                    volume.close();
+                    attachment.done(0);
+                }
+                Step::Lines { first, last, drop } => {
+                    let go_on = &mut || go_on(Detaching::Draining);
+                    if self.take_lines(first, last, drop, go_on).is_none() {
+                        volume.reopen();
+                        return Ok(None);
+                    }
+                    attachment.done(0);
+                }
+                Step::Bits { first, last } => {
+                    let until = Instant::now() + Duration::from_nanos(DURABLE.0);
+                    loop {
+                        self.settle_losses(&attached, &mut || {
+                            go_on(Detaching::Draining) && Instant::now() < until
+                        });
+                        let left = self.on_log(move |log| log.hurry(first, last))?;
+                        // It is closed already: asked to stop, it only waits no longer for what is not durable yet.
+                        let waits =
+                            self.is_enabled() && (left == 0 || go_on(Detaching::Durable(left)));
+                        if attachment.bits(self.now(), left, waits) {
+                            break;
+                        }
+                        if !self.sweep(LOOK) {
+                            std::thread::sleep(LOOK);
+                        }
+                    }
+                }
+                Step::Record => {
+                    attachment.known_by(attached.identity());
+                    let recorded = self.record_attachment(attachment)?;
+                    let stretch = (record.first_group, record.groups);
+                    aside = recorded.durable.then_some(recorded.applied.then_some(stretch));
+                    attachment = recorded.attachment;
+                }
+                Step::InForce => {
+                    self.forget_attached(&attached, attachment.is_durable(), aside);
+                    attachment.done(0);
+                }
+                _ => attachment.done(0),
             }
-            std::thread::sleep(LOOK);
         }
-        // From here on a client that comes all the same is refused.
-        volume.close();
-        let (first, last) = self.lines_of(attached.base(), attached.bytes());
-        let quiet = self.with_range(first, last, &mut || go_on(Detaching::Draining), |_| ());
-        if quiet.is_none() {
-            volume.reopen();
-            return Ok(None);
-        }
-        let regions = (self.region(first), self.region(last));
-        let until = Instant::now() + DURABLE;
-        let mut left;
-        loop {
-            self.settle_losses(&attached, &mut || {
-                go_on(Detaching::Draining) && Instant::now() < until
-            });
-            left = self.on_log(move |log| log.hurry(regions.0, regions.1))?;
-            if left == 0 || Instant::now() > until || !self.is_enabled() {
-                break;
-            }
-            // It is closed already: asked to stop, it only waits no longer for what is not durable yet.
-            if !go_on(Detaching::Durable(left)) {
-                break;
-            }
-            if !self.sweep(LOOK) {
-                std::thread::sleep(LOOK);
-            }
-        }
-        let identity = attached.identity();
-        let of = name.to_owned();
-        let aside = self.on_log(move |log| {
-            let mut stretch = None;
-            let changed = log.change_superblock(false, |sb| stretch = put_aside(sb, &of, identity));
-            changed.then_some(stretch)
-        })?;
+        Ok(Some(attachment.is_durable()))
+    }
+
+    /// A volume is attached no more.
+    fn forget_attached(
+        &self,
+        attached: &Arc<Attached>,
+        durable: bool,
+        aside: Option<Option<(u64, u64)>>,
+    ) {
         let mut volumes = self.volumes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        volumes.remove(name);
-        locked(&self.retired).add(&attached);
+        volumes.remove(&attached.name);
+        locked(&self.retired).add(attached);
         let all = volumes.values().cloned().collect();
         drop(volumes);
         // By this number nothing is selected any more; by its name it is, for when it comes back.
         self.governor.select(|selection| selection.remove_volume(attached.id));
         self.governor.set_volumes(all);
-        self.record_departure(&attached, left == 0, aside);
+        self.record_departure(attached, durable, aside);
         // Its sessions go, with the workers' and this one.
         *locked(&attached.backing) = None;
         self.let_go_of_closed();
-        Ok(Some(left == 0))
     }
 
     /// Has workers let go of the stores of volumes that are closed.

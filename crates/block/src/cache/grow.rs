@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use larder_engine::block::volumes::{self, CannotGrow, Growth, room_to_grow};
+use larder_engine::block::node::attachment::{Attachment, Step};
+use larder_engine::block::volumes::{CannotGrow, Growth, room_to_grow};
 
 use super::attached::Attached;
+use super::desk::OVERTAKEN;
 use super::open::CacheError;
 use super::{Cache, Door};
 
@@ -75,104 +77,105 @@ impl Cache {
         self.may_grow_to(name, bytes)?;
         let volume = self.attached(name)?;
         let of = name.to_owned();
-        let growth = self.on_log(move |log| room_to_grow(log.line_space()?, &of, bytes).ok())?;
-        match growth {
-            Some(growth) if growth.moves_from.is_some() => {
-                self.grow_elsewhere(&volume, bytes, growth)?;
-                Ok(true)
-            }
-            _ => {
-                self.grow_there(&volume, bytes, growth)?;
-                Ok(false)
-            }
+        let planned = self.on_log(move |log| {
+            let sb = log.line_space()?;
+            let volume = sb.volumes.iter().find(|v| v.name == of)?.clone();
+            Some((volume, room_to_grow(sb, &of, bytes).ok()?))
+        })?;
+        let (record, growth) = planned.ok_or_else(|| self.no_volume(name))?;
+        let attachment = Attachment::grow(&record, growth, bytes, &self.layout);
+        if growth.moves_from.is_none() {
+            self.carry_growth(&volume, bytes, growth, attachment)?;
+            return Ok(false);
         }
+        if self.governor.prefetching.swap(true, Ordering::SeqCst) {
+            let reason = "another volume lies right behind it, so that it must move, and something is prefetched: wait for that to end";
+            return Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() });
+        }
+        let outcome = self.carry_growth(&volume, bytes, growth, attachment);
+        self.governor.prefetching.store(false, Ordering::SeqCst);
+        outcome.map(|()| true)
     }
 
-    fn grow_there(
-        &self,
-        volume: &Arc<Attached>,
-        bytes: u64,
-        growth: Option<Growth>,
-    ) -> Result<(), CacheError> {
-        let identity = self.identity_of_grown(volume)?;
-        let mut dropped = 0;
-        if let Some(Growth { first_group, groups, needed, .. }) = growth
-            && needed > groups
-        {
-            // Lines of whoever had the stretch before are not its own.
-            dropped = self.drop_groups(first_group + groups, needed - groups, &mut || true);
-        }
-        self.note_growth(volume, bytes, identity, growth, dropped > 0)?;
-        volume.set_bytes(bytes);
-        self.governor.select(|_| ());
-        Ok(())
-    }
-
-    /// Nobody works on the volume meanwhile: what was asked has ended, what is asked waits.
-    fn grow_elsewhere(
+    fn carry_growth(
         &self,
         volume: &Arc<Attached>,
         bytes: u64,
         growth: Growth,
+        mut attachment: Attachment,
     ) -> Result<(), CacheError> {
         let fail = |reason: String| CacheError::Volume { name: volume.name.clone(), reason };
-        if self.governor.prefetching.swap(true, Ordering::SeqCst) {
-            return Err(fail(
-                "another volume lies right behind it, so that it must move, and something is prefetched: wait for that to end"
-                    .to_owned(),
-            ));
-        }
-        let outcome = self.move_and_grow(volume, bytes, growth);
-        self.governor.prefetching.store(false, Ordering::SeqCst);
-        outcome
-    }
-
-    fn move_and_grow(
-        &self,
-        volume: &Arc<Attached>,
-        bytes: u64,
-        growth: Growth,
-    ) -> Result<(), CacheError> {
-        let late = || CacheError::Volume {
-            name: volume.name.clone(),
-            reason: format!(
+        let late = || {
+            fail(format!(
                 "another volume lies right behind it, so that it must move, and requests for it did not end within {} s: see to \
                  its store and try again",
                 DRAIN.as_secs()
-            ),
+            ))
         };
-        let closed = Closed::new(self, volume);
+        let moves = growth.moves_from.is_some();
         let until = Instant::now() + DRAIN;
-        while !volume.gate.is_empty() {
-            if Instant::now() >= until {
-                return Err(late());
+        // As long as it must, nobody works on the volume: what was asked has ended, what is asked waits.
+        let mut closed = None;
+        while let Some(step) = attachment.next() {
+            match step {
+                Step::Hold => {
+                    closed = Some(Closed::new(self, volume));
+                    while !volume.gate.is_empty() {
+                        if Instant::now() >= until {
+                            return Err(late());
+                        }
+                        std::thread::sleep(GLANCE);
+                    }
+                    attachment.done(0);
+                }
+                Step::Store => {
+                    attachment.known_by(self.identity_of_grown(volume)?);
+                    attachment.done(0);
+                }
+                Step::Lines { first, last, drop } => {
+                    let mut go_on = || !moves || Instant::now() < until + DRAIN;
+                    let dropped = self.take_lines(first, last, drop, &mut go_on);
+                    let dropped = dropped.ok_or_else(late)?;
+                    if moves {
+                        volume.account.dropped(dropped);
+                    }
+                    attachment.done(dropped);
+                }
+                Step::Bits { first, last } => {
+                    let left = self.on_log(move |log| log.hurry(first, last))?;
+                    attachment.bits(self.now(), left, true);
+                }
+                Step::Record => {
+                    let recorded = self.record_attachment(attachment)?;
+                    let outcome = recorded.applied.then_some(growth).ok_or(CannotGrow::Unknown);
+                    if recorded.durable {
+                        self.record_growth(&volume.name, bytes, &outcome);
+                    }
+                    if !recorded.applied {
+                        return Err(fail(OVERTAKEN.to_owned()));
+                    }
+                    attachment = recorded.attachment;
+                }
+                Step::InForce => {
+                    if moves {
+                        self.governor.moved(volume, growth.first_group * self.group_bytes());
+                        volume.account.set(0);
+                    }
+                    volume.set_bytes(bytes);
+                    self.governor.select(|_| ());
+                    attachment.done(0);
+                }
+                Step::Clients | Step::Close => attachment.done(0),
             }
-            std::thread::sleep(GLANCE);
         }
-        let identity = self.identity_of_grown(volume)?;
-        // Fills may be under way behind the answers. No line is left where it lies: somebody else may come there.
-        let (first, last) = self.lines_of(volume.base(), volume.bytes());
-        let mut go_on = || Instant::now() < until + DRAIN;
-        let dropped =
-            self.with_range(first, last, &mut go_on, |out| self.drop_locked(first, last, out));
-        let dropped = dropped.ok_or_else(late)?;
-        volume.account.dropped(dropped);
-        // All of it is durable: its bits can go. What is left of them is nobody's.
-        let regions = (self.region(first), self.region(last));
-        self.on_log(move |log| log.hurry(regions.0, regions.1))?;
-        // Lines of whoever had the stretch before are not its own.
-        self.drop_groups(growth.first_group, growth.needed, &mut || true);
-        self.note_growth(volume, bytes, identity, Some(growth), true)?;
-        self.governor.moved(volume, growth.first_group * self.group_bytes());
-        volume.account.set(0);
-        volume.set_bytes(bytes);
-        self.governor.select(|_| ());
         drop(closed);
-        tracing::warn!(
-            "volume '{}': another lies right behind it, so it has moved to grow: {dropped} lines are dropped, and nothing of it \
-             is cached",
-            volume.name
-        );
+        if moves {
+            tracing::warn!(
+                "volume '{}': another lies right behind it, so it has moved to grow: {} lines are dropped, and nothing of it is cached",
+                volume.name,
+                attachment.dropped(),
+            );
+        }
         Ok(())
     }
 
@@ -184,45 +187,5 @@ impl Cache {
         let identity = identity
             .map_err(|e| CacheError::Volume { name: volume.name.clone(), reason: e.to_string() })?;
         Ok(identity.encode())
-    }
-
-    /// Takes lines of so many groups from `first` on out of the map. Returns how many there were.
-    fn drop_groups(&self, first: u64, groups: u64, go_on: &mut dyn FnMut() -> bool) -> u64 {
-        let (first, last) = self.lines_of(first * self.group_bytes(), groups * self.group_bytes());
-        self.with_range(first, last, go_on, |out| self.drop_locked(first, last, out)).unwrap_or(0)
-    }
-
-    /// Notes durably where the volume lies and how long it is, if that is still what was `planned`. With `anew`, lines were
-    /// dropped: they must not come back, not even after a power cut in the next moment.
-    fn note_growth(
-        &self,
-        volume: &Attached,
-        bytes: u64,
-        identity: [u8; 64],
-        planned: Option<Growth>,
-        anew: bool,
-    ) -> Result<(), CacheError> {
-        let of = volume.name.clone();
-        let (changed, outcome) = self.on_log(move |log| {
-            let now = log.line_space().map(|sb| room_to_grow(sb, &of, bytes));
-            let mut outcome = Err(CannotGrow::Unknown);
-            if now != planned.map(Ok) {
-                return (false, outcome);
-            }
-            let changed = log.change_superblock(anew, |sb| {
-                outcome = volumes::grow(sb, &of, bytes, identity);
-            });
-            (changed, outcome)
-        })?;
-        if changed {
-            self.record_growth(&volume.name, bytes, &outcome);
-        }
-        match (planned, outcome) {
-            (Some(_), Err(_)) => Err(CacheError::Volume {
-                name: volume.name.clone(),
-                reason: "it was put aside or moved in the meantime: try again".to_owned(),
-            }),
-            _ => Ok(()),
-        }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
+use larder_engine::block::node::attachment;
 use larder_engine::block::node::flushes::Flushes;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::ranged::Bits;
@@ -188,7 +189,7 @@ impl LogThread {
         self.superblock().or(self.former.as_ref())
     }
 
-    /// Changes the superblock; with `anew`, what the durable map says of lines is void too (see [`MapLog::begin_anew`](larder_engine::block::MapLog::begin_anew)).
+    /// Changes the superblock; with `anew`, what the durable map says of lines is void too (see [`attachment::change`]).
     /// Returns false if the cache is given up: then it is changed in memory alone.
     pub(super) fn change_superblock(
         &mut self,
@@ -203,15 +204,7 @@ impl LogThread {
         };
         let cache = self.cache.clone();
         let io = &mut CacheIo::of(&cache);
-        let outcome = if cache.layout.is_sparse() {
-            // Its table is not begun anew: what lines were dropped must be in it first.
-            let written = log.write_out(&mut Shards::new(self), io);
-            written.and_then(|()| log.update(io, change))
-        } else if anew {
-            log.begin_anew(io, change)
-        } else {
-            log.update(io, change)
-        };
+        let outcome = attachment::change(&mut log, anew, &mut Shards::new(self), io, change);
         match outcome {
             Ok(()) => {
                 self.log = Some(log);

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`open`](mod@open) | formatting, opening, and what survives |
 //! | `region` | memory of the map that outlives the process |
-//! | `restore` | the durable map at a start, or a start without it |
+//! | `notes` | notes that say that what is on a device must not be used |
 //! | [`without`] | a start without the cache device |
 //! | `takeback` | a cache that was given up is used again |
 //! | `cell` | the engine's types, with the daemon's bytes and volumes |
@@ -19,7 +19,7 @@
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
 //! | `prefetch` | what an operator wants to be cached ahead |
-//! | `tables` | what only a sparse cache has: its table at a start, and pages of it that are not in memory |
+//! | `tables` | what only a sparse cache has: its file, and pages of its table that are not in memory |
 //! | `census` | a thread that counts lines, takes out those of trimmed ranges, and reads what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
@@ -37,11 +37,11 @@ mod grow;
 pub mod inspect;
 mod log;
 mod node;
+mod notes;
 pub mod open;
 mod prefetch;
 mod record;
 mod region;
-mod restore;
 mod select;
 mod service;
 mod spare;

@@ -1,4 +1,4 @@
-//! Formatting a cache device, opening it, and what survives.
+//! Formatting a cache device, and opening it. What survives is decided in the engine ([`start`]):
 //!
 //! | what was | how the map is found |
 //! | --- | --- |
@@ -19,15 +19,18 @@ use std::time::Instant;
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
+use larder_engine::block::node::quiet::QUIET;
+pub use larder_engine::block::node::start::Warmth;
+use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
+use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without, start};
 use larder_engine::block::record::{TapedLog, TapedShard};
-use larder_engine::block::volumes::{CannotCome, Coming, Found, TakenUp, take_up};
+use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, GROUP_LINES, LineId, Regions, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, Fault, GROUP_LINES, MapLog, Regions, WriteMode,
 };
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
-    VolumeState,
 };
 use larder_format::{PAGE_SIZE, Signature, Uuid};
 use larder_policy::block::{BlockAdmissionConfig, BlockAdmissionError, EvictionBy, VictimPolicy};
@@ -39,10 +42,10 @@ use larder_runtime::{
 use super::cell::{Cell, Out};
 use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread};
+use super::notes::{AtStart, Voided, note_given_up};
 use super::record::Recording;
 use super::region::Region;
-use super::restore::{NotRestored, Restored, Voided, begin_without, note_given_up, restore};
-use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, region, tables};
+use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, tables};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
@@ -212,17 +215,6 @@ impl CacheError {
             _ => false,
         }
     }
-}
-
-/// How the map was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Warmth {
-    /// In the memory of the last run.
-    Memory,
-    /// From snapshot and log: so many records.
-    Log(u64),
-    /// Nothing that could be trusted was there, and why.
-    Cold(String),
 }
 
 /// Formats a device. Nothing is written if it cannot be done.
@@ -441,7 +433,7 @@ pub fn open(
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
     }
-    let mut sb = Cache::superblock_of(&device)?;
+    let sb = Cache::superblock_of(&device)?;
     // One that was formatted by an earlier version has room for its map from now on.
     if !sb.layout.is_sparse()
         && let Err(error) = device.allocate(sb.layout.data)
@@ -449,85 +441,105 @@ pub fn open(
         tracing::warn!("the map of the cache has not all of its room: {error}");
     }
     let voided = Voided::find(&config.state_dir, &sb, path);
-    if voided.is_any() {
-        // The same device, with nothing on it: of another generation, so that no old log is taken for a new one.
-        sb.volumes.clear();
-        sb.generation += 1 << 20;
-        sb.snapshot = false;
-    }
-    let (region, mut words, why_private) = Region::open(&sb, path, &config.state_dir)?;
+    let comers = volumes.iter().map(|spec| comer(spec, config.trust_unchanged));
+    let comers = comers.collect::<Result<Vec<_>, _>>()?;
+    let (region, words, why_private) = Region::open(&sb, path, &config.state_dir)?;
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
     }
-    let in_memory = match voided.why() {
-        Some(why) => Err(why.to_owned()),
-        None => region.is_of(&sb),
-    };
-    let plan = plan_volumes(&mut sb, volumes, config.trust_unchanged)?;
     let governor = Governor::new(&config, &sb, path.to_owned())?;
-
-    let layout = sb.layout;
-    let placing = Placing::of(&layout, sb.key);
-    let shared = in_memory.is_ok();
-    if !shared {
-        region.disown();
-        words.iter_mut().for_each(|(e, s)| [e, s].into_iter().for_each(region::clear));
-    }
-    let making = config.making();
-    let mut maps: Vec<Map> = words
-        .into_iter()
-        .enumerate()
-        .map(|(i, (entries, sums))| {
-            Map::new(entries, sums, placing, i as u32, Shape::of(&layout), making)
-        })
-        .collect();
-    if shared {
-        for map in &maps {
-            map.validate().map_err(|e| CacheError::System {
-                what: "the map in memory",
-                reason: e.to_string(),
-            })?;
-        }
-    }
-    let planned = sb.clone();
-    let empty = config.record.is_some();
+    let setup = Setup {
+        shape: Shape::of(&sb.layout),
+        making: config.making(),
+        idle: QUIET,
+        empty: config.record.is_some(),
+        random: random()?,
+        fault: Fault::default(),
+    };
     let io = &mut CacheIo { device: &device, governor: &governor, now: Nanos::ZERO };
-    let (restored, given_up) = match restore(sb, shared, &plan, io, &mut maps, &region, empty) {
-        Ok(restored) => (Some(restored), None),
-        Err(NotRestored::Refused(error)) => return Err(error),
-        Err(NotRestored::Io(why)) => {
-            begin_without(&config, &planned, &device, &region, &why)?;
-            (None, Some(why))
+    let mut notes = AtStart { dir: &config.state_dir, superblock: &sb, voided: &voided };
+    let mut memory = locked(&region.memory);
+    let left = Left { superblock: sb.clone(), voided: voided.why(), memory: &mut memory, words };
+    let started = start(left, &comers, &setup, io, &mut notes);
+    drop(memory);
+    let started = started.map_err(|why| refused(why, &device, &config))?;
+    let places = match &started {
+        Started::With(begun) => &begun.places,
+        Started::Without(without) => &without.places,
+    };
+    places.decided.iter().for_each(say_cold);
+    let records = places.volumes().cloned().collect();
+    let (superblock, maps, log, given_up, warmth) = match started {
+        Started::With(begun) => {
+            let start::Begun { log, maps, warmth, dropped, damaged, .. } = *begun;
+            if damaged {
+                tracing::error!(
+                    "'{}': pages of the map's log are damaged{}. If that happens again, replace the device",
+                    device.name(),
+                    match warmth {
+                        Warmth::Memory => "; the map in memory is whole, and is written anew",
+                        _ => ": the cache is cold",
+                    }
+                );
+            }
+            if dropped > 0 {
+                tracing::info!(
+                    "{dropped} lines are dropped: nothing proves that they are as the volumes are"
+                );
+            }
+            (log.superblock().clone(), maps, Some(log), None, warmth)
+        }
+        Started::Without(without) => {
+            let Without { superblock, maps, why, .. } = *without;
+            tracing::error!(
+                "the cache '{}' is not used: {why}. Volumes go on without it (pass-through); replace the cache device, format \
+                 it and start again, or start again when it can be read: it is cold then",
+                device.name()
+            );
+            (superblock, maps, None, Some(why), Warmth::Cold("it is not used".to_owned()))
         }
     };
-    let warmth = match (in_memory, &restored) {
-        (_, None) => Warmth::Cold("it is not used".to_owned()),
-        (Ok(()), _) => Warmth::Memory,
-        (Err(_), Some(restored)) if maps.iter().any(|m| m.count() > 0) => {
-            Warmth::Log(restored.records)
-        }
-        (Err(_), Some(restored)) if !restored.whole => {
-            Warmth::Cold("pages of the map's log are damaged".to_owned())
-        }
-        (Err(why), _) => Warmth::Cold(why),
-    };
-    let superblock = restored.as_ref().map_or(planned, |r| r.log.superblock().clone());
-    if restored.is_some() {
-        voided.forget();
-    }
     let begun = Begun {
         device,
         superblock,
         region,
         maps,
-        records: plan.records,
+        records,
         governor,
-        restored,
+        log,
         given_up,
         warmth,
         stand_in: false,
     };
     begin(config, volumes, begun)
+}
+
+/// By chance.
+pub(super) fn random() -> Result<u32, CacheError> {
+    let random = larder_runtime::machine::random();
+    let random = random
+        .map_err(|e| CacheError::System { what: "a random number", reason: e.to_string() })?;
+    Ok((random >> 32) as u32)
+}
+
+/// Why a start was refused, in words.
+fn refused(why: Refused, device: &FlashDevice, config: &CacheConfig) -> CacheError {
+    let fail = |reason: String| CacheError::System { what: "the cache device", reason };
+    match why {
+        Refused::Volume(no_place) => cannot_come(&no_place),
+        Refused::Memory(entry) => {
+            CacheError::System { what: "the map in memory", reason: entry.to_string() }
+        }
+        Refused::NotEmpty => CacheError::NotEmpty { path: device.name().to_string() },
+        Refused::NotRecorded(why) => {
+            fail(format!("{why}, and nothing could be recorded without it: replace it"))
+        }
+        Refused::NotNoted { why, reason } => fail(format!(
+            "{why}, and it cannot be noted in '{}' that what is on it must not be used again: {reason}; replace the device, or \
+             name a --state-dir that can be written to",
+            config.state_dir.display(),
+        )),
+    }
 }
 
 /// What a cache begins with.
@@ -539,7 +551,8 @@ pub(super) struct Begun {
     /// One for each volume.
     pub records: Vec<VolumeRecord>,
     pub governor: Governor,
-    pub restored: Option<Restored>,
+    /// None without a cache.
+    pub log: Option<MapLog>,
     /// Why it is not used, if it is not.
     pub given_up: Option<String>,
     pub warmth: Warmth,
@@ -556,7 +569,7 @@ pub(super) fn begin(
     volumes: &[Arc<Volume>],
     begun: Begun,
 ) -> Result<CacheHandle, CacheError> {
-    let Begun { device, superblock, region, maps, records, governor, restored, .. } = begun;
+    let Begun { device, superblock, region, maps, records, governor, log, .. } = begun;
     let Begun { given_up, warmth, stand_in, .. } = begun;
     let layout = superblock.layout;
     let placing = Placing::of(&layout, superblock.key);
@@ -625,8 +638,8 @@ pub(super) fn begin(
         stand_in,
         config,
     });
-    let log = restored.map(|restored| {
-        let mut log = TapedLog::new(restored.log);
+    let log = log.map(|log| {
+        let mut log = TapedLog::new(log);
         cache.begin_recording(&mut log);
         log
     });
@@ -659,57 +672,11 @@ pub(super) fn limits(fill_memory: ByteSize, layout: &Layout) -> BlockLimits {
     BlockLimits { fills, ..BlockLimits::default() }
 }
 
-/// The volumes of a run.
-#[derive(Debug, Default)]
-pub(super) struct VolumePlan {
-    /// One for each that is attached.
-    pub records: Vec<VolumeRecord>,
-    /// Stretches of groups whose lines are used: first and number.
-    pub kept: Vec<(u64, u64)>,
-    /// Why the last one's lines are not used, if it had any.
-    pub cold: Option<String>,
-    /// What was decided of the last one.
-    pub decision: Option<(Coming, Result<TakenUp, CannotCome>)>,
-}
-
-impl VolumePlan {
-    pub(super) fn keeps(&self, line: LineId, layout: &Layout) -> bool {
-        let group = line.group().0;
-        self.kept.iter().any(|(first, groups)| *first <= group && group < first + groups)
-            && line.0 < layout.space_lines()
-    }
-}
-
-/// Finds each volume's stretch of the line space, and whether its lines may be used.
-fn plan_volumes(
-    sb: &mut BlockSuperblock,
-    specs: &[Arc<Volume>],
-    trust: bool,
-) -> Result<VolumePlan, CacheError> {
-    let mut plan = VolumePlan::default();
-    // What the last run had and this one has not is out of sight from now on.
-    for volume in &mut sb.volumes {
-        if volume.state == VolumeState::Attached && !specs.iter().any(|s| s.name() == volume.name) {
-            volume.state = VolumeState::Detached;
-            volume.identity = [0; 64];
-        }
-        if volume.state == VolumeState::Detached {
-            plan.kept.push((volume.first_group, volume.groups));
-        }
-    }
-    for spec in specs {
-        plan_one(sb, &mut plan, spec, trust)?;
-    }
-    Ok(plan)
-}
-
-/// The same for one volume.
-pub(super) fn plan_one(
-    sb: &mut BlockSuperblock,
-    plan: &mut VolumePlan,
-    spec: &Arc<Volume>,
-    trust: bool,
-) -> Result<(), CacheError> {
+/// A volume as it comes, and what its store is known by; `trust` vouches for one that cannot tell whether it was changed.
+///
+/// # Errors
+/// A name that is too long, or a store that does not say.
+pub(super) fn comer(spec: &Arc<Volume>, trust: bool) -> Result<Comer, CacheError> {
     let fail = |reason: String| CacheError::Volume { name: spec.name().to_owned(), reason };
     if spec.name().len() > MAX_NAME {
         return Err(fail(format!(
@@ -718,51 +685,35 @@ pub(super) fn plan_one(
     }
     let bytes = spec.backing().about().size;
     let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
-    let known = sb.volumes.iter().find(|v| v.name == spec.name());
-    let proof = known.map(|v| {
-        let let_go = v.state == VolumeState::Detached;
-        identity.proves(&v.identity, let_go, trust)
-    });
-    let coming = Coming {
+    Ok(Comer {
         name: spec.name().to_owned(),
         bytes,
-        unchanged: proof == Some(Ok(())),
         identity: identity.encode(),
+        proves: Box::new(move |then, let_go| identity.proves(then, let_go, trust)),
+    })
+}
+
+/// Why a volume cannot come, in words.
+pub(super) fn cannot_come(NoPlace { name, bytes, why }: &NoPlace) -> CacheError {
+    let reason = match why {
+        CannotCome::Shrunk(had) => format!(
+            "it has {bytes} bytes but had {had} when it was last attached: restore its size, attach it under another name, or \
+             forget what was (`larder block drop`)"
+        ),
+        CannotCome::TooMany => format!(
+            "the cache knows {MAX_VOLUMES} volumes already: `larder block drop` forgets one that is not attached"
+        ),
+        CannotCome::NoRoom => format!(
+            "{bytes} bytes do not fit in the line space of this cache: `larder block drop` forgets volumes that are not attached"
+        ),
     };
-    let taken = take_up(sb, &coming);
-    plan.decision = Some((coming, taken.clone()));
-    let taken = taken.map_err(|why| {
-        fail(match why {
-            CannotCome::Shrunk(had) => format!(
-                "it has {bytes} bytes but had {had} when it was last attached: restore its size, attach it under another name, or \
-                 forget what was (`larder block drop`)"
-            ),
-            CannotCome::TooMany => {
-                format!("the cache knows {MAX_VOLUMES} volumes already: `larder block drop` forgets one that is not attached")
-            }
-            CannotCome::NoRoom => format!(
-                "{bytes} bytes do not fit in the line space of this cache: `larder block drop` forgets volumes that are not attached"
-            ),
-        })
-    })?;
-    if let Some((first, _)) = taken.former {
-        plan.kept.retain(|k| k.0 != first);
+    CacheError::Volume { name: name.clone(), reason }
+}
+
+/// Says why what was cached of a volume is not used, if it is not.
+pub(super) fn say_cold(decided: &Decided) {
+    if let Some(why) = decided.cold {
+        let name = &decided.coming.name;
+        tracing::warn!("volume '{name}': what was cached is dropped: {why}");
     }
-    let stretch = (taken.volume.first_group, taken.volume.groups);
-    // Lines of whoever had the stretch before are not its own.
-    plan.kept.retain(|k| k.0 + k.1 <= stretch.0 || stretch.0 + stretch.1 <= k.0);
-    plan.cold = match taken.found {
-        Found::Warm => {
-            plan.kept.push(stretch);
-            None
-        }
-        Found::New => None,
-        Found::Changed => proof.and_then(Result::err).map(str::to_owned),
-        Found::Grown => Some("its store has grown".to_owned()),
-    };
-    if let Some(why) = &plan.cold {
-        tracing::warn!("volume '{}': what was cached is dropped: {why}", spec.name());
-    }
-    plan.records.push(taken.volume);
-    Ok(())
 }

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use larder_base::Words;
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Shape};
+use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_format::block::BlockSuperblock;
 use larder_runtime::maps::{self, Owner, OwnerKind};
 use larder_runtime::{SHARED_DIR, SharedError, SharedRegion};
@@ -14,17 +15,12 @@ use larder_runtime::{SHARED_DIR, SharedError, SharedRegion};
 use super::locked;
 use super::open::CacheError;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"LARDERbc");
-const LAYOUT: u64 = 2;
-/// Words of a region's header.
-const HEADER: usize = 64;
-
 /// Below the state directory: for each cache, by its UUID, the path that it was served by.
 pub(super) const MAPS: &str = "block-maps";
 
 /// Memory of the map that outlives the process.
 pub(super) struct Region {
-    header: Mutex<Words>,
+    pub(super) memory: Mutex<Memory>,
     shared: Option<SharedRegion>,
 }
 
@@ -82,7 +78,7 @@ impl Region {
         state_dir: &Path,
     ) -> Result<Opened, CacheError> {
         let (entries, sums) = Map::words(Shape::of(&sb.layout));
-        let total = HEADER + per_shard(entries, sums) * sb.layout.shards as usize;
+        let total = HEADER_WORDS + per_shard(entries, sums) * sb.layout.shards as usize;
         let name = Self::name(sb);
         let dir = Path::new(SHARED_DIR);
         let mut opened = SharedRegion::open(dir, &name, total as u64 * 8);
@@ -100,23 +96,24 @@ impl Region {
                 let all = shared.words();
                 let maps =
                     (0..sb.layout.shards as usize).map(|i| parts(all, i, entries, sums)).collect();
-                let header = Mutex::new(Words::from_static(&all[..HEADER]));
-                Ok((Region { header, shared: Some(shared) }, maps, None))
+                let header = Words::from_static(&all[..HEADER_WORDS]);
+                let memory = Mutex::new(Memory::new(header, !shared.is_fresh()));
+                Ok((Region { memory, shared: Some(shared) }, maps, None))
             }
             Err(e @ SharedError::InUse { .. }) => {
                 Err(CacheError::System { what: "shared memory", reason: e.to_string() })
             }
             Err(e) => {
                 let maps = (0..sb.layout.shards).map(|_| (Words::heap(entries), Words::heap(sums)));
-                let region = Region { header: Mutex::new(Words::heap(HEADER)), shared: None };
-                Ok((region, maps.collect(), Some(e.to_string())))
+                Ok((Region::private(), maps.collect(), Some(e.to_string())))
             }
         }
     }
 
     /// One that nobody finds again: of a cache that is none.
     pub(super) fn private() -> Region {
-        Region { header: Mutex::new(Words::heap(HEADER)), shared: None }
+        let memory = Mutex::new(Memory::new(Words::heap(HEADER_WORDS), false));
+        Region { memory, shared: None }
     }
 
     /// Maps of all shards with nothing in them, in the same memory. Those that have it so far must not be used any more.
@@ -143,53 +140,13 @@ impl Region {
             .collect()
     }
 
-    fn expected(sb: &BlockSuperblock) -> [(usize, u64); 7] {
-        let uuid = u128::from_le_bytes(sb.uuid.0);
-        [
-            (0, MAGIC),
-            (1, LAYOUT),
-            (2, uuid as u64),
-            (3, (uuid >> 64) as u64),
-            (6, u64::from(sb.layout.shards)),
-            (7, u64::from(sb.layout.shard_slots())),
-            (8, sb.key),
-        ]
-    }
-
-    /// Whether the words are those that the last run on this device left, and if not, why.
-    pub(super) fn is_of(&self, sb: &BlockSuperblock) -> Result<(), String> {
-        if self.shared.as_ref().is_none_or(SharedRegion::is_fresh) {
-            return Err("no memory of an earlier run is there".to_owned());
-        }
-        let header = locked(&self.header);
-        for (word, want) in Self::expected(sb) {
-            if header.load(word) != want {
-                return Err("the memory left behind is of another cache".to_owned());
-            }
-        }
-        let (epoch, pending) = (header.load(4), header.load(5));
-        if sb.epoch != epoch && sb.epoch != pending {
-            return Err("the cache has been used by another run since".to_owned());
-        }
-        Ok(())
-    }
-
     /// Makes the words nobody's.
     pub(super) fn disown(&self) {
-        locked(&self.header).store(0, 0);
-    }
-
-    pub(super) fn announce(&self, epoch: u64) {
-        locked(&self.header).store(5, epoch);
+        locked(&self.memory).disown();
     }
 
     pub(super) fn own(&self, sb: &BlockSuperblock) {
-        let mut header = locked(&self.header);
-        header.store(4, sb.epoch);
-        header.store(5, sb.epoch);
-        for (word, value) in Self::expected(sb).into_iter().rev() {
-            header.store(word, value);
-        }
+        locked(&self.memory).own(sb);
     }
 
     /// After a clean stop all of it is on the device.
@@ -214,12 +171,12 @@ fn parts(
     entries: usize,
     sums: usize,
 ) -> (Words, Words) {
-    let at = HEADER + shard * per_shard(entries, sums);
+    let at = HEADER_WORDS + shard * per_shard(entries, sums);
     let (e, s) = (&all[at..at + entries], &all[at + entries..at + entries + sums]);
     (Words::from_static(e), Words::from_static(s))
 }
 
-pub(super) fn clear(words: &mut Words) {
+fn clear(words: &mut Words) {
     for at in 0..words.len() {
         if words.load(at) != 0 {
             words.store(at, 0);

@@ -1,19 +1,18 @@
-//! What only a sparse cache has: its file, its table at a start, and pages of the table that are not in memory.
+//! What only a sparse cache has: its file, and pages of its table that are not in memory.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use larder_base::ByteSize;
-use larder_engine::block::map::{Map, Slot};
+use larder_engine::block::map::Slot;
 use larder_engine::block::node::share;
-use larder_engine::block::{FoundPage, GroupId, IoFailed, LineId, LogIo, SlotId, Sum, read_table};
-use larder_format::block::{BlockSuperblock, Layout, table};
+use larder_engine::block::{GroupId, IoFailed, LineId, SlotId, Sum};
+use larder_format::block::Layout;
 use larder_format::{PAGE_SIZE, block::Placement};
 use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
 
 use super::attached::Attached;
-use super::log::CacheIo;
 use super::open::{CacheError, FormatConfig};
 use super::{Cache, locked};
 
@@ -74,107 +73,6 @@ fn try_holes(config: &FormatConfig, layout: &Layout) -> Result<(), String> {
         .write_at(layout.data, &zeros)
         .and_then(|()| device.punch(layout.data, PAGE_SIZE as u64))
         .map_err(|e| e.to_string())
-}
-
-/// At a start without the memory of an earlier run: finds what the table has, and keeps the lines that `used` names. Of the
-/// others nothing is left, durably. Returns how many those were.
-pub(super) fn find_pages(
-    maps: &mut [Map],
-    superblock: &BlockSuperblock,
-    io: &mut CacheIo<'_>,
-    used: &dyn Fn(LineId) -> bool,
-) -> Result<u64, IoFailed> {
-    let layout = superblock.layout;
-    let per = layout.shard_slots() / layout.table_pages();
-    let mut dropped = 0;
-    read_table(superblock, io, |found: FoundPage<'_>| {
-        let Some(map) = maps.get_mut(found.shard as usize) else { return false };
-        let Some(slots) = found.slots else { return true };
-        let placing = *map.placing();
-        let mut gone = 0;
-        for (slot, held) in (found.page * per..).zip(slots.iter_mut()) {
-            if held.is_some() && !used(placing.line_in(found.shard, slot)) {
-                *held = None;
-                gone += 1;
-            }
-        }
-        let lines = slots.iter().flatten().count() as u32;
-        if let Some(map) = map.sparse_mut().filter(|_| lines > 0) {
-            map.found(found.page, lines);
-        }
-        dropped += gone;
-        gone > 0
-    })?;
-    Ok(dropped)
-}
-
-/// At a start with the memory of an earlier run: keeps the lines that `keeps` names. What the device says of pages with
-/// others is void, durably. Returns how many lines are dropped, and again how many of them are of volumes that are not as
-/// they were: all.
-pub(super) fn keep_pages(
-    maps: &mut [Map],
-    superblock: &BlockSuperblock,
-    io: &mut CacheIo<'_>,
-    keeps: &dyn Fn(LineId) -> bool,
-) -> Result<(u64, u64), IoFailed> {
-    let layout = superblock.layout;
-    let mut dropped = 0;
-    let mut void: Vec<(u64, u64)> = Vec::new();
-    for (shard, map) in (0u32..).zip(maps) {
-        let placing = *map.placing();
-        let Some((pages, per)) = map.sparse().map(|m| (m.pages(), m.page_slots())) else {
-            continue;
-        };
-        for page in 0..pages {
-            let Some(table) = map.sparse_mut() else { continue };
-            let (here, was_void) = (table.is_here(page), table.is_void(page));
-            if !here && !was_void && table.lines_in(page) == 0 {
-                continue;
-            }
-            let (first, last) = table.groups_of(page);
-            let strange = (first.0..=last.0)
-                .step_by(placing.shards() as usize)
-                .any(|group| !keeps(GroupId(group).line(0)));
-            if !strange {
-                continue;
-            }
-            if here {
-                for slot in (page * per..(page + 1) * per).map(SlotId) {
-                    if matches!(map.get(slot), Slot::Line(line) if !keeps(line)) {
-                        map.hold(slot);
-                        dropped += 1;
-                    }
-                }
-            } else if !was_void {
-                let number = layout.table_number(shard, page);
-                let mut bytes = vec![0u8; PAGE_SIZE];
-                io.read(layout.table_at(shard, page), &mut bytes)?;
-                let right = table::decode(&bytes, superblock.generation, number).is_some_and(|s| {
-                    (page * per..)
-                        .zip(s.take(per as usize))
-                        .all(|(slot, sum)| sum.is_none() || keeps(placing.line_in(shard, slot)))
-                });
-                if right {
-                    continue;
-                }
-                // Its neighbours go with it.
-                dropped += u64::from(table.void(page));
-            }
-            // A page that is in memory is written anew; one that is void need not say anything.
-            let at = layout.table_at(shard, page);
-            match void.last_mut() {
-                Some((begin, len)) if *begin + *len == at => *len += PAGE_SIZE as u64,
-                _ => void.push((at, PAGE_SIZE as u64)),
-            }
-        }
-    }
-    if !void.is_empty() {
-        for (at, len) in void {
-            io.punch(at, len)?;
-        }
-        io.flush()?;
-    }
-    Ok((dropped, dropped))
 }
 
 impl Cache {

@@ -9,14 +9,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use larder_engine::block::LineId;
 use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::start::{self, NotTakenBack};
 use larder_engine::block::record::TapedLog;
-use larder_engine::block::{LineId, MapLog};
 
 use super::cell::Out;
 use super::log::{CacheIo, LogThread};
-use super::open::{CacheError, read_superblock};
-use super::restore::{forget_given_up, next_epoch};
+use super::notes::forget_given_up;
+use super::open::{CacheError, random, read_superblock};
 use super::{Cache, locked};
 
 /// For requests under way to end, and then for stores to become durable once more: new requests wait so long.
@@ -99,25 +100,24 @@ impl LogThread {
     /// In words: it stays given up.
     fn take_back(&mut self) -> Result<(), String> {
         let cache = self.cache().clone();
-        let Some(mut superblock) = self.given_up() else { return Err("it is in use".to_owned()) };
+        let Some(superblock) = self.given_up() else { return Err("it is in use".to_owned()) };
         if self.is_busy() || cache.shards.iter().any(|cell| !locked(cell).shard.is_idle()) {
             return Err("operations of its device have not ended: ask again".to_owned());
         }
         let found = read_superblock(&cache.device).map_err(|e| e.to_string())?;
-        if found.uuid != superblock.uuid || found.layout != superblock.layout {
-            return Err(format!(
-                "'{}' holds another cache by now: start the daemon again",
-                cache.path().display()
-            ));
-        }
-        // Later than whatever has reached the device.
-        superblock.sequence = superblock.sequence.max(found.sequence);
-        superblock.generation = superblock.generation.max(found.generation);
-        let epoch = next_epoch(superblock.epoch.max(found.epoch)).map_err(|e| e.to_string())?;
+        let random = random().map_err(|e| e.to_string())?;
         let stats = locked(&cache.log_stats).0;
         let io = &mut CacheIo::of(&cache);
-        let log = MapLog::take_back(superblock, epoch, QUIET, stats, io)
-            .map_err(|e| format!("{e} still: replace it, format it and start the daemon again"))?;
+        let log = start::take_back(superblock, &found, (QUIET, random), stats, io);
+        let log = log.map_err(|why| match why {
+            NotTakenBack::Other => format!(
+                "'{}' holds another cache by now: start the daemon again",
+                cache.path().display()
+            ),
+            NotTakenBack::Failed(e) => {
+                format!("{e} still: replace it, format it and start the daemon again")
+            }
+        })?;
         let maps = cache.region.empty_maps(log.superblock(), cache.placing, cache.config.making());
         let mut out = Out::default();
         let mut begun = true;

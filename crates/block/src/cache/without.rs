@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_base::{ByteSize, UnixSecs};
+use larder_engine::block::Fault;
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::start::places::Places;
 use larder_format::block::Placement;
 use larder_format::block::superblock::{self, COPY_BYTES};
 use larder_policy::budget::WriteBudgetConfig;
@@ -17,12 +19,11 @@ use rustix::fs::MemfdFlags;
 
 use super::CacheHandle;
 use super::governor::Governor;
+use super::notes::note_passed_by;
 use super::open::{
-    self, Begun, CacheConfig, CacheError, FormatConfig, VolumePlan, Warmth, open_device,
-    read_superblock,
+    self, Begun, CacheConfig, CacheError, FormatConfig, Warmth, comer, open_device, read_superblock,
 };
 use super::region::Region;
-use super::restore::note_passed_by;
 use crate::server::Volume;
 
 /// Bytes of what stands in for the cache, nearly all of them never written.
@@ -71,11 +72,12 @@ pub fn open_without(
     config.rules.budget = WriteBudgetConfig::default();
     let device = open_device(&DeviceOptions::new(&stand_in))?;
     let mut superblock = read_superblock(&device)?;
-    let mut plan = VolumePlan::default();
+    let mut places = Places::default();
     let mut placed = Vec::new();
     for volume in volumes {
         // One that has no place in the line space is ordered by its store alone.
-        if open::plan_one(&mut superblock, &mut plan, volume, false).is_ok() {
+        let comer = comer(volume, false);
+        if comer.is_ok_and(|comer| places.take(&mut superblock, &comer, Fault::default()).is_ok()) {
             placed.push(volume.clone());
         }
     }
@@ -91,9 +93,9 @@ pub fn open_without(
         superblock,
         region,
         maps,
-        records: plan.records,
+        records: places.volumes().cloned().collect(),
         governor,
-        restored: None,
+        log: None,
         given_up: Some(why.to_owned()),
         warmth: Warmth::Cold("there is none".to_owned()),
         stand_in: true,

@@ -34,5 +34,5 @@ pub use log::{
     FoundPage, LogFailed, LogIo, LogShards, LogStats, LogStep, MapLog, Recovered, read_table,
 };
 pub use paging::TableChange;
-pub use planted::Planted;
+pub use planted::{Fault, Planted};
 pub use shard::{BlockConfig, BlockShard, MapRecord, Regions};

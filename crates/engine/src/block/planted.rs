@@ -100,6 +100,50 @@ faults! {
     UnflushedTrusted,
     /// A flush that was wanted before a region was changed again is taken to cover that change.
     FlushCoversLater,
+    /// A start believes memory of a run that another has followed.
+    MemoryOfAnotherRun,
+    /// Lines of a volume are used though its store is not as it was.
+    ChangedStoreBelieved,
+    /// A volume that comes gets the place of one that was put aside.
+    AddressGivenTwice,
+    /// A start leaves lines in the durable map that were evicted lately, of volumes that are not as they were.
+    GoneLinesStayDurable,
+    /// The note that a cache must not be used goes before its device has an empty map.
+    NoteForgottenEarly,
+    /// A start that the device fails goes on without the cache, and does not note it.
+    GivenUpNotNoted,
+    /// A volume is forgotten, and its lines are not.
+    ForgetLeavesLines,
+    /// Who attaches a volume is answered before the superblock has it.
+    AnsweredBeforeRecord,
+    /// The superblock gives a stretch of a sparse cache to another before the table has forgotten its lines.
+    SuperblockBeforeTable,
+}
+
+/// The fault that is planted in what is called with it; none by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fault {
+    #[cfg(feature = "planted")]
+    is: Option<Planted>,
+}
+
+impl Fault {
+    /// This one, if any.
+    #[cfg(feature = "planted")]
+    pub fn of(is: Option<Planted>) -> Fault {
+        Fault { is }
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn is(self, fault: Planted) -> bool {
+        self.is == Some(fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    #[inline(always)]
+    pub(super) fn is(self, _: Planted) -> bool {
+        false
+    }
 }
 
 impl super::BlockShard {
@@ -127,6 +171,12 @@ impl super::MapLog {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Planted) {
         self.fault = Some(fault);
+    }
+
+    /// Plants a fault, if there is one.
+    #[cfg(feature = "planted")]
+    pub(super) fn plant_any(&mut self, Fault { is }: Fault) {
+        self.fault = is;
     }
 
     #[cfg(feature = "planted")]

@@ -1,10 +1,11 @@
 //! The cache device and the backing store of the model, sector by sector.
 
-use larder_base::Rng;
+use larder_base::{Killed, Rng};
 use larder_engine::block::{IoFailed, LogIo};
 use larder_format::PAGE_SIZE;
 use larder_format::block::{Layout, table};
 use std::cell::RefCell;
+use std::panic::resume_unwind;
 use std::rc::Rc;
 
 pub(crate) const SECTOR: usize = 512;
@@ -29,6 +30,12 @@ pub(crate) struct Device {
     /// Metadata operations left before the process is killed (`u64::MAX`: it is not).
     pub(crate) fuse: u64,
     pub(crate) blown: bool,
+    /// The kill ends what is done there and then.
+    pub(crate) unwinds: bool,
+    /// So many operations from now one fails.
+    pub(crate) fails_in: Option<u64>,
+    /// It is dead from then on.
+    pub(crate) dies: bool,
     /// Stretches of which the space was given back.
     pub(crate) holes: u64,
     /// Where the table is, and the generation of its pages.
@@ -51,6 +58,9 @@ impl Device {
             dead: false,
             fuse: u64::MAX,
             blown: false,
+            unwinds: false,
+            fails_in: None,
+            dies: false,
             holes: 0,
             table: None,
             complaint: None,
@@ -76,6 +86,11 @@ impl Device {
 
     pub(crate) fn read(&self, at: u64, sectors: usize) -> Vec<[u8; SECTOR]> {
         self.live[at as usize / SECTOR..][..sectors].to_vec()
+    }
+
+    /// What a power cut leaves for certain of so many bytes.
+    pub(crate) fn durable_bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        self.durable[at as usize / SECTOR..][..len / SECTOR].concat()
     }
 
     pub(crate) fn flush(&mut self) {
@@ -162,8 +177,11 @@ impl Device {
 
     /// Counts an operation: whether it is the one that fails.
     fn chosen(&mut self) -> bool {
-        let chosen = self.fail_io == Some(self.ios);
+        let fails = self.fails_in == Some(0);
+        self.dead |= fails && self.dies;
+        let chosen = self.fail_io == Some(self.ios) || fails;
         self.ios += 1;
+        self.fails_in = self.fails_in.and_then(|left| left.checked_sub(1));
         chosen
     }
 }
@@ -184,6 +202,15 @@ impl Io {
             device.fuse -= 1;
         }
         if device.blown || device.dead { Err(IoFailed) } else { Ok(()) }
+    }
+
+    /// Nothing more is done after a kill.
+    fn die(&self) {
+        let device = self.0.borrow();
+        if device.blown && device.unwinds {
+            drop(device);
+            resume_unwind(Box::new(Killed));
+        }
     }
 }
 
@@ -209,11 +236,15 @@ impl LogIo for Io {
             Err(_) if device.dead => {}
             Err(_) => device.write_torn(at, &sectors),
         }
+        drop(device);
+        self.die();
         outcome
     }
 
     fn flush(&mut self) -> Result<(), IoFailed> {
-        self.burn()?;
+        let outcome = self.burn();
+        self.die();
+        outcome?;
         self.0.borrow_mut().flush();
         Ok(())
     }
@@ -229,6 +260,8 @@ impl LogIo for Io {
             Err(_) => device.write_torn(at, &zeros),
         }
         device.holes += 1;
+        drop(device);
+        self.die();
         outcome
     }
 }

@@ -77,6 +77,23 @@ pub(crate) struct Seen {
     pub(crate) covered: u64,
     /// Devices that were given up because everything failed.
     pub(crate) given_up: u64,
+    /// Starts: those that were cut off, that the device has failed, that a note has voided, that have begun all the same, and that were
+    /// offered the memory of an earlier run.
+    pub(crate) kills_in_start: u64,
+    pub(crate) failed_starts: u64,
+    pub(crate) voided: u64,
+    pub(crate) worked_again: u64,
+    pub(crate) other_memory: u64,
+    /// Volumes: what happened to them between two runs; those that came with their lines and without, and that were put aside.
+    pub(crate) changed_between: u64,
+    pub(crate) came_warm: u64,
+    pub(crate) came_cold: u64,
+    pub(crate) put_aside: u64,
+    /// While others were served: volumes that came, that went (of which some left bits), and that were forgotten.
+    pub(crate) attached: u64,
+    pub(crate) detached: u64,
+    pub(crate) left_undurable: u64,
+    pub(crate) forgot: u64,
 }
 
 impl Seen {
@@ -85,7 +102,16 @@ impl Seen {
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
-            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up);
+            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
+            voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot);
+    }
+
+    /// What a start may lose lines by.
+    pub(crate) fn losses(&self) -> [u64; 5] {
+        let Seen {
+            rotten_maps, short_logs, failed_starts, kills_in_start, changed_between, ..
+        } = *self;
+        [rotten_maps, short_logs, failed_starts, kills_in_start, changed_between]
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -140,6 +166,19 @@ impl Seen {
             self.at_ceiling,
             self.covered,
             self.given_up,
+            self.kills_in_start,
+            self.failed_starts,
+            self.voided,
+            self.worked_again,
+            self.other_memory,
+            self.changed_between,
+            self.came_warm,
+            self.came_cold,
+            self.put_aside,
+            self.attached,
+            self.detached,
+            self.left_undurable,
+            self.forgot,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -150,13 +189,19 @@ impl Seen {
 pub(crate) struct Model;
 
 /// Bytes that belong somewhere in the line space: sectors of a run that others may have too.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Bytes {
     /// Where the first belongs, bytes.
     pub(crate) at: u64,
     all: Rc<Vec<[u8; SECTOR]>>,
     from: usize,
     count: usize,
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} sectors at {}", self.count, self.at)
+    }
 }
 
 impl Bytes {

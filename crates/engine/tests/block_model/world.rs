@@ -1,6 +1,7 @@
 //! The world around the engine: clients, devices that take their time, and what clients may be told.
 
 mod ahead;
+mod attaching;
 mod begins;
 mod checks;
 mod ends;
@@ -9,6 +10,7 @@ mod in_log;
 mod limited;
 mod node;
 mod ranged;
+mod volumes;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,17 +19,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_base::{Killed, Nanos, Rng};
+use larder_base::{Killed, Nanos, Rng, Words};
 use larder_engine::block::node::event::{Op as Asked, Submit};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Failures, Limits};
 use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::ranged::{Progress, Turns};
+use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, LineId, MapLog, MapRecord, Merge, OpId, PartKind, SlotId,
     Sum, Verdict, WriteMode,
 };
-use larder_format::block::{Layout, table};
+use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::BlockKind;
 use larder_policy::budget::BudgetState;
 
@@ -36,9 +39,12 @@ use crate::parts::{
     Bytes, Doing, Event, Model, Op, PER_LINE, Seen, Stretch, Truth, crcs, sector, value,
 };
 use crate::shares::Shares;
+use attaching::Working;
+use begins::Survived;
 use flushing::Flushing;
 use in_log::InWorld;
 use node::Waiting;
+use volumes::{Store, stores};
 
 const LINE: u64 = 4096;
 const SHARDS: u32 = 2;
@@ -120,8 +126,16 @@ pub(crate) struct World {
     generation: u64,
     /// Pages of the table that memory has room for, in a shard.
     frames: u32,
-    /// So many sectors before the end of a line the volumes end.
-    cut: u64,
+    /// Stores of volumes, and the places of those that were put aside.
+    volumes: Vec<Store>,
+    aside: Vec<u64>,
+    /// A volume that comes, goes or is forgotten.
+    working: Option<Working>,
+    /// What binds the memory of the maps to the run, and memory of an earlier run that turns up again.
+    memory: Memory,
+    stale: Option<Survived>,
+    /// The superblock with which the run has begun, or was taken back.
+    former: Option<BlockSuperblock>,
     /// How far is read ahead, bytes; 0: not at all.
     most_ahead: u64,
     flushing: Flushing,
@@ -211,7 +225,12 @@ impl World {
             writing: Vec::new(),
             generation: 0,
             frames: 0,
-            cut: 0,
+            volumes: Vec::new(),
+            aside: Vec::new(),
+            working: None,
+            memory: Memory::new(Words::heap(HEADER_WORDS), false),
+            stale: None,
+            former: None,
             most_ahead: 0,
             limits: Limits::default(),
             budgeted: false,
@@ -229,7 +248,7 @@ impl World {
             scans_if_free: false,
             scan: None,
         };
-        world.cut = if world.rng.chance(0.5) { 0 } else { world.rng.below(PER_LINE) };
+        world.volumes = stores(if world.rng.chance(0.5) { 0 } else { world.rng.below(PER_LINE) });
         world.frames = FRAMES[world.rng.below(FRAMES.len() as u64) as usize];
         world.most_ahead = [0, 0, 64 << 10, 256 << 10][world.rng.below(4) as usize];
         world.lazy_log = world.rng.chance(0.25);
@@ -270,21 +289,14 @@ impl World {
     // ---- what clients do ----
 
     fn random_sector(&mut self) -> u64 {
-        let stretch = self.rng.below(STRETCHES);
-        let line = stretch * self.layout.region_groups * u64::from(GROUP_LINES)
-            + self.rng.below(VOLUME_LINES);
-        let sector = line * PER_LINE + self.rng.below(PER_LINE);
-        sector.min(self.end_of_stretch(sector) - 1)
+        let (first, sectors) = self.any_volume();
+        first + self.rng.below(sectors)
     }
 
-    /// Sectors of a volume: it may end within a line.
-    fn volume_sectors(&self) -> u64 {
-        VOLUME_LINES * PER_LINE - self.cut
-    }
-
+    /// Where the volume of a sector ends; it may end within a line.
     fn end_of_stretch(&self, at: u64) -> u64 {
-        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        at / per_region * per_region + self.volume_sectors()
+        let sectors = self.volume_at(at).map_or(0, |v| self.volumes[v].sectors);
+        at / self.per_region() * self.per_region() + sectors
     }
 
     /// Where the last whole line of its volume ends: what lies behind is never cached.
@@ -321,8 +333,7 @@ impl World {
 
     /// The volume of a sector, as `op` asks for it.
     fn stretch(&self, at: u64, op: OpId, if_free: bool) -> Stretch {
-        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        let base = at / per_region * per_region * SECTOR as u64;
+        let base = at / self.per_region() * self.per_region() * SECTOR as u64;
         Stretch { base, whole: self.end_of_lines(at) * SECTOR as u64, op, if_free }
     }
 
@@ -731,6 +742,7 @@ impl World {
                 self.seen.flushes += 1;
                 self.store_is_durable();
             }
+            563..569 => self.begin_attachment(),
             540..556 if self.lazy_log && idle => self.begin_drop(),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {
@@ -782,6 +794,9 @@ impl World {
             self.act()?;
             self.go_on();
             self.flush_on();
+            if self.rng.chance(0.7) {
+                self.attach_on();
+            }
             Ok(())
         }));
         match outcome {

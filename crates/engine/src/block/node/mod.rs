@@ -5,6 +5,7 @@
 //!
 //! | module | decides |
 //! | --- | --- |
+//! | [`attachment`] | how a volume comes, goes, grows and is forgotten: which step follows which |
 //! | [`backoff`] | how long nothing new is written after the file system under the cache was full |
 //! | [`calls`] | how shards are called, and how what they ask for comes to those who do it |
 //! | [`coalesce`] | which requests of shards for the store become one |
@@ -18,7 +19,9 @@
 //! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
 //! | [`readahead`] | what is read before anybody asks for it |
 //! | [`share`] | which line may be displaced by which: pins, floors and ceilings of volumes |
+//! | [`start`] | what survives a start: which map is believed, which volumes keep their lines, what becomes durable in which order |
 
+pub mod attachment;
 pub mod backoff;
 pub mod calls;
 pub mod coalesce;
@@ -32,3 +35,4 @@ pub mod quiet;
 pub mod ranged;
 pub mod readahead;
 pub mod share;
+pub mod start;

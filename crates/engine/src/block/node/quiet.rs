@@ -3,6 +3,7 @@
 //! Quiet at one moment is not enough: the next write would only have to ask for the bit again, and wait for it.
 
 use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use larder_base::Nanos;
@@ -14,9 +15,14 @@ pub const QUIET: Nanos = Nanos::from_secs(30);
 #[derive(Debug)]
 pub struct Changes {
     quiet: Nanos,
-    /// Units of [`Changes::UNITS`] to a quiet time since the start, and one.
-    last: Vec<AtomicU32>,
+    regions: u32,
+    /// Units of [`Changes::UNITS`] to a quiet time since the start, and one: [`PART`] regions each, where one of them has changed.
+    /// (There are up to four million regions, and most caches see few of them.)
+    last: Vec<OnceLock<Box<[AtomicU32]>>>,
 }
+
+/// Regions whose times are kept together.
+const PART: u32 = 1024;
 
 impl Changes {
     /// What is a quiet time is measured in so many parts.
@@ -24,7 +30,8 @@ impl Changes {
 
     /// Of so many regions, of which one is quiet after `quiet`.
     pub fn new(regions: u32, quiet: Nanos) -> Changes {
-        Changes { quiet, last: (0..regions).map(|_| AtomicU32::new(0)).collect() }
+        let parts = (0..regions.div_ceil(PART)).map(|_| OnceLock::new());
+        Changes { quiet, regions, last: parts.collect() }
     }
 
     fn unit(&self, now: Nanos) -> u32 {
@@ -34,16 +41,17 @@ impl Changes {
     /// Bytes of `regions` are about to change.
     pub fn changing(&self, now: Nanos, regions: RangeInclusive<u32>) {
         let unit = self.unit(now);
-        for region in regions {
-            if let Some(last) = self.last.get(region as usize) {
-                last.store(unit, Ordering::Relaxed);
-            }
+        for region in regions.filter(|region| *region < self.regions) {
+            let part = self.last[(region / PART) as usize]
+                .get_or_init(|| (0..PART).map(|_| AtomicU32::new(0)).collect());
+            part[(region % PART) as usize].store(unit, Ordering::Relaxed);
         }
     }
 
     /// Whether no client has changed `region` for a quiet time.
     pub fn is_quiet(&self, now: Nanos, region: u32) -> bool {
-        let last = self.last.get(region as usize).map_or(0, |last| last.load(Ordering::Relaxed));
+        let part = self.last.get((region / PART) as usize).and_then(OnceLock::get);
+        let last = part.map_or(0, |part| part[(region % PART) as usize].load(Ordering::Relaxed));
         last == 0 || u64::from(self.unit(now).saturating_sub(last)) >= Changes::UNITS
     }
 }

@@ -7,7 +7,7 @@ use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::{LineId, OpId, PartKind, Verdict};
 use larder_format::block::Layout;
 
-use super::{KEY, LINE, PER_LINE, SECTOR, STRETCHES, World};
+use super::{KEY, LINE, PER_LINE, SECTOR, World};
 
 /// A client that has read so many bytes in sequence is read ahead of.
 const LEAST: u64 = 6 * LINE;
@@ -42,15 +42,16 @@ impl World {
         }
     }
 
+    fn is_open(&self, at: u64) -> bool {
+        self.volume_at(at).is_some_and(|volume| self.volumes[volume].is_open())
+    }
+
     /// The client that reads in sequence reads on.
     pub(super) fn scan_on(&mut self) {
         let at = match self.scan {
-            Some(at) if !self.rng.chance(0.03) => at,
+            Some(at) if self.is_open(at) && !self.rng.chance(0.03) => at,
             _ if self.rng.chance(0.5) => self.random_sector() / PER_LINE * PER_LINE,
-            _ => {
-                let volume = self.rng.below(STRETCHES);
-                volume * self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE
-            }
+            _ => self.any_volume().0,
         };
         let end = self.end_of_stretch(at);
         let len = (self.rng.range(1, 5) * PER_LINE).min(end - at);

@@ -1,23 +1,68 @@
 //! How a run begins: formatting, and starting on what the last one left.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_base::{UnixSecs, Words};
-use larder_engine::block::address::{Place, Placing};
-use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
-use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, LineId, LogStats,
-    MapLog, Regions, SlotId, Sum, read_table,
-};
+use larder_base::{Killed, UnixSecs, Words};
+use larder_engine::block::address::Placing;
+use larder_engine::block::map::{Making, Map, Replacement, Shape};
+use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
+use larder_engine::block::node::start::{Left, Notes, Setup, Started, start, take_back};
+use larder_engine::block::{BlockConfig, BlockLimits, BlockShard, Fault, LogStats, Regions};
 use larder_format::Uuid;
 use larder_format::block::BlockSuperblock;
-use larder_format::block::log::Held;
+use larder_format::block::superblock::choose;
 use larder_policy::block::{EvictionBy, VictimPolicy};
 
 use super::flushing::IDLE;
-use super::{KEY, LINE, PAGE_GROUPS, SHARDS, World};
+use super::{KEY, LINE, SHARDS, World};
 use crate::device::SECTOR;
+
+/// What a kill leaves of memory.
+pub(super) struct Survived {
+    pub(super) header: Words,
+    pub(super) words: Vec<(Words, Words)>,
+}
+
+/// The note that the cache must not be used.
+struct Note<'a>(&'a mut bool);
+
+impl Notes for Note<'_> {
+    fn given_up(&mut self) -> Result<(), String> {
+        *self.0 = true;
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        *self.0 = false;
+    }
+}
+
+/// Memory that is still there when who uses it is gone.
+struct Lasting(Vec<&'static [AtomicU64]>);
+
+impl Lasting {
+    fn of(header: &Words, words: &[(Words, Words)]) -> Lasting {
+        let all = [header].into_iter().chain(words.iter().flat_map(|(e, s)| [e, s]));
+        let lasting = |words: &Words| -> &'static [AtomicU64] {
+            (0..words.len()).map(|i| AtomicU64::new(words.load(i))).collect::<Vec<_>>().leak()
+        };
+        Lasting(all.map(lasting).collect())
+    }
+
+    fn words(&self) -> (Words, Vec<(Words, Words)>) {
+        let words = |cells: &&'static [AtomicU64]| Words::from_static(cells);
+        let maps = self.0[1..].chunks_exact(2).map(|m| (words(&m[0]), words(&m[1])));
+        (words(&self.0[0]), maps.collect())
+    }
+
+    fn survived(&self) -> Survived {
+        let (header, words) = self.words();
+        let words = words.iter().map(|(e, s)| (e.snapshot(), s.snapshot())).collect();
+        Survived { header: header.snapshot(), words }
+    }
+}
 
 impl World {
     pub(super) fn format(&mut self) {
@@ -39,117 +84,146 @@ impl World {
         self.rotten.clear();
     }
 
-    /// Starts the cache on what is on the device, and in memory if that survived. A start that the device fails is tried again,
-    /// after a reboot.
-    pub(super) fn begin(&mut self, survived: Option<Vec<(Words, Words)>>) {
-        let mut begun = self.start(survived);
-        for _ in 0..2 {
-            begun = begun.or_else(|IoFailed| self.start(None));
-        }
-        begun.expect("a device that works");
+    /// The superblock that rules the device.
+    fn superblock(&self) -> BlockSuperblock {
+        let read = |copy: u64| -> Vec<u8> {
+            self.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
+        };
+        choose(&read(0), &read(1)).expect("a superblock")
     }
 
-    fn start(&mut self, survived: Option<Vec<(Words, Words)>>) -> Result<(), IoFailed> {
-        let read = |world: &World, copy: u64| -> Vec<u8> {
-            world.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
-        };
-        let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
-            .expect("a superblock");
-        self.generation = sb.generation;
-        if self.layout.is_sparse() {
-            self.device.borrow_mut().table = Some((self.layout, sb.generation));
+    /// Starts the cache on what is on the device, and in memory if that survived. Some starts are cut off: by a kill, or by a
+    /// power cut.
+    pub(super) fn begin(&mut self, survived: Option<Survived>) {
+        let mut survived = survived;
+        for left in (0..4).rev() {
+            let doomed = left > 0 && self.rng.chance(if self.void { 0.5 } else { 0.15 });
+            match self.start(survived.take(), doomed) {
+                Ok(()) => break,
+                Err(memory) => {
+                    self.seen.kills_in_start += 1;
+                    self.script.push(format!("{} a start is cut off", self.time));
+                    if self.rng.chance(0.5) {
+                        survived = Some(memory);
+                    } else {
+                        self.device.borrow_mut().power_cut();
+                    }
+                }
+            }
         }
-        let placing = Placing::of(&self.layout, KEY);
+    }
+
+    /// What the process finds of memory: what survived, nothing, or what an earlier run has left.
+    pub(super) fn offered(&mut self, survived: Option<Survived>) -> Option<Survived> {
+        match self.rng.below(20) {
+            0 => None,
+            1 | 2 if self.stale.is_some() => {
+                self.seen.other_memory += 1;
+                self.stale.take()
+            }
+            3..6 if survived.is_some() => {
+                // It is not found by the next start, but by one after that.
+                self.stale = survived;
+                None
+            }
+            _ => survived,
+        }
+    }
+
+    /// # Errors
+    /// What memory has when the start is cut off.
+    fn start(&mut self, survived: Option<Survived>, doomed: bool) -> Result<(), Survived> {
+        let sb = self.superblock();
+        self.seen.voided += u64::from(self.void);
         let mut shape = Shape::of(&self.layout);
         if let Shape::Sparse { frames, .. } = &mut shape {
             *frames = self.frames;
         }
-        let slots = shape.slots();
-        let shared = survived.is_some();
-        let mut words: Vec<(Words, Words)> = survived.unwrap_or_else(|| {
+        if self.layout.is_sparse() {
+            self.device.borrow_mut().table = Some((self.layout, sb.generation));
+        }
+        let is_old = survived.is_some();
+        let Survived { mut header, mut words } = survived.unwrap_or_else(|| {
             let (e, s) = Map::words(shape);
-            (0..SHARDS).map(|_| (Words::heap(e), Words::heap(s))).collect()
+            let words = (0..SHARDS).map(|_| (Words::heap(e), Words::heap(s))).collect();
+            Survived { header: Words::heap(HEADER_WORDS), words }
         });
+        let mut lasting = None;
+        if doomed {
+            let memory = Lasting::of(&header, &words);
+            (header, words) = memory.words();
+            lasting = Some(memory);
+        }
         self.fuse = Arc::new(AtomicU64::new(u64::MAX));
-        let making = Making {
-            replacement: Replacement::ALL[self.rng.below(5) as usize],
-            reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
-            evict: match self.rng.below(3) {
-                0 => EvictionBy::Cache,
-                n => EvictionBy::Gc { keep: n as f64 * 0.4 },
-            },
+        header.share_fuse(self.fuse.clone());
+        for (entries, sums) in &mut words {
+            entries.share_fuse(self.fuse.clone());
+            sums.share_fuse(self.fuse.clone());
+        }
+        if doomed && self.rng.chance(0.5) {
+            self.fuse.store(self.rng.below(120), Ordering::Relaxed);
+        } else if doomed {
+            let mut device = self.device.borrow_mut();
+            (device.fuse, device.unwinds) = (self.rng.below(8), true);
+        } else if self.rng.chance(0.04) {
+            let mut device = self.device.borrow_mut();
+            (device.fails_in, device.dies) = (Some(self.rng.below(12)), self.rng.chance(0.5));
+        }
+        let mut memory = Memory::new(header, is_old);
+        let setup = Setup {
+            shape,
+            making: self.making(),
+            idle: IDLE,
+            empty: false,
+            random: self.rng.next_u64() as u32,
+            fault: self.fault(),
         };
-        let mut maps: Vec<Map> = words
-            .drain(..)
-            .enumerate()
-            .map(|(i, (mut entries, mut sums))| {
-                entries.share_fuse(self.fuse.clone());
-                sums.share_fuse(self.fuse.clone());
-                Map::new(entries, sums, placing, i as u32, shape, making)
-            })
-            .collect();
-        let recovered = MapLog::recover(sb, shared, IDLE, &mut self.io(), |slot, held: Held| {
-            let map = &mut maps[(slot / u64::from(slots)) as usize];
-            map.restore(
-                SlotId((slot % u64::from(slots)) as u32),
-                held.map(|(l, s)| (LineId(l), Sum(s))),
-            );
-        })?;
-        let damaged = recovered.damaged;
-        #[allow(unused_mut, reason = "faults are planted with a feature")]
-        let mut log = recovered.log;
-        #[cfg(feature = "planted")]
-        if let Some(fault) = self.options.fault {
-            log.plant(fault);
-        }
-        for slot in damaged.into_iter().flatten() {
-            let map = &mut maps[(slot / u64::from(slots)) as usize];
-            let slot = SlotId((slot % u64::from(slots)) as u32);
-            if map.get(slot) == Slot::Free {
-                map.hold(slot);
+        let comers = self.comers();
+        let void = self.void;
+        let voided = void.then_some("it was given up");
+        let left = Left { superblock: sb, voided, memory: &mut memory, words };
+        let mut io = self.io();
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            start(left, &comers, &setup, &mut io, &mut Note(&mut self.void))
+        }));
+        let mut device = self.device.borrow_mut();
+        (device.fuse, device.unwinds, device.blown) = (u64::MAX, false, false);
+        (device.fails_in, device.dies) = (None, false);
+        drop(device);
+        self.fuse.store(u64::MAX, Ordering::Relaxed);
+        let started = match (started, &lasting) {
+            (Ok(started), _) => started.expect("no start of these is refused"),
+            (Err(payload), Some(lasting)) if payload.is::<Killed>() => {
+                return Err(lasting.survived());
             }
+            (Err(payload), _) => resume_unwind(payload),
+        };
+        self.memory = memory;
+        self.void &= matches!(started, Started::Without(_));
+        let (superblock, maps, places) = match started {
+            Started::With(begun) => {
+                self.seen.short_logs += u64::from(begun.damaged);
+                self.seen.worked_again += u64::from(void);
+                let log = begun.log;
+                let sb = log.superblock().clone();
+                self.log = Some(log);
+                (sb, begun.maps, begun.places)
+            }
+            Started::Without(without) => {
+                self.seen.failed_starts += 1;
+                self.log = None;
+                (without.superblock, without.maps, without.places)
+            }
+        };
+        places.decided.iter().for_each(|decided| self.has_come(decided));
+        self.generation = superblock.generation;
+        if self.layout.is_sparse() {
+            self.device.borrow_mut().table = Some((self.layout, self.generation));
         }
+        self.place(&superblock);
+        self.seen.put_aside += self.aside.len() as u64;
+        self.former = Some(superblock);
         let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
-        if !shared && self.layout.is_sparse() {
-            let sb = log.superblock().clone();
-            let per = (PAGE_GROUPS * GROUP_LINES) as u64;
-            read_table(&sb, &mut self.io(), |found: FoundPage<'_>| {
-                let Some(slots) = found.slots else { return true };
-                let map = &mut maps[found.shard as usize];
-                let before = slots.iter().flatten().count();
-                for (i, held) in (0u64..).zip(slots.iter_mut()) {
-                    let slot = u64::from(found.page) * per + i;
-                    let place = Place { group_set: (slot / 16) as u32, tag: 0 };
-                    let line = placing.line(found.shard, place, (slot % 16) as u32);
-                    if log.is_set(regions.of(line)) {
-                        *held = None;
-                    }
-                }
-                let lines = slots.iter().flatten().count();
-                if lines > 0 {
-                    map.sparse_mut().expect("a sparse map").found(found.page, lines as u32);
-                }
-                lines != before
-            })?;
-        } else if !shared {
-            for map in &mut maps {
-                for slot in (0..map.len()).map(SlotId) {
-                    let Slot::Line(line) = map.get(slot) else { continue };
-                    if log.is_set(regions.of(line)) || !log.is_whole() {
-                        map.hold(slot);
-                    }
-                }
-            }
-        }
-        let next = |sb: &mut BlockSuperblock| sb.epoch += 1;
-        let taken = if log.is_whole() {
-            log.update(&mut self.io(), next)
-        } else {
-            self.seen.short_logs += 1;
-            log.begin_anew(&mut self.io(), next)
-        };
-        taken.map_err(|_| IoFailed)?;
-        self.log = Some(log);
         let limits = BlockLimits { fills: 40, waiting: 1000 };
         let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };
         self.shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
@@ -160,21 +234,43 @@ impl World {
         self.begin_streams();
         self.begin_limits();
         self.begin_flushing();
+        if self.log.is_none() {
+            self.give_up();
+        }
         self.shares.count(&self.shards);
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
         Ok(())
     }
 
+    fn making(&mut self) -> Making {
+        Making {
+            replacement: Replacement::ALL[self.rng.below(5) as usize],
+            reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
+            evict: match self.rng.below(3) {
+                0 => EvictionBy::Cache,
+                n => EvictionBy::Gc { keep: n as f64 * 0.4 },
+            },
+        }
+    }
+
+    #[cfg(feature = "planted")]
+    pub(super) fn fault(&self) -> Fault {
+        Fault::of(self.options.fault)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    pub(super) fn fault(&self) -> Fault {
+        Fault::default()
+    }
+
     /// As a daemon does it while every line is locked. Returns whether the device has taken it.
     pub(super) fn begin_anew(&mut self) -> Result<bool, String> {
-        let read = |world: &World, copy: u64| -> Vec<u8> {
-            world.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
-        };
-        let sb = larder_format::block::superblock::choose(&read(self, 0), &read(self, 1))
-            .map_err(|e| e.to_string())?;
-        let epoch = sb.epoch + 1;
-        let log = MapLog::take_back(sb, epoch, IDLE, LogStats::default(), &mut self.io());
+        let found = self.superblock();
+        let former = self.former.clone().ok_or("nothing has begun")?;
+        let random = self.rng.next_u64() as u32;
+        let stats = LogStats::default();
+        let log = take_back(former, &found, (IDLE, random), stats, &mut self.io());
         #[allow(unused_mut, reason = "faults are planted with a feature")]
         let Ok(mut log) = log else { return Ok(false) };
         #[cfg(feature = "planted")]
@@ -182,11 +278,7 @@ impl World {
             log.plant(fault);
         }
         let (placing, shape) = (Placing::of(&self.layout, KEY), Shape::of(&self.layout));
-        let making = Making {
-            replacement: Replacement::ALL[self.rng.below(5) as usize],
-            reclaim: VictimPolicy::ALL[self.rng.below(4) as usize],
-            evict: EvictionBy::default(),
-        };
+        let making = Making { evict: EvictionBy::default(), ..self.making() };
         for (i, shard) in self.shards.iter_mut().enumerate() {
             let (entries, sums) = Map::words(shape);
             let (mut entries, mut sums) = (Words::heap(entries), Words::heap(sums));
@@ -201,7 +293,9 @@ impl World {
                 shard.plant(fault);
             }
         }
+        self.memory.own(log.superblock());
         self.generation = log.superblock().generation;
+        self.former = Some(log.superblock().clone());
         self.log = Some(log);
         self.void = false;
         self.rotten.clear();

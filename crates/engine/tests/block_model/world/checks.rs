@@ -36,6 +36,13 @@ impl World {
                 self.backing.insert(sector, durable);
             }
         }
+        for store in &mut self.volumes {
+            for (sector, durable) in std::mem::take(&mut store.owed) {
+                if self.rng.chance(0.5) {
+                    store.content.insert(sector, durable);
+                }
+            }
+        }
         self.backing_is_true();
     }
 
@@ -75,8 +82,11 @@ impl World {
         if World::is_never(line) {
             return Err(format!("shard {shard} {slot:?}: {line:?} is never to be cached"));
         }
-        if self.rotten.contains(&(shard, slot)) {
+        if self.rotten.contains(&(shard, slot)) || self.is_aside(line) {
             return Ok(());
+        }
+        if self.volume_at(line.0 * PER_LINE).is_none() {
+            return Err(format!("shard {shard} {slot:?}: {line:?} is cached, and nobody's"));
         }
         let flash = self.device.borrow().read(self.flash_at(shard, slot), PER_LINE as usize);
         for (s, content) in (line.0 * PER_LINE..).zip(&flash) {
@@ -247,6 +257,10 @@ impl World {
     /// one there.
     pub(super) fn check_slots(&mut self, event: &Event) {
         let Some(shard) = event.shard() else { return };
+        if self.device.borrow().blown {
+            // The process is gone: what its log could not write would have been given up.
+            return;
+        }
         let (reads, writes) = slots_of(event);
         for (i, slot) in (0..).zip(writes.clone().map(SlotId)) {
             let line = match event {

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use larder_base::Words;
 use larder_engine::block::BlockShard;
 use larder_engine::block::node::ranged::Turns;
 
+use super::begins::Survived;
 use super::in_log::InWorld;
 use super::node::Waiting;
 use super::{TURNS, World, overlay};
@@ -44,6 +44,7 @@ impl World {
             }
         }
         self.ops.clear();
+        self.end_attachment();
         self.forgetting.clear();
         self.turns = Turns::of(TURNS);
         self.waiting = Waiting::default();
@@ -51,19 +52,25 @@ impl World {
         self.backing_is_true();
     }
 
-    pub(super) fn restart(&mut self, words: Option<Vec<(Words, Words)>>) {
-        self.rot_map(words.is_some());
+    pub(super) fn restart(&mut self, survived: Option<Survived>) {
+        self.rot_map(survived.is_some());
         let mut device = self.device.borrow_mut();
         device.blown = false;
         device.fuse = u64::MAX;
         drop(device);
         // What was written before is made durable before anything of it is cached.
         self.volatile.clear();
-        if self.void || self.device.borrow().dead {
+        self.between_runs();
+        if std::mem::take(&mut self.device.borrow_mut().dead) && self.rng.chance(0.3) {
+            // Another takes its place.
             self.format();
+        }
+        let survived = self.offered(survived);
+        self.begin(survived);
+        if self.rng.chance(0.1) {
+            // The power fails before anything has happened.
+            self.device.borrow_mut().power_cut();
             self.begin(None);
-        } else {
-            self.begin(words);
         }
         if let Err(why) = self.check_map() {
             self.fail(format!("after a restart: {why}"));
@@ -75,8 +82,9 @@ impl World {
         self.script.push(format!("{} kill", self.time));
         self.count();
         let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
+        let survived = Survived { header: self.memory.snapshot(), words };
         self.cut_off();
-        self.restart(Some(words));
+        self.restart(Some(survived));
     }
 
     pub(super) fn power_cut(&mut self) {
@@ -104,6 +112,7 @@ impl World {
             }
             self.time += 1;
             self.advance();
+            self.attach_on();
             self.step_log();
             if let Some(why) = self.error.take() {
                 return Err(why);
@@ -158,9 +167,9 @@ impl World {
             let settled = settled.unwrap_or(false);
             self.cut_off();
             self.device.borrow_mut().power_cut();
-            let (rotten, cold) = (self.seen.rotten_maps, self.seen.short_logs);
+            let losses = self.seen.losses();
             self.restart(None);
-            let rotten = (rotten, cold) != (self.seen.rotten_maps, self.seen.short_logs);
+            let rotten = losses != self.seen.losses();
             let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
             if enabled && settled && !rotten && after != lines {
                 return Err(format!("{lines} lines before a clean stop, {after} after it"));

@@ -118,6 +118,11 @@ impl World {
 
     /// Whether what was written to `region` is durable: see [`Flushes::is_durable`].
     pub(super) fn region_is_durable(&mut self, region: u32) -> bool {
+        let place = u64::from(region) * self.per_region();
+        if self.volume_at(place).is_none() {
+            // No store can be flushed. Where nobody lies, who comes begins with one that is durable.
+            return !self.aside.contains(&place);
+        }
         if self.time < self.flushing.hurried {
             let flushed = !self.rng.chance(0.1);
             if flushed {

@@ -4,28 +4,25 @@ use larder_engine::block::node::ranged::{Discard, Progress};
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Verdict};
 
 use super::node::operators;
-use super::{PER_LINE, SHARDS, STRETCHES, TURNS, World};
+use super::{PER_LINE, SHARDS, TURNS, VOLUME_LINES, World};
 
 impl World {
     /// A zeroing of a whole stretch. Of the stretch's region only the beginning is in use; half of the ranges have all of it.
     pub(super) fn begin_range(&mut self) {
-        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        let first = self.rng.below(STRETCHES) * per_region;
-        let len = self.volume_sectors();
-        let zeroings =
-            |(_, o): (&OpId, &crate::parts::Op)| o.got.len() as u64 == len && o.range.is_none();
+        let (first, len) = self.any_volume();
+        let zeroings = |(_, o): (&OpId, &crate::parts::Op)| {
+            o.got.len() as u64 >= VOLUME_LINES * (PER_LINE - 1) && o.range.is_none()
+        };
         let locked = self.ops.iter().filter(|&o| zeroings(o)).count();
         self.seen.ranges += 1;
         self.seen.queued += u64::from(locked >= TURNS);
-        let asked = if self.next_op.is_multiple_of(2) { per_region } else { len };
+        let asked = if self.next_op.is_multiple_of(2) { self.per_region() } else { len };
         self.submit_longer(PartKind::Zero, first, len, asked, Verdict::Admit);
     }
 
     /// An operator drops what is cached of a stretch.
     pub(super) fn begin_drop(&mut self) {
-        let per_region = self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE;
-        let first = self.rng.below(STRETCHES) * per_region;
-        let len = self.volume_sectors();
+        let (first, len) = self.any_volume();
         let op = operators(OpId(self.next_op));
         self.next_op += 1;
         self.seen.drops += 1;
@@ -78,7 +75,7 @@ impl World {
         }
     }
 
-    fn unlock(&mut self, op: OpId) {
+    pub(super) fn unlock(&mut self, op: OpId) {
         let now = self.now();
         for shard in 0..self.shards.len() {
             self.call(shard, |s, fx| s.unlock_range(now, op, fx));
@@ -98,7 +95,7 @@ impl World {
         (LineId(first), LineId(if whole { first / region * region + region - 1 } else { last }))
     }
 
-    fn lock_next(&mut self, op: OpId) {
+    pub(super) fn lock_next(&mut self, op: OpId) {
         let progress = self.ops[&op].range.expect("a range");
         let shard = progress.next().expect("a shard") as usize;
         let now = self.now();
@@ -110,6 +107,8 @@ impl World {
         let Some(range) = self.ops.get_mut(&op).and_then(|o| o.range.as_mut()) else { return };
         if range.given().is_some() {
             self.lock_next(op);
+        } else if self.given_to_attachment(op) {
+            // It goes on when the log's thread can.
         } else if self.forgetting.contains(&op) {
             self.forget();
         } else {
