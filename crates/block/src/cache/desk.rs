@@ -559,7 +559,9 @@ impl Cache {
         }
         let identity = attached.identity();
         let of = name.to_owned();
+        let store = attached.id;
         let aside = self.on_log(move |log| {
+            log.forget_store(store);
             let mut stretch = None;
             let changed = log.change_superblock(false, |sb| stretch = put_aside(sb, &of, identity));
             changed.then_some(stretch)

@@ -12,6 +12,8 @@ use super::{Cache, Door};
 
 /// Requests for a volume that is to move are waited for so long; meanwhile new ones wait for the move.
 const DRAIN: Duration = Duration::from_secs(10);
+/// For the bits of where it lay to go: its store is durable by then.
+const SOON: Duration = Duration::from_secs(1);
 /// Between two looks whether they have ended.
 const GLANCE: Duration = Duration::from_millis(1);
 
@@ -159,7 +161,7 @@ impl Cache {
         volume.account.dropped(dropped);
         // All of it is durable: its bits can go. What is left of them is nobody's.
         let regions = (self.region(first), self.region(last));
-        self.on_log(move |log| log.hurry(regions.0, regions.1))?;
+        self.hurry(regions, SOON)?;
         // Lines of whoever had the stretch before are not its own.
         self.drop_groups(growth.first_group, growth.needed, &mut || true);
         self.note_growth(volume, bytes, identity, Some(growth), true)?;

@@ -41,8 +41,8 @@ use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread};
 use super::record::Recording;
 use super::region::Region;
-use super::restore::{NotRestored, Restored, Voided, begin_without, note_given_up, restore};
-use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, region, tables};
+use super::restore::{NotRestored, Restored, Voided, begin_without, restore};
+use super::{Attached, Cache, CacheHandle, census, locked, region, tables};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
@@ -413,21 +413,6 @@ impl Attached {
     }
 }
 
-impl Cache {
-    /// No later start may use what is on the device now.
-    pub(super) fn void(&self, log: &mut TapedLog) {
-        self.region.disown();
-        if let Err(error) = note_given_up(&self.config.state_dir, log.superblock()) {
-            tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
-                used again", self.config.state_dir.display());
-        }
-        // If the device takes it after all, nothing else is needed.
-        let _ = log.update(&mut CacheIo::of(self), |sb| {
-            sb.volumes.clear();
-        });
-    }
-}
-
 /// Opens a cache device with its volumes, and starts its log's thread.
 ///
 /// # Errors
@@ -613,7 +598,7 @@ pub(super) fn begin(
         volumes: RwLock::new(attached),
         retired: Mutex::default(),
         doors,
-        log_inbox: Mutex::new(LogInbox { commit: true, ..LogInbox::default() }),
+        log_inbox: Mutex::default(),
         log_wake: Condvar::new(),
         log_stats: Mutex::default(),
         enabled: given_up.is_none().into(),

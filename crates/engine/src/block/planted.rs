@@ -100,6 +100,14 @@ faults! {
     UnflushedTrusted,
     /// A flush that was wanted before a region was changed again is taken to cover that change.
     FlushCoversLater,
+    /// The bit of a region goes before the flush of its store that covers it has ended.
+    ClearedBeforeFlush,
+    /// A region that wants a flush is given the number of one that has begun.
+    FlushNumberedLate,
+    /// A clean stop does not wait for fills that are under way.
+    StopLeavesFills,
+    /// The map on the device stays valid when the cache is given up.
+    GivenUpValid,
 }
 
 impl super::BlockShard {

@@ -77,6 +77,8 @@ pub(crate) struct Seen {
     pub(crate) covered: u64,
     /// Devices that were given up because everything failed.
     pub(crate) given_up: u64,
+    /// Stops while fills or copies were under way.
+    pub(crate) busy_stops: u64,
 }
 
 impl Seen {
@@ -85,7 +87,7 @@ impl Seen {
         sum!(reads writes hits shared updates evicted cancelled fills_dropped corrupt rotten_maps short_logs flash_errors backing_errors kills kills_in_store
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
-            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up);
+            forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up busy_stops);
     }
 
     pub(crate) fn assert_met_everything(&self) {
@@ -140,6 +142,7 @@ impl Seen {
             self.at_ceiling,
             self.covered,
             self.given_up,
+            self.busy_stops,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -330,6 +333,8 @@ pub(crate) struct Doing {
     pub(crate) read: Option<Vec<[u8; SECTOR]>>,
     /// What it brought, once it has happened at the device.
     pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
+    /// Maintenance has asked for it.
+    pub(crate) upkeep: bool,
 }
 
 /// What a sector may be.

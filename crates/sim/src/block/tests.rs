@@ -664,8 +664,8 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
 fn records_of_other_versions_are_refused() {
     let spec = Block { shards: 2, ..spec("set:4", "hdd-ssd", "two_lbs") };
     let file = recorded(&spec, 50);
-    assert_eq!(&file[20..30], b"{\"block\":4");
-    for version in [b'3', b'5'] {
+    assert_eq!(&file[20..30], b"{\"block\":5");
+    for version in [b'4', b'6'] {
         let mut other = file.clone();
         other[29] = version;
         let len = u32::from_le_bytes(other[12..16].try_into().unwrap()) as usize;

@@ -30,6 +30,16 @@ impl Numbers {
         self.begun < self.wanted
     }
 
+    /// Whether one has begun and not ended.
+    pub fn is_under_way(&self) -> bool {
+        self.begun > self.durable.max(self.failed)
+    }
+
+    /// The number of the last that has begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// A flush begins: it covers all that is wanted. Returns its number.
     pub fn begin(&mut self) -> u64 {
         self.begun = self.wanted;
@@ -92,7 +102,10 @@ impl Flushes {
         ended: impl FnOnce(u64) -> Option<bool>,
     ) -> bool {
         if let Some(&(_, number)) = self.waiting.get(&region).filter(|w| w.0 == store) {
-            let durable = ended(number);
+            let mut durable = ended(number);
+            if self.planted(Planted::ClearedBeforeFlush) {
+                durable = durable.or(Some(true));
+            }
             if durable.is_some() {
                 self.waiting.remove(&region);
             }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use larder_base::{UnixSecs, Words};
 use larder_engine::block::address::{Place, Placing};
 use larder_engine::block::map::{Making, Map, Replacement, Shape, Slot};
+use larder_engine::block::record::TapedLog;
 use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, FoundPage, GROUP_LINES, IoFailed, LineId, LogStats,
     MapLog, Regions, SlotId, Sum, read_table,
@@ -35,7 +36,7 @@ impl World {
             bytes.chunks_exact(SECTOR).map(|c| c.try_into().expect("a sector")).collect();
         self.device.borrow_mut().write(at, &sectors);
         self.device.borrow_mut().flush();
-        self.void = false;
+        self.validity.barred.set(false);
         self.rotten.clear();
     }
 
@@ -149,7 +150,7 @@ impl World {
             log.begin_anew(&mut self.io(), next)
         };
         taken.map_err(|_| IoFailed)?;
-        self.log = Some(log);
+        self.begin_maintenance(log);
         let limits = BlockLimits { fills: 40, waiting: 1000 };
         let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };
         self.shards = maps.into_iter().map(|map| BlockShard::new(config, map)).collect();
@@ -202,8 +203,11 @@ impl World {
             }
         }
         self.generation = log.superblock().generation;
-        self.log = Some(log);
-        self.void = false;
+        if let Some(machine) = &mut self.maintenance {
+            machine.resume(TapedLog::new(log));
+        }
+        self.validity.enabled.set(true);
+        self.validity.barred.set(false);
         self.rotten.clear();
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();
