@@ -151,7 +151,9 @@ impl Effects<Bytes> for Begun {
         }
     }
     fn given_up(&mut self, _: &str) {
-        self.validity.enabled.set(false);
+        if !self.device.borrow().blown {
+            self.validity.enabled.set(false);
+        }
     }
     fn put_aside(&mut self, _: &mut BlockSuperblock) {}
 }

@@ -285,7 +285,8 @@ impl World {
 
     /// The queue looks into its mailbox, or is busy elsewhere.
     pub(super) fn go_on(&mut self) {
-        while self.draining || self.rng.chance(0.9) {
+        // When the power has failed nothing goes on.
+        while !self.device.borrow().blown && (self.draining || self.rng.chance(0.9)) {
             let (now, mut carried) = (self.now(), Carried::default());
             let node = now!(self, false, Verdict::Admit);
             self.queue.take_mail(&node);
