@@ -51,7 +51,7 @@ impl World {
             range.is_some_and(|r| r.next().is_none())
         };
         let ready: Vec<OpId> = self.forgetting.iter().copied().filter(locked).collect();
-        if self.maintenance.is_none() {
+        if self.maintenance.is_none() || self.device.borrow().blown {
             return;
         }
         for op in ready {
