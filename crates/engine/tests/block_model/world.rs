@@ -130,6 +130,7 @@ pub(crate) struct World {
     flushing: Flushing,
     /// The store is flushed at once, and no region has to be quiet for a while: half of the runs, in which bits go soon.
     flushes_at_once: bool,
+    slow_store: bool,
     /// Whose turn it is to lock a range.
     turns: Turns,
     shares: Rc<Shares>,
@@ -227,6 +228,7 @@ impl World {
             written: 0,
             flushing: Flushing::new(0),
             flushes_at_once: seed.is_multiple_of(2),
+            slow_store: seed % 4 == 1,
             turns: Turns::of(TURNS),
             shares: Rc::new(shares),
             forgetting: BTreeSet::new(),

@@ -563,27 +563,27 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     };
     let volume = |n: u32| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 };
     let setup = BlockRunSetup::new(
-        sim.log.superblock(),
+        sim.maintenance.superblock().unwrap(),
         &config,
         spec.making().unwrap(),
         QUIET,
         &spec.admission().unwrap(),
         (0..2).map(volume).collect(),
     );
-    assert_eq!(setup.block, 4);
+    assert_eq!(setup.block, 5);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.node.cells.len();
     for (stream, cell) in sim.node.cells.iter().enumerate() {
         cell.borrow_mut().0.record(tape(stream));
     }
-    sim.log.record(tape(shards));
+    sim.maintenance.record(tape(shards));
     for volume in 0..2u32 {
         sim.node.add_volume(volume).unwrap();
         let stream = setup.streams().unwrap() - 2 + volume as usize;
         sim.node.admissions.borrow_mut().get_mut(&volume).unwrap().record(tape(stream));
     }
-    tape_volumes(tape(shards + 1), sim.log.superblock());
+    tape_volumes(tape(shards + 1), sim.maintenance.superblock().unwrap());
     sim.node.add_volume(2).unwrap();
     sim.node.admissions.borrow_mut().get_mut(&2).unwrap().record_later(
         tape(setup.streams().unwrap()),
@@ -608,7 +608,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     sim.run_until(now + Nanos::from_secs(20));
     settle(&mut sim);
     sim.node.each(TapedShard::end_recording);
-    sim.log.end_recording();
+    sim.maintenance.end_recording();
     sim.node.admissions.borrow_mut().values_mut().for_each(|a| a.end_recording());
     let mut file = file_header(&serde_json::to_vec(&setup).unwrap()).unwrap();
     let mut counts = vec![0; setup.streams().unwrap() + 1];

@@ -102,10 +102,7 @@ impl Flushes {
         ended: impl FnOnce(u64) -> Option<bool>,
     ) -> bool {
         if let Some(&(_, number)) = self.waiting.get(&region).filter(|w| w.0 == store) {
-            let mut durable = ended(number);
-            if self.planted(Planted::ClearedBeforeFlush) {
-                durable = durable.or(Some(true));
-            }
+            let durable = ended(number);
             if durable.is_some() {
                 self.waiting.remove(&region);
             }
@@ -118,7 +115,7 @@ impl Flushes {
             number
         });
         self.waiting.insert(region, (store, number));
-        false
+        self.planted(Planted::ClearedBeforeFlush)
     }
 
     /// The bit of `region` is asked for: what was wanted to be durable before does not cover what is written from now on.

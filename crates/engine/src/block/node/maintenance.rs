@@ -28,7 +28,7 @@ use crate::block::api::{IoFailed, SlotId, Sum};
 use crate::block::log::{LogIo, LogShards, LogStats, LogStep};
 use crate::block::paging::TableChange;
 use crate::block::planted::Planted;
-use crate::block::record::TapedLog;
+use crate::block::record::{BlockTape, TapedLog};
 use crate::block::shard::MapRecord;
 pub use census::{Census, Lines, MOST_LOOKS};
 pub use inbox::{Inbox, Work};
@@ -256,6 +256,20 @@ impl Maintenance {
             || self.stepping > 0
             || self.regions_set() > 0
             || (0..shards.shards()).any(|shard| shards.records_waiting(shard) > 0)
+    }
+
+    /// Records what the log is told from now on; it must be that of a device without lines.
+    pub fn record(&mut self, tape: BlockTape) {
+        if let Some(log) = &mut self.log {
+            log.record(tape);
+        }
+    }
+
+    /// Ends recording.
+    pub fn end_recording(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.end_recording();
+        }
     }
 
     /// Hands on what is on the log's tape.

@@ -76,7 +76,9 @@ impl World {
                 return;
             }
         }
-        if !at_once && !self.rng.chance(0.1) {
+        // Some take longer than it takes a region to become quiet.
+        let share = if self.slow_store { 0.015 } else { 0.1 };
+        if !at_once && !self.rng.chance(share) {
             return;
         }
         let Some(UnderWay { number, covers }) = self.flushing.under_way.take() else { return };
