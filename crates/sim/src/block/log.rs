@@ -116,6 +116,7 @@ impl BlockSim {
             return;
         }
         self.log_due = None;
+        self.logged(now);
         let mut begun = Begun::default();
         let (node, machine) = (&self.node, &mut self.maintenance);
         let World { drive, files, .. } = &mut self.world;
@@ -172,9 +173,11 @@ impl BlockSim {
         let _ = self.node.limits.charge(now, bytes);
     }
 
-    /// The I/O of maintenance's turn is over.
-    pub(super) fn logged(&mut self) {
-        if let Some(late) = self.late.take() {
+    /// If the I/O of maintenance's last turn is over, what it has left comes to those for whom it is.
+    pub(super) fn logged(&mut self, now: Nanos) {
+        if now >= self.log_free
+            && let Some(late) = self.late.take()
+        {
             self.node.give(late);
         }
     }

@@ -363,7 +363,7 @@ impl BlockSim {
             }
             Event::Census => self.census(),
             Event::Log => self.step_log(at),
-            Event::Logged => self.logged(),
+            Event::Logged => self.logged(now),
         }
         self.serve();
         true

@@ -5,9 +5,10 @@
 use larder_base::Nanos;
 
 use super::Turn;
-use super::stop::SWEEP_STEP;
 use crate::block::node::share::Count;
 
+/// Slots that are swept under one lock: a client waits for no more.
+pub const SWEEP_STEP: u32 = 512;
 /// Sweeping goes on for so long, then rests for as long.
 const SWEEP: Nanos = Nanos::from_millis(20);
 /// Where there is nothing to sweep it looks again after so long.

@@ -4,12 +4,11 @@
 use larder_base::Nanos;
 use larder_policy::block::VolumeId;
 
+use super::census::SWEEP_STEP;
 use super::{Effects, Maintenance, Shards, Turn};
 use crate::block::log::LogIo;
 use crate::block::planted::Planted;
 
-/// Slots that are swept under one lock: a client waits for no more.
-pub(super) const SWEEP_STEP: u32 = 512;
 /// Sweeping that is over so soon is not worth a word.
 const WORD: Nanos = Nanos::from_millis(100);
 
