@@ -2,10 +2,11 @@
 //! what the write budget must remember, and looks whether somebody else changes a store.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
 use larder_engine::block::GroupId;
+use larder_engine::block::node::maintenance::{Census, Lines, MOST_LOOKS, SWEEP_STEP, Turn};
 use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
 use larder_runtime::AlignedBuf;
@@ -16,33 +17,22 @@ use super::{Cache, locked};
 use crate::backing::{Session, watch};
 use crate::op::Op;
 
-/// Slots that are swept under one lock: a client waits for no more.
-const SWEEP_STEP: u32 = 512;
-/// Sweeping goes on for so long, then rests for as long.
-const SWEEP: Duration = Duration::from_millis(20);
-/// The least time between two counts; a count that takes long is made less often, so that it is no load.
-const EVERY: Duration = Duration::from_secs(1);
-const SHARE_OF_TIME: u32 = 100;
 /// Between two looks at whether more of the write budget must be written down.
 const SAVE: Duration = Duration::from_millis(100);
 /// For one read that a detector wishes.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Wishes of one volume that are met in one round.
-const WISHES: u32 = 16;
+/// Between two rounds.
+const ROUND: Nanos = Nanos::from_millis(100);
 
 /// Runs until the cache is stopped.
 pub(super) fn run(cache: &Cache) {
-    let mut next_count = Instant::now();
+    let (mut machine, mut lines) = (Census::default(), Counted { cache, lines: BTreeMap::new() });
     let mut next_save = Instant::now() + SAVE;
     let mut next_look = Instant::now();
     let mut removed = false;
     let mut sessions: BTreeMap<VolumeId, Option<Box<dyn Session>>> = BTreeMap::new();
     while !locked(&cache.log_inbox).stopped {
         let now = Instant::now();
-        if now >= next_count {
-            count(cache);
-            next_count = Instant::now() + EVERY.max(now.elapsed() * SHARE_OF_TIME);
-        }
         if !removed && cache.is_unlinked() {
             removed = true;
             tracing::error!(
@@ -65,8 +55,15 @@ pub(super) fn run(cache: &Cache) {
             meet_wishes(cache, volume, &mut sessions);
         }
         drop(volumes);
-        let more = cache.sweep(SWEEP);
-        std::thread::sleep(if more { SWEEP } else { Duration::from_millis(100) });
+        let next = loop {
+            let now = cache.now();
+            match machine.turn(now, &mut lines) {
+                Turn::Again => {}
+                Turn::At(at) => break at.saturating_sub(now).min(ROUND),
+                Turn::Over { .. } => return,
+            }
+        };
+        std::thread::sleep(Duration::from_nanos(next.0));
     }
     cache.governor.save_budget(cache.now());
 }
@@ -90,24 +87,35 @@ impl Cache {
     }
 }
 
-/// Counts the lines of each volume.
-fn count(cache: &Cache) {
-    let mut counts: BTreeMap<VolumeId, (Arc<Attached>, u64)> =
-        cache.volumes().into_iter().map(|v| (v.id, (v, 0))).collect();
-    let of = |group: GroupId| cache.governor.volume_at(cache.at(group.line(0))).map(|v| v.id);
-    for cell in &cache.shards {
-        let (mut count, mut more) = (Count::default(), true);
-        while more {
-            // Looked at, and no part of a record. The lock is let go after every turn.
-            more = count.turn(&locked(cell).shard, of, |volume, lines| {
-                if let Some((_, counted)) = counts.get_mut(&volume) {
-                    *counted += lines;
-                }
-            });
-        }
+/// Shards whose lines are counted, and how many each volume has.
+struct Counted<'a> {
+    cache: &'a Cache,
+    lines: BTreeMap<VolumeId, u64>,
+}
+
+impl Lines for Counted<'_> {
+    fn shards(&self) -> u32 {
+        self.cache.layout.shards
     }
-    for (volume, lines) in counts.into_values() {
-        volume.account.set(lines);
+
+    fn sweep(&mut self, shard: u32, steps: u32) -> bool {
+        locked(&self.cache.shards[shard as usize]).shard.sweep(steps)
+    }
+
+    fn count(&mut self, shard: u32, count: &mut Count) -> bool {
+        let Counted { cache, lines } = self;
+        let of = |group: GroupId| cache.governor.volume_at(cache.at(group.line(0))).map(|v| v.id);
+        // Looked at, and no part of a record.
+        count.turn(&locked(&cache.shards[shard as usize]).shard, of, |volume, more| {
+            *lines.entry(volume).or_default() += more;
+        })
+    }
+
+    fn counted(&mut self) {
+        let mut lines = std::mem::take(&mut self.lines);
+        for volume in self.cache.volumes() {
+            volume.account.set(lines.remove(&volume.id).unwrap_or(0));
+        }
     }
 }
 
@@ -118,7 +126,7 @@ fn meet_wishes(
     sessions: &mut BTreeMap<VolumeId, Option<Box<dyn Session>>>,
 ) {
     let Some(detector) = &volume.detector else { return };
-    for _ in 0..WISHES {
+    for _ in 0..MOST_LOOKS {
         let Some((offset, bytes)) = locked(detector).next_wanted() else { return };
         let session =
             sessions.entry(volume.id).or_insert_with(|| volume.volume.backing().session().ok());

@@ -635,6 +635,8 @@ impl Cache {
                 }
                 Step::Record => {
                     attachment.known_by(attached.identity());
+                    let store = attached.id;
+                    self.on_log(move |log| log.forget_store(store))?;
                     let recorded = self.record_attachment(attachment)?;
                     let stretch = (record.first_group, record.groups);
                     aside = recorded.durable.then_some(recorded.applied.then_some(stretch));

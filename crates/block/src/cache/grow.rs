@@ -14,6 +14,8 @@ use super::{Cache, Door};
 
 /// Requests for a volume that is to move are waited for so long; meanwhile new ones wait for the move.
 const DRAIN: Duration = Duration::from_secs(10);
+/// For the bits of where it lay to go: its store is durable by then.
+const SOON: Duration = Duration::from_secs(1);
 /// Between two looks whether they have ended.
 const GLANCE: Duration = Duration::from_millis(1);
 
@@ -142,7 +144,7 @@ impl Cache {
                     attachment.done(dropped);
                 }
                 Step::Bits { first, last } => {
-                    let left = self.on_log(move |log| log.hurry(first, last))?;
+                    let left = self.hurry((first, last), SOON)?;
                     attachment.bits(self.now(), left, true);
                 }
                 Step::Record => {

@@ -62,6 +62,7 @@ use std::time::Instant;
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
 use larder_engine::block::node::calls::{self, OP_BITS};
+use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::record::TapedShard;
 use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
@@ -70,7 +71,7 @@ use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use attached::{Attached, Totals, VolumeCounters};
-use cell::{Cell, Copying, Fill, Fx, Message, Out};
+use cell::{Cell, Fx, Message, Out};
 pub use check::{CheckFault, CheckReport, CheckWish};
 pub(crate) use desk::named;
 pub use desk::{Detaching, Explanation, LineOf, SlotOf};
@@ -105,19 +106,11 @@ impl Door {
 /// What waits for the log's thread.
 #[derive(Default)]
 struct LogInbox {
-    fills: Vec<Fill>,
-    copies: Vec<Copying>,
-    asks: Vec<(u32, u32)>,
-    loads: Vec<cell::Load>,
-    ranges: Vec<(OpId, u32, u32)>,
-    commit: bool,
+    /// What queues have left.
+    mail: Inbox<Payload>,
     stop: bool,
-    /// The thread sleeps for a fixed time and looks by itself then: only what is urgent wakes it.
-    gathers: bool,
     /// What was asked for by somebody who is no worker.
     jobs: Vec<log::Errand>,
-    /// Why the cache device is not to be used any more.
-    give_up: Option<String>,
     /// The thread has ended.
     stopped: bool,
 }
@@ -376,11 +369,6 @@ impl Cache {
         calls::call(self, shard, me, out, f)
     }
 
-    /// Leaves a message for the worker that has `op`.
-    fn send(&self, _worker: usize, op: OpId, message: Message) {
-        calls::send(self, op, message);
-    }
-
     /// The first byte of a line.
     fn at(&self, line: LineId) -> u64 {
         line.0 * u64::from(self.layout.line)
@@ -427,8 +415,10 @@ impl Cache {
             );
         }
         if let Some(why) = self.governor.failures.failed() {
-            locked(&self.log_inbox).give_up = Some(format!("{why}, the last with: {error}"));
-            self.log_wake.notify_one();
+            let why = format!("{why}, the last with: {error}");
+            if locked(&self.log_inbox).mail.give_up(self.now(), why) {
+                self.log_wake.notify_one();
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions};
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
+use larder_engine::block::node::maintenance::Stores;
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
@@ -19,7 +20,7 @@ use larder_runtime::Payload;
 
 use super::attached::count;
 use super::cell::{Cell, Daemon, Known, Out};
-use super::{Attached, Cache, locked, log};
+use super::{Attached, Cache, locked};
 
 impl Questions for Cache {
     #[inline]
@@ -91,26 +92,24 @@ impl Calls<Daemon> for Cache {
     }
 
     fn maintain(&self, out: &mut Out) {
-        let mut inbox = locked(&self.log_inbox);
-        let before = inbox.fills.len();
-        inbox.fills.append(&mut out.fills);
-        let copies = !out.copies.is_empty() && inbox.copies.is_empty();
-        inbox.copies.append(&mut out.copies);
-        let after = inbox.fills.len();
-        // It sleeps until there is something, and then until there is something urgent or a batch of fills. A wake-up
-        // costs this thread, for which clients wait, several microseconds.
-        let wake = !out.asks.is_empty()
-            || !out.loads.is_empty()
-            || (before < log::BATCH && after >= log::BATCH)
-            || (!inbox.gathers
-                && ((out.commit && !inbox.commit) || (before == 0 && after > 0) || copies));
-        inbox.asks.append(&mut out.asks);
-        inbox.loads.append(&mut out.loads);
-        inbox.commit |= std::mem::take(&mut out.commit);
-        drop(inbox);
+        let wake = locked(&self.log_inbox).mail.leave(self.now(), out);
         if wake {
             self.log_wake.notify_one();
         }
+    }
+}
+
+impl Stores for Cache {
+    fn store_of(&self, region: u32) -> Option<VolumeId> {
+        let bytes = self.layout.region_groups * self.group_bytes();
+        let at = u64::from(region) * bytes;
+        let volumes = self.volumes();
+        let owner = volumes.iter().find(|v| v.base() < at + bytes && at < v.base() + v.bytes());
+        owner.map(|v| v.id)
+    }
+
+    fn stores(&self) -> Vec<VolumeId> {
+        self.volumes().iter().map(|v| v.id).collect()
     }
 }
 
@@ -138,8 +137,9 @@ impl Node<Daemon> for Cache {
     }
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
-        locked(&self.log_inbox).ranges.push((op, first, last));
-        self.log_wake.notify_one();
+        if locked(&self.log_inbox).mail.ask_bits(self.now(), op, first, last) {
+            self.log_wake.notify_one();
+        }
     }
 
     fn id(&self, volume: &Known) -> VolumeId {

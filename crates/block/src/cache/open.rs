@@ -45,7 +45,7 @@ use super::log::{CacheIo, LogThread};
 use super::notes::{AtStart, Voided, note_given_up};
 use super::record::Recording;
 use super::region::Region;
-use super::{Attached, Cache, CacheHandle, LogInbox, census, locked, tables};
+use super::{Attached, Cache, CacheHandle, census, locked, tables};
 use crate::backing::identity::IDENTITY_BYTES;
 use crate::server::Volume;
 
@@ -405,21 +405,6 @@ impl Attached {
     }
 }
 
-impl Cache {
-    /// No later start may use what is on the device now.
-    pub(super) fn void(&self, log: &mut TapedLog) {
-        self.region.disown();
-        if let Err(error) = note_given_up(&self.config.state_dir, log.superblock()) {
-            tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
-                used again", self.config.state_dir.display());
-        }
-        // If the device takes it after all, nothing else is needed.
-        let _ = log.update(&mut CacheIo::of(self), |sb| {
-            sb.volumes.clear();
-        });
-    }
-}
-
 /// Opens a cache device with its volumes, and starts its log's thread.
 ///
 /// # Errors
@@ -626,7 +611,7 @@ pub(super) fn begin(
         volumes: RwLock::new(attached),
         retired: Mutex::default(),
         doors,
-        log_inbox: Mutex::new(LogInbox { commit: true, ..LogInbox::default() }),
+        log_inbox: Mutex::default(),
         log_wake: Condvar::new(),
         log_stats: Mutex::default(),
         enabled: given_up.is_none().into(),

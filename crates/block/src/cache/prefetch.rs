@@ -1,14 +1,16 @@
 //! Bringing what is not cached into the cache, because an operator asks for it.
 //!
 //! One prefetch runs at a time, on a thread of its own with its own [`Cached`]: it asks like a client, group by group. It
-//! goes past admission, as a client's advice does, but not past what is selected never, shares, or the write budget. While
-//! clients are at work it asks for one group at a time, and rests as long as that took.
+//! goes past admission, as a client's advice does, but not past what is selected never, shares, or the write budget. How fast it
+//! asks is [`Pacing`]'s.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
+use larder_engine::block::node::prefetch::Prefetch as Pacing;
 use larder_engine::block::{GROUP_LINES, LineId};
 use larder_policy::block::Reason;
 use larder_runtime::RingChoice;
@@ -21,16 +23,6 @@ use super::{Attached, Cache, Cached, locked};
 use crate::nbd::server::Command;
 use crate::server::service::Service;
 
-/// Groups asked for at a time, when no client is at work.
-const WINDOW: usize = 16;
-/// The shortest rest after a group, when one is.
-const REST: Duration = Duration::from_millis(2);
-/// Groups whose lines are on their way to flash, before no more are asked for.
-const SETTLING: usize = 1024;
-/// A group whose lines are not cached so long after its answer is looked at for the last time.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Reads of the store that fail one after the other, before it is given up.
-const FAILURES: u32 = 16;
 /// For what is under way to end, when whoever asked has gone.
 const DRAIN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
@@ -167,7 +159,7 @@ struct Asked {
     /// Its first line in the line space, and a bit for each line that is wanted.
     first: LineId,
     wanted: u16,
-    since: Instant,
+    since: Nanos,
     again: bool,
 }
 
@@ -186,11 +178,7 @@ struct Porter {
     report: Prefetched,
     /// Lines that may be brought.
     room: u64,
-    failures: u32,
-    /// What clients have done, when that was last looked at.
-    seen: u64,
-    busy: bool,
-    rest_until: Instant,
+    pacing: Pacing,
     _turn: Turn,
 }
 
@@ -210,6 +198,7 @@ impl Porter {
         let slots = cache.layout.capacity();
         let room = volume.share().1.map_or(slots, |c| c.min(slots));
         let line_bytes = cache.layout.line;
+        let pacing = Pacing::new(limits(cache.config.fill_memory, &cache.layout).fills);
         Ok(Porter {
             cache,
             volume,
@@ -223,10 +212,7 @@ impl Porter {
             settling: VecDeque::new(),
             report: Prefetched { line_bytes, ..Prefetched::default() },
             room,
-            failures: 0,
-            seen: 0,
-            busy: false,
-            rest_until: Instant::now(),
+            pacing,
             _turn: turn,
         })
     }
@@ -304,7 +290,7 @@ impl Porter {
                 return Ok(());
             }
             self.check()?;
-            self.look_at_clients();
+            self.pacing.look_at_clients(self.cache.asked_by_clients());
             if self.may_ask(shard, wanted.count_ones()) {
                 break;
             }
@@ -315,7 +301,7 @@ impl Porter {
             self.report.full = true;
             return Ok(());
         }
-        self.ask(Asked { first, wanted, since: Instant::now(), again: false });
+        self.ask(Asked { first, wanted, since: self.cache.now(), again: false });
         self.turn(Duration::ZERO);
         Ok(())
     }
@@ -327,9 +313,9 @@ impl Porter {
         if self.volume.volume().is_closed() {
             return Err("it was detached".into());
         }
-        match self.failures >= FAILURES {
-            true => Err(format!("its store failed {FAILURES} times one after the other")),
-            false => Ok(()),
+        match self.pacing.gives_up() {
+            Some(times) => Err(format!("its store failed {times} times one after the other")),
+            None => Ok(()),
         }
     }
 
@@ -339,25 +325,9 @@ impl Porter {
         all.map(|a| u64::from(a.wanted.count_ones())).sum()
     }
 
-    /// Notes whether clients have asked anything since the last time.
-    fn look_at_clients(&mut self) {
-        let seen = self.cache.asked_by_clients();
-        self.busy = seen != self.seen;
-        self.seen = seen;
-    }
-
     fn may_ask(&self, shard: u32, lines: u32) -> bool {
-        let window = if self.busy { 1 } else { WINDOW };
-        if self.under_way.len() >= window
-            || self.settling.len() >= SETTLING
-            || Instant::now() < self.rest_until
-        {
-            return false;
-        }
-        // Half of what may be on its way to flash is left to clients.
-        let most = limits(self.cache.config.fill_memory, &self.cache.layout).fills / 2;
-        let now = locked(&self.cache.shards[shard as usize]).shard.fills_under_way();
-        now == 0 || now + lines <= most
+        let filling = locked(&self.cache.shards[shard as usize]).shard.fills_under_way();
+        self.pacing.may_ask(self.cache.now(), filling, lines)
     }
 
     fn ask(&mut self, asked: Asked) {
@@ -367,6 +337,7 @@ impl Porter {
         let len = (high - low + 1) * self.cache.layout.line;
         self.next += 1;
         self.under_way.insert(self.next, asked);
+        self.pacing.asked();
         let volume = self.volume.volume().clone();
         self.service.submit(&volume, self.next, Command::Cache { offset, len });
     }
@@ -388,16 +359,12 @@ impl Porter {
     fn take_answers(&mut self) {
         while let Some(answer) = self.service.pop() {
             let Some(mut asked) = self.under_way.remove(&answer.ticket) else { continue };
-            let took = asked.since.elapsed();
-            if self.busy {
-                self.rest_until = Instant::now() + took.max(REST);
-            }
-            asked.since = Instant::now();
+            let now = self.cache.now();
+            self.pacing.answered(now, asked.since, answer.outcome.is_ok());
+            asked.since = now;
             if answer.outcome.is_err() {
-                self.failures += 1;
                 self.report.failed += u64::from(asked.wanted.count_ones());
             } else {
-                self.failures = 0;
                 self.settling.push_back(asked);
             }
         }
@@ -418,21 +385,22 @@ impl Porter {
             };
             cached &= asked.wanted;
             let missing = asked.wanted & !cached;
-            if missing != 0 && on_the_way && asked.since.elapsed() < PATIENCE {
+            let now = self.cache.now();
+            if missing != 0 && on_the_way && self.pacing.waits_for(now, asked.since) {
                 self.settling.push_back(asked);
                 continue;
             }
+            let may_ask = self.pacing.settled();
             let count = u64::from(cached.count_ones());
             self.report.brought += count;
             self.told.brought.fetch_add(count * line, Ordering::Relaxed);
             if missing == 0 {
                 continue;
             }
-            if asked.again || self.under_way.len() >= WINDOW || self.report.interrupted {
+            if asked.again || !may_ask || self.report.interrupted {
                 self.report.no_place += u64::from(missing.count_ones());
             } else {
-                // A write may have come in between, or too many fills.
-                (asked.wanted, asked.again, asked.since) = (missing, true, Instant::now());
+                (asked.wanted, asked.again, asked.since) = (missing, true, now);
                 self.ask(asked);
             }
         }

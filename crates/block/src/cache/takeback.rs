@@ -124,14 +124,15 @@ impl LogThread {
         for (shard, map) in (0..).zip(maps) {
             begun &= cache.with(shard, None, &mut out, |s, _| s.begin_anew(map));
         }
-        let log = TapedLog::new(log);
+        self.resume(TapedLog::new(log));
         if !begun {
             let why = "a shard was not at rest";
-            self.give_up(log, &why);
+            self.give_up(why);
             return Err(why.to_owned());
         }
-        cache.region.own(log.superblock());
-        self.resume(log);
+        if let Some(superblock) = self.superblock() {
+            cache.region.own(superblock);
+        }
         for volume in cache.volumes() {
             volume.account.set(0);
         }

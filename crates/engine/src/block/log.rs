@@ -160,6 +160,8 @@ pub struct MapLog {
     /// None of them was asked for, or found in use, before this: until it is long enough ago none is looked at.
     earliest: Nanos,
     asked: VecDeque<(u32, u32)>,
+    /// Regions that are looked at whenever they were asked for last: the next of them, and the last.
+    hurried: Option<(u32, u32)>,
     idle: Nanos,
     stats: LogStats,
     #[cfg(feature = "planted")]
@@ -304,6 +306,7 @@ impl MapLog {
             set: BTreeMap::new(),
             earliest: Nanos::ZERO,
             asked: VecDeque::new(),
+            hurried: None,
             idle,
             stats: LogStats::default(),
             #[cfg(feature = "planted")]
@@ -446,6 +449,42 @@ impl MapLog {
     /// Shard `shard` asks for the bit of `region`.
     pub fn ask(&mut self, shard: u32, region: u32) {
         self.asked.push_back((shard, region));
+    }
+
+    /// Looks at regions `first..=last` with the next steps, once, however lately they were asked for: the bits of those that
+    /// are quiet, and whose store is durable, go.
+    pub fn hurry(&mut self, first: u32, last: u32) {
+        self.hurried = (first <= last).then_some((first, last));
+    }
+
+    /// Regions whose bits may be due: their time has come, or somebody is in a hurry.
+    fn due(&mut self, now: Nanos, idle: Nanos) -> Vec<u32> {
+        if let Some((first, last)) = self.hurried.take() {
+            let due = self.set.range(first..=last).map(|(&r, _)| r);
+            let due: Vec<u32> = due.take(CLEAR_STEP).collect();
+            let next = due.last().filter(|_| due.len() == CLEAR_STEP).map_or(last, |&r| r);
+            self.hurried = (next < last).then_some((next + 1, last));
+            if !due.is_empty() {
+                return due;
+            }
+        }
+        // After a trim of a whole volume there are half a million.
+        if now.saturating_sub(self.earliest) < idle {
+            return Vec::new();
+        }
+        let due: Vec<u32> = self
+            .set
+            .iter()
+            .filter(|(_, at)| now.saturating_sub(**at) >= idle)
+            .map(|(&r, _)| r)
+            .take(CLEAR_STEP)
+            .collect();
+        if due.len() < CLEAR_STEP {
+            // They may be asked for again at this moment, but not before.
+            let rest = self.set.values().filter(|at| now.saturating_sub(**at) < idle).min();
+            self.earliest = rest.copied().unwrap_or(now).min(now);
+        }
+        due
     }
 
     fn write(
@@ -705,6 +744,9 @@ impl MapLog {
             self.stats.intents_set += new.len() as u64;
         }
         self.asked.clear();
+        // A step that finds nothing to do is in no record: whether one has looked meanwhile must not matter.
+        let looked = |&(first, last): &(u32, u32)| self.set.range(first..=last).next().is_none();
+        self.hurried = self.hurried.filter(|range| !looked(range));
         self.earliest = self.earliest.min(now);
         for (shard, region) in asked {
             self.set.insert(region, now);
@@ -723,22 +765,7 @@ impl MapLog {
         if self.resync || self.snapshot.is_some() || !self.asked.is_empty() {
             return Ok(false);
         }
-        // After a trim of a whole volume there are half a million.
-        if now.saturating_sub(self.earliest) < idle {
-            return Ok(false);
-        }
-        let due: Vec<u32> = self
-            .set
-            .iter()
-            .filter(|(_, at)| now.saturating_sub(**at) >= idle)
-            .map(|(&r, _)| r)
-            .take(CLEAR_STEP)
-            .collect();
-        if due.len() < CLEAR_STEP {
-            // They may be asked for again at this moment, but not before.
-            let rest = self.set.values().filter(|at| now.saturating_sub(**at) < idle).min();
-            self.earliest = rest.copied().unwrap_or(now).min(now);
-        }
+        let due = self.due(now, idle);
         // All are asked before the backing stores are made durable: one flush covers every region of a volume.
         let mut asked = BTreeSet::new();
         for region in due {
@@ -759,7 +786,7 @@ impl MapLog {
             }
         }
         if quiet.is_empty() {
-            return Ok(false);
+            return Ok(self.hurried.is_some());
         }
         // Everything that happened before this moment, in all shards: each has at most its slots' worth.
         loop {

@@ -94,6 +94,8 @@ pub(crate) struct Seen {
     pub(crate) detached: u64,
     pub(crate) left_undurable: u64,
     pub(crate) forgot: u64,
+    /// Stops while fills or copies were under way.
+    pub(crate) busy_stops: u64,
 }
 
 impl Seen {
@@ -103,7 +105,7 @@ impl Seen {
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
-            voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot);
+            voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops);
     }
 
     /// What a start may lose lines by.
@@ -179,6 +181,7 @@ impl Seen {
             self.detached,
             self.left_undurable,
             self.forgot,
+            self.busy_stops,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");
@@ -375,6 +378,8 @@ pub(crate) struct Doing {
     pub(crate) read: Option<Vec<[u8; SECTOR]>>,
     /// What it brought, once it has happened at the device.
     pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
+    /// Maintenance has asked for it.
+    pub(crate) upkeep: bool,
 }
 
 /// What a sector may be.

@@ -23,12 +23,13 @@ use larder_base::{Killed, Nanos, Rng, Words};
 use larder_engine::block::node::event::{Op as Asked, Submit};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::maintenance::{Maintenance, Work};
 use larder_engine::block::node::queue::Queue;
 use larder_engine::block::node::ranged::{Progress, Turns};
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::{
-    BlockShard, GROUP_LINES, IoFailed, LineId, MapLog, MapRecord, Merge, OpId, PartKind, SlotId,
-    Sum, Verdict, WriteMode,
+    BlockShard, GROUP_LINES, IoFailed, LineId, MapRecord, Merge, OpId, PartKind, SlotId, Sum,
+    Verdict, WriteMode,
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::BlockKind;
@@ -42,7 +43,7 @@ use crate::shares::Shares;
 use attaching::Working;
 use begins::Survived;
 use flushing::Flushing;
-use in_log::InWorld;
+use in_log::Validity;
 use node::Waiting;
 use volumes::{Store, stores};
 
@@ -90,8 +91,11 @@ pub(crate) struct World {
     /// Sectors of the backing store that were changed since it was last flushed, with what is durable there.
     volatile: BTreeMap<u64, u64>,
     shards: Vec<BlockShard>,
-    log: Option<MapLog>,
-    asked: Vec<(u32, u32)>,
+    /// Not there while it is at work.
+    maintenance: Option<Maintenance>,
+    /// What is left for it, and its I/O that has ended while it was at work.
+    work: Work<Bytes>,
+    ended: usize,
     /// Stores to the maps left before a kill.
     fuse: Arc<AtomicU64>,
     queue: Queue<Model>,
@@ -104,8 +108,7 @@ pub(crate) struct World {
     rotten: BTreeSet<(usize, SlotId)>,
     next_op: u64,
     backing_failed_at: u64,
-    /// The cache device was given up: its map must not be used again.
-    void: bool,
+    validity: Validity,
     mode: WriteMode,
     seen: Seen,
     script: Vec<String>,
@@ -141,6 +144,7 @@ pub(crate) struct World {
     flushing: Flushing,
     /// The store is flushed at once, and no region has to be quiet for a while: half of the runs, in which bits go soon.
     flushes_at_once: bool,
+    slow_store: bool,
     /// Whose turn it is to lock a range.
     turns: Turns,
     shares: Rc<Shares>,
@@ -199,8 +203,9 @@ impl World {
             backing_ios: 0,
             volatile: BTreeMap::new(),
             shards: Vec::new(),
-            log: None,
-            asked: Vec::new(),
+            maintenance: None,
+            work: Work::default(),
+            ended: 0,
             fuse: Arc::new(AtomicU64::new(u64::MAX)),
             queue: Queue::new(0, ahead::queue_config(&layout, 0)),
             held: Vec::new(),
@@ -211,7 +216,7 @@ impl World {
             rotten: BTreeSet::new(),
             next_op: 1,
             backing_failed_at: 0,
-            void: false,
+            validity: Validity::default(),
             mode,
             seen: Seen::default(),
             script: Vec::new(),
@@ -242,6 +247,7 @@ impl World {
             written: 0,
             flushing: Flushing::new(0),
             flushes_at_once: seed.is_multiple_of(2),
+            slow_store: seed % 4 == 1,
             turns: Turns::of(TURNS),
             shares: Rc::new(shares),
             forgetting: BTreeSet::new(),
@@ -411,7 +417,11 @@ impl World {
     }
 
     /// An I/O is asked for.
-    fn begin_io(&mut self, mut event: Event) {
+    fn begin_io(&mut self, event: Event) {
+        self.begin_io_of(event, false);
+    }
+
+    fn begin_io_of(&mut self, mut event: Event, upkeep: bool) {
         match &mut event {
             Event::BackingRead(_, stretch, at, len, ahead) => {
                 let (op, at, len, ahead) = (stretch.op, *at, *len, *ahead);
@@ -427,7 +437,7 @@ impl World {
         }
         self.check_slots(&event);
         self.check_changes(&event);
-        self.doing.push(Doing { event, read: None, landed: None });
+        self.doing.push(Doing { event, read: None, landed: None, upkeep });
     }
 
     /// The client has its answer.
@@ -579,7 +589,11 @@ impl World {
                 return;
             }
         }
-        let Doing { event, landed, .. } = self.doing.swap_remove(at);
+        let Doing { event, landed, upkeep, .. } = self.doing.swap_remove(at);
+        // One that ends while maintenance is at work its shard hears of at once.
+        let at_work = self.maintenance.is_none();
+        self.ended += usize::from(upkeep && at_work);
+        let upkeep = upkeep && !at_work;
         let outcome = landed.expect("it happened");
         if outcome.is_err() && event.shard().is_none() {
             self.backing_failed_at = self.time;
@@ -599,7 +613,11 @@ impl World {
             Event::FlashWrite(io, ..) | Event::Copy(io, ..) => {
                 let sums = outcome.map(|b| crcs(&b));
                 let sums = sums.as_deref().map_err(|&e| e);
-                self.tell(false, all, |q, node, now, _| q.flash_written(node, now, io, sums));
+                if upkeep {
+                    self.maintain(|m, now, shards, _, _| m.flash_written(now, shards, io, sums));
+                } else {
+                    self.tell(false, all, |q, node, now, _| q.flash_written(node, now, io, sums));
+                }
             }
             Event::Merge(io, ..) => {
                 let sums = outcome.map(|b| crcs(&b)).map(|s| (s[0], s[1]));
@@ -615,7 +633,11 @@ impl World {
                     Ok(slots.take(per).map(|s| s.map(Sum)).collect::<Vec<_>>())
                 });
                 let slots = slots.as_deref().map_err(|&e| e);
-                self.tell(false, all, |q, node, now, _| q.page_loaded(node, now, io, slots));
+                if upkeep {
+                    self.maintain(|m, now, shards, _, _| m.page_loaded(now, shards, io, slots));
+                } else {
+                    self.tell(false, all, |q, node, now, _| q.page_loaded(node, now, io, slots));
+                }
             }
             Event::BackingRead(job, stretch, at, _, ahead) => {
                 let read = outcome.map(|sectors| Bytes::new(at, sectors));
@@ -677,31 +699,11 @@ impl World {
         }
     }
 
-    // ---- the log ----
+    // ---- what happens next ----
 
-    fn step_log(&mut self) {
-        if self.log.is_some() && std::mem::take(&mut self.gives_up) {
-            self.seen.given_up += 1;
-            return self.give_up();
-        }
-        let Some(mut log) = self.log.take() else { return };
-        // What was asked for since the log's thread last looked waits for its next turn.
-        if self.draining || self.trims || self.rng.chance(0.6) {
-            for (shard, region) in std::mem::take(&mut self.asked) {
-                log.ask(shard, region);
-            }
-        }
-        let (now, mut io) = (self.now(), self.io());
-        let before = log.stats();
-        self.flushing.flushes.begin_turn();
-        let outcome = log.step(now, &mut InWorld(self), &mut io);
-        self.seen.snapshots += log.stats().snapshots - before.snapshots;
-        self.seen.cleared += log.stats().intents_cleared - before.intents_cleared;
-        self.log = Some(log);
-        if outcome.is_err() && !self.device.borrow().blown {
-            self.give_up();
-        }
-        self.forget();
+    /// Whether bits are asked for that maintenance has not heard of.
+    fn is_asked(&self) -> bool {
+        !self.work.asks.is_empty() || !self.work.ranges.is_empty()
     }
 
     fn count(&mut self) {
@@ -726,7 +728,7 @@ impl World {
     }
 
     fn act(&mut self) -> Result<(), String> {
-        if self.log.is_none() && self.rng.chance(0.03) {
+        if !self.is_enabled() && self.rng.chance(0.03) {
             return self.take_back();
         }
         let idle = self.ops.len() < if self.trims { 2 } else { 24 };
@@ -763,10 +765,10 @@ impl World {
             }
             328..440 => {
                 // A client that waits for a bit is served by a slow log too.
-                if !self.lazy_log || !self.asked.is_empty() || self.rng.chance(0.05) {
+                if !self.lazy_log || self.is_asked() || self.rng.chance(0.05) {
                     self.step_log();
                     // What was asked for while the log wrote is not durable: the power fails here more often than elsewhere.
-                    if !self.asked.is_empty() && self.rng.chance(0.03) {
+                    if self.is_asked() && self.rng.chance(0.03) {
                         self.power_cut();
                     }
                 }

@@ -27,9 +27,9 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::backoff::Backoff;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::limits::Limits;
+use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::quiet::QUIET;
-use larder_engine::block::node::ranged::Bits;
 use larder_engine::block::node::share::Count;
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::{
@@ -49,18 +49,13 @@ pub(crate) use world::Answered;
 
 use crate::experiment::drive::Drive;
 use crate::experiment::{ExperimentError, Timing};
-use node::{Blank, Run, Sim, SimNode};
+use node::{Blank, Late, Run, Sim, SimNode};
 use shares::Shares;
 use spec::Wrong;
 use world::{Event, World};
 
 /// Of a request at most this much counts; no device takes more at once.
 const MOST_REQUEST: u64 = 1 << 30;
-/// How long after a trim its void lines are swept, and how many slots at a time: as in the daemon.
-const SWEEP: Nanos = Nanos::from_millis(100);
-const SWEEP_STEP: u32 = 512;
-/// How often the lines of volumes are counted where a share is stated: as in the daemon.
-const COUNT: Nanos = Nanos::from_secs(1);
 /// CRC-32C of every line: the engine compares what it is given, and the bytes are left out.
 const CRCS: [u32; 4096] = [0; 4096];
 
@@ -105,24 +100,24 @@ pub fn placement_key(seed: u64) -> u64 {
 pub(crate) struct BlockSim {
     node: SimNode,
     queue: Queue<Sim>,
-    log: TapedLog,
+    maintenance: Maintenance,
+    /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
     log_due: Option<Nanos>,
+    log_next: Nanos,
     log_free: Nanos,
-    log_wanted: bool,
-    /// Somebody waits for pages of the table to be written.
-    commit_wanted: bool,
+    /// What it leaves for others then.
+    late: Option<Late>,
+    /// What a flush of the drive takes.
     flush: Nanos,
     map_bytes_written: u64,
     map_memory: u64,
     world: World,
     load: Load,
     depth: usize,
-    /// Ranges that wait for their bits.
-    range_bits: Bits,
-    /// The lines of volumes are going to be counted.
-    counts: bool,
-    /// Void lines are going to be swept.
-    sweeps: bool,
+    census: Census,
+    /// When lines were last swept and counted, at least; and whether they are going to be.
+    census_next: Nanos,
+    census_due: bool,
 }
 
 impl BlockSim {
@@ -169,7 +164,7 @@ impl BlockSim {
         });
         let shards: Vec<TapedShard> = shards.collect();
         let generation = superblock.generation;
-        let log = MapLog::fresh(superblock, QUIET);
+        let log = TapedLog::new(MapLog::fresh(superblock.clone(), QUIET));
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
         let drive = drive(if sparse { spec.flash.0 } else { layout.device })?;
@@ -195,20 +190,20 @@ impl BlockSim {
         let mut sim = BlockSim {
             node,
             queue: Queue::new(0, Config::new(&layout, placing, spec.readahead.0)),
-            log: TapedLog::new(log),
+            maintenance: Maintenance::new(Pace::default(), Some(log), superblock),
             log_due: None,
+            log_next: Nanos::ZERO,
             log_free: Nanos::ZERO,
-            log_wanted: true,
-            commit_wanted: false,
+            late: None,
             flush: Nanos((timing.flash_flush_us * 1000.0) as u64),
             map_bytes_written: 0,
             map_memory,
             world,
             load: spec.load,
             depth: spec.depth as usize,
-            range_bits: Bits::default(),
-            counts: false,
-            sweeps: false,
+            census: Census::default(),
+            census_next: Nanos::ZERO,
+            census_due: false,
         };
         sim.wake_log(Nanos::ZERO);
         Ok(sim)
@@ -316,6 +311,7 @@ impl BlockSim {
     fn run_until(&mut self, until: Nanos) {
         while self.world.next_at().is_some_and(|at| at <= until) && self.turn() {}
         self.world.now = until;
+        self.node.now.set(until);
     }
 
     /// The next thing that ends. Returns whether there was one.
@@ -323,25 +319,38 @@ impl BlockSim {
         let Some((at, event)) = self.world.next_event() else { return false };
         let now = Nanos(self.world.now.0.max(at.0));
         self.world.now = now;
+        self.node.now.set(now);
         let sums = |lines: u32| &CRCS[..(lines as usize).min(CRCS.len())];
-        let BlockSim { node, queue, world, .. } = self;
+        let BlockSim { node, queue, world, maintenance, .. } = self;
+        let mut shards = AtNode::<Sim, SimNode>::new(node, node.layout.shards);
         match event {
             Event::FlashRead { shard, io, line, lines } => {
                 let bytes = Blank(u64::from(lines) * u64::from(node.layout.line));
                 let read = Ok((sums(lines), bytes));
                 queue.flash_read(node, now, ShardIo { shard, io }, line, read);
             }
-            Event::FlashWritten { shard, io, lines } => {
+            Event::FlashWritten { shard, io, lines, upkeep: true } => {
+                let io = ShardIo { shard, io };
+                maintenance.flash_written(now, &mut shards, io, Ok(sums(lines)));
+            }
+            Event::FlashWritten { shard, io, lines, upkeep: false } => {
                 queue.flash_written(node, now, ShardIo { shard, io }, Ok(sums(lines)));
             }
-            Event::FlashFull { shard, io } => {
+            Event::FlashFull { shard, io, upkeep } => {
                 node.limits.backoff.full(now);
-                queue.flash_written(node, now, ShardIo { shard, io }, Err(IoFailed));
+                let io = ShardIo { shard, io };
+                match upkeep {
+                    true => maintenance.flash_written(now, &mut shards, io, Err(IoFailed)),
+                    false => queue.flash_written(node, now, io, Err(IoFailed)),
+                }
             }
-            Event::Loaded { shard, io, page } => {
+            Event::Loaded { shard, io, page, upkeep } => {
                 let slots = world.files.as_ref().map(|f| f.page(shard, page));
-                let slots = slots.as_deref().ok_or(IoFailed);
-                queue.page_loaded(node, now, ShardIo { shard, io }, slots);
+                let (io, slots) = (ShardIo { shard, io }, slots.as_deref().ok_or(IoFailed));
+                match upkeep {
+                    true => maintenance.page_loaded(now, &mut shards, io, slots),
+                    false => queue.page_loaded(node, now, io, slots),
+                }
             }
             Event::Merged { shard, io } => {
                 queue.merged(node, now, ShardIo { shard, io }, Ok((CRCS[0], CRCS[0])));
@@ -352,9 +361,9 @@ impl BlockSim {
             Event::StoreChanged { job } => {
                 queue.store_changed(node, now, world, JobId(job), Ok(()));
             }
-            Event::Sweep => self.sweep(),
-            Event::Count => self.count(),
+            Event::Census => self.census(),
             Event::Log => self.step_log(at),
+            Event::Logged => self.logged(now),
         }
         self.serve();
         true
@@ -430,45 +439,75 @@ impl BlockSim {
         loop {
             self.queue.take_mail(&self.node);
             let any = self.queue.turn(&self.node, now, &mut self.world);
-            if !self.serve_log() && !any {
+            if !any {
                 break;
             }
         }
-        if self.node.any(|s| s.wants_sweep()) && !std::mem::replace(&mut self.sweeps, true) {
-            self.world.at(now + SWEEP, Event::Sweep);
+        if self.node.any(|s| s.wants_sweep()) {
+            self.census_soon();
         }
         self.wake_log(now);
     }
 
-    /// Counts the lines of each volume. As long as there is anything else to be done, and with the next request, it is counted
-    /// again.
-    fn count(&mut self) {
-        let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
-        let (space, line) = (self.node.space.borrow(), u64::from(self.node.layout.line));
-        let of = |group: GroupId| Some(VolumeId(space.unmap(group.line(0).0 * line).0));
-        self.node.each(|shard| {
-            let mut count = Count::default();
-            while count.turn(shard, of, |volume, lines| {
-                *counts.entry(volume.0).or_default() += lines;
-            }) {}
-        });
-        drop(space);
-        self.node.shares.borrow_mut().set(&counts);
-        self.counts = false;
+    /// Void lines leave the map, and lines are counted. As long as there is anything else to be done, and with the next request,
+    /// they are counted again. How long the thread that does it takes is not modelled.
+    fn census(&mut self) {
+        self.census_due = false;
+        let (now, mut lines) =
+            (self.world.now, Counted { node: &self.node, lines: BTreeMap::new() });
+        self.census_next = loop {
+            if let Turn::At(at) = self.census.turn(now, &mut lines) {
+                break at;
+            }
+        };
         if self.world.next_at().is_some() {
             self.count_soon();
         }
     }
 
     fn count_soon(&mut self) {
-        if self.node.shares.borrow().is_any() && !std::mem::replace(&mut self.counts, true) {
-            self.world.at(self.world.now + COUNT, Event::Count);
+        if self.node.shares.borrow().is_any() {
+            self.census_soon();
         }
     }
 
-    /// Lines of ranges that were made void leave the map. How long the thread that does it takes is not modelled.
-    fn sweep(&mut self) {
-        self.sweeps = false;
-        self.node.each(|shard| while shard.sweep(SWEEP_STEP) {});
+    fn census_soon(&mut self) {
+        if !std::mem::replace(&mut self.census_due, true) {
+            self.world.at(Nanos(self.census_next.0.max(self.world.now.0)), Event::Census);
+        }
+    }
+}
+
+/// Shards whose lines are swept and counted.
+struct Counted<'a> {
+    node: &'a SimNode,
+    lines: BTreeMap<u32, u64>,
+}
+
+impl Lines for Counted<'_> {
+    fn shards(&self) -> u32 {
+        self.node.layout.shards
+    }
+
+    fn sweep(&mut self, shard: u32, steps: u32) -> bool {
+        self.node.cells[shard as usize].borrow_mut().0.sweep(steps)
+    }
+
+    fn count(&mut self, shard: u32, count: &mut Count) -> bool {
+        if !self.node.shares.borrow().is_any() {
+            return false;
+        }
+        let (space, line) = (self.node.space.borrow(), u64::from(self.node.layout.line));
+        let of = |group: GroupId| Some(VolumeId(space.unmap(group.line(0).0 * line).0));
+        count.turn(&self.node.cells[shard as usize].borrow().0, of, |volume, lines| {
+            *self.lines.entry(volume.0).or_default() += lines;
+        })
+    }
+
+    fn counted(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        if self.node.shares.borrow().is_any() {
+            self.node.shares.borrow_mut().set(&lines);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What the simulator's queue shares with its log: shards, mailbox, and what is decided for all volumes. One thread has all of
 //! it, so that every lock is a cell: one that is taken twice panics.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_base::Nanos;
@@ -10,6 +10,7 @@ use larder_engine::block::node::calls::{Calls, Mail, Out, Questions};
 use larder_engine::block::node::event::{Ended, Host, State, Volume, Why};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
+use larder_engine::block::node::maintenance::{Inbox, Stores};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
@@ -79,12 +80,12 @@ impl Volume for Run {
     }
 }
 
-/// What waits for the log.
+/// What a turn of maintenance has for others: it is theirs when the turn's I/O is over.
 #[derive(Default)]
-pub(super) struct ForLog {
-    pub out: Out<Blank>,
-    /// Ranges that need the bits of regions.
-    pub bits: Vec<(OpId, u32, u32)>,
+pub(super) struct Late {
+    mail: Mail<Sim>,
+    out: Out<Blank>,
+    ranges: Vec<(OpId, u32, u32)>,
 }
 
 /// See the [module](self).
@@ -92,8 +93,12 @@ pub(super) struct SimNode {
     pub layout: Layout,
     /// Shards, with the bytes that they may still ask for.
     pub cells: Vec<RefCell<(TapedShard, Held<Sim>)>>,
+    /// The time.
+    pub now: Cell<Nanos>,
     mail: RefCell<Mail<Sim>>,
-    pub for_log: RefCell<ForLog>,
+    pub inbox: RefCell<Inbox<Blank>>,
+    /// Maintenance is at work: what its calls leave for others.
+    late: RefCell<Option<Late>>,
     /// What keeps lines from flash.
     pub limits: Limits,
     /// What volumes may have of the cache.
@@ -128,7 +133,9 @@ impl SimNode {
             layout,
             cells: shards.map(|shard| RefCell::new((shard, Held::default()))).collect(),
             mail: RefCell::default(),
-            for_log: RefCell::default(),
+            now: Cell::default(),
+            inbox: RefCell::default(),
+            late: RefCell::default(),
             limits,
             shares: RefCell::new(shares),
             selection,
@@ -184,6 +191,26 @@ impl SimNode {
     /// DRAM of admission, bytes.
     pub(super) fn admission_bytes(&self) -> u64 {
         self.admissions.borrow().values().map(|a| a.memory_bytes() as u64).sum()
+    }
+
+    /// Maintenance is at work from now on, until [`SimNode::has_worked`].
+    pub(super) fn works(&self) {
+        *self.late.borrow_mut() = Some(Late::default());
+    }
+
+    /// It is not any more. Returns what it has left for others.
+    pub(super) fn has_worked(&self) -> Late {
+        self.late.borrow_mut().take().unwrap_or_default()
+    }
+
+    /// What it has left comes to those for whom it is.
+    pub(super) fn give(&self, late: Late) {
+        let Late { mail, mut out, ranges } = late;
+        self.mail.borrow_mut().extend(mail);
+        if out.is_for_maintenance() {
+            self.maintain(&mut out);
+        }
+        ranges.into_iter().for_each(|(op, first, last)| self.ask_bits(op, first, last));
     }
 
     /// Does `f` with each shard.
@@ -326,19 +353,38 @@ impl Calls<Sim> for SimNode {
     }
 
     fn mailbox<R>(&self, _thread: usize, f: impl FnOnce(&mut Mail<Sim>) -> R) -> R {
-        f(&mut self.mail.borrow_mut())
+        match &mut *self.late.borrow_mut() {
+            Some(late) => f(&mut late.mail),
+            None => f(&mut self.mail.borrow_mut()),
+        }
     }
 
     /// The only queue looks into its mailbox at each turn.
     fn notify(&self, _thread: usize) {}
 
     fn maintain(&self, out: &mut Out<Blank>) {
-        let all = &mut self.for_log.borrow_mut().out;
-        all.fills.append(&mut out.fills);
-        all.copies.append(&mut out.copies);
-        all.asks.append(&mut out.asks);
-        all.loads.append(&mut out.loads);
-        all.commit |= std::mem::take(&mut out.commit);
+        match &mut *self.late.borrow_mut() {
+            Some(Late { out: all, .. }) => {
+                all.fills.append(&mut out.fills);
+                all.copies.append(&mut out.copies);
+                all.asks.append(&mut out.asks);
+                all.loads.append(&mut out.loads);
+                all.commit |= std::mem::take(&mut out.commit);
+            }
+            // Nobody is asleep.
+            None => drop(self.inbox.borrow_mut().leave(self.now.get(), out)),
+        }
+    }
+}
+
+impl Stores for SimNode {
+    /// All volumes have one store.
+    fn store_of(&self, _region: u32) -> Option<VolumeId> {
+        Some(VolumeId(0))
+    }
+
+    fn stores(&self) -> Vec<VolumeId> {
+        vec![VolumeId(0)]
     }
 }
 
@@ -365,7 +411,10 @@ impl Node<Sim> for SimNode {
     }
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
-        self.for_log.borrow_mut().bits.push((op, first, last));
+        match &mut *self.late.borrow_mut() {
+            Some(late) => late.ranges.push((op, first, last)),
+            None => drop(self.inbox.borrow_mut().ask_bits(self.now.get(), op, first, last)),
+        }
     }
 
     fn id(&self, volume: &Run) -> VolumeId {

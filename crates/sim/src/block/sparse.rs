@@ -191,16 +191,23 @@ impl Files {
         (0..per).map(|i| has(i).then(|| Sum::of(line(i), CRC))).collect()
     }
 
-    /// The log writes `bytes` at `at` of the file.
-    pub(super) fn write_meta(&mut self, drive: &mut Drive, now: Nanos, at: u64, bytes: &[u8]) {
+    /// The log writes `bytes` at `at` of the file: when that is done.
+    pub(super) fn write_meta(
+        &mut self,
+        drive: &mut Drive,
+        now: Nanos,
+        at: u64,
+        bytes: &[u8],
+    ) -> Nanos {
+        let mut done = now;
         let table = self.layout.snapshot_at(0);
         for (i, page) in (0u64..).zip(bytes.chunks(PAGE_SIZE)) {
             let at = at + i * PAGE_SIZE as u64;
             let Some(place) = self.meta.place(at / PAGE_SIZE as u64) else {
                 self.full = true;
-                return;
+                return done;
             };
-            drive.write(now, place, PAGE_SIZE as u32);
+            done = Nanos(done.0.max(drive.write(now, place, PAGE_SIZE as u32).0));
             let number = at.checked_sub(table).map(|behind| behind / PAGE_SIZE as u64);
             let Some(number) = number.filter(|&n| n < self.layout.snapshot_pages) else { continue };
             if let Some(slots) = table::decode(page, self.generation, number) {
@@ -211,6 +218,7 @@ impl Files {
                 self.pages.insert(number, bits);
             }
         }
+        done
     }
 
     /// Bytes `at..at + len` of the file become a hole.

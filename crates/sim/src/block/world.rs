@@ -23,21 +23,25 @@ pub(super) enum Event {
         line: LineId,
         lines: u32,
     },
+    /// Whether maintenance has asked for it (`upkeep`).
     FlashWritten {
         shard: u32,
         io: IoId,
         lines: u32,
+        upkeep: bool,
     },
     /// The file system has no room for lines.
     FlashFull {
         shard: u32,
         io: IoId,
+        upkeep: bool,
     },
     /// A page of the table is there.
     Loaded {
         shard: u32,
         io: IoId,
         page: u32,
+        upkeep: bool,
     },
     Merged {
         shard: u32,
@@ -50,12 +54,12 @@ pub(super) enum Event {
     StoreChanged {
         job: u32,
     },
-    /// Void lines are swept.
-    Sweep,
-    /// The lines of volumes are counted.
-    Count,
-    /// The log's turn.
+    /// Void lines are swept, and the lines of volumes are counted.
+    Census,
+    /// Maintenance's turn.
     Log,
+    /// Its I/O is over.
+    Logged,
 }
 
 /// A request of the trace under way.
@@ -187,17 +191,25 @@ impl World {
         ShardIo { shard, io }: ShardIo,
         slot: SlotId,
         lines: u32,
+        upkeep: bool,
     ) {
         match self.write_lines(now, shard, slot, lines) {
-            Some(done) => self.at(done, Event::FlashWritten { shard, io, lines }),
-            None => self.at(now, Event::FlashFull { shard, io }),
+            Some(done) => self.at(done, Event::FlashWritten { shard, io, lines, upkeep }),
+            None => self.at(now, Event::FlashFull { shard, io, upkeep }),
         }
     }
 
     /// Lines are moved.
     pub(super) fn copy(&mut self, io: ShardIo, from: SlotId, to: SlotId, lines: u32) {
         let read = self.read_lines(io.shard, from, lines);
-        self.write(read, io, to, lines);
+        self.write(read, io, to, lines, true);
+    }
+
+    /// A page of the table is read.
+    pub(super) fn load_page(&mut self, io: ShardIo, page: u32, upkeep: bool) {
+        let World { drive, files, now, .. } = self;
+        let done = files.as_mut().map_or(*now, |f| f.load(drive, *now, io.shard, page));
+        self.at(done, Event::Loaded { shard: io.shard, io: io.io, page, upkeep });
     }
 }
 
@@ -214,7 +226,7 @@ impl Effects<Sim> for World {
     }
 
     fn flash_write(&mut self, io: ShardIo, slot: SlotId, lines: u32, _bytes: Blank) {
-        self.write(self.now, io, slot, lines);
+        self.write(self.now, io, slot, lines, false);
     }
 
     fn merge(&mut self, ShardIo { shard, io }: ShardIo, merge: Merge, _bytes: Blank) {
@@ -224,10 +236,8 @@ impl Effects<Sim> for World {
         self.at(done, Event::Merged { shard, io });
     }
 
-    fn load(&mut self, ShardIo { shard, io }: ShardIo, page: u32) {
-        let World { drive, files, now, .. } = self;
-        let done = files.as_mut().map_or(*now, |f| f.load(drive, *now, shard, page));
-        self.at(done, Event::Loaded { shard, io, page });
+    fn load(&mut self, io: ShardIo, page: u32) {
+        self.load_page(io, page, false);
     }
 
     fn store_read(&mut self, JobId(job): JobId, volume: &Run, at: u64, len: u32, _ahead: bool) {

@@ -57,7 +57,7 @@ fn two_that_write_past_the_last_whole_line_lose_nothing() {
 }
 
 fn give_up(bench: &Bench) {
-    locked(&bench.cache.log_inbox).give_up = Some("a test".into());
+    locked(&bench.cache.log_inbox).mail.give_up(bench.cache.now(), "a test".into());
     bench.cache.log_wake.notify_one();
     let end = Instant::now() + Duration::from_secs(120);
     while bench.cache.is_enabled() {

@@ -30,6 +30,16 @@ impl Numbers {
         self.begun < self.wanted
     }
 
+    /// Whether one has begun and not ended.
+    pub fn is_under_way(&self) -> bool {
+        self.begun > self.durable.max(self.failed)
+    }
+
+    /// The number of the last that has begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// A flush begins: it covers all that is wanted. Returns its number.
     pub fn begin(&mut self) -> u64 {
         self.begun = self.wanted;
@@ -105,7 +115,7 @@ impl Flushes {
             number
         });
         self.waiting.insert(region, (store, number));
-        false
+        self.planted(Planted::ClearedBeforeFlush)
     }
 
     /// The bit of `region` is asked for: what was wanted to be durable before does not cover what is written from now on.

@@ -14,6 +14,8 @@
 //! | [`flushes`] | which flush of a store covers which region whose bit is to go |
 //! | [`held`] | which bytes a shard may still ask for |
 //! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
+//! | [`maintenance`] | when fills and records are written, which ranges have their bits, which store is flushed, when the cache is given up, how a run ends |
+//! | [`prefetch`] | how fast what an operator wants ahead is asked for, beside clients |
 //! | [`queue`] | what a client's operation goes through, from its coming to its answer: what uses the others here |
 //! | [`quiet`] | when a region has been quiet for long enough |
 //! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
@@ -30,6 +32,8 @@ pub mod event;
 pub mod flushes;
 pub mod held;
 pub mod limits;
+pub mod maintenance;
+pub mod prefetch;
 pub mod queue;
 pub mod quiet;
 pub mod ranged;

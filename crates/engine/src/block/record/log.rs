@@ -21,6 +21,7 @@ const SETTLE: u8 = 2;
 const UPDATE: u8 = 3;
 const WRITE_OUT: u8 = 4;
 const BEGIN_ANEW: u8 = 5;
+const HURRY: u8 = 6;
 
 /// What the log heard during one call: yes or no, and numbers.
 #[derive(Default)]
@@ -257,6 +258,15 @@ impl TapedLog {
         }
     }
 
+    /// [`MapLog::hurry`].
+    pub fn hurry(&mut self, first: u32, last: u32) {
+        self.log.hurry(first, last);
+        if self.tape.is_some() {
+            let numbers = vec![first.into(), last.into()];
+            self.keep(HURRY, Nanos::ZERO, &Heard { numbers, ..Heard::default() });
+        }
+    }
+
     /// [`MapLog::step`].
     ///
     /// # Errors
@@ -370,6 +380,15 @@ impl TapedLog {
                     format!("the bit of region {region}, asked for by shard {shard}"),
                     Digest::default(),
                 )
+            }
+            HURRY => {
+                let &[first, last] = &numbers[..] else {
+                    let (what, value) = ("how many numbers", count);
+                    return Err(BadRecord::Value { what, value, must: "two regions" });
+                };
+                let region = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+                log.hurry(region(first), region(last));
+                (format!("regions {first} to {last}, in a hurry"), Digest::default())
             }
             STEP => {
                 let (outcome, mut heard) =

@@ -1,13 +1,12 @@
 //! Volumes come, go and are forgotten while the cache serves the others.
 
 use larder_base::Nanos;
-use larder_engine::block::node::attachment::{Attachment, Step, change};
+use larder_engine::block::node::attachment::{Attachment, Step};
 use larder_engine::block::node::ranged::{Discard, Progress};
 use larder_engine::block::{BlockShard, GROUP_LINES, LineId, OpId, PartKind};
 use larder_format::block::superblock::COPY_BYTES;
-use larder_format::block::{BlockSuperblock, VolumeState, superblock};
+use larder_format::block::{VolumeState, superblock};
 
-use super::in_log::InWorld;
 use super::node::operators;
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::Event;
@@ -32,8 +31,8 @@ impl World {
 
     /// An operator attaches, detaches or forgets a volume.
     pub(super) fn begin_attachment(&mut self) {
-        let (Some(log), None) = (&self.log, &self.working) else { return };
-        let sb = log.superblock().clone();
+        let (Some(machine), None) = (&self.maintenance, &self.working) else { return };
+        let Some(sb) = machine.superblock().cloned() else { return };
         let mut volume = self.rng.below(self.volumes.len() as u64) as usize;
         if self.rng.chance(0.6) {
             volume = self.volumes.iter().position(|v| v.place.is_none()).unwrap_or(volume);
@@ -92,7 +91,7 @@ impl World {
         let Some(mut working) = self.working.take() else { return };
         let Some(step) = working.attachment.next() else { return self.end_attachment() };
         // (The log's thread does one thing at a time.)
-        if self.log.is_none() && !self.void {
+        if self.maintenance.is_none() {
             self.working = Some(working);
             return;
         }
@@ -162,52 +161,31 @@ impl World {
 
     /// Bits of regions are to go at once. Returns how many are left.
     fn hurry(&mut self, first: u32, last: u32) -> u64 {
-        let Some(mut log) = self.log.take() else { return 0 };
-        std::mem::take(&mut self.asked).into_iter().for_each(|(s, region)| log.ask(s, region));
-        let before = std::mem::replace(&mut self.flushing.hurried, self.time + 1);
-        self.flushing.flushes.begin_turn();
-        let (ahead, mut io) = (Nanos(self.now().0 + 1_000_000_000), self.io());
-        let outcome = log.step(ahead, &mut InWorld(self), &mut io);
-        self.flushing.hurried = before;
-        let runs = log.unflushed(first, last);
-        self.log = Some(log);
-        if outcome.is_err() && !self.device.borrow().blown {
-            self.give_up();
-        }
+        let work = std::mem::take(&mut self.work);
+        let left = self.maintain(|m, now, shards, io, fx| {
+            m.take(now, work, shards, io, fx);
+            m.hurry(now, (first, last), shards, io, fx)
+        });
         self.forget();
-        runs.into_iter().map(|(from, to)| u64::from(to - from) + 1).sum()
+        left.unwrap_or(0)
     }
 
     /// The superblock is changed. False if the process is gone.
     fn record(&mut self, attachment: &Attachment) -> bool {
         let mut applied = false;
-        if let Some(mut log) = self.log.take() {
-            if self.rng.chance(0.1) {
-                self.device.borrow_mut().fuse = self.rng.below(8);
-            }
-            let mut io = self.io();
-            let apply = |sb: &mut BlockSuperblock| applied = attachment.apply(sb);
-            let outcome =
-                change(&mut log, attachment.is_anew(), &mut InWorld(self), &mut io, apply);
-            self.device.borrow_mut().fuse = u64::MAX;
-            let superblock = log.superblock().clone();
-            self.log = Some(log);
-            if self.device.borrow().blown {
-                return false;
-            }
-            if outcome.is_ok() {
-                self.former = Some(superblock);
-            } else {
-                self.give_up();
-            }
-            self.forget();
+        if self.is_enabled() && self.rng.chance(0.1) {
+            self.device.borrow_mut().fuse = self.rng.below(8);
         }
-        if self.void {
-            // In memory alone.
-            let mut former = self.former.take().expect("a run has begun");
-            applied = attachment.apply(&mut former);
-            self.former = Some(former);
+        let anew = attachment.is_anew();
+        self.maintain(|m, now, shards, io, fx| {
+            m.change_superblock(now, anew, shards, io, fx, |sb| applied = attachment.apply(sb))
+        });
+        self.device.borrow_mut().fuse = u64::MAX;
+        if self.device.borrow().blown {
+            return false;
         }
+        self.former = self.maintenance.as_ref().and_then(|m| m.line_space().cloned());
+        self.forget();
         if !applied {
             self.fail(format!("{attachment:?}: it was overtaken"));
         }
@@ -250,7 +228,7 @@ impl World {
 
     /// Who is answered can rely on it: the superblock that says so is durable.
     fn check_recorded(&mut self, name: &str, first_group: u64) {
-        if self.void {
+        if !self.is_enabled() {
             return;
         }
         let copy =

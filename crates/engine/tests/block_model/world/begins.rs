@@ -1,6 +1,8 @@
 //! How a run begins: formatting, and starting on what the last one left.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +11,7 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::{Left, Notes, Setup, Started, start, take_back};
+use larder_engine::block::record::TapedLog;
 use larder_engine::block::{BlockConfig, BlockLimits, BlockShard, Fault, LogStats, Regions};
 use larder_format::Uuid;
 use larder_format::block::BlockSuperblock;
@@ -26,16 +29,16 @@ pub(super) struct Survived {
 }
 
 /// The note that the cache must not be used.
-struct Note<'a>(&'a mut bool);
+struct Note(Rc<Cell<bool>>);
 
-impl Notes for Note<'_> {
+impl Notes for Note {
     fn given_up(&mut self) -> Result<(), String> {
-        *self.0 = true;
+        self.0.set(true);
         Ok(())
     }
 
     fn forget(&mut self) {
-        *self.0 = false;
+        self.0.set(false);
     }
 }
 
@@ -80,7 +83,7 @@ impl World {
             bytes.chunks_exact(SECTOR).map(|c| c.try_into().expect("a sector")).collect();
         self.device.borrow_mut().write(at, &sectors);
         self.device.borrow_mut().flush();
-        self.void = false;
+        self.validity.barred.set(false);
         self.rotten.clear();
     }
 
@@ -97,7 +100,8 @@ impl World {
     pub(super) fn begin(&mut self, survived: Option<Survived>) {
         let mut survived = survived;
         for left in (0..4).rev() {
-            let doomed = left > 0 && self.rng.chance(if self.void { 0.5 } else { 0.15 });
+            let doomed =
+                left > 0 && self.rng.chance(if self.validity.barred.get() { 0.5 } else { 0.15 });
             match self.start(survived.take(), doomed) {
                 Ok(()) => break,
                 Err(memory) => {
@@ -134,7 +138,7 @@ impl World {
     /// What memory has when the start is cut off.
     fn start(&mut self, survived: Option<Survived>, doomed: bool) -> Result<(), Survived> {
         let sb = self.superblock();
-        self.seen.voided += u64::from(self.void);
+        self.seen.voided += u64::from(self.validity.barred.get());
         let mut shape = Shape::of(&self.layout);
         if let Shape::Sparse { frames, .. } = &mut shape {
             *frames = self.frames;
@@ -179,13 +183,12 @@ impl World {
             fault: self.fault(),
         };
         let comers = self.comers();
-        let void = self.void;
+        let void = self.validity.barred.get();
         let voided = void.then_some("it was given up");
         let left = Left { superblock: sb, voided, memory: &mut memory, words };
-        let mut io = self.io();
-        let started = catch_unwind(AssertUnwindSafe(|| {
-            start(left, &comers, &setup, &mut io, &mut Note(&mut self.void))
-        }));
+        let (mut io, mut note) = (self.io(), Note(self.validity.barred.clone()));
+        let started =
+            catch_unwind(AssertUnwindSafe(|| start(left, &comers, &setup, &mut io, &mut note)));
         let mut device = self.device.borrow_mut();
         (device.fuse, device.unwinds, device.blown) = (u64::MAX, false, false);
         (device.fails_in, device.dies) = (None, false);
@@ -199,20 +202,19 @@ impl World {
             (Err(payload), _) => resume_unwind(payload),
         };
         self.memory = memory;
-        self.void &= matches!(started, Started::Without(_));
-        let (superblock, maps, places) = match started {
+        if matches!(started, Started::With(_)) {
+            self.validity.barred.set(false);
+        }
+        let (superblock, maps, places, log) = match started {
             Started::With(begun) => {
                 self.seen.short_logs += u64::from(begun.damaged);
                 self.seen.worked_again += u64::from(void);
-                let log = begun.log;
-                let sb = log.superblock().clone();
-                self.log = Some(log);
-                (sb, begun.maps, begun.places)
+                let sb = begun.log.superblock().clone();
+                (sb, begun.maps, begun.places, Some(begun.log))
             }
             Started::Without(without) => {
                 self.seen.failed_starts += 1;
-                self.log = None;
-                (without.superblock, without.maps, without.places)
+                (without.superblock, without.maps, without.places, None)
             }
         };
         places.decided.iter().for_each(|decided| self.has_come(decided));
@@ -222,7 +224,8 @@ impl World {
         }
         self.place(&superblock);
         self.seen.put_aside += self.aside.len() as u64;
-        self.former = Some(superblock);
+        self.former = Some(superblock.clone());
+        self.begin_maintenance(log, superblock);
         let regions = Regions { groups: self.layout.region_groups, count: self.layout.regions };
         let limits = BlockLimits { fills: 40, waiting: 1000 };
         let config = BlockConfig { line_bytes: LINE as u32, write: self.mode, limits, regions };
@@ -234,8 +237,9 @@ impl World {
         self.begin_streams();
         self.begin_limits();
         self.begin_flushing();
-        if self.log.is_none() {
-            self.give_up();
+        if !self.is_enabled() {
+            let now = self.now();
+            (0..SHARDS as usize).for_each(|shard| self.call(shard, |s, fx| s.disable(now, fx)));
         }
         self.shares.count(&self.shards);
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
@@ -296,8 +300,11 @@ impl World {
         self.memory.own(log.superblock());
         self.generation = log.superblock().generation;
         self.former = Some(log.superblock().clone());
-        self.log = Some(log);
-        self.void = false;
+        if let Some(machine) = &mut self.maintenance {
+            machine.resume(TapedLog::new(log));
+        }
+        self.validity.enabled.set(true);
+        self.validity.barred.set(false);
         self.rotten.clear();
         self.device.borrow_mut().fail = if self.rng.chance(0.5) { 0.0 } else { 0.03 };
         self.know_what_is_durable();

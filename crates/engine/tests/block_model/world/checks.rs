@@ -242,7 +242,7 @@ impl World {
         if end > last {
             return self.fail(format!("{event:?} goes behind the volume's end {last}"));
         }
-        self.seen.uncached += u64::from(self.void);
+        self.seen.uncached += u64::from(!self.is_enabled());
         let other = self.doing.iter().find(|d| match d.event {
             Event::BackingChange(_, _, from, len, _) => at < from + len && from < end,
             _ => false,

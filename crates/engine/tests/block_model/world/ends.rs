@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use larder_engine::block::BlockShard;
+use larder_engine::block::node::maintenance::{Turn, Work};
 use larder_engine::block::node::ranged::Turns;
 
 use super::begins::Survived;
-use super::in_log::InWorld;
 use super::node::Waiting;
 use super::{TURNS, World, overlay};
 use crate::parts::Event;
@@ -48,7 +48,7 @@ impl World {
         self.forgetting.clear();
         self.turns = Turns::of(TURNS);
         self.waiting = Waiting::default();
-        self.asked.clear();
+        (self.work, self.ended) = (Work::default(), 0);
         self.backing_is_true();
     }
 
@@ -99,14 +99,20 @@ impl World {
     }
 
     pub(super) fn drain(&mut self) -> Result<(), String> {
+        self.drain_until(|world| {
+            // Fills go on when the clients have their answers.
+            let idle = world.shards.iter().all(BlockShard::is_idle);
+            world.ops.is_empty() && world.doing.is_empty() && idle
+        })
+    }
+
+    fn drain_until(&mut self, done: impl Fn(&World) -> bool) -> Result<(), String> {
         self.draining = true;
         self.fuse.store(u64::MAX, Ordering::Relaxed);
         self.device.borrow_mut().fuse = u64::MAX;
         self.device.borrow_mut().fail = 0.0;
         for _ in 0..100_000 {
-            // Fills go on when the clients have their answers.
-            let idle = self.shards.iter().all(BlockShard::is_idle);
-            if self.ops.is_empty() && self.doing.is_empty() && idle {
+            if done(self) {
                 self.draining = false;
                 return Ok(());
             }
@@ -136,48 +142,57 @@ impl World {
         self.script.push(format!("{} taken back", self.time));
         self.device.borrow_mut().dead = false;
         self.store_is_durable();
-        self.flushing.flushes.clear();
         let taken = self.begin_anew()?;
         self.seen.taken_back += u64::from(taken);
         if taken { self.check_map() } else { Ok(()) }
     }
 
     pub(super) fn stop(&mut self) -> Result<(), String> {
-        self.drain()?;
+        if self.rng.chance(0.5) {
+            self.drain()?;
+        } else {
+            // Clients have their answers, and nothing of theirs is under way; fills and copies are.
+            self.drain_until(|w| {
+                w.ops.is_empty() && w.queue.under_way() == 0 && w.doing.iter().all(|d| d.upkeep)
+            })?;
+        }
         self.seen.stops += 1;
+        self.seen.busy_stops += u64::from(!self.doing.is_empty());
         self.script.push(format!("{} stop", self.time));
         self.count();
-        let enabled = !self.void;
-        if self.rng.chance(0.5) {
-            self.shards.iter_mut().for_each(|shard| while shard.sweep(7) {});
+        let settled = self.settle()?;
+        if let Some(late) = self.doing.iter().find(|d| d.upkeep) {
+            return Err(format!("it has stopped, and this is under way: {:?}", late.event));
         }
-        if let Some(mut log) = self.log.take() {
-            let (now, mut io) = (self.now(), self.io());
-            // Changes that went ahead of their bits are over; the bits are still to come.
-            std::mem::take(&mut self.asked).into_iter().for_each(|(s, region)| log.ask(s, region));
-            // The backing store may refuse to flush: then its regions stay cold.
-            self.flushing.hurried = u64::MAX;
-            let settled = log.settle(now, &mut InWorld(self), &mut io).and_then(|settled| {
-                log.update(&mut io, |sb| sb.clean_epoch = sb.epoch)?;
-                Ok(settled)
-            });
-            self.void |= settled.is_err();
-            // What the cleaner has dropped until the end is not missed.
-            let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
-            let settled = settled.unwrap_or(false);
-            self.cut_off();
-            self.device.borrow_mut().power_cut();
-            let losses = self.seen.losses();
-            self.restart(None);
-            let rotten = losses != self.seen.losses();
-            let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
-            if enabled && settled && !rotten && after != lines {
-                return Err(format!("{lines} lines before a clean stop, {after} after it"));
-            }
-        } else {
-            self.cut_off();
-            self.restart(None);
+        let enabled = self.is_enabled();
+        let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
+        self.cut_off();
+        self.device.borrow_mut().power_cut();
+        let losses = self.seen.losses();
+        self.restart(None);
+        let rotten = losses != self.seen.losses();
+        let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
+        if enabled && settled && !rotten && after != lines {
+            return Err(format!("{lines} lines before a clean stop, {after} after it"));
         }
         Ok(())
+    }
+
+    /// Maintenance ends the run. The backing store may refuse to flush: then its regions stay cold. Returns whether all is
+    /// settled.
+    fn settle(&mut self) -> Result<bool, String> {
+        self.maintain(|m, now, _, _, _| m.stop(now));
+        for _ in 0..100_000 {
+            self.time += 1;
+            if let Some(Turn::Over { settled }) = self.step_log() {
+                return Ok(settled);
+            }
+            self.advance();
+            self.flush_on();
+            if let Some(why) = self.error.take() {
+                return Err(why);
+            }
+        }
+        Err("it does not stop".to_owned())
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use larder_base::Nanos;
-use larder_engine::block::node::flushes::{Flushes, Numbers};
 use larder_engine::block::node::quiet::Changes;
 
 use super::World;
+use super::in_log::STORE;
 
 /// A region is quiet after this time.
 pub(super) const IDLE: Nanos = Nanos::from_millis(30);
@@ -17,25 +17,22 @@ pub(super) struct UnderWay {
     covers: BTreeMap<u64, u64>,
 }
 
-/// Flushes of the store, as maintenance numbers them.
+/// Flushes of the store, as maintenance asks for them.
 pub(super) struct Flushing {
-    pub(super) numbers: Numbers,
-    pub(super) flushes: Flushes,
     pub(super) changes: Changes,
+    wanted: Option<u64>,
     under_way: Option<UnderWay>,
-    /// Until then the store is flushed at once: the cache stops, or a volume is put aside.
-    pub(super) hurried: u64,
 }
 
 impl Flushing {
     pub(super) fn new(regions: u32) -> Flushing {
-        Flushing {
-            numbers: Numbers::default(),
-            flushes: Flushes::default(),
-            changes: Changes::new(regions, IDLE),
-            under_way: None,
-            hurried: 0,
-        }
+        Flushing { changes: Changes::new(regions, IDLE), wanted: None, under_way: None }
+    }
+
+    /// Maintenance wants a flush.
+    pub(super) fn want(&mut self, number: u64) {
+        assert!(self.wanted.is_none() && self.under_way.is_none(), "one at a time");
+        self.wanted = Some(number);
     }
 }
 
@@ -43,13 +40,6 @@ impl World {
     /// A new process knows of no flush.
     pub(super) fn begin_flushing(&mut self) {
         self.flushing = Flushing::new(self.layout.regions);
-        if self.flushes_at_once {
-            self.flushing.hurried = u64::MAX;
-        }
-        #[cfg(feature = "planted")]
-        if let Some(fault) = self.options.fault {
-            self.flushing.flushes.plant(fault);
-        }
     }
 
     /// All that was written to the store is durable.
@@ -63,27 +53,36 @@ impl World {
     /// The store has lost writes: a flush that is under way is not believed.
     pub(super) fn flush_is_doubtful(&mut self) {
         if let Some(flush) = self.flushing.under_way.take() {
-            self.flushing.numbers.ended(flush.number, false);
+            self.flushed(flush.number, false);
         }
+    }
+
+    /// Maintenance hears how a flush has ended.
+    fn flushed(&mut self, number: u64, durable: bool) {
+        self.maintain(|m, now, _, _, _| m.store_flushed(now, STORE, number, durable));
     }
 
     /// A flush begins or ends.
     pub(super) fn flush_on(&mut self) {
-        if self.flushing.under_way.is_none() {
-            if self.flushing.numbers.is_wanted() && self.rng.chance(0.3) {
-                let number = self.flushing.numbers.begin();
+        let at_once = self.flushes_at_once;
+        if let Some(number) = self.flushing.wanted {
+            if at_once || self.rng.chance(0.3) {
                 let now = |s: &u64| (*s, self.backing.get(s).copied().unwrap_or(0));
                 let covers = self.volatile.keys().map(now).collect();
+                self.flushing.wanted = None;
                 self.flushing.under_way = Some(UnderWay { number, covers });
             }
-            return;
+            if !at_once {
+                return;
+            }
         }
-        if !self.rng.chance(0.1) {
+        // Some take longer than it takes a region to become quiet.
+        let share = if self.slow_store { 0.015 } else { 0.1 };
+        if !at_once && !self.rng.chance(share) {
             return;
         }
         let Some(UnderWay { number, covers }) = self.flushing.under_way.take() else { return };
         let ends_well = self.rng.chance(0.9);
-        self.flushing.numbers.ended(number, ends_well);
         for (sector, value) in covers.into_iter().filter(|_| ends_well) {
             if self.backing.get(&sector).copied().unwrap_or(0) == value {
                 self.volatile.remove(&sector);
@@ -91,20 +90,17 @@ impl World {
                 *durable = value;
             }
         }
+        self.flushed(number, ends_well);
     }
 
     /// Clients are away, for so long that the log may find regions quiet again and again, with flushes in between.
     pub(super) fn spell(&mut self) {
-        if self.flushes_at_once {
-            self.time += 100;
-            return;
-        }
         for _ in 0..self.rng.range(1, 5) {
             self.time += 100;
             if self.rng.chance(0.7) {
                 self.step_log();
             }
-            while self.flushing.numbers.is_wanted() || self.flushing.under_way.is_some() {
+            while self.flushing.wanted.is_some() || self.flushing.under_way.is_some() {
                 self.flush_on();
                 if self.rng.chance(0.02) {
                     break;
@@ -114,27 +110,5 @@ impl World {
                 return;
             }
         }
-    }
-
-    /// Whether what was written to `region` is durable: see [`Flushes::is_durable`].
-    pub(super) fn region_is_durable(&mut self, region: u32) -> bool {
-        let place = u64::from(region) * self.per_region();
-        if self.volume_at(place).is_none() {
-            // No store can be flushed. Where nobody lies, who comes begins with one that is durable.
-            return !self.aside.contains(&place);
-        }
-        if self.time < self.flushing.hurried {
-            let flushed = !self.rng.chance(0.1);
-            if flushed {
-                self.store_is_durable();
-            }
-            return flushed;
-        }
-        let Flushing { numbers, flushes, .. } = &mut self.flushing;
-        let numbers = std::cell::RefCell::new(numbers);
-        let want = || numbers.borrow_mut().want();
-        let durable = flushes.is_durable(region, 0, want, |n| numbers.borrow().is_durable(n));
-        self.seen.covered += u64::from(durable);
-        durable
     }
 }

@@ -1,11 +1,26 @@
-//! The world as the log sees it.
+//! The world as maintenance sees it, and what it asks for.
 
-use larder_engine::block::{IoFailed, LogShards, MapRecord, SlotId, TableChange};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use larder_base::Nanos;
+use larder_engine::block::node::calls::{Copying, Fill, Load, Message, thread_of};
+use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
+use larder_engine::block::record::TapedLog;
+use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
+use larder_format::block::BlockSuperblock;
 use larder_format::block::log::Held;
+use larder_policy::block::VolumeId;
 
-use super::World;
+use super::{LINE, SHARDS, World};
+use crate::device::{Device, Io};
+use crate::parts::{Bytes, Event};
 
-/// The shards as the log sees them: the world goes on between its calls.
+/// All volumes have one store.
+pub(super) const STORE: VolumeId = VolumeId(0);
+
+/// The world as maintenance sees it: it goes on between the calls.
 pub(super) struct InWorld<'a>(pub(super) &'a mut World);
 
 impl InWorld<'_> {
@@ -14,9 +29,17 @@ impl InWorld<'_> {
             self.0.advance();
         }
     }
+
+    /// The power has failed: what the process does now nobody sees.
+    fn is_dead(&self) -> bool {
+        self.0.device.borrow().blown
+    }
 }
 
-impl LogShards for InWorld<'_> {
+impl Shards for InWorld<'_> {
+    fn shards(&self) -> u32 {
+        SHARDS
+    }
     fn records_waiting(&mut self, shard: u32) -> usize {
         self.0.shards[shard as usize].records_waiting()
     }
@@ -36,9 +59,8 @@ impl LogShards for InWorld<'_> {
         self.0.shards[shard as usize].emptied(out);
         self.meanwhile();
     }
-    fn records_durable(&mut self, shard: u32) {
+    fn records_durable(&mut self, now: Nanos, shard: u32) {
         self.meanwhile();
-        let now = self.0.now();
         self.0.recorded(shard as usize, true);
         self.0.call(shard as usize, |s, fx| s.records_durable(now, fx));
     }
@@ -52,19 +74,187 @@ impl LogShards for InWorld<'_> {
     }
     fn quiet(&mut self, shard: u32, region: u32) -> bool {
         self.meanwhile();
-        let now = self.0.now();
-        let flushing = &self.0.flushing;
-        (self.0.time < flushing.hurried || flushing.changes.is_quiet(now, region))
-            && self.0.shards[shard as usize].quiet(region)
+        self.0.shards[shard as usize].quiet(region)
     }
-    fn intent_ready(&mut self, shard: u32, region: u32) {
-        self.0.flushing.flushes.anew(region);
-        let now = self.0.now();
-        self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
-        self.0.waiting.durable(region);
-        self.0.go_on();
+    fn intent_ready(&mut self, now: Nanos, shard: u32, region: u32) {
+        if !self.is_dead() {
+            self.0.call(shard as usize, |s, fx| s.intent_ready(now, region, fx));
+        }
     }
-    fn flush_backing(&mut self, region: u32) -> Result<(), IoFailed> {
-        if self.0.region_is_durable(region) { Ok(()) } else { Err(IoFailed) }
+    fn flash_written(&mut self, now: Nanos, io: ShardIo, sums: Result<&[u32], IoFailed>) {
+        self.0.call(io.shard as usize, |s, fx| s.flash_written(now, io.io, sums, fx));
+    }
+    fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>) {
+        self.0.call(io.shard as usize, |s, fx| s.page_loaded(now, io.io, slots, fx));
+    }
+    fn sweep(&mut self, shard: u32, steps: u32) -> bool {
+        self.0.shards[shard as usize].sweep(steps.min(7))
+    }
+    fn disable(&mut self, now: Nanos, shard: u32) {
+        if !self.is_dead() {
+            self.0.call(shard as usize, |s, fx| s.disable(now, fx));
+        }
+    }
+    fn unsettled(&mut self, shard: u32) -> usize {
+        self.0.shards[shard as usize].unsettled()
+    }
+    fn bits_ready(&mut self, op: OpId) {
+        if !self.is_dead() {
+            self.0.waiting.mail[thread_of(op)].push((op, Message::IntentsReady));
+            self.0.go_on();
+        }
+    }
+    fn is_left_alone(&mut self, now: Nanos, region: u32) -> bool {
+        self.0.flushes_at_once || self.0.flushing.changes.is_quiet(now, region)
+    }
+    fn store_of(&mut self, region: u32) -> Option<VolumeId> {
+        let place = u64::from(region) * self.0.per_region();
+        self.0.volume_at(place).map(|_| STORE)
+    }
+    fn stores(&mut self) -> Vec<VolumeId> {
+        vec![STORE]
+    }
+}
+
+/// What says whether the cache may be used: in this run, and by the next.
+#[derive(Clone, Default)]
+pub(super) struct Validity {
+    pub(super) enabled: Rc<Cell<bool>>,
+    /// It is noted, beside the device, that the map on it must not be used again.
+    pub(super) barred: Rc<Cell<bool>>,
+}
+
+/// What maintenance has asked for during a call.
+pub(super) struct Begun {
+    io: Vec<Event>,
+    flushes: Vec<u64>,
+    validity: Validity,
+    device: Rc<RefCell<Device>>,
+}
+
+impl Effects<Bytes> for Begun {
+    fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<Bytes>) {
+        self.io.push(Event::FlashWrite(ShardIo { shard, io }, slot, bytes));
+    }
+    fn copy(&mut self, Copying { shard, io, from, to, lines }: Copying) {
+        self.io.push(Event::Copy(ShardIo { shard, io }, from, to, lines));
+    }
+    fn load(&mut self, Load { shard, io, page }: Load) {
+        self.io.push(Event::Load(ShardIo { shard, io }, page));
+    }
+    fn store_flush(&mut self, store: VolumeId, number: u64) {
+        assert_eq!(store, STORE);
+        self.flushes.push(number);
+    }
+    fn bar(&mut self, _: &BlockSuperblock) {
+        if !self.device.borrow().blown {
+            self.validity.barred.set(true);
+        }
+    }
+    fn given_up(&mut self, _: &str) {
+        if !self.device.borrow().blown {
+            self.validity.enabled.set(false);
+        }
+    }
+    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+}
+
+impl World {
+    /// A run begins with this log, or without one.
+    pub(super) fn begin_maintenance(&mut self, log: Option<MapLog>, superblock: BlockSuperblock) {
+        // Steps one by one, whenever the world comes to it; some ends do not wait for what is void.
+        let sweep = if self.rng.chance(0.5) { Nanos::ZERO } else { Pace::default().sweep };
+        let pace = Pace {
+            gather: Nanos::ZERO,
+            records: Nanos::ZERO,
+            commit: Nanos::ZERO,
+            tick: Nanos::ZERO,
+            steps: 1,
+            sweep,
+            ..Pace::default()
+        };
+        self.validity.enabled.set(log.is_some());
+        let machine = Maintenance::new(pace, log.map(TapedLog::new), superblock);
+        #[allow(unused_mut, reason = "faults are planted with a feature")]
+        let mut machine = machine;
+        #[cfg(feature = "planted")]
+        if let Some(fault) = self.options.fault {
+            machine.plant(fault);
+        }
+        self.maintenance = Some(machine);
+    }
+
+    /// Whether the cache is in use.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.validity.enabled.get()
+    }
+
+    /// Calls maintenance, and begins what it asks for. While it is at work it is not called: the world goes on without it.
+    pub(super) fn maintain<R>(
+        &mut self,
+        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Io, &mut Begun) -> R,
+    ) -> Option<R> {
+        let mut machine = self.maintenance.take()?;
+        let (now, mut io) = (self.now(), self.io());
+        let mut begun = Begun {
+            io: Vec::new(),
+            flushes: Vec::new(),
+            validity: self.validity.clone(),
+            device: self.device.clone(),
+        };
+        let result = f(&mut machine, now, &mut InWorld(self), &mut io, &mut begun);
+        (0..std::mem::take(&mut self.ended)).for_each(|_| machine.ended());
+        self.maintenance = Some(machine);
+        for event in begun.io {
+            match &event {
+                Event::FlashWrite(_, _, bytes) => self.charge(u64::from(bytes.lines().1) * LINE),
+                Event::Copy(.., lines) => self.charge(u64::from(*lines) * LINE),
+                _ => {}
+            }
+            self.begin_io_of(event, true);
+        }
+        begun.flushes.into_iter().for_each(|number| self.flushing.want(number));
+        self.begin_fills();
+        Some(result)
+    }
+
+    /// Fills, copies and loads that were left for maintenance begin at once, if it is not at work.
+    pub(super) fn begin_fills(&mut self) {
+        let work = &mut self.work;
+        if self.maintenance.is_none()
+            || work.fills.is_empty() && work.copies.is_empty() && work.loads.is_empty()
+        {
+            return;
+        }
+        let fills = std::mem::take(&mut work.fills);
+        let copies = std::mem::take(&mut work.copies);
+        let loads = std::mem::take(&mut work.loads);
+        let work = Work { fills, copies, loads, ..Work::default() };
+        self.maintain(|m, now, shards, io, fx| m.take(now, work, shards, io, fx));
+    }
+
+    /// The log's turn.
+    pub(super) fn step_log(&mut self) -> Option<Turn> {
+        let before = self.maintenance.as_ref()?.stats();
+        let mut work = Work::default();
+        // What was asked for since maintenance last looked may wait for its next turn.
+        if self.draining || self.trims || self.rng.chance(0.6) {
+            work = std::mem::take(&mut self.work);
+        }
+        if std::mem::take(&mut self.gives_up) && self.is_enabled() {
+            self.seen.given_up += 1;
+            work.give_up = Some("everything fails".to_owned());
+        }
+        let turn = self.maintain(|m, now, shards, io, fx| {
+            m.take(now, work, shards, io, fx);
+            m.turn(now, shards, io, fx)
+        });
+        let after = self.maintenance.as_ref()?.stats();
+        let cleared = after.intents_cleared - before.intents_cleared;
+        self.seen.snapshots += after.snapshots - before.snapshots;
+        self.seen.cleared += cleared;
+        self.seen.covered += if self.flushes_at_once { 0 } else { cleared };
+        self.forget();
+        turn
     }
 }

@@ -68,17 +68,4 @@ impl World {
             self.gives_up |= self.failures.failed().is_some();
         }
     }
-
-    /// What a daemon does when the log fails: no line is used any more, in this run or the next.
-    pub(super) fn give_up(&mut self) {
-        self.void = true;
-        self.log = None;
-        let now = self.now();
-        for shard in 0..self.shards.len() {
-            self.call(shard, |s, fx| s.disable(now, fx));
-        }
-        self.asked.clear();
-        self.waiting.give_up();
-        self.go_on();
-    }
 }

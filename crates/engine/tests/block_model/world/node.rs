@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use larder_base::{Nanos, Rng};
 use larder_engine::block::node::calls::{
-    Calls, Copying, Fill, Fx, Load, Mail, Message, Out, Questions, call, thread_of,
+    Calls, Fx, Mail, Message, Out, Questions, call, thread_of,
 };
-use larder_engine::block::node::event::{Ended, ShardIo};
+use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
 use larder_engine::block::node::queue::{Node, Queue};
 use larder_engine::block::node::quiet::Changes;
-use larder_engine::block::node::ranged::{Bits, Turns};
+use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::{BlockShard, GROUP_LINES, GroupId, LineId, OpId, Verdict};
 use larder_policy::block::{
     BlockAccess, BlockCandidate, BlockKind, Observed, Reason, Rule, Verdict as PolicyVerdict,
@@ -21,7 +21,7 @@ use larder_policy::block::{
 use larder_policy::budget::BudgetState;
 
 use super::{LINE, World};
-use crate::parts::{Bytes, Carried, Event, Model, Said, Stretch};
+use crate::parts::{Bytes, Carried, Model, Said, Stretch};
 use crate::shares::Shares;
 
 /// Threads that have mailboxes: the queue's, and an operator's.
@@ -30,12 +30,10 @@ pub(super) const OPERATOR: usize = 1;
 /// What waits for somebody.
 #[derive(Default)]
 pub(super) struct Waiting {
-    mail: [Mail<Model>; 2],
+    pub(super) mail: [Mail<Model>; 2],
     out: Out<Bytes>,
-    /// Ranges that wait for their bits.
-    bits: Bits,
-    /// Bits that are asked for, of ranges.
-    asked: Vec<u32>,
+    /// Ranges that need the bits of regions.
+    ranges: Vec<(OpId, u32, u32)>,
     /// Parts that were refused: by the budget, and for want of space.
     refused: (u64, u64),
     /// What the budget's file is to say.
@@ -43,20 +41,6 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// The bit of a region is durable.
-    pub(super) fn durable(&mut self, region: u32) {
-        let mail = &mut self.mail;
-        self.bits.durable(region, |op| mail[thread_of(op)].push((op, Message::IntentsReady)));
-    }
-
-    /// No bit is needed any more.
-    pub(super) fn give_up(&mut self) {
-        self.asked.clear();
-        for op in self.bits.give_up() {
-            self.mail[thread_of(op)].push((op, Message::IntentsReady));
-        }
-    }
-
     fn refuse(&mut self, reason: Reason) {
         match reason {
             Reason::Budget => self.refused.0 += 1,
@@ -170,7 +154,7 @@ impl Calls<Model> for Now<'_> {
         all.copies.append(&mut out.copies);
         all.asks.append(&mut out.asks);
         all.loads.append(&mut out.loads);
-        out.commit = false;
+        all.commit |= std::mem::take(&mut out.commit);
     }
 }
 
@@ -199,9 +183,7 @@ impl Node<Model> for Now<'_> {
     }
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
-        let waiting = &mut *self.waiting.borrow_mut();
-        waiting.bits.wait(op, first, last);
-        waiting.asked.extend(first..=last);
+        self.waiting.borrow_mut().ranges.push((op, first, last));
     }
 
     fn id(&self, volume: &Stretch) -> VolumeId {
@@ -252,7 +234,7 @@ macro_rules! now {
             shares: $world.shares.clone(),
             coin,
             if_free: $if_free,
-            enabled: !$world.void,
+            enabled: $world.validity.enabled.get(),
             verdict: $verdict,
             regions: $world.layout.region_groups * u64::from(GROUP_LINES),
         }
@@ -303,7 +285,8 @@ impl World {
 
     /// The queue looks into its mailbox, or is busy elsewhere.
     pub(super) fn go_on(&mut self) {
-        while self.draining || self.rng.chance(0.9) {
+        // When the power has failed nothing goes on.
+        while !self.device.borrow().blown && (self.draining || self.rng.chance(0.9)) {
             let (now, mut carried) = (self.now(), Carried::default());
             let node = now!(self, false, Verdict::Admit);
             self.queue.take_mail(&node);
@@ -327,20 +310,14 @@ impl World {
 
     /// What shards leave for maintenance.
     fn leave_to_maintenance(&mut self) {
-        let Out { fills, copies, asks, loads, .. } = std::mem::take(&mut self.waiting.out);
-        for Fill { shard, io, slot, bytes } in fills {
-            self.charge(u64::from(bytes.lines().1) * LINE);
-            self.begin_io(Event::FlashWrite(ShardIo { shard, io }, slot, bytes));
-        }
-        for Copying { shard, io, from, to, lines } in copies {
-            self.charge(u64::from(lines) * LINE);
-            self.begin_io(Event::Copy(ShardIo { shard, io }, from, to, lines));
-        }
-        for Load { shard, io, page } in loads {
-            self.begin_io(Event::Load(ShardIo { shard, io }, page));
-        }
-        self.asked.extend(asks);
-        self.asked.extend(std::mem::take(&mut self.waiting.asked).into_iter().map(|r| (0, r)));
+        let Out { fills, copies, asks, loads, commit, .. } = std::mem::take(&mut self.waiting.out);
+        self.work.fills.extend(fills);
+        self.work.copies.extend(copies);
+        self.work.loads.extend(loads);
+        self.work.asks.extend(asks);
+        self.work.ranges.append(&mut self.waiting.ranges);
+        self.work.commit |= commit;
+        self.begin_fills();
         let (budget, space) = std::mem::take(&mut self.waiting.refused);
         self.seen.over_budget += budget;
         self.seen.no_space += space;

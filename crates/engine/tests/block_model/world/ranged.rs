@@ -48,7 +48,7 @@ impl World {
             range.is_some_and(|r| r.next().is_none())
         };
         let ready: Vec<OpId> = self.forgetting.iter().copied().filter(locked).collect();
-        if self.log.is_none() && !self.void {
+        if self.maintenance.is_none() || self.device.borrow().blown {
             return;
         }
         for op in ready {
@@ -59,7 +59,7 @@ impl World {
             let (first, last) = self.lines_of(op);
             let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
             let region = (first.group().0 / self.layout.region_groups) as u32;
-            let unflushed = self.log.as_ref().map(|log| log.unflushed(region, region));
+            let unflushed = self.maintenance.as_ref().map(|m| m.unflushed(region, region));
             if unflushed.is_some_and(|runs| runs == [(region, region)]) {
                 for shard in &mut self.shards {
                     let before = shard.stats().dropped;
