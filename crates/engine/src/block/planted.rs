@@ -120,12 +120,8 @@ faults! {
     SuperblockBeforeTable,
     /// The bit of a region goes before the flush of its store that covers it has ended.
     ClearedBeforeFlush,
-    /// A region that wants a flush is given the number of one that has begun.
-    FlushNumberedLate,
     /// A clean stop does not wait for fills that are under way.
     StopLeavesFills,
-    /// The map on the device stays valid when the cache is given up.
-    GivenUpValid,
 }
 
 /// The fault that is planted in what is called with it; none by default.

@@ -35,11 +35,6 @@ impl Numbers {
         self.begun > self.durable.max(self.failed)
     }
 
-    /// The number of the last that has begun.
-    pub fn begun(&self) -> u64 {
-        self.begun
-    }
-
     /// A flush begins: it covers all that is wanted. Returns its number.
     pub fn begin(&mut self) -> u64 {
         self.begun = self.wanted;

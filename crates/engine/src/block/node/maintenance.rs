@@ -449,7 +449,6 @@ impl Maintenance {
         flushed: &'a [(VolumeId, bool)],
     ) -> AsSeen<'a, S> {
         self.flushes.begin_turn();
-        let late = self.planted(Planted::FlushNumberedLate);
         AsSeen {
             now,
             shards,
@@ -458,7 +457,6 @@ impl Maintenance {
             stores: &mut self.stores,
             hurried: self.hurried.filter(|h| now < h.until).map(|h| (h.first, h.last)),
             flushed,
-            late,
         }
     }
 
@@ -533,11 +531,9 @@ impl Maintenance {
     ) {
         let Some(mut log) = self.log.take() else { return };
         self.former = Some(log.superblock().clone());
-        if !self.planted(Planted::GivenUpValid) {
-            fx.bar(log.superblock());
-            // If the device takes it after all, nothing else is needed.
-            let _ = log.update(io, |sb| sb.volumes.clear());
-        }
+        fx.bar(log.superblock());
+        // If the device takes it after all, nothing else is needed.
+        let _ = log.update(io, |sb| sb.volumes.clear());
         log.end_recording();
         self.stats = log.stats();
         (self.stepping, self.commit, self.hurried) = (0, false, None);
@@ -571,8 +567,6 @@ struct AsSeen<'a, S> {
     stores: &'a mut BTreeMap<VolumeId, Numbers>,
     hurried: Option<(u32, u32)>,
     flushed: &'a [(VolumeId, bool)],
-    /// A planted fault.
-    late: bool,
 }
 
 impl<S: Shards> LogShards for AsSeen<'_, S> {
@@ -626,10 +620,7 @@ impl<S: Shards> LogShards for AsSeen<'_, S> {
             return said(*durable);
         }
         let numbers = std::cell::RefCell::new(self.stores.entry(store).or_default());
-        let want = || {
-            let mut numbers = numbers.borrow_mut();
-            if self.late && numbers.is_under_way() { numbers.begun() } else { numbers.want() }
-        };
+        let want = || numbers.borrow_mut().want();
         let ended = |number| numbers.borrow().is_durable(number);
         said(self.flushes.is_durable(region, store.0.into(), want, ended))
     }

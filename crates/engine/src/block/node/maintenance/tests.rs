@@ -182,7 +182,7 @@ impl Bench {
     }
 
     /// Turns until it is over, without any time.
-    fn to_the_end(&mut self, millis: u64) -> Turn {
+    fn end(&mut self, millis: u64) -> Turn {
         self.machine.stop(at(millis));
         loop {
             match self.turn(millis) {
@@ -312,12 +312,16 @@ fn fills_are_begun_at_once_and_ended_for_the_end() {
     let mut bench = Bench::new();
     bench.take(201, Work { fills: vec![fill(), fill()], ..Work::default() });
     assert_eq!((bench.asked.fills, bench.machine.is_busy()), (2, true));
-    assert_eq!(bench.to_the_end(300), Turn::At(at(500)), "they are under way");
+    assert_eq!(bench.end(300), Turn::At(at(500)), "they are under way");
     let Bench { machine, shards, .. } = &mut bench;
     for _ in 0..2 {
         machine.flash_written(at(301), shards, ShardIo { shard: 0, io: IoId(3) }, Ok(&[0]));
     }
+<<<<<<< ours
     assert_eq!(bench.to_the_end(301), Turn::Over { settled: true });
+=======
+    assert_eq!(bench.end(301), Turn::Over { settled: true });
+>>>>>>> theirs
     assert_eq!(
         (bench.shards.written, bench.asked.said.join(", ")),
         (2, "put aside, stopped".into())
@@ -331,13 +335,13 @@ fn the_end_waits_for_ten_seconds_for_fills_and_five_for_stores() {
     let mut bench = Bench::new();
     bench.take(201, Work { fills: vec![fill()], asks: vec![(0, 1)], ..Work::default() });
     bench.turn(201);
-    bench.to_the_end(1000);
-    assert!(matches!(bench.to_the_end(10_999), Turn::At(_)));
+    bench.end(1000);
+    assert!(matches!(bench.end(10_999), Turn::At(_)));
     assert!(bench.asked.flushes.is_empty());
-    assert_eq!(bench.to_the_end(11_000), Turn::At(at(16_000)), "a flush of the store");
+    assert_eq!(bench.end(11_000), Turn::At(at(16_000)), "a flush of the store");
     assert_eq!(bench.asked.flushes, [(DISK, 1)]);
-    assert_eq!(bench.to_the_end(15_999), Turn::At(at(16_000)));
-    assert_eq!(bench.to_the_end(16_000), Turn::Over { settled: false });
+    assert_eq!(bench.end(15_999), Turn::At(at(16_000)));
+    assert_eq!(bench.end(16_000), Turn::Over { settled: false });
     // The store has not answered: its region keeps its bit.
     assert_eq!(bench.machine.regions_set(), 1);
     assert_eq!(bench.asked.said, ["put aside", "stopped"]);
@@ -352,7 +356,7 @@ fn the_end_sweeps_for_three_seconds() {
         assert_eq!(bench.turn(millis), Turn::Again);
     }
     assert_eq!(bench.asked.said, ["sweeping false"]);
-    assert_eq!(bench.to_the_end(4001), Turn::Over { settled: true });
+    assert_eq!(bench.end(4001), Turn::Over { settled: true });
     assert_eq!(bench.asked.said[1..], ["sweeping true", "put aside", "stopped"]);
 }
 
@@ -371,7 +375,7 @@ fn a_log_that_cannot_be_written_ends_the_cache_and_keeps_nobody_waiting() {
     let ranges = vec![(OpId(6), 3, 5)];
     bench.take(202, Work { ranges, asks: vec![(1, 2)], ..Work::default() });
     assert_eq!((bench.shards.ready.len(), bench.shards.ranges.len()), (1, 2));
-    assert_eq!(bench.to_the_end(300), Turn::Over { settled: false });
+    assert_eq!(bench.end(300), Turn::Over { settled: false });
     assert_eq!(bench.asked.said.len(), 2);
 }
 
