@@ -467,13 +467,9 @@ impl Cache {
     ) -> Result<Recorded, CacheError> {
         self.on_log(move |log| {
             let mut applied = false;
-            let was_used = log.superblock().is_some();
             let anew = attachment.is_anew();
+            // (Without a cache, too, each volume has its place, in memory.)
             let durable = log.change_superblock(anew, |sb| applied = attachment.apply(sb));
-            if was_used && !durable {
-                // The cache was given up by it. Without one, too, each volume has its place, in memory.
-                log.change_superblock(false, |sb| applied = attachment.apply(sb));
-            }
             attachment.done(0);
             Recorded { attachment, durable, applied }
         })

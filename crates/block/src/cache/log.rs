@@ -307,7 +307,7 @@ impl LogThread {
     pub(super) fn change_superblock(
         &mut self,
         anew: bool,
-        change: impl FnOnce(&mut BlockSuperblock),
+        change: impl FnMut(&mut BlockSuperblock),
     ) -> bool {
         let (now, machine, mut shards, mut io, fx) = parts!(self);
         machine.change_superblock(now, anew, &mut shards, &mut io, fx, change)

@@ -26,7 +26,7 @@ use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Wit
 use larder_engine::block::record::{TapedLog, TapedShard};
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, Fault, GROUP_LINES, MapLog, Regions, WriteMode,
+    BlockConfig, BlockLimits, BlockShard, Fault, GROUP_LINES, Regions, WriteMode,
 };
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
@@ -42,7 +42,7 @@ use larder_runtime::{
 use super::cell::{Cell, Out};
 use super::governor::{Governor, RulesConfig};
 use super::log::{CacheIo, LogThread};
-use super::notes::{AtStart, Voided, note_given_up};
+use super::notes::{AtStart, Voided};
 use super::record::Recording;
 use super::region::Region;
 use super::{Attached, Cache, CacheHandle, census, locked, tables};
@@ -472,7 +472,7 @@ pub fn open(
                     "{dropped} lines are dropped: nothing proves that they are as the volumes are"
                 );
             }
-            (log.superblock().clone(), maps, Some(log), None, warmth)
+            (log.superblock().clone(), maps, Some(TapedLog::new(log)), None, warmth)
         }
         Started::Without(without) => {
             let Without { superblock, maps, why, .. } = *without;
@@ -537,7 +537,7 @@ pub(super) struct Begun {
     pub records: Vec<VolumeRecord>,
     pub governor: Governor,
     /// None without a cache.
-    pub log: Option<MapLog>,
+    pub log: Option<TapedLog>,
     /// Why it is not used, if it is not.
     pub given_up: Option<String>,
     pub warmth: Warmth,
@@ -623,8 +623,7 @@ pub(super) fn begin(
         stand_in,
         config,
     });
-    let log = log.map(|log| {
-        let mut log = TapedLog::new(log);
+    let log = log.map(|mut log| {
         cache.begin_recording(&mut log);
         log
     });

@@ -13,7 +13,7 @@ use larder_engine::kv::node::{
 use larder_engine::kv::record::{AppsSetup, RunSetup};
 use larder_engine::kv::{ClockMode, FlashGeometry};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
-use larder_format::superblock::choose;
+use larder_format::superblock::{Chosen, choose};
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
@@ -108,6 +108,9 @@ pub struct Opened {
 pub(super) struct Superblocks {
     pub(super) current: Superblock,
     copy: usize,
+    /// It is what a run has left that may have been killed before it was durable: the other copy must not be written before it is, or
+    /// a power cut could take both.
+    doubtful: bool,
 }
 
 impl Superblocks {
@@ -116,6 +119,10 @@ impl Superblocks {
         device: &dyn Device,
         next: Superblock,
     ) -> Result<(), larder_runtime::DeviceError> {
+        if self.doubtful {
+            device.sync()?;
+            self.doubtful = false;
+        }
         let other = 1 - self.copy;
         let mut page = AlignedBuf::zeroed(PAGE_SIZE);
         page.copy_from_slice(&next.encode()[..]);
@@ -582,7 +589,8 @@ fn superblocks(
                     .superblock
                     .check_device(size)
                     .map_err(|source| CacheError::Superblock { path: path.to_owned(), source })?;
-                return Ok((Superblocks { current: chosen.superblock, copy: chosen.copy }, false));
+                let Chosen { superblock: current, copy, .. } = chosen;
+                return Ok((Superblocks { current, copy, doubtful: true }, false));
             }
             Err(SuperblockError::None) => {}
             Err(e @ SuperblockError::Damaged) => {
@@ -609,7 +617,7 @@ fn superblocks(
     // Both copies are void before the new one is written: an old one must not win after a torn write.
     device.write_at(0, &AlignedBuf::zeroed(2 * PAGE_SIZE))?;
     device.sync()?;
-    let mut superblocks = Superblocks { current: first.clone(), copy: 1 };
+    let mut superblocks = Superblocks { current: first.clone(), copy: 1, doubtful: false };
     superblocks.write(device, first)?;
     if let Ok(former) = choose(page(0), page(1)) {
         Region::forget(&former.superblock.uuid.to_string());

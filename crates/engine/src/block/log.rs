@@ -143,6 +143,9 @@ pub struct LogStats {
 #[derive(Debug)]
 pub struct MapLog {
     superblock: BlockSuperblock,
+    /// The superblock may not be durable: it is what a run has left that may have been killed before its flush, or a change of it
+    /// has failed. The other copy must not be written before it is, or a power cut could take both.
+    doubtful: bool,
     /// Where records go: generation, area, next page.
     generation: u64,
     area: u32,
@@ -297,6 +300,7 @@ impl MapLog {
             generation: superblock.generation,
             area: superblock.area,
             superblock,
+            doubtful: true,
             next: 0,
             before: 0,
             whole: true,
@@ -384,13 +388,16 @@ impl MapLog {
             let pages = 0..next.layout.intent_pages() as u32;
             self.write_bits(&pages.map(|n| n * intents::REGIONS_PER_PAGE as u32).collect(), io)?;
         }
+        if std::mem::replace(&mut self.doubtful, true) {
+            self.flush(io, "a flush of its superblock")?;
+        }
         for _ in 0..2 {
             next.sequence += 1;
             let at = (next.copy() * COPY_BYTES) as u64;
             self.write(io, at, &next.encode(), "its superblock")?;
             self.flush(io, "a flush of its superblock")?;
         }
-        self.superblock = next;
+        (self.superblock, self.doubtful) = (next, false);
         Ok(())
     }
 

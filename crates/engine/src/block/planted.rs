@@ -106,18 +106,12 @@ faults! {
     ChangedStoreBelieved,
     /// A volume that comes gets the place of one that was put aside.
     AddressGivenTwice,
-    /// A start leaves lines in the durable map that were evicted lately, of volumes that are not as they were.
-    GoneLinesStayDurable,
     /// The note that a cache must not be used goes before its device has an empty map.
     NoteForgottenEarly,
-    /// A start that the device fails goes on without the cache, and does not note it.
-    GivenUpNotNoted,
     /// A volume is forgotten, and its lines are not.
     ForgetLeavesLines,
     /// Who attaches a volume is answered before the superblock has it.
     AnsweredBeforeRecord,
-    /// The superblock gives a stretch of a sparse cache to another before the table has forgotten its lines.
-    SuperblockBeforeTable,
     /// The bit of a region goes before the flush of its store that covers it has ended.
     ClearedBeforeFlush,
     /// A clean stop does not wait for fills that are under way.

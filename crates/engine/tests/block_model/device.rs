@@ -229,11 +229,13 @@ impl LogIo for Io {
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
         let sectors: Vec<[u8; SECTOR]> =
             bytes.chunks_exact(SECTOR).map(|c| c.try_into().expect("a sector")).collect();
+        let gone = self.0.borrow().blown;
         let outcome = self.burn();
         let mut device = self.0.borrow_mut();
         match outcome {
             Ok(()) => device.write(at, &sectors),
-            Err(_) if device.dead => {}
+            // Of a process that is gone nothing is written, but what it was at.
+            Err(_) if device.dead || gone => {}
             Err(_) => device.write_torn(at, &sectors),
         }
         drop(device);
@@ -252,11 +254,12 @@ impl LogIo for Io {
     fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
         self.0.borrow_mut().check_hole(at, len);
         let zeros = vec![[0; SECTOR]; len as usize / SECTOR];
+        let gone = self.0.borrow().blown;
         let outcome = self.burn();
         let mut device = self.0.borrow_mut();
         match outcome {
             Ok(()) => device.write(at, &zeros),
-            Err(_) if device.dead => {}
+            Err(_) if device.dead || gone => {}
             Err(_) => device.write_torn(at, &zeros),
         }
         device.holes += 1;

@@ -124,7 +124,7 @@ impl Attachment {
         let had_lines = is_cold && taken.former.is_some();
         let what = What::Comes(Box::new((decided, taken)));
         let mut attachment = Attachment::new(&comer.name, what, steps);
-        attachment.anew = had_lines && !fault.is(Planted::GoneLinesStayDurable);
+        attachment.anew = had_lines;
         attachment.fault = fault;
         if fault.is(Planted::AnsweredBeforeRecord) {
             let record = attachment.steps.len() - 2;
@@ -368,10 +368,6 @@ pub fn change(
     change: impl FnOnce(&mut BlockSuperblock),
 ) -> Result<(), LogFailed> {
     if log.log().superblock().layout.is_sparse() {
-        if log.log().planted(Planted::SuperblockBeforeTable) {
-            log.update(io, change)?;
-            return log.write_out(shards, io);
-        }
         log.write_out(shards, io)?;
         return log.update(io, change);
     }

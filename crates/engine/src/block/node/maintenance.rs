@@ -493,8 +493,8 @@ impl Maintenance {
     }
 
     /// Changes the superblock; with `anew`, what the durable map says of lines is void too (see
-    /// [`MapLog::begin_anew`](crate::block::MapLog::begin_anew)). Returns false if the cache is given up: then it is changed in
-    /// memory alone.
+    /// [`MapLog::begin_anew`](crate::block::MapLog::begin_anew)). Returns false if the cache is given up, by this too: then it is changed in
+    /// memory alone. `change` may be called for each of two superblocks.
     pub fn change_superblock<B>(
         &mut self,
         now: Nanos,
@@ -502,22 +502,22 @@ impl Maintenance {
         shards: &mut impl Shards,
         io: &mut impl LogIo,
         fx: &mut impl Effects<B>,
-        change: impl FnOnce(&mut BlockSuperblock),
+        mut change: impl FnMut(&mut BlockSuperblock),
     ) -> bool {
-        let Some(mut log) = self.log.take() else {
-            if let Some(former) = &mut self.former {
-                change(former);
+        if let Some(mut log) = self.log.take() {
+            let seen = &mut self.as_seen(now, shards, &[]);
+            let outcome = attachment::change(&mut log, anew, seen, io, &mut change);
+            self.stats = log.stats();
+            self.log = Some(log);
+            match outcome {
+                Ok(()) => return true,
+                Err(error) => self.give_up(now, &error.to_string(), shards, io, fx),
             }
-            return false;
-        };
-        let outcome =
-            attachment::change(&mut log, anew, &mut self.as_seen(now, shards, &[]), io, change);
-        self.stats = log.stats();
-        self.log = Some(log);
-        if let Err(error) = outcome {
-            self.give_up(now, &error.to_string(), shards, io, fx);
         }
-        self.log.is_some()
+        if let Some(former) = &mut self.former {
+            change(former);
+        }
+        false
     }
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.

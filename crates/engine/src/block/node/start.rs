@@ -20,6 +20,8 @@
 pub mod memory;
 pub mod places;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use larder_base::{Nanos, Words};
 use larder_format::block::BlockSuperblock;
@@ -197,7 +199,7 @@ pub fn start(
         Err(NotRestored::NotEmpty) => return Err(Refused::NotEmpty),
         Err(NotRestored::Io(why)) if setup.empty => return Err(Refused::NotRecorded(why)),
         Err(NotRestored::Io(why)) => {
-            begin_without(&planned, &why, setup, (memory, io, notes))?;
+            begin_without(&planned, &why, memory, io, notes)?;
             let without = Without { superblock: planned, maps, places, why };
             return Ok(Started::Without(Box::new(without)));
         }
@@ -266,7 +268,7 @@ fn restore(
     let regions = Regions { groups: layout.region_groups, count: layout.regions };
     let keeps = |line| places.keeps(line, &layout);
     // (Those that were evicted lately are in the durable map alone.)
-    let mut foreign = places.has_gone() && !setup.fault.is(Planted::GoneLinesStayDurable);
+    let mut foreign = places.has_gone();
     let mut dropped = 0u64;
     if layout.is_sparse() {
         dropped = if shared {
@@ -317,13 +319,12 @@ fn restore(
 fn begin_without(
     sb: &BlockSuperblock,
     why: &str,
-    setup: &Setup,
-    (memory, io, notes): (&mut Memory, &mut impl LogIo, &mut impl Notes),
+    memory: &mut Memory,
+    io: &mut impl LogIo,
+    notes: &mut impl Notes,
 ) -> Result<(), Refused> {
-    if !setup.fault.is(Planted::GivenUpNotNoted) {
-        let unnoted = |reason| Refused::NotNoted { why: why.to_owned(), reason };
-        notes.given_up().map_err(unnoted)?;
-    }
+    let unnoted = |reason| Refused::NotNoted { why: why.to_owned(), reason };
+    notes.given_up().map_err(unnoted)?;
     memory.disown();
     // For a start whose host does not know of the note, if the device takes it.
     let mut next = sb.clone();

@@ -120,6 +120,11 @@ impl World {
                     self.unlock(op);
                     working.lock = None;
                     working.attachment.done(dropped);
+                    // What was dropped is in the table soon, or not before the superblock.
+                    if self.rng.chance(0.7) {
+                        self.working = Some(working);
+                        return self.attach_on();
+                    }
                 }
             },
             Step::Bits { first, last } => {
@@ -173,8 +178,11 @@ impl World {
     /// The superblock is changed. False if the process is gone.
     fn record(&mut self, attachment: &Attachment) -> bool {
         let mut applied = false;
-        if self.is_enabled() && self.rng.chance(0.1) {
-            self.device.borrow_mut().fuse = self.rng.below(8);
+        // (Who drains waits for all to end: nobody is killed.)
+        if self.is_enabled() && !self.draining && self.rng.chance(0.25) {
+            // Of a table, what is behind the first copy of the superblock is looked at more often.
+            let from = if self.layout.is_sparse() { 2 } else { 0 };
+            self.device.borrow_mut().fuse = from + self.rng.below(8 - from);
         }
         let anew = attachment.is_anew();
         self.maintain(|m, now, shards, io, fx| {

@@ -202,9 +202,6 @@ impl World {
             (Err(payload), _) => resume_unwind(payload),
         };
         self.memory = memory;
-        if matches!(started, Started::With(_)) {
-            self.validity.barred.set(false);
-        }
         let (superblock, maps, places, log) = match started {
             Started::With(begun) => {
                 self.seen.short_logs += u64::from(begun.damaged);

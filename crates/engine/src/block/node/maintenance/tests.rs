@@ -317,11 +317,7 @@ fn fills_are_begun_at_once_and_ended_for_the_end() {
     for _ in 0..2 {
         machine.flash_written(at(301), shards, ShardIo { shard: 0, io: IoId(3) }, Ok(&[0]));
     }
-<<<<<<< ours
-    assert_eq!(bench.to_the_end(301), Turn::Over { settled: true });
-=======
     assert_eq!(bench.end(301), Turn::Over { settled: true });
->>>>>>> theirs
     assert_eq!(
         (bench.shards.written, bench.asked.said.join(", ")),
         (2, "put aside, stopped".into())
