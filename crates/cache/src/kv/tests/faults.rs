@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_base::Rng;
+use larder_format::PAGE_SIZE;
+use larder_format::superblock::choose;
 use larder_runtime::testing::{Fault, FaultyDevice, MemoryDevice};
 use larder_runtime::{Device, IoOp};
 
@@ -148,4 +151,38 @@ fn flash_out_of_use_shows_in_the_statistics_and_so_does_its_return() {
     eventually("flash is in use again", &mut client, &site, |s| !degraded(s));
     client.check_all(&site);
     site.stop(true);
+}
+
+/// What a killed run has left may not be durable, and one superblock is always whole.
+#[test]
+fn a_superblock_is_durable_before_its_other_copy_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path().to_owned());
+    let memory = Arc::new(MemoryDevice::new(FLASH));
+    for syncs in [[0, 0], [1, 0], [0, 1], [1, 1]] {
+        let (site, _) = open(&config, memory.clone()).unwrap();
+        site.stop(true);
+        // Two starts that end in the middle, one after the other.
+        for nth in syncs {
+            let faulty = Arc::new(FaultyDevice::new(memory.clone(), 1));
+            faulty.arm(Fault::from(IoOp::Sync, nth, Fault::EIO));
+            if let Ok((site, _)) = open(&config, faulty.clone()) {
+                site.stop(true);
+            }
+            assert!(faulty.fired() > 0, "{syncs:?}");
+        }
+        // The power goes: of each copy as much has landed as chance has it, whatever a sector is.
+        let (live, durable) = (memory.live(), memory.durable());
+        let mut rng = Rng::new(7);
+        for _ in 0..200 {
+            let copies = [0, PAGE_SIZE].map(|at| {
+                let landed = rng.below(512) as usize;
+                let mut page = durable[at..at + PAGE_SIZE].to_vec();
+                page[..landed].copy_from_slice(&live[at..at + landed]);
+                page
+            });
+            let chosen = choose(&copies[0], &copies[1]);
+            assert!(chosen.is_ok(), "{syncs:?}: {:?}", chosen.err());
+        }
+    }
 }
