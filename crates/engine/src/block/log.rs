@@ -288,6 +288,7 @@ impl MapLog {
             resync: shared || !damaged.is_empty(),
             bits,
             set,
+            doubtful: true,
             ..MapLog::fresh(superblock, idle)
         };
         Ok(Recovered { log, records, damaged })
@@ -300,7 +301,7 @@ impl MapLog {
             generation: superblock.generation,
             area: superblock.area,
             superblock,
-            doubtful: true,
+            doubtful: false,
             next: 0,
             before: 0,
             whole: true,
@@ -448,7 +449,7 @@ impl MapLog {
         // Far from every log that was ever written.
         superblock.generation += 1 << 20;
         superblock.snapshot = false;
-        let mut log = MapLog { stats, ..MapLog::fresh(superblock, idle) };
+        let mut log = MapLog { stats, doubtful: true, ..MapLog::fresh(superblock, idle) };
         log.update(io, |sb| sb.epoch = epoch)?;
         Ok(log)
     }
