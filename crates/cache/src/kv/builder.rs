@@ -16,8 +16,6 @@ use super::{CacheConfig, CacheError, open, open_without_threads};
 
 /// The file that is the flash, in the directory that [`Builder::flash`] names.
 const FLASH_FILE: &str = "flash";
-/// A largest value of CLOCK: two bits, as Flashield has it (section 4.2).
-const CLOCK_MAX: u8 = 3;
 /// Most reading threads.
 const MOST_THREADS: usize = 64;
 
@@ -121,7 +119,7 @@ impl Builder {
             memory,
             max_item: self.max_object,
             no_eviction: false,
-            clock_max: CLOCK_MAX,
+            clock_max: defaults::CLOCK_MAX,
             clock_mode: ClockMode::SetMax,
             data_dir: self.directory.clone().unwrap_or_default(),
             flash: self.directory.map(|directory| directory.join(FLASH_FILE)),

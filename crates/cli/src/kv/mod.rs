@@ -225,7 +225,7 @@ fn open_store(
         memory: config.memory,
         max_item: config.max_item_size,
         no_eviction: !config.evict,
-        clock_max: if config.clock_bits == 1 { 1 } else { 3 },
+        clock_max: if config.clock_bits == 1 { 1 } else { defaults::CLOCK_MAX },
         clock_mode: if config.clock_increment { ClockMode::Increment } else { ClockMode::SetMax },
         data_dir: config.data_dir.clone(),
         flash: flash.map(|f| f.path.clone()),

@@ -55,7 +55,7 @@ impl Default for CacheConfig {
         CacheConfig {
             sizes: Sizes::Study(study_of(16 << 20, 112 << 20)),
             clock_mode: ClockMode::SetMax,
-            clock_max: 3,
+            clock_max: defaults::CLOCK_MAX,
             hot_percent: defaults::HOT_PERCENT,
             reinsert_percent: defaults::REINSERT_PERCENT,
             admission: AdmissionConfig::default(),

@@ -13,6 +13,8 @@ pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
 pub const OBJECT_SIZE: u32 = 280;
 /// Largest object, bytes.
 pub const MAX_ITEM: u32 = 1 << 20;
+/// Largest value of CLOCK: two bits.
+pub const CLOCK_MAX: u8 = 3;
 /// How much of the flash may be hot, percent.
 pub const HOT_PERCENT: u8 = 70;
 /// How much of a reclaimed segment may go back to DRAM, percent.
