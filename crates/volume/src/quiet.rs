@@ -13,6 +13,16 @@ pub struct Quiet {
     unsaid: u64,
     /// Of what was said last nobody has said that it is over.
     stands: bool,
+    lines: Lines,
+}
+
+/// Lines that were said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// That it goes wrong.
+    pub wrong: u64,
+    /// That it goes well again.
+    pub well: u64,
 }
 
 /// Lines that were left out before one that is said.
@@ -36,12 +46,19 @@ impl Quiet {
             return None;
         }
         (self.said, self.stands) = (Some(now), true);
+        self.lines.wrong += 1;
         Some(Unsaid(std::mem::take(&mut self.unsaid)))
     }
 
     /// It goes well. Whether that is to be said: once after each line that said otherwise.
     pub fn well(&mut self) -> bool {
+        self.lines.well += u64::from(self.stands);
         std::mem::take(&mut self.stands)
+    }
+
+    /// What was said until now.
+    pub fn lines(&self) -> Lines {
+        self.lines
     }
 }
 
@@ -63,5 +80,6 @@ mod tests {
         assert_eq!(said.to_string(), " (and 2 more since the last such line)");
         assert_eq!(quiet.wrong(at(30)), Some(Unsaid(0)));
         assert!(quiet.well());
+        assert_eq!(quiet.lines(), Lines { wrong: 3, well: 2 });
     }
 }

@@ -93,6 +93,12 @@ impl Requests {
         &*self.store
     }
 
+    /// What was said of it.
+    #[cfg(test)]
+    pub(super) fn lines(&self) -> crate::quiet::Lines {
+        self.lines.borrow().lines()
+    }
+
     /// A request was answered.
     pub(super) fn well(&self) {
         if self.lines.borrow_mut().well() {

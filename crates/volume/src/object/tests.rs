@@ -284,26 +284,6 @@ fn failing_requests_are_repeated() {
     }
 }
 
-/// The levels of what is said.
-#[derive(Clone, Default)]
-struct Lines(Arc<std::sync::Mutex<Vec<tracing::Level>>>);
-
-impl tracing::Subscriber for Lines {
-    fn enabled(&self, about: &tracing::Metadata<'_>) -> bool {
-        about.is_event() && about.target().starts_with("larder_volume")
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        self.0.lock().unwrap().push(*event.metadata().level());
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 /// A store that answers every other request: one line says so, and one that it answers again, however many are repeated.
 #[test]
 fn requests_that_are_repeated_are_not_said_one_by_one() {
@@ -312,16 +292,13 @@ fn requests_that_are_repeated_are_not_said_one_by_one() {
     let at = Path::from("a");
     run(requests.put(&at, "x".into(), None, || Some(Duration::from_secs(5)))).unwrap();
     store.faults.before.store(2, Ordering::SeqCst);
-    let lines = Lines::default();
-    tracing::subscriber::with_default(lines.clone(), || {
-        run(async {
-            for _ in 0..10 {
-                assert_eq!(requests.get(&at, None, None).await.unwrap().bytes, "x");
-            }
-        });
+    run(async {
+        for _ in 0..10 {
+            assert_eq!(requests.get(&at, None, None).await.unwrap().bytes, "x");
+        }
     });
     assert!(store.faults.requests.load(Ordering::SeqCst) >= 20);
-    assert_eq!(*lines.0.lock().unwrap(), [tracing::Level::WARN, tracing::Level::INFO]);
+    assert_eq!(requests.lines(), crate::quiet::Lines { wrong: 1, well: 1 });
 }
 
 #[test]
