@@ -7,6 +7,7 @@
 //!
 //! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
 
+mod given;
 mod log;
 mod node;
 mod shares;
@@ -43,6 +44,9 @@ use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
 use larder_policy::budget::WriteBudget;
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
+pub use given::{
+    Carried, Given, GivenAnswer, GivenBlock, GivenCounts, GivenError, GivenLeft, Octets, Warmth,
+};
 pub use spec::{Block, Load, Select, Store, StoreKind};
 pub(crate) use store::{StoreCounts, StoreModel};
 pub(crate) use world::Answered;
