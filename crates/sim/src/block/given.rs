@@ -37,12 +37,12 @@ use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::share::Share;
+pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::places::{Comer, Decided};
 use larder_engine::block::node::start::{Left, Notes, Setup, Started, start};
-pub use larder_engine::block::node::start::Warmth;
-use larder_engine::block::record::{TapedLog, TapedShard};
-use larder_engine::block::{BlockConfig, BlockShard, BlockStats, Fault, LogStats, Regions};
+use larder_engine::block::record::TapedLog;
+use larder_engine::block::{BlockStats, Fault, LogStats};
 use larder_format::block::superblock::{COPY_BYTES, choose};
 use larder_format::block::{BlockSuperblock, BlockSuperblockError, Volume as Record};
 use larder_policy::block::{
@@ -83,7 +83,9 @@ pub enum GivenError {
     #[error("admission: {0}")]
     Admission(#[from] BlockAdmissionError),
     /// The start was refused.
-    #[error("the start was refused: {0}; give the device and the volumes as the last run left them")]
+    #[error(
+        "the start was refused: {0}; give the device and the volumes as the last run left them"
+    )]
     Refused(String),
     /// Something of a volume.
     #[error("volume '{name}': {why}")]
@@ -105,7 +107,10 @@ impl GivenError {
     }
 
     fn busy(name: &str) -> GivenError {
-        GivenError::volume(name, "something is under way that does not end now: let time go on, and ask again")
+        GivenError::volume(
+            name,
+            "something is under way that does not end now: let time go on, and ask again",
+        )
     }
 }
 
@@ -261,7 +266,7 @@ impl<B: Carried> Given<B> {
         superblock.check_device(flash.len() as u64)?;
         let layout = superblock.layout;
         let shape = Shape::of(&layout);
-        let medium = Medium::new(flash, &layout, &spec.write_budget, budget)?;
+        let medium = Medium::new(flash, &layout, spec, budget)?;
         let is_old = memory.is_some();
         let (header, words) = memory.unwrap_or_else(|| {
             let (entries, rest) = Map::words(shape);
@@ -286,13 +291,8 @@ impl<B: Carried> Given<B> {
             Err(why) => return Err(GivenError::Refused(format!("{why:?}"))),
         };
         let superblock = begun.log.superblock().clone();
-        let config = BlockConfig {
-            line_bytes: layout.line,
-            write: spec.write_mode()?,
-            limits: super::limits(spec, &layout),
-            regions: Regions { groups: layout.region_groups, count: layout.regions },
-        };
-        let shards = begun.maps.into_iter().map(|map| TapedShard::new(BlockShard::new(config, map)));
+        let config = super::shard_config(spec, &layout)?;
+        let shards = begun.maps.into_iter().map(|map| super::shard(config, map));
         let node = GivenNode::new(layout, superblock.generation, shards, medium);
         let placing = Placing::of(&layout, superblock.key);
         let queue = Queue::new(node::QUEUE, Config::new(&layout, placing, spec.readahead.0));

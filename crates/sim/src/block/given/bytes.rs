@@ -17,7 +17,7 @@ pub trait Carried: Clone + fmt::Debug + 'static {
     /// Puts them into memory, from `at` on.
     fn write(&self, memory: &mut [u8], at: u64);
     /// How many there are.
-    fn len(&self) -> u64;
+    fn count(&self) -> u64;
     /// `len` of them from `from` on.
     fn part(&self, from: u64, len: u64) -> Self;
     /// CRC-32C of each line.
@@ -62,7 +62,7 @@ impl Carried for Octets {
         memory[at as usize..at as usize + self.len].copy_from_slice(self.bytes());
     }
 
-    fn len(&self) -> u64 {
+    fn count(&self) -> u64 {
         self.len as u64
     }
 

@@ -178,9 +178,8 @@ impl<B: Carried> Given<B> {
     ) -> Result<bool, GivenError> {
         self.set_now(now);
         let attached = self.attached(name)?;
-        let record = self.errand(|at| {
-            at.machine.line_space()?.volumes.iter().find(|v| v.name == name).cloned()
-        });
+        let record = self
+            .errand(|at| at.machine.line_space()?.volumes.iter().find(|v| v.name == name).cloned());
         let record = record.ok_or_else(|| GivenError::unknown(name))?;
         let mut attachment = Attachment::detach(&record, &self.node.layout);
         let mut hurries = 0;
@@ -330,8 +329,7 @@ impl<B: Carried> Given<B> {
     pub fn forget(&mut self, now: Nanos, name: &str) -> Result<u64, GivenError> {
         self.set_now(now);
         let superblock = self.errand(|at| at.machine.superblock().cloned());
-        let planned =
-            superblock.and_then(|sb| Attachment::forget(&sb, name, Fault::default()));
+        let planned = superblock.and_then(|sb| Attachment::forget(&sb, name, Fault::default()));
         let mut attachment = planned.ok_or_else(|| GivenError::unknown(name))?;
         while let Some(step) = attachment.next() {
             match step {
@@ -417,8 +415,10 @@ impl<B: Carried> Given<B> {
         }
         let selection = self.node.selection.borrow();
         let range = |r: Selected| (r.start, r.end, r.rule, r.label);
-        let saved =
-            Saved { whole: selection.whole(id), ranges: selection.selected(id).map(range).collect() };
+        let saved = Saved {
+            whole: selection.whole(id),
+            ranges: selection.selected(id).map(range).collect(),
+        };
         self.rules.saved.insert(name.to_owned(), saved);
         Ok(dropped)
     }

@@ -2,14 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 
-use larder_base::{ByteSize, Nanos};
-use larder_engine::block::node::backoff::Backoff;
+use larder_base::Nanos;
 use larder_engine::block::node::limits::Limits;
 use larder_engine::block::{IoFailed, LogIo};
-use larder_format::PAGE_SIZE;
 use larder_format::block::Layout;
-use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
+use larder_policy::budget::{BudgetError, BudgetState};
 
+use super::super::keeping;
+use super::super::spec::Block;
 use super::bytes::Carried;
 
 /// A device that takes no time, the write budget, and what the budget's file says.
@@ -30,20 +30,12 @@ impl Medium {
     pub(super) fn new(
         flash: Vec<u8>,
         layout: &Layout,
-        wants: &WriteBudgetConfig,
+        spec: &Block,
         file: Option<BudgetState>,
     ) -> Result<Medium, BudgetError> {
-        let line = u64::from(layout.line);
-        let size = ByteSize(layout.capacity() * line);
-        let budget = WriteBudget::new(wants, size, file, Nanos::ZERO)?;
-        let budget = wants.endurance(size).is_some().then(|| {
-            // Bytes that come at once, as the daemon has it.
-            let kept = KeptBudget::new(&budget, size, 16 * line.max(PAGE_SIZE as u64));
-            (budget, Some(kept))
-        });
         Ok(Medium {
             flash: RefCell::new(flash),
-            limits: Limits::new(budget, Backoff::default()),
+            limits: keeping(spec, layout, file, true)?,
             file: Cell::new(file),
             written: Cell::new(0),
         })

@@ -18,9 +18,7 @@ use larder_engine::block::node::share::{self, Pins, Side, Stays};
 use larder_engine::block::record::{TapedAdmission, TapedShard};
 use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, PartKind, Source, Sum};
 use larder_format::block::{Layout, table};
-use larder_policy::block::{
-    BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId,
-};
+use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
 use larder_policy::budget::BudgetState;
 
 use super::bytes::{Carried, House};
@@ -243,11 +241,7 @@ impl<B: Carried> Questions for GivenNode<B> {
 impl<B: Carried> Calls<House<B>> for GivenNode<B> {
     type Shard = TapedShard;
 
-    fn shard<R>(
-        &self,
-        shard: u32,
-        f: impl FnOnce(&mut TapedShard, &mut Held<House<B>>) -> R,
-    ) -> R {
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Held<House<B>>) -> R) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
     }
@@ -270,8 +264,7 @@ impl<B: Carried> Stores for GivenNode<B> {
         let bytes = self.layout.region_groups * u64::from(GROUP_LINES) * self.line_bytes();
         let at = u64::from(region) * bytes;
         let volumes = self.volumes.borrow();
-        let owner =
-            volumes.values().find(|v| v.base() < at + bytes && at < v.base() + v.bytes());
+        let owner = volumes.values().find(|v| v.base() < at + bytes && at < v.base() + v.bytes());
         owner.map(|v| v.id)
     }
 

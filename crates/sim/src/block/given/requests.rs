@@ -16,12 +16,31 @@ use super::volume::{Attached, Known};
 
 /// I/O of the device that is over.
 enum FlashDone<B> {
-    Read { io: ShardIo, line: LineId, bytes: B },
-    Written { io: ShardIo, bytes: B },
-    Loaded { io: ShardIo, page: u32, bytes: Vec<u8> },
+    Read {
+        io: ShardIo,
+        line: LineId,
+        bytes: B,
+    },
+    Written {
+        io: ShardIo,
+        bytes: B,
+    },
+    Loaded {
+        io: ShardIo,
+        page: u32,
+        bytes: Vec<u8>,
+    },
     /// A line was read that `over` is to be laid over.
-    MergeRead { io: ShardIo, merge: Merge, over: B, bytes: B },
-    Merged { io: ShardIo, sums: (u32, u32) },
+    MergeRead {
+        io: ShardIo,
+        merge: Merge,
+        over: B,
+        bytes: B,
+    },
+    Merged {
+        io: ShardIo,
+        sums: (u32, u32),
+    },
 }
 
 /// A request to a store that is over: what was read, if it was a read.

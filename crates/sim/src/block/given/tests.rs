@@ -24,7 +24,7 @@ impl Carried for Blank {
 
     fn write(&self, _memory: &mut [u8], _at: u64) {}
 
-    fn len(&self) -> u64 {
+    fn count(&self) -> u64 {
         self.0
     }
 
@@ -303,8 +303,7 @@ impl<B: Carried> Driver<B> {
     fn restart(&mut self) -> String {
         let given = self.given.take().unwrap();
         let attached = self.truth.iter().filter(|t| t.1.attached);
-        let identities =
-            attached.map(|(name, t)| (name.clone(), identity(t.version))).collect();
+        let identities = attached.map(|(name, t)| (name.clone(), identity(t.version))).collect();
         let how = self.rng.below(3);
         let mut left = match how {
             0 => given.stop(self.now, &identities).map_err(|e| e.0).unwrap(),
@@ -314,9 +313,8 @@ impl<B: Carried> Driver<B> {
             left.lose_memory();
         }
         let attached = self.truth.iter().filter(|t| t.1.attached);
-        let comers: Vec<Comer> = attached
-            .map(|(name, t)| comer(name, t.bytes.len() as u64, t.version))
-            .collect();
+        let comers: Vec<Comer> =
+            attached.map(|(name, t)| comer(name, t.bytes.len() as u64, t.version)).collect();
         let random = self.rng.next_u64() as u32;
         let given = Given::again(&self.spec, left, &comers, random).unwrap();
         let seen = format!("{how}: {:?}, {} lines", given.warmth(), given.count_lines());

@@ -78,7 +78,7 @@ impl<B: Carried> Carrier<'_, B> {
 
 impl<B: Carried> Effects<B> for Carrier<'_, B> {
     fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<B>) {
-        self.node.medium.spend(self.now, bytes.len());
+        self.node.medium.spend(self.now, bytes.count());
         self.node.medium.write(self.slot(shard, slot), &bytes);
         self.begun.done.push_back(Done::Written(ShardIo { shard, io }, bytes));
     }

@@ -8,10 +8,9 @@ use larder_engine::block::node::share::{Account, Share, ShareLines};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as Record, layout};
 use larder_policy::block::detect::Detector;
-use larder_policy::block::{
-    BlockAdmission, BlockAdmissionConfig, BlockKind, BlockSetup, Reason, VerdictCounts, VolumeId,
-};
+use larder_policy::block::{BlockAdmissionConfig, BlockKind, Reason, VerdictCounts, VolumeId};
 
+use super::super::node::admission as admission_of;
 use super::GivenError;
 
 /// Of one request no more bytes than this are looked at for metadata.
@@ -82,13 +81,7 @@ impl Attached {
     ) -> Result<Rc<Attached>, GivenError> {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
-        let setup = BlockSetup {
-            line_bytes: layout.line,
-            lines: layout.capacity(),
-            backing_bytes: record.bytes,
-            seed: superblock.key,
-        };
-        let admission = BlockAdmission::new(admission, &setup)?;
+        let admission = admission_of(admission, &layout, record.bytes, superblock.key)?;
         let detector = admission
             .prefers_metadata()
             .then(|| RefCell::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
@@ -105,7 +98,7 @@ impl Attached {
             closed: Cell::new(false),
             account: Account::new(share),
             selected: Cell::new(false),
-            admission: RefCell::new(TapedAdmission::new(admission)),
+            admission: RefCell::new(admission),
             governed: RefCell::default(),
             detector,
             counts: Cell::default(),
