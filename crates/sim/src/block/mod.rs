@@ -7,6 +7,7 @@
 //!
 //! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
 
+mod given;
 mod log;
 mod node;
 mod shares;
@@ -36,13 +37,16 @@ use larder_engine::block::{
     BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, GroupId, IoFailed, LineId,
     PartKind, Regions,
 };
-use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
+use larder_format::{PAGE_SIZE, Uuid};
 use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
-use larder_policy::budget::WriteBudget;
+use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
+pub use given::{
+    Carried, Given, GivenAnswer, GivenBlock, GivenCounts, GivenError, GivenLeft, Octets, Warmth,
+};
 pub use spec::{Block, Load, Select, Store, StoreKind};
 pub(crate) use store::{StoreCounts, StoreModel};
 pub(crate) use world::Answered;
@@ -89,6 +93,38 @@ fn limits(spec: &Block, layout: &Layout) -> BlockLimits {
     let lines = spec.fill_memory.0 / u64::from(layout.line) / u64::from(layout.shards);
     let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);
     BlockLimits { fills, ..BlockLimits::default() }
+}
+
+/// How shards work.
+fn shard_config(spec: &Block, layout: &Layout) -> Result<BlockConfig, Wrong> {
+    Ok(BlockConfig {
+        line_bytes: layout.line,
+        write: spec.write_mode()?,
+        limits: limits(spec, layout),
+        regions: Regions { groups: layout.region_groups, count: layout.regions },
+    })
+}
+
+/// A shard over this map, without a tape.
+fn shard(config: BlockConfig, map: Map) -> TapedShard {
+    TapedShard::new(BlockShard::new(config, map))
+}
+
+/// What keeps lines from flash: the write budget that is stated. `file` is what an earlier run has left of it, `kept` whether a file is to know of
+/// what is written before it is.
+fn keeping(
+    spec: &Block,
+    layout: &Layout,
+    file: Option<BudgetState>,
+    kept: bool,
+) -> Result<Limits, BudgetError> {
+    let line = u64::from(layout.line);
+    let lines = ByteSize(layout.capacity() * line);
+    let budget = WriteBudget::new(&spec.write_budget, lines, file, Nanos::ZERO)?;
+    // Bytes that come at once, as the daemon has it: lines of a group, or a page of the map's log for each.
+    let unit = u64::from(GROUP_LINES) * line.max(PAGE_SIZE as u64);
+    let kept = kept.then(|| KeptBudget::new(&budget, lines, unit));
+    Ok(Limits::new(Some((budget, kept)), Backoff::default()))
 }
 
 /// The key of the placement under `seed`: a device whose superblock has it places every line where the simulator does.
@@ -146,21 +182,16 @@ impl BlockSim {
             BlockSuperblock::format(Uuid([0; 16]), key, mix(key) >> 16, layout, UnixSecs(0));
         let placing = Placing::of(&layout, key);
         let making = spec.making().map_err(wrong)?;
-        let config = BlockConfig {
-            line_bytes: line,
-            write: spec.write_mode().map_err(wrong)?,
-            limits: limits(spec, &layout),
-            regions: Regions { groups: layout.region_groups, count: layout.regions },
-        };
+        let config = shard_config(spec, &layout).map_err(wrong)?;
         let mut map_memory = 0;
         let shards = (0..layout.shards).map(|i| {
             let shape = Shape::of(&layout);
             let (entries, sums) = Map::words(shape);
             let (entries, sums) = (Words::heap(entries), Words::heap(sums));
             let map = Map::new(entries, sums, placing, i, shape, making);
-            let shard = BlockShard::new(config, map);
+            let shard = shard(config, map);
             map_memory += shard.map().memory_bytes();
-            TapedShard::new(shard)
+            shard
         });
         let shards: Vec<TapedShard> = shards.collect();
         let generation = superblock.generation;
@@ -168,10 +199,8 @@ impl BlockSim {
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
         let drive = drive(if sparse { spec.flash.0 } else { layout.device })?;
-        let lines = ByteSize(layout.capacity() * u64::from(layout.line));
-        let budget = WriteBudget::new(&spec.write_budget, lines, None, Nanos::ZERO);
-        let budget =
-            budget.map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
+        let limits = keeping(spec, &layout, None, false)
+            .map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
         let stated = spec.stated_shares().map_err(wrong)?;
         let selection = spec.selection().map_err(wrong)?;
         let shares = Shares::new(stated.into_iter(), &selection, volume, &layout)
@@ -181,7 +210,7 @@ impl BlockSim {
             shards.into_iter(),
             spec.admission().map_err(wrong)?,
             (volume, spec.volume.0),
-            (Limits::new(Some((budget, None)), Backoff::default()), shares, selection),
+            (limits, shares, selection),
             seed,
         )
         .map_err(|e| wrong(("admission", format!("'{}'", spec.admission), e.to_string())))?;

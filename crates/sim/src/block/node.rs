@@ -80,6 +80,21 @@ impl Volume for Run {
     }
 }
 
+/// Admission of a volume of so many bytes.
+///
+/// # Errors
+/// What cannot be set up.
+pub(super) fn admission(
+    config: &BlockAdmissionConfig,
+    layout: &Layout,
+    backing_bytes: u64,
+    seed: u64,
+) -> Result<TapedAdmission, BlockAdmissionError> {
+    let (line_bytes, lines) = (layout.line, layout.capacity());
+    let setup = BlockSetup { line_bytes, lines, backing_bytes, seed };
+    BlockAdmission::new(config, &setup).map(TapedAdmission::new)
+}
+
 /// What a turn of maintenance has for others: it is theirs when the turn's I/O is over.
 #[derive(Default)]
 pub(super) struct Late {
@@ -155,14 +170,8 @@ impl SimNode {
         Ok(node)
     }
 
-    fn new_admission(&self) -> Result<BlockAdmission, BlockAdmissionError> {
-        let setup = BlockSetup {
-            line_bytes: self.layout.line,
-            lines: self.layout.capacity(),
-            backing_bytes: self.volume_bytes,
-            seed: self.seed,
-        };
-        BlockAdmission::new(&self.admission, &setup)
+    fn new_admission(&self) -> Result<TapedAdmission, BlockAdmissionError> {
+        admission(&self.admission, &self.layout, self.volume_bytes, self.seed)
     }
 
     /// How many volumes there are.
@@ -176,7 +185,7 @@ impl SimNode {
 
     pub(super) fn add_volume(&self, volume: u32) -> Result<(), BlockAdmissionError> {
         if !self.knows(volume) {
-            let admission = TapedAdmission::new(self.new_admission()?);
+            let admission = self.new_admission()?;
             self.admissions.borrow_mut().insert(volume, admission);
         }
         Ok(())

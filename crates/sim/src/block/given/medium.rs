@@ -1,0 +1,111 @@
+//! The cache device in memory, and what is charged for what goes there.
+
+use std::cell::{Cell, RefCell};
+
+use larder_base::Nanos;
+use larder_engine::block::node::limits::Limits;
+use larder_engine::block::{IoFailed, LogIo};
+use larder_format::block::Layout;
+use larder_policy::budget::{BudgetError, BudgetState};
+
+use super::super::keeping;
+use super::super::spec::Block;
+use super::bytes::Carried;
+
+/// A device that takes no time, the write budget, and what the budget's file says.
+pub(super) struct Medium {
+    pub flash: RefCell<Vec<u8>>,
+    pub limits: Limits,
+    /// The budget's file.
+    pub file: Cell<Option<BudgetState>>,
+    /// Bytes that it says are written, by this run.
+    written: Cell<u64>,
+}
+
+impl Medium {
+    /// `file`: what the last run has left.
+    ///
+    /// # Errors
+    /// A budget that cannot be meant.
+    pub(super) fn new(
+        flash: Vec<u8>,
+        layout: &Layout,
+        spec: &Block,
+        file: Option<BudgetState>,
+    ) -> Result<Medium, BudgetError> {
+        Ok(Medium {
+            flash: RefCell::new(flash),
+            limits: keeping(spec, layout, file, true)?,
+            file: Cell::new(file),
+            written: Cell::new(0),
+        })
+    }
+
+    pub(super) fn read<B: Carried>(&self, at: u64, len: u64) -> B {
+        B::read(&self.flash.borrow(), at, len)
+    }
+
+    pub(super) fn write(&self, at: u64, bytes: &impl Carried) {
+        bytes.write(&mut self.flash.borrow_mut(), at);
+    }
+
+    /// So many bytes of lines leave for flash, on maintenance's account.
+    pub(super) fn spend(&self, now: Nanos, bytes: u64) {
+        self.claim(now, self.limits.charge(now, bytes));
+    }
+
+    /// Claims more of the budget ahead of time.
+    pub(super) fn keep(&self, now: Nanos) {
+        self.claim(now, self.limits.due(now));
+    }
+
+    /// The file is to say this, unless it is further already.
+    pub(super) fn claim(&self, now: Nanos, state: Option<BudgetState>) {
+        let Some(state) = state.filter(|s| s.spent >= self.written.get()) else { return };
+        self.put(state);
+        self.limits.kept(now, state);
+    }
+
+    /// The last word of a run.
+    pub(super) fn save(&self, now: Nanos) {
+        if let Some(state) = self.limits.state(now) {
+            self.put(state);
+        }
+    }
+
+    fn put(&self, state: BudgetState) {
+        self.written.set(state.spent);
+        self.file.set(Some(state));
+    }
+}
+
+/// The device as the log uses it.
+pub(super) struct MediumIo<'a> {
+    pub medium: &'a Medium,
+    pub now: Nanos,
+}
+
+impl LogIo for MediumIo<'_> {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        let flash = self.medium.flash.borrow();
+        out.copy_from_slice(&flash[at as usize..at as usize + out.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        let Medium { limits, flash, .. } = self.medium;
+        self.medium.claim(self.now, limits.charge_log(self.now, bytes.len() as u64));
+        let mut flash = flash.borrow_mut();
+        flash[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        Ok(())
+    }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        self.medium.flash.borrow_mut()[at as usize..(at + len) as usize].fill(0);
+        Ok(())
+    }
+}

@@ -1,0 +1,330 @@
+//! Maintenance's turns, and the rounds of who has time.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+
+use larder_base::Nanos;
+use larder_engine::block::node::calls::{Copying, Fill, Load};
+use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::maintenance::{
+    AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, Turn,
+};
+use larder_engine::block::node::share::Count;
+use larder_engine::block::node::start::memory::Memory;
+use larder_engine::block::{GroupId, SlotId};
+use larder_format::PAGE_SIZE;
+use larder_format::block::{BlockSuperblock, VolumeState};
+use larder_policy::block::VolumeId;
+
+use super::bytes::{Carried, House};
+use super::medium::MediumIo;
+use super::node::GivenNode;
+
+/// Between two looks at whether more of the write budget must be in its file, as the daemon has it.
+const SAVE: Nanos = Nanos::from_millis(100);
+/// Between two rounds.
+const ROUND: Nanos = Nanos::from_millis(100);
+
+/// I/O of lines that is over, and that no client waits for.
+enum Done<B> {
+    /// The first half of a copy.
+    Read(Copying, B),
+    /// A fill, or the second half.
+    Written(ShardIo, B),
+    /// A page of the table.
+    Loaded(Load, Vec<u8>),
+}
+
+/// What maintenance has asked for.
+pub(super) struct Begun<B> {
+    done: VecDeque<Done<B>>,
+    /// Flushes of stores: over when they are asked for.
+    flushed: Vec<(VolumeId, u64)>,
+    /// What binds the maps' memory to a run.
+    pub memory: RefCell<Memory>,
+    /// Nothing on the device is to be used by a later start.
+    pub barred: bool,
+    /// The run has ended in good order.
+    pub stopped: bool,
+    /// What stores are known by at the end.
+    pub identities: BTreeMap<String, [u8; 64]>,
+}
+
+impl<B> Begun<B> {
+    pub(super) fn new(memory: Memory) -> Begun<B> {
+        Begun {
+            done: VecDeque::new(),
+            flushed: Vec::new(),
+            memory: RefCell::new(memory),
+            barred: false,
+            stopped: false,
+            identities: BTreeMap::new(),
+        }
+    }
+}
+
+/// Carries out what maintenance asks for.
+pub(super) struct Carrier<'a, B: Carried> {
+    node: &'a GivenNode<B>,
+    begun: &'a mut Begun<B>,
+    now: Nanos,
+}
+
+impl<B: Carried> Carrier<'_, B> {
+    fn slot(&self, shard: u32, slot: SlotId) -> u64 {
+        self.node.layout.slot_at(shard, slot.0)
+    }
+}
+
+impl<B: Carried> Effects<B> for Carrier<'_, B> {
+    fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<B>) {
+        self.node.medium.spend(self.now, bytes.count());
+        self.node.medium.write(self.slot(shard, slot), &bytes);
+        self.begun.done.push_back(Done::Written(ShardIo { shard, io }, bytes));
+    }
+
+    fn copy(&mut self, copying: Copying) {
+        let len = u64::from(copying.lines) * self.node.line_bytes();
+        let bytes = self.node.medium.read(self.slot(copying.shard, copying.from), len);
+        self.begun.done.push_back(Done::Read(copying, bytes));
+    }
+
+    fn load(&mut self, load: Load) {
+        let at = self.node.layout.table_at(load.shard, load.page) as usize;
+        let bytes = self.node.medium.flash.borrow()[at..at + PAGE_SIZE].to_vec();
+        self.begun.done.push_back(Done::Loaded(load, bytes));
+    }
+
+    fn store_flush(&mut self, store: VolumeId, number: u64) {
+        self.begun.flushed.push((store, number));
+    }
+
+    fn bar(&mut self, _: &BlockSuperblock) {
+        self.begun.memory.borrow_mut().disown();
+        self.begun.barred = true;
+    }
+
+    fn given_up(&mut self, why: &str) {
+        *self.node.given_up.borrow_mut() = Some(why.to_owned());
+    }
+
+    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
+        let volumes = self.node.volumes.borrow();
+        for volume in &mut superblock.volumes {
+            if volume.state == VolumeState::Attached && volumes.contains_key(&volume.name) {
+                volume.state = VolumeState::Detached;
+                volume.identity =
+                    self.begun.identities.get(&volume.name).copied().unwrap_or([0; 64]);
+            }
+        }
+    }
+
+    fn stopped(&mut self) {
+        self.begun.memory.borrow_mut().disown();
+        self.begun.stopped = true;
+    }
+}
+
+/// The machine, and what it is called with.
+pub(super) struct AtWork<'a, B: Carried> {
+    pub now: Nanos,
+    pub machine: &'a mut Maintenance,
+    pub shards: AtNode<'a, House<B>, GivenNode<B>>,
+    pub io: MediumIo<'a>,
+    pub fx: Carrier<'a, B>,
+}
+
+/// Something that an operator has done where the map's log is.
+pub(super) type Errand<'e, B> = &'e mut dyn FnMut(&mut AtWork<'_, B>);
+
+/// Maintenance.
+pub(super) struct Upkeep<B: Carried> {
+    pub machine: Maintenance,
+    pub begun: Begun<B>,
+    /// When the machine wants its next turn.
+    due: Nanos,
+    /// The end has begun.
+    stopping: bool,
+    /// All is over.
+    pub over: bool,
+    rounds: Rounds,
+}
+
+impl<B: Carried> Upkeep<B> {
+    pub(super) fn new(machine: Maintenance, memory: Memory) -> Upkeep<B> {
+        Upkeep {
+            machine,
+            begun: Begun::new(memory),
+            due: Nanos::ZERO,
+            stopping: false,
+            over: false,
+            rounds: Rounds::default(),
+        }
+    }
+
+    /// When it has something to do: at once, where a flush of a store has ended.
+    pub(super) fn due(&self, node: &GivenNode<B>) -> Nanos {
+        if !self.begun.flushed.is_empty() {
+            return Nanos::ZERO;
+        }
+        node.inbox.borrow().due().map_or(self.due, |due| due.min(self.due))
+    }
+
+    /// Its turns, as long as there is something to do now. Returns whether there was.
+    pub(super) fn step(
+        &mut self,
+        node: &GivenNode<B>,
+        mut errand: Option<Errand<'_, B>>,
+        stop: bool,
+    ) -> bool {
+        let mut did = false;
+        loop {
+            let begins_to_stop = stop && !self.stopping;
+            let is_due = node.now.get() >= self.due(node);
+            if self.over || !(errand.is_some() || begins_to_stop || is_due) {
+                return did;
+            }
+            did = true;
+            if begins_to_stop {
+                self.stopping = true;
+                self.machine.stop(node.now.get());
+            }
+            match self.turn(node, errand.take()) {
+                Turn::Again => self.due = Nanos::ZERO,
+                Turn::At(at) => self.due = at,
+                Turn::Over { .. } => self.over = true,
+            }
+        }
+    }
+
+    fn at_work<'a>(&'a mut self, node: &'a GivenNode<B>) -> AtWork<'a, B> {
+        let now = node.now.get();
+        AtWork {
+            now,
+            machine: &mut self.machine,
+            shards: AtNode::new(node, node.layout.shards),
+            io: MediumIo { medium: &node.medium, now },
+            fx: Carrier { node, begun: &mut self.begun, now },
+        }
+    }
+
+    fn turn(&mut self, node: &GivenNode<B>, errand: Option<Errand<'_, B>>) -> Turn {
+        let now = node.now.get();
+        for (store, number) in std::mem::take(&mut self.begun.flushed) {
+            // A volume that is gone has no store.
+            let durable = node.volumes.borrow().values().any(|v| v.id == store);
+            self.machine.store_flushed(now, store, number, durable);
+        }
+        let work = node.inbox.borrow_mut().take();
+        let mut at = self.at_work(node);
+        let AtWork { machine, shards, io, fx, .. } = &mut at;
+        machine.take(now, work, shards, io, fx);
+        if errand.is_some() {
+            machine.force();
+        }
+        let turn = machine.turn(now, shards, io, fx);
+        if let Some(errand) = errand {
+            errand(&mut at);
+        }
+        self.end(node);
+        turn
+    }
+
+    /// What has ended is told.
+    fn end(&mut self, node: &GivenNode<B>) {
+        while let Some(done) = self.begun.done.pop_front() {
+            let AtWork { now, machine, mut shards, mut fx, .. } = self.at_work(node);
+            match done {
+                Done::Read(Copying { shard, io, to: slot, .. }, bytes) => {
+                    fx.fill(Fill { shard, io, slot, bytes });
+                }
+                Done::Written(io, bytes) => {
+                    let crcs = bytes.crcs(node.layout.line);
+                    machine.flash_written(now, &mut shards, io, Ok(&crcs));
+                }
+                Done::Loaded(Load { shard, io, page }, bytes) => {
+                    let slots = node.decode_page(shard, page, &bytes);
+                    let slots = slots.as_deref().map_err(|&e| e);
+                    machine.page_loaded(now, &mut shards, ShardIo { shard, io }, slots);
+                }
+            }
+        }
+    }
+
+    /// The round of who has time, if it is due. Returns when the next is.
+    pub(super) fn round(&mut self, node: &GivenNode<B>) -> Nanos {
+        if node.now.get() >= self.rounds.due {
+            self.rounds.due = self.rounds.turn(node);
+        }
+        self.rounds.due
+    }
+}
+
+/// Who counts lines, takes those of trimmed ranges out of the map, and reads what tells where a file system's metadata is.
+#[derive(Default)]
+struct Rounds {
+    machine: Census,
+    lines: BTreeMap<VolumeId, u64>,
+    next_save: Nanos,
+    due: Nanos,
+}
+
+impl Rounds {
+    fn turn<B: Carried>(&mut self, node: &GivenNode<B>) -> Nanos {
+        let now = node.now.get();
+        if now >= self.next_save {
+            node.medium.keep(now);
+            self.next_save = now + SAVE;
+        }
+        for volume in node.all() {
+            let Some(detector) = &volume.detector else { continue };
+            let mut detector = detector.borrow_mut();
+            for _ in 0..MOST_LOOKS {
+                let Some((at, len)) = detector.next_wanted() else { break };
+                let bytes = B::read(&volume.store.borrow(), at, len);
+                if let Some(bytes) = bytes.seen() {
+                    detector.observe(at, bytes);
+                }
+            }
+        }
+        let mut counted = Counted { node, lines: &mut self.lines };
+        loop {
+            match self.machine.turn(now, &mut counted) {
+                Turn::Again => {}
+                Turn::At(at) => return at.min(now + ROUND),
+                Turn::Over { .. } => return now + ROUND,
+            }
+        }
+    }
+}
+
+/// Shards whose lines are counted and swept.
+struct Counted<'a, B: Carried> {
+    node: &'a GivenNode<B>,
+    lines: &'a mut BTreeMap<VolumeId, u64>,
+}
+
+impl<B: Carried> Lines for Counted<'_, B> {
+    fn shards(&self) -> u32 {
+        self.node.layout.shards
+    }
+
+    fn sweep(&mut self, shard: u32, steps: u32) -> bool {
+        self.node.cells[shard as usize].borrow_mut().0.sweep(steps)
+    }
+
+    fn count(&mut self, shard: u32, count: &mut Count) -> bool {
+        let Counted { node, lines } = self;
+        let of = |group: GroupId| node.owner(group.line(0)).map(|v| v.id);
+        count.turn(&node.cells[shard as usize].borrow().0, of, |volume, more| {
+            *lines.entry(volume).or_default() += more;
+        })
+    }
+
+    fn counted(&mut self) {
+        let mut lines = std::mem::take(self.lines);
+        for volume in self.node.all() {
+            volume.account.set(lines.remove(&volume.id).unwrap_or(0));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A volume that is attached, and its store.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use larder_engine::block::node::event::{State, Volume};
+use larder_engine::block::node::share::{Account, Share, ShareLines};
+use larder_engine::block::record::TapedAdmission;
+use larder_format::block::{BlockSuperblock, Volume as Record, layout};
+use larder_policy::block::detect::Detector;
+use larder_policy::block::{BlockAdmissionConfig, BlockKind, Reason, VerdictCounts, VolumeId};
+
+use super::super::node::admission as admission_of;
+use super::GivenError;
+
+/// Of one request no more bytes than this are looked at for metadata.
+const MOST_OBSERVED: usize = 1 << 20;
+
+/// A store's bytes, which outlive runs.
+pub(super) type Store = Rc<RefCell<Vec<u8>>>;
+
+/// What clients did with a volume. All only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GivenCounts {
+    /// Reads that ended.
+    pub reads: u64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub read_hits: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes, zeroes and trims that ended.
+    pub writes: u64,
+    /// Bytes written (trims and zeroes have none).
+    pub write_bytes: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Reads of a file system's metadata, as far as recognised.
+    pub metadata_reads: u64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub metadata_hits: u64,
+    /// Lines that began to be filled.
+    pub filled: u64,
+    /// Of them, by reads that missed.
+    pub filled_by_reads: u64,
+}
+
+/// See the [module](self).
+pub(super) struct Attached {
+    pub name: String,
+    /// Its number, for policies: another with each time that it comes.
+    pub id: VolumeId,
+    base: Cell<u64>,
+    bytes: Cell<u64>,
+    line: u64,
+    /// Operations on it that count, and whether more may begin.
+    inside: Cell<u64>,
+    pub shut: Cell<bool>,
+    /// Whoever comes is refused.
+    pub closed: Cell<bool>,
+    pub account: Account,
+    /// Something is selected of it.
+    pub selected: Cell<bool>,
+    pub admission: RefCell<TapedAdmission>,
+    /// Verdicts that no policy gave.
+    governed: RefCell<VerdictCounts>,
+    /// Only where admission makes a difference between metadata and data.
+    pub detector: Option<RefCell<Detector>>,
+    pub counts: Cell<GivenCounts>,
+    pub store: Store,
+}
+
+impl Attached {
+    /// # Errors
+    /// A share that makes no sense in a cache of this size, or admission whose tables would be too large.
+    pub(super) fn new(
+        record: &Record,
+        id: VolumeId,
+        superblock: &BlockSuperblock,
+        (admission, share): (&BlockAdmissionConfig, Share),
+        store: Store,
+    ) -> Result<Rc<Attached>, GivenError> {
+        let layout = superblock.layout;
+        let line = u64::from(layout.line);
+        let admission = admission_of(admission, &layout, record.bytes, superblock.key)?;
+        let detector = admission
+            .prefers_metadata()
+            .then(|| RefCell::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
+        let share = ShareLines::new(share, layout.capacity(), layout.line)
+            .map_err(|why| GivenError::volume(&record.name, why))?;
+        Ok(Rc::new(Attached {
+            name: record.name.clone(),
+            id,
+            base: Cell::new(record.first_group * layout::GROUP_LINES * line),
+            bytes: Cell::new(record.bytes),
+            line,
+            inside: Cell::new(0),
+            shut: Cell::new(false),
+            closed: Cell::new(false),
+            account: Account::new(share),
+            selected: Cell::new(false),
+            admission: RefCell::new(admission),
+            governed: RefCell::default(),
+            detector,
+            counts: Cell::default(),
+            store,
+        }))
+    }
+
+    pub(super) fn base(&self) -> u64 {
+        self.base.get()
+    }
+
+    pub(super) fn set_base(&self, base: u64) {
+        self.base.set(base);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        self.bytes.set(bytes);
+    }
+
+    /// Whether a byte of the line space is its own.
+    pub(super) fn has(&self, at: u64) -> bool {
+        (self.base()..self.base() + self.bytes()).contains(&at)
+    }
+
+    /// Where a byte of the line space lies in it.
+    pub(super) fn offset_of(&self, at: u64) -> u64 {
+        at.saturating_sub(self.base())
+    }
+
+    /// Nothing is under way on it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inside.get() == 0
+    }
+
+    pub(super) fn verdicts(&self) -> VerdictCounts {
+        let mut verdicts = *self.governed.borrow();
+        verdicts.add(self.admission.borrow().verdicts());
+        verdicts
+    }
+
+    pub(super) fn refused(&self, reason: Reason) {
+        self.governed.borrow_mut().rejected[reason as usize] += 1;
+    }
+
+    pub(super) fn classify(&self, offset: u64, bytes: u64) -> BlockKind {
+        let detector = self.detector.as_ref();
+        detector.map_or(BlockKind::Unknown, |d| d.borrow().classify(offset, bytes))
+    }
+
+    pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
+        if let Some(detector) = &self.detector {
+            let bytes = &bytes[..bytes.len().min(MOST_OBSERVED)];
+            detector.borrow_mut().observe(offset, bytes);
+        }
+    }
+
+    pub(super) fn count(&self, f: impl FnOnce(&mut GivenCounts)) {
+        let mut counts = self.counts.get();
+        f(&mut counts);
+        self.counts.set(counts);
+    }
+}
+
+/// A volume as the queue knows it.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub attached: Rc<Attached>,
+    /// What its store has done waits behind what those with lower numbers have.
+    pub session: usize,
+}
+
+impl Volume for Known {
+    fn state(&self) -> State {
+        if self.attached.closed.get() { State::Detached } else { State::Served }
+    }
+
+    fn base(&self) -> u64 {
+        self.attached.base()
+    }
+
+    fn whole(&self) -> u64 {
+        let Attached { line, .. } = *self.attached;
+        self.base() + self.attached.bytes() / line * line
+    }
+
+    fn enter(&self) -> bool {
+        let open = !self.attached.shut.get();
+        self.attached.inside.set(self.attached.inside.get() + u64::from(open));
+        open
+    }
+
+    fn leave(&self) {
+        self.attached.inside.set(self.attached.inside.get() - 1);
+    }
+}
