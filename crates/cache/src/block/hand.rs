@@ -106,16 +106,23 @@ impl Core {
         round.into_iter().chain(log).min()
     }
 
-    /// Waits a little for others. Without threads they are oneself: what is given as time goes on to when something is due.
+    /// Waits a little for others. Without threads they are oneself, and what is given as time stands.
     pub(super) fn pause(&self, time: Duration) {
-        let Some(due) = self.turn() else { return std::thread::sleep(time) };
-        match &self.time {
-            Time::Given(_) => self.set_now(due),
-            Time::Runs(_) => {
+        match (self.turn(), &self.time) {
+            (None, _) => std::thread::sleep(time),
+            (Some(_), Time::Given(_)) => {}
+            (Some(due), Time::Runs(_)) => {
                 let left = Duration::from_nanos(due.saturating_sub(self.now()).0);
                 std::thread::sleep(left.min(time));
             }
         }
+    }
+
+    /// Without threads: nothing more is done, as after a kill.
+    pub(super) fn abandon(&self) {
+        let Some(hand) = self.hand.get() else { return };
+        (*locked(&hand.lane), *locked(&hand.log)) = (None, None);
+        locked(&self.log_inbox).stopped = true;
     }
 
     /// Without threads: ends as their end does.

@@ -224,6 +224,7 @@ pub struct Running {
     cache: Arc<Core>,
     thread: Option<JoinHandle<()>>,
     census: Option<JoinHandle<()>>,
+    ended: bool,
     /// How the map was found.
     pub warmth: Warmth,
 }
@@ -245,7 +246,17 @@ impl Running {
         self.cache.turn()
     }
 
+    /// Of a cache without threads: ends at once, and nothing more is written; memory that outlives the process stays as it is. The next start is as
+    /// after a kill. For tests of that.
+    pub fn abandon(mut self) {
+        self.cache.abandon();
+        self.ended = true;
+    }
+
     fn end(&mut self) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
         self.cache.end_by_hand();
         locked(&self.cache.log_inbox).stop = true;
         self.cache.log_wake.notify_all();

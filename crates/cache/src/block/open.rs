@@ -693,7 +693,7 @@ pub(super) fn begin(
     if by_hand.is_some() {
         Hand::take(&cache, thread).map_err(system("a lane"))?;
         cache.restore_selection();
-        return Ok(Running { cache, thread: None, census: None, warmth });
+        return Ok(Running { cache, thread: None, census: None, ended: false, warmth });
     }
     let thread = std::thread::Builder::new()
         .name("block-log".into())
@@ -705,7 +705,7 @@ pub(super) fn begin(
         .name("block-census".into())
         .spawn(move || census::run(&counted))
         .map_err(system("a thread"))?;
-    Ok(Running { cache, thread: Some(thread), census: Some(census), warmth })
+    Ok(Running { cache, thread: Some(thread), census: Some(census), ended: false, warmth })
 }
 
 /// What a shard may have under way.

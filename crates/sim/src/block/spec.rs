@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
-use larder_engine::block::node::readahead;
 use larder_engine::block::node::share::Share;
+use larder_engine::block::node::{defaults, readahead};
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, Rule, Selection, SelectionError,
     VictimPolicy, VolumeId,
@@ -106,10 +106,10 @@ fn admission() -> String {
     BLOCK_ADMISSION_DEFAULT.to_owned()
 }
 fn fill_memory() -> ByteSize {
-    ByteSize::mib(64)
+    defaults::FILL_MEMORY
 }
 fn ahead() -> ByteSize {
-    readahead::DEFAULT
+    defaults::READAHEAD
 }
 fn depth() -> u32 {
     64

@@ -16,6 +16,6 @@ pub const WRITE: WriteMode = WriteMode::HddSsd;
 /// Lines on their way to flash behind replies, over all shards.
 pub const FILL_MEMORY: ByteSize = ByteSize::mib(64);
 /// How far is read ahead of clients that read in sequence.
-pub const READAHEAD: ByteSize = ByteSize::mib(1);
+pub const READAHEAD: ByteSize = super::readahead::DEFAULT;
 /// Threads that serve requests.
 pub const WORKERS: usize = 2;
