@@ -31,11 +31,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("runtime", &["base", "format"]),
     ("net", &["base", "runtime"]),
     ("settings", &["base", "policy", "runtime", "net"]),
-    ("cache", &["base", "policy", "format", "engine", "trace", "runtime"]),
+    ("cache", &["base", "policy", "format", "engine", "trace", "runtime", "volume"]),
     ("kv", &["base", "policy", "engine", "runtime", "cache", "net", "settings"]),
     ("nbd", &["base", "runtime"]),
     ("volume", &["base", "runtime", "nbd"]),
-    ("block", &["base", "policy", "format", "engine", "runtime", "net", "nbd", "volume"]),
+    ("block", &["base", "policy", "format", "engine", "runtime", "net", "nbd", "volume", "cache"]),
     ("replay", &["base", "format", "engine", "runtime", "trace", "nbd", "volume"]),
     (
         "cli",

@@ -1,4 +1,4 @@
-//! A volume with a cache in front of it, by the library: what a program that embeds the cache does.
+//! A volume with a cache in front of it, served over NBD: what a program does that embeds cache and server.
 //!
 //! ```text
 //! cargo run --release -p larder-block --example serve -- /flash/cache 8g file:/srv/disk.img unix:/run/disk.sock
@@ -21,8 +21,6 @@ use larder_block::backing::{self, Patience, Uri};
 use larder_block::cache::{CacheConfig, Cached, FormatConfig, open};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
-use larder_engine::block::WriteMode;
-use larder_engine::block::map::Replacement;
 use larder_runtime::RingChoice;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -53,21 +51,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let seed = larder_runtime::machine::random_bytes()?;
             open::format(&format, seed, UnixSecs(0))?;
         }
-        let cache_config = CacheConfig {
-            write: WriteMode::HddSsd,
-            replacement: Replacement::Lru,
-            reclaim: larder_policy::block::VictimPolicy::Fifo,
-            evict: larder_policy::block::EvictionBy::default(),
-            admission: "all".parse()?,
-            fill_memory: ByteSize(64 << 20),
-            readahead: ByteSize(1 << 20),
-            workers: config.threads,
-            ring: RingChoice::Auto,
-            trust_unchanged: false,
-            state_dir: path.parent().unwrap_or(Path::new(".")).to_owned(),
-            record: None,
-            rules: Default::default(),
-        };
+        let mut cache_config = CacheConfig::new(path.parent().unwrap_or(Path::new(".")).to_owned());
+        cache_config.workers = config.threads;
         let opened = open::open(path, cache_config, &volumes.all())?;
         let cache = opened.cache().clone();
         println!("the map: {:?}, {} of memory", opened.warmth, ByteSize(cache.stats().map_bytes));

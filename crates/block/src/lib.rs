@@ -2,9 +2,9 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`cache`] | the block engine between workers and stores, its log, and what survives |
+//! | [`cache`] | the library's block cache: the engine between workers and stores, its log, and what survives |
 //! | [`control`] | operating a daemon: the control socket, status, the live page |
-//! | [`served`] | what every front end serves: volumes, what a worker does requests with |
+//! | [`served`] | what all front ends have in common |
 //! | [`server`] | NBD: listeners and workers |
 //! | [`ublk`] | volumes as disks of this host, by the kernel's ublk driver |
 //! | [`vhost`] | volumes as virtio disks of guests, over vhost-user |
@@ -14,7 +14,6 @@
     reason = "the server stands above the runtime: it reads clocks and starts threads"
 )]
 
-pub mod cache;
 pub mod control;
 pub mod served;
 pub mod server;
@@ -22,6 +21,7 @@ pub mod ublk;
 pub mod vhost;
 
 // What this crate speaks and stands on, for who embeds it and names no other.
+pub use larder_cache::block as cache;
 pub use larder_nbd as nbd;
 pub use larder_volume as backing;
 pub use larder_volume::op;

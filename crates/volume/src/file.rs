@@ -138,7 +138,7 @@ impl FileBacking {
         let Uri::File { path } = uri else {
             return Err(BackingError::Uri { uri: uri.to_string(), reason: "not a file".into() });
         };
-        FileBacking::open_path(uri.to_string(), path, options, RingChoice::Auto)
+        FileBacking::open_path(uri.to_string(), path, options, options.ring)
     }
 
     fn open_path(

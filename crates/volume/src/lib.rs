@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
+//! | `alone` | a session on a thread that waits for it |
 //! | [`op`] | what is asked of a store, and how it failed |
 //! | [`uri`] | how a store is named |
 //! | [`file`] | a file or block device |
@@ -25,6 +26,7 @@
     reason = "stores stand above the runtime: they read clocks and start threads"
 )]
 
+mod alone;
 mod device_name;
 pub mod file;
 pub mod identity;
@@ -51,11 +53,13 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use larder_runtime::RingChoice;
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
 use crate::op::{Done, Op};
+pub use alone::Alone;
 pub use identity::Identity;
 pub use uri::Uri;
 
@@ -168,7 +172,7 @@ pub trait Backing: Send + Sync + fmt::Debug {
     fn accounted(&self, _changes: u64) {}
 
     /// Times, since it was opened, that it may have lost writes that were answered and that no flush had covered. Every client
-    /// that was there is told (`larder_block::server::Told`), and what is cached of such writes is dropped before that. A flush that
+    /// that was there is told (`larder_cache::block::Told`), and what is cached of such writes is dropped before that. A flush that
     /// has ended well has covered what was answered before it only if this has not grown since then.
     fn losses(&self) -> u64 {
         0
@@ -277,6 +281,8 @@ pub struct OpenOptions {
     pub notes: Option<PathBuf>,
     /// A store that can tell is looked at while it is served, whether somebody else changes it. Not for who does so himself.
     pub watch: bool,
+    /// How files are read and written.
+    pub ring: RingChoice,
 }
 
 impl Default for OpenOptions {
@@ -288,6 +294,7 @@ impl Default for OpenOptions {
             lease: true,
             notes: None,
             watch: true,
+            ring: RingChoice::Auto,
         }
     }
 }

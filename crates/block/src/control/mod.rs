@@ -31,9 +31,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::backing::{Backing, BackingError, Uri};
-use crate::cache::{Cache, CacheError, CheckWish, Detaching, Prefetching, named};
-use crate::nbd::server::Exports;
-use crate::served::{Face, Volume, Volumes};
+use crate::cache::{CacheError, CheckWish, Core, Detaching, Prefetching, named};
+use crate::cache::{Volume, Volumes};
+use crate::served::Face;
 use crate::server::Counters;
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
@@ -67,7 +67,7 @@ pub(crate) type GoOn<'a> = &'a mut dyn FnMut(Progress) -> bool;
 
 /// A daemon as its operator sees it.
 pub struct Control {
-    cache: Arc<Cache>,
+    cache: Arc<Core>,
     volumes: Arc<Volumes>,
     counters: Arc<Counters>,
     open: Box<OpenStore>,
@@ -147,7 +147,7 @@ fn store_status(volume: &Volume) -> StoreStatus {
 impl Control {
     /// Of a daemon with these. `warmth` says how the map was found.
     pub fn new(
-        cache: Arc<Cache>,
+        cache: Arc<Core>,
         volumes: Arc<Volumes>,
         counters: Arc<Counters>,
         faces: Vec<Face>,
@@ -170,7 +170,7 @@ impl Control {
     }
 
     /// The cache.
-    pub fn cache(&self) -> &Arc<Cache> {
+    pub fn cache(&self) -> &Arc<Core> {
         &self.cache
     }
 

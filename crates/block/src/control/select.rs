@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::protocol::Refusal;
 use super::refused;
-use crate::cache::Cache;
+use crate::cache::Core;
 
 /// What is to be selected.
 pub(super) struct Wanted {
@@ -31,7 +31,7 @@ pub(super) fn too_much(pinned: u64, most: u64) -> String {
     )
 }
 
-pub(super) fn select(cache: &Cache, volume: &str, wanted: Wanted) -> Result<Value, Refusal> {
+pub(super) fn select(cache: &Core, volume: &str, wanted: Wanted) -> Result<Value, Refusal> {
     let rule: Option<Rule> = wanted
         .rule
         .as_deref()
@@ -91,7 +91,7 @@ pub(super) fn select(cache: &Cache, volume: &str, wanted: Wanted) -> Result<Valu
     Ok(answer(count, dropped))
 }
 
-pub(super) fn selected(cache: &Cache, volume: &str) -> Result<Value, Refusal> {
+pub(super) fn selected(cache: &Core, volume: &str) -> Result<Value, Refusal> {
     let attached = cache.attached(volume)?;
     let ranges = cache.selection(volume)?;
     let (whole, _) = cache.selected_of(&attached);

@@ -1,18 +1,11 @@
-//! What every front end serves: volumes by name, what a thread does requests with, and what a client is told.
+//! What all front ends have in common: sockets, why a server cannot start, devices to be looked at. Volumes and what requests are done with are the
+//! [cache](crate::cache)'s.
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`volume`] | what is exported, and under which name |
-//! | [`health`] | how its store does |
-//! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
-//! | [`told`] | who has been told that a store may have lost writes |
 //! | [`face`] | devices that a volume is served by beside NBD, to be looked at |
 
 pub mod face;
-pub mod health;
-pub mod service;
-pub mod told;
-pub mod volume;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,8 +13,6 @@ use std::path::{Path, PathBuf};
 use larder_net::listen::{SocketAccess, UnixPath, listen_unix};
 
 pub use face::{Face, FaceStatus};
-pub use told::Told;
-pub use volume::{Client, Volume, VolumeError, Volumes};
 
 /// Connections that wait to be accepted, at most.
 pub(crate) const BACKLOG: i32 = 1024;

@@ -11,6 +11,7 @@
 //!
 //! A request stays on the thread that its connection was dealt to, from the socket to the reply.
 
+mod export;
 mod guests;
 pub(crate) mod listen;
 #[cfg(test)]
@@ -35,11 +36,10 @@ use mio::{Poll, Registry, Waker};
 use parking_lot::Mutex;
 use tracing::warn;
 
+pub use crate::cache::{Client, Told, Volume, VolumeError, Volumes, health, service, volume};
 use crate::nbd::server::{Limits, TlsPolicy};
 use crate::quiet::Quiet;
-pub use crate::served::{
-    Client, Face, ServerError, Told, Volume, VolumeError, Volumes, health, service, volume,
-};
+pub use crate::served::{Face, ServerError};
 use guests::Guest;
 pub use listen::{Address, Listen};
 use service::Service;

@@ -8,10 +8,10 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::backing::{self, Backing, Patience, Uri};
+use crate::cache::service::pass_through;
 use crate::nbd::server::TlsPolicy;
 use crate::nbd::wire::command;
 use crate::op::{FailureKind, Op};
-use crate::served::service::pass_through;
 use larder_nbd::testing::{HELLO, go, request};
 use larder_volume::testing::{against_a_model, one, run};
 

@@ -15,15 +15,16 @@ use mio::{Events, Interest, Poll, Token};
 use tracing::level_filters::LevelFilter;
 use tracing::{debug, info, trace, warn};
 
+use super::export::{self, Catalogue, Exported};
 use super::guests::Guest;
 use super::words::{errno, extent};
 use super::{Dealt, Shared};
+use crate::cache::service::{Answer, Service};
+use crate::cache::told::Told;
+use crate::cache::volume::Client;
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
 use crate::quiet::Quiet;
-use crate::served::service::{Answer, Service};
-use crate::served::told::Told;
-use crate::served::volume::{Client, Volume};
 
 /// Token of the waker.
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -60,7 +61,7 @@ struct Conn {
     stream: Stream,
     /// Counts it among those of its peer's address.
     _guest: Option<Guest>,
-    proto: Connection<Volume>,
+    proto: Connection<Exported>,
     /// The poll has said that there is something to read, and no read has found the end of it.
     readable: bool,
     /// The poll has said that the peer sends no more: then a short read is not the last one, since the end of the
@@ -480,7 +481,7 @@ impl<S: Service> Worker<S> {
                 break;
             }
             conn.look(self.now);
-            let event = conn.proto.poll(&*self.shared.volumes, &mut self.pool);
+            let event = conn.proto.poll(&Catalogue(&self.shared.volumes), &mut self.pool);
             if conn.told.is_none() {
                 conn.told = conn.proto.export().map(|volume| Told::new(volume));
             }
@@ -598,7 +599,7 @@ impl<S: Service> Worker<S> {
         };
         self.asked = true;
         self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
-        self.service.submit(volume, index as u64, command);
+        self.service.submit(volume, index as u64, export::command(command));
     }
 
     fn take_answers(&mut self) {

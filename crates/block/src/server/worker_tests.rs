@@ -7,9 +7,10 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::backing::{self, Patience};
+use crate::cache::service::Command;
 use crate::nbd::server::{Limits, TlsPolicy};
 use crate::nbd::wire::command;
-use crate::server::{ServerConfig, Volumes, WorkerDoor};
+use crate::server::{ServerConfig, Volume, Volumes, WorkerDoor};
 use larder_nbd::testing::{HELLO, go, request};
 use larder_net::stream::Socket;
 

@@ -27,8 +27,7 @@ use super::port::{KernelPort, Place};
 use super::request::{MAX_RANGE_SECTORS, Shape};
 use super::worker::{Job, Order, Report};
 use super::{UblkCounters, UblkListen, UblkState};
-use crate::nbd::server::{Export, Exports};
-use crate::served::{Client, Told, Volume, Volumes};
+use crate::cache::{Client, Told, Volume, Volumes};
 
 /// Bytes of one request's data, at most. Power of two.
 pub(super) const TRANSFER: u32 = 1 << 20;
@@ -429,7 +428,7 @@ impl Device {
             return Err(format!("the driver makes a device that cannot be served: {info:?}"));
         }
         let shape = Shape::new(&volume.about(), info.max_transfer);
-        let params = params(&shape, volume.info().block.preferred);
+        let params = params(&shape, volume.preferred());
         if let Err(e) = self.control.set_params(info.id, &params) {
             // It has no disk yet.
             let _ = self.delete(info.id, LET_GO);

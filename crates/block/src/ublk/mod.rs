@@ -10,7 +10,7 @@
 //! | `device` | a device's life: it begins, is taken over after a crash, goes |
 //!
 //! Each address is a device of one volume. Its queues are dealt to threads of their own, each with a
-//! [`Service`](crate::served::service::Service) of its own.
+//! [`Service`](crate::cache::service::Service) of its own.
 
 pub mod abi;
 mod control;
@@ -30,9 +30,9 @@ use std::thread::JoinHandle;
 
 use mio::{Poll, Registry, Token, Waker};
 
-use crate::nbd::server::Exports;
-use crate::served::service::Service;
-use crate::served::{Face, FaceStatus, ServerError, Volume, Volumes, face};
+use crate::cache::service::Service;
+use crate::cache::{Volume, Volumes};
+use crate::served::{Face, FaceStatus, ServerError, face};
 use control::Control;
 use device::{Device, Hand};
 use port::KernelPort;

@@ -16,8 +16,8 @@ use super::request::Shape;
 use super::worker::{Job, Order, Report};
 use super::*;
 use crate::backing::{self, Patience};
-use crate::served::Told;
-use crate::served::service::{PassThrough, pass_through};
+use crate::cache::Told;
+use crate::cache::service::{PassThrough, pass_through};
 
 const VOLUME: u64 = 8 << 20;
 const SLOTS: usize = 32;

@@ -20,10 +20,10 @@ use super::UblkCounters;
 use super::abi::SECTOR;
 use super::port::Port;
 use super::request::{self, Shape, What};
-use crate::nbd::server::Command;
+use crate::cache::service::Command;
+use crate::cache::service::{Answer, Service};
+use crate::cache::{Told, Volume};
 use crate::op::FailureKind;
-use crate::served::service::{Answer, Service};
-use crate::served::{Told, Volume};
 
 /// Token of the waker.
 pub(super) const WAKE: usize = usize::MAX;

@@ -22,9 +22,10 @@ use super::inflight::Inflight;
 use super::memory::Shared;
 use super::request::{self, Malformed, Parsed, Piece, What, status};
 use super::ring::{Kept, Ring, Waiting};
-use crate::nbd::server::{Command, Export};
-use crate::served::service::{Answer, Service};
-use crate::served::{FaceStatus, Told, Volume, face};
+use crate::cache::service::Command;
+use crate::cache::service::{Answer, Service};
+use crate::cache::{Told, Volume};
+use crate::served::{FaceStatus, face};
 
 /// Token of the waker.
 pub(super) const WAKE: usize = usize::MAX;
@@ -164,7 +165,7 @@ impl<S: Service> Device<S> {
         poll: Poll,
         buffer_bytes: usize,
     ) -> Device<S> {
-        let of = |v: &Arc<Volume>| Shape::new(&v.about(), v.info().block.preferred);
+        let of = |v: &Arc<Volume>| Shape::new(&v.about(), v.preferred());
         let shape = volume.as_ref().map_or_else(Shape::none, of);
         // One request of the longest must always fit, whatever is asked for.
         let least = (shape.max_transfer as usize).next_power_of_two();

@@ -47,9 +47,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketTy
 use tracing::{info, warn};
 use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
-use crate::nbd::server::{Export, Exports};
-use crate::served::service::Service;
-use crate::served::{Client, Face, ServerError, Volume, Volumes, bind_unix};
+use crate::cache::service::Service;
+use crate::cache::{Client, Volume, Volumes};
+use crate::served::{Face, ServerError, bind_unix};
 use device::{CONNECTION, Device, LISTEN, SERVICE, WAKE};
 pub use device::{VhostCounters, VhostState};
 pub use memory::Memory;
@@ -371,7 +371,7 @@ fn run<S: Service>(
             if device.volume.is_none()
                 && let Some(volume) = place.volumes.find(&place.name)
             {
-                let preferred = volume.info().block.preferred;
+                let preferred = volume.preferred();
                 device.adopt(volume, preferred);
             }
         }

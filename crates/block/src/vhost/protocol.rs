@@ -17,7 +17,7 @@ use super::device::Device;
 use super::inflight::Inflight;
 use super::memory::MAX_REGIONS;
 use super::ring::Places;
-use crate::served::service::Service;
+use crate::cache::service::Service;
 
 fn failed(e: io::Error) -> Error {
     Error::ReqHandlerError(e)

@@ -17,8 +17,8 @@ use super::inflight::Inflight;
 use super::request::{self, Range, Table, What, kind, parse, status};
 use super::*;
 use crate::backing::{self, Patience};
-use crate::served::Volume;
-use crate::served::service::pass_through;
+use crate::cache::Volume;
+use crate::cache::service::pass_through;
 
 const VOLUME: u64 = 4 << 20;
 /// Guest memory: queue q has its rings at q * RINGS, the rest is for data.

@@ -7,8 +7,8 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use larder_runtime::{Clock, RingOptions};
 use super::builder::{Builder, seconds};
 use super::reads::{Readers, Resume, Side};
 use super::{CacheError, CacheStats, Core, Opened, Upkeep, locked};
+use crate::slot::Slot;
 
 /// A key-value cache in DRAM and on flash. A clone is another handle of the same cache; it may be used from any thread. When the last
 /// handle goes, the cache closes as by [`Cache::close`].
@@ -352,7 +353,7 @@ struct Finding<R, F> {
     hash: ObjectHash,
     app: AppId,
     show: Option<F>,
-    slot: Arc<Slot<R>>,
+    slot: Arc<Slot<Came<R>>>,
 }
 
 impl<R: Send + 'static, F: FnOnce(&[u8]) -> R + Send + 'static> Resume for Finding<R, F> {
@@ -418,63 +419,15 @@ impl<R> Came<R> {
     }
 }
 
-/// Where a look-up leaves what it came to.
-struct Slot<R> {
-    state: Mutex<State<R>>,
-    filled: Condvar,
-}
-
-struct State<R> {
-    came: Option<Came<R>>,
-    done: bool,
-    waker: Option<Waker>,
-}
-
-impl<R> Default for Slot<R> {
-    fn default() -> Slot<R> {
-        let state = State { came: None, done: false, waker: None };
-        Slot { state: Mutex::new(state), filled: Condvar::new() }
-    }
-}
-
-impl<R> Slot<R> {
-    fn lock(&self) -> MutexGuard<'_, State<R>> {
-        locked(&self.state)
-    }
-
-    /// The first that is given counts.
-    fn fill(&self, came: Came<R>) {
-        let mut state = self.lock();
-        if state.done {
-            return;
-        }
-        state.came = Some(came);
-        state.done = true;
-        let waker = state.waker.take();
-        drop(state);
-        self.filled.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
 /// A look-up that [`Cache::get`] or [`Cache::get_with`] has begun: a future that needs no particular runtime, or [`Lookup::wait`]. If it
 /// is dropped the look-up ends by itself.
 #[must_use = "a look-up tells nothing unless it is awaited"]
-pub struct Lookup<R>(Arc<Slot<R>>);
+pub struct Lookup<R>(Arc<Slot<Came<R>>>);
 
 impl<R> Lookup<R> {
     /// Blocks until the look-up has ended. `None`: the cache has not got it.
     pub fn wait(self) -> Option<R> {
-        let mut state = self.0.lock();
-        loop {
-            if let Some(came) = state.came.take() {
-                drop(state);
-                return came.result();
-            }
-            state = self.0.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.0.wait().result()
     }
 }
 
@@ -482,21 +435,12 @@ impl<R> Future for Lookup<R> {
     type Output = Option<R>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<R>> {
-        let mut state = self.0.lock();
-        if let Some(came) = state.came.take() {
-            drop(state);
-            return Poll::Ready(came.result());
-        }
-        match &mut state.waker {
-            Some(waker) => waker.clone_from(context.waker()),
-            none => *none = Some(context.waker().clone()),
-        }
-        Poll::Pending
+        self.0.poll(context).map(Came::result)
     }
 }
 
 impl<R> fmt::Debug for Lookup<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lookup").field("done", &self.0.lock().done).finish()
+        f.debug_struct("Lookup").field("done", &self.0.is_done()).finish()
     }
 }

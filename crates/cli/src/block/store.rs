@@ -55,6 +55,7 @@ impl StoreArgs {
             lease: !self.no_lease,
             notes: Some(state.join("stores")),
             watch: !self.no_watch,
+            ..OpenOptions::default()
         }
     }
 }

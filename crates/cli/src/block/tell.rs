@@ -1,12 +1,12 @@
 //! What SIGUSR1 and the end of a run put into the log.
 
 use larder_base::ByteSize;
-use larder_block::cache::Cache;
+use larder_block::cache::Core;
 use larder_block::control::Control;
 use tracing::info;
 
 /// How recording goes, where it was asked for.
-pub(super) fn record(cache: &Cache) {
+pub(super) fn record(cache: &Core) {
     if let Some(record) = cache.record_stats() {
         let ended = record.ended.unwrap_or("it goes on");
         info!("record: {} records, {}: {ended}", record.records, ByteSize(record.bytes));

@@ -57,6 +57,8 @@ pub enum RingChoice {
     Uring,
     /// The threads.
     Threads,
+    /// The thread that asks: each operation is over when it is submitted. For programs that want no threads.
+    Caller,
 }
 
 impl FromStr for RingChoice {

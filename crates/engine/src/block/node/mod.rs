@@ -10,6 +10,7 @@
 //! | [`calls`] | how shards are called, and how what they ask for comes to those who do it |
 //! | [`coalesce`] | which requests of shards for the store become one |
 //! | [`cut`] | into which parts an operation is cut |
+//! | [`defaults`] | what a cache is where nobody says otherwise |
 //! | [`event`] | what a queue is told and asks for: the types of a host |
 //! | [`flushes`] | which flush of a store covers which region whose bit is to go |
 //! | [`held`] | which bytes a shard may still ask for |
@@ -28,6 +29,7 @@ pub mod backoff;
 pub mod calls;
 pub mod coalesce;
 pub mod cut;
+pub mod defaults;
 pub mod event;
 pub mod flushes;
 pub mod held;

@@ -1,8 +1,10 @@
-//! What carries operations out behind a worker's back: io_uring, or a pool of threads where that cannot be had.
+//! What carries operations out behind a worker's back: io_uring, or a pool of threads where that cannot be had; or, if it is asked for, the
+//! worker itself.
 //!
 //! Both know operations only as [`Work`], so that [`ReadRing`](super::ReadRing) and [`FileQueue`](super::FileQueue)
 //! stand on the same two.
 
+mod caller;
 mod threads;
 mod uring;
 
@@ -54,10 +56,11 @@ pub(super) fn go_on_from(moved: usize, n: usize, unit: usize) -> Option<usize> {
 
 type Done<W> = (W, Result<(), <W as Work>::Error>);
 
-/// One of the two.
+/// One of the three.
 pub(super) enum Backend<W: Work> {
     Uring(Box<Uring<W>>),
     Threads(threads::Threads<W>),
+    Caller(caller::Caller<W>),
 }
 
 /// A back end as asked for, and why it is not the first choice.
@@ -77,6 +80,10 @@ impl<W: Work> Backend<W> {
         event: &Event,
     ) -> Result<Opened<W>, (&'static str, String)> {
         let mut fallback = None;
+        if choice == RingChoice::Caller {
+            let backend = Backend::Caller(caller::Caller::new(context(), event.clone()));
+            return Ok(Opened { backend, fallback });
+        }
         if choice != RingChoice::Threads {
             match uring(context()) {
                 Ok(ring) => {
@@ -95,6 +102,7 @@ impl<W: Work> Backend<W> {
         match self {
             Backend::Uring(_) => "io_uring",
             Backend::Threads(_) => "threads",
+            Backend::Caller(_) => "caller",
         }
     }
 
@@ -103,6 +111,7 @@ impl<W: Work> Backend<W> {
         match self {
             Backend::Uring(ring) => ring.submit(work),
             Backend::Threads(pool) => pool.submit(work),
+            Backend::Caller(caller) => caller.submit(work),
         }
     }
 
@@ -111,6 +120,7 @@ impl<W: Work> Backend<W> {
         match self {
             Backend::Uring(ring) => ring.flush(),
             Backend::Threads(pool) => pool.flush(),
+            Backend::Caller(_) => {}
         }
     }
 
@@ -119,6 +129,7 @@ impl<W: Work> Backend<W> {
         match self {
             Backend::Uring(ring) => ring.pop(),
             Backend::Threads(pool) => pool.pop(),
+            Backend::Caller(caller) => caller.pop(),
         }
     }
 }

@@ -191,11 +191,12 @@ impl FileQueue {
             "threads" => format!("threads: {reason}"),
             _ => reason,
         })?;
-        let depth = depth as usize;
+        // What is over when it is submitted waits for nothing.
+        let depth = if choice == RingChoice::Caller { usize::MAX } else { depth as usize };
         Ok(FileQueue { backend, event, waiting: VecDeque::new(), depth, started: 0, fallback })
     }
 
-    /// Which implementation it is: `io_uring` or `threads`.
+    /// Which implementation it is: `io_uring`, `threads` or `caller`.
     pub fn kind(&self) -> &'static str {
         self.backend.kind()
     }
@@ -213,6 +214,9 @@ impl FileQueue {
     /// Adds an operation; it starts with the next [`FileQueue::flush`].
     pub fn submit(&mut self, token: u64, file: &FileHandle, op: FileOp) {
         self.waiting.push_back(Job { token, file: file.clone(), op, moved: 0 });
+        if matches!(self.backend, Backend::Caller(_)) {
+            self.start_waiting();
+        }
     }
 
     fn start_waiting(&mut self) {

@@ -7,13 +7,19 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Each test runs on both implementations, as tests of their own.
-macro_rules! on_both {
+/// Each test runs on all implementations, as tests of their own.
+macro_rules! on_all {
     ($($(#[$needs:meta])* $test:ident),* $(,)?) => {
         mod threads {
             use super::*;
             $(#[test] $(#[$needs])* fn $test() {
                 super::$test(&|depth| FileQueue::open(RingChoice::Threads, depth, 3).unwrap());
+            })*
+        }
+        mod caller {
+            use super::*;
+            $(#[test] $(#[$needs])* fn $test() {
+                super::$test(&|depth| FileQueue::open(RingChoice::Caller, depth, 1).unwrap());
             })*
         }
         mod uring {
@@ -30,7 +36,7 @@ macro_rules! on_both {
     };
 }
 
-on_both!(
+on_all!(
     random_operations_against_a_model,
     errors_come_back_with_their_buffers,
     #[cfg_attr(

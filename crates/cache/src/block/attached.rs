@@ -1,0 +1,317 @@
+//! A volume as the cache knows it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder_engine::block::node::share::{Account, ShareLines};
+use larder_engine::block::record::TapedAdmission;
+use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
+use larder_policy::block::detect::Detector;
+use larder_policy::block::{
+    BlockAdmission, BlockKind, BlockSetup, Reason, VerdictCounts, VolumeId,
+};
+
+use larder_runtime::RingChoice;
+use larder_volume::Alone;
+
+use super::flusher::{Flusher, PATIENCE};
+use super::locked;
+use super::open::{CacheConfig, CacheError};
+use super::volume::Volume;
+
+/// Of one request no more bytes than this are looked at for metadata.
+const MOST_OBSERVED: usize = 1 << 20;
+
+/// What clients did with a volume. All only grow.
+#[derive(Debug, Default)]
+pub struct VolumeCounters {
+    /// Reads that ended.
+    pub reads: AtomicU64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub read_hits: AtomicU64,
+    /// Bytes read.
+    pub read_bytes: AtomicU64,
+    /// Writes, zeroes and trims that ended.
+    pub writes: AtomicU64,
+    /// Bytes written (trims and zeroes have none).
+    pub write_bytes: AtomicU64,
+    /// Requests that failed.
+    pub failed: AtomicU64,
+    /// Reads of a file system's metadata, as far as recognised.
+    pub metadata_reads: AtomicU64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub metadata_hits: AtomicU64,
+    /// Lines that began to be filled.
+    pub filled: AtomicU64,
+    /// Of them, by reads that missed.
+    pub filled_by_reads: AtomicU64,
+}
+
+/// What clients did with all volumes since the start, with those that are detached by now: nothing here falls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Reads that ended.
+    pub reads: u64,
+    /// Of them, answered without asking the store or waiting for it.
+    pub read_hits: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes, zeroes and trims that ended.
+    pub writes: u64,
+    /// Bytes written (trims and zeroes have none).
+    pub write_bytes: u64,
+    /// Lines that began to be filled by reads that missed.
+    pub filled_by_reads: u64,
+    /// Admission's verdicts.
+    pub verdicts: VerdictCounts,
+}
+
+impl Totals {
+    /// Adds what was done with a volume so far.
+    pub(super) fn add(&mut self, volume: &Attached) {
+        let c = &volume.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // Of reads no more are hits than there are: a hit is counted after its read.
+        self.read_hits += load(&c.read_hits);
+        self.reads += load(&c.reads);
+        self.read_bytes += load(&c.read_bytes);
+        self.writes += load(&c.writes);
+        self.write_bytes += load(&c.write_bytes);
+        self.filled_by_reads += load(&c.filled_by_reads);
+        self.verdicts.add(&volume.verdicts());
+    }
+}
+
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// A volume as the cache knows it.
+pub struct Attached {
+    /// Its name.
+    pub name: String,
+    /// Its number, for policies.
+    pub id: VolumeId,
+    base: AtomicU64,
+    pub(super) gate: Gate,
+    /// Bytes: it may grow.
+    bytes: AtomicU64,
+    /// Bytes of a line.
+    line: u64,
+    /// What clients did.
+    pub counters: VolumeCounters,
+    /// Its lines in the cache, and how many it may have.
+    pub(super) account: Account,
+    /// Changes of its store by others for which all of its lines were dropped.
+    pub(super) accounted: AtomicU64,
+    /// Something is selected of it.
+    pub(super) selected: AtomicBool,
+    pub(super) admission: Mutex<TapedAdmission>,
+    /// Verdicts on its requests that no policy gave.
+    governed: Mutex<VerdictCounts>,
+    /// Only where admission makes a difference between metadata and data.
+    pub(super) detector: Option<Mutex<Detector>>,
+    pub(super) backing: Mutex<Option<Flusher>>,
+    pub(super) volume: Arc<Volume>,
+}
+
+/// Who may work on a volume by its place in the line space. Closed, the volume moves.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    inside: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    /// Nobody enters any more until it is opened.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn open(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether one more is inside now, so that its volume stays where it lies in the line space until it leaves. Not when it
+    /// is closed.
+    pub(super) fn enter(&self) -> bool {
+        // Counted first: who closes the gate and finds nobody inside knows that who comes later sees it closed.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let open = !self.closed.load(Ordering::SeqCst);
+        if !open {
+            self.leave();
+        }
+        open
+    }
+
+    pub(super) fn leave(&self) {
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether nobody is inside. Who looks in at a closed gate is counted for a moment.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attached").field("name", &self.name).field("base", &self.base()).finish()
+    }
+}
+
+impl Attached {
+    /// The volume `volume`, whose stretch of the line space is that of `record`.
+    ///
+    /// # Errors
+    /// When its store gives no session, or admission's tables would be too large.
+    pub(super) fn new(
+        volume: &Arc<Volume>,
+        id: VolumeId,
+        record: &VolumeRecord,
+        superblock: &BlockSuperblock,
+        config: &CacheConfig,
+    ) -> Result<Arc<Attached>, CacheError> {
+        let layout = superblock.layout;
+        let line = u64::from(layout.line);
+        let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
+        let setup = BlockSetup {
+            line_bytes: layout.line,
+            lines: layout.capacity(),
+            backing_bytes: record.bytes,
+            seed: superblock.key,
+        };
+        let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
+        let session = Alone::new(session).map_err(|e| fail(format!("a session's poll: {e}")))?;
+        let admission = BlockAdmission::new(&config.admission, &setup)?;
+        let detector = admission
+            .prefers_metadata()
+            .then(|| Mutex::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
+        let share = config.rules.share(volume.name());
+        let share = ShareLines::new(share, layout.capacity(), layout.line).map_err(fail)?;
+        Ok(Arc::new(Attached {
+            name: volume.name().to_owned(),
+            id,
+            base: AtomicU64::new(
+                record.first_group * larder_format::block::layout::GROUP_LINES * line,
+            ),
+            gate: Gate::default(),
+            bytes: AtomicU64::new(record.bytes),
+            line,
+            counters: VolumeCounters::default(),
+            account: Account::new(share),
+            accounted: AtomicU64::new(0),
+            selected: AtomicBool::new(false),
+            admission: Mutex::new(TapedAdmission::new(admission)),
+            governed: Mutex::default(),
+            detector,
+            backing: Mutex::new(Some(match config.ring {
+                RingChoice::Caller => Flusher::by_hand(session, volume.clone()),
+                _ => Flusher::new(session, volume.clone()),
+            })),
+            volume: volume.clone(),
+        }))
+    }
+
+    /// Makes durable what was written before: by whomever, or by an earlier run that was cut short, ahead of the bit that
+    /// says so (the header of the engine's `shard.rs`). The cache must not remember what the store may still forget.
+    ///
+    /// # Errors
+    /// When its store cannot.
+    pub(super) fn make_durable(&self) -> Result<(), CacheError> {
+        self.make_durable_within(PATIENCE)
+    }
+
+    /// The same, with so much patience.
+    ///
+    /// # Errors
+    /// When its store cannot.
+    pub(super) fn make_durable_within(&self, patience: Duration) -> Result<(), CacheError> {
+        let durable = self.volume.about().read_only
+            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(patience));
+        durable.then_some(()).ok_or_else(|| CacheError::Volume {
+            name: self.name.clone(),
+            reason: format!(
+                "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
+                patience.as_secs()
+            ),
+        })
+    }
+
+    /// Its first byte in the line space. It changes only while nobody is inside its [`Gate`].
+    pub(super) fn base(&self) -> u64 {
+        self.base.load(Ordering::Acquire)
+    }
+
+    /// Where a byte of the line space lies in it.
+    pub(super) fn offset_of(&self, at: u64) -> u64 {
+        at.saturating_sub(self.base())
+    }
+
+    /// It lies there from now on: nobody is inside, and no line of it is cached.
+    pub(super) fn set_base(&self, base: u64) {
+        self.base.store(base, Ordering::Release);
+    }
+
+    /// Its size, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// Bytes of it that may be cached: whole lines.
+    pub fn cached_bytes(&self) -> u64 {
+        self.bytes() / self.line * self.line
+    }
+
+    /// It has grown.
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        self.bytes.fetch_max(bytes, Ordering::AcqRel);
+        self.volume.set_size(bytes);
+    }
+
+    /// The volume as it is exported.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// Its floor and ceiling, in lines.
+    pub fn share(&self) -> (u64, Option<u64>) {
+        let share = self.account.share();
+        (share.floor, share.ceiling)
+    }
+
+    /// Verdicts on its requests: admission's, and those of shares, selection, room and the write budget.
+    pub fn verdicts(&self) -> VerdictCounts {
+        let mut verdicts = *locked(&self.governed);
+        verdicts.add(locked(&self.admission).verdicts());
+        verdicts
+    }
+
+    /// Requests of it are refused, and no policy was asked.
+    pub(super) fn refused(&self, reason: Reason, times: u64) {
+        locked(&self.governed).rejected[reason as usize] += times;
+    }
+
+    /// Its lines in the cache, about.
+    pub fn lines(&self) -> u64 {
+        self.account.lines()
+    }
+
+    /// What bytes of the volume hold, as far as known.
+    pub(super) fn classify(&self, offset: u64, bytes: u64) -> BlockKind {
+        self.detector.as_ref().map_or(BlockKind::Unknown, |d| locked(d).classify(offset, bytes))
+    }
+
+    /// Bytes of the volume pass by.
+    pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
+        if let Some(detector) = &self.detector {
+            locked(detector).observe(offset, &bytes[..bytes.len().min(MOST_OBSERVED)]);
+        }
+    }
+
+    /// File systems that were recognised on it: kind and first byte.
+    pub fn file_systems(&self) -> Vec<(&'static str, u64)> {
+        self.detector.as_ref().map_or_else(Vec::new, |d| locked(d).file_systems().collect())
+    }
+}

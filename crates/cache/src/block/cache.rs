@@ -1,0 +1,480 @@
+//! The block cache as a program that embeds it sees it: volumes through a cache, and what requests come to.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use larder_policy::block::BlockKind;
+use larder_runtime::AlignedBuf;
+use larder_volume::Backing;
+use larder_volume::op::{Extent, Failure, FailureKind, MAX_PAYLOAD, Outcome};
+use parking_lot::Mutex;
+
+use super::builder::Builder;
+use super::open::Warmth;
+use super::service::Command;
+use super::volume::{Client, Volume, VolumeError, Volumes};
+use super::workers::{Ask, Ended, Workers};
+use super::{CacheError, CacheStats, Core, Detaching, Running, Told};
+use crate::slot::Slot;
+
+/// Most bytes of a trim or of zeroes that are asked for as one; longer ones are several.
+const PIECE: u64 = 1 << 30;
+
+/// A cache on flash before volumes. A clone is another handle of the same cache. When the last handle of it goes, and of its volumes, it
+/// closes as by [`Cache::close`].
+///
+/// Volumes are written through: a write is answered when the volume's store has it, so that the cache may be lost at any time.
+///
+/// ```
+/// use larder_base::ByteSize;
+/// use larder_cache::block::Cache;
+///
+/// let dir = tempfile::tempdir()?;
+/// let disk = dir.path().join("disk");
+/// std::fs::File::create(&disk)?.set_len(16 << 20)?;
+/// let cache = Cache::builder(dir.path().join("cache"))
+///     .create(ByteSize::mib(64))
+///     .state_dir(dir.path().join("state"))
+///     .volume("disk", &format!("file:{}", disk.display()))?
+///     .open()?;
+/// let disk = cache.volume("disk").expect("it was named above");
+/// disk.write(4096, b"written through").wait()?;
+/// disk.flush().wait()?;
+/// assert_eq!(&disk.read(4096, 15).wait()?[..], b"written through");
+/// drop(disk);
+/// cache.close();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Cache(Arc<Handles>);
+
+/// What all handles share. It goes with the last of them.
+struct Handles(Arc<Shared>);
+
+struct Shared {
+    pub(super) workers: Workers,
+    volumes: Volumes,
+    next_worker: AtomicUsize,
+    closed: AtomicBool,
+    warmth: Warmth,
+    line: u32,
+    /// Ends last.
+    running: Mutex<Option<Running>>,
+    core: Arc<Core>,
+}
+
+impl Shared {
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.workers.stop();
+        if let Some(running) = self.running.lock().take() {
+            running.stop();
+        }
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        if self.0.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        // Who waited for a request may have had the last handle, and be told by a thread of the cache.
+        if self.0.workers.is_one() {
+            let shared = self.0.clone();
+            let closing = std::thread::Builder::new().name("larder-close".into());
+            if let Err(error) = closing.spawn(move || shared.close()) {
+                tracing::error!(%error, "the cache cannot be closed: its next start is as after a kill");
+            }
+        } else {
+            self.0.close();
+        }
+    }
+}
+
+impl Cache {
+    /// Begins to describe the cache on the file or device at `path`.
+    pub fn builder(path: impl Into<std::path::PathBuf>) -> Builder {
+        Builder::new(path.into())
+    }
+
+    pub(super) fn over(running: Running, volumes: Volumes, workers: Workers) -> Cache {
+        let (core, warmth) = (running.cache().clone(), running.warmth.clone());
+        Cache(Arc::new(Handles(Arc::new(Shared {
+            workers,
+            volumes,
+            next_worker: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            warmth,
+            line: core.line_bytes(),
+            running: Mutex::new(Some(running)),
+            core,
+        }))))
+    }
+
+    /// How the map of what is cached was found.
+    pub fn warmth(&self) -> &Warmth {
+        &self.0.0.warmth
+    }
+
+    /// A client of the volume of that name. Requests of one client are seen as one stream: readers in sequence are recognised by it.
+    pub fn volume(&self, name: &str) -> Option<CachedVolume> {
+        self.0.0.volumes.find(name).filter(|_| !name.is_empty()).map(|volume| self.client(&volume))
+    }
+
+    fn client(&self, volume: &Arc<Volume>) -> CachedVolume {
+        let client = OfClient {
+            worker: self.0.0.next_worker.fetch_add(1, Ordering::Relaxed),
+            told: Told::new(volume),
+            _client: Client::new(volume),
+            volume: volume.clone(),
+            cache: self.0.clone(),
+        };
+        CachedVolume { of: Arc::new(client), holds: BlockKind::Unknown }
+    }
+
+    /// Names of the volumes.
+    pub fn volumes(&self) -> Vec<String> {
+        self.0.0.volumes.all().iter().map(|v| v.name().to_owned()).collect()
+    }
+
+    /// Takes up another volume, with what is cached of it if its store is as it was left. It may take as long as the store does.
+    ///
+    /// # Errors
+    /// When there is one of that name or with that store, it does not fit, or its identity cannot be found out.
+    pub fn attach(&self, name: &str, store: Box<dyn Backing>) -> Result<CachedVolume, CacheError> {
+        let fail =
+            |e: VolumeError| CacheError::Volume { name: name.to_owned(), reason: e.to_string() };
+        Volumes::check_name(name).map_err(fail)?;
+        let volume = Volume::new(name, store, self.0.0.line, true);
+        self.0.0.volumes.check_twin(&volume).map_err(fail)?;
+        let volume = self.0.0.volumes.add(volume).map_err(fail)?;
+        if let Err(error) = self.0.0.core.attach(&volume, false) {
+            self.0.0.volumes.remove(name);
+            return Err(error);
+        }
+        Ok(self.client(&volume))
+    }
+
+    /// Puts a volume aside in good order, when the last of its clients has gone; `go_on` hears how far it is and may say no as long as there
+    /// are clients. What is cached of it is used when it comes back. Returns whether it was put aside.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    pub fn detach(
+        &self,
+        name: &str,
+        go_on: &mut dyn FnMut(Detaching) -> bool,
+    ) -> Result<bool, CacheError> {
+        let Some(volume) = self.0.0.volumes.remove(name) else {
+            return Err(CacheError::Volume {
+                name: name.to_owned(),
+                reason: "there is no such volume".to_owned(),
+            });
+        };
+        let aside = self.0.0.core.detach(name, false, go_on);
+        if !matches!(aside, Ok(Some(_))) {
+            // (Nobody can have taken its name in between but who attaches one at this moment: then that one has it.)
+            if let Err(error) = self.0.0.volumes.restore(volume) {
+                tracing::warn!("{error}");
+            }
+        }
+        aside.map(|aside| aside.is_some())
+    }
+
+    /// A volume has `bytes` from now on, or what its store has grown to. Returns its size.
+    ///
+    /// # Errors
+    /// When there is no such volume, its store does not grow from here, or it does not fit.
+    pub fn grow(&self, name: &str, bytes: Option<u64>) -> Result<u64, CacheError> {
+        let volume = self.0.0.core.attached(name)?;
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        if let Some(bytes) = bytes {
+            self.0.0.core.may_grow_to(name, bytes)?;
+        }
+        let size = volume.volume().backing().resize(bytes).map_err(|e| fail(e.to_string()))?;
+        if size > volume.bytes() {
+            self.0.0.core.grow(name, size)?;
+        }
+        Ok(volume.bytes())
+    }
+
+    /// What the cache holds and has done.
+    pub fn stats(&self) -> CacheStats {
+        self.0.0.core.stats()
+    }
+
+    /// The parts of the cache, for programs that operate it, or that have threads of their own ([`super::Lane`]).
+    pub fn core(&self) -> &Arc<Core> {
+        &self.0.0.core
+    }
+
+    /// Without threads ([`Builder::threads`] of 0): does what is due, and tells after what time something is due again. `None` where threads do
+    /// it, or the cache is closed.
+    pub fn turn(&self) -> Option<Duration> {
+        let running = self.0.0.running.lock();
+        let due = running.as_ref()?.turn()?;
+        self.0.0.workers.answer();
+        Some(Duration::from_nanos(due.saturating_sub(self.0.0.core.uptime()).0))
+    }
+
+    /// Ends the cache: requests under way end, and the map becomes durable, so that the next start is warm after a reboot too. Requests from now
+    /// on fail.
+    pub fn close(&self) {
+        self.0.0.close();
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("volumes", &self.volumes()).finish_non_exhaustive()
+    }
+}
+
+/// A client of a volume.
+struct OfClient {
+    worker: usize,
+    told: Told,
+    _client: Client,
+    volume: Arc<Volume>,
+    cache: Arc<Handles>,
+}
+
+/// A volume through the cache. Clones are one client.
+#[derive(Clone)]
+pub struct CachedVolume {
+    of: Arc<OfClient>,
+    holds: BlockKind,
+}
+
+impl CachedVolume {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.of.volume.name()
+    }
+
+    /// Its size, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.of.volume.about().size
+    }
+
+    /// The same client, whose requests are about blocks that hold that: admission need not find out.
+    #[must_use]
+    pub fn holding(&self, holds: BlockKind) -> CachedVolume {
+        CachedVolume { of: self.of.clone(), holds }
+    }
+
+    /// Reads `len` bytes from byte `offset` on.
+    pub fn read(&self, offset: u64, len: usize) -> Pending<Bytes> {
+        if let Some(failure) = self.refuses(offset, len as u64, u64::from(MAX_PAYLOAD), false) {
+            return Pending::failed(failure);
+        }
+        self.ask([Command::Read { offset, buf: AlignedBuf::zeroed(len) }])
+    }
+
+    /// Writes bytes from byte `offset` on. It has ended well when the store has them; durable they are behind the next [`CachedVolume::flush`].
+    pub fn write(&self, offset: u64, bytes: impl AsRef<[u8]>) -> Pending<()> {
+        self.write_as(offset, bytes.as_ref(), false)
+    }
+
+    /// The same, and durable.
+    pub fn write_durably(&self, offset: u64, bytes: impl AsRef<[u8]>) -> Pending<()> {
+        self.write_as(offset, bytes.as_ref(), true)
+    }
+
+    fn write_as(&self, offset: u64, bytes: &[u8], fua: bool) -> Pending<()> {
+        let len = bytes.len() as u64;
+        if let Some(failure) = self.refuses(offset, len, u64::from(MAX_PAYLOAD), true) {
+            return Pending::failed(failure);
+        }
+        let mut buf = AlignedBuf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        self.ask([Command::Write { offset, buf, fua }])
+    }
+
+    /// Makes durable whatever has ended before. It fails once where the store may have lost writes that it had answered.
+    pub fn flush(&self) -> Pending<()> {
+        self.ask([Command::Flush])
+    }
+
+    /// The range reads as zeroes from now on.
+    pub fn zero(&self, offset: u64, len: u64) -> Pending<()> {
+        let zero = |(offset, len)| Command::WriteZeroes {
+            offset,
+            len,
+            fua: false,
+            may_punch: true,
+            fast: false,
+        };
+        self.ranged(offset, len, true, zero)
+    }
+
+    /// The range is no longer needed: it may read as anything.
+    pub fn trim(&self, offset: u64, len: u64) -> Pending<()> {
+        self.ranged(offset, len, true, |(offset, len)| Command::Trim { offset, len, fua: false })
+    }
+
+    /// The range will be read soon: as much of it as there is room for is brought into the cache.
+    pub fn advise(&self, offset: u64, len: u64) -> Pending<()> {
+        self.ranged(offset, len, false, |(offset, len)| Command::Advise { offset, len })
+    }
+
+    /// Which parts of the range are holes in the store, and which read as zeroes.
+    pub fn status(&self, offset: u64, len: u32) -> Pending<Vec<Extent>> {
+        if let Some(failure) = self.refuses(offset, len.into(), u32::MAX.into(), false) {
+            return Pending::failed(failure);
+        }
+        self.ask([Command::Status { offset, len, one: false }])
+    }
+
+    fn ranged<R: Ends>(
+        &self,
+        offset: u64,
+        len: u64,
+        changes: bool,
+        command: impl Fn((u64, u32)) -> Command,
+    ) -> Pending<R> {
+        if let Some(failure) = self.refuses(offset, len, u64::MAX, changes) {
+            return Pending::failed(failure);
+        }
+        let pieces = (0..len.div_ceil(PIECE)).map(|n| (n * PIECE, (len - n * PIECE).min(PIECE)));
+        self.ask(pieces.map(|(at, len)| command((offset + at, len as u32))))
+    }
+
+    /// What is wrong with a range, if something is.
+    fn refuses(&self, offset: u64, len: u64, most: u64, changes: bool) -> Option<Failure> {
+        let about = self.of.volume.about();
+        let end = offset.checked_add(len).filter(|end| *end <= about.size);
+        let minimum = u64::from(about.minimum.max(1));
+        let refuse = |kind, text: String| Some(Failure::new(kind, text));
+        if len == 0 || end.is_none() {
+            let text = format!(
+                "bytes {offset} to {} are not in the volume, which has {}",
+                offset.saturating_add(len),
+                about.size
+            );
+            return refuse(FailureKind::Invalid, text);
+        }
+        if len > most {
+            return refuse(
+                FailureKind::TooLong,
+                format!("{len} bytes at once are too many: at most {most}"),
+            );
+        }
+        if !offset.is_multiple_of(minimum) || !len.is_multiple_of(minimum) {
+            let text = format!("its store takes multiples of {minimum} bytes alone");
+            return refuse(FailureKind::Invalid, text);
+        }
+        if changes && about.read_only {
+            return refuse(FailureKind::Denied, "the volume is read-only".to_owned());
+        }
+        None
+    }
+
+    /// Has all of `commands` done, at once.
+    fn ask<R: Ends>(&self, commands: impl IntoIterator<Item = Command>) -> Pending<R> {
+        let commands: Vec<Command> = commands.into_iter().collect();
+        let slot = Arc::new(Slot::default());
+        let waiting =
+            Arc::new(Mutex::new(Waiting { left: commands.len(), ended: Ok(R::default()) }));
+        for command in commands {
+            let (slot, waiting, of) = (slot.clone(), waiting.clone(), self.of.clone());
+            let ended = Ended::new(move |outcome: Outcome, buf: Option<AlignedBuf>, losses| {
+                let outcome = of.told.hear(losses, outcome);
+                let mut waiting = waiting.lock();
+                let ended = outcome.map(|extents| R::ended(extents, buf));
+                if waiting.ended.is_ok() {
+                    waiting.ended = ended;
+                }
+                waiting.left -= 1;
+                if waiting.left == 0 {
+                    slot.fill(std::mem::replace(&mut waiting.ended, Ok(R::default())));
+                }
+            });
+            let (volume, holds) = (self.of.volume.clone(), self.holds);
+            let ask = Ask { volume, command, holds, ended };
+            let shared = &self.of.cache.0;
+            shared.workers.ask(self.of.worker, &shared.core, ask);
+        }
+        Pending(slot)
+    }
+}
+
+impl fmt::Debug for CachedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedVolume").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// Parts of a request that have not ended, and what the others came to.
+struct Waiting<R> {
+    left: usize,
+    ended: Result<R, Failure>,
+}
+
+/// What a request comes to.
+trait Ends: Default + Send + 'static {
+    fn ended(extents: Vec<Extent>, buf: Option<AlignedBuf>) -> Self;
+}
+
+impl Ends for () {
+    fn ended(_: Vec<Extent>, _: Option<AlignedBuf>) {}
+}
+
+impl Ends for Bytes {
+    fn ended(_: Vec<Extent>, buf: Option<AlignedBuf>) -> Bytes {
+        buf.map_or_else(Bytes::new, Bytes::from_owner)
+    }
+}
+
+impl Ends for Vec<Extent> {
+    fn ended(extents: Vec<Extent>, _: Option<AlignedBuf>) -> Vec<Extent> {
+        extents
+    }
+}
+
+/// A request under way: a future that needs no particular runtime, or [`Pending::wait`]. If it is dropped the request ends all the same.
+#[must_use = "a request tells nothing unless it is awaited"]
+pub struct Pending<R>(Arc<Slot<Result<R, Failure>>>);
+
+impl<R> Pending<R> {
+    fn failed(failure: Failure) -> Pending<R> {
+        let slot = Slot::default();
+        slot.fill(Err(failure));
+        Pending(Arc::new(slot))
+    }
+
+    /// Blocks until it has ended. Of a cache without threads another thread must call [`Cache::turn`].
+    ///
+    /// # Errors
+    /// As the store says, or the cache, if the request was none that the volume can do.
+    pub fn wait(self) -> Result<R, Failure> {
+        self.0.wait()
+    }
+
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+}
+
+impl<R> Future for Pending<R> {
+    type Output = Result<R, Failure>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(context)
+    }
+}
+
+impl<R> fmt::Debug for Pending<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").field("done", &self.is_done()).finish()
+    }
+}

@@ -1,0 +1,298 @@
+//! Carries out what a worker's queue asks for: I/O of the cache device and of stores, buffers, answers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use larder_engine::block::node::event::{Answer as Over, Effects, JobId, ShardIo, StoreOp};
+use larder_engine::block::{LineId, Merge, SlotId};
+use larder_format::PAGE_SIZE;
+use larder_runtime::{AlignedBuf, FileOp, FileQueue, Payload};
+use mio::Registry;
+
+use super::super::Core;
+use super::super::cell::{Daemon, Known, KnownVolume, Load};
+use super::bytes::aligned;
+use super::client::Client;
+use super::spare::Spare;
+use crate::block::service::{Answer, Lingering};
+use crate::block::volume::Volume;
+use larder_volume::op::{Done, Extent, Failure, FailureKind, Op};
+use larder_volume::{Session, TOKENS};
+
+/// An operation of the cache device under way.
+pub(super) enum FlashJob {
+    Read {
+        io: ShardIo,
+        line: LineId,
+    },
+    Write {
+        io: ShardIo,
+        bytes: Payload,
+    },
+    /// A page of the table.
+    Load(Load),
+    /// A line is read, so that bytes are laid over it; then it is written, with the checksums before and after.
+    MergeRead {
+        io: ShardIo,
+        merge: Merge,
+        bytes: Payload,
+    },
+    MergeWrite {
+        io: ShardIo,
+        sums: (u32, u32),
+    },
+}
+
+/// Things under numbers that are used again.
+pub(super) struct Jobs<T> {
+    items: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Jobs<T> {
+    pub(super) fn add(&mut self, item: T) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.items.push(None);
+            self.items.len() - 1
+        });
+        self.items[at] = Some(item);
+        at as u64
+    }
+
+    pub(super) fn take(&mut self, at: u64) -> Option<T> {
+        let item = self.items.get_mut(at as usize)?.take();
+        if item.is_some() {
+            self.free.push(at as usize);
+        }
+        item
+    }
+}
+
+/// See the [module](self).
+pub(super) struct Carrier {
+    pub cache: Arc<Core>,
+    registry: Registry,
+    /// Token of the first session.
+    first_token: usize,
+    pub flash: FileQueue,
+    pub flash_jobs: Jobs<FlashJob>,
+    /// By the number of the volume in `known`, opened when they are first wanted.
+    pub sessions: Vec<Option<Box<dyn Session>>>,
+    known: Vec<Option<Known>>,
+    by_volume: BTreeMap<usize, usize>,
+    /// Operations of stores that have ended without one.
+    pub at_once: VecDeque<Done>,
+    pub ended: VecDeque<Answer>,
+    pub lingering: Lingering,
+    pub spare: Spare,
+    /// Whether reads may be answered with bytes that others have too.
+    pub lends: bool,
+    /// Detached volumes that were let go of so far.
+    gone: u64,
+    /// This thread does all I/O itself, when it is asked for: no descriptor says that something has ended.
+    by_hand: bool,
+}
+
+impl Carrier {
+    pub(super) fn new(
+        cache: Arc<Core>,
+        registry: Registry,
+        first_token: usize,
+        flash: FileQueue,
+        by_hand: bool,
+    ) -> Carrier {
+        Carrier {
+            cache,
+            registry,
+            first_token,
+            flash,
+            flash_jobs: Jobs { items: Vec::new(), free: Vec::new() },
+            sessions: Vec::new(),
+            known: Vec::new(),
+            by_volume: BTreeMap::new(),
+            at_once: VecDeque::new(),
+            ended: VecDeque::new(),
+            lingering: Lingering::default(),
+            spare: Spare::default(),
+            lends: false,
+            gone: 0,
+            by_hand,
+        }
+    }
+
+    /// The volume as this worker knows it.
+    pub(super) fn known(&mut self, volume: &Arc<Volume>) -> Known {
+        let key = Arc::as_ptr(volume) as usize;
+        if let Some(&at) = self.by_volume.get(&key)
+            && let Some(known) = &self.known[at]
+        {
+            return known.clone();
+        }
+        let at = self.known.iter().position(Option::is_none).unwrap_or(self.known.len());
+        if at == self.known.len() {
+            self.known.push(None);
+            self.sessions.push(None);
+        }
+        // Another volume may have its name by now.
+        let attached = self.cache.volume(volume.name()).filter(|a| Arc::ptr_eq(a.volume(), volume));
+        let known = Known(Arc::new(KnownVolume { volume: volume.clone(), session: at, attached }));
+        self.known[at] = Some(known.clone());
+        self.by_volume.insert(key, at);
+        if !known.is_gone() {
+            // A store that is far away is connected to ahead of the first miss; if that fails, it is tried again then.
+            let _ = self.session(&known);
+        }
+        known
+    }
+
+    /// The session on a volume's store.
+    fn session(&mut self, known: &Known) -> Result<&mut Box<dyn Session>, Failure> {
+        let at = known.0.session;
+        if self.sessions[at].is_none() {
+            let failure = |text: String| Failure::new(FailureKind::Failed, text);
+            let mut session =
+                known.0.volume.backing().session().map_err(|e| failure(e.to_string()))?;
+            session
+                .attach(&self.registry, self.first_token + at * TOKENS)
+                .map_err(|e| failure(format!("a session's descriptor: {e}")))?;
+            self.sessions[at] = Some(session);
+        }
+        let none = || Failure::new(FailureKind::Failed, "no session");
+        self.sessions[at].as_mut().ok_or_else(none)
+    }
+
+    /// Lets go of volumes that were put aside, so that their stores can be closed.
+    pub(super) fn let_go(&mut self) {
+        let gone = self.cache.governor.gone.load(Ordering::SeqCst);
+        if gone == self.gone {
+            return;
+        }
+        let mut all = true;
+        for at in 0..self.known.len() {
+            let Some(known) = self.known[at].as_ref().filter(|k| k.is_gone()) else { continue };
+            // The queue has it as long as an operation is under way.
+            let used = Arc::strong_count(&known.0) > 1;
+            if used || self.sessions[at].as_ref().is_some_and(|s| s.in_flight() > 0) {
+                all = false;
+                continue;
+            }
+            if let Some(mut open) = self.sessions[at].take() {
+                open.detach(&self.registry);
+            }
+            self.by_volume.remove(&(Arc::as_ptr(&known.0.volume) as usize));
+            self.known[at] = None;
+        }
+        if all {
+            self.gone = gone;
+        }
+    }
+
+    /// The next operation that has ended of the session number `at`.
+    pub(super) fn pop_session(&mut self, at: usize) -> Option<Done> {
+        let session = self.sessions[at].as_mut()?;
+        if self.by_hand && session.in_flight() > 0 {
+            let now = Instant::now();
+            session.flush(now);
+            session.turn(now);
+        }
+        session.pop()
+    }
+
+    /// The volume whose session is number `at`.
+    pub(super) fn volume_of(&self, at: usize) -> Option<&Arc<Volume>> {
+        self.known.get(at)?.as_ref().map(|known| &known.0.volume)
+    }
+
+    fn ask(&mut self, JobId(job): JobId, volume: &Known, op: Op) {
+        match self.session(volume) {
+            Ok(session) => session.submit(job.into(), op),
+            Err(failure) => {
+                self.at_once.push_back(Done { token: job.into(), op, outcome: Err(failure) });
+            }
+        }
+    }
+
+    fn read(&mut self, job: FlashJob, offset: u64, buf: AlignedBuf) {
+        let job = self.flash_jobs.add(job);
+        self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
+    }
+
+    pub(super) fn write(&mut self, job: FlashJob, shard: u32, slot: SlotId, data: Payload) {
+        let job = self.flash_jobs.add(job);
+        let offset = self.cache.layout.slot_at(shard, slot.0);
+        let op = FileOp::Write { offset, data, durable: false };
+        self.flash.submit(job, &self.cache.file, op);
+    }
+}
+
+impl Effects<Daemon> for Carrier {
+    #[inline]
+    fn flash_read(&mut self, io: ShardIo, slot: SlotId, line: LineId, lines: u32) {
+        let buf = self.spare.take(lines as usize * self.cache.layout.line as usize);
+        let offset = self.cache.layout.slot_at(io.shard, slot.0);
+        self.read(FlashJob::Read { io, line }, offset, buf);
+    }
+
+    fn flash_write(&mut self, io: ShardIo, slot: SlotId, _lines: u32, bytes: Payload) {
+        let data = aligned(bytes);
+        self.write(FlashJob::Write { io, bytes: data.clone() }, io.shard, slot, data);
+    }
+
+    fn merge(&mut self, io: ShardIo, merge: Merge, bytes: Payload) {
+        let buf = AlignedBuf::zeroed(self.cache.layout.line as usize);
+        let offset = self.cache.layout.slot_at(io.shard, merge.from.0);
+        self.read(FlashJob::MergeRead { io, merge, bytes }, offset, buf);
+    }
+
+    fn load(&mut self, ShardIo { shard, io }: ShardIo, page: u32) {
+        let offset = self.cache.layout.table_at(shard, page);
+        let load = FlashJob::Load(Load { shard, io, page });
+        self.read(load, offset, AlignedBuf::zeroed(PAGE_SIZE));
+    }
+
+    fn store_read(&mut self, job: JobId, volume: &Known, at: u64, len: u32, _ahead: bool) {
+        let buf = self.spare.take(len as usize);
+        self.ask(job, volume, Op::Read { offset: at, buf });
+    }
+
+    fn store_change(&mut self, job: JobId, volume: &Known, change: StoreOp<Payload>) {
+        let op = match change {
+            StoreOp::Write { at: offset, bytes: data, fua, .. } => Op::Write { offset, data, fua },
+            StoreOp::Zero { at: offset, len, fua, may_punch, fast } => {
+                Op::WriteZeroes { offset, len: len as u32, fua, may_punch, fast }
+            }
+            StoreOp::Trim { at: offset, len, fua } => Op::Trim { offset, len: len as u32, fua },
+            StoreOp::Flush => Op::Flush,
+            StoreOp::Status { at: offset, len, one } => {
+                let (len, op) = (len as u32, Op::Status { offset, len: len as u32, one });
+                if !volume.0.volume.about().status {
+                    // The store cannot say: all of it may be data.
+                    let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
+                    return self.at_once.push_back(Done { token: job.0.into(), op, outcome });
+                }
+                op
+            }
+        };
+        self.ask(job, volume, op);
+    }
+
+    #[inline]
+    fn deliver(&mut self, client: &mut Client, at: u64, bytes: Payload) {
+        client.take(at, bytes, self.lends);
+    }
+
+    fn answer(&mut self, answer: Over<Daemon>) {
+        let Over { ticket: mut client, outcome, bytes, losses, .. } = answer;
+        let lent = if outcome.is_ok() { client.take_lent() } else { Vec::new() };
+        // A write's bytes may still be the source of a fill: then the buffer comes back later, or not at all.
+        let buf = match (client.buf, bytes) {
+            (Some(buf), _) => Some(buf),
+            (None, Some(bytes)) => self.lingering.payload(bytes),
+            (None, None) => None,
+        };
+        let ticket = client.ticket;
+        self.ended.push_back(Answer { ticket, outcome, buf, lent, losses });
+    }
+}

@@ -1,0 +1,139 @@
+//! The engine's types of calls and queues, with the daemon's bytes, volumes and answers.
+
+use std::sync::Arc;
+
+use larder_engine::block::node::calls;
+pub(super) use larder_engine::block::node::calls::{Copying, Load};
+use larder_engine::block::node::event::{Host, State, Volume as _, Why};
+use larder_engine::block::node::held::Held;
+use larder_engine::block::record::TapedShard;
+use larder_runtime::Payload;
+
+use super::cached::bytes::copy;
+use super::cached::client::Client;
+use super::{Attached, Core};
+use crate::block::volume::Volume;
+use larder_volume::op::{Extent, Failure, FailureKind};
+
+/// Pieces of a read from the store share its buffer up to this length, bytes: beyond, each has its own, since a line that waits
+/// to be filled must not hold a megabyte.
+const SHARED: usize = 256 << 10;
+
+/// The types that the daemon brings.
+pub(super) struct Daemon;
+
+pub(super) type Message = calls::Message<Payload>;
+pub(super) type Out = calls::Out<Payload>;
+pub(super) type Fill = calls::Fill<Payload>;
+pub(super) type Fx<'a> = calls::Fx<'a, Daemon, Core>;
+
+/// What a shard's lock guards.
+pub(super) struct Cell {
+    pub shard: TapedShard,
+    /// Bytes that it may still ask for.
+    pub held: Held<Daemon>,
+}
+
+impl Cell {
+    pub(super) fn new(shard: TapedShard) -> Cell {
+        Cell { shard, held: Held::default() }
+    }
+}
+
+impl Host for Daemon {
+    type Bytes = Payload;
+    type Volume = Known;
+    type Ticket = Client;
+    type Failure = Failure;
+    type Extents = Vec<Extent>;
+
+    #[inline]
+    fn part(bytes: &Payload, from: u64, len: u64) -> Payload {
+        bytes.part(from as usize, len as usize)
+    }
+
+    fn apart(bytes: &Payload, from: u64, len: u64) -> Payload {
+        let part = bytes.part(from as usize, len as usize);
+        if bytes.len() <= SHARED { part } else { copy(&part) }
+    }
+
+    fn failure(why: Why) -> Failure {
+        match why {
+            Why::Failed => Failure::new(FailureKind::Failed, "the backing store failed"),
+            Why::Detached => Failure::new(FailureKind::Gone, "the volume was detached"),
+            Why::Lost => Failure::new(
+                FailureKind::Failed,
+                "another writer has the volume: this daemon must be started again",
+            ),
+        }
+    }
+}
+
+/// A volume as one worker knows it.
+#[derive(Clone)]
+pub(super) struct Known(pub Arc<KnownVolume>);
+
+pub(super) struct KnownVolume {
+    /// Kept, so that its place in memory is nobody else's.
+    pub volume: Arc<Volume>,
+    /// Which of the worker's sessions is the one on its store.
+    pub session: usize,
+    /// As the cache has it, if it has a place there.
+    pub attached: Option<Arc<Attached>>,
+}
+
+impl Known {
+    /// As the cache has it. Of those without a place there the queue asks nothing that needs it.
+    #[inline]
+    pub(super) fn attached(&self) -> &Attached {
+        self.0.attached.as_deref().expect("a volume that has its place")
+    }
+}
+
+impl larder_engine::block::node::event::Volume for Known {
+    fn state(&self) -> State {
+        match () {
+            () if self.0.volume.is_closed() => State::Detached,
+            () if self.0.volume.backing().is_lost() => State::Lost,
+            () if self.0.attached.is_none() => State::Unplaced,
+            () => State::Served,
+        }
+    }
+
+    #[inline]
+    fn base(&self) -> u64 {
+        self.attached().base()
+    }
+
+    #[inline]
+    fn whole(&self) -> u64 {
+        self.base() + self.attached().cached_bytes()
+    }
+
+    fn enter(&self) -> bool {
+        self.attached().gate.enter()
+    }
+
+    fn leave(&self) {
+        self.attached().gate.leave();
+    }
+
+    fn losses(&self) -> u64 {
+        self.0.volume.backing().losses()
+    }
+
+    fn settled(&self) -> u64 {
+        self.0.volume.settled()
+    }
+
+    fn want_settled(&self) {
+        self.0.volume.want_settled();
+    }
+}
+
+impl Known {
+    /// It was put aside: the worker lets go of it when nothing is under way.
+    pub(super) fn is_gone(&self) -> bool {
+        self.state() == State::Detached
+    }
+}

@@ -1,0 +1,193 @@
+//! A volume grows while it is served, and moves in the line space if it must.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use larder_engine::block::node::attachment::{Attachment, Step};
+use larder_engine::block::volumes::{CannotGrow, Growth, room_to_grow};
+
+use super::attached::Attached;
+use super::desk::OVERTAKEN;
+use super::open::CacheError;
+use super::{Core, Door};
+
+/// Requests for a volume that is to move are waited for so long; meanwhile new ones wait for the move.
+const DRAIN: Duration = Duration::from_secs(10);
+/// For the bits of where it lay to go: its store is durable by then.
+const SOON: Duration = Duration::from_secs(1);
+/// Between two looks whether they have ended.
+const GLANCE: Duration = Duration::from_millis(1);
+
+/// A volume's gate is closed as long as it lives.
+struct Closed<'a> {
+    cache: &'a Core,
+    volume: &'a Attached,
+}
+
+impl<'a> Closed<'a> {
+    fn new(cache: &'a Core, volume: &'a Attached) -> Closed<'a> {
+        volume.gate.close();
+        Closed { cache, volume }
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.volume.gate.open();
+        self.cache.doors.iter().for_each(Door::wake);
+    }
+}
+
+impl Core {
+    fn cannot_grow(&self, name: &str, bytes: u64, why: CannotGrow) -> CacheError {
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        match why {
+            CannotGrow::Unknown => self.no_volume(name),
+            CannotGrow::Uneven => fail(
+                "its size is no multiple of the cache's line: detach it and attach it again"
+                    .to_owned(),
+            ),
+            CannotGrow::NoRoom => fail(format!(
+                "{bytes} bytes do not fit in the line space of this cache, neither where it lies nor elsewhere: `larder block \
+                 drop` forgets volumes that are not attached"
+            )),
+        }
+    }
+
+    /// Whether a volume may grow to so many bytes while it is attached.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn may_grow_to(&self, name: &str, bytes: u64) -> Result<(), CacheError> {
+        self.attached(name)?;
+        let of = name.to_owned();
+        // Without a cache too: by its lines changes exclude each other, and it may be taken back.
+        let decided = self.on_log(move |log| Some(room_to_grow(log.line_space()?, &of, bytes)))?;
+        let Some(Err(why)) = decided else { return Ok(()) };
+        self.record_growth(name, bytes, &Err(why));
+        Err(self.cannot_grow(name, bytes, why))
+    }
+
+    /// A volume has so many bytes from now on: its store has grown. What is cached of it stays, unless another volume lies right
+    /// behind it: then it moves to where there is room, and begins there with nothing cached. Returns whether it moved.
+    ///
+    /// # Errors
+    /// As [`Core::may_grow_to`]; when the store's identity cannot be found out; or when it must move and requests for it do not
+    /// end. Nothing has changed then.
+    pub fn grow(&self, name: &str, bytes: u64) -> Result<bool, CacheError> {
+        self.may_grow_to(name, bytes)?;
+        let volume = self.attached(name)?;
+        let of = name.to_owned();
+        let planned = self.on_log(move |log| {
+            let sb = log.line_space()?;
+            let volume = sb.volumes.iter().find(|v| v.name == of)?.clone();
+            Some((volume, room_to_grow(sb, &of, bytes).ok()?))
+        })?;
+        let (record, growth) = planned.ok_or_else(|| self.no_volume(name))?;
+        let attachment = Attachment::grow(&record, growth, bytes, &self.layout);
+        if growth.moves_from.is_none() {
+            self.carry_growth(&volume, bytes, growth, attachment)?;
+            return Ok(false);
+        }
+        if self.governor.prefetching.swap(true, Ordering::SeqCst) {
+            let reason = "another volume lies right behind it, so that it must move, and something is prefetched: wait for that to end";
+            return Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() });
+        }
+        let outcome = self.carry_growth(&volume, bytes, growth, attachment);
+        self.governor.prefetching.store(false, Ordering::SeqCst);
+        outcome.map(|()| true)
+    }
+
+    fn carry_growth(
+        &self,
+        volume: &Arc<Attached>,
+        bytes: u64,
+        growth: Growth,
+        mut attachment: Attachment,
+    ) -> Result<(), CacheError> {
+        let fail = |reason: String| CacheError::Volume { name: volume.name.clone(), reason };
+        let late = || {
+            fail(format!(
+                "another volume lies right behind it, so that it must move, and requests for it did not end within {} s: see to \
+                 its store and try again",
+                DRAIN.as_secs()
+            ))
+        };
+        let moves = growth.moves_from.is_some();
+        let until = Instant::now() + DRAIN;
+        // As long as it must, nobody works on the volume: what was asked has ended, what is asked waits.
+        let mut closed = None;
+        while let Some(step) = attachment.next() {
+            match step {
+                Step::Hold => {
+                    closed = Some(Closed::new(self, volume));
+                    while !volume.gate.is_empty() {
+                        if Instant::now() >= until {
+                            return Err(late());
+                        }
+                        self.pause(GLANCE);
+                    }
+                    attachment.done(0);
+                }
+                Step::Store => {
+                    attachment.known_by(self.identity_of_grown(volume)?);
+                    attachment.done(0);
+                }
+                Step::Lines { first, last, drop } => {
+                    let mut go_on = || !moves || Instant::now() < until + DRAIN;
+                    let dropped = self.take_lines(first, last, drop, &mut go_on);
+                    let dropped = dropped.ok_or_else(late)?;
+                    if moves {
+                        volume.account.dropped(dropped);
+                    }
+                    attachment.done(dropped);
+                }
+                Step::Bits { first, last } => {
+                    let left = self.hurry((first, last), SOON)?;
+                    attachment.bits(self.now(), left, true);
+                }
+                Step::Record => {
+                    let recorded = self.record_attachment(attachment)?;
+                    let outcome = recorded.applied.then_some(growth).ok_or(CannotGrow::Unknown);
+                    if recorded.durable {
+                        self.record_growth(&volume.name, bytes, &outcome);
+                    }
+                    if !recorded.applied {
+                        return Err(fail(OVERTAKEN.to_owned()));
+                    }
+                    attachment = recorded.attachment;
+                }
+                Step::InForce => {
+                    if moves {
+                        self.governor.moved(volume, growth.first_group * self.group_bytes());
+                        volume.account.set(0);
+                    }
+                    volume.set_bytes(bytes);
+                    self.governor.select(|_| ());
+                    attachment.done(0);
+                }
+                Step::Clients | Step::Close => attachment.done(0),
+            }
+        }
+        drop(closed);
+        if moves {
+            tracing::warn!(
+                "volume '{}': another lies right behind it, so it has moved to grow: {} lines are dropped, and nothing of it is cached",
+                volume.name,
+                attachment.dropped(),
+            );
+        }
+        Ok(())
+    }
+
+    /// What the store is known by, durable with what others have put there: it must not be forgotten by the store when it is
+    /// remembered here.
+    fn identity_of_grown(&self, volume: &Attached) -> Result<[u8; 64], CacheError> {
+        volume.make_durable()?;
+        let identity = volume.volume().backing().identity();
+        let identity = identity
+            .map_err(|e| CacheError::Volume { name: volume.name.clone(), reason: e.to_string() })?;
+        Ok(identity.encode())
+    }
+}

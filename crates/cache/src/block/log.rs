@@ -1,0 +1,524 @@
+//! The thread of maintenance: what the engine's machine asks for beside the queues' work is carried out here. No client waits for
+//! it, but for the first write to a cached line of a region that was quiet.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use larder_base::Nanos;
+use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
+use larder_engine::block::record::TapedLog;
+use larder_engine::block::{IoFailed, LogIo};
+use larder_format::PAGE_SIZE;
+use larder_format::block::{BlockSuperblock, VolumeState};
+use larder_policy::block::VolumeId;
+use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
+
+use super::cached::{aligned, crcs};
+use super::cell::{Copying, Daemon, Fill, Load};
+use super::governor::Governor;
+use super::notes::note_given_up;
+use super::open::CacheError;
+use super::{Core, locked};
+
+/// Tapes are handed on so often.
+const HAND_ON: Nanos = Nanos::from_secs(1);
+/// While a store is flushed it is looked so often whether that has ended.
+const FLUSH_LOOK: Nanos = Nanos::from_millis(20);
+/// The same for fills under way.
+const FILL_LOOK: Nanos = Nanos::from_millis(2);
+
+/// Something to be done on the log's thread.
+pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;
+
+/// The device, as the log uses it. What it writes counts against the write budget before it is written: who is killed in
+/// between has gained nothing.
+pub(super) struct CacheIo<'a> {
+    pub device: &'a FlashDevice,
+    pub governor: &'a Governor,
+    pub now: Nanos,
+}
+
+impl<'a> CacheIo<'a> {
+    pub(super) fn of(cache: &'a Core) -> CacheIo<'a> {
+        CacheIo { device: &cache.device, governor: &cache.governor, now: cache.now() }
+    }
+}
+
+impl LogIo for CacheIo<'_> {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        self.device.read_at(at, out).map_err(|error| {
+            tracing::warn!(%error, "the map of the cache cannot be read");
+            IoFailed
+        })
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.governor.spend_on_log(self.now, bytes.len() as u64);
+        self.device.write_at(at, bytes).map_err(|error| {
+            tracing::warn!(%error, "the map of the cache cannot be written");
+            IoFailed
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        self.device.sync().map_err(|error| {
+            tracing::warn!(%error, "the cache device cannot be made durable");
+            IoFailed
+        })
+    }
+
+    fn punch(&mut self, at: u64, len: u64) -> Result<(), IoFailed> {
+        self.device.punch(at, len).map_err(|error| {
+            tracing::warn!(%error, "no hole can be made in the file of the cache");
+            IoFailed
+        })
+    }
+
+    fn next_data(&mut self, at: u64) -> Option<u64> {
+        self.device.next_data(at)
+    }
+}
+
+/// An I/O of lines that no client waits for.
+enum Job {
+    /// The first half of a copy.
+    Read(Copying),
+    /// A fill, or the second half: whose, and the bytes.
+    Write(ShardIo, Payload),
+    /// A page of the table.
+    Load(Load),
+}
+
+impl Job {
+    fn io(&self) -> ShardIo {
+        match *self {
+            Job::Read(Copying { shard, io, .. }) | Job::Load(Load { shard, io, .. }) => {
+                ShardIo { shard, io }
+            }
+            Job::Write(io, _) => io,
+        }
+    }
+}
+
+/// A flush of a store that maintenance has asked for.
+struct Flushing {
+    store: VolumeId,
+    number: u64,
+    /// The flusher's own number, once it has been asked.
+    asked: Option<u64>,
+}
+
+/// Carries out what maintenance asks for.
+struct Carrier {
+    cache: Arc<Core>,
+    fills: FileQueue,
+    /// Fills and copies under way, by token.
+    writing: Vec<Option<Job>>,
+    free: Vec<usize>,
+    flushing: Vec<Flushing>,
+}
+
+pub(super) struct LogThread {
+    cache: Arc<Core>,
+    machine: Maintenance,
+    carrier: Carrier,
+    /// When the tapes were last handed on.
+    handed_on: Nanos,
+    /// When the machine wants its next turn.
+    due: Nanos,
+    stopping: bool,
+}
+
+impl Carrier {
+    fn begin(&mut self, job: Job) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.writing.push(None);
+            self.writing.len() - 1
+        });
+        self.writing[at] = Some(job);
+        at as u64
+    }
+
+    fn write(&mut self, Fill { shard, io, slot, bytes }: Fill) {
+        let data = aligned(bytes);
+        let token = self.begin(Job::Write(ShardIo { shard, io }, data.clone()));
+        let write = self.cache.write_of(shard, slot, data);
+        self.fills.submit(token, &self.cache.file, write);
+    }
+
+    fn read(&mut self, job: Job, offset: u64, bytes: usize) {
+        let token = self.begin(job);
+        let buf = AlignedBuf::zeroed(bytes);
+        self.fills.submit(token, &self.cache.file, FileOp::Read { offset, buf });
+    }
+
+    /// A flush of a store that has ended. One whose flusher somebody else has in use is asked, or looked at, another time:
+    /// this thread waits for no store.
+    fn flushed(&mut self) -> Option<(VolumeId, u64, bool)> {
+        let volumes = self.cache.volumes();
+        for at in 0..self.flushing.len() {
+            let Flushing { store, number, asked } = &mut self.flushing[at];
+            let ended = match volumes.iter().find(|v| v.id == *store).map(|v| v.backing.try_lock())
+            {
+                Some(Err(TryLockError::WouldBlock)) => None,
+                Some(Ok(flusher)) => match &*flusher {
+                    Some(flusher) => {
+                        flusher.is_durable(*asked.get_or_insert_with(|| flusher.want()))
+                    }
+                    None => Some(false),
+                },
+                Some(Err(TryLockError::Poisoned(_))) | None => Some(false),
+            };
+            if let Some(durable) = ended {
+                let ended = (*store, *number, durable);
+                self.flushing.swap_remove(at);
+                return Some(ended);
+            }
+        }
+        None
+    }
+}
+
+impl Effects<Payload> for Carrier {
+    fn fill(&mut self, fill: Fill) {
+        self.write(fill);
+    }
+
+    fn copy(&mut self, copying: Copying) {
+        let bytes = copying.lines as usize * self.cache.line_bytes() as usize;
+        let from = self.cache.layout.slot_at(copying.shard, copying.from.0);
+        self.read(Job::Read(copying), from, bytes);
+    }
+
+    fn load(&mut self, load: Load) {
+        let at = self.cache.layout.table_at(load.shard, load.page);
+        self.read(Job::Load(load), at, PAGE_SIZE);
+    }
+
+    fn store_flush(&mut self, store: VolumeId, number: u64) {
+        self.flushing.push(Flushing { store, number, asked: None });
+    }
+
+    fn bar(&mut self, superblock: &BlockSuperblock) {
+        self.cache.region.disown();
+        let dir = &self.cache.config.state_dir;
+        if let Err(error) = note_given_up(dir, superblock) {
+            tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
+                used again", dir.display());
+        }
+    }
+
+    fn given_up(&mut self, why: &str) {
+        *locked(&self.cache.governor.given_up) = Some(why.to_owned());
+        tracing::error!(
+            "the cache is given up: {why}. Volumes go on without it (pass-through); replace the cache device, format \
+             it and start again, or, when it works again, `larder block take-back`"
+        );
+        self.cache.enabled.store(false, Ordering::SeqCst);
+    }
+
+    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
+        for volume in &mut superblock.volumes {
+            let Some(attached) = self.cache.volume(&volume.name) else { continue };
+            if volume.state == VolumeState::Attached {
+                volume.state = VolumeState::Detached;
+                volume.identity = attached.identity();
+            }
+        }
+    }
+
+    fn stopped(&mut self) {
+        self.cache.region.release();
+        tracing::info!("the cache is stopped; the next start finds it as it is");
+    }
+
+    fn sweeping(&mut self, late: bool) {
+        if late {
+            tracing::info!(
+                "lines of ranges that were trimmed are left in the map: the next start drops what is cached in these regions"
+            );
+        } else {
+            tracing::info!(
+                "stopping: lines of trimmed ranges are taken out of the map, for {} s at most",
+                Pace::default().sweep.as_secs_f64()
+            );
+        }
+    }
+}
+
+/// The machine, and what it is called with.
+macro_rules! parts {
+    ($thread:expr) => {{
+        let LogThread { cache, machine, carrier, .. } = $thread;
+        let shards = AtNode::<Daemon, Core>::new(cache, cache.layout.shards);
+        (cache.now(), machine, shards, CacheIo::of(cache), carrier)
+    }};
+}
+
+impl LogThread {
+    /// Without a log the cache has been given up; `superblock` is what it had.
+    pub(super) fn new(
+        cache: Arc<Core>,
+        log: Option<TapedLog>,
+        superblock: BlockSuperblock,
+        fills: FileQueue,
+    ) -> LogThread {
+        let carrier = Carrier {
+            cache: cache.clone(),
+            fills,
+            writing: Vec::new(),
+            free: Vec::new(),
+            flushing: Vec::new(),
+        };
+        let machine = Maintenance::new(Pace::default(), log, superblock);
+        LogThread {
+            cache,
+            machine,
+            carrier,
+            handed_on: Nanos::ZERO,
+            due: Nanos::ZERO,
+            stopping: false,
+        }
+    }
+
+    pub(super) fn cache(&self) -> &Arc<Core> {
+        &self.cache
+    }
+
+    /// What the cache had when it was given up, if it was.
+    pub(super) fn given_up(&self) -> Option<BlockSuperblock> {
+        self.machine.former().cloned()
+    }
+
+    /// Whether I/O of this thread is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.machine.is_busy()
+    }
+
+    /// The cache is used again, with this log.
+    pub(super) fn resume(&mut self, log: TapedLog) {
+        self.machine.resume(log);
+        self.publish();
+    }
+
+    /// The superblock in force; none when the cache was given up.
+    pub(super) fn superblock(&self) -> Option<&BlockSuperblock> {
+        self.machine.superblock()
+    }
+
+    /// See [`Maintenance::line_space`].
+    pub(super) fn line_space(&self) -> Option<&BlockSuperblock> {
+        self.machine.line_space()
+    }
+
+    /// See [`Maintenance::change_superblock`].
+    pub(super) fn change_superblock(
+        &mut self,
+        anew: bool,
+        change: impl FnMut(&mut BlockSuperblock),
+    ) -> bool {
+        let (now, machine, mut shards, mut io, fx) = parts!(self);
+        machine.change_superblock(now, anew, &mut shards, &mut io, fx, change)
+    }
+
+    /// See [`Maintenance::hurry`].
+    pub(super) fn hurry(&mut self, first: u32, last: u32) -> u64 {
+        let (now, machine, mut shards, mut io, fx) = parts!(self);
+        machine.hurry(now, (first, last), &mut shards, &mut io, fx)
+    }
+
+    /// See [`Maintenance::unflushed`].
+    pub(super) fn unflushed(&self, first: u32, last: u32) -> Vec<(u32, u32)> {
+        self.machine.unflushed(first, last)
+    }
+
+    /// See [`Maintenance::unsettled`].
+    pub(super) fn unsettled(&mut self) -> usize {
+        let (_, machine, mut shards, ..) = parts!(self);
+        machine.unsettled(&mut shards)
+    }
+
+    /// The volume is put aside.
+    pub(super) fn forget_store(&mut self, store: VolumeId) {
+        self.machine.forget_store(store);
+    }
+
+    /// See [`Maintenance::give_up`].
+    pub(super) fn give_up(&mut self, why: &str) {
+        let (now, machine, mut shards, mut io, fx) = parts!(self);
+        machine.give_up(now, why, &mut shards, &mut io, fx);
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            let (work, jobs, stop) = self.wait();
+            if matches!(self.goes_on(work, jobs, stop), Turn::Over { .. }) {
+                return;
+            }
+        }
+    }
+
+    /// One turn.
+    fn goes_on(&mut self, work: Work<Payload>, jobs: Vec<Errand>, stop: bool) -> Turn {
+        if stop && !std::mem::replace(&mut self.stopping, true) {
+            let now = self.cache.now();
+            self.machine.stop(now);
+        }
+        let turn = self.turn(work, jobs);
+        match turn {
+            Turn::Again => self.due = Nanos::ZERO,
+            Turn::At(at) => self.due = at,
+            Turn::Over { .. } => {
+                self.cache.end_recording();
+                return turn;
+            }
+        }
+        self.hand_on_tapes();
+        turn
+    }
+
+    /// A turn by hand, if there is something to do now.
+    pub(super) fn step(&mut self) -> Option<Turn> {
+        let due = self.due();
+        let mut inbox = locked(&self.cache.log_inbox);
+        if inbox.jobs.is_empty() && (self.stopping || !inbox.stop) && self.cache.now() < due {
+            return None;
+        }
+        let (work, jobs, stop) = (inbox.mail.take(), std::mem::take(&mut inbox.jobs), inbox.stop);
+        drop(inbox);
+        Some(self.goes_on(work, jobs, stop))
+    }
+
+    /// When there is something to do, by hand: a flush of a store has ended when it was asked for.
+    pub(super) fn due(&self) -> Nanos {
+        if !self.carrier.flushing.is_empty() {
+            return Nanos::ZERO;
+        }
+        let mail = locked(&self.cache.log_inbox).mail.due();
+        mail.map_or(self.due, |due| due.min(self.due))
+    }
+
+    /// Once a second, so that a quiet stream's last records are in the file too.
+    fn hand_on_tapes(&mut self) {
+        let now = self.cache.now();
+        if self.cache.recorder.is_none() || now.saturating_sub(self.handed_on) < HAND_ON {
+            return;
+        }
+        self.handed_on = now;
+        self.cache.hand_on_tapes();
+        self.machine.hand_on();
+    }
+
+    /// Waits until there is something to do. Returns it, and whether it is the end.
+    fn wait(&mut self) -> (Work<Payload>, Vec<Errand>, bool) {
+        let (mut at, stopping) = (self.due, self.stopping);
+        let now = self.cache.now();
+        if self.machine.is_busy() {
+            at = at.min(now + FILL_LOOK);
+        }
+        if !self.carrier.flushing.is_empty() {
+            at = at.min(now + FLUSH_LOOK);
+        }
+        let mut inbox = locked(&self.cache.log_inbox);
+        while inbox.jobs.is_empty() && (stopping || !inbox.stop) {
+            let (until, now) = (inbox.mail.sleep(at), self.cache.now());
+            if now >= until {
+                break;
+            }
+            let time = Duration::from_nanos(until.saturating_sub(now).0);
+            let woken = self.cache.log_wake.wait_timeout(inbox, time);
+            inbox = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        (inbox.mail.take(), std::mem::take(&mut inbox.jobs), inbox.stop)
+    }
+
+    fn turn(&mut self, work: Work<Payload>, jobs: Vec<Errand>) -> Turn {
+        while let Some((store, number, durable)) = self.carrier.flushed() {
+            let now = self.cache.now();
+            self.machine.store_flushed(now, store, number, durable);
+        }
+        let (now, machine, mut shards, mut io, fx) = parts!(self);
+        machine.take(now, work, &mut shards, &mut io, fx);
+        fx.fills.flush();
+        if !jobs.is_empty() {
+            machine.force();
+        }
+        let turn = machine.turn(now, &mut shards, &mut io, fx);
+        jobs.into_iter().for_each(|job| job(self));
+        self.end_fills();
+        self.publish();
+        turn
+    }
+
+    /// What others want to know of the log.
+    fn publish(&self) {
+        *locked(&self.cache.log_stats) = (self.machine.stats(), self.machine.regions_set() as u64);
+    }
+
+    fn end_fills(&mut self) {
+        let line = self.cache.line_bytes() as usize;
+        while let Some(done) = self.carrier.fills.pop() {
+            let at = done.token as usize;
+            let Some(job) = self.carrier.writing[at].take() else { continue };
+            self.carrier.free.push(at);
+            let (now, machine, mut shards, _, carrier) = parts!(&mut *self);
+            let cache = &carrier.cache;
+            match (job, done.result, done.op) {
+                (Job::Load(Load { shard, io, page }), result, op) => {
+                    cache.page_read(shard, page, (op, result), |slots| {
+                        machine.page_loaded(now, &mut shards, ShardIo { shard, io }, slots);
+                    });
+                }
+                (
+                    Job::Read(Copying { shard, io, to: slot, .. }),
+                    Ok(()),
+                    FileOp::Read { buf, .. },
+                ) => {
+                    carrier.write(Fill { shard, io, slot, bytes: Payload::new(buf) });
+                }
+                (Job::Write(io, bytes), Ok(()), _) => {
+                    cache.flash_works();
+                    let crcs = crcs(&bytes, line);
+                    machine.flash_written(now, &mut shards, io, Ok(&crcs));
+                }
+                (job, result, op) => {
+                    let what = if matches!(op, FileOp::Read { .. }) { "read" } else { "write" };
+                    if let Err(e) = result {
+                        cache.flash_failed(what, &e);
+                    }
+                    machine.flash_written(now, &mut shards, job.io(), Err(IoFailed));
+                }
+            }
+        }
+        self.carrier.fills.flush();
+    }
+}
+
+impl Core {
+    /// Has bits of regions `first..=last` cleared, in which nothing is under way, as soon as their store is durable. Waits no
+    /// longer than `patience`. Returns how many bits are left.
+    ///
+    /// # Errors
+    /// When the log's thread does not answer.
+    pub(super) fn hurry(
+        &self,
+        (first, last): (u32, u32),
+        patience: Duration,
+    ) -> Result<u64, CacheError> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = self.on_log(move |log| log.hurry(first, last))?;
+            if left == 0 || Instant::now() >= until {
+                return Ok(left);
+            }
+            self.pause(Duration::from_nanos(FLUSH_LOOK.0));
+        }
+    }
+}
+
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<super::region::Region>();
+};

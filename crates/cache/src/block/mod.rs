@@ -1,0 +1,509 @@
+//! The cache in front of volumes: the engine behind locks, its bytes, its log's thread, and what each worker does.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`open`](mod@open) | formatting, opening, and what survives |
+//! | `region` | memory of the map that outlives the process |
+//! | `notes` | notes that say that what is on a device must not be used |
+//! | [`without`] | a start without the cache device |
+//! | `takeback` | a cache that was given up is used again |
+//! | `cache` | the cache as a program that embeds it sees it; `builder`: how it is opened; `workers`: its threads |
+//! | `cell` | the engine's types, with the daemon's bytes and volumes |
+//! | `node` | what the engine's queues share: shards behind mutexes, mailboxes, what is decided for all |
+//! | `cached` | a worker's requests: carries out what its queue in the engine asks for |
+//! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
+//! | [`volume`] | volumes by name; [`health`]: how a volume's store does; [`told`]: who has been told that a store may have lost writes |
+//! | `record` | `--record` |
+//! | `log` | the thread of the map's log, which also writes fills |
+//! | `hand` | a cache without threads |
+//! | `lane` | a thread's own way to the volumes, with a descriptor |
+//! | `grow` | a volume grows while it is served, and moves if it must |
+//! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
+//! | `desk` | what an operator asks: attach, detach, drop, explain |
+//! | `check` | whether what is cached is what it should be |
+//! | [`inspect`] | the same of a device that is not in use |
+//! | `prefetch` | what an operator wants to be cached ahead |
+//! | `tables` | what only a sparse cache has: its file, and pages of its table that are not in memory |
+//! | `census` | a thread that counts lines, takes out those of trimmed ranges, and reads what detectors of metadata wish to see |
+//!
+//! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
+//! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
+//! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
+
+mod attached;
+mod builder;
+mod cache;
+mod cached;
+mod cell;
+mod census;
+mod check;
+mod desk;
+mod flusher;
+mod governor;
+mod grow;
+mod hand;
+pub mod health;
+pub mod inspect;
+mod lane;
+mod log;
+mod node;
+mod notes;
+pub mod open;
+mod prefetch;
+mod record;
+mod region;
+mod select;
+pub mod service;
+mod tables;
+mod takeback;
+#[cfg(test)]
+mod tests;
+pub mod told;
+pub mod volume;
+pub mod without;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use larder_base::Nanos;
+use larder_engine::block::address::Placing;
+use larder_engine::block::node::calls::{self, OP_BITS};
+use larder_engine::block::node::maintenance::Inbox;
+use larder_engine::block::record::TapedShard;
+use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
+use larder_format::block::{BlockSuperblock, Layout, table};
+use larder_policy::block::{Rule, VerdictCounts};
+use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
+use rustix::event::{EventfdFlags, eventfd};
+
+pub use attached::{Attached, Totals, VolumeCounters};
+pub use builder::Builder;
+pub use cache::{Cache, CachedVolume, Pending};
+pub use cached::Cached;
+use cell::{Cell, Fx, Message, Out};
+pub use check::{CheckFault, CheckReport, CheckWish};
+pub use desk::named;
+pub use desk::{Detaching, Explanation, LineOf, SlotOf};
+use governor::Governor;
+pub use governor::{BudgetNow, Latencies, RulesConfig};
+pub use hand::ByHand;
+use hand::Hand;
+pub use lane::Lane;
+pub use larder_engine::block::node::share::{Portion, Share};
+pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
+pub use prefetch::{Prefetched, Prefetching};
+pub use told::Told;
+pub use volume::{Client, Volume, VolumeError, Volumes};
+
+/// Nothing panics while it holds one of these locks, and what they guard is whole after each operation.
+fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From the rate of less time nothing follows for a drive's life.
+const LEAST_LIFE: Nanos = Nanos::from_secs(60);
+
+/// A worker's inbox.
+struct Door {
+    inbox: Mutex<Vec<(OpId, Message)>>,
+    event: std::os::fd::OwnedFd,
+}
+
+impl Door {
+    fn wake(&self) {
+        // Full means that it will wake anyway.
+        let _ = rustix::io::write(self.event.as_fd(), &1u64.to_ne_bytes());
+    }
+}
+
+/// What tells the time since the start.
+enum Time {
+    Runs(Instant),
+    /// It stands until it is set.
+    Given(AtomicU64),
+}
+
+/// What waits for the log's thread.
+#[derive(Default)]
+struct LogInbox {
+    /// What queues have left.
+    mail: Inbox<Payload>,
+    stop: bool,
+    /// What was asked for by somebody who is no worker.
+    jobs: Vec<log::Errand>,
+    /// The thread has ended.
+    stopped: bool,
+}
+
+/// What has happened, over all shards.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CacheStats {
+    /// The engine's counters, summed.
+    pub engine: BlockStats,
+    /// The log's counters.
+    pub log: LogStats,
+    /// What admission said.
+    pub verdicts: VerdictCounts,
+    /// Lines that may be cached at a time.
+    pub slots: u64,
+    /// Bytes of DRAM of the map.
+    pub map_bytes: u64,
+    /// The cache is in use; otherwise volumes are in pass-through.
+    pub enabled: bool,
+    /// Regions whose bit is set.
+    pub regions_set: u64,
+    /// Bytes written to the cache device: lines, the map's log and snapshots.
+    pub flash_bytes: u64,
+    /// What clients did, those of volumes that are detached by now among them.
+    pub totals: Totals,
+    /// Bytes that clients wrote.
+    pub client_bytes: u64,
+    /// Bytes that were filled because a read missed.
+    pub read_fill_bytes: u64,
+    /// The write budget.
+    pub budget: BudgetNow,
+    /// Years that the drive lasts at the rate since the start; `None` if its endurance is not known, nothing was written, or
+    /// the start is less than a minute ago: a cache that fills says nothing of years then.
+    pub life_years: Option<f64>,
+}
+
+impl CacheStats {
+    /// Cache-level write amplification: bytes written to flash for each byte written to the cache, by clients or because a
+    /// read missed. `None` before the first.
+    pub fn clwa(&self) -> Option<f64> {
+        let into = self.client_bytes + self.read_fill_bytes;
+        (into > 0).then(|| self.flash_bytes as f64 / into as f64)
+    }
+}
+
+/// A cache device with its volumes. Shared by all workers.
+pub struct Core {
+    layout: Layout,
+    /// That of the pages of its table, if it is sparse.
+    generation: u64,
+    placing: Placing,
+    device: FlashDevice,
+    file: FileHandle,
+    shards: Vec<Mutex<Cell>>,
+    volumes: RwLock<BTreeMap<String, Arc<Attached>>>,
+    /// Of volumes that were detached. Changed with `volumes` locked.
+    retired: Mutex<Totals>,
+    doors: Vec<Door>,
+    log_inbox: Mutex<LogInbox>,
+    log_wake: Condvar,
+    log_stats: Mutex<(LogStats, u64)>,
+    enabled: AtomicBool,
+    flash_errors: AtomicU64,
+    time: Time,
+    /// Of a cache without threads, what they do else.
+    hand: OnceLock<Hand>,
+    /// Writes down what is decided, if that was asked for.
+    recorder: Option<record::Recording>,
+    governor: Governor,
+    /// Outlives the process; kept for its lock.
+    region: region::Region,
+    /// There was no cache at the start: the device is none that was formatted.
+    stand_in: bool,
+    config: CacheConfig,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("layout", &self.layout).finish_non_exhaustive()
+    }
+}
+
+/// A cache that runs; [`Running::stop`] makes the next start warm after a reboot too.
+pub struct Running {
+    cache: Arc<Core>,
+    thread: Option<JoinHandle<()>>,
+    census: Option<JoinHandle<()>>,
+    /// How the map was found.
+    pub warmth: Warmth,
+}
+
+impl Running {
+    /// The cache.
+    pub fn cache(&self) -> &Arc<Core> {
+        &self.cache
+    }
+
+    /// Makes everything durable. No worker may be using the cache any more.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    /// Of a cache without threads ([`open::open_by_hand`]): does all that is due, and tells when there is something to do again. `None` where
+    /// threads do it.
+    pub fn turn(&self) -> Option<Nanos> {
+        self.cache.turn()
+    }
+
+    fn end(&mut self) {
+        self.cache.end_by_hand();
+        locked(&self.cache.log_inbox).stop = true;
+        self.cache.log_wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+        locked(&self.cache.log_inbox).stopped = true;
+        if let Some(thread) = self.census.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Core {
+    /// Bytes of a line.
+    pub fn line_bytes(&self) -> u32 {
+        self.layout.line
+    }
+
+    /// The layout of the device.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether the cache is used; otherwise the volumes are in pass-through.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
+    }
+
+    fn now(&self) -> Nanos {
+        match &self.time {
+            Time::Runs(start) => Nanos(start.elapsed().as_nanos() as u64),
+            Time::Given(now) => Nanos(now.load(Ordering::SeqCst)),
+        }
+    }
+
+    /// The volume of that name.
+    pub fn volume(&self, name: &str) -> Option<Arc<Attached>> {
+        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// All volumes.
+    pub fn volumes(&self) -> Vec<Arc<Attached>> {
+        self.volumes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// The cache device.
+    pub fn path(&self) -> &Path {
+        &self.governor.path
+    }
+
+    /// Names the cache device.
+    pub fn uuid(&self) -> &str {
+        &self.governor.uuid
+    }
+
+    /// How it was configured.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Why the cache is out of use, if it is.
+    pub fn why_given_up(&self) -> Option<String> {
+        locked(&self.governor.given_up).clone()
+    }
+
+    /// How a volume is cached where no range says otherwise, and how many ranges do.
+    pub fn selected_of(&self, volume: &Attached) -> (Rule, u64) {
+        let selection = self.governor.selection.read().unwrap_or_else(PoisonError::into_inner);
+        (selection.whole(volume.id), selection.selected(volume.id).count() as u64)
+    }
+
+    /// Latencies of requests since the start.
+    pub fn latencies(&self) -> Latencies {
+        self.governor.latencies()
+    }
+
+    /// Time since it was opened.
+    pub fn uptime(&self) -> Nanos {
+        self.now()
+    }
+
+    /// The file of the cache was removed: it is used as long as it is open, and no other start will find it.
+    pub fn is_unlinked(&self) -> bool {
+        !self.stand_in && self.device.is_unlinked()
+    }
+
+    /// What the drive under the cache reports of its wear, where it does.
+    pub fn wear(&self) -> Option<larder_runtime::Wear> {
+        larder_runtime::Wear::of(&self.device)
+    }
+
+    /// What clients did with all volumes since the start.
+    fn totals(&self) -> Totals {
+        // A volume that is detached meanwhile is in one of the two, and not in both.
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        let mut totals = *locked(&self.retired);
+        volumes.values().for_each(|volume| totals.add(volume));
+        totals
+    }
+
+    /// Counters now.
+    pub fn stats(&self) -> CacheStats {
+        let (mut sum, mut map_bytes) = (BlockStats::default(), 0);
+        for cell in &self.shards {
+            let cell = locked(cell);
+            sum.add(&cell.shard.stats());
+            map_bytes += cell.shard.map().memory_bytes();
+        }
+        let line = u64::from(self.layout.line);
+        let totals = self.totals();
+        let (log, regions_set) = *locked(&self.log_stats);
+        let now = self.now();
+        let flash_bytes = sum.flash_lines_written * line + log.bytes;
+        let rate = flash_bytes as f64 / now.as_secs_f64().max(1.0);
+        CacheStats {
+            engine: sum,
+            log,
+            verdicts: totals.verdicts,
+            slots: self.layout.capacity(),
+            map_bytes,
+            enabled: self.is_enabled(),
+            regions_set,
+            flash_bytes,
+            totals,
+            client_bytes: totals.write_bytes,
+            read_fill_bytes: totals.filled_by_reads * line,
+            budget: self.governor.budget_now(now),
+            life_years: (flash_bytes > 0 && now >= LEAST_LIFE)
+                .then(|| self.governor.limits.life_years(rate))
+                .flatten(),
+        }
+    }
+
+    /// Lines in the cache, by a walk over the map: it takes its time. None are once it was given up.
+    pub fn count_lines(&self) -> u64 {
+        if !self.is_enabled() {
+            return 0;
+        }
+        self.shards.iter().map(|cell| u64::from(locked(cell).shard.lines())).sum()
+    }
+
+    /// Calls shard `shard` on behalf of worker `me`, if it is one: see [`calls::call`].
+    #[inline]
+    fn with<R>(
+        &self,
+        shard: u32,
+        me: Option<usize>,
+        out: &mut Out,
+        f: impl FnOnce(&mut TapedShard, &mut Fx<'_>) -> R,
+    ) -> R {
+        calls::call(self, shard, me, out, f)
+    }
+
+    /// The first byte of a line.
+    fn at(&self, line: LineId) -> u64 {
+        line.0 * u64::from(self.layout.line)
+    }
+
+    /// What page `page` of the table of `shard` says, if `bytes` are that.
+    fn decode_page(
+        &self,
+        shard: u32,
+        page: u32,
+        bytes: &[u8],
+    ) -> Result<Vec<Option<Sum>>, IoFailed> {
+        let number = self.layout.table_number(shard, page);
+        let slots = table::decode(bytes, self.generation, number).ok_or(IoFailed)?;
+        let per = (self.layout.shard_slots() / self.layout.table_pages().max(1)) as usize;
+        Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
+    }
+
+    /// The write of lines to `slot` of a shard. It is charged here, and nowhere else.
+    fn write_of(&self, shard: u32, slot: SlotId, data: Payload) -> FileOp {
+        self.governor.spend(self.now(), data.len() as u64);
+        FileOp::Write { offset: self.layout.slot_at(shard, slot.0), data, durable: false }
+    }
+
+    /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
+    /// up: every hit would ask it first. One that has no room is good for what it has.
+    fn flash_failed(&self, what: &str, error: &std::io::Error) {
+        let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
+        if is_full(error) {
+            if let Some(rest) = self.governor.limits.backoff.full(self.now()) {
+                tracing::warn!(
+                    "the file system of the cache '{}' is full ({error}): nothing new is cached for {} s; free some space there, or \
+                     format a smaller cache",
+                    self.governor.path.display(),
+                    rest.0 / 1_000_000_000
+                );
+            }
+            return;
+        }
+        if count <= 10 || count.is_power_of_two() {
+            tracing::warn!(
+                count,
+                "the cache device did not {what}: {error}; served by the backing store"
+            );
+        }
+        if let Some(why) = self.governor.failures.failed() {
+            let why = format!("{why}, the last with: {error}");
+            if locked(&self.log_inbox).mail.give_up(self.now(), why) {
+                self.log_wake.notify_one();
+            }
+        }
+    }
+
+    /// An operation of the cache device succeeded.
+    fn flash_works(&self) {
+        self.governor.failures.works();
+    }
+
+    /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.
+    pub fn filling_rests(&self) -> (Option<Nanos>, u64) {
+        let backoff = &self.governor.limits.backoff;
+        (backoff.left(self.now()), backoff.pauses())
+    }
+
+    fn new_door() -> std::io::Result<Door> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Door { inbox: Mutex::default(), event })
+    }
+
+    fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {
+        open::read_superblock(device)
+    }
+}
+
+/// Whether `error` says that there is no room.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+/// Replaces a file as a whole: after a power cut it is the old one or the new one. Only its owner may read it, as the volumes
+/// that it speaks of.
+fn store_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    let temporary = path.with_extension("tmp");
+    // One that was left there may be open to others.
+    match std::fs::remove_file(&temporary) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file =
+        std::fs::File::options().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, path)?;
+    std::fs::File::open(dir)?.sync_all()
+}

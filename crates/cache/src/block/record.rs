@@ -1,0 +1,189 @@
+//! `--record`: what shards, log and admission were told and decided, in a file.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use larder_engine::block::BlockConfig;
+use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::record::{
+    Arrival, BlockRunSetup, BlockTape, TapedLog, VolumeSetup, VolumesTape,
+};
+use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
+use larder_format::block::BlockSuperblock;
+use larder_format::recording::END_STREAM;
+use larder_runtime::record::{RecordConfig, RecordError, RecordStats, Recorder};
+
+use super::open::{CacheConfig, CacheError};
+use super::{Attached, Core, locked};
+
+/// A recording under way.
+pub(super) struct Recording {
+    recorder: Recorder,
+    /// Volumes of the beginning, in the order of their streams.
+    volumes: Vec<String>,
+    /// That of the first of these.
+    first_admission: usize,
+    /// What happens to volumes.
+    changes: Mutex<VolumesTape>,
+    /// The stream of the next volume that comes.
+    next: AtomicUsize,
+    /// Seed of admission's hashes.
+    seed: u64,
+}
+
+impl Recording {
+    /// Creates the file, with what a replay builds on.
+    pub(super) fn start(
+        record: &RecordConfig,
+        superblock: &BlockSuperblock,
+        block: &BlockConfig,
+        config: &CacheConfig,
+        attached: &BTreeMap<String, Arc<Attached>>,
+    ) -> Result<Recording, CacheError> {
+        let path = record.file.display().to_string();
+        let refused = |reason: String| CacheError::Record { path: path.clone(), reason };
+        let volumes = attached
+            .values()
+            .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes(), seed: superblock.key })
+            .collect();
+        let (making, admission) = (config.making(), &config.admission);
+        let setup = BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes);
+        // A replay builds on what is read back: it must be the same.
+        setup.validate().map_err(|e| refused(e.to_string()))?;
+        let text = serde_json::to_vec(&setup).map_err(|e| refused(e.to_string()))?;
+        let streams = setup.streams().map_err(|e| refused(e.to_string()))?;
+        let recorder = Recorder::start(record, &text, streams).map_err(|e| match e {
+            RecordError::File { why, .. } => refused(why),
+            RecordError::Thread(e) => {
+                CacheError::System { what: "a thread", reason: e.to_string() }
+            }
+        })?;
+        let first_admission = streams - attached.len();
+        let recording = Recording {
+            recorder,
+            volumes: attached.keys().cloned().collect(),
+            first_admission,
+            changes: Mutex::new(VolumesTape::new(None)),
+            next: AtomicUsize::new(streams),
+            seed: superblock.key,
+        };
+        *locked(&recording.changes) = VolumesTape::new(recording.tape(first_admission - 1));
+        Ok(recording)
+    }
+
+    fn tape(&self, stream: usize) -> Option<BlockTape> {
+        Some(BlockTape::new(stream as u16, self.recorder.sink()?))
+    }
+}
+
+impl Core {
+    /// Every stream gets its tape, before anything runs.
+    pub(super) fn begin_recording(&self, log: &mut TapedLog) {
+        let Some(recording) = &self.recorder else { return };
+        for (stream, cell) in self.shards.iter().enumerate() {
+            if let Some(tape) = recording.tape(stream) {
+                locked(cell).shard.record(tape);
+            }
+        }
+        if let Some(tape) = recording.tape(self.shards.len()) {
+            log.record(tape);
+        }
+        for (number, name) in recording.volumes.iter().enumerate() {
+            if let (Some(volume), Some(tape)) =
+                (self.volume(name), recording.tape(recording.first_admission + number))
+            {
+                locked(&volume.admission).record(tape);
+            }
+        }
+    }
+
+    /// Whether the record has a stream left for a volume that comes.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub(super) fn may_be_recorded(&self, name: &str) -> Result<(), CacheError> {
+        let full = |r: &Recording| r.next.load(Ordering::Relaxed) >= usize::from(END_STREAM);
+        if !self.recorder.as_ref().is_some_and(full) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the record that --record writes has {END_STREAM} streams already: start the daemon anew, with another file"
+        );
+        Err(CacheError::Volume { name: name.to_owned(), reason })
+    }
+
+    /// A volume came, or was refused. What is asked of its admission is recorded from now on.
+    pub(super) fn record_arrival(
+        &self,
+        coming: &Coming,
+        outcome: &Result<TakenUp, CannotCome>,
+        attached: Option<&Attached>,
+    ) {
+        let Some(recording) = &self.recorder else { return };
+        let (now, name) = (self.now(), coming.name.clone());
+        let stream = attached.map(|_| recording.next.fetch_add(1, Ordering::Relaxed));
+        let arrival = Arrival {
+            name: name.clone(),
+            bytes: coming.bytes,
+            unchanged: coming.unchanged,
+            share: attached.map_or((0, None), Attached::share),
+            stream: stream.map(|s| s as u16),
+        };
+        locked(&recording.changes).came(now, &arrival, outcome);
+        if let (Some(attached), Some(tape)) = (attached, stream.and_then(|s| recording.tape(s))) {
+            let of = VolumeSetup { name, bytes: coming.bytes, seed: recording.seed };
+            locked(&attached.admission).record_later(tape, now, &of);
+        }
+    }
+
+    /// A volume grew, or was refused to.
+    pub(super) fn record_growth(
+        &self,
+        name: &str,
+        bytes: u64,
+        outcome: &Result<Growth, CannotGrow>,
+    ) {
+        if let Some(recording) = &self.recorder {
+            locked(&recording.changes).grew(self.now(), name, bytes, outcome);
+        }
+    }
+
+    /// A volume was put aside: whether all of it was made durable, and what it keeps of the line space (`None`: the cache was
+    /// given up, and nobody remembers it).
+    pub(super) fn record_departure(
+        &self,
+        attached: &Attached,
+        durable: bool,
+        aside: Option<Option<(u64, u64)>>,
+    ) {
+        let Some(recording) = &self.recorder else { return };
+        if let Some(stretch) = aside {
+            locked(&recording.changes).went(self.now(), &attached.name, durable, stretch);
+        }
+        locked(&attached.admission).end_recording();
+    }
+
+    /// Hands on what is on the tapes of shards, volumes and admission.
+    pub(super) fn hand_on_tapes(&self) {
+        if let Some(recording) = &self.recorder {
+            locked(&recording.changes).hand_on();
+        }
+        self.shards.iter().for_each(|cell| locked(cell).shard.hand_on());
+        self.volumes().iter().for_each(|v| locked(&v.admission).hand_on());
+    }
+
+    /// Ends recording: nothing is asked any more. The log's own tape has ended before.
+    pub(super) fn end_recording(&self) {
+        let Some(recording) = &self.recorder else { return };
+        self.shards.iter().for_each(|cell| locked(cell).shard.end_recording());
+        locked(&recording.changes).end_recording();
+        self.volumes().iter().for_each(|v| locked(&v.admission).end_recording());
+        recording.recorder.finish();
+    }
+
+    /// How recording goes, where it was asked for.
+    pub fn record_stats(&self) -> Option<RecordStats> {
+        self.recorder.as_ref().map(|r| r.recorder.stats())
+    }
+}

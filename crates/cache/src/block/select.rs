@@ -1,0 +1,228 @@
+//! What is selected of volumes, kept over restarts by their names.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use larder_policy::block::detect::{PARTITION_TABLE_BYTES, Partition, partitions};
+use larder_policy::block::{Rule, VolumeId};
+use serde::{Deserialize, Serialize};
+
+use super::attached::Attached;
+use super::census;
+use super::desk::check_range;
+use super::open::CacheError;
+use larder_volume::Alone;
+
+use super::{Core, locked, store_file};
+
+/// Largest file of selections that is read, bytes.
+const MOST_FILE: u64 = 64 << 20;
+
+/// What is selected of one volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Saved {
+    /// Where no range says otherwise: always, never or policy.
+    whole: String,
+    /// First byte, byte after the last, rule, label.
+    ranges: Vec<(u64, u64, String, String)>,
+}
+
+type File = BTreeMap<String, Saved>;
+
+impl Core {
+    fn selection_file(&self) -> PathBuf {
+        self.config.state_dir.join(format!("block-selection-{}.json", self.uuid()))
+    }
+
+    fn read_selection(&self) -> Result<File, String> {
+        let path = self.selection_file();
+        match std::fs::metadata(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(File::new()),
+            Ok(meta) if meta.len() > MOST_FILE => return Err("it is too large".to_owned()),
+            _ => {}
+        }
+        let bytes = std::fs::read(&path).map_err(|e| e.to_string())?;
+        serde_json::from_slice(&bytes).map_err(|e| e.to_string())
+    }
+
+    /// Puts what was selected earlier of a volume in force again.
+    pub(super) fn restore_selection(&self) {
+        let saved = match self.read_selection() {
+            Ok(saved) => saved,
+            Err(error) => {
+                tracing::warn!(
+                    "'{}' cannot be read, nothing is selected: {error}",
+                    self.selection_file().display()
+                );
+                return;
+            }
+        };
+        for volume in self.volumes() {
+            let Some(saved) = saved.get(&volume.name) else { continue };
+            if self.selected_of(&volume) != (Rule::ByPolicy, 0) {
+                continue;
+            }
+            self.governor.select(|selection| {
+                selection.set_volume(volume.id, saved.whole.parse().unwrap_or_default());
+                for (start, end, rule, label) in &saved.ranges {
+                    let set = rule
+                        .parse()
+                        .and_then(|rule| selection.set(volume.id, *start, *end, rule, label));
+                    if let Err(error) = set {
+                        tracing::warn!(
+                            "volume '{}': what was selected of it: {error}",
+                            volume.name
+                        );
+                    }
+                }
+            });
+        }
+    }
+
+    fn save_selection(&self, volume: &Attached) -> Result<(), CacheError> {
+        let mut all = self.read_selection().unwrap_or_default();
+        let (whole, count) = self.selected_of(volume);
+        if whole == Rule::ByPolicy && count == 0 {
+            all.remove(&volume.name);
+        } else {
+            let ranges = self.selected_ranges(volume.id);
+            all.insert(volume.name.clone(), Saved { whole: whole.to_string(), ranges });
+        }
+        self.write_selection(&all).map_err(|why| {
+            let reason = format!("{why}: it holds until the daemon ends");
+            CacheError::System { what: "what is selected", reason }
+        })
+    }
+
+    fn write_selection(&self, all: &File) -> Result<(), String> {
+        let bytes = serde_json::to_vec_pretty(all).map_err(|e| e.to_string())?;
+        let path = self.selection_file();
+        store_file(&path, &bytes)
+            .map_err(|e| format!("'{}' cannot be written: {e}", path.display()))
+    }
+
+    /// Forgets what was selected of a volume that is not attached.
+    pub(super) fn forget_selection(&self, name: &str) -> Result<(), CacheError> {
+        let _one = locked(&self.governor.selecting);
+        let mut all = self.read_selection().unwrap_or_default();
+        if all.remove(name).is_none() {
+            return Ok(());
+        }
+        self.write_selection(&all).map_err(|why| {
+            let reason = format!("{why}: should volume '{name}' come back, it holds again");
+            CacheError::System { what: "what is selected", reason }
+        })
+    }
+
+    fn selected_ranges(&self, id: VolumeId) -> Vec<(u64, u64, String, String)> {
+        let selection =
+            self.governor.selection.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        selection.selected(id).map(|r| (r.start, r.end, r.rule.to_string(), r.label)).collect()
+    }
+
+    /// Selects ranges of a volume (start and length in bytes), or all of it: `rule` nothing forgets what was selected
+    /// there. What is never to be cached is dropped. It is kept over restarts. Returns how many ranges are selected of the
+    /// volume, and how many lines were dropped.
+    ///
+    /// # Errors
+    /// When the volume is not attached, a range is not in it or there are too many: nothing has changed then; or when it
+    /// cannot be kept.
+    pub fn select(
+        &self,
+        name: &str,
+        rule: Option<Rule>,
+        ranges: Option<&[(u64, u64)]>,
+        label: &str,
+    ) -> Result<(u64, u64), CacheError> {
+        let volume = self.attached(name)?;
+        let _one = locked(&self.governor.selecting);
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        for &(start, bytes) in ranges.unwrap_or_default() {
+            check_range(&volume, start, bytes)?;
+        }
+        let before = self.selected_ranges(volume.id);
+        let outcome = self.governor.select(|selection| {
+            let Some(ranges) = ranges else {
+                // Of all of it, whatever was selected of parts of it.
+                selection.remove_volume(volume.id);
+                selection.set_volume(volume.id, rule.unwrap_or_default());
+                return Ok(());
+            };
+            if rule.is_some() && !label.is_empty() {
+                // A file may lie elsewhere by now.
+                selection.clear_label(volume.id, label);
+            }
+            let done = ranges.iter().try_for_each(|&(start, bytes)| match rule {
+                Some(rule) => selection.set(volume.id, start, start + bytes, rule, label),
+                None => selection.clear(volume.id, start, start + bytes),
+            });
+            if done.is_err() {
+                let whole = selection.whole(volume.id);
+                selection.remove_volume(volume.id);
+                selection.set_volume(volume.id, whole);
+                for (start, end, rule, label) in &before {
+                    // They were there before, so they fit.
+                    let rule = rule.parse().unwrap_or_default();
+                    let _ = selection.set(volume.id, *start, *end, rule, label);
+                }
+            }
+            done
+        });
+        outcome.map_err(|e| fail(e.to_string()))?;
+        let mut dropped = 0;
+        if rule == Some(Rule::Never) {
+            let all = [(0, volume.bytes())];
+            for &(start, bytes) in ranges.unwrap_or(&all) {
+                dropped += self.drop_lines(name, Some((start, bytes)), &mut || true)?.unwrap_or(0);
+            }
+        }
+        self.save_selection(&volume)?;
+        Ok((self.selected_of(&volume).1, dropped))
+    }
+
+    /// Forgets every range of a volume that was selected under this label. Returns how many there were.
+    ///
+    /// # Errors
+    /// When the volume is not attached, or that cannot be kept.
+    pub fn unselect_label(&self, name: &str, label: &str) -> Result<u64, CacheError> {
+        let volume = self.attached(name)?;
+        let _one = locked(&self.governor.selecting);
+        let gone = self.governor.select(|s| s.clear_label(volume.id, label));
+        self.save_selection(&volume)?;
+        Ok(gone as u64)
+    }
+
+    /// What is selected of a volume: first byte, byte after the last, rule and label of each range.
+    ///
+    /// # Errors
+    /// When the volume is not attached.
+    pub fn selection(&self, name: &str) -> Result<Vec<(u64, u64, String, String)>, CacheError> {
+        Ok(self.selected_ranges(self.attached(name)?.id))
+    }
+
+    /// Bytes that are pinned, of all volumes, and how many may be: if more are, lines that are pinned are still admitted
+    /// always, but not kept from being evicted.
+    pub fn pinned(&self) -> (u64, u64) {
+        self.governor.pinned()
+    }
+
+    /// The partitions of a volume, as its first bytes list them (MBR: the primary ones), by number: first byte and bytes.
+    ///
+    /// # Errors
+    /// When the volume is not attached, or its store does not answer.
+    pub fn partitions(&self, name: &str) -> Result<Vec<Partition>, CacheError> {
+        let volume = self.attached(name)?;
+        let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
+        let session = volume.volume().backing().session().map_err(|e| fail(e.to_string()))?;
+        let mut session = Alone::new(session).map_err(|e| fail(e.to_string()))?;
+        let bytes = (PARTITION_TABLE_BYTES as u64).min(volume.bytes()) as usize;
+        let head = census::read(&mut session, 0, bytes, self)
+            .ok_or_else(|| fail("its store does not answer: try again".to_owned()))?;
+        // What a table says need not lie in the volume.
+        let inside = |p: &Partition| {
+            p.bytes > 0 && p.start.checked_add(p.bytes).is_some_and(|end| end <= volume.bytes())
+        };
+        Ok(partitions(&head).into_iter().filter(inside).collect())
+    }
+}

@@ -1,0 +1,168 @@
+//! What only a sparse cache has: its file, and pages of its table that are not in memory.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+
+use larder_base::ByteSize;
+use larder_engine::block::map::Slot;
+use larder_engine::block::node::share;
+use larder_engine::block::{GroupId, IoFailed, LineId, SlotId, Sum};
+use larder_format::block::Layout;
+use larder_format::{PAGE_SIZE, block::Placement};
+use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
+
+use super::attached::Attached;
+use super::open::{CacheError, FormatConfig};
+use super::{Core, locked};
+
+/// Makes the file of a sparse cache, empty and as large as it is to seem. Nothing that was there is left.
+pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
+    let path = config.path.display().to_string();
+    let not = |reason: &str| CacheError::NotSparse { path: path.clone(), reason: reason.into() };
+    let failed = |e: std::io::Error| not(&e.to_string());
+    let Placement::Sparse(span) = config.placement else {
+        return Err(not("another placement is asked for"));
+    };
+    let found = std::fs::metadata(&config.path).ok();
+    if found.as_ref().is_some_and(|f| !f.is_file()) {
+        return Err(not("it is no file, and a raw device cannot give space back"));
+    }
+    let size = config.size.ok_or_else(|| {
+        not("--size is missing, which says how many bytes it may hold (its file seems larger)")
+    })?;
+    let layout = Layout::sparse(size.0, config.line, span, config.shards)
+        .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
+    let made = found.is_none();
+    // One that is in use is locked, whatever its size.
+    let lock = match found.map(|_| FlashDevice::open(&DeviceOptions::new(&config.path))) {
+        None | Some(Err(DeviceError::TooSmall { .. } | DeviceError::SizeMissing { .. })) => None,
+        Some(opened) => Some(opened?),
+    };
+    let file = File::options()
+        .write(true)
+        .create(true)
+        // It holds what the volumes do.
+        .mode(0o600)
+        .truncate(false)
+        .open(&config.path)
+        .map_err(failed)?;
+    let sized = file.set_len(0).and_then(|()| file.set_len(layout.device));
+    drop((file, lock));
+    let outcome = sized
+        .map_err(|e| {
+            not(&format!(
+                "a file that seems to have {} cannot be made ({e}): give it less room with sparse:SPAN, the sum of the \
+                 volumes' sizes",
+                ByteSize(layout.device)
+            ))
+        })
+        .and_then(|()| try_holes(config, &layout).map_err(|e| not(&e)));
+    if outcome.is_err() && made {
+        // What cannot be used leaves no file behind.
+        let _ = std::fs::remove_file(&config.path);
+    }
+    outcome.map(|()| layout)
+}
+
+/// Whether a hole can be made.
+fn try_holes(config: &FormatConfig, layout: &Layout) -> Result<(), String> {
+    let device = FlashDevice::open(&DeviceOptions::new(&config.path)).map_err(|e| e.to_string())?;
+    let zeros = AlignedBuf::zeroed(PAGE_SIZE);
+    device
+        .write_at(layout.data, &zeros)
+        .and_then(|()| device.punch(layout.data, PAGE_SIZE as u64))
+        .map_err(|e| e.to_string())
+}
+
+impl Core {
+    /// A page of the table was read, or not: `tell` is to tell the shard.
+    pub(super) fn page_read(
+        &self,
+        shard: u32,
+        page: u32,
+        (op, result): (FileOp, std::io::Result<()>),
+        tell: impl FnOnce(Result<&[Option<Sum>], IoFailed>),
+    ) {
+        let slots = match (op, result) {
+            (FileOp::Read { buf, .. }, Ok(())) => {
+                self.flash_works();
+                self.decode_page(shard, page, &buf)
+            }
+            (_, Err(e)) => {
+                self.flash_failed("read", &e);
+                Err(IoFailed)
+            }
+            _ => Err(IoFailed),
+        };
+        tell(slots.as_deref().map_err(|&e| e));
+    }
+
+    /// How many of the `lines` lines that lie somewhere in a shard's groups from `first` to `last` which volume has, about:
+    /// together all of them, unless there is no volume. One that has all the groups has exactly these.
+    pub(super) fn shares_of_page(
+        &self,
+        first: GroupId,
+        last: GroupId,
+        lines: u32,
+    ) -> Vec<(Arc<Attached>, u64)> {
+        let of =
+            |group: GroupId| self.governor.volume_at(self.at(group.line(0))).map(|v| (v.id, v));
+        share::of_page((first, last), self.layout.shards.into(), lines.into(), of)
+    }
+
+    /// Whether there may be lines in slots `from..from + count` of a shard.
+    pub(super) fn has_lines(&self, shard: u32, from: u32, count: u32) -> bool {
+        let cell = locked(&self.shards[shard as usize]);
+        cell.shard.map().sparse().is_some_and(|map| {
+            let per = map.page_slots();
+            (from / per..=(from + count - 1) / per).any(|page| map.lines_in(page) > 0)
+        })
+    }
+
+    /// The lines in slots `from..from + count` of a shard: also those of which the page is not in memory. One that is
+    /// changed meanwhile is looked at again.
+    pub(super) fn table_entries(
+        &self,
+        shard: u32,
+        from: u32,
+        count: u32,
+    ) -> Vec<(SlotId, LineId, Sum)> {
+        let mut found = Vec::new();
+        let mut absent = Vec::new();
+        let per = {
+            let cell = locked(&self.shards[shard as usize]);
+            let map = cell.shard.map();
+            let Some(table) = map.sparse() else { return found };
+            let per = table.page_slots();
+            for page in from / per..=(from + count - 1) / per {
+                if table.lines_in(page) == 0 {
+                    continue;
+                }
+                if !table.is_here(page) {
+                    absent.push(page);
+                    continue;
+                }
+                let slots = (page * per).max(from)..((page + 1) * per).min(from + count);
+                found.extend(slots.map(SlotId).filter_map(|slot| match map.get(slot) {
+                    Slot::Line(line) => Some((slot, line, map.sum(slot))),
+                    Slot::Free | Slot::Held => None,
+                }));
+            }
+            per
+        };
+        for page in absent {
+            let mut bytes = vec![0u8; PAGE_SIZE];
+            if self.device.read_at(self.layout.table_at(shard, page), &mut bytes).is_err() {
+                continue;
+            }
+            let Ok(slots) = self.decode_page(shard, page, &bytes) else { continue };
+            let slots = (page * per..).zip(slots).filter(|s| (from..from + count).contains(&s.0));
+            found.extend(slots.filter_map(|(slot, sum)| {
+                Some((SlotId(slot), self.placing.line_in(shard, slot), sum?))
+            }));
+        }
+        found.sort_by_key(|entry| entry.0);
+        found
+    }
+}

@@ -1,0 +1,231 @@
+//! Threads that have lanes, for programs that have none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use larder_policy::block::BlockKind;
+use larder_runtime::{AlignedBuf, RingChoice};
+use larder_volume::op::{Failure, FailureKind, Outcome};
+use mio::Waker;
+use parking_lot::Mutex;
+use slab::Slab;
+
+use super::lane::Lane;
+use super::service::{Answer, Command};
+use super::{CacheError, Core, Volume};
+
+/// A thread that has nothing to do looks whether it is to end this often, though it is woken for it.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// With the buffer of a read, and how often the store may have lost writes by then.
+type Hears = Box<dyn FnOnce(Outcome, Option<AlignedBuf>, Option<u64>) + Send>;
+
+/// Hears how a request has ended: at the latest when nobody will do it any more.
+pub(super) struct Ended(Option<Hears>);
+
+impl Ended {
+    pub(super) fn new(
+        hears: impl FnOnce(Outcome, Option<AlignedBuf>, Option<u64>) + Send + 'static,
+    ) -> Ended {
+        Ended(Some(Box::new(hears)))
+    }
+
+    fn tell(mut self, answer: Answer) {
+        if let Some(hears) = self.0.take() {
+            hears(answer.outcome, answer.buf, answer.losses);
+        }
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(hears) = self.0.take() {
+            let failure = Failure::new(FailureKind::Gone, "the cache is closed");
+            hears(Err(failure), None, None);
+        }
+    }
+}
+
+/// A request.
+pub(super) struct Ask {
+    pub(super) volume: Arc<Volume>,
+    pub(super) command: Command,
+    pub(super) holds: BlockKind,
+    pub(super) ended: Ended,
+}
+
+/// What a thread is told.
+struct Inbox {
+    asks: Mutex<Option<Vec<Ask>>>,
+    waker: Arc<Waker>,
+}
+
+/// Requests that a lane has, by ticket.
+#[derive(Default)]
+struct UnderWay(Slab<Ended>);
+
+impl UnderWay {
+    fn submit(&mut self, lane: &mut Lane, Ask { volume, command, holds, ended }: Ask) {
+        let ticket = self.0.insert(ended);
+        lane.submit(&volume, ticket as u64, command, holds);
+    }
+
+    fn answer(&mut self, lane: &mut Lane) -> Vec<(Ended, Answer)> {
+        let taken = std::iter::from_fn(|| lane.pop());
+        let taken = taken.filter_map(|answer| {
+            let ended = self.0.try_remove(usize::try_from(answer.ticket).ok()?)?;
+            Some((ended, answer))
+        });
+        taken.collect()
+    }
+}
+
+fn tell(ended: Vec<(Ended, Answer)>) {
+    ended.into_iter().for_each(|(ended, answer)| ended.tell(answer));
+}
+
+/// See the [module](self).
+pub(super) struct Workers {
+    inboxes: Vec<Arc<Inbox>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    stop: Arc<AtomicBool>,
+    /// Without threads.
+    by_hand: Option<Mutex<(UnderWay, Arc<Core>)>>,
+}
+
+impl Workers {
+    /// None: requests are done as the program turns the cache.
+    pub(super) fn by_hand(core: Arc<Core>) -> Workers {
+        Workers {
+            inboxes: Vec::new(),
+            threads: Mutex::default(),
+            stop: Arc::default(),
+            by_hand: Some(Mutex::new((UnderWay::default(), core))),
+        }
+    }
+
+    /// So many threads for `core`, which has as many workers.
+    ///
+    /// # Errors
+    /// When a ring, a descriptor or a thread cannot be had.
+    pub(super) fn start(
+        core: &Arc<Core>,
+        threads: usize,
+        ring: RingChoice,
+    ) -> Result<Workers, CacheError> {
+        let mut workers = Workers {
+            inboxes: Vec::new(),
+            threads: Mutex::default(),
+            stop: Arc::default(),
+            by_hand: None,
+        };
+        let fail =
+            |e: std::io::Error| CacheError::System { what: "a thread", reason: e.to_string() };
+        for me in 0..threads {
+            // A ring belongs to the thread that makes it.
+            let (tell, told) = std::sync::mpsc::channel();
+            let (core, stop) = (core.clone(), workers.stop.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("larder-block-{me}"))
+                .spawn(move || match Lane::new(core, me, ring) {
+                    Ok(lane) => {
+                        let asks = Mutex::new(Some(Vec::new()));
+                        let inbox = Arc::new(Inbox { asks, waker: lane.waker().clone() });
+                        // Whoever starts it waits for this.
+                        let _ = tell.send(Ok(inbox.clone()));
+                        run(lane, &inbox, &stop);
+                    }
+                    Err(error) => drop(tell.send(Err(error))),
+                })
+                .map_err(fail)?;
+            workers.threads.lock().push(thread);
+            let gone = || std::io::Error::other("it ended at once");
+            let inbox = told.recv().map_err(|_| fail(gone()))?.map_err(fail)?;
+            workers.inboxes.push(inbox);
+        }
+        Ok(workers)
+    }
+
+    /// Has a request done by thread `worker`, modulo how many there are.
+    pub(super) fn ask(&self, worker: usize, core: &Arc<Core>, ask: Ask) {
+        if let Some(by_hand) = &self.by_hand {
+            let mut ask = Some(ask);
+            if !self.stop.load(Ordering::SeqCst) {
+                let (under_way, _) = &mut *by_hand.lock();
+                core.with_lane(|lane| ask.take().map(|ask| under_way.submit(lane, ask)));
+            }
+            // If its lane has ended, it hears of that as it goes.
+            return drop(ask);
+        }
+        let inbox = &self.inboxes[worker % self.inboxes.len()];
+        let mut asks = inbox.asks.lock();
+        let Some(list) = &mut *asks else {
+            drop(asks);
+            return drop(ask);
+        };
+        list.push(ask);
+        let first = list.len() == 1;
+        drop(asks);
+        if first {
+            // It is looked at within a second even if that fails.
+            let _ = inbox.waker.wake();
+        }
+    }
+
+    /// Without threads: tells who asked what has ended.
+    pub(super) fn answer(&self) {
+        if let Some(by_hand) = &self.by_hand {
+            let ended = {
+                let (under_way, core) = &mut *by_hand.lock();
+                core.with_lane(|lane| under_way.answer(lane)).unwrap_or_default()
+            };
+            tell(ended);
+        }
+    }
+
+    /// Whether the caller is one of the threads.
+    pub(super) fn is_one(&self) -> bool {
+        let me = std::thread::current().id();
+        self.threads.lock().iter().any(|thread| thread.thread().id() == me)
+    }
+
+    /// Requests under way end, others are refused.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.inboxes.iter().for_each(|inbox| drop(inbox.waker.wake()));
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // A thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+        self.answer();
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(mut lane: Lane, inbox: &Inbox, stop: &AtomicBool) {
+    let mut under_way = UnderWay::default();
+    loop {
+        let asks = inbox.asks.lock().as_mut().map(std::mem::take).unwrap_or_default();
+        asks.into_iter().for_each(|ask| under_way.submit(&mut lane, ask));
+        let stopping = stop.load(Ordering::SeqCst);
+        if stopping && under_way.0.is_empty() {
+            // From here on nothing is taken.
+            let late = inbox.asks.lock().take();
+            return drop(late);
+        }
+        if let Err(error) = lane.turn(IDLE) {
+            tracing::error!(%error, "a thread of the cache ends");
+            let late = inbox.asks.lock().take();
+            return drop(late);
+        }
+        tell(under_way.answer(&mut lane));
+    }
+}
