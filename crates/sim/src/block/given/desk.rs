@@ -12,7 +12,7 @@ use larder_engine::block::node::start::places::Comer;
 use larder_engine::block::volumes::{Found, Growth, room_to_grow};
 use larder_engine::block::{Fault, LineId, OpId};
 use larder_format::block::layout::GROUP_LINES;
-use larder_policy::block::{Rule, Selected};
+use larder_policy::block::{Rule, Selected, Selection, VolumeId};
 
 use super::bytes::Carried;
 use super::node::DESK;
@@ -29,6 +29,17 @@ pub(super) struct Saved {
     pub whole: Rule,
     /// First byte, byte after the last, rule, label.
     pub ranges: Vec<(u64, u64, Rule, String)>,
+}
+
+impl Saved {
+    /// Selects it of a volume of which nothing is selected.
+    fn put(&self, selection: &mut Selection, id: VolumeId) {
+        selection.set_volume(id, self.whole);
+        for (start, end, rule, label) in &self.ranges {
+            // They were there before, so they fit.
+            let _ = selection.set(id, *start, *end, *rule, label);
+        }
+    }
 }
 
 impl<B: Carried> Given<B> {
@@ -385,24 +396,30 @@ impl<B: Carried> Given<B> {
         self.set_now(now);
         let volume = self.attached(name)?;
         let id = volume.id;
+        let before = self.saved(id);
         let mut selection = self.node.selection.borrow_mut();
-        match ranges {
+        let outcome = match ranges {
             None => {
                 selection.remove_volume(id);
                 selection.set_volume(id, rule.unwrap_or_default());
+                Ok(())
             }
             Some(ranges) => {
                 if rule.is_some() && !label.is_empty() {
                     selection.clear_label(id, label);
                 }
-                for &(start, bytes) in ranges {
-                    let done = match rule {
-                        Some(rule) => selection.set(id, start, start + bytes, rule, label),
-                        None => selection.clear(id, start, start + bytes),
-                    };
-                    done.map_err(|e| GivenError::volume(name, e.to_string()))?;
-                }
+                ranges.iter().try_for_each(|&(start, bytes)| match rule {
+                    Some(rule) => selection.set(id, start, start + bytes, rule, label),
+                    None => selection.clear(id, start, start + bytes),
+                })
             }
+        };
+        if let Err(error) = outcome {
+            selection.remove_volume(id);
+            before.put(&mut selection, id);
+            drop(selection);
+            self.node.govern();
+            return Err(GivenError::volume(name, error.to_string()));
         }
         drop(selection);
         self.node.govern();
@@ -413,14 +430,16 @@ impl<B: Carried> Given<B> {
                 dropped += self.drop_lines(now, name, Some(range))?;
             }
         }
-        let selection = self.node.selection.borrow();
-        let range = |r: Selected| (r.start, r.end, r.rule, r.label);
-        let saved = Saved {
-            whole: selection.whole(id),
-            ranges: selection.selected(id).map(range).collect(),
-        };
+        let saved = self.saved(id);
         self.rules.saved.insert(name.to_owned(), saved);
         Ok(dropped)
+    }
+
+    /// What is selected of a volume.
+    fn saved(&self, id: VolumeId) -> Saved {
+        let selection = self.node.selection.borrow();
+        let range = |r: Selected| (r.start, r.end, r.rule, r.label);
+        Saved { whole: selection.whole(id), ranges: selection.selected(id).map(range).collect() }
     }
 
     /// What was selected earlier of a volume is in force again.
@@ -432,11 +451,7 @@ impl<B: Carried> Given<B> {
             if selection.whole(id) != Rule::ByPolicy || selection.selected(id).next().is_some() {
                 continue;
             }
-            selection.set_volume(id, saved.whole);
-            for (start, end, rule, label) in &saved.ranges {
-                // They were there before, so they fit.
-                let _ = selection.set(id, *start, *end, *rule, label);
-            }
+            saved.put(&mut selection, id);
         }
         self.node.govern();
     }

@@ -4,7 +4,7 @@ use larder_base::{Rng, UnixSecs};
 use larder_engine::block::node::event::Ended;
 use larder_format::Uuid;
 use larder_format::block::Layout;
-use larder_policy::block::Rule;
+use larder_policy::block::{Reason, Rule};
 
 use super::*;
 use crate::block::node::Blank;
@@ -102,6 +102,8 @@ struct Driver<B: Carried> {
     moved: u64,
     grown: u64,
     warm: u64,
+    /// Counters of runs that are over.
+    ended: BlockStats,
 }
 
 impl<B: Carried> Driver<B> {
@@ -127,6 +129,7 @@ impl<B: Carried> Driver<B> {
             moved: 0,
             grown: 0,
             warm: 0,
+            ended: BlockStats::default(),
         }
     }
 
@@ -302,6 +305,7 @@ impl<B: Carried> Driver<B> {
     /// The run ends in one way or another, and the next begins.
     fn restart(&mut self) -> String {
         let given = self.given.take().unwrap();
+        self.ended.add(&given.stats());
         let attached = self.truth.iter().filter(|t| t.1.attached);
         let identities = attached.map(|(name, t)| (name.clone(), identity(t.version))).collect();
         let how = self.rng.below(3);
@@ -372,7 +376,7 @@ const PLACEMENTS: [&str; 4] = ["direct", "set:8", "full", "sparse:256m"];
 
 #[test]
 fn what_is_read_is_what_was_written_through_all_that_operators_and_restarts_do() {
-    let (mut moved, mut grown, mut warm) = (0, 0, 0);
+    let (mut moved, mut grown, mut warm, mut all) = (0, 0, 0, BlockStats::default());
     for (n, placement) in (0u64..).zip(PLACEMENTS) {
         for (m, write) in (0u64..).zip(["hdd-ssd", "hdd-upd", "hdd-inv"]) {
             let more = "admission = 'all'\nshards = 2\nreadahead = '256k'\n\
@@ -384,6 +388,8 @@ fn what_is_read_is_what_was_written_through_all_that_operators_and_restarts_do()
                 driver.step();
             }
             driver.check();
+            all.add(&driver.ended);
+            all.add(&driver.given().stats());
             let at = || format!("{placement} {write}: {} of {}", driver.hits, driver.reads);
             assert!(driver.hits > 30 && driver.hits < driver.reads, "{}", at());
             moved += driver.moved;
@@ -392,12 +398,16 @@ fn what_is_read_is_what_was_written_through_all_that_operators_and_restarts_do()
         }
     }
     assert!(moved > 3 && grown > 3 && warm > 3, "{moved} {grown} {warm}");
+    assert_eq!((all.corrupt, all.flash_errors, all.backing_errors), (0, 0, 0));
+    let much = [all.read_shared, all.updated, all.evicted, all.copied, all.dropped, all.waited];
+    assert!(much.iter().all(|&n| n > 50) && all.range_steps > 0, "{all:?}");
 }
 
 /// What looks into bytes is left out.
 #[test]
 fn leaving_bytes_out_changes_no_decision() {
-    let budget = "write_budget = { tbw = '2t', years = 0.001 }";
+    let budget = "write_budget = { tbw = '50g', years = 100.0, first_fill = false }";
+    let mut refused = 0;
     for (n, placement) in (0u64..).zip(PLACEMENTS) {
         for (m, write) in (0u64..).zip(["hdd-ssd", "hdd-upd", "hdd-inv"]) {
             let admission = ["all", "seqr(free=on)", "two_lbs", "sseqr+tc"][(n + m) as usize % 4];
@@ -412,6 +422,159 @@ fn leaving_bytes_out_changes_no_decision() {
                 let (a, b) = (with.step(), without.step());
                 assert_eq!(a, b, "{placement} {write} {admission}, step {i}");
             }
+            let given = with.given();
+            let of = |name: &String| given.verdicts(name).unwrap().rejected(Reason::Budget);
+            refused += given.names().iter().map(of).sum::<u64>();
         }
     }
+    assert!(refused > 100, "{refused}");
+}
+
+/// One volume of 18 MiB.
+fn one(spec: &Block) -> GivenBlock {
+    Given::new(spec, formatted(spec), &[comer("a", 18 * MIB, 1)], 3).unwrap()
+}
+
+fn read(at: u64, len: u64) -> Op<Vec<u8>> {
+    Op::Read { at, len }
+}
+
+/// Everything that is under way ends.
+fn settle(given: &mut GivenBlock) {
+    while given.unsettled(given.now()) > 0 {
+        let next = given.turn(given.now());
+        given.turn(next);
+    }
+}
+
+#[test]
+fn a_clean_stop_and_a_kill_leave_every_line_and_a_power_cut_those_that_are_durable() {
+    for placement in PLACEMENTS {
+        let spec = spec(placement, "hdd-ssd", "admission = 'all'\nreadahead = 0");
+        let comers = || [comer("a", 18 * MIB, 1)];
+        let identities = BTreeMap::from([("a".to_owned(), identity(1))]);
+        let mut given = one(&spec);
+        for i in 0..32 {
+            given.ask(given.now(), "a", read(i * 64 * KIB, 64 * KIB)).unwrap().unwrap();
+        }
+        settle(&mut given);
+        let lines = given.count_lines();
+        assert!(lines > 400, "{placement}: {lines}");
+        let left = given.stop(Nanos::ZERO, &identities).unwrap();
+        let mut given = GivenBlock::again(&spec, left, &comers(), 4).unwrap();
+        assert!(matches!(given.warmth(), Warmth::Log(_)), "{placement}: {:?}", given.warmth());
+        assert_eq!(given.count_lines(), lines, "{placement}");
+        // A page of a table is read first.
+        let write = Op::Write { at: 0, len: 4096, bytes: vec![7; 4096], fua: false };
+        given.ask(Nanos::ZERO, "a", write).unwrap().unwrap();
+        let answer = given.ask(Nanos::ZERO, "a", read(0, 4096)).unwrap().unwrap();
+        assert!(answer.bytes == [7; 4096]);
+        settle(&mut given);
+        let lines = given.count_lines();
+        let mut left = {
+            let left = given.kill();
+            let given = GivenBlock::again(&spec, left, &comers(), 5).unwrap();
+            assert_eq!((given.warmth(), given.count_lines()), (&Warmth::Memory, lines));
+            given.kill()
+        };
+        left.lose_memory();
+        // The region that was written to has its bit.
+        let given = GivenBlock::again(&spec, left, &comers(), 6).unwrap();
+        assert!(given.count_lines() < lines, "{placement}");
+        let comers = [comer("a", 18 * MIB, 2)];
+        let given = GivenBlock::again(&spec, given.kill(), &comers, 7).unwrap();
+        assert_eq!(given.count_lines(), 0, "{placement}: its store was changed");
+        assert_eq!(given.decided()[0].cold, Some("it was changed"));
+    }
+}
+
+/// A superblock of ext4 with blocks of 4 KiB, 32768 of them to a group.
+fn ext4_head(blocks: u32) -> Vec<u8> {
+    let mut head = vec![0u8; 4096];
+    let mut put = |at: usize, value: u32, bytes: usize| {
+        head[1024 + at..][..bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+    };
+    for (at, value) in [
+        (0, 8192 * blocks.div_ceil(32768)),
+        (4, blocks),
+        (0x18, 2),
+        (0x20, 32768),
+        (0x28, 8192),
+        (0x4c, 1),
+        (0x60, 0x42),
+        (0x64, 1),
+    ] {
+        put(at, value, 4);
+    }
+    put(0x38, 0xef53, 2);
+    put(0x58, 256, 2);
+    head
+}
+
+#[test]
+fn a_detector_sees_what_passes_by_and_what_it_asks_the_store_for() {
+    for is_there in [true, false] {
+        let mut given = one(&spec("set:8", "hdd-ssd", "admission = 'two_lbs'\nreadahead = 0"));
+        let head = ext4_head(4608);
+        if is_there {
+            given.put("a", 0, &head);
+        } else {
+            let write = Op::Write { at: 0, len: 4096, bytes: head, fua: false };
+            given.ask(Nanos::ZERO, "a", write).unwrap().unwrap();
+        }
+        given.turn(Nanos::from_millis(200));
+        given.ask(given.now(), "a", read(0, 4096)).unwrap().unwrap();
+        given.ask(given.now(), "a", read(16 * MIB, 4096)).unwrap().unwrap();
+        let counts = given.counts("a").unwrap();
+        assert_eq!((counts.reads, counts.metadata_reads), (2, 1), "{is_there}");
+    }
+}
+
+#[test]
+fn shares_and_rules_are_of_the_volumes_by_number() {
+    let more = "shares = { '1' = '..10%' }\nselect = [{ volume = 0, rule = 'never' }]";
+    let spec = spec("set:8", "hdd-ssd", &format!("admission = 'all'\nreadahead = 0\n{more}"));
+    let comers = [comer("a", 8 * MIB, 1), comer("b", 8 * MIB, 1)];
+    let mut given = GivenBlock::new(&spec, formatted(&spec), &comers, 1).unwrap();
+    for name in ["a", "b"] {
+        for i in 0..128 {
+            given.ask(given.now(), name, read(i * 64 * KIB, 64 * KIB)).unwrap().unwrap();
+        }
+        settle(&mut given);
+    }
+    let slots = given.superblock().unwrap().layout.capacity();
+    assert_eq!(given.lines("a").unwrap(), 0);
+    assert_eq!(given.verdicts("a").unwrap().rejected(Reason::Never), 128, "a part each");
+    assert_eq!(given.lines("b").unwrap(), slots / 10);
+    assert!(given.verdicts("b").unwrap().rejected(Reason::Ceiling) > 0);
+    // Over a restart too.
+    let comers = [comer("b", 8 * MIB, 1), comer("a", 8 * MIB, 1)];
+    let mut given = GivenBlock::again(&spec, given.kill(), &comers, 2).unwrap();
+    given.ask(Nanos::ZERO, "a", read(0, 4096)).unwrap().unwrap();
+    assert_eq!(given.verdicts("a").unwrap().rejected(Reason::Never), 1);
+    given.select(Nanos::ZERO, "a", None, None, "").unwrap();
+    given.ask(Nanos::ZERO, "a", read(0, 4096)).unwrap().unwrap();
+    assert_eq!(given.verdicts("a").unwrap().admitted, 1);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_a_remedy() {
+    let spec = spec("set:8", "hdd-ssd", "");
+    let mut given = one(&spec);
+    let now = Nanos::ZERO;
+    let say = |error: GivenError| error.to_string();
+    let unknown = given.ask(now, "z", read(0, 1)).map(drop).map_err(say);
+    let said = "volume 'z': there is none of that name: attach it, or name another";
+    assert_eq!(unknown, Err(said.to_owned()));
+    let again = given.attach(now, &comer("a", MIB, 1)).map_err(say).unwrap_err();
+    assert!(again.contains("'a': it is attached already: detach it"), "{again}");
+    assert!(given.forget(now, "a").is_err() && given.detach(now, "z", [0; 64]).is_err());
+    let shrinks = given.grow(now, "z", MIB, [0; 64]).map_err(say).unwrap_err();
+    assert!(shrinks.contains("volume 'z'"), "{shrinks}");
+    let blank = GivenBlock::new(&spec, vec![0; 12 << 20], &[], 1).map(drop).map_err(say);
+    assert!(blank.unwrap_err().contains("give it as it was formatted"));
+    let text = "flash = '12m'\nshares = { '7' = '..10%' }";
+    let wrong = GivenBlock::new(&toml::from_str(text).unwrap(), formatted(&spec), &[], 1);
+    let wrong = wrong.map(drop).map_err(say).unwrap_err();
+    assert_eq!(wrong, "shares is of volume 7: give one of the 0 volumes by its number");
 }
