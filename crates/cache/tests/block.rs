@@ -1,4 +1,9 @@
 //! The block cache as a library: volumes, requests as futures, coming and going, ends of every kind.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test of threads waits for them"
+)]
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

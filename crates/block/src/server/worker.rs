@@ -12,6 +12,7 @@ use larder_base::ByteSize;
 use larder_net::stream::{Received, Stream};
 use larder_runtime::{AlignedBuf, BufferPool};
 use mio::{Events, Interest, Poll, Token};
+use slab::Slab;
 use tracing::level_filters::LevelFilter;
 use tracing::{debug, info, trace, warn};
 
@@ -220,8 +221,7 @@ pub(super) struct Worker<S> {
     pool: BufferPool,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    tickets: Vec<Ticket>,
-    free_tickets: Vec<usize>,
+    tickets: Slab<Ticket>,
     dirty: Vec<usize>,
     again: Vec<usize>,
     starved: Vec<usize>,
@@ -253,8 +253,7 @@ impl<S: Service> Worker<S> {
             service,
             slots: Vec::new(),
             free: Vec::new(),
-            tickets: Vec::new(),
-            free_tickets: Vec::new(),
+            tickets: Slab::new(),
             dirty: Vec::new(),
             again: Vec::new(),
             starved: Vec::new(),
@@ -586,17 +585,7 @@ impl<S: Service> Worker<S> {
             Command::BlockStatus { len, one, .. } => (Kind::Status { len: *len, one: *one }, 0),
             _ => (Kind::Other, 0),
         };
-        let ticket = Ticket { slot, life, cookie, kind, held };
-        let index = match self.free_tickets.pop() {
-            Some(index) => {
-                self.tickets[index] = ticket;
-                index
-            }
-            None => {
-                self.tickets.push(ticket);
-                self.tickets.len() - 1
-            }
-        };
+        let index = self.tickets.insert(Ticket { slot, life, cookie, kind, held });
         self.asked = true;
         self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
         self.service.submit(volume, index as u64, export::command(command));
@@ -613,8 +602,7 @@ impl<S: Service> Worker<S> {
 
     fn answer(&mut self, Answer { ticket, mut outcome, buf, lent, losses }: Answer) {
         let index = ticket as usize;
-        let Ticket { slot, life, cookie, kind, held } = self.tickets[index];
-        self.free_tickets.push(index);
+        let Ticket { slot, life, cookie, kind, held } = self.tickets.remove(index);
         let conn = match self.slots.get_mut(slot) {
             Some(entry) if entry.life == life => entry.conn.as_mut(),
             _ => None,

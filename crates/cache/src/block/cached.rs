@@ -105,7 +105,7 @@ impl Cached {
     fn flash_done(&mut self, FileDone { token, op, result }: FileDone) {
         let (cache, now) = (&*self.cache, self.cache.now());
         let line_bytes = cache.layout.line as usize;
-        match (self.io.flash_jobs.take(token), op) {
+        match (self.io.flash_jobs.try_remove(token as usize), op) {
             (Some(FlashJob::Read { io, line }), FileOp::Read { buf, .. }) => match result {
                 Ok(()) => {
                     cache.flash_works();

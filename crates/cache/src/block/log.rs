@@ -14,6 +14,7 @@ use larder_format::PAGE_SIZE;
 use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
+use slab::Slab;
 
 use super::cached::{aligned, crcs};
 use super::cell::{Copying, Daemon, Fill, Load};
@@ -115,8 +116,7 @@ struct Carrier {
     cache: Arc<Core>,
     fills: FileQueue,
     /// Fills and copies under way, by token.
-    writing: Vec<Option<Job>>,
-    free: Vec<usize>,
+    writing: Slab<Job>,
     flushing: Vec<Flushing>,
 }
 
@@ -133,12 +133,7 @@ pub(super) struct LogThread {
 
 impl Carrier {
     fn begin(&mut self, job: Job) -> u64 {
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.writing.push(None);
-            self.writing.len() - 1
-        });
-        self.writing[at] = Some(job);
-        at as u64
+        self.writing.insert(job) as u64
     }
 
     fn write(&mut self, Fill { shard, io, slot, bytes }: Fill) {
@@ -268,8 +263,7 @@ impl LogThread {
         let carrier = Carrier {
             cache: cache.clone(),
             fills,
-            writing: Vec::new(),
-            free: Vec::new(),
+            writing: Slab::new(),
             flushing: Vec::new(),
         };
         let machine = Maintenance::new(Pace::default(), log, superblock);
@@ -460,9 +454,7 @@ impl LogThread {
     fn end_fills(&mut self) {
         let line = self.cache.line_bytes() as usize;
         while let Some(done) = self.carrier.fills.pop() {
-            let at = done.token as usize;
-            let Some(job) = self.carrier.writing[at].take() else { continue };
-            self.carrier.free.push(at);
+            let Some(job) = self.carrier.writing.try_remove(done.token as usize) else { continue };
             let (now, machine, mut shards, _, carrier) = parts!(&mut *self);
             let cache = &carrier.cache;
             match (job, done.result, done.op) {

@@ -10,6 +10,7 @@ use larder_engine::block::{LineId, Merge, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_runtime::{AlignedBuf, FileOp, FileQueue, Payload};
 use mio::Registry;
+use slab::Slab;
 
 use super::super::Core;
 use super::super::cell::{Daemon, Known, KnownVolume, Load};
@@ -45,31 +46,6 @@ pub(super) enum FlashJob {
     },
 }
 
-/// Things under numbers that are used again.
-pub(super) struct Jobs<T> {
-    items: Vec<Option<T>>,
-    free: Vec<usize>,
-}
-
-impl<T> Jobs<T> {
-    pub(super) fn add(&mut self, item: T) -> u64 {
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.items.push(None);
-            self.items.len() - 1
-        });
-        self.items[at] = Some(item);
-        at as u64
-    }
-
-    pub(super) fn take(&mut self, at: u64) -> Option<T> {
-        let item = self.items.get_mut(at as usize)?.take();
-        if item.is_some() {
-            self.free.push(at as usize);
-        }
-        item
-    }
-}
-
 /// See the [module](self).
 pub(super) struct Carrier {
     pub cache: Arc<Core>,
@@ -77,7 +53,7 @@ pub(super) struct Carrier {
     /// Token of the first session.
     first_token: usize,
     pub flash: FileQueue,
-    pub flash_jobs: Jobs<FlashJob>,
+    pub flash_jobs: Slab<FlashJob>,
     /// By the number of the volume in `known`, opened when they are first wanted.
     pub sessions: Vec<Option<Box<dyn Session>>>,
     known: Vec<Option<Known>>,
@@ -108,7 +84,7 @@ impl Carrier {
             registry,
             first_token,
             flash,
-            flash_jobs: Jobs { items: Vec::new(), free: Vec::new() },
+            flash_jobs: Slab::new(),
             sessions: Vec::new(),
             known: Vec::new(),
             by_volume: BTreeMap::new(),
@@ -215,12 +191,12 @@ impl Carrier {
     }
 
     fn read(&mut self, job: FlashJob, offset: u64, buf: AlignedBuf) {
-        let job = self.flash_jobs.add(job);
+        let job = self.flash_jobs.insert(job) as u64;
         self.flash.submit(job, &self.cache.file, FileOp::Read { offset, buf });
     }
 
     pub(super) fn write(&mut self, job: FlashJob, shard: u32, slot: SlotId, data: Payload) {
-        let job = self.flash_jobs.add(job);
+        let job = self.flash_jobs.insert(job) as u64;
         let offset = self.cache.layout.slot_at(shard, slot.0);
         let op = FileOp::Write { offset, data, durable: false };
         self.flash.submit(job, &self.cache.file, op);
