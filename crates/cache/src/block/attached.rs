@@ -4,13 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
-use larder_policy::block::{
-    BlockAdmission, BlockKind, BlockSetup, Reason, VerdictCounts, VolumeId,
-};
+use larder_policy::block::{BlockKind, Reason, VerdictCounts, VolumeId};
 
 use larder_runtime::RingChoice;
 use larder_volume::Alone;
@@ -176,15 +175,9 @@ impl Attached {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
         let fail = |reason: String| CacheError::Volume { name: volume.name().to_owned(), reason };
-        let setup = BlockSetup {
-            line_bytes: layout.line,
-            lines: layout.capacity(),
-            backing_bytes: record.bytes,
-            seed: superblock.key,
-        };
         let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
         let session = Alone::new(session).map_err(|e| fail(format!("a session's poll: {e}")))?;
-        let admission = BlockAdmission::new(&config.admission, &setup)?;
+        let admission = setup::admission(&config.admission, &layout, record.bytes, superblock.key)?;
         let detector = admission
             .prefers_metadata()
             .then(|| Mutex::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
@@ -203,7 +196,7 @@ impl Attached {
             account: Account::new(share),
             accounted: AtomicU64::new(0),
             selected: AtomicBool::new(false),
-            admission: Mutex::new(TapedAdmission::new(admission)),
+            admission: Mutex::new(admission),
             governed: Mutex::default(),
             detector,
             backing: Mutex::new(Some(match config.ring {

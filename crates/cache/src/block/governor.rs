@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use larder_base::{ByteSize, Nanos};
-use larder_engine::block::node::backoff::Backoff;
+use larder_base::Nanos;
 use larder_engine::block::node::limits::{Failures, Limits};
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{self, Pins, Share, Side, Stays};
 use larder_engine::block::{LineId, Source};
 use larder_policy::block::{Reason, Rule, Selection, VolumeId};
-use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
+use larder_policy::budget::{BudgetError, BudgetState, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
 use super::attached::{Attached, count};
@@ -119,28 +119,16 @@ impl Governor {
         let layout = superblock.layout;
         let uuid = superblock.uuid.to_string();
         let budget_file = config.state_dir.join(format!("block-budget-{uuid}.json"));
-        let wants = &config.rules.budget;
-        let size = ByteSize(layout.capacity() * u64::from(layout.line));
-        let budget = if wants.endurance(size).is_some() {
-            let state: Option<BudgetState> = std::fs::read(&budget_file)
-                .ok()
-                .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            let budget = WriteBudget::new(wants, size, state, Nanos::ZERO)?;
-            // Bytes that come at once: lines of a group, or a page of the map's log for each.
-            let kept = KeptBudget::new(&budget, size, 16 * u64::from(layout.line).max(4096));
-            Some((budget, Some(kept)))
-        } else {
-            // What is wrong with the rest of it is said all the same.
-            WriteBudget::new(wants, size, None, Nanos::ZERO)?;
-            None
-        };
+        let left: Option<BudgetState> =
+            std::fs::read(&budget_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let limits = setup::limits(&config.rules.budget, &layout, left, true)?;
         Ok(Governor {
             by_base: RwLock::default(),
             next_id: AtomicU32::new(0),
             selection: RwLock::default(),
             selecting: Mutex::default(),
             pins: Pins::new(layout.capacity() * u64::from(layout.line)),
-            limits: Limits::new(budget, Backoff::default()),
+            limits,
             latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
             failures: Failures::default(),

@@ -4,15 +4,14 @@
 use std::path::Path;
 use std::time::Instant;
 
-use larder_base::{Nanos, Words};
 use larder_engine::block::address::Placing;
-use larder_engine::block::map::{Making, Map, Shape, Slot};
+use larder_engine::block::map::Slot;
+use larder_engine::block::node::start::Found;
 use larder_engine::block::{
-    FoundPage, GROUP_LINES, IoFailed, LineId, LogIo, MapLog, Regions, SlotId, Sum, read_table,
+    FoundPage, GROUP_LINES, IoFailed, LineId, LogIo, SlotId, Sum, read_table,
 };
-use larder_format::PAGE_SIZE;
 use larder_format::block::superblock::COPY_BYTES;
-use larder_format::block::{BlockSuperblock, BlockSuperblockError, VolumeState, intents};
+use larder_format::block::{BlockSuperblock, BlockSuperblockError, VolumeState};
 use larder_runtime::{AlignedBuf, Device, DeviceOptions, FlashDevice};
 use serde::{Deserialize, Serialize};
 
@@ -154,15 +153,19 @@ pub fn inspect(
             lines: 0,
         })
         .collect();
-    let (maps, log) = recover(&device, &sb, &mut found)?;
-    let regions = Regions { groups: layout.region_groups, count: layout.regions };
+    let durable = Found::of(&sb, &mut ReadOnly(&device)).map_err(unreadable)?;
+    found.records = durable.records;
+    found.snapshot_pages_damaged = durable.snapshot_damaged;
+    found.intent_pages_damaged = durable.intents_damaged;
+    found.regions_marked = durable.regions_set();
+    found.log_gap = !durable.is_whole;
     let step = (BATCH / u64::from(layout.line)).max(1) as u32;
     if layout.is_sparse() {
-        look_at_table(&device, &sb, &log, &mut found, go_on)?;
+        look_at_table(&device, &sb, &durable, &mut found, go_on)?;
         found.seconds = begun.elapsed().as_secs_f64();
         return Ok(found);
     }
-    for (shard, map) in (0u32..).zip(&maps) {
+    for (shard, map) in (0u32..).zip(&durable.maps) {
         for from in (0..map.len()).step_by(step as usize) {
             if !go_on(u64::from(shard) * u64::from(map.len()) + u64::from(from), layout.slots()) {
                 found.interrupted = true;
@@ -176,7 +179,7 @@ pub fn inspect(
                     Slot::Free | Slot::Held => None,
                 })
                 .collect();
-            let in_doubt = |line| log.is_set(regions.of(line));
+            let in_doubt = |line| durable.in_doubt(line);
             look(&device, &sb, shard, &lines, &in_doubt, &mut found);
         }
     }
@@ -184,18 +187,24 @@ pub fn inspect(
     Ok(found)
 }
 
+fn unreadable(IoFailed: IoFailed) -> CacheError {
+    CacheError::System {
+        what: "the map on the cache device",
+        reason: "it cannot be read: replace the device, or format it anew".into(),
+    }
+}
+
 /// The lines of a sparse cache, as its table has them.
 fn look_at_table(
     device: &FlashDevice,
     sb: &BlockSuperblock,
-    log: &MapLog,
+    durable: &Found,
     found: &mut Inspection,
     go_on: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), CacheError> {
     let layout = sb.layout;
     let placing = Placing::of(&layout, sb.key);
     let per = layout.shard_slots() / layout.table_pages();
-    let regions = Regions { groups: layout.region_groups, count: layout.regions };
     let damaged = read_table(sb, &mut ReadOnly(device), |page: FoundPage<'_>| {
         let number = layout.table_number(page.shard, page.page);
         found.interrupted |= !go_on(number * u64::from(per), layout.slots());
@@ -207,14 +216,11 @@ fn look_at_table(
                 Some((SlotId(slot), placing.line_in(page.shard, slot), (*sum)?))
             })
             .collect();
-        let in_doubt = |line| log.is_set(regions.of(line));
+        let in_doubt = |line| durable.in_doubt(line);
         look(device, sb, page.shard, &lines, &in_doubt, found);
         false
     })
-    .map_err(|IoFailed| CacheError::System {
-        what: "the map on the cache device",
-        reason: "it cannot be read: replace the device, or format it anew".into(),
-    })?;
+    .map_err(unreadable)?;
     // One that was being written when the power failed is not whole.
     if sb.is_clean() {
         found.snapshot_pages_damaged += damaged;
@@ -232,55 +238,6 @@ fn damaged_copies(device: &FlashDevice) -> Result<u64, CacheError> {
         Ok(_) => false,
     });
     Ok(damaged.count() as u64)
-}
-
-/// The durable map, as a start after a power cut finds it.
-fn recover(
-    device: &FlashDevice,
-    sb: &BlockSuperblock,
-    found: &mut Inspection,
-) -> Result<(Vec<Map>, MapLog), CacheError> {
-    let layout = sb.layout;
-    let unreadable = |_| CacheError::System {
-        what: "the map on the cache device",
-        reason: "it cannot be read: replace the device, or format it anew".into(),
-    };
-    let shape = Shape::of(&layout);
-    let (entries, rest) = Map::words(shape);
-    let placing = Placing::of(&layout, sb.key);
-    let mut maps: Vec<Map> = (0..layout.shards)
-        .map(|shard| {
-            let words = (Words::heap(entries), Words::heap(rest));
-            Map::new(words.0, words.1, placing, shard, shape, Making::default())
-        })
-        .collect();
-    let per = u64::from(layout.shard_slots());
-    let io = &mut ReadOnly(device);
-    let recovered = MapLog::recover(sb.clone(), false, Nanos::ZERO, io, |slot, held| {
-        let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
-        maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
-    })
-    .map_err(unreadable)?;
-    for range in &recovered.damaged {
-        for slot in range.clone() {
-            let (map, slot) = (&mut maps[(slot / per) as usize], SlotId((slot % per) as u32));
-            if map.get(slot) == Slot::Free {
-                map.hold(slot);
-            }
-        }
-    }
-    found.records = recovered.records;
-    found.snapshot_pages_damaged = recovered.damaged.len() as u64;
-    found.regions_marked = recovered.log.regions_set() as u64;
-    let mut page = vec![0u8; PAGE_SIZE];
-    for number in 0..layout.intent_pages() {
-        io.read(layout.intents_at() + number * PAGE_SIZE as u64, &mut page).map_err(unreadable)?;
-        if intents::decode(&page, number, sb.generation).is_none() && page.iter().any(|&b| b != 0) {
-            found.intent_pages_damaged += 1;
-        }
-    }
-    found.log_gap = !recovered.log.is_whole();
-    Ok((maps, recovered.log))
 }
 
 /// Compares lines of one shard, whose slots are close together, with their checksums.

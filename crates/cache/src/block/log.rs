@@ -260,12 +260,8 @@ impl LogThread {
         superblock: BlockSuperblock,
         fills: FileQueue,
     ) -> LogThread {
-        let carrier = Carrier {
-            cache: cache.clone(),
-            fills,
-            writing: Slab::new(),
-            flushing: Vec::new(),
-        };
+        let carrier =
+            Carrier { cache: cache.clone(), fills, writing: Slab::new(), flushing: Vec::new() };
         let machine = Maintenance::new(Pace::default(), log, superblock);
         LogThread {
             cache,

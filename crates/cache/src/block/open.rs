@@ -21,14 +21,13 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::node::defaults;
 use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::setup;
 pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without, start};
-use larder_engine::block::record::{TapedLog, TapedShard};
+use larder_engine::block::record::TapedLog;
 use larder_engine::block::volumes::CannotCome;
-use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, Fault, GROUP_LINES, Regions, WriteMode,
-};
+use larder_engine::block::{Fault, WriteMode};
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
 use larder_format::block::{
     BlockSuperblock, BlockSuperblockError, Layout, LayoutError, Placement, Volume as VolumeRecord,
@@ -619,12 +618,7 @@ pub(super) fn begin(
         attached.insert(spec.name().to_owned(), volume);
     }
     governor.set_volumes(attached.values().cloned().collect());
-    let block_config = BlockConfig {
-        line_bytes: layout.line,
-        write: config.write,
-        limits: limits(config.fill_memory, &layout),
-        regions: Regions { groups: layout.region_groups, count: layout.regions },
-    };
+    let block_config = setup::shard_config(config.write, config.fill_memory, &layout);
     let recorder = match &config.record {
         None => None,
         Some(record) => {
@@ -633,10 +627,7 @@ pub(super) fn begin(
     };
     let shards = maps
         .into_iter()
-        .map(|map| {
-            let shard = TapedShard::new(BlockShard::new(block_config, map));
-            Mutex::new(Cell::new(shard))
-        })
+        .map(|map| Mutex::new(Cell::new(setup::shard(block_config, map))))
         .collect();
     let system = |what| move |e: std::io::Error| CacheError::System { what, reason: e.to_string() };
     let raw = device.raw().ok_or_else(|| CacheError::System {
@@ -706,14 +697,6 @@ pub(super) fn begin(
         .spawn(move || census::run(&counted))
         .map_err(system("a thread"))?;
     Ok(Running { cache, thread: Some(thread), census: Some(census), ended: false, warmth })
-}
-
-/// What a shard may have under way.
-pub(super) fn limits(fill_memory: ByteSize, layout: &Layout) -> BlockLimits {
-    let lines = fill_memory.0 / u64::from(layout.line) / u64::from(layout.shards);
-    // A group at least: a cache that fills nothing is none.
-    let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);
-    BlockLimits { fills, ..BlockLimits::default() }
 }
 
 /// A volume as it comes, and what its store is known by; `trust` vouches for one that cannot tell whether it was changed.

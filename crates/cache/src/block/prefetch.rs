@@ -18,7 +18,9 @@ use mio::{Events, Poll};
 use serde::{Deserialize, Serialize};
 
 use super::desk::check_range;
-use super::open::{CacheError, limits};
+use larder_engine::block::node::setup;
+
+use super::open::CacheError;
 use super::{Attached, Cached, Core, locked};
 
 use super::service::{Command, Service};
@@ -204,7 +206,7 @@ impl Porter {
         let slots = cache.layout.capacity();
         let room = volume.share().1.map_or(slots, |c| c.min(slots));
         let line_bytes = cache.layout.line;
-        let pacing = Pacing::new(limits(cache.config.fill_memory, &cache.layout).fills);
+        let pacing = Pacing::new(setup::fills(cache.config.fill_memory, &cache.layout));
         Ok(Porter {
             cache,
             volume,

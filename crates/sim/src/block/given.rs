@@ -36,6 +36,7 @@ use larder_engine::block::node::event::Op;
 use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Share;
 pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
@@ -292,7 +293,7 @@ impl<B: Carried> Given<B> {
         };
         let superblock = begun.log.superblock().clone();
         let config = super::shard_config(spec, &layout)?;
-        let shards = begun.maps.into_iter().map(|map| super::shard(config, map));
+        let shards = begun.maps.into_iter().map(|map| setup::shard(config, map));
         let node = GivenNode::new(layout, superblock.generation, shards, medium);
         let placing = Placing::of(&layout, superblock.key);
         let queue = Queue::new(node::QUEUE, Config::new(&layout, placing, spec.readahead.0));

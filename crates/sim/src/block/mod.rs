@@ -1,6 +1,6 @@
 //! The engine of `larder block` under a virtual clock.
 //!
-//! [`BlockSim`] runs the very code: [`BlockShard`]s, the [`MapLog`](larder_engine::block::MapLog) that makes their map durable, and admission as the
+//! [`BlockSim`] runs the very code: shards, the log that makes their map durable, and admission as the
 //! daemon asks it. What they ask for is answered by models: a drive (the translation layer and the channels of
 //! `larder sim run`), and a store ([`Store`]: a filer behind a network, or disks). Volumes need no size: the line space is
 //! given to them in stretches, as they are touched.
@@ -21,27 +21,20 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use larder_base::{ByteSize, Nanos, UnixSecs, Words};
-use larder_engine::block::MapLog;
+use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
-use larder_engine::block::node::backoff::Backoff;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
-use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
-use larder_engine::block::node::quiet::QUIET;
+use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
-use larder_engine::block::record::{TapedLog, TapedShard};
-use larder_engine::block::{
-    BlockConfig, BlockLimits, BlockShard, BlockStats, GROUP_LINES, GroupId, IoFailed, LineId,
-    PartKind, Regions,
-};
+use larder_engine::block::record::TapedShard;
+use larder_engine::block::{BlockConfig, BlockStats, GroupId, IoFailed, LineId, PartKind};
+use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
 use larder_format::block::{BlockSuperblock, Layout, Placement};
-use larder_format::{PAGE_SIZE, Uuid};
 use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
-use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
 pub use given::{
@@ -88,43 +81,9 @@ pub(crate) struct Sums {
     pub table_reads: u64,
 }
 
-/// What a shard may have under way, as in the daemon.
-fn limits(spec: &Block, layout: &Layout) -> BlockLimits {
-    let lines = spec.fill_memory.0 / u64::from(layout.line) / u64::from(layout.shards);
-    let fills = u32::try_from(lines).unwrap_or(u32::MAX).max(GROUP_LINES);
-    BlockLimits { fills, ..BlockLimits::default() }
-}
-
 /// How shards work.
 fn shard_config(spec: &Block, layout: &Layout) -> Result<BlockConfig, Wrong> {
-    Ok(BlockConfig {
-        line_bytes: layout.line,
-        write: spec.write_mode()?,
-        limits: limits(spec, layout),
-        regions: Regions { groups: layout.region_groups, count: layout.regions },
-    })
-}
-
-/// A shard over this map, without a tape.
-fn shard(config: BlockConfig, map: Map) -> TapedShard {
-    TapedShard::new(BlockShard::new(config, map))
-}
-
-/// What keeps lines from flash: the write budget that is stated. `file` is what an earlier run has left of it, `kept` whether a file is to know of
-/// what is written before it is.
-fn keeping(
-    spec: &Block,
-    layout: &Layout,
-    file: Option<BudgetState>,
-    kept: bool,
-) -> Result<Limits, BudgetError> {
-    let line = u64::from(layout.line);
-    let lines = ByteSize(layout.capacity() * line);
-    let budget = WriteBudget::new(&spec.write_budget, lines, file, Nanos::ZERO)?;
-    // Bytes that come at once, as the daemon has it: lines of a group, or a page of the map's log for each.
-    let unit = u64::from(GROUP_LINES) * line.max(PAGE_SIZE as u64);
-    let kept = kept.then(|| KeptBudget::new(&budget, lines, unit));
-    Ok(Limits::new(Some((budget, kept)), Backoff::default()))
+    Ok(setup::shard_config(spec.write_mode()?, spec.fill_memory, layout))
 }
 
 /// The key of the placement under `seed`: a device whose superblock has it places every line where the simulator does.
@@ -189,17 +148,17 @@ impl BlockSim {
             let (entries, sums) = Map::words(shape);
             let (entries, sums) = (Words::heap(entries), Words::heap(sums));
             let map = Map::new(entries, sums, placing, i, shape, making);
-            let shard = shard(config, map);
+            let shard = setup::shard(config, map);
             map_memory += shard.map().memory_bytes();
             shard
         });
         let shards: Vec<TapedShard> = shards.collect();
         let generation = superblock.generation;
-        let log = TapedLog::new(MapLog::fresh(superblock.clone(), QUIET));
+        let log = setup::fresh_log(superblock.clone());
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
         let drive = drive(if sparse { spec.flash.0 } else { layout.device })?;
-        let limits = keeping(spec, &layout, None, false)
+        let limits = setup::limits(&spec.write_budget, &layout, None, false)
             .map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
         let stated = spec.stated_shares().map_err(wrong)?;
         let selection = spec.selection().map_err(wrong)?;

@@ -14,14 +14,14 @@ use larder_engine::block::node::maintenance::{Inbox, Stores};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{self, Stays};
 use larder_engine::block::record::{TapedAdmission, TapedShard};
 use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::Layout;
 use larder_policy::block::{
-    BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockKind, BlockSetup,
-    LineId as PolicyLine, Reason, Rule, Selection, Verdict as PolicyVerdict, VerdictCounts,
-    VolumeId,
+    BlockAdmissionConfig, BlockAdmissionError, BlockKind, LineId as PolicyLine, Reason, Rule,
+    Selection, Verdict as PolicyVerdict, VerdictCounts, VolumeId,
 };
 use larder_policy::budget::BudgetState;
 
@@ -78,21 +78,6 @@ impl Volume for Run {
     fn whole(&self) -> u64 {
         self.whole
     }
-}
-
-/// Admission of a volume of so many bytes.
-///
-/// # Errors
-/// What cannot be set up.
-pub(super) fn admission(
-    config: &BlockAdmissionConfig,
-    layout: &Layout,
-    backing_bytes: u64,
-    seed: u64,
-) -> Result<TapedAdmission, BlockAdmissionError> {
-    let (line_bytes, lines) = (layout.line, layout.capacity());
-    let setup = BlockSetup { line_bytes, lines, backing_bytes, seed };
-    BlockAdmission::new(config, &setup).map(TapedAdmission::new)
 }
 
 /// What a turn of maintenance has for others: it is theirs when the turn's I/O is over.
@@ -171,7 +156,7 @@ impl SimNode {
     }
 
     fn new_admission(&self) -> Result<TapedAdmission, BlockAdmissionError> {
-        admission(&self.admission, &self.layout, self.volume_bytes, self.seed)
+        setup::admission(&self.admission, &self.layout, self.volume_bytes, self.seed)
     }
 
     /// How many volumes there are.

@@ -179,7 +179,7 @@ fn volumes_have_their_shares() {
         let (slots, mut counts) = (sim.slots(), BTreeMap::new());
         for cell in &sim.node.cells {
             let mut slots = Vec::new();
-            BlockShard::state(
+            larder_engine::block::BlockShard::state(
                 &cell.borrow().0,
                 larder_engine::block::SlotId(0),
                 u32::MAX,
@@ -555,18 +555,13 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     use larder_format::recording::{Ended, end_chunk, file_header, seal};
     let kept = Kept::default();
     let mut sim = sim(spec);
-    let config = BlockConfig {
-        line_bytes: 4096,
-        write: spec.write_mode().unwrap(),
-        limits: limits(spec, &sim.node.layout),
-        regions: Regions { groups: sim.node.layout.region_groups, count: sim.node.layout.regions },
-    };
+    let config = shard_config(spec, &sim.node.layout).unwrap();
     let volume = |n: u32| VolumeSetup { name: format!("v{n}"), bytes: spec.flash.0 * 16, seed: 7 };
     let setup = BlockRunSetup::new(
         sim.maintenance.superblock().unwrap(),
         &config,
         spec.making().unwrap(),
-        QUIET,
+        larder_engine::block::node::quiet::QUIET,
         &spec.admission().unwrap(),
         (0..2).map(volume).collect(),
     );

@@ -17,6 +17,7 @@
 //! **A device that fails** before the end leaves a run without a cache. Volumes change meanwhile, so it is noted first that nothing on
 //! the device may be used again; then the memory is disowned, and the superblock loses its volumes if the device takes it.
 
+mod durable;
 pub mod memory;
 pub mod places;
 mod table;
@@ -30,7 +31,8 @@ use larder_format::block::superblock::COPY_BYTES;
 use super::super::address::Placing;
 use super::super::log::{LogFailed, LogStats};
 use super::super::map::{BadEntry, Making, Map, Shape, Slot};
-use super::super::{Fault, IoFailed, LineId, LogIo, MapLog, Planted, Regions, SlotId, Sum};
+use super::super::{Fault, IoFailed, LogIo, MapLog, Planted, Regions, SlotId};
+pub use durable::Found;
 use memory::Memory;
 use places::{Comer, NoPlace, Places};
 
@@ -249,22 +251,12 @@ fn restore(
     io: &mut impl LogIo,
 ) -> Result<Restored, NotRestored> {
     let layout = sb.layout;
-    let per = u64::from(setup.shape.slots());
-    let recovered = MapLog::recover(sb, shared, setup.idle, io, |slot, held| {
-        let held = held.map(|(line, sum)| (LineId(line), Sum(sum)));
-        maps[(slot / per) as usize].restore(SlotId((slot % per) as u32), held);
-    })
-    .map_err(|IoFailed| NotRestored::Io("its map cannot be read".to_owned()))?;
-    let mut log = recovered.log;
+    let read = durable::read(sb, shared, setup.idle, maps, io)
+        .map_err(|IoFailed| NotRestored::Io("its map cannot be read".to_owned()))?;
+    let (mut log, records) = (read.log, read.records);
     #[cfg(feature = "planted")]
     log.plant_any(setup.fault);
     let whole = log.is_whole();
-    for slot in recovered.damaged.into_iter().flatten() {
-        let (map, slot) = (&mut maps[(slot / per) as usize], SlotId((slot % per) as u32));
-        if map.get(slot) == Slot::Free {
-            map.hold(slot);
-        }
-    }
     let regions = Regions { groups: layout.region_groups, count: layout.regions };
     let keeps = |line| places.keeps(line, &layout);
     // (Those that were evicted lately are in the durable map alone.)
@@ -292,7 +284,7 @@ fn restore(
             }
         }
     }
-    let is_empty = recovered.records == 0
+    let is_empty = records == 0
         && !log.superblock().snapshot
         && log.regions_set() == 0
         && maps.iter().all(|m| match m.sparse() {
@@ -312,7 +304,7 @@ fn restore(
     };
     outcome.map_err(|failed| NotRestored::Io(failed.to_string()))?;
     memory.own(log.superblock());
-    Ok(Restored { log, records: recovered.records, dropped, whole })
+    Ok(Restored { log, records, dropped, whole })
 }
 
 /// The device fails before anything was used of it.

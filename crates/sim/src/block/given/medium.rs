@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 
 use larder_base::Nanos;
 use larder_engine::block::node::limits::Limits;
+use larder_engine::block::node::setup;
 use larder_engine::block::{IoFailed, LogIo};
 use larder_format::block::Layout;
 use larder_policy::budget::{BudgetError, BudgetState};
 
-use super::super::keeping;
 use super::super::spec::Block;
 use super::bytes::Carried;
 
@@ -35,7 +35,7 @@ impl Medium {
     ) -> Result<Medium, BudgetError> {
         Ok(Medium {
             flash: RefCell::new(flash),
-            limits: keeping(spec, layout, file, true)?,
+            limits: setup::limits(&spec.write_budget, layout, file, true)?,
             file: Cell::new(file),
             written: Cell::new(0),
         })

@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use larder_engine::block::node::event::{State, Volume};
+use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Share, ShareLines};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as Record, layout};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockAdmissionConfig, BlockKind, Reason, VerdictCounts, VolumeId};
 
-use super::super::node::admission as admission_of;
 use super::GivenError;
 
 /// Of one request no more bytes than this are looked at for metadata.
@@ -81,7 +81,7 @@ impl Attached {
     ) -> Result<Rc<Attached>, GivenError> {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
-        let admission = admission_of(admission, &layout, record.bytes, superblock.key)?;
+        let admission = setup::admission(admission, &layout, record.bytes, superblock.key)?;
         let detector = admission
             .prefers_metadata()
             .then(|| RefCell::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));

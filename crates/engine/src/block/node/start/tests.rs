@@ -7,6 +7,7 @@ use super::memory::HEADER_WORDS;
 use super::*;
 use crate::block::map::Replacement;
 use crate::block::{GroupId, LogShards, MapRecord};
+use crate::block::{LineId, Sum};
 
 const LINE: LineId = LineId(3);
 
