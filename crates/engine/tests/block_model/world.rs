@@ -9,6 +9,7 @@ mod flushing;
 mod in_log;
 mod limited;
 mod node;
+mod pace;
 mod ranged;
 mod volumes;
 
@@ -45,6 +46,7 @@ use begins::Survived;
 use flushing::Flushing;
 use in_log::Validity;
 use node::Waiting;
+use pace::Habits;
 use volumes::{Store, stores};
 
 const LINE: u64 = 4096;
@@ -119,6 +121,8 @@ pub(crate) struct World {
     lazy_log: bool,
     /// Reads of the cache device are slow: much happens while they are under way.
     slow_reads: bool,
+    /// At what pace maintenance and clients do what they do.
+    habits: Habits,
     /// Clients trim more than they do anything else: what is void stays so for a while.
     trims: bool,
     /// Slots that the durable map may still think taken: by a line, or by one that is not known.
@@ -225,6 +229,7 @@ impl World {
             draining: false,
             lazy_log: false,
             slow_reads: false,
+            habits: Habits::default(),
             trims: false,
             durable: BTreeMap::new(),
             writing: Vec::new(),
@@ -260,6 +265,7 @@ impl World {
         world.lazy_log = world.rng.chance(0.25);
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
+        world.habits = Habits::of(seed, &mut world.rng);
         world.scans_if_free = seed % 5 < 2;
         world.budgeted = seed % 7 == 3;
         world.fills_up = seed % 7 == 5;
@@ -326,6 +332,7 @@ impl World {
             len = len.div_ceil(PER_LINE) * PER_LINE;
         }
         len = len.min(self.end_of_stretch(at) - at);
+        let kind = self.habitual(kind, at);
         let verdict = [
             Verdict::Admit,
             Verdict::Admit,
@@ -511,6 +518,9 @@ impl World {
             _ => 1.0,
         };
         if self.slow_reads && !self.draining && !self.rng.chance(share) {
+            return;
+        }
+        if self.is_slow_write(at) {
             return;
         }
         if self.doing[at].landed.is_none() {
@@ -729,8 +739,15 @@ impl World {
 
     fn act(&mut self) -> Result<(), String> {
         if !self.is_enabled() && self.rng.chance(0.03) {
-            return self.take_back();
+            // A device that must not be used is taken back, or the next process finds it.
+            match self.rng.below(4) {
+                0 => self.kill(),
+                1 => self.power_cut(),
+                _ => return self.take_back(),
+            }
+            return Ok(());
         }
+        self.change_habits();
         let idle = self.ops.len() < if self.trims { 2 } else { 24 };
         match self.rng.below(1000) {
             0..100 if idle && self.most_ahead > 0 && !self.trims => self.scan_on(),
