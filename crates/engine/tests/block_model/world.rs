@@ -250,7 +250,7 @@ impl World {
             gives_up: false,
             budget_file: None,
             written: 0,
-            flushing: Flushing::new(0),
+            flushing: Flushing::new(0, Nanos::from_millis(30)),
             flushes_at_once: seed.is_multiple_of(2),
             slow_store: seed % 4 == 1,
             turns: Turns::of(TURNS),

@@ -13,16 +13,27 @@ pub(super) struct Habits {
     /// Records are gathered for so long, and for so long where somebody waits for what they make free.
     records: Nanos,
     commit: Nanos,
+    /// A region is quiet after this time.
+    pub(super) idle: Nanos,
     /// Steps of the log in a row.
     steps: usize,
     /// Records that a batch has room for, of each shard.
     pub(super) batch: usize,
     /// Some writes of the device take long.
     slow_writes: bool,
-    /// Clients change one volume at a time, and only read the others: their regions become quiet, and have lines.
+    /// Clients change some volumes at a time, and only read the others: their regions become quiet, and have lines.
     turns: bool,
-    /// The volume that they change now, if it is one.
-    turned_to: Option<usize>,
+    /// What they change now.
+    changed: Changed,
+}
+
+/// What clients change.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Changed {
+    #[default]
+    All,
+    Volume(usize),
+    Nothing,
 }
 
 impl Habits {
@@ -31,11 +42,12 @@ impl Habits {
         Habits {
             records: millis(rng, [0, 0, 20, 60]),
             commit: millis(rng, [0, 0, 0, 10]),
+            idle: millis(rng, [30, 30, 30, 4]),
             steps: [1, 1, 2, 16][rng.below(4) as usize],
             batch: [usize::MAX, usize::MAX, usize::MAX, 3][rng.below(4) as usize],
             slow_writes: rng.chance(0.25),
-            turns: seed % 3 == 1,
-            turned_to: None,
+            turns: seed % 5 == 1,
+            changed: Changed::All,
         }
     }
 
@@ -53,18 +65,25 @@ impl Habits {
 }
 
 impl World {
-    /// Clients turn to another volume, or to all.
+    /// Clients turn to something else.
     pub(super) fn change_habits(&mut self) {
-        if self.habits.turns && self.rng.chance(0.015) {
-            let volume = self.rng.below(self.volumes.len() as u64 + 1) as usize;
-            self.habits.turned_to = Some(volume).filter(|v| *v < self.volumes.len());
+        if self.habits.turns && self.rng.chance(0.012) {
+            self.habits.changed = match self.rng.below(3) {
+                0 => Changed::All,
+                1 => Changed::Volume(self.rng.below(self.volumes.len() as u64) as usize),
+                _ => Changed::Nothing,
+            };
         }
     }
 
     /// What a client does at a sector that has it in mind to do this.
     pub(super) fn habitual(&mut self, kind: PartKind, at: u64) -> PartKind {
-        let elsewhere = self.habits.turned_to.is_some_and(|v| self.volume_at(at) != Some(v));
-        if elsewhere && kind.changes() {
+        let may_change = match self.habits.changed {
+            Changed::All => true,
+            Changed::Volume(volume) => self.volume_at(at) == Some(volume),
+            Changed::Nothing => false,
+        };
+        if kind.changes() && !may_change {
             self.seen.rests += 1;
             return PartKind::Read;
         }
@@ -78,11 +97,11 @@ impl World {
         }
         let doing = &self.doing[at];
         let slow = match &doing.event {
-            Event::FlashWrite(_, _, bytes) => bytes.lines().0.0.is_multiple_of(3),
-            Event::Merge(_, merge, _) => merge.line.0.is_multiple_of(3),
+            Event::FlashWrite(_, _, bytes) => bytes.lines().0.0.is_multiple_of(5),
+            Event::Merge(_, merge, _) => merge.line.0.is_multiple_of(5),
             _ => false,
         };
-        let waits = slow && doing.landed.is_none() && !self.rng.chance(0.02);
+        let waits = slow && doing.landed.is_none() && !self.rng.chance(0.01);
         self.seen.slow_writes += u64::from(waits);
         waits
     }
