@@ -58,6 +58,8 @@ const SEGMENTS: u32 = 8;
 /// Stretches of groups in use, volumes: each in a region of its own, with so many lines (the last group is not whole).
 const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
+/// Regions of a sparse cache: with so many there is always room for a volume of two, wherever the others lie.
+const REGIONS: u64 = 2 * STRETCHES;
 const VOLUME_LINES: u64 = GROUPS_EACH * GROUP_LINES as u64 - 5;
 const KEY: u64 = 0x5eed;
 /// Ranges that may be locked at a time.
@@ -177,7 +179,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let layout = if seed >= SPARSE_FROM {
             // A slot for every line of the stretches, and no more.
-            let span = STRETCHES * (1 << 20);
+            let span = REGIONS * (1 << 20);
             let layout =
                 Layout::sparse_of(MOST_LINES * LINE, LINE as u32, span, SHARDS, PAGE_GROUPS);
             layout.expect("a layout")
@@ -301,14 +303,13 @@ impl World {
     // ---- what clients do ----
 
     fn random_sector(&mut self) -> u64 {
-        let (first, sectors) = self.any_volume();
+        let (first, sectors) = self.any_part();
         first + self.rng.below(sectors)
     }
 
     /// Where the volume of a sector ends; it may end within a line.
     fn end_of_stretch(&self, at: u64) -> u64 {
-        let sectors = self.volume_at(at).map_or(0, |v| self.volumes[v].sectors);
-        at / self.per_region() * self.per_region() + sectors
+        self.volume_at(at).map_or(self.region_of(at), |v| self.volumes[v].end())
     }
 
     /// Where the last whole line of its volume ends: what lies behind is never cached.
@@ -346,7 +347,7 @@ impl World {
 
     /// The volume of a sector, as `op` asks for it.
     fn stretch(&self, at: u64, op: OpId, if_free: bool) -> Stretch {
-        let base = at / self.per_region() * self.per_region() * SECTOR as u64;
+        let base = self.base_of(at) * SECTOR as u64;
         Stretch { base, whole: self.end_of_lines(at) * SECTOR as u64, op, if_free }
     }
 
@@ -435,7 +436,9 @@ impl World {
                 self.store_is_asked(op, at, len, ahead);
             }
             // Of a range as a whole, what lies behind the volume's end is nobody's.
-            Event::BackingChange(_, stretch, at, len, None) if *at == stretch.base => {
+            Event::BackingChange(_, _, at, len, None)
+                if *at / SECTOR as u64 == self.region_of(*at / SECTOR as u64) =>
+            {
                 let end = self.end_of_stretch(*at / SECTOR as u64) * SECTOR as u64;
                 *len = (*len).min(end - *at);
                 self.seen.voids += u64::from(self.shards.iter().any(|s| s.wants_sweep()));
@@ -742,7 +745,7 @@ impl World {
             // A device that must not be used is taken back, or the next process finds it.
             match self.rng.below(4) {
                 0 => self.kill(),
-                1 => self.power_cut(),
+                1 | 2 => self.power_cut(),
                 _ => return self.take_back(),
             }
             return Ok(());

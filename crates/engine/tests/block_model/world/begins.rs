@@ -100,7 +100,7 @@ impl World {
         let mut survived = survived;
         for left in (0..4).rev() {
             let doomed =
-                left > 0 && self.rng.chance(if self.validity.barred.get() { 0.5 } else { 0.15 });
+                left > 0 && self.rng.chance(if self.validity.barred.get() { 0.8 } else { 0.15 });
             match self.start(survived.take(), doomed) {
                 Ok(()) => break,
                 Err(memory) => {

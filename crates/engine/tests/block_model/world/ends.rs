@@ -171,7 +171,11 @@ impl World {
         let settled = self.settle()?;
         if self.device.borrow().blown {
             self.seen.kills_in_stop += 1;
-            if self.rng.chance(0.5) { self.kill() } else { self.power_cut() }
+            if self.rng.chance(0.5) {
+                self.kill()
+            } else {
+                self.power_cut()
+            }
             return Ok(());
         }
         self.device.borrow_mut().fuse = u64::MAX;
