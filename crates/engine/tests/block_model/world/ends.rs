@@ -8,6 +8,7 @@ use larder_engine::block::node::ranged::Turns;
 
 use super::begins::Survived;
 use super::node::Waiting;
+use super::volumes::Store;
 use super::{TURNS, World, overlay};
 use crate::parts::Event;
 
@@ -187,8 +188,9 @@ impl World {
         self.cut_off();
         self.device.borrow_mut().power_cut();
         let losses = self.seen.losses();
+        let outgrown = self.volumes.iter().any(Store::has_outgrown);
         self.restart(None);
-        let rotten = losses != self.seen.losses();
+        let rotten = outgrown || losses != self.seen.losses();
         let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
         if enabled && settled && !rotten && after != lines {
             return Err(format!("{lines} lines before a clean stop, {after} after it"));

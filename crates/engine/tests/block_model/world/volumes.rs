@@ -43,6 +43,11 @@ impl Store {
         self.place.map_or(0, |place| place + self.served)
     }
 
+    /// Its store has grown, and the cache does not know it: it comes without its lines.
+    pub(super) fn has_outgrown(&self) -> bool {
+        self.place.is_some() && self.sectors != self.served
+    }
+
     pub(super) fn identity(&self) -> [u8; 64] {
         let mut identity = [1; 64];
         identity[8..16].copy_from_slice(&self.version.to_le_bytes());
