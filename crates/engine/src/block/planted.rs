@@ -116,16 +116,12 @@ faults! {
     GrownBeforeRecord,
     /// The lines of a volume that moves stay where they lay.
     MoveLeavesLines,
-    /// The durable map names lines that a volume that has moved had where it lay.
-    MovedNotAnew,
     /// A volume moves while its clients' operations are under way.
     MovedUnderClients,
     /// A start that the device fails goes on without the cache, and does not note it.
     GivenUpNotNoted,
     /// The map on the device stays valid when the cache is given up.
     GivenUpValid,
-    /// A start leaves lines in the durable map that were evicted lately, of volumes that are not as they were.
-    GoneLinesStayDurable,
     /// The bit of a region goes before the flush of its store that covers it has ended.
     ClearedBeforeFlush,
     /// A clean stop does not wait for fills that are under way.

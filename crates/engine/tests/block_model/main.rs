@@ -5,7 +5,8 @@
 //! as the daemon does it; the run is killed between any two stores to the map, loses power
 //! with lost, reordered and torn writes of the cache device and lost writes of the backing store that were not flushed,
 //! loses the cache device, and recovers. The backing store may forget such writes while it is used, too; it is flushed by the log
-//! and by clients.
+//! and by clients. Volumes come, go, grow where they lie or by a move, and are forgotten, while others are served. The log keeps up or
+//! lags, clients turn to some volumes and only read the others, and a clean stop may be cut off too.
 //!
 //! What is checked: a read returns the last acknowledged write of each sector, or one that was under way while it ran,
 //! never an older one, and never one value now and an earlier one later; a line in the map has the bytes of the backing

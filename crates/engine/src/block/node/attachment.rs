@@ -249,8 +249,7 @@ impl Attachment {
     /// Whether the durable map begins anew with the record: it may name lines that must not come back, not even after a power cut in the
     /// next moment.
     pub fn is_anew(&self) -> bool {
-        let forgets = self.moves() && self.fault.is(Planted::MovedNotAnew);
-        (self.anew || self.dropped > 0) && !forgets
+        self.anew || self.dropped > 0
     }
 
     /// Makes the change in a superblock. False if the volume is not as it was when this was planned: then nothing changes.

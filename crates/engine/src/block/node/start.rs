@@ -268,7 +268,7 @@ fn restore(
     let regions = Regions { groups: layout.region_groups, count: layout.regions };
     let keeps = |line| places.keeps(line, &layout);
     // (Those that were evicted lately are in the durable map alone.)
-    let mut foreign = places.has_gone() && !setup.fault.is(Planted::GoneLinesStayDurable);
+    let mut foreign = places.has_gone();
     let mut dropped = 0u64;
     if layout.is_sparse() {
         dropped = if shared {
