@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use larder_base::lock::{Lock, LockKind, SharedLock};
+use larder_base::lock::{Lock, LockKind, Rank, SharedLock};
 use larder_base::{Expiry, Nanos, Now, UnixSecs};
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
@@ -45,7 +45,7 @@ impl<T> Lock<T> for ExploredLock<T> {
         = MutexGuard<'a, T>
     where
         Self: 'a;
-    fn new(value: T) -> Self {
+    fn new(_: Rank, value: T) -> Self {
         ExploredLock(Mutex::new(value))
     }
     fn lock(&self) -> MutexGuard<'_, T> {
@@ -62,7 +62,7 @@ impl<T> SharedLock<T> for ExploredShared<T> {
         = RwLockWriteGuard<'a, T>
     where
         Self: 'a;
-    fn new(value: T) -> Self {
+    fn new(_: Rank, value: T) -> Self {
         ExploredShared(RwLock::new(value))
     }
     fn read(&self) -> RwLockReadGuard<'_, T> {

@@ -112,6 +112,16 @@ faults! {
     ForgetLeavesLines,
     /// Who attaches a volume is answered before the superblock has it.
     AnsweredBeforeRecord,
+    /// Who lets a volume grow is answered before the superblock has it.
+    GrownBeforeRecord,
+    /// The lines of a volume that moves stay where they lay.
+    MoveLeavesLines,
+    /// A volume moves while its clients' operations are under way.
+    MovedUnderClients,
+    /// A start that the device fails goes on without the cache, and does not note it.
+    GivenUpNotNoted,
+    /// The map on the device stays valid when the cache is given up.
+    GivenUpValid,
     /// The bit of a region goes before the flush of its store that covers it has ended.
     ClearedBeforeFlush,
     /// A clean stop does not wait for fills that are under way.

@@ -102,14 +102,16 @@ impl Device {
     /// Each unflushed sector write is there, or not, or begun (drives that promise whole sectors do better), whatever became of
     /// the others.
     pub(crate) fn power_cut(&mut self) {
-        for (sector, content) in std::mem::take(&mut self.unflushed) {
+        // (Elsewhere both are the same.)
+        let unflushed = std::mem::take(&mut self.unflushed);
+        for &(sector, ref content) in &unflushed {
             if self.rng.chance(0.5) {
                 let whole = self.rng.chance(0.9);
                 let end = if whole { SECTOR } else { self.rng.range(1, 63) as usize * 8 };
                 self.durable[sector][..end].copy_from_slice(&content[..end]);
             }
         }
-        self.live.clone_from(&self.durable);
+        unflushed.iter().for_each(|(sector, _)| self.live[*sector] = self.durable[*sector]);
     }
 
     /// No slot becomes a hole while the durable table names a line in it.

@@ -96,6 +96,18 @@ pub(crate) struct Seen {
     pub(crate) forgot: u64,
     /// Stops while fills or copies were under way.
     pub(crate) busy_stops: u64,
+    /// Volumes that have grown while they were served: where they lay, and by a move.
+    pub(crate) grown: u64,
+    pub(crate) moved: u64,
+    /// Stops that were cut off.
+    pub(crate) kills_in_stop: u64,
+    /// Batches of records that had no room for all that waited, writes of the device that took long, and changes that were left to a volume
+    /// that clients had turned to.
+    pub(crate) full_batches: u64,
+    pub(crate) slow_writes: u64,
+    pub(crate) rests: u64,
+    /// Power cuts while records waited and volumes had no bit.
+    pub(crate) behind: u64,
 }
 
 impl Seen {
@@ -105,7 +117,8 @@ impl Seen {
             kills_in_log power_cuts stops warm_lines lost_devices taken_back snapshots cleared ranges waited copied cleaned logs
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
-            voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops);
+            voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops
+            grown moved kills_in_stop full_batches slow_writes rests behind);
     }
 
     /// What a start may lose lines by.
@@ -182,6 +195,13 @@ impl Seen {
             self.left_undurable,
             self.forgot,
             self.busy_stops,
+            self.grown,
+            self.moved,
+            self.kills_in_stop,
+            self.full_batches,
+            self.slow_writes,
+            self.rests,
+            self.behind,
         ];
         println!("{self:?}");
         assert!(all.iter().all(|&n| n >= 20), "something was hardly met: {self:?}");

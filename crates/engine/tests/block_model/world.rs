@@ -9,6 +9,7 @@ mod flushing;
 mod in_log;
 mod limited;
 mod node;
+mod pace;
 mod ranged;
 mod volumes;
 
@@ -45,6 +46,7 @@ use begins::Survived;
 use flushing::Flushing;
 use in_log::Validity;
 use node::Waiting;
+use pace::Habits;
 use volumes::{Store, stores};
 
 const LINE: u64 = 4096;
@@ -56,6 +58,8 @@ const SEGMENTS: u32 = 8;
 /// Stretches of groups in use, volumes: each in a region of its own, with so many lines (the last group is not whole).
 const STRETCHES: u64 = 4;
 const GROUPS_EACH: u64 = 3;
+/// Regions of a sparse cache: with so many there is always room for a volume of two, wherever the others lie.
+const REGIONS: u64 = 2 * STRETCHES;
 const VOLUME_LINES: u64 = GROUPS_EACH * GROUP_LINES as u64 - 5;
 const KEY: u64 = 0x5eed;
 /// Ranges that may be locked at a time.
@@ -119,6 +123,8 @@ pub(crate) struct World {
     lazy_log: bool,
     /// Reads of the cache device are slow: much happens while they are under way.
     slow_reads: bool,
+    /// At what pace maintenance and clients do what they do.
+    habits: Habits,
     /// Clients trim more than they do anything else: what is void stays so for a while.
     trims: bool,
     /// Slots that the durable map may still think taken: by a line, or by one that is not known.
@@ -173,7 +179,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let layout = if seed >= SPARSE_FROM {
             // A slot for every line of the stretches, and no more.
-            let span = STRETCHES * (1 << 20);
+            let span = REGIONS * (1 << 20);
             let layout =
                 Layout::sparse_of(MOST_LINES * LINE, LINE as u32, span, SHARDS, PAGE_GROUPS);
             layout.expect("a layout")
@@ -225,6 +231,7 @@ impl World {
             draining: false,
             lazy_log: false,
             slow_reads: false,
+            habits: Habits::default(),
             trims: false,
             durable: BTreeMap::new(),
             writing: Vec::new(),
@@ -245,7 +252,7 @@ impl World {
             gives_up: false,
             budget_file: None,
             written: 0,
-            flushing: Flushing::new(0),
+            flushing: Flushing::new(0, Nanos::from_millis(30)),
             flushes_at_once: seed.is_multiple_of(2),
             slow_store: seed % 4 == 1,
             turns: Turns::of(TURNS),
@@ -260,6 +267,7 @@ impl World {
         world.lazy_log = world.rng.chance(0.25);
         world.slow_reads = world.rng.chance(0.25);
         world.trims = world.rng.chance(0.15);
+        world.habits = Habits::of(seed, &mut world.rng);
         world.scans_if_free = seed % 5 < 2;
         world.budgeted = seed % 7 == 3;
         world.fills_up = seed % 7 == 5;
@@ -295,14 +303,13 @@ impl World {
     // ---- what clients do ----
 
     fn random_sector(&mut self) -> u64 {
-        let (first, sectors) = self.any_volume();
+        let (first, sectors) = self.any_part();
         first + self.rng.below(sectors)
     }
 
     /// Where the volume of a sector ends; it may end within a line.
     fn end_of_stretch(&self, at: u64) -> u64 {
-        let sectors = self.volume_at(at).map_or(0, |v| self.volumes[v].sectors);
-        at / self.per_region() * self.per_region() + sectors
+        self.volume_at(at).map_or(self.region_of(at), |v| self.volumes[v].end())
     }
 
     /// Where the last whole line of its volume ends: what lies behind is never cached.
@@ -326,6 +333,7 @@ impl World {
             len = len.div_ceil(PER_LINE) * PER_LINE;
         }
         len = len.min(self.end_of_stretch(at) - at);
+        let kind = self.habitual(kind, at);
         let verdict = [
             Verdict::Admit,
             Verdict::Admit,
@@ -339,7 +347,7 @@ impl World {
 
     /// The volume of a sector, as `op` asks for it.
     fn stretch(&self, at: u64, op: OpId, if_free: bool) -> Stretch {
-        let base = at / self.per_region() * self.per_region() * SECTOR as u64;
+        let base = self.base_of(at) * SECTOR as u64;
         Stretch { base, whole: self.end_of_lines(at) * SECTOR as u64, op, if_free }
     }
 
@@ -428,7 +436,9 @@ impl World {
                 self.store_is_asked(op, at, len, ahead);
             }
             // Of a range as a whole, what lies behind the volume's end is nobody's.
-            Event::BackingChange(_, stretch, at, len, None) if *at == stretch.base => {
+            Event::BackingChange(_, _, at, len, None)
+                if *at / SECTOR as u64 == self.region_of(*at / SECTOR as u64) =>
+            {
                 let end = self.end_of_stretch(*at / SECTOR as u64) * SECTOR as u64;
                 *len = (*len).min(end - *at);
                 self.seen.voids += u64::from(self.shards.iter().any(|s| s.wants_sweep()));
@@ -511,6 +521,9 @@ impl World {
             _ => 1.0,
         };
         if self.slow_reads && !self.draining && !self.rng.chance(share) {
+            return;
+        }
+        if self.is_slow_write(at) {
             return;
         }
         if self.doing[at].landed.is_none() {
@@ -729,8 +742,15 @@ impl World {
 
     fn act(&mut self) -> Result<(), String> {
         if !self.is_enabled() && self.rng.chance(0.03) {
-            return self.take_back();
+            // A device that must not be used is taken back, or the next process finds it.
+            match self.rng.below(4) {
+                0 => self.kill(),
+                1 | 2 => self.power_cut(),
+                _ => return self.take_back(),
+            }
+            return Ok(());
         }
+        self.change_habits();
         let idle = self.ops.len() < if self.trims { 2 } else { 24 };
         match self.rng.below(1000) {
             0..100 if idle && self.most_ahead > 0 && !self.trims => self.scan_on(),

@@ -125,12 +125,7 @@ impl Attachment {
         let what = What::Comes(Box::new((decided, taken)));
         let mut attachment = Attachment::new(&comer.name, what, steps);
         attachment.anew = had_lines;
-        attachment.fault = fault;
-        if fault.is(Planted::AnsweredBeforeRecord) {
-            let record = attachment.steps.len() - 2;
-            attachment.steps.swap(record, record + 1);
-        }
-        Ok(attachment)
+        Ok(attachment.with_fault(fault))
     }
 
     /// A volume goes: its lines stay, for when it comes back. It is put aside though its store is not durable, if that takes longer
@@ -189,6 +184,36 @@ impl Attachment {
         attachment.anew = true;
         // The bits are not waited for.
         attachment.with_patience(Nanos::ZERO)
+    }
+
+    /// The same with a fault that is planted in it.
+    pub fn with_fault(mut self, fault: Fault) -> Attachment {
+        self.fault = fault;
+        if self.moves() && fault.is(Planted::MovedUnderClients) {
+            self.steps.retain(|step| *step != Step::Hold);
+        }
+        if self.moves() && fault.is(Planted::MoveLeavesLines) {
+            self.steps.iter_mut().for_each(|step| {
+                if let Step::Lines { drop, .. } = step {
+                    *drop = false;
+                }
+            });
+        }
+        let is_early = match self.what {
+            What::Comes(_) => fault.is(Planted::AnsweredBeforeRecord),
+            What::Grows { .. } => fault.is(Planted::GrownBeforeRecord),
+            What::Goes { .. } | What::Forgotten => false,
+        };
+        if is_early {
+            let record = self.steps.len() - 2;
+            self.steps.swap(record, record + 1);
+        }
+        self
+    }
+
+    /// Whether it is a volume that moves in the line space.
+    fn moves(&self) -> bool {
+        matches!(&self.what, What::Grows { growth, .. } if growth.moves_from.is_some())
     }
 
     /// What is to be done next; `None` at the end.

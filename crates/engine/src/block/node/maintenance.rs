@@ -531,9 +531,11 @@ impl Maintenance {
     ) {
         let Some(mut log) = self.log.take() else { return };
         self.former = Some(log.superblock().clone());
-        fx.bar(log.superblock());
-        // If the device takes it after all, nothing else is needed.
-        let _ = log.update(io, |sb| sb.volumes.clear());
+        if !self.planted(Planted::GivenUpValid) {
+            fx.bar(log.superblock());
+            // If the device takes it after all, nothing else is needed.
+            let _ = log.update(io, |sb| sb.volumes.clear());
+        }
         log.end_recording();
         self.stats = log.stats();
         (self.stepping, self.commit, self.hurried) = (0, false, None);

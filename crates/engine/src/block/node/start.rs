@@ -201,7 +201,7 @@ pub fn start(
         Err(NotRestored::NotEmpty) => return Err(Refused::NotEmpty),
         Err(NotRestored::Io(why)) if setup.empty => return Err(Refused::NotRecorded(why)),
         Err(NotRestored::Io(why)) => {
-            begin_without(&planned, &why, memory, io, notes)?;
+            begin_without(&planned, (&why, setup.fault), memory, io, notes)?;
             let without = Without { superblock: planned, maps, places, why };
             return Ok(Started::Without(Box::new(without)));
         }
@@ -310,13 +310,15 @@ fn restore(
 /// The device fails before anything was used of it.
 fn begin_without(
     sb: &BlockSuperblock,
-    why: &str,
+    (why, fault): (&str, Fault),
     memory: &mut Memory,
     io: &mut impl LogIo,
     notes: &mut impl Notes,
 ) -> Result<(), Refused> {
     let unnoted = |reason| Refused::NotNoted { why: why.to_owned(), reason };
-    notes.given_up().map_err(unnoted)?;
+    if !fault.is(Planted::GivenUpNotNoted) {
+        notes.given_up().map_err(unnoted)?;
+    }
     memory.disown();
     // For a start whose host does not know of the note, if the device takes it.
     let mut next = sb.clone();

@@ -2,13 +2,14 @@
 //!
 //! The node owns the locks, so that which are taken, in which order and for how long is decided once, whoever runs the cache: their
 //! kind is a type parameter ([`LockKind`]). Each method takes one shard's lock at a time and lets go of it before it takes
-//! another; only [`Node::at_rest`] holds all. The order is: a shard, then the names of applications, then what maintenance has published.
+//! another; only [`Node::at_rest`] holds all. The order is: a shard, then the names of applications, then what maintenance has
+//! published. Where the program has debug assertions [`Threads`](larder_base::lock::Threads) checks it.
 //!
 //! What is called where a request is served are typed methods, not one event that is matched again: the call knows what it wants.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use larder_base::lock::{Lock, LockKind, SharedLock};
+use larder_base::lock::{Lock, LockKind, Rank, SharedLock};
 use larder_base::{AppId, ByteSize, KeyHasher, Now, ObjectHash, UnixSecs, Words};
 use larder_policy::application::{ApplicationError, Applications, Lookup};
 use larder_policy::learn::{Model, TrainingSet};
@@ -25,6 +26,10 @@ use crate::kv::log::{OwnerOf, Shards};
 use crate::kv::record::{Decision, Input, RunSetup, SetupError, Tape, TapedShard, replay};
 use crate::kv::saved::Saved;
 use crate::kv::shard::KvShard;
+
+const SHARD: Rank = Rank::new(1, "a shard");
+const APPLICATIONS: Rank = Rank::new(2, "the names of applications");
+const REPORT: Rank = Rank::new(3, "what maintenance has published");
 
 /// A lock on cache lines of its own.
 #[repr(align(128))]
@@ -113,12 +118,12 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         shards: impl IntoIterator<Item = KvShard<M>>,
     ) -> Result<Node<L, M>, SetupError> {
         let applications = setup.applications.applications()?;
-        let cells = shards.into_iter().map(|s| Apart(L::Lock::new(TapedShard::new(s))));
+        let cells = shards.into_iter().map(|s| Apart(L::Lock::new(SHARD, TapedShard::new(s))));
         Ok(Node {
             hasher: setup.hasher(),
             cells: cells.collect(),
             names_known: applications.len().into(),
-            applications: L::Shared::new(applications),
+            applications: L::Shared::new(APPLICATIONS, applications),
             delimiter: setup.applications.config.delimiter.bytes().next(),
             max_object: setup.shard.max_object,
             no_eviction: setup.shard.no_eviction,
@@ -129,7 +134,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
             refusing: false.into(),
             crawler: CrawlerState::new(),
             flushed_at: 0.into(),
-            report: L::Lock::new(LogReport::default()),
+            report: L::Lock::new(REPORT, LogReport::default()),
         })
     }
 
@@ -430,7 +435,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
 
     /// Locks everything, when the last request has been answered.
     pub fn at_rest<R>(&self, f: impl FnOnce(&AtRest<'_>) -> R) -> R {
-        let mut guards: Vec<_> = (0..self.shards()).map(|shard| self.lock(shard)).collect();
+        let mut guards: Vec<_> = self.cells.iter().map(|cell| cell.0.lock_beside()).collect();
         let apps: Vec<Vec<u64>> = guards.iter().map(|g| g.apps().flash_bytes().collect()).collect();
         let on_flash = guards.iter().map(|g| g.index().len()).sum();
         let in_dram = guards.iter().map(|g| g.dram_objects()).sum();

@@ -51,7 +51,7 @@ impl World {
         let at = match self.scan {
             Some(at) if self.is_open(at) && !self.rng.chance(0.03) => at,
             _ if self.rng.chance(0.5) => self.random_sector() / PER_LINE * PER_LINE,
-            _ => self.any_volume().0,
+            _ => self.any_part().0,
         };
         let end = self.end_of_stretch(at);
         let len = (self.rng.range(1, 5) * PER_LINE).min(end - at);

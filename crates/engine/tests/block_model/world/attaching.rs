@@ -3,11 +3,13 @@
 use larder_base::Nanos;
 use larder_engine::block::node::attachment::{Attachment, Step};
 use larder_engine::block::node::ranged::{Discard, Progress};
+use larder_engine::block::volumes::Growth;
 use larder_engine::block::{BlockShard, GROUP_LINES, LineId, OpId, PartKind};
 use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{VolumeState, superblock};
 
 use super::node::operators;
+use super::volumes::own;
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::Event;
 
@@ -18,14 +20,16 @@ const PATIENCE: Nanos = Nanos::from_millis(40);
 pub(super) struct Working {
     attachment: Attachment,
     volume: usize,
-    /// Where the volume lies, if the cache knows it.
-    place: Option<u64>,
+    /// Where the volume lies, if the cache knows it: first group and groups.
+    stretch: Option<(u64, u64)>,
+    /// It grows: so.
+    growth: Option<Growth>,
     /// Who has locked lines for it, and whether they are given.
     lock: Option<(OpId, bool)>,
 }
 
 impl World {
-    fn place_of(first_group: u64) -> u64 {
+    pub(super) fn place_of(first_group: u64) -> u64 {
         first_group * u64::from(GROUP_LINES) * PER_LINE
     }
 
@@ -39,8 +43,16 @@ impl World {
         }
         let name = self.volumes[volume].name.clone();
         let known = sb.volumes.iter().find(|v| v.name == name);
-        let place = known.map(|v| World::place_of(v.first_group));
+        let stretch = known.map(|v| (v.first_group, v.groups));
+        let mut growth = None;
         let attachment = match known {
+            Some(known) if known.state == VolumeState::Attached && self.rng.chance(0.5) => {
+                let Some(planned) = self.plan_growth(volume, &sb) else { return };
+                growth = Some(planned);
+                self.volumes[volume].closing = planned.moves_from.is_some();
+                let bytes = self.volumes[volume].sectors * SECTOR as u64;
+                Attachment::grow(known, planned, bytes, &self.layout).with_fault(self.fault())
+            }
             Some(known) if known.state == VolumeState::Attached => {
                 let open = self.volumes.iter().filter(|v| v.is_open()).count();
                 if open < 2 {
@@ -62,8 +74,12 @@ impl World {
                 }
             }
         };
-        self.script.push(format!("{} {name}: {:?} and so on", self.time, attachment.next()));
-        self.working = Some(Working { attachment, volume, place, lock: None });
+        self.script.push(format!(
+            "{} {name} ({growth:?}): {:?} and so on",
+            self.time,
+            attachment.next()
+        ));
+        self.working = Some(Working { attachment, volume, stretch, growth, lock: None });
     }
 
     /// It is cut off.
@@ -75,7 +91,7 @@ impl World {
     /// Whether something is under way of a volume's.
     fn is_used(&self, volume: usize) -> bool {
         let Some(place) = self.volumes[volume].place else { return false };
-        let own = place..place + self.per_region();
+        let own = place..place + self.span_of(volume);
         let base = place * SECTOR as u64;
         let of = |event: &Event| match event {
             Event::BackingRead(_, stretch, ..) | Event::BackingChange(_, stretch, ..) => {
@@ -96,7 +112,7 @@ impl World {
             return;
         }
         match step {
-            Step::Clients if self.is_used(working.volume) => {}
+            Step::Clients | Step::Hold if self.is_used(working.volume) => {}
             Step::Clients | Step::Close | Step::Hold => working.attachment.done(0),
             Step::Store if self.rng.chance(0.1) => return self.end_attachment(),
             Step::Store => {
@@ -201,41 +217,46 @@ impl World {
     }
 
     fn in_force(&mut self, working: &Working) {
-        let Working { attachment, volume, place, .. } = working;
-        let (volume, per) = (*volume, self.per_region());
+        let Working { attachment, volume, stretch, .. } = working;
+        let volume = *volume;
         if let Some((decided, taken)) = attachment.comes() {
-            self.check_recorded(&taken.volume.name, taken.volume.first_group);
+            let recorded = &taken.volume;
+            self.check_recorded(&recorded.name, recorded.first_group, recorded.bytes);
             let (decided, place) = (decided.clone(), World::place_of(taken.volume.first_group));
-            let former = taken.former.map(|(first, _)| World::place_of(first));
-            self.aside.retain(|aside| Some(*aside) != former);
+            if let Some(former) = taken.former {
+                self.not_aside(former);
+            }
             self.put_contents(volume, place);
             self.volumes[volume].wanted = true;
             self.has_come(&decided);
             self.seen.attached += 1;
             return;
         }
+        if let Some(growth) = working.growth {
+            return self.has_grown(volume, growth);
+        }
         if let Some(place) = self.volumes[volume].place {
             // It goes.
-            let own = |map: &mut std::collections::BTreeMap<u64, u64>| {
-                let mut own = map.split_off(&place);
-                map.append(&mut own.split_off(&(place + per)));
-                own.into_iter().map(|(s, v)| (s - place, v)).collect()
-            };
-            let (content, owed) = (own(&mut self.backing), own(&mut self.volatile));
-            self.truth.retain(|s, _| !(place..place + per).contains(s));
+            let span = self.span_of(volume);
+            let content = own(&mut self.backing, place, span);
+            let owed = own(&mut self.volatile, place, span);
+            self.truth.retain(|s, _| !(place..place + span).contains(s));
             let store = &mut self.volumes[volume];
             (store.content, store.owed) = (content, owed);
             (store.place, store.wanted) = (None, false);
-            self.aside.push(place);
+            let regions = (place..place + span).step_by(self.per_region() as usize);
+            self.aside.extend(regions);
             self.seen.detached += 1;
         } else {
-            self.aside.retain(|aside| Some(*aside) != *place);
+            if let Some(stretch) = *stretch {
+                self.not_aside(stretch);
+            }
             self.seen.forgot += 1;
         }
     }
 
     /// Who is answered can rely on it: the superblock that says so is durable.
-    fn check_recorded(&mut self, name: &str, first_group: u64) {
+    pub(super) fn check_recorded(&mut self, name: &str, first_group: u64, bytes: u64) {
         if !self.is_enabled() {
             return;
         }
@@ -244,11 +265,12 @@ impl World {
         let found = superblock::choose(&copy(0), &copy(1));
         let is_there = found.is_ok_and(|sb| {
             sb.volumes.iter().any(|v| {
-                v.name == name && v.first_group == first_group && v.state == VolumeState::Attached
+                (&v.name[..], v.first_group, v.bytes) == (name, first_group, bytes)
+                    && v.state == VolumeState::Attached
             })
         });
         if !is_there {
-            self.fail(format!("{name} is attached, and the superblock does not have it"));
+            self.fail(format!("{name} has {bytes} bytes, and the superblock does not have it so"));
         }
     }
 }

@@ -18,7 +18,6 @@ use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::choose;
 use larder_policy::block::{EvictionBy, VictimPolicy};
 
-use super::flushing::IDLE;
 use super::{KEY, LINE, SHARDS, World};
 use crate::device::SECTOR;
 
@@ -101,7 +100,7 @@ impl World {
         let mut survived = survived;
         for left in (0..4).rev() {
             let doomed =
-                left > 0 && self.rng.chance(if self.validity.barred.get() { 0.5 } else { 0.15 });
+                left > 0 && self.rng.chance(if self.validity.barred.get() { 0.8 } else { 0.15 });
             match self.start(survived.take(), doomed) {
                 Ok(()) => break,
                 Err(memory) => {
@@ -177,7 +176,7 @@ impl World {
         let setup = Setup {
             shape,
             making: self.making(),
-            idle: IDLE,
+            idle: self.habits.idle,
             empty: false,
             random: self.rng.next_u64() as u32,
             fault: self.fault(),
@@ -271,7 +270,7 @@ impl World {
         let former = self.former.clone().ok_or("nothing has begun")?;
         let random = self.rng.next_u64() as u32;
         let stats = LogStats::default();
-        let log = take_back(former, &found, (IDLE, random), stats, &mut self.io());
+        let log = take_back(former, &found, (self.habits.idle, random), stats, &mut self.io());
         #[allow(unused_mut, reason = "faults are planted with a feature")]
         let Ok(mut log) = log else { return Ok(false) };
         #[cfg(feature = "planted")]

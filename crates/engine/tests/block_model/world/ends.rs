@@ -8,6 +8,7 @@ use larder_engine::block::node::ranged::Turns;
 
 use super::begins::Survived;
 use super::node::Waiting;
+use super::volumes::Store;
 use super::{TURNS, World, overlay};
 use crate::parts::Event;
 
@@ -89,6 +90,10 @@ impl World {
 
     pub(super) fn power_cut(&mut self) {
         self.seen.power_cuts += 1;
+        let bits = self.maintenance.as_ref().map_or(0, |m| m.regions_set());
+        let attached = self.volumes.iter().filter(|v| v.place.is_some()).count();
+        let waits = self.shards.iter().any(|s| s.records_waiting() > 0);
+        self.seen.behind += u64::from(self.is_enabled() && bits < attached && waits);
         self.script.push(format!("{} power cut", self.time));
         self.count();
         self.cut_off();
@@ -160,7 +165,21 @@ impl World {
         self.seen.busy_stops += u64::from(!self.doing.is_empty());
         self.script.push(format!("{} stop", self.time));
         self.count();
+        let fuse = self.rng.below(14);
+        if self.rng.chance(0.2) {
+            self.device.borrow_mut().fuse = fuse;
+        }
         let settled = self.settle()?;
+        if self.device.borrow().blown {
+            self.seen.kills_in_stop += 1;
+            if self.rng.chance(0.5) {
+                self.kill()
+            } else {
+                self.power_cut()
+            }
+            return Ok(());
+        }
+        self.device.borrow_mut().fuse = u64::MAX;
         if let Some(late) = self.doing.iter().find(|d| d.upkeep) {
             return Err(format!("it has stopped, and this is under way: {:?}", late.event));
         }
@@ -169,8 +188,9 @@ impl World {
         self.cut_off();
         self.device.borrow_mut().power_cut();
         let losses = self.seen.losses();
+        let outgrown = self.volumes.iter().any(Store::has_outgrown);
         self.restart(None);
-        let rotten = losses != self.seen.losses();
+        let rotten = outgrown || losses != self.seen.losses();
         let after: u32 = self.shards.iter().map(BlockShard::lines).sum();
         if enabled && settled && !rotten && after != lines {
             return Err(format!("{lines} lines before a clean stop, {after} after it"));

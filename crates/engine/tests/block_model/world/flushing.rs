@@ -8,9 +8,6 @@ use larder_engine::block::node::quiet::Changes;
 use super::World;
 use super::in_log::STORE;
 
-/// A region is quiet after this time.
-pub(super) const IDLE: Nanos = Nanos::from_millis(30);
-
 /// A flush that is under way, and what it makes durable: sectors with their values when it began.
 pub(super) struct UnderWay {
     number: u64,
@@ -25,8 +22,8 @@ pub(super) struct Flushing {
 }
 
 impl Flushing {
-    pub(super) fn new(regions: u32) -> Flushing {
-        Flushing { changes: Changes::new(regions, IDLE), wanted: None, under_way: None }
+    pub(super) fn new(regions: u32, idle: Nanos) -> Flushing {
+        Flushing { changes: Changes::new(regions, idle), wanted: None, under_way: None }
     }
 
     /// Maintenance wants a flush.
@@ -39,7 +36,7 @@ impl Flushing {
 impl World {
     /// A new process knows of no flush.
     pub(super) fn begin_flushing(&mut self) {
-        self.flushing = Flushing::new(self.layout.regions);
+        self.flushing = Flushing::new(self.layout.regions, self.habits.idle);
     }
 
     /// All that was written to the store is durable.

@@ -45,7 +45,11 @@ impl Shards for InWorld<'_> {
     }
     fn take_records(&mut self, shard: u32, most: usize, out: &mut Vec<MapRecord>) {
         let from = out.len();
+        // (Of so few slots there are never more records than a batch has room for.)
+        let most = most.min(self.0.habits.batch);
         self.0.shards[shard as usize].take_records(most, out);
+        let left = self.0.shards[shard as usize].records_waiting();
+        self.0.seen.full_batches += u64::from(left > 0 && out.len() - from == most);
         self.0.writing.extend(out[from..].iter().map(|&r| (shard as usize, r)));
         self.meanwhile();
     }
@@ -162,17 +166,9 @@ impl Effects<Bytes> for Begun {
 impl World {
     /// A run begins with this log, or without one.
     pub(super) fn begin_maintenance(&mut self, log: Option<MapLog>, superblock: BlockSuperblock) {
-        // Steps one by one, whenever the world comes to it; some ends do not wait for what is void.
+        // Some ends do not wait for what is void.
         let sweep = if self.rng.chance(0.5) { Nanos::ZERO } else { Pace::default().sweep };
-        let pace = Pace {
-            gather: Nanos::ZERO,
-            records: Nanos::ZERO,
-            commit: Nanos::ZERO,
-            tick: Nanos::ZERO,
-            steps: 1,
-            sweep,
-            ..Pace::default()
-        };
+        let pace = Pace { sweep, ..self.habits.pace() };
         self.validity.enabled.set(log.is_some());
         let machine = Maintenance::new(pace, log.map(TapedLog::new), superblock);
         #[allow(unused_mut, reason = "faults are planted with a feature")]

@@ -9,7 +9,7 @@ use super::{PER_LINE, SHARDS, TURNS, VOLUME_LINES, World};
 impl World {
     /// A zeroing of a whole stretch. Of the stretch's region only the beginning is in use; half of the ranges have all of it.
     pub(super) fn begin_range(&mut self) {
-        let (first, len) = self.any_volume();
+        let (first, len) = self.any_part();
         let zeroings = |(_, o): (&OpId, &crate::parts::Op)| {
             o.got.len() as u64 >= VOLUME_LINES * (PER_LINE - 1) && o.range.is_none()
         };
@@ -22,7 +22,7 @@ impl World {
 
     /// An operator drops what is cached of a stretch.
     pub(super) fn begin_drop(&mut self) {
-        let (first, len) = self.any_volume();
+        let (first, len) = self.any_part();
         let op = operators(OpId(self.next_op));
         self.next_op += 1;
         self.seen.drops += 1;

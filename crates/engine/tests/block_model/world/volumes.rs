@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use larder_engine::block::node::start::places::{Comer, Decided};
-use larder_engine::block::volumes::Found;
+use larder_engine::block::volumes::{CannotGrow, Found, Growth, room_to_grow};
 use larder_engine::block::{GROUP_LINES, LineId};
 use larder_format::block::{BlockSuperblock, VolumeState};
 
 use super::{GROUPS_EACH, PER_LINE, SECTOR, STRETCHES, VOLUME_LINES, World};
+
+/// Sectors of each region of a volume that are in use at most, from its beginning on.
+const MOST_USED: u64 = GROUPS_EACH * GROUP_LINES as u64 * PER_LINE;
 use crate::parts::Truth;
 
 /// A store.
@@ -15,8 +18,9 @@ pub(super) struct Store {
     pub(super) name: String,
     /// What it is known by: another number for each change by somebody else.
     version: u64,
-    /// Its size.
+    /// Its size, and what of that is served: it grows before the cache knows of it.
     pub(super) sectors: u64,
+    served: u64,
     /// Its first sector in the line space, while it is attached.
     pub(super) place: Option<u64>,
     /// It is to be attached at the next start.
@@ -32,6 +36,16 @@ impl Store {
     /// Clients use it.
     pub(super) fn is_open(&self) -> bool {
         self.place.is_some() && !self.closing
+    }
+
+    /// Behind its last sector in the line space.
+    pub(super) fn end(&self) -> u64 {
+        self.place.map_or(0, |place| place + self.served)
+    }
+
+    /// Its store has grown, and the cache does not know it: it comes without its lines.
+    pub(super) fn has_outgrown(&self) -> bool {
+        self.place.is_some() && self.sectors != self.served
     }
 
     pub(super) fn identity(&self) -> [u8; 64] {
@@ -56,6 +70,7 @@ pub(super) fn stores(cut: u64) -> Vec<Store> {
         name: format!("volume {i}"),
         version: 1,
         sectors: VOLUME_LINES * PER_LINE - cut,
+        served: VOLUME_LINES * PER_LINE - cut,
         place: None,
         wanted: true,
         closing: false,
@@ -65,35 +80,63 @@ pub(super) fn stores(cut: u64) -> Vec<Store> {
     (0..STRETCHES).map(store).collect()
 }
 
+/// What lies in `place..place + span` of a map by sectors, by its own sectors; it is taken out.
+pub(super) fn own(map: &mut BTreeMap<u64, u64>, place: u64, span: u64) -> BTreeMap<u64, u64> {
+    let mut own = map.split_off(&place);
+    map.append(&mut own.split_off(&(place + span)));
+    own.into_iter().map(|(s, v)| (s - place, v)).collect()
+}
+
 impl World {
     /// Sectors of a region: volumes begin with one.
     pub(super) fn per_region(&self) -> u64 {
         self.layout.region_groups * u64::from(GROUP_LINES) * PER_LINE
     }
 
-    /// The volume that has a sector of the line space.
-    pub(super) fn volume_at(&self, at: u64) -> Option<usize> {
-        let place = at / self.per_region() * self.per_region();
-        self.volumes.iter().position(|v| v.place == Some(place))
+    /// The first sector of the region of a sector.
+    pub(super) fn region_of(&self, at: u64) -> u64 {
+        at / self.per_region() * self.per_region()
     }
 
-    /// Any volume that clients use: its first sector, and how many it has.
-    pub(super) fn any_volume(&mut self) -> (u64, u64) {
+    /// Sectors of the regions that a volume has.
+    pub(super) fn span_of(&self, volume: usize) -> u64 {
+        self.volumes[volume].served.next_multiple_of(self.per_region())
+    }
+
+    /// The volume that has a sector of the line space.
+    pub(super) fn volume_at(&self, at: u64) -> Option<usize> {
+        let has = |&v: &usize| {
+            self.volumes[v].place.is_some_and(|p| (p..p + self.span_of(v)).contains(&at))
+        };
+        (0..self.volumes.len()).find(has)
+    }
+
+    /// Where the volume of a sector begins; of one that is nobody's, its region.
+    pub(super) fn base_of(&self, at: u64) -> u64 {
+        let place = self.volume_at(at).and_then(|v| self.volumes[v].place);
+        place.unwrap_or(self.region_of(at))
+    }
+
+    /// Any part of a volume that clients use, in a region of its own: its first sector, and how many are in use.
+    pub(super) fn any_part(&mut self) -> (u64, u64) {
         let first = self.rng.below(self.volumes.len() as u64) as usize;
-        let all = self.volumes.iter().cycle().skip(first).take(self.volumes.len());
-        let mut open = all.filter(|v| v.is_open());
-        let found = open.find_map(|v| v.place.map(|place| (place, v.sectors)));
-        found.expect("one volume is always used")
+        let all = (0..self.volumes.len()).cycle().skip(first).take(self.volumes.len());
+        let mut open = all.filter(|&v| self.volumes[v].is_open());
+        let volume = open.next().expect("one volume is always used");
+        let (per, regions) = (self.per_region(), self.span_of(volume) / self.per_region());
+        let region = if regions > 1 { self.rng.below(regions) } else { 0 };
+        let store = &self.volumes[volume];
+        let from = store.place.expect("it is open") + region * per;
+        (from, (store.end() - from).min(MOST_USED))
     }
 
     /// Nobody is attached: each store has what it has.
     fn take_contents(&mut self) {
-        let per = self.per_region();
-        for store in &mut self.volumes {
+        for volume in 0..self.volumes.len() {
+            let span = self.span_of(volume);
+            let store = &mut self.volumes[volume];
             let Some(place) = store.place.take() else { continue };
-            let mut own = self.backing.split_off(&place);
-            self.backing.append(&mut own.split_off(&(place + per)));
-            store.content = own.into_iter().map(|(s, v)| (s - place, v)).collect();
+            store.content = own(&mut self.backing, place, span);
         }
     }
 
@@ -102,16 +145,20 @@ impl World {
         self.take_contents();
         let of_group = u64::from(GROUP_LINES) * PER_LINE;
         self.aside.clear();
+        let per = self.per_region();
         for volume in &sb.volumes {
             let place = volume.first_group * of_group;
             let store = self.volumes.iter_mut().find(|s| s.name == volume.name);
             match store.filter(|_| volume.state == VolumeState::Attached) {
                 Some(store) => {
-                    store.place = Some(place);
+                    (store.place, store.served) = (Some(place), volume.bytes / SECTOR as u64);
                     let content = std::mem::take(&mut store.content);
                     self.backing.extend(content.into_iter().map(|(s, v)| (s + place, v)));
                 }
-                None => self.aside.push(place),
+                None => {
+                    let regions = volume.groups / self.layout.region_groups;
+                    self.aside.extend((0..regions).map(|r| place + r * per));
+                }
             }
         }
         self.truth.clear();
@@ -124,8 +171,7 @@ impl World {
 
     /// Whether lines may be cached there that are nobody's now: of a volume that was put aside.
     pub(super) fn is_aside(&self, line: LineId) -> bool {
-        let place = line.0 * PER_LINE / self.per_region() * self.per_region();
-        self.aside.contains(&place)
+        self.aside.contains(&self.region_of(line.0 * PER_LINE))
     }
 
     /// No cache looks: stores are changed by others and grow, and volumes are not attached any more, or again.
@@ -146,20 +192,19 @@ impl World {
 
     /// A store is changed by somebody else, grows, or stays as it is.
     pub(super) fn happens_to(&mut self, volume: usize, what: u64) {
-        let most = GROUPS_EACH * u64::from(GROUP_LINES) * PER_LINE;
-        let all = self.rng.chance(0.5);
+        let (all, per) = (self.rng.chance(0.5), self.per_region());
         let store = &mut self.volumes[volume];
         match what {
             0 | 1 => {
                 store.version += 1;
-                for sector in 0..store.sectors {
+                for sector in (0..store.sectors).filter(|s| s % per < MOST_USED) {
                     if all || self.rng.chance(0.1) {
                         store.content.insert(sector, self.next_op);
                         self.next_op += 1;
                     }
                 }
             }
-            2 if store.sectors + PER_LINE <= most => store.sectors += PER_LINE,
+            2 if store.sectors % per + PER_LINE <= MOST_USED => store.sectors += PER_LINE,
             _ => return,
         }
         self.seen.changed_between += 1;
@@ -168,13 +213,69 @@ impl World {
     /// A volume that comes lies at `place`, with what its store has.
     pub(super) fn put_contents(&mut self, volume: usize, place: u64) {
         let store = &mut self.volumes[volume];
-        store.place = Some(place);
-        self.aside.retain(|aside| *aside != place);
+        (store.place, store.served) = (Some(place), store.sectors);
+        let span = self.span_of(volume);
+        self.aside.retain(|aside| !(place..place + span).contains(aside));
+        let store = &mut self.volumes[volume];
         for (sector, value) in std::mem::take(&mut store.content) {
             self.backing.insert(sector + place, value);
             let truth = Truth { settled: [value].into(), ..Truth::default() };
             self.truth.insert(sector + place, truth);
         }
+    }
+
+    /// A stretch of groups is not put aside any more.
+    pub(super) fn not_aside(&mut self, (first, groups): (u64, u64)) {
+        let (from, to) = (World::place_of(first), World::place_of(first + groups));
+        self.aside.retain(|aside| !(from..to).contains(aside));
+    }
+
+    /// A store that is served grows by a line, or, the first, into another region; what the cache makes of it.
+    pub(super) fn plan_growth(&mut self, volume: usize, sb: &BlockSuperblock) -> Option<Growth> {
+        let (per, wide) = (self.per_region(), volume == 0 && self.rng.chance(0.7));
+        let others = self.volumes.iter().enumerate().any(|(n, v)| n != volume && v.is_open());
+        let store = &mut self.volumes[volume];
+        if !others || !store.is_open() {
+            return None;
+        }
+        let is_uneven = !store.served.is_multiple_of(PER_LINE);
+        if wide && store.sectors < per {
+            store.sectors = per + VOLUME_LINES * PER_LINE;
+        } else if store.sectors % per + PER_LINE <= MOST_USED {
+            store.sectors += PER_LINE;
+        }
+        let grows = store.sectors > store.served;
+        match room_to_grow(sb, &store.name, store.sectors * SECTOR as u64) {
+            Ok(growth) if grows && !is_uneven => Some(growth),
+            Err(CannotGrow::Uneven) if is_uneven => None,
+            Ok(_) if !grows && !is_uneven => None,
+            other => {
+                let why = format!("{} cannot grow: {other:?}", store.name);
+                self.fail(why);
+                None
+            }
+        }
+    }
+
+    /// It has grown, and who asked is answered.
+    pub(super) fn has_grown(&mut self, volume: usize, growth: Growth) {
+        let bytes = self.volumes[volume].sectors * SECTOR as u64;
+        let name = self.volumes[volume].name.clone();
+        self.check_recorded(&name, growth.first_group, bytes);
+        let (span, place) = (self.span_of(volume), World::place_of(growth.first_group));
+        let Some(from) = self.volumes[volume].place.filter(|from| *from != place) else {
+            self.volumes[volume].served = self.volumes[volume].sectors;
+            self.seen.grown += 1;
+            return;
+        };
+        let content = own(&mut self.backing, from, span);
+        let owed = own(&mut self.volatile, from, span);
+        self.truth.retain(|s, _| !(from..from + span).contains(s));
+        self.volumes[volume].content = content;
+        self.put_contents(volume, place);
+        self.volatile.extend(owed.into_iter().map(|(s, v)| (s + place, v)));
+        self.volumes[volume].closing = false;
+        self.seen.moved += 1;
     }
 
     /// Those that are to be attached.
