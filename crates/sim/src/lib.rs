@@ -4,7 +4,7 @@
 //! - [`baseline`]: other flash caches and the Flashield paper's own index, to measure against.
 //! - [`block`]: the engine of `larder block` under a virtual clock.
 //! - [`block_study`]: admission and replacement of the block cache on block traces.
-//! - [`device`]: what caches tell the drive below them.
+//! - [`device`]: the drive below a cache and the store behind it.
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
 //! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.

@@ -5,12 +5,10 @@
 //! - [`run`]: one decode of the trace for all caches.
 //! - [`Outcome`]: what came out.
 
-mod backend;
 mod baseline;
 mod block;
 mod caches;
 mod check;
-pub(crate) mod drive;
 mod error;
 mod latency;
 mod memory;
@@ -33,11 +31,13 @@ pub use outcome::{
 };
 pub use run::run;
 pub use spec::{
-    Bound, CacheKind, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq,
-    Timing, Victim, Workload,
+    Bound, CacheKind, CacheSpec, ClockMode, Expectations, Experiment, Hybrid, Report, Ripq, Victim,
+    Workload,
 };
 
-use crate::block::Store;
+pub use crate::device::{Drive, Timing};
+
+use crate::device::Store;
 use crate::kv::MAX_VALUE;
 use error::value;
 

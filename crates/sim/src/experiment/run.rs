@@ -8,17 +8,17 @@ use larder_engine::kv::api::Tier;
 use larder_policy::budget::YEAR_SECONDS;
 use larder_trace::{Reader, Request, TraceError, TraceHash};
 
-use super::backend::Backend;
 use super::block::BlockLane;
 use super::caches::{self, Asked, Cache, Effects, Totals, bytes_of};
 use super::check;
-use super::drive::Drive;
-use super::error::ExperimentError;
+use super::error::{self, ExperimentError};
 use super::latency::{Met, Recorder};
 use super::outcome::{CacheOutcome, Outcome, WorkloadFacts};
 use super::series::{Event, Series};
 use super::spec::{CacheSpec, Experiment};
 use crate::device::DeviceOp;
+use crate::device::backend::Backend;
+use crate::device::drive::Drive;
 use crate::mrc::Interner;
 
 /// Requests that a cache is told of before they come.
@@ -181,7 +181,8 @@ impl KvLane {
     fn new(e: &Experiment, spec: &CacheSpec) -> Result<KvLane, ExperimentError> {
         Ok(KvLane {
             cache: caches::build(spec, e.seed)?,
-            drive: Drive::new(&e.ssd, &e.timing, spec.name(), spec.flash(), e.seed)?,
+            drive: Drive::new(&e.ssd, &e.timing, spec.flash(), e.seed)
+                .map_err(|error| error::drive(spec.name(), error))?,
             backend: Backend::new(&e.timing, e.seed),
             dram: Nanos((e.timing.dram_us * 1000.0) as u64),
             counts: Counts::default(),
