@@ -1,5 +1,6 @@
 //! Why an experiment cannot be run.
 
+use larder_policy::application::ApplicationError;
 use larder_policy::budget::BudgetError;
 use larder_trace::TraceError;
 
@@ -61,6 +62,14 @@ pub enum ExperimentError {
         name: String,
         /// Why.
         source: BudgetError,
+    },
+    /// A cache's applications cannot be set up.
+    #[error("cache '{name}': {source}")]
+    Applications {
+        /// The cache's name.
+        name: String,
+        /// Why.
+        source: ApplicationError,
     },
     /// A modelled cache cannot be built.
     #[error("cache '{name}': {source}")]

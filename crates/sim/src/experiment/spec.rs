@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use larder_base::ByteSize;
 use larder_engine::kv::node::defaults;
 use larder_policy::admission::AdmissionConfig;
+use larder_policy::application::ApplicationsTable;
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
@@ -137,6 +138,11 @@ impl CacheSpec {
         }
     }
 
+    /// Whether the outcome tells what each application has had.
+    pub fn tells_applications(&self) -> bool {
+        matches!(self, CacheSpec::Hybrid(Hybrid { applications: Some(_), .. }))
+    }
+
     /// Bytes of DRAM that it is given: for objects, or for everything where that is stated (`memory`).
     pub fn dram(&self) -> u64 {
         match self {
@@ -254,6 +260,14 @@ pub struct Hybrid {
     /// The write budget, as in `larder kv`'s configuration.
     #[serde(default)]
     pub write_budget: WriteBudgetConfig,
+    /// Shares of the cache by application, as in `larder kv`'s configuration. Stated, be it empty, the outcome tells what each
+    /// application has had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applications: Option<ApplicationsTable>,
+    /// What the trace's applications are called, by number. Default: 0 is `default`, the keys without a prefix, and others are
+    /// called by their numbers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub application_names: BTreeMap<String, String>,
 }
 
 impl Hybrid {

@@ -4,6 +4,7 @@
 //! - [`workload`]: the timed workloads on which policies are compared.
 //! - [`study`]: admission policies at equal flash writes.
 
+mod apps;
 mod cache;
 mod counters;
 mod flash;
