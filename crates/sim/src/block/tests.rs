@@ -1,3 +1,5 @@
+mod stack;
+
 use larder_base::{ByteSize, Rng};
 use larder_trace::{Class, Op as TraceOp, Request};
 
