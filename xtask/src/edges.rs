@@ -82,12 +82,7 @@ const MACHINES: &[&str] =
     &["BlockShard", "KvShard", "FlashLog", "MapLog", "BlockAdmission", "WriteBudget"];
 
 /// Parts of hosts that may: studies of one machine, and other caches to measure against.
-const STUDIES: &[&str] = &[
-    "crates/sim/src/baseline/",
-    "crates/sim/src/block_study.rs",
-    "crates/sim/src/kv/study.rs",
-    "crates/sim/src/lab/",
-];
+const STUDIES: &[&str] = &["crates/sim/src/lab/"];
 
 const MACHINES_IN_HOSTS: Ratchet = Ratchet {
     file: "xtask/ratchets/machines.txt",
@@ -451,15 +446,15 @@ mod tests {
     fn machines_in_hosts_are_counted_by_file() {
         let dir = tempfile::tempdir().unwrap();
         let src = dir.path().join("crates/sim/src");
-        std::fs::create_dir_all(src.join("baseline")).unwrap();
+        std::fs::create_dir_all(src.join("lab")).unwrap();
         for (name, text) in [
-            ("lib.rs", "mod baseline; mod a; #[cfg(test)] mod t; // KvShard"),
+            ("lib.rs", "mod lab; mod a; #[cfg(test)] mod t; // KvShard"),
             (
                 "a.rs",
                 "use e::kv::{KvShard, Now};\nfn f(s: &mut KvShard) { g!(e::block::MapLog::new()) }",
             ),
             ("t.rs", "use e::KvShard;"),
-            ("baseline/mod.rs", "use e::KvShard;"),
+            ("lab/mod.rs", "use e::KvShard;"),
         ] {
             std::fs::write(src.join(name), text).unwrap();
         }

@@ -14,7 +14,7 @@ use larder_policy::block::{
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::block_study::{Placement, Writes};
+use crate::lab::block_study::{Placement, Writes};
 
 /// The engine of `larder block` over a cache device of `flash` bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,9 +11,9 @@ use larder_trace::Request;
 use super::applications::{self, AppFigures};
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
-use crate::baseline::{Baseline, BaselineError, Ripq, VictimCache};
 use crate::device::DeviceOp;
 use crate::kv::{CacheConfig, HybridCache, MAX_VALUE, Server, Sizes, study_of};
+use crate::lab::baseline::{Baseline, BaselineError, Ripq, VictimCache};
 
 /// One request as a cache meets it.
 #[derive(Clone, Copy, Debug)]

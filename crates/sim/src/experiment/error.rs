@@ -4,10 +4,10 @@ use larder_policy::application::ApplicationError;
 use larder_policy::budget::BudgetError;
 use larder_trace::TraceError;
 
-use crate::baseline::BaselineError;
 use crate::block::BlockError;
 use crate::device::drive::DriveError;
 use crate::kv::CacheError;
+use crate::lab::baseline::BaselineError;
 use crate::ssd::GeometryError;
 
 /// Why an experiment cannot be run, or ended early.
