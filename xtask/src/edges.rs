@@ -5,8 +5,8 @@
 //! this check that no crate below the line lifts that ban or leaves the workspace's lints, and this check that crates
 //! import only downward.
 //!
-//! Two lists hold what should not be and still is, and may only shrink ([`crate::ratchet`]): imports between folders of a crate
-//! that go in a circle, and the engine's machines that hosts call by name, where a host should ask the node.
+//! Imports between the folders of a crate go in no circle ([`crate::circles`]). One list holds what should not be and still is, and
+//! may only shrink ([`crate::ratchet`]): the engine's machines that hosts call by name, where a host should ask the node.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -82,17 +82,7 @@ const MACHINES: &[&str] =
     &["BlockShard", "KvShard", "FlashLog", "MapLog", "BlockAdmission", "WriteBudget"];
 
 /// Parts of hosts that may: studies of one machine, and other caches to measure against.
-const STUDIES: &[&str] = &[
-    "crates/sim/src/baseline/",
-    "crates/sim/src/block_study.rs",
-    "crates/sim/src/kv/study.rs",
-    "crates/sim/src/lab/",
-];
-
-const CIRCLES: Ratchet = Ratchet {
-    file: "xtask/ratchets/circles.txt",
-    remedy: "let one of the two folders know the other, not both; move what both need below them",
-};
+const STUDIES: &[&str] = &["crates/sim/src/lab/"];
 
 const MACHINES_IN_HOSTS: Ratchet = Ratchet {
     file: "xtask/ratchets/machines.txt",
@@ -121,37 +111,52 @@ pub(crate) fn check(root: &Path) -> Result<Findings, String> {
         return Err("cargo metadata lists no crate of this workspace".to_owned());
     }
     let mut found = findings(&members);
-    let (circles, machines) = ratchets(root, &members)?;
-    found.extend(CIRCLES.check(root, &circles)?);
+    let mut machines = Counted::new();
+    for (member, modules) in modules(&members)? {
+        found.extend(in_circles(&member.name, &modules));
+        if HOSTS.contains(&member.name.as_str()) {
+            machines_named(root, &modules, &mut machines);
+        }
+    }
     found.extend(MACHINES_IN_HOSTS.check(root, &machines)?);
     Ok(found)
 }
 
-/// Takes off the lists what has gone.
+/// Takes off the list what has gone.
 pub(crate) fn shrink(root: &Path) -> Result<(), String> {
-    let (circles, machines) = ratchets(root, &members(root)?)?;
-    CIRCLES.shrink(root, &circles)?;
+    let members = members(root)?;
+    let mut machines = Counted::new();
+    for (_, modules) in modules(&members)?.iter().filter(|(m, _)| HOSTS.contains(&m.name.as_str()))
+    {
+        machines_named(root, modules, &mut machines);
+    }
     MACHINES_IN_HOSTS.shrink(root, &machines)
 }
 
-/// What the two lists are about: arrows that go in circles, and machines in hosts by file.
-fn ratchets(root: &Path, members: &[Member]) -> Result<(Counted, Counted), String> {
-    let (mut in_circles, mut machines) = (Counted::new(), Counted::new());
+/// The modules of each crate's library and of its program.
+fn modules(members: &[Member]) -> Result<Vec<(&Member, Modules)>, String> {
+    let mut all = Vec::new();
     for member in members {
         for first in ["src/lib.rs", "src/main.rs"] {
             let first = member.folder.join(first);
-            if !first.is_file() {
-                continue;
-            }
-            let modules = Modules::read(&first)?;
-            in_circles
-                .extend(circles::in_circles(&member.name, &modules).into_iter().map(|a| (a, 1)));
-            if HOSTS.contains(&member.name.as_str()) {
-                machines_named(root, &modules, &mut machines);
+            if first.is_file() {
+                all.push((member, Modules::read(&first)?));
             }
         }
     }
-    Ok((in_circles, machines))
+    Ok(all)
+}
+
+/// Imports between folders that go in a circle, each with the remedy.
+fn in_circles(name: &str, modules: &Modules) -> Findings {
+    circles::in_circles(name, modules)
+        .into_iter()
+        .map(|arrow| {
+            format!(
+                "{arrow}: part of a circle: let one of the two folders know the other, not both; move what both need below them"
+            )
+        })
+        .collect()
 }
 
 fn machines_named(root: &Path, modules: &Modules, into: &mut Counted) {
@@ -417,20 +422,39 @@ mod tests {
         ));
     }
 
+    #[test]
+    fn a_circle_between_folders_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("lib.rs", "mod a; mod b;"),
+            ("a/mod.rs", "mod x; use crate::b::Y;"),
+            ("a/x.rs", ""),
+            ("b/mod.rs", "mod y; use crate::a::X;"),
+            ("b/y.rs", ""),
+        ] {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let found = in_circles("sim", &Modules::read(&dir.path().join("lib.rs")).unwrap());
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].starts_with("sim: a -> b: part of a circle: "), "{found:?}");
+    }
+
     /// A host that names a machine of the engine is found where it stands; one in a comment, a test or a study is none.
     #[test]
     fn machines_in_hosts_are_counted_by_file() {
         let dir = tempfile::tempdir().unwrap();
         let src = dir.path().join("crates/sim/src");
-        std::fs::create_dir_all(src.join("baseline")).unwrap();
+        std::fs::create_dir_all(src.join("lab")).unwrap();
         for (name, text) in [
-            ("lib.rs", "mod baseline; mod a; #[cfg(test)] mod t; // KvShard"),
+            ("lib.rs", "mod lab; mod a; #[cfg(test)] mod t; // KvShard"),
             (
                 "a.rs",
                 "use e::kv::{KvShard, Now};\nfn f(s: &mut KvShard) { g!(e::block::MapLog::new()) }",
             ),
             ("t.rs", "use e::KvShard;"),
-            ("baseline/mod.rs", "use e::KvShard;"),
+            ("lab/mod.rs", "use e::KvShard;"),
         ] {
             std::fs::write(src.join(name), text).unwrap();
         }

@@ -19,9 +19,9 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  edges        crates import only downward; none below the runtime sets aside the ban on clocks; no new import circle between
-               folders and no new use of the engine's machines by a host (xtask/ratchets lists the old)
-  edges --shrink  takes off those lists what has gone
+  edges        crates import only downward; none below the runtime sets aside the ban on clocks; no import circle between
+               folders; no new use of the engine's machines by a host (xtask/ratchets lists the old)
+  edges --shrink  takes off that list what has gone
   tidy         long files, notes of unfinished work, words that have no place in the repository
   ci           rustfmt, clippy, fuzz targets, edges, tidy, cargo-deny where installed, all tests
   ci --checks  the same without the tests

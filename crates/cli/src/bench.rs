@@ -12,8 +12,8 @@ use larder_format::Geometry;
 use larder_lab::{index, packing};
 use larder_policy::admission::{AdmissionConfig, Objective, POLICY_NAMES, PolicyName};
 use larder_policy::learn::ClassWeights;
-use larder_sim::kv::study::{Contender, Outcome, Plan, Spread};
 use larder_sim::kv::workload::{WORKLOADS, Workload};
+use larder_sim::lab::kv_study::{Contender, Outcome, Plan, Spread};
 
 use crate::error::CliError;
 use crate::out::print_json;

@@ -7,6 +7,7 @@
 //!
 //! What this cannot show: a cleaner that comes late, requests that meet in one fetch, a verification that ends behind the next write.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -15,13 +16,14 @@ use std::sync::Arc;
 use larder_base::{AppId, ByteSize, Expiry, Nanos, Now, UnixSecs};
 use larder_cache::kv::{CAS_BITS, CacheConfig, Core, Upkeep, open_without_threads};
 use larder_engine::dram::Contents;
-use larder_engine::kv::ClockMode;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Op, Outcome, Reply, Request as Asked, Store,
     StoreMode, Tier,
 };
+use larder_engine::kv::{AppStats, ClockMode};
 use larder_format::Geometry;
 use larder_policy::admission::AdmissionConfig;
+use larder_policy::application::{ApplicationsConfig, ApplicationsTable, Share};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::Clock;
 use larder_sim::kv::{self as sim, Drawn, EPOCH, HybridCache, Server, Sizes};
@@ -61,7 +63,12 @@ struct Served {
 }
 
 impl Served {
-    fn open(dir: &Path, admission: &AdmissionConfig, budget: &WriteBudgetConfig) -> Served {
+    fn open(
+        dir: &Path,
+        admission: &AdmissionConfig,
+        budget: &WriteBudgetConfig,
+        applications: &ApplicationsConfig,
+    ) -> Served {
         let config = CacheConfig {
             memory: SERVER.memory,
             max_item: SERVER.max_item,
@@ -75,7 +82,7 @@ impl Served {
             format_flash: false,
             admission: admission.clone(),
             budget: budget.clone(),
-            applications: Default::default(),
+            applications: applications.clone(),
             memory_file: None,
             record: None,
             capture: None,
@@ -88,9 +95,9 @@ impl Served {
         Served { core, upkeep, flash, due: Nanos::ZERO, now }
     }
 
-    fn execute(&mut self, key: &[u8], op: Op<'_>) -> Option<Tier> {
+    fn execute(&mut self, key: &[u8], app: AppId, op: Op<'_>) -> Option<Tier> {
         let core = &self.core;
-        let request = Asked { key, hash: core.hash(key), app: AppId::DEFAULT, op };
+        let request = Asked { key, hash: core.hash(key), app, op };
         let mut sink = Sink::default();
         let mut read: Option<(FlashRead, Vec<u8>)> = None;
         loop {
@@ -131,18 +138,23 @@ impl Served {
             invalidate: false,
             vivify: None,
         });
+        // As of a key with the application's name before the delimiter.
+        let app = match r.app {
+            0 => self.core.app(b"key"),
+            app => self.core.app(format!("{}:key", name_of(app)).as_bytes()),
+        };
         let mut hit = None;
         if r.op.is_read() {
-            hit = self.execute(&key, Op::Get(Get::default()));
+            hit = self.execute(&key, app, Op::Get(Get::default()));
             if hit.is_none() {
-                self.execute(&key, set);
+                self.execute(&key, app, set);
             }
         } else if r.op.is_removal() {
-            self.execute(&key, Op::Delete(Delete::default()));
+            self.execute(&key, app, Op::Delete(Delete::default()));
         } else if r.op == TraceOp::Touch {
-            self.execute(&key, Op::Touch(expiry));
+            self.execute(&key, app, Op::Touch(expiry));
         } else {
-            self.execute(&key, set);
+            self.execute(&key, app, set);
         }
         if mono >= self.due {
             self.due = self.upkeep.turn(self.now);
@@ -157,16 +169,34 @@ impl Served {
     }
 }
 
-fn lockstep(policy: &str, budget: &WriteBudgetConfig, requests: u64) {
+/// What the trace's third application is called; the others are called by their numbers.
+const NAMED: (u32, &str) = (3, "web");
+
+fn name_of(app: u32) -> String {
+    if app == NAMED.0 { NAMED.1.to_owned() } else { app.to_string() }
+}
+
+/// Shares, and the applications of objects by turns.
+type Apps<'a> = (&'a ApplicationsConfig, &'a [u32]);
+
+/// Returns what the applications have in the end, by name.
+fn lockstep(
+    policy: &str,
+    budget: &WriteBudgetConfig,
+    (applications, apps): Apps<'_>,
+    requests: u64,
+) -> BTreeMap<String, AppStats> {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let mut admission = AdmissionConfig::from_name(policy).unwrap();
     admission.flashiness.first_training_samples = 200;
     admission.write_rate.bytes_per_second = ByteSize(300_000);
-    let mut served = Served::open(dir.path(), &admission, budget);
+    let mut served = Served::open(dir.path(), &admission, budget, applications);
     let config = sim::CacheConfig {
         sizes: Sizes::Server(SERVER),
         admission,
         budget: budget.clone(),
+        applications: applications.clone(),
+        names: [(NAMED.0, NAMED.1.to_owned())].into(),
         ..sim::CacheConfig::default()
     };
     let drawn = Drawn::by(served.core.setup(), CAS_BITS);
@@ -189,6 +219,7 @@ fn lockstep(policy: &str, budget: &WriteBudgetConfig, requests: u64) {
         let mut r = r.unwrap();
         time = Nanos(time.0 + rng.below(4_000_000));
         r.time = Some(time);
+        r.app = apps[(r.id % apps.len() as u64) as usize];
         r.ttl = if rng.chance(0.1) { 1 + rng.below(60) as u32 } else { 0 };
         if rng.chance(0.02) {
             r.op = TraceOp::Touch;
@@ -227,10 +258,16 @@ fn lockstep(policy: &str, budget: &WriteBudgetConfig, requests: u64) {
     );
     // (Keys are hashed with a secret that the start draws: how many it is differs from run to run.)
     assert!(hits[0] > 500 && hits[1] > 100, "{policy}: {hits:?}");
-    assert!(policy != "all" || log.segments_reclaimed > 20, "{}", log.segments_reclaimed);
-    let learns = policy.starts_with("flashiness");
+    assert!(
+        policy != "all" || !applications.shares.is_empty() || log.segments_reclaimed > 20,
+        "{}",
+        log.segments_reclaimed
+    );
+    // Of several applications each learns by itself, and later.
+    let learns = policy.starts_with("flashiness") && apps.len() == 1;
     assert!(!learns || simulated.counters().models > 2, "{policy}: too few models");
     served.upkeep.close(served.now);
+    simulated.applications()
 }
 
 #[test]
@@ -245,7 +282,29 @@ fn the_library_and_the_simulator_decide_and_write_the_same() {
         "write_rate",
         "all",
     ] {
-        lockstep(policy, &free, 60_000);
+        lockstep(policy, &free, (&ApplicationsConfig::default(), &[0]), 60_000);
+    }
+}
+
+/// Applications with floors and ceilings get what the library gives them: the comparison is of every counter of each.
+#[test]
+fn they_give_applications_the_same_shares() {
+    let free = WriteBudgetConfig::default();
+    let share = |floor, ceiling| Share { floor, ceiling };
+    let table = |shares: &[(&str, Share)]| {
+        let shares = shares.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect();
+        ApplicationsTable { shares }.resolve(b':').unwrap()
+    };
+    for policy in ["flashiness", "all"] {
+        let stated = table(&[("1", share(0.5, 1.0)), ("web", share(0.0, 0.2))]);
+        let apps = [0, 1, 2, 3, 3, 3];
+        let with = lockstep(policy, &free, (&stated, &apps), 40_000);
+        let without = lockstep(policy, &free, (&table(&[]), &apps), 40_000);
+        let dram = |of: &BTreeMap<String, AppStats>, name: &str| of[name].dram_bytes;
+        assert!(dram(&with, "1") > dram(&without, "1"), "{with:?} {without:?}");
+        assert!(dram(&with, "web") < dram(&without, "web"), "{with:?} {without:?}");
+        let names: Vec<&str> = with.keys().map(String::as_str).collect();
+        assert_eq!(names, ["1", "2", "default", "web"]);
     }
 }
 
@@ -262,6 +321,6 @@ fn they_do_so_under_a_write_budget() {
         ..WriteBudgetConfig::default()
     };
     for policy in ["flashiness", "reject_first"] {
-        lockstep(policy, &budget, 40_000);
+        lockstep(policy, &budget, (&ApplicationsConfig::default(), &[0]), 40_000);
     }
 }

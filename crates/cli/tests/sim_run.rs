@@ -219,6 +219,36 @@ fn what_cannot_be_meant_is_refused_in_one_line() {
     }
 }
 
+/// A share that the server refuses is refused here in its words, and applications have a table of their own.
+#[test]
+fn applications_have_the_servers_words() {
+    let dir = Dir::new();
+    let wrong = "[applications.shares.web]\nfloor = 0.5\nceiling = 0.2\n";
+    let server = dir.file("server.toml", wrong);
+    let served = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["kv", "--config", &server, "--print-config"])
+        .output()
+        .unwrap();
+    let words = "applications.shares.web: the floor 0.5 is above the ceiling 0.2";
+    assert!(text(&served.stderr).contains(words), "{}", text(&served.stderr));
+    let cache = format!(
+        "{SMALL}[[cache]]\nkind = \"hybrid\"\nname = \"shared\"\ndram = \"256k\"\nflash = \"2m\"\napplication_names = {{ 0 = \"web\" }}\n"
+    );
+    let file = dir.file("wrong.toml", &format!("{cache}{}", wrong.replace("[app", "[cache.app")));
+    let output = larder(&[&file]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    let sound = "[cache.applications.shares.web]\nfloor = 0.25\n";
+    let file = dir.file("sound.toml", &format!("{cache}{sound}"));
+    let output = larder(&[&file]);
+    let table = text(&output.stdout);
+    assert!(output.status.success() && table.contains("applications of shared"), "{table}");
+    let output = larder(&[&file, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cache = &json["caches"][2];
+    assert_eq!(cache["applications"]["web"]["reads"], cache["reads"], "{cache}");
+}
+
 /// Holland's conclusions on a volume that tests can afford: 64 MiB, of which 2 MiB are the working set.
 #[test]
 fn flash_on_the_client_is_a_win_whatever_the_policy() {

@@ -27,6 +27,30 @@ impl Default for ApplicationsConfig {
     }
 }
 
+/// `[applications]`: what the operator says of the key prefixes that are applications, as a server's file and an experiment
+/// state it. What ends a prefix is said elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApplicationsTable {
+    /// `[applications.shares.NAME]`: floor and ceiling as fractions of the cache.
+    pub shares: BTreeMap<String, Share>,
+}
+
+impl ApplicationsTable {
+    /// The whole, with what ends a prefix.
+    ///
+    /// # Errors
+    /// A name that no prefix can have, or shares that cannot be kept.
+    pub fn resolve(&self, delimiter: u8) -> Result<ApplicationsConfig, ApplicationError> {
+        let config = ApplicationsConfig {
+            delimiter: char::from(delimiter).to_string(),
+            shares: self.shares.clone(),
+        };
+        Applications::new(&config)?.shares(&config)?;
+        Ok(config)
+    }
+}
+
 /// An application's part of the cache, as fractions of its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

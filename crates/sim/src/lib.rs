@@ -1,12 +1,11 @@
 //! Trace-driven simulation of the stack: policies, engines, flash device.
 //!
 //! - [`advise`]: which DRAM, flash and admission meet a target at least cost.
-//! - [`baseline`]: other flash caches and the Flashield paper's own index, to measure against.
 //! - [`block`]: the engine of `larder block` under a virtual clock.
-//! - [`block_study`]: admission and replacement of the block cache on block traces.
-//! - [`device`]: what caches tell the drive below them.
+//! - [`device`]: the drive below a cache and the store behind it.
 //! - [`experiment`]: whole-stack experiments from TOML: caches side by side over drives, in virtual time.
-//! - [`kv`]: the engine of `larder kv` under a virtual clock, and the comparison of admission policies.
+//! - [`kv`]: the engine of `larder kv` under a virtual clock.
+//! - [`lab`]: what no server runs: other caches to measure against, and studies of one machine by itself.
 //! - [`mrc`]: miss ratios of eviction policies over many cache sizes in one decode of a trace.
 //! - [`replay`]: what `larder kv --record` wrote, decided again by the same engine.
 //! - [`report`]: results as one HTML file with figures.
@@ -17,12 +16,11 @@
 #![forbid(unsafe_code)]
 
 pub mod advise;
-pub mod baseline;
 pub mod block;
-pub mod block_study;
 pub mod device;
 pub mod experiment;
 pub mod kv;
+pub mod lab;
 pub mod mrc;
 pub mod replay;
 pub mod report;

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use larder_sim::baseline::{Baseline, Counts, Ripq, VictimCache};
 use larder_sim::device::DeviceOp;
+use larder_sim::lab::baseline::{Baseline, Counts, Ripq, VictimCache};
 use larder_sim::mrc::{Interner, Items};
 use larder_trace::{Options, open};
 

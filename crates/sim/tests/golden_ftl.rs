@@ -4,7 +4,8 @@
 //! Kurkoski; mean field for greedy), and for hot and cold pages in one FIFO log.
 
 use larder_base::Rng;
-use larder_sim::ssd::{Geometry, Keep, NoEviction, Ssd, VictimPolicy, theory};
+use larder_sim::lab::theory;
+use larder_sim::ssd::{Geometry, Keep, NoEviction, Ssd, VictimPolicy};
 
 struct Figure {
     over_provisioning: f64,

@@ -1,7 +1,7 @@
 //! The generated OLTP trace with a backup behaves as Fusion-io's did: hit ratios of reads under LRU with everything
 //! admitted, warmed by a first run, at 80, 100 and 120 GiB ("Flash based Caching: Opportunities and Challenges", 2013).
 
-use larder_sim::baseline::{Baseline, VictimCache};
+use larder_sim::lab::baseline::{Baseline, VictimCache};
 use larder_sim::mrc::Interner;
 use larder_trace::{Options, open};
 

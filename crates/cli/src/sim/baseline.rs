@@ -2,7 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 use larder_base::ByteSize;
-use larder_sim::baseline::{
+use larder_sim::lab::baseline::{
     self, Baseline, BaselineError, Counts, FifoLog, HybridConfig, LogParams, Ripq, SetAssociative,
     SetParams, VictimCache,
 };

@@ -7,7 +7,7 @@ use larder_base::{ByteSize, Short};
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy,
 };
-use larder_sim::block_study::{
+use larder_sim::lab::block_study::{
     BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive, Writes,
 };
 use larder_trace::{Hashed, Request};

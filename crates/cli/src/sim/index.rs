@@ -9,8 +9,8 @@ use larder_base::ByteSize;
 use larder_engine::segment::Choice;
 use larder_format::Geometry;
 use larder_lab::{index, packing};
-use larder_sim::baseline::paper_index::placement::{self, Order, PlacementConfig};
-use larder_sim::baseline::paper_index::table::{self, TableConfig};
+use larder_sim::lab::baseline::paper_index::placement::{self, Order, PlacementConfig};
+use larder_sim::lab::baseline::paper_index::table::{self, TableConfig};
 use serde::Serialize;
 
 use super::origin::{Origin, configuration};

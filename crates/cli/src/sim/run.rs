@@ -248,6 +248,9 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
         }
     }
     table.print()?;
+    for c in outcome.caches.iter().filter(|c| !c.applications.is_empty()) {
+        print_applications(c)?;
+    }
     proseln!(
         "bytes set: written by clients, or brought in after a miss; bytes missed: the latter"
     )?;
@@ -268,6 +271,29 @@ fn print(outcome: &Outcome) -> Result<(), CliError> {
         )?;
     }
     proseln!("--json prints the whole configuration, all percentiles and the time series")
+}
+
+/// What each application has had.
+fn print_applications(c: &CacheOutcome) -> Result<(), CliError> {
+    let of = format!("applications of {}", c.name);
+    let names =
+        ["reads", "hit ratio", "in DRAM", "on flash", "sets", "has of DRAM", "has of flash"];
+    let names = names.into_iter().map(str::to_owned);
+    let mut table = Columns::new(1, 1, std::iter::once(of).chain(names));
+    for (name, a) in &c.applications {
+        let of_reads = |n: u64| if a.reads == 0 { 0.0 } else { n as f64 / a.reads as f64 };
+        table.row([
+            name.clone(),
+            a.reads.to_string(),
+            format!("{:.4}", a.hit_ratio),
+            format!("{:.4}", of_reads(a.hits_dram)),
+            format!("{:.4}", of_reads(a.hits_flash)),
+            a.sets.to_string(),
+            format!("{:.4}", a.dram_share),
+            format!("{:.4}", a.flash_share),
+        ]);
+    }
+    table.print()
 }
 
 /// A column of the time series.

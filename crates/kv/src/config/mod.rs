@@ -23,8 +23,9 @@ use larder_runtime::record::RecordConfig;
 use larder_settings::Refused;
 
 pub use extended::{Options, extended_options};
+pub use larder_policy::application::ApplicationsTable;
 pub use settings::Settings;
-pub use tables::{AdmissionSetting, ApplicationsTable};
+pub use tables::AdmissionSetting;
 pub use tls::{CIPHERS, ClientCertificates, ListenTls, TlsConfig, TlsVersion};
 
 /// Why a configuration was refused: one line naming the thing, its value and the remedy.

@@ -12,7 +12,8 @@ use larder_settings::{
 };
 use serde::Serialize;
 
-use super::tables::{self, AdmissionSetting, ApplicationsTable};
+use super::ApplicationsTable;
+use super::tables::{self, AdmissionSetting};
 use super::{CaptureConfig, DEFAULT_HTTP};
 
 /// What an operator says. What is `None` is made from the machine, or from other settings.

@@ -1,13 +1,12 @@
 //! Settings that are tables of the configuration file: admission's parameters and the applications' shares. The types
 //! are the policy crate's; here are their descriptions, and where in a file a wrong one stands.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
 use larder_policy::admission::{AdmissionConfig, AdmissionError};
-use larder_policy::application::{ApplicationError, Applications, ApplicationsConfig, Share};
+use larder_policy::application::{ApplicationError, ApplicationsTable};
 use larder_settings::{Misplaced, Table};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -89,29 +88,6 @@ impl<'de> Deserialize<'de> for AdmissionSetting {
             }
         }
         deserializer.deserialize_any(NameOrTable)
-    }
-}
-
-/// `[applications]`: what the operator says of the key prefixes that are applications.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ApplicationsTable {
-    /// `[applications.shares.NAME]`: floor and ceiling as fractions of the cache.
-    pub shares: BTreeMap<String, Share>,
-}
-
-impl ApplicationsTable {
-    /// The whole, with what ends a prefix.
-    ///
-    /// # Errors
-    /// A name that no prefix can have, or shares that cannot be kept.
-    pub(super) fn resolve(&self, delimiter: u8) -> Result<ApplicationsConfig, ApplicationError> {
-        let config = ApplicationsConfig {
-            delimiter: char::from(delimiter).to_string(),
-            shares: self.shares.clone(),
-        };
-        Applications::new(&config)?.shares(&config)?;
-        Ok(config)
     }
 }
 

@@ -16,7 +16,7 @@ use super::BlockSim;
 use super::node::{Blank, Sim, SimNode};
 use super::sparse::Files;
 use super::world::{Event, World};
-use crate::experiment::drive::Drive;
+use crate::device::drive::Drive;
 
 /// The drive as the log uses it: what is written is not kept but for pages of a table, and what is read is as formatting leaves
 /// it.

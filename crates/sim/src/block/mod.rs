@@ -2,11 +2,12 @@
 //!
 //! [`BlockSim`] runs the very code: shards, the log that makes their map durable, and admission as the
 //! daemon asks it. What they ask for is answered by models: a drive (the translation layer and the channels of
-//! `larder sim run`), and a store ([`Store`]: a filer behind a network, or disks). Volumes need no size: the line space is
+//! `larder sim run`), and a store ([`Store`](crate::device::Store): a filer behind a network, or disks). Volumes need no size: the line space is
 //! given to them in stretches, as they are touched.
 //!
 //! Requests come when the trace says, or as soon as another one has been answered ([`Load`]); at most `depth` are under way.
 
+mod error;
 mod given;
 mod log;
 mod node;
@@ -14,7 +15,6 @@ mod shares;
 mod space;
 mod sparse;
 mod spec;
-mod store;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -37,15 +37,16 @@ use larder_format::block::{BlockSuperblock, Layout, Placement};
 use larder_policy::block::{BlockKind, VerdictCounts, VolumeId};
 use larder_trace::{Class, Op as TraceOp, Request, mix};
 
+pub(crate) use error::BlockError;
 pub use given::{
     Carried, Given, GivenAnswer, GivenBlock, GivenCounts, GivenError, GivenLeft, Octets, Warmth,
 };
-pub use spec::{Block, Load, Select, Store, StoreKind};
-pub(crate) use store::{StoreCounts, StoreModel};
+pub use spec::{Block, Load, Select};
 pub(crate) use world::Answered;
 
-use crate::experiment::drive::Drive;
-use crate::experiment::{ExperimentError, Timing};
+use crate::device::drive::{Drive, DriveError};
+use crate::device::store::{StoreCounts, StoreModel};
+use crate::device::{Store, Timing};
 use node::{Blank, Late, Run, Sim, SimNode};
 use shares::Shares;
 use spec::Wrong;
@@ -117,19 +118,17 @@ pub(crate) struct BlockSim {
 
 impl BlockSim {
     /// An empty cache on a device that was formatted a moment ago.
+    ///
+    /// # Errors
+    /// A key whose value cannot be meant, a budget or a drive that cannot be had.
     pub(crate) fn new(
         spec: &Block,
         store: &Store,
         timing: &Timing,
-        drive: impl FnOnce(u64) -> Result<Drive, ExperimentError>,
+        drive: impl FnOnce(u64) -> Result<Drive, DriveError>,
         seed: u64,
-    ) -> Result<BlockSim, ExperimentError> {
-        let name = spec.name.as_deref().unwrap_or("block");
-        let wrong = |(field, value, must): Wrong| ExperimentError::Value {
-            key: format!("cache '{name}' {field}"),
-            value,
-            must,
-        };
+    ) -> Result<BlockSim, BlockError> {
+        let wrong = |(key, value, must): Wrong| BlockError::Key { key, value, must };
         let line = u32::try_from(spec.line.0).unwrap_or(u32::MAX);
         let placement = spec.placement().map_err(wrong)?;
         let sparse = matches!(placement, Placement::Sparse(_));
@@ -158,8 +157,7 @@ impl BlockSim {
         let volume =
             if spec.volume.0 > 0 { spec.volume.0 } else { spec.flash.0.saturating_mul(16) };
         let drive = drive(if sparse { spec.flash.0 } else { layout.device })?;
-        let limits = setup::limits(&spec.write_budget, &layout, None, false)
-            .map_err(|source| ExperimentError::Budget { name: name.to_owned(), source })?;
+        let limits = setup::limits(&spec.write_budget, &layout, None, false)?;
         let stated = spec.stated_shares().map_err(wrong)?;
         let selection = spec.selection().map_err(wrong)?;
         let shares = Shares::new(stated.into_iter(), &selection, volume, &layout)

@@ -17,7 +17,7 @@ use larder_format::PAGE_SIZE;
 use larder_format::block::{Layout, table};
 
 use crate::device::DeviceOp;
-use crate::experiment::drive::Drive;
+use crate::device::drive::Drive;
 
 /// The share of the drive that is not for lines, and of the rest what is not filled.
 const SHARE: u64 = 32;

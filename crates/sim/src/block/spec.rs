@@ -14,7 +14,7 @@ use larder_policy::block::{
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::block_study::{Placement, Writes};
+use crate::lab::block_study::{Placement, Writes};
 
 /// The engine of `larder block` over a cache device of `flash` bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -293,54 +293,5 @@ impl Block {
             return Err(("depth", self.depth.to_string(), must));
         }
         Ok(())
-    }
-}
-
-/// The store behind block caches.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Store {
-    /// `filer`: Holland's, behind the network of `[timing]`, which also says how fast it reads. `disk`: local disks.
-    /// Default `filer`.
-    pub kind: StoreKind,
-    /// A write of the filer, microseconds. Default 92 (Holland).
-    pub write_us: f64,
-    /// Disks, striped. Default 1.
-    pub disks: u32,
-    /// Bytes on one disk before the next one's turn. Default 64 KiB.
-    pub stripe: ByteSize,
-    /// How long a disk takes to answer a random request, milliseconds. Default 12.6 (Azor).
-    pub disk_ms: f64,
-    /// Random requests a second of one disk that has several to choose from. Default 150.
-    pub disk_iops: f64,
-    /// Sequential reads of one disk, 10^6 bytes a second. Default 100.
-    pub disk_read_mb: f64,
-    /// Sequential writes of one disk, 10^6 bytes a second. Default 90.
-    pub disk_write_mb: f64,
-}
-
-/// Which model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StoreKind {
-    /// A file server behind a network.
-    #[default]
-    Filer,
-    /// Disks of this machine.
-    Disk,
-}
-
-impl Default for Store {
-    fn default() -> Store {
-        Store {
-            kind: StoreKind::Filer,
-            write_us: 92.0,
-            disks: 1,
-            stripe: ByteSize::kib(64),
-            disk_ms: 12.6,
-            disk_iops: 150.0,
-            disk_read_mb: 100.0,
-            disk_write_mb: 90.0,
-        }
     }
 }

@@ -1,8 +1,10 @@
+mod stack;
+
 use larder_base::{ByteSize, Rng};
 use larder_trace::{Class, Op as TraceOp, Request};
 
 use super::*;
-use crate::experiment::Drive as DriveSpec;
+use crate::device::Drive as DriveSpec;
 
 fn spec(placement: &str, write: &str, admission: &str) -> Block {
     let text = format!(
@@ -13,7 +15,7 @@ fn spec(placement: &str, write: &str, admission: &str) -> Block {
 
 fn sim(spec: &Block) -> BlockSim {
     let timing = Timing::default();
-    let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, "x", bytes, 1);
+    let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
     BlockSim::new(spec, &Store::default(), &timing, drive, 7).unwrap()
 }
 
@@ -402,10 +404,10 @@ fn a_write_budget_holds_new_lines_back() {
     assert!(written[1] < written[0] / 2.0, "{written:?}");
     let wrong = larder_policy::budget::WriteBudgetConfig { years: 0.0, ..held.write_budget };
     let timing = Timing::default();
-    let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, "x", bytes, 1);
+    let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
     let wrong = Block { write_budget: wrong, ..free };
     let e = BlockSim::new(&wrong, &Store::default(), &timing, drive, 7).err().unwrap();
-    assert!(e.to_string().contains("cache 'block': write_budget.years is 0"), "{e}");
+    assert!(e.to_string().contains("write_budget.years is 0"), "{e}");
 }
 
 /// More pages of the table than memory has room for: each line is there when it is asked for again, one read of the table
@@ -448,7 +450,7 @@ fn pages_of_a_table_come_and_go() {
         &Block { flash: ByteSize::mib(16), ..spec },
         &Store::default(),
         &Timing::default(),
-        |bytes| Drive::new(&DriveSpec::default(), &Timing::default(), "x", bytes, 1),
+        |bytes| Drive::new(&DriveSpec::default(), &Timing::default(), bytes, 1),
         7,
     )
     .unwrap();
@@ -461,7 +463,7 @@ fn pages_of_a_table_come_and_go() {
 fn what_cannot_be_meant_is_named() {
     let refuse = |spec: &Block, words: &str| {
         let timing = Timing::default();
-        let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, "x", bytes, 1);
+        let drive = |bytes| Drive::new(&DriveSpec::default(), &timing, bytes, 1);
         let error = spec.validate().err().map(|(f, v, m)| format!("{f} {v} {m}")).or_else(|| {
             BlockSim::new(spec, &Store::default(), &timing, drive, 7).err().map(|e| e.to_string())
         });

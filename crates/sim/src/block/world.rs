@@ -11,8 +11,8 @@ use larder_policy::block::BlockKind;
 
 use super::node::{Blank, Run, Sim};
 use super::sparse::Files;
-use super::store::StoreModel;
-use crate::experiment::drive::Drive;
+use crate::device::drive::Drive;
+use crate::device::store::StoreModel;
 
 /// Something that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,7 +4,7 @@ use larder_base::ByteSize;
 use serde::{Deserialize, Serialize};
 
 use super::error::{ExperimentError, value};
-use crate::baseline::{self, BaselineError, HybridConfig, LogParams, PaperParams, SetParams};
+use crate::lab::baseline::{self, BaselineError, HybridConfig, LogParams, PaperParams, SetParams};
 
 /// CacheLib's BigHash behind LRU in DRAM ([`baseline::SetAssociative`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

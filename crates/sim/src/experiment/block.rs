@@ -7,14 +7,14 @@ use larder_engine::block::{BlockStats, PartKind};
 use larder_policy::block::{BlockKind, Reason};
 use serde::Serialize;
 
-use super::drive::Drive;
-use super::error::{ExperimentError, value};
+use super::error::{self, ExperimentError, value};
 use super::latency::{Met, Recorder};
 use super::outcome::CacheOutcome;
 use super::run::{Chunk, Lane};
 use super::series::{Event, Series};
 use super::spec::{CacheSpec, Experiment};
 use crate::block::{Answered, Block, BlockSim, Stop, Sums};
+use crate::device::drive::Drive;
 
 /// What is told of block caches alone. Lines are those that clients touched.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -139,9 +139,10 @@ pub(super) struct BlockLane {
 impl BlockLane {
     pub(super) fn new(e: &Experiment, spec: &Block) -> Result<BlockLane, ExperimentError> {
         let name = spec.name.clone().unwrap_or_else(|| "block".to_owned());
-        let drive = |bytes| Drive::new(&e.ssd, &e.timing, &name, bytes, e.seed);
+        let drive = |bytes| Drive::new(&e.ssd, &e.timing, bytes, e.seed);
         Ok(BlockLane {
-            sim: BlockSim::new(spec, &e.store, &e.timing, drive, e.seed)?,
+            sim: BlockSim::new(spec, &e.store, &e.timing, drive, e.seed)
+                .map_err(|error| error::block(&name, error))?,
             counts: Counts::default(),
             recorder: Recorder::new(),
             series: Series::new(&e.report, Nanos::ZERO),

@@ -1,15 +1,19 @@
 //! The caches that an experiment can hold, behind one trait.
 
+use std::collections::BTreeMap;
+
+use larder_engine::kv::AppStats;
 use larder_engine::kv::ClockMode as EngineClockMode;
 use larder_engine::kv::api::Tier;
 use larder_engine::kv::node::{Study, defaults};
 use larder_trace::Request;
 
+use super::applications::{self, AppFigures};
 use super::error::ExperimentError;
 use super::spec::{CacheSpec, ClockMode, Hybrid};
-use crate::baseline::{Baseline, BaselineError, Ripq, VictimCache};
 use crate::device::DeviceOp;
 use crate::kv::{CacheConfig, HybridCache, MAX_VALUE, Server, Sizes, study_of};
+use crate::lab::baseline::{Baseline, BaselineError, Ripq, VictimCache};
 
 /// One request as a cache meets it.
 #[derive(Clone, Copy, Debug)]
@@ -60,13 +64,23 @@ pub(super) trait Cache: Send {
 
     /// States and counts.
     fn totals(&self) -> Totals;
+
+    /// What each application has done and has, by name, where the cache tells them apart.
+    fn applications(&self) -> BTreeMap<String, AppStats> {
+        BTreeMap::new()
+    }
+
+    /// What each has had since it had `before`.
+    fn since(&self, _before: &BTreeMap<String, AppStats>) -> BTreeMap<String, AppFigures> {
+        BTreeMap::new()
+    }
 }
 
 /// Builds the cache that `spec` states.
 pub(super) fn build(spec: &CacheSpec, seed: u64) -> Result<Box<dyn Cache>, ExperimentError> {
     Ok(match spec {
         CacheSpec::Hybrid(c) => {
-            let mut cache = HybridCache::new(&config(c, seed)).map_err(|source| {
+            let mut cache = HybridCache::new(&config(c, spec.name(), seed)?).map_err(|source| {
                 ExperimentError::Cache { name: spec.name().to_owned(), source }
             })?;
             cache.record_device_ops();
@@ -111,8 +125,9 @@ fn sizes(c: &Hybrid) -> Sizes {
     })
 }
 
-fn config(c: &Hybrid, seed: u64) -> CacheConfig {
-    CacheConfig {
+fn config(c: &Hybrid, name: &str, seed: u64) -> Result<CacheConfig, ExperimentError> {
+    let (applications, names) = applications::stated(name, c)?;
+    Ok(CacheConfig {
         sizes: sizes(c),
         clock_mode: match c.clock_mode {
             ClockMode::SetMax => EngineClockMode::SetMax,
@@ -123,8 +138,10 @@ fn config(c: &Hybrid, seed: u64) -> CacheConfig {
         reinsert_percent: c.reinsert_percent,
         admission: c.admission.clone(),
         budget: c.write_budget.clone(),
+        applications,
+        names,
         seed,
-    }
+    })
 }
 
 impl Cache for HybridCache {
@@ -150,6 +167,19 @@ impl Cache for HybridCache {
             metadata_bytes: Some(metadata),
             simulator_bytes: Some(self.simulator_memory()),
         }
+    }
+
+    fn applications(&self) -> BTreeMap<String, AppStats> {
+        HybridCache::applications(self)
+    }
+
+    fn since(&self, before: &BTreeMap<String, AppStats>) -> BTreeMap<String, AppFigures> {
+        let (dram, flash) = (self.dram_capacity(), self.flash_capacity());
+        let figures = |(name, now): (String, AppStats)| {
+            let before = before.get(&name).copied().unwrap_or_default();
+            (name, AppFigures::of(&now, &before, dram, flash))
+        };
+        HybridCache::applications(self).into_iter().map(figures).collect()
     }
 }
 

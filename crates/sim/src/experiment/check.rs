@@ -1,24 +1,32 @@
 //! Whether what came out is what was expected.
 
+use super::applications::AppFigures;
 use super::error::{ExperimentError, value};
 use super::outcome::{CacheOutcome, Checked, figures_of};
 use super::spec::{Bound, CacheKind, Expectations};
 
+/// A cache that something may be expected of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named<'a> {
+    pub(super) name: &'a str,
+    pub(super) kind: CacheKind,
+    /// Whether it tells what each application has had.
+    pub(super) applications: bool,
+}
+
 /// Checks the names in the expectations, before anything is run: each is of a cache, and of a figure that its kind has.
-pub(super) fn validate(
-    expect: &Expectations,
-    caches: &[(&str, CacheKind)],
-) -> Result<(), ExperimentError> {
-    let kind_of = |key: &str, name: &str| match caches.iter().find(|c| c.0 == name) {
-        Some(&(_, kind)) => Ok(kind),
+pub(super) fn validate(expect: &Expectations, caches: &[Named<'_>]) -> Result<(), ExperimentError> {
+    let named = |key: &str, name: &str| match caches.iter().find(|c| c.name == name) {
+        Some(&cache) => Ok(cache),
         None => {
-            let names: Vec<&str> = caches.iter().map(|c| c.0).collect();
+            let names: Vec<&str> = caches.iter().map(|c| c.name).collect();
             Err(value(key, format!("'{name}'"), format!("name a cache: {}", names.join(", "))))
         }
     };
-    let known_figure = |key: &str, metric: &str, cache: &str, kind: CacheKind| {
-        let has = figures_of(kind);
-        if has.iter().any(|known| known == metric) {
+    let known_figure = |key: &str, metric: &str, cache: Named<'_>| {
+        let has = figures_of(cache.kind);
+        let of_an_application = cache.applications && AppFigures::has(metric);
+        if of_an_application || has.iter().any(|known| known == metric) {
             return Ok(());
         }
         let inside = format!("_{metric}");
@@ -27,8 +35,8 @@ pub(super) fn validate(
         Err(ExperimentError::NoFigure {
             key: key.to_owned(),
             figure: metric.to_owned(),
-            cache: cache.to_owned(),
-            kind: kind.name(),
+            cache: cache.name.to_owned(),
+            kind: cache.kind.name(),
             has: match meant.len() {
                 0 => format!(" It has {}", has.join(", ")),
                 _ => format!(" Perhaps {} is meant. It has {}", meant.join(" or "), has.join(", ")),
@@ -38,16 +46,16 @@ pub(super) fn validate(
     for (metric, order) in &expect.order {
         let key = format!("expect.order.{metric}");
         for name in order {
-            known_figure("expect.order", metric, name, kind_of(&key, name)?)?;
+            known_figure("expect.order", metric, named(&key, name)?)?;
         }
         if order.len() < 2 {
             return Err(value(key, format!("{order:?}"), "an order is of two caches at least"));
         }
     }
     for (cache, bounds) in &expect.bounds {
-        let kind = kind_of("expect", cache)?;
+        let of = named("expect", cache)?;
         for (metric, bound) in bounds {
-            known_figure(&format!("expect.{cache}"), metric, cache, kind)?;
+            known_figure(&format!("expect.{cache}"), metric, of)?;
             let sane = match (bound.min, bound.max) {
                 (None, None) => false,
                 (Some(min), Some(max)) => min <= max,
@@ -116,6 +124,10 @@ mod tests {
         CacheOutcome { name: name.to_owned(), hit_ratio, ..CacheOutcome::default() }
     }
 
+    fn named(name: &str, kind: CacheKind) -> Named<'_> {
+        Named { name, kind, applications: false }
+    }
+
     fn expect(text: &str) -> Expectations {
         toml::from_str(text).unwrap()
     }
@@ -125,7 +137,7 @@ mod tests {
         let caches = [outcome("a", 0.25), outcome("b", 0.5), outcome("c", 0.5)];
         let met = |text: &str| {
             let expect = expect(text);
-            validate(&expect, &["a", "b", "c"].map(|name| (name, CacheKind::Ripq))).unwrap();
+            validate(&expect, &["a", "b", "c"].map(|name| named(name, CacheKind::Ripq))).unwrap();
             let all = check(&expect, &caches);
             assert_eq!(all.len(), 1);
             all[0].met
@@ -163,9 +175,22 @@ mod tests {
             ("[order]\nhit_ratio = ['a', 'z']", "expect.order.hit_ratio is 'z'"),
             ("[order]\nhit_ratio = ['a']", "two caches"),
         ] {
-            let caches = [("a", CacheKind::Hybrid), ("b", CacheKind::Block)];
+            let caches = [named("a", CacheKind::Hybrid), named("b", CacheKind::Block)];
             let e = validate(&expect(text), &caches).unwrap_err().to_string();
             assert!(e.contains(words), "{text}: {e}");
+        }
+    }
+
+    #[test]
+    fn applications_have_figures_where_they_are_told() {
+        let sound = expect("[a]\napplications_web_hit_ratio = { min = 0.5 }");
+        let told = Named { applications: true, ..named("a", CacheKind::Hybrid) };
+        validate(&sound, &[told]).unwrap();
+        validate(&sound, &[named("a", CacheKind::Hybrid)]).unwrap_err();
+        for metric in ["applications_hit_ratio", "applications_web_dlwa", "applications__reads"] {
+            let text = format!("[a]\n{metric} = {{ min = 0.5 }}");
+            let e = validate(&expect(&text), &[told]).unwrap_err().to_string();
+            assert!(e.contains(metric), "{e}");
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Why an experiment cannot be run.
 
+use larder_policy::application::ApplicationError;
 use larder_policy::budget::BudgetError;
 use larder_trace::TraceError;
 
-use crate::baseline::BaselineError;
+use crate::block::BlockError;
+use crate::device::drive::DriveError;
 use crate::kv::CacheError;
+use crate::lab::baseline::BaselineError;
 use crate::ssd::GeometryError;
 
 /// Why an experiment cannot be run, or ended early.
@@ -59,6 +62,14 @@ pub enum ExperimentError {
         name: String,
         /// Why.
         source: BudgetError,
+    },
+    /// A cache's applications cannot be set up.
+    #[error("cache '{name}': {source}")]
+    Applications {
+        /// The cache's name.
+        name: String,
+        /// Why.
+        source: ApplicationError,
     },
     /// A modelled cache cannot be built.
     #[error("cache '{name}': {source}")]
@@ -120,4 +131,25 @@ pub(super) fn value(
     must: impl Into<String>,
 ) -> ExperimentError {
     ExperimentError::Value { key: key.into(), value: value.to_string(), must: must.into() }
+}
+
+/// Why the drive under the cache of this name cannot be built.
+pub(super) fn drive(cache: &str, error: DriveError) -> ExperimentError {
+    match error {
+        DriveError::Capacity { capacity, must } => {
+            value(format!("ssd.capacity under cache '{cache}'"), capacity, must)
+        }
+        DriveError::Geometry(source) => ExperimentError::Drive { name: cache.to_owned(), source },
+    }
+}
+
+/// Why the block cache of this name cannot be built.
+pub(super) fn block(cache: &str, error: BlockError) -> ExperimentError {
+    match error {
+        BlockError::Key { key, value: found, must } => {
+            value(format!("cache '{cache}' {key}"), found, must)
+        }
+        BlockError::Budget(source) => ExperimentError::Budget { name: cache.to_owned(), source },
+        BlockError::Drive(error) => drive(cache, error),
+    }
 }

@@ -1,7 +1,7 @@
 //! What an experiment takes of memory before its first request, told before it is taken.
 
 use super::spec::{CacheSpec, Experiment};
-use crate::baseline::BUCKET_BYTES;
+use crate::lab::baseline::BUCKET_BYTES;
 
 /// Bytes of the translation layer's maps for a logical page: where it lies, and for each physical page which it holds.
 const MAP_ENTRY: u64 = 4;

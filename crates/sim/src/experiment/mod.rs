@@ -5,12 +5,11 @@
 //! - [`run`]: one decode of the trace for all caches.
 //! - [`Outcome`]: what came out.
 
-mod backend;
+mod applications;
 mod baseline;
 mod block;
 mod caches;
 mod check;
-pub(crate) mod drive;
 mod error;
 mod latency;
 mod memory;
@@ -24,6 +23,7 @@ use std::collections::BTreeSet;
 use larder_base::Short;
 use larder_trace::{CsvColumns, Options};
 
+pub use applications::AppFigures;
 pub use baseline::{FifoLog, SetAssociative};
 pub use block::BlockFigures;
 pub use check::check;
@@ -33,11 +33,13 @@ pub use outcome::{
 };
 pub use run::run;
 pub use spec::{
-    Bound, CacheKind, CacheSpec, ClockMode, Drive, Expectations, Experiment, Hybrid, Report, Ripq,
-    Timing, Victim, Workload,
+    Bound, CacheKind, CacheSpec, ClockMode, Expectations, Experiment, Hybrid, Report, Ripq, Victim,
+    Workload,
 };
 
-use crate::block::Store;
+pub use crate::device::{Drive, Timing};
+
+use crate::device::Store;
 use crate::kv::MAX_VALUE;
 use error::value;
 
@@ -83,7 +85,15 @@ impl Experiment {
         check_range("report.interval", interval, 1e-6, 1e9, "seconds between 0.000001 and 10^9")?;
         let points = f64::from(self.report.points);
         check_range("report.points", points, 0.0, 100_000.0, "at most 100000")?;
-        let caches: Vec<_> = self.caches.iter().map(|c| (c.name(), c.kind())).collect();
+        let caches: Vec<_> = self
+            .caches
+            .iter()
+            .map(|c| check::Named {
+                name: c.name(),
+                kind: c.kind(),
+                applications: c.tells_applications(),
+            })
+            .collect();
         check::validate(&self.expect, &caches)
     }
 }
@@ -155,6 +165,7 @@ fn validate_cache(cache: &CacheSpec) -> Result<(), ExperimentError> {
             let item = c.max_item.map_or(1024.0, |n| n.0 as f64);
             let most = MAX_VALUE as f64;
             check_range(&key("max_item"), item, 1024.0, most, "between 1 KiB and 1 MiB")?;
+            applications::stated(name, c)?;
             validate_dram(c, &key)
         }
         CacheSpec::Victim(c) => {

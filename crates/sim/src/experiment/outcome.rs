@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::applications::AppFigures;
 use super::block::BlockFigures;
 use super::spec::{CacheKind, Experiment};
 use crate::ssd::Wear;
@@ -147,6 +148,9 @@ pub struct CacheOutcome {
     /// What is told of block caches alone; beside the others, not in a table of its own.
     #[serde(flatten)]
     pub block: Option<BlockFigures>,
+    /// What each application has had, by name, where the experiment has `applications`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub applications: BTreeMap<String, AppFigures>,
     /// Figures over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub series: Vec<Point>,

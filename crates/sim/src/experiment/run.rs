@@ -1,24 +1,26 @@
 //! The driver: one decode of the trace, every cache over its own drive, in virtual time.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use larder_base::Nanos;
+use larder_engine::kv::AppStats;
 use larder_engine::kv::api::Tier;
 use larder_policy::budget::YEAR_SECONDS;
 use larder_trace::{Reader, Request, TraceError, TraceHash};
 
-use super::backend::Backend;
 use super::block::BlockLane;
 use super::caches::{self, Asked, Cache, Effects, Totals, bytes_of};
 use super::check;
-use super::drive::Drive;
-use super::error::ExperimentError;
+use super::error::{self, ExperimentError};
 use super::latency::{Met, Recorder};
 use super::outcome::{CacheOutcome, Outcome, WorkloadFacts};
 use super::series::{Event, Series};
 use super::spec::{CacheSpec, Experiment};
 use crate::device::DeviceOp;
+use crate::device::backend::Backend;
+use crate::device::drive::Drive;
 use crate::mrc::Interner;
 
 /// Requests that a cache is told of before they come.
@@ -173,6 +175,9 @@ struct KvLane {
     effects: Effects,
     /// Totals when counting began.
     before: Totals,
+    /// What applications had done then; empty where nobody wants to know.
+    apps_before: BTreeMap<String, AppStats>,
+    tells_apps: bool,
     started: Nanos,
     warmup: u64,
 }
@@ -181,7 +186,8 @@ impl KvLane {
     fn new(e: &Experiment, spec: &CacheSpec) -> Result<KvLane, ExperimentError> {
         Ok(KvLane {
             cache: caches::build(spec, e.seed)?,
-            drive: Drive::new(&e.ssd, &e.timing, spec.name(), spec.flash(), e.seed)?,
+            drive: Drive::new(&e.ssd, &e.timing, spec.flash(), e.seed)
+                .map_err(|error| error::drive(spec.name(), error))?,
             backend: Backend::new(&e.timing, e.seed),
             dram: Nanos((e.timing.dram_us * 1000.0) as u64),
             counts: Counts::default(),
@@ -189,6 +195,8 @@ impl KvLane {
             series: Series::new(&e.report, Nanos::ZERO),
             effects: Effects::default(),
             before: Totals::default(),
+            apps_before: BTreeMap::new(),
+            tells_apps: spec.tells_applications(),
             started: Nanos::ZERO,
             warmup: e.workload.warmup,
         })
@@ -200,6 +208,9 @@ impl KvLane {
         self.drive.reset();
         self.backend.reset();
         self.before = self.cache.totals();
+        if self.tells_apps {
+            self.apps_before = self.cache.applications();
+        }
         self.started = now;
         self.series = Series::new(&e.report, now);
     }
@@ -365,6 +376,10 @@ impl Lane for KvLane {
             flash_utilisation: self.drive.utilisation(seconds),
             backend_utilisation: self.backend.utilisation(seconds),
             block: None,
+            applications: match self.tells_apps {
+                true => self.cache.since(&self.apps_before),
+                false => BTreeMap::new(),
+            },
             series: self.series.points(),
         })
     }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use larder_base::Nanos;
 
-use super::drive::Traffic;
 use super::latency::{Coarse, Met};
 use super::outcome::Point;
 use super::spec::Report;
+use crate::device::drive::Traffic;
 
 /// What happened in one interval.
 #[derive(Clone, Debug, Default)]

@@ -310,3 +310,76 @@ fn mangled_experiments_are_read_or_refused() {
     }
     assert!((30..2970).contains(&read), "{read} of 3000 were read");
 }
+
+/// Two applications ask for alike much. What the engine gives them follows from their shares, by the names of the server's file.
+#[test]
+fn applications_get_their_shares_and_are_told_apart() {
+    let text = |table: &str| {
+        format!(
+            "[workload]\ntrace = \"gen:memcachier?objects=4000&requests=60000&rate=2000\"\nwarmup = 20000\n\
+             [[cache]]\nkind = \"hybrid\"\ndram = \"256k\"\nflash = \"1m\"\nadmission.policy = \"all\"\n{table}"
+        )
+    };
+    let run_with = |table: &str| {
+        let e = Experiment::parse(&text(table), "apps.toml").unwrap();
+        run(&e, 1, |_, _| {}).unwrap().caches.remove(0)
+    };
+    let plain = run_with("");
+    assert!(plain.applications.is_empty(), "nobody asked: {:?}", plain.applications);
+    let told = run_with("applications = {}\n");
+    assert_eq!((plain.hits_dram, plain.hits_flash), (told.hits_dram, told.hits_flash));
+    let sum = |f: fn(&AppFigures) -> u64| told.applications.values().map(f).sum::<u64>();
+    assert_eq!(sum(|a| a.reads), told.reads);
+    assert_eq!(sum(|a| a.hits_dram), told.hits_dram);
+    assert_eq!(sum(|a| a.hits_flash), told.hits_flash);
+    let most = told.applications.iter().max_by(|a, b| a.1.dram_share.total_cmp(&b.1.dram_share));
+    let (most, before) = most.unwrap();
+    let less = run_with(&format!(
+        "application_names = {{ {most} = \"web\" }}\n[cache.applications.shares]\nweb = {{ ceiling = 0.1 }}\n\
+         [expect.hybrid]\napplications_web_dram_share = {{ max = 0.15 }}\n"
+    ));
+    let web = &less.applications["web"];
+    assert!(web.dram_share < 0.15 && before.dram_share > 0.2, "{web:?} {before:?}");
+    assert!(web.flash_share < 0.15, "{web:?}");
+    let least = told.applications.iter().min_by(|a, b| a.1.dram_share.total_cmp(&b.1.dram_share));
+    let (least, before) = least.unwrap();
+    let more = run_with(&format!("[cache.applications.shares.{least}]\nfloor = 0.5\n"));
+    let after = &more.applications[least];
+    assert!(after.dram_share > before.dram_share, "{after:?} {before:?}");
+    assert_eq!(more.metric(&format!("applications_{least}_hit_ratio")), Some(after.hit_ratio));
+}
+
+/// In the server's words.
+#[test]
+fn applications_that_cannot_be_are_refused() {
+    let shares = "[cache.applications.shares]\n";
+    for (text, words) in [
+        (
+            format!("{shares}1 = {{ floor = 0.5, ceiling = 0.2 }}\n"),
+            "cache 'hybrid': applications.shares.1: the floor 0.5 is above the ceiling 0.2",
+        ),
+        (
+            format!("{shares}1 = {{ floor = 0.6 }}\n2 = {{ floor = 0.6 }}\n"),
+            "the floors under applications.shares add up to 1.2",
+        ),
+        (
+            format!("{shares}1 = {{ ceiling = 1.5 }}\n"),
+            "applications.shares.1.ceiling is 1.5: it must be between 0 and 1",
+        ),
+        (format!("{shares}1 = {{ flor = 0.1 }}\n"), "unknown field `flor`"),
+        (format!("{shares}\"a:b\" = {{ floor = 0.1 }}\n"), "application 'a:b': a name has 1 to 64"),
+        (
+            format!("{shares}web = {{ floor = 0.1 }}\n"),
+            "cache 'hybrid' applications.shares is 'web': no application of a trace is called so",
+        ),
+        (
+            format!("application_names = {{ 1 = \"web\" }}\n{shares}1 = {{ floor = 0.1 }}\n"),
+            "applications.shares is '1': no application",
+        ),
+        ("application_names = { web = \"1\" }\n".to_owned(), "application_names is web = '1'"),
+        ("application_names = { 1 = \"\" }\n".to_owned(), "application '': a name has"),
+    ] {
+        let e = Experiment::parse(&format!("{LEAST}{text}"), "x.toml").unwrap_err();
+        assert!(e.to_string().contains(words) && e.is_usage(), "{text}: '{e}' lacks '{words}'");
+    }
+}

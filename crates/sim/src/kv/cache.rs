@@ -1,12 +1,13 @@
 //! The engine of `larder kv` under a virtual clock.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
 
 use larder_base::lock::Single;
 use larder_base::{AppId, ByteSize, Expiry, HashKey, Nanos, Now, ObjectHash, UnixSecs};
 use larder_engine::dram::{Arena, CompactArena, Contents, Key};
 use larder_engine::index::IndexError;
+use larder_engine::kv::AppStats;
 use larder_engine::kv::api::{
     Delete, Effects, Fetched, FlashRead, Get, Location, Op, Outcome, Reply,
     Request as EngineRequest, Store, StoreMode, Tier,
@@ -19,10 +20,12 @@ use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError, TapedShard};
 use larder_engine::kv::{ClockMode, LogStats, Resizable, SegmentIo, ShardStats};
 use larder_format::GeometryError;
 use larder_policy::admission::{AdmissionConfig, AdmissionPolicy as _, ModelReport};
+use larder_policy::application::ApplicationsConfig;
 use larder_policy::budget::WriteBudgetConfig;
 use larder_policy::learn;
 use larder_trace::{Op as TraceOp, Request};
 
+use super::apps::Apps;
 use super::counters::Counters;
 use super::flash::{Flash, ID_LEN};
 use super::given::{Drawn, Sizes};
@@ -45,6 +48,10 @@ pub struct CacheConfig {
     pub admission: AdmissionConfig,
     /// The write budget.
     pub budget: WriteBudgetConfig,
+    /// Shares of applications.
+    pub applications: ApplicationsConfig,
+    /// What the trace's applications are called, by number. Others are called by their numbers, and 0 is the default's.
+    pub names: BTreeMap<u32, String>,
     /// Seed of the hash key and of all draws.
     pub seed: u64,
 }
@@ -60,6 +67,8 @@ impl Default for CacheConfig {
             reinsert_percent: defaults::REINSERT_PERCENT,
             admission: AdmissionConfig::default(),
             budget: WriteBudgetConfig::default(),
+            applications: ApplicationsConfig::default(),
+            names: BTreeMap::new(),
             seed: 1,
         }
     }
@@ -184,6 +193,7 @@ pub struct HybridCache<M = CompactArena> {
     /// What it was built from.
     setup: RunSetup,
     node: Node<Single, M>,
+    apps: Apps,
     maintenance: Maintenance<Vec<u8>>,
     /// When maintenance is due.
     due: Nanos,
@@ -247,7 +257,7 @@ impl<M: Resizable> HybridCache<M> {
             reinsert_percent: config.reinsert_percent,
             admission: config.admission.clone(),
             budget: config.budget.clone(),
-            applications: AppsSetup::default(),
+            applications: AppsSetup { config: config.applications.clone(), names: Vec::new() },
         };
         let start = node::Start {
             larder: drawn.larder.clone(),
@@ -270,6 +280,7 @@ impl<M: Resizable> HybridCache<M> {
         Ok(HybridCache {
             setup,
             node,
+            apps: Apps::new(config.names.clone()),
             maintenance,
             due: Nanos::ZERO,
             device: Flash::new(salt, flash.segments, flash.segment_bytes, values.clone()),
@@ -348,7 +359,7 @@ impl<M: Resizable> HybridCache<M> {
             Some(a) if (a.id, a.key_len) == (r.id, key_len) => a.hash,
             _ => self.node.hash(self.key.set(r.id, key_len)),
         };
-        let app = AppId(r.app.min(u32::from(AppId::OTHER.0)) as u16);
+        let app = self.apps.of(&self.node, r.app);
         let size = r.size.min(MAX_VALUE) as usize;
         let bytes = (usize::from(key_len) + size) as u64;
         let object = Object { id: r.id, key_len, hash, app };
@@ -503,6 +514,25 @@ impl<M: Resizable> HybridCache<M> {
             sum.add(shard.stats());
         }
         sum
+    }
+
+    /// What each application that did anything has done and has, by name.
+    pub fn applications(&self) -> BTreeMap<String, AppStats> {
+        let mut all = BTreeMap::new();
+        for id in 0..AppId::COUNT {
+            let app = AppId(id as u16);
+            let mut sum = AppStats::default();
+            self.shards().for_each(|shard| sum.add(shard.apps().of(app)));
+            if sum != AppStats::default() {
+                all.insert(self.node.name(app), sum);
+            }
+        }
+        all
+    }
+
+    /// Bytes of flash for segments.
+    pub fn flash_capacity(&self) -> u64 {
+        u64::from(self.setup.segments) * u64::from(self.setup.segment_bytes)
     }
 
     /// The log's counters.

@@ -2,14 +2,12 @@
 //!
 //! - [`HybridCache`]: shards and flash log over a device that leaves the bytes of values out.
 //! - [`workload`]: the timed workloads on which policies are compared.
-//! - [`study`]: admission policies at equal flash writes.
 
+mod apps;
 mod cache;
 mod counters;
 mod flash;
 mod given;
-mod ripq;
-pub mod study;
 pub mod workload;
 
 pub use cache::{CacheConfig, CacheError, EPOCH, HybridCache, MAX_VALUE, STUDY_OBJECT, study_of};

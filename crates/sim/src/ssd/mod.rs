@@ -5,10 +5,9 @@
 //! picks a victim, copies its valid pages and erases it. Device-level write amplification is pages programmed over
 //! pages written by the host.
 //!
-//! Checked against closed forms for uniform random writes (see [`theory`]), within 1 %.
+//! Checked against closed forms for uniform random writes (see [`theory`](crate::lab::theory)), within 1 %.
 
 mod ftl;
-pub mod theory;
 mod timing;
 mod wear;
 

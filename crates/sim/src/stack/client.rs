@@ -229,14 +229,14 @@ impl Stack {
         self.sync(now);
         self.machines.counts.writes += 1;
         let mut done = now;
+        // It is the most recent on flash too, where it has a frame there, whether RAM has it or not.
+        self.flash.touch(block);
         if self.ram.touch(block).is_none() {
             if self.naive() {
                 // What is in RAM has a frame on flash too.
                 done = self.enter_flash(done, block);
             }
             done = self.enter_ram(done, block);
-        } else {
-            self.flash.touch(block);
         }
         let on_flash = self.ram.mark(block);
         done =

@@ -4,6 +4,8 @@
 //! - [`Stack`]: the caches of one client, block by block; `hosts`: several of them, kept alike.
 //! - [`run`]: a workload on so many threads, each of which waits for its answer before it asks again.
 //!
+//! The flash of `naive` under `s` and `a` decides as the block node does, set by set (`block/tests/stack.rs`); all else is a model alone.
+//!
 //! Where the slides are silent, this model has: each level is LRU; what a read brings is written to flash behind the
 //! reader's back; a dirty block is written down before its frame is used for another, and the request that needs
 //! the frame waits; the network is one link in either direction, flash works on `flash_channels` blocks at once, the filer

@@ -124,6 +124,24 @@ fn architectures_keep_their_promises_under_every_policy() {
     }
 }
 
+/// A block on flash that is written while RAM has lost it stays as long as one that is read.
+#[test]
+fn a_write_makes_a_block_on_flash_the_most_recent() {
+    for architecture in [Architecture::Naive, Architecture::Lookaside] {
+        let config = Config { ram_blocks: 1, flash_blocks: 3, ..config(architecture, "a", "a") };
+        let mut stack = Stack::new(&config);
+        let mut times = (1..).map(Nanos::from_secs);
+        let mut next = || times.next().unwrap_or_default();
+        for block in [1, 2, 3] {
+            stack.read(next(), block);
+        }
+        stack.write(next(), 1);
+        // The oldest is 2.
+        stack.read(next(), 4);
+        assert_eq!(stack.read(next(), 1).1, Source::Flash, "{architecture:?}");
+    }
+}
+
 #[test]
 fn runs_repeat_and_names_are_read() {
     let config = config(Architecture::Unified, "p1", "n");

@@ -75,13 +75,13 @@ pub struct TableReport {
 const NONE: u32 = u32::MAX;
 
 /// A segment's filter.
-pub(in crate::baseline) struct Bloom {
+pub(in crate::lab::baseline) struct Bloom {
     bits: Vec<u64>,
     len: u64,
 }
 
 impl Bloom {
-    pub(in crate::baseline) fn new(objects: u64) -> Bloom {
+    pub(in crate::lab::baseline) fn new(objects: u64) -> Bloom {
         let len = (objects.max(1)) * u64::from(BLOOM_BITS);
         Bloom { bits: vec![0; len.div_ceil(64) as usize], len }
     }
@@ -95,18 +95,18 @@ impl Bloom {
         })
     }
 
-    pub(in crate::baseline) fn add(&mut self, hash: u64) {
+    pub(in crate::lab::baseline) fn add(&mut self, hash: u64) {
         for at in self.places(hash) {
             self.bits[at as usize / 64] |= 1 << (at % 64);
         }
     }
 
     /// Bytes of memory.
-    pub(in crate::baseline) fn memory_bytes(&self) -> u64 {
+    pub(in crate::lab::baseline) fn memory_bytes(&self) -> u64 {
         self.bits.len() as u64 * 8
     }
 
-    pub(in crate::baseline) fn may_hold(&self, hash: u64) -> bool {
+    pub(in crate::lab::baseline) fn may_hold(&self, hash: u64) -> bool {
         self.places(hash).all(|at| self.bits[at as usize / 64] & 1 << (at % 64) != 0)
     }
 

@@ -2,10 +2,9 @@
 
 use larder_base::Nanos;
 
-use super::error::ExperimentError;
+use super::DeviceOp;
 use super::spec::{Drive as Spec, Timing};
-use crate::device::DeviceOp;
-use crate::ssd::{Geometry, NoEviction, Ssd, Wear, Work};
+use crate::ssd::{Geometry, GeometryError, NoEviction, Ssd, Wear, Work};
 
 /// Channels are occupied by units of so many bytes; the times of [`Timing`] are for one of them.
 const UNIT: u64 = 4096;
@@ -21,7 +20,7 @@ struct Channel {
 
 /// The drive's channels.
 #[derive(Debug)]
-pub(super) struct Channels {
+struct Channels {
     channels: Vec<Channel>,
     read: Nanos,
     program: Nanos,
@@ -38,7 +37,7 @@ fn micros(us: f64) -> Nanos {
 }
 
 impl Channels {
-    pub(super) fn new(timing: &Timing) -> Channels {
+    fn new(timing: &Timing) -> Channels {
         Channels {
             channels: vec![Channel::default(); timing.channels as usize],
             read: micros(timing.flash_read_us),
@@ -116,6 +115,22 @@ impl Channels {
     }
 }
 
+/// Why there is no such drive.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DriveError {
+    /// Its capacity cannot be meant.
+    #[error("the drive's capacity is {capacity}: {must}")]
+    Capacity {
+        /// Bytes.
+        capacity: u64,
+        /// What it must be.
+        must: String,
+    },
+    /// The translation layer cannot be built.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+}
+
 /// What was written since counting began, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
@@ -149,24 +164,25 @@ pub(crate) struct Drive {
 
 impl Drive {
     /// The drive that `spec` states under a cache with `flash` bytes.
+    ///
+    /// # Errors
+    /// A capacity below the cache's flash or of too many pages, a geometry that no translation layer has.
     pub(crate) fn new(
         spec: &Spec,
         timing: &Timing,
-        cache: &str,
         flash: u64,
         seed: u64,
-    ) -> Result<Drive, ExperimentError> {
+    ) -> Result<Drive, DriveError> {
         let page = spec.page.0;
         let capacity = if spec.capacity.0 == 0 { flash } else { spec.capacity.0 };
-        let bad = |value: u64, must: String| {
-            Err(super::error::value(format!("ssd.capacity under cache '{cache}'"), value, must))
-        };
         if capacity < flash {
-            return bad(capacity, format!("at least the cache's flash, {flash} bytes"));
+            let must = format!("at least the cache's flash, {flash} bytes");
+            return Err(DriveError::Capacity { capacity, must });
         }
         let pages = capacity.div_ceil(page);
         if pages > 1 << 31 {
-            return bad(capacity, "fewer than 2^31 pages: give a larger ssd.page".to_owned());
+            let must = "fewer than 2^31 pages: give a larger ssd.page".to_owned();
+            return Err(DriveError::Capacity { capacity, must });
         }
         let block = if spec.block.0 == 0 {
             let wanted = (capacity / 64).clamp(64 << 10, 64 << 20).max(page);
@@ -182,8 +198,7 @@ impl Drive {
             separate_cleaning: false,
             victim: spec.victim,
         };
-        let ssd = Ssd::new(geometry, seed)
-            .map_err(|source| ExperimentError::Drive { name: cache.to_owned(), source })?;
+        let ssd = Ssd::new(geometry, seed)?;
         Ok(Drive {
             ssd,
             page,
@@ -326,7 +341,7 @@ mod tests {
         let spec = Spec { block: larder_base::ByteSize::kib(256), ..Spec::default() };
         let mut rng = larder_base::Rng::new(5);
         let mut amplification = |random: bool| {
-            let mut drive = Drive::new(&spec, &Timing::default(), "x", 16 << 20, 1).unwrap();
+            let mut drive = Drive::new(&spec, &Timing::default(), 16 << 20, 1).unwrap();
             for i in 0..20_000u64 {
                 let page = if random { rng.below(4096) } else { i % 4096 };
                 drive.apply(Nanos(i), DeviceOp::Write { offset: page << 12, len: 4096 });
@@ -340,11 +355,11 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         let refuse = |spec: &Spec, flash: u64, words: &str| {
-            let e = Drive::new(spec, &Timing::default(), "x", flash, 1).unwrap_err().to_string();
+            let e = Drive::new(spec, &Timing::default(), flash, 1).unwrap_err().to_string();
             assert!(e.contains(words), "{e}");
         };
         let mut spec = Spec { capacity: larder_base::ByteSize::mib(1), ..Spec::default() };
-        refuse(&spec, 2 << 20, "ssd.capacity under cache 'x' is 1048576");
+        refuse(&spec, 2 << 20, "the drive's capacity is 1048576: at least");
         spec.capacity = larder_base::ByteSize(0);
         refuse(&spec, 1 << 50, "larger ssd.page");
     }

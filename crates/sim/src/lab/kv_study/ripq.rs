@@ -3,9 +3,8 @@
 use larder_base::Rng;
 use larder_trace::Request;
 
-use super::cache::MAX_VALUE;
-use super::counters::Counters;
-use crate::baseline::{Baseline, Ripq};
+use crate::kv::{Counters, MAX_VALUE};
+use crate::lab::baseline::{Baseline, Ripq};
 use crate::mrc::Interner;
 
 /// Insertion points, as in the Flashield paper's comparison.

@@ -183,7 +183,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::baseline::admission;
+    use crate::lab::baseline::admission;
 
     fn config(dram: u64, flash: u64, filter: &str) -> HybridConfig {
         HybridConfig {

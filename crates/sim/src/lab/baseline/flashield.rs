@@ -380,7 +380,7 @@ mod tests {
     use larder_base::Rng;
 
     use super::*;
-    use crate::baseline::admission;
+    use crate::lab::baseline::admission;
 
     fn cache(dram: u64, segments: u64, params: PaperParams, mean: u64) -> FlashieldPaper {
         let config = HybridConfig {

@@ -9,7 +9,7 @@ use super::spec::Timing;
 
 /// A store behind a network: fast or slow by chance, on so many servers.
 #[derive(Debug)]
-pub(super) struct Backend {
+pub(crate) struct Backend {
     timing: Timing,
     seed: u64,
     /// When each server is free; empty where their number is not limited.
@@ -19,14 +19,14 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    pub(super) fn new(timing: &Timing, seed: u64) -> Backend {
+    pub(crate) fn new(timing: &Timing, seed: u64) -> Backend {
         let free = (0..timing.backend_servers).map(|_| Reverse(Nanos::ZERO)).collect();
         Backend { timing: timing.clone(), seed, free, busy: 0.0 }
     }
 
     /// Request number `request`, for `bytes`, at `now`: when the answer is there. Whether it is fast follows from the
     /// seed and the request's number alone, so that every cache meets the same luck.
-    pub(super) fn fetch(&mut self, now: Nanos, request: u64, bytes: u64) -> Nanos {
+    pub(crate) fn fetch(&mut self, now: Nanos, request: u64, bytes: u64) -> Nanos {
         let t = &self.timing;
         let mut draw = Rng::new(self.seed ^ request.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let service =
@@ -47,12 +47,12 @@ impl Backend {
     }
 
     /// Counting begins.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.busy = 0.0;
     }
 
     /// The share of the servers' time spent working, or where they are not limited, the mean number at work.
-    pub(super) fn utilisation(&self, seconds: f64) -> f64 {
+    pub(crate) fn utilisation(&self, seconds: f64) -> f64 {
         let servers = self.timing.backend_servers.max(1);
         if seconds <= 0.0 { 0.0 } else { self.busy / seconds / f64::from(servers) }
     }

@@ -107,11 +107,11 @@ pub struct PlacementRow {
 }
 
 /// One bit for each byte of the segment.
-pub(in crate::baseline) struct Bitmap(Vec<u64>);
+pub(in crate::lab::baseline) struct Bitmap(Vec<u64>);
 
 impl Bitmap {
     /// Of a free segment of so many bytes.
-    pub(in crate::baseline) fn new(bytes: u64) -> Bitmap {
+    pub(in crate::lab::baseline) fn new(bytes: u64) -> Bitmap {
         Bitmap(vec![0; bytes.div_ceil(64) as usize])
     }
 
@@ -122,11 +122,11 @@ impl Bitmap {
         up_to(high) & !up_to(low)
     }
 
-    pub(in crate::baseline) fn is_free(&self, from: u64, to: u64) -> bool {
+    pub(in crate::lab::baseline) fn is_free(&self, from: u64, to: u64) -> bool {
         (from / 64..=(to - 1) / 64).all(|w| self.0[w as usize] & Self::mask(from, to, w) == 0)
     }
 
-    pub(in crate::baseline) fn take(&mut self, from: u64, to: u64) {
+    pub(in crate::lab::baseline) fn take(&mut self, from: u64, to: u64) {
         for w in from / 64..=(to - 1) / 64 {
             self.0[w as usize] |= Self::mask(from, to, w);
         }

@@ -4,6 +4,8 @@
 //! policy's own knob is turned until the bytes that it writes to flash after the warm-up agree with the wanted level, and
 //! hit ratios are compared there. A level is a share of what `all` (a victim cache) writes.
 
+mod ripq;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -13,11 +15,8 @@ use larder_policy::learn::ClassWeights;
 use larder_trace::{Request, TraceError};
 use serde::Serialize;
 
-use super::cache::{CacheConfig, CacheError, HybridCache, study_of};
-use super::counters::Counters;
-use super::given::Sizes;
-use super::ripq;
-use super::workload::{Workload, footprint};
+use crate::kv::workload::{Workload, footprint};
+use crate::kv::{CacheConfig, CacheError, Counters, HybridCache, Sizes, study_of};
 
 /// What to compare.
 #[derive(Clone, Debug)]
@@ -36,7 +35,7 @@ pub struct Plan {
     pub levels: Vec<f64>,
     /// Which policies.
     pub policies: Vec<PolicyName>,
-    /// RIPQ too (the model of [`crate::baseline`]), with all of its DRAM as block buffers and misses taken in by chance.
+    /// RIPQ too (the model of [`crate::lab::baseline`]), with all of its DRAM as block buffers and misses taken in by chance.
     pub ripq: bool,
     /// Whether each policy also runs by its defaults.
     pub free_runs: bool,

@@ -233,7 +233,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::baseline::admission;
+    use crate::lab::baseline::admission;
 
     fn cache(dram: u64, regions: u64, filter: &str, reinsert: u32) -> FifoLog {
         let params = LogParams { region: 4096, align: 1, reinsert };

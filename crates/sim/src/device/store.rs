@@ -6,8 +6,7 @@ use std::collections::BinaryHeap;
 use larder_base::{Nanos, Rng};
 use larder_trace::mix;
 
-use super::spec::{Store as Spec, StoreKind};
-use crate::experiment::Timing;
+use super::spec::{Store as Spec, StoreKind, Timing};
 
 /// What was asked of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
