@@ -6,7 +6,12 @@
 )]
 
 use std::fs::File;
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use larder_base::{ByteSize, Rng};
@@ -14,7 +19,7 @@ use larder_cache::block::open::Warmth;
 use larder_cache::block::{Builder, Cache, CachedVolume};
 use larder_policy::block::BlockKind;
 use larder_volume::op::FailureKind;
-use larder_volume::{OpenOptions, Uri, open_with};
+use larder_volume::{About, Backing, BackingError, Identity, OpenOptions, Session, Uri, open_with};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -153,7 +158,7 @@ fn what_no_volume_can_do_says_so() {
     assert_eq!(kind(disk.trim(0, 0).wait().unwrap_err()), FailureKind::Invalid);
     let error = cache.attach("disk", store(&dir, "other")).unwrap_err().to_string();
     assert!(error.contains("exists already"), "{error}");
-    cache.close();
+    drop((disk, cache));
     let same = dir.builder().volume("twin", &dir.disk("disk", 0)).unwrap().open();
     let error = same.unwrap_err().to_string();
     assert!(error.contains("volume 'twin'"), "{error}");
@@ -165,7 +170,7 @@ fn what_no_volume_can_do_says_so() {
     assert_eq!(std::fs::read(&file).unwrap(), vec![1; 1 << 20], "nothing is formatted over");
 }
 
-fn store(dir: &Dir, name: &str) -> Box<dyn larder_volume::Backing> {
+fn store(dir: &Dir, name: &str) -> Box<dyn Backing> {
     let uri: Uri = dir.disk(name, 4 * MIB).parse().unwrap();
     let notes = Some(dir.path("state").join("stores"));
     open_with(&uri, &OpenOptions { notes, ..OpenOptions::default() }).unwrap()
@@ -290,4 +295,101 @@ fn a_programs_tag_decides() {
         kept.push(cache.stats().engine.read_hits - before);
     }
     assert!(kept[0] < 32 && kept[1] == 64, "of 64 lines each, data and metadata: {kept:?}");
+}
+
+/// A store that is asked who it is while its volume is taken up: by then nobody may find the volume, who would be past the cache.
+#[derive(Debug)]
+struct Watched {
+    store: Box<dyn Backing>,
+    cache: Cache,
+    found: Arc<AtomicBool>,
+}
+
+impl Backing for Watched {
+    fn uri(&self) -> &str {
+        self.store.uri()
+    }
+    fn about(&self) -> About {
+        self.store.about()
+    }
+    fn identity(&self) -> Result<Identity, BackingError> {
+        self.found.fetch_or(self.cache.volume("late").is_some(), Ordering::SeqCst);
+        self.store.identity()
+    }
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
+        self.store.resize(bytes)
+    }
+    fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+        self.found.fetch_or(self.cache.volume("late").is_some(), Ordering::SeqCst);
+        self.store.session()
+    }
+}
+
+#[test]
+fn a_volume_is_found_when_it_has_its_place_and_not_before() {
+    let dir = Dir::new();
+    let cache = dir.open();
+    let found = Arc::new(AtomicBool::new(false));
+    let (store, watched) = (store(&dir, "late"), found.clone());
+    let store = Watched { store, cache: cache.clone(), found: watched };
+    let late = cache.attach("late", Box::new(store)).unwrap();
+    assert!(!found.load(Ordering::SeqCst), "it was found on the way");
+    assert!(cache.volume("late").is_some());
+    drop(late);
+    cache.close();
+}
+
+#[test]
+fn a_cache_without_threads_ends_with_requests_under_way() {
+    let dir = Dir::new();
+    let open = || dir.builder().threads(0).open().unwrap();
+    let cache = open();
+    let disk = cache.volume("disk").unwrap();
+    let write = disk.write(4096, [3; 4096]);
+    drop((disk, cache));
+    write.wait().unwrap();
+    // The next finds the device free.
+    let cache = open();
+    let disk = cache.volume("disk").unwrap();
+    let read = disk.read(4096, 4096);
+    cache.close();
+    assert_eq!(read.wait().unwrap(), [3; 4096][..]);
+    assert_eq!(disk.flush().wait().unwrap_err().kind, FailureKind::Gone);
+}
+
+/// Closes the cache when it is told that a request has ended.
+struct Closes(Cache);
+
+impl Wake for Closes {
+    fn wake(self: Arc<Self>) {
+        self.0.close();
+    }
+}
+
+#[test]
+fn who_is_told_by_a_thread_of_the_cache_may_close_it() {
+    for threads in [1, 0] {
+        let dir = Dir::new();
+        let cache = dir.builder().threads(threads).open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        let mut write = pin!(disk.write(0, vec![1; 1 << 20]));
+        let waker = Waker::from(Arc::new(Closes(cache.clone())));
+        let mut context = Context::from_waker(&waker);
+        let end = Instant::now() + PATIENCE;
+        while write.as_mut().poll(&mut context).is_pending() {
+            assert!(Instant::now() < end);
+            cache.turn();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        cache.close();
+        assert_eq!(disk.flush().wait().unwrap_err().kind, FailureKind::Gone);
+        drop((waker, disk, cache));
+        drop(dir.open());
+    }
+}
+
+#[test]
+fn beside_a_device_lie_no_notes() {
+    let error = Cache::builder("/dev/null").open().unwrap_err().to_string();
+    assert!(error.contains("state_dir"), "{error}");
 }

@@ -204,6 +204,9 @@ fn a_call_from_within_a_shown_value_is_refused_at_once() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shown.wait()));
     let why = *panic.unwrap_err().downcast::<&str>().unwrap();
     assert!(why.contains("from the closure of get_with"), "{why}");
+    let inner = cache.clone();
+    let shown = cache.get_with("k", move |_| inner.stats());
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shown.wait())).is_err());
     assert_eq!(cache.get("k").wait().as_deref(), Some(&b"v"[..]));
 }
 

@@ -94,7 +94,7 @@ impl Builder {
     }
 
     /// Where it is noted what must be known beside the cache device: that the cache was given up, what is selected, the write budget, and
-    /// what proves that a file is as it was left. By default the directory of the cache's file. It belongs to this cache alone.
+    /// what proves that a file is as it was left. By default the directory of the cache's file; beside a device there is none, and it must be named. It belongs to this cache alone.
     #[must_use]
     pub fn state_dir(mut self, directory: impl Into<PathBuf>) -> Builder {
         self.state_dir = Some(directory.into());
@@ -193,6 +193,16 @@ impl Builder {
         let path = self.format.path.clone();
         let state_dir = match &self.state_dir {
             Some(dir) => dir.clone(),
+            // Notes in /dev would be gone after a reboot.
+            None if std::fs::metadata(&path).is_ok_and(|m| !m.is_file()) => {
+                return Err(CacheError::System {
+                    what: "a directory for notes",
+                    reason: format!(
+                        "'{}' is no regular file, so none lies beside it: name one (state_dir)",
+                        path.display()
+                    ),
+                });
+            }
             None => match path.parent() {
                 Some(dir) if dir != Path::new("") => dir.to_owned(),
                 _ => PathBuf::from("."),

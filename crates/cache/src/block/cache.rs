@@ -62,6 +62,8 @@ struct Shared {
     volumes: Volumes,
     next_worker: AtomicUsize,
     closed: AtomicBool,
+    /// Held while it closes.
+    closing: Mutex<()>,
     warmth: Warmth,
     line: u32,
     /// Ends last.
@@ -70,31 +72,43 @@ struct Shared {
 }
 
 impl Shared {
+    /// Returns when it is closed, whoever closes it: without threads that may be this one, further up.
     fn close(&self) {
-        if self.closed.swap(true, Ordering::SeqCst) {
+        let closing = match self.workers.are_threads() {
+            true => Some(self.closing.lock()),
+            false => self.closing.try_lock(),
+        };
+        if closing.is_none() || self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.workers.stop();
-        if let Some(running) = self.running.lock().take() {
+        // Who hears how a request has ended may call the cache: it finds it closed.
+        let running = self.running.lock().take();
+        if let Some(running) = running {
+            self.workers.end_by_hand(|| running.turn());
+            self.workers.stop();
             running.stop();
+        }
+    }
+}
+
+impl Handles {
+    /// A thread of the cache cannot wait for its own end.
+    fn close(&self) {
+        if !self.0.workers.is_one() {
+            return self.0.close();
+        }
+        let shared = self.0.clone();
+        let closing = std::thread::Builder::new().name("larder-close".into());
+        if let Err(error) = closing.spawn(move || shared.close()) {
+            tracing::error!(%error, "the cache cannot be closed: its next start is as after a kill");
         }
     }
 }
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        if self.0.closed.load(Ordering::SeqCst) {
-            return;
-        }
-        // Who waited for a request may have had the last handle, and be told by a thread of the cache.
-        if self.0.workers.is_one() {
-            let shared = self.0.clone();
-            let closing = std::thread::Builder::new().name("larder-close".into());
-            if let Err(error) = closing.spawn(move || shared.close()) {
-                tracing::error!(%error, "the cache cannot be closed: its next start is as after a kill");
-            }
-        } else {
-            self.0.close();
+        if !self.0.closed.load(Ordering::SeqCst) {
+            self.close();
         }
     }
 }
@@ -112,6 +126,7 @@ impl Cache {
             volumes,
             next_worker: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            closing: Mutex::new(()),
             warmth,
             line: core.line_bytes(),
             running: Mutex::new(Some(running)),
@@ -135,9 +150,9 @@ impl Cache {
             told: Told::new(volume),
             _client: Client::new(volume),
             volume: volume.clone(),
-            cache: self.0.clone(),
         };
-        CachedVolume { of: Arc::new(client), holds: BlockKind::Unknown }
+        let (of, cache) = (Arc::new(client), self.0.clone());
+        CachedVolume { of, cache, holds: BlockKind::Unknown }
     }
 
     /// Names of the volumes.
@@ -152,14 +167,16 @@ impl Cache {
     pub fn attach(&self, name: &str, store: Box<dyn Backing>) -> Result<CachedVolume, CacheError> {
         let fail =
             |e: VolumeError| CacheError::Volume { name: name.to_owned(), reason: e.to_string() };
-        Volumes::check_name(name).map_err(fail)?;
-        let volume = Volume::new(name, store, self.0.0.line, true);
-        self.0.0.volumes.check_twin(&volume).map_err(fail)?;
-        let volume = self.0.0.volumes.add(volume).map_err(fail)?;
-        if let Err(error) = self.0.0.core.attach(&volume, false) {
-            self.0.0.volumes.remove(name);
-            return Err(error);
+        let volume = Arc::new(Volume::new(name, store, self.0.0.line, true));
+        let volumes = &self.0.0.volumes;
+        volumes.check_free(name).map_err(fail)?;
+        volumes.check_twin(&volume).map_err(fail)?;
+        // Nobody may ask anything of it before it has its place: it would be asked past the cache.
+        let cached = self.0.0.core.attach(&volume, false)?;
+        if let Err(why) = cached {
+            tracing::info!("volume '{name}': nothing of it is cached: {why}");
         }
+        volumes.restore(volume.clone()).map_err(fail)?;
         Ok(self.client(&volume))
     }
 
@@ -211,7 +228,7 @@ impl Cache {
         self.0.0.core.stats()
     }
 
-    /// The parts of the cache, for programs that operate it, or that have threads of their own ([`super::Lane`]).
+    /// The core of the cache, for programs that operate it: what is selected, explained, checked, brought ahead, taken back.
     pub fn core(&self) -> &Arc<Core> {
         &self.0.0.core
     }
@@ -219,16 +236,16 @@ impl Cache {
     /// Without threads ([`Builder::threads`] of 0): does what is due, and tells after what time something is due again. `None` where threads do
     /// it, or the cache is closed.
     pub fn turn(&self) -> Option<Duration> {
-        let running = self.0.0.running.lock();
-        let due = running.as_ref()?.turn()?;
+        let due = self.0.0.running.lock().as_ref()?.turn()?;
+        // Who hears of it may call the cache.
         self.0.0.workers.answer();
         Some(Duration::from_nanos(due.saturating_sub(self.0.0.core.uptime()).0))
     }
 
     /// Ends the cache: requests under way end, and the map becomes durable, so that the next start is warm after a reboot too. Requests from now
-    /// on fail.
+    /// on fail. It waits for stores as long as they take. It can be opened again when the last handle has gone, those of volumes among them.
     pub fn close(&self) {
-        self.0.0.close();
+        self.0.close();
     }
 }
 
@@ -244,13 +261,14 @@ struct OfClient {
     told: Told,
     _client: Client,
     volume: Arc<Volume>,
-    cache: Arc<Handles>,
 }
 
 /// A volume through the cache. Clones are one client.
 #[derive(Clone)]
 pub struct CachedVolume {
+    /// Requests under way have it too: what they do not have is a handle of the cache.
     of: Arc<OfClient>,
+    cache: Arc<Handles>,
     holds: BlockKind,
 }
 
@@ -268,7 +286,7 @@ impl CachedVolume {
     /// The same client, whose requests are about blocks that hold that: admission need not find out.
     #[must_use]
     pub fn holding(&self, holds: BlockKind) -> CachedVolume {
-        CachedVolume { of: self.of.clone(), holds }
+        CachedVolume { of: self.of.clone(), cache: self.cache.clone(), holds }
     }
 
     /// Reads `len` bytes from byte `offset` on.
@@ -400,7 +418,7 @@ impl CachedVolume {
             });
             let (volume, holds) = (self.of.volume.clone(), self.holds);
             let ask = Ask { volume, command, holds, ended };
-            let shared = &self.of.cache.0;
+            let shared = &self.cache.0;
             shared.workers.ask(self.of.worker, &shared.core, ask);
         }
         Pending(slot)

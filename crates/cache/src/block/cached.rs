@@ -144,6 +144,7 @@ impl Cached {
                 self.queue.merged(cache, now, io, Err(IoFailed));
             }
             (Some(FlashJob::MergeWrite { io, sums }), _) => {
+                cache.flash_works();
                 self.queue.merged(cache, now, io, Ok(sums));
             }
             (Some(FlashJob::Write { io, bytes }), _) => match result {

@@ -61,8 +61,12 @@ impl Rounds {
             self.next_save = now + SAVE;
         }
         let volumes = cache.volumes();
-        volumes.iter().for_each(|volume| cache.look_for_losses(volume));
-        if now >= self.next_look {
+        // Without threads it may be an operator's call that goes on here, which has the lines that would be waited for.
+        let waits = cache.is_at_desk();
+        if !waits {
+            volumes.iter().for_each(|volume| cache.look_for_losses(volume));
+        }
+        if now >= self.next_look && !waits {
             volumes.iter().for_each(|volume| cache.look_at(volume));
             self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
         }

@@ -78,6 +78,11 @@ impl Core {
         locked(&self.hand.get()?.lane).as_mut().map(f)
     }
 
+    /// Without threads: an operator's call is under way.
+    pub(super) fn is_at_desk(&self) -> bool {
+        self.hand.get().is_some() && self.governor.desk.try_lock().is_err()
+    }
+
     /// See [`super::Running::turn`].
     pub(super) fn turn(&self) -> Option<Nanos> {
         let hand = self.hand.get()?;

@@ -1,7 +1,6 @@
-//! A thread's own way to the volumes of a cache: requests go in, answers come out, and a descriptor says when there is something to do.
+//! A thread's own way to the volumes of a cache: requests go in, answers come out.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -83,12 +82,5 @@ impl Lane {
     /// The next request that has ended.
     pub fn pop(&mut self) -> Option<Answer> {
         self.cached.pop()
-    }
-}
-
-impl AsRawFd for Lane {
-    /// Readable when [`Lane::turn`] has something to do.
-    fn as_raw_fd(&self) -> RawFd {
-        self.poll.as_raw_fd()
     }
 }

@@ -16,7 +16,7 @@
 //! | `record` | `--record` |
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `hand` | a cache without threads |
-//! | `lane` | a thread's own way to the volumes, with a descriptor |
+//! | `lane` | a thread's own way to the volumes |
 //! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
 
+use larder_base::Nanos;
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, RingChoice};
 use larder_volume::op::{Failure, FailureKind, Outcome};
@@ -16,6 +17,8 @@ use super::lane::Lane;
 use super::service::{Answer, Command};
 use super::{CacheError, Core, Volume};
 
+/// Without threads: requests under way are waited for so long at the end.
+const END: Duration = Duration::from_secs(120);
 /// A thread that has nothing to do looks whether it is to end this often, though it is woken for it.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -90,6 +93,8 @@ fn tell(ended: Vec<(Ended, Answer)>) {
 pub(super) struct Workers {
     inboxes: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of the threads, however far their end is.
+    ids: Vec<ThreadId>,
     stop: Arc<AtomicBool>,
     /// Without threads.
     by_hand: Option<Mutex<(UnderWay, Arc<Core>)>>,
@@ -101,6 +106,7 @@ impl Workers {
         Workers {
             inboxes: Vec::new(),
             threads: Mutex::default(),
+            ids: Vec::new(),
             stop: Arc::default(),
             by_hand: Some(Mutex::new((UnderWay::default(), core))),
         }
@@ -118,6 +124,7 @@ impl Workers {
         let mut workers = Workers {
             inboxes: Vec::new(),
             threads: Mutex::default(),
+            ids: Vec::new(),
             stop: Arc::default(),
             by_hand: None,
         };
@@ -140,6 +147,7 @@ impl Workers {
                     Err(error) => drop(tell.send(Err(error))),
                 })
                 .map_err(fail)?;
+            workers.ids.push(thread.thread().id());
             workers.threads.lock().push(thread);
             let gone = || std::io::Error::other("it ended at once");
             let inbox = told.recv().map_err(|_| fail(gone()))?.map_err(fail)?;
@@ -174,21 +182,39 @@ impl Workers {
         }
     }
 
-    /// Without threads: tells who asked what has ended.
-    pub(super) fn answer(&self) {
-        if let Some(by_hand) = &self.by_hand {
-            let ended = {
-                let (under_way, core) = &mut *by_hand.lock();
-                core.with_lane(|lane| under_way.answer(lane)).unwrap_or_default()
-            };
-            tell(ended);
+    /// Without threads: tells who asked what has ended. Returns whether something has not.
+    pub(super) fn answer(&self) -> bool {
+        let Some(by_hand) = &self.by_hand else { return false };
+        let (ended, left) = {
+            let (under_way, core) = &mut *by_hand.lock();
+            let ended = core.with_lane(|lane| under_way.answer(lane)).unwrap_or_default();
+            (ended, !under_way.0.is_empty())
+        };
+        tell(ended);
+        left
+    }
+
+    /// Without threads: requests under way end, for `turn` does what is due; those that do not in time hear that the cache is closed.
+    pub(super) fn end_by_hand(&self, mut turn: impl FnMut() -> Option<Nanos>) {
+        let Some(by_hand) = &self.by_hand else { return };
+        self.stop.store(true, Ordering::SeqCst);
+        let until = Instant::now() + END;
+        while turn().is_some() && self.answer() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
         }
+        let late = std::mem::take(&mut by_hand.lock().0.0);
+        drop(late);
+    }
+
+    /// Whether there are threads.
+    pub(super) fn are_threads(&self) -> bool {
+        self.by_hand.is_none()
     }
 
     /// Whether the caller is one of the threads.
     pub(super) fn is_one(&self) -> bool {
         let me = std::thread::current().id();
-        self.threads.lock().iter().any(|thread| thread.thread().id() == me)
+        self.ids.contains(&me)
     }
 
     /// Requests under way end, others are refused.
@@ -200,7 +226,6 @@ impl Workers {
             // A thread that panicked has said so on stderr already.
             let _ = thread.join();
         }
-        self.answer();
     }
 }
 
@@ -210,21 +235,28 @@ impl Drop for Workers {
     }
 }
 
+/// However its thread ends, nothing is taken any more, and who has asked hears of it.
+struct Closes<'a>(&'a Inbox);
+
+impl Drop for Closes<'_> {
+    fn drop(&mut self) {
+        let late = self.0.asks.lock().take();
+        drop(late);
+    }
+}
+
 fn run(mut lane: Lane, inbox: &Inbox, stop: &AtomicBool) {
+    let closes = Closes(inbox);
     let mut under_way = UnderWay::default();
     loop {
         let asks = inbox.asks.lock().as_mut().map(std::mem::take).unwrap_or_default();
         asks.into_iter().for_each(|ask| under_way.submit(&mut lane, ask));
         let stopping = stop.load(Ordering::SeqCst);
         if stopping && under_way.0.is_empty() {
-            // From here on nothing is taken.
-            let late = inbox.asks.lock().take();
-            return drop(late);
+            return drop(closes);
         }
         if let Err(error) = lane.turn(IDLE) {
-            tracing::error!(%error, "a thread of the cache ends");
-            let late = inbox.asks.lock().take();
-            return drop(late);
+            return tracing::error!(%error, "a thread of the cache ends");
         }
         tell(under_way.answer(&mut lane));
     }

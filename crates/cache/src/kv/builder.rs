@@ -12,7 +12,7 @@ use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::{Clock, RingOptions};
 
 use super::cache::{Cache, Opening};
-use super::{CacheConfig, CacheError, open, open_without_threads};
+use super::{CacheConfig, CacheError, open, open_without_threads, ring_for};
 
 /// The file that is the flash, in the directory that [`Builder::flash`] names.
 const FLASH_FILE: &str = "flash";
@@ -148,7 +148,8 @@ impl Builder {
             let (core, opened) = open(&config, &clock)?;
             (core, opened, None)
         };
-        Cache::over(Opening { core, clock, opened, upkeep, threads, ring: self.ring })
+        let ring = ring_for(self.max_object, self.ring);
+        Cache::over(Opening { core, clock, opened, upkeep, threads, ring })
     }
 }
 

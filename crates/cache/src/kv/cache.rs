@@ -136,7 +136,7 @@ impl Cache {
         &self.0.0.opened
     }
 
-    /// Stores an object, in DRAM; it never waits for flash. With `ttl` the object is gone after that, rounded up to seconds.
+    /// Stores an object, in DRAM; it never waits for flash. (Without threads flash is read here where another key may have to be told apart.) With `ttl` the object is gone after that, rounded up to seconds.
     ///
     /// # Errors
     /// [`NotStored`]; then nothing is stored under the key.
@@ -236,6 +236,7 @@ impl Cache {
 
     /// What the cache holds and has done.
     pub fn stats(&self) -> CacheStats {
+        not_while_showing();
         self.0.0.core.stats(self.0.0.clock.now())
     }
 
@@ -427,6 +428,7 @@ pub struct Lookup<R>(Arc<Slot<Came<R>>>);
 impl<R> Lookup<R> {
     /// Blocks until the look-up has ended. `None`: the cache has not got it.
     pub fn wait(self) -> Option<R> {
+        not_while_showing();
         self.0.wait().result()
     }
 }

@@ -51,6 +51,7 @@ pub use capture::{CaptureConfig, CaptureStats};
 pub use error::CacheError;
 pub use larder_engine::kv::node::start::Warmth;
 pub use open::{CAS_BITS, CacheConfig, Opened, open};
+pub use reads::ring_for;
 pub use record::{RecordConfig, RecordStats};
 pub use stats::{AppStats, CacheStats, FlashStats};
 pub use upkeep::{Upkeep, open_without_threads};

@@ -84,6 +84,12 @@ impl Mailbox {
     }
 }
 
+/// Options of a ring on which objects of up to `max_item` bytes can be read: a single read must hold the largest, with its header.
+pub fn ring_for(max_item: u32, options: RingOptions) -> RingOptions {
+    let largest = max_item as usize + (64 << 10);
+    RingOptions { buffer_bytes: options.buffer_bytes.max(2 * largest), ..options }
+}
+
 /// The threads, if there are any: without flash there are none.
 pub(super) struct Readers {
     mail: Vec<Arc<Mailbox>>,
@@ -219,6 +225,17 @@ struct Reader {
     waiting: VecDeque<Job>,
     /// Reads under way, by token.
     reading: Slab<Job>,
+}
+
+/// However its thread ends, nothing is taken any more; look-ups that it had have found nothing.
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut jobs = locked(&self.mail.jobs);
+        self.mail.stop.store(true, Ordering::Release);
+        let late = std::mem::take(&mut *jobs);
+        drop(jobs);
+        drop(late);
+    }
 }
 
 impl Reader {

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use larder_cache::kv::ring_for;
 use larder_net::accept::WAKE;
 use larder_net::listen::UnixPath;
 use larder_runtime::{Clock, ReadRing, RingChoice, RingOptions};
@@ -290,11 +291,8 @@ fn open_ring<S: Store>(
         IoChoice::Uring => RingChoice::Uring,
         IoChoice::Threads => RingChoice::Threads,
     };
-    // A single read must hold the largest object with its header.
-    let largest = shared.config.max_item_size as usize + (64 << 10);
-    let defaults = RingOptions::default();
-    let options =
-        RingOptions { choice, buffer_bytes: defaults.buffer_bytes.max(2 * largest), ..defaults };
+    let options = RingOptions { choice, ..RingOptions::default() };
+    let options = ring_for(shared.config.max_item_size, options);
     let ring = ReadRing::open(device, &options)?;
     if index == 0 {
         match ring.fallback_reason() {

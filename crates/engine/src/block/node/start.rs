@@ -325,8 +325,9 @@ fn begin_without(
     next.volumes.clear();
     next.sequence += 1;
     let at = (next.copy() * COPY_BYTES) as u64;
-    // Refused, the superblock stays as it is, and the note alone says it.
-    let _ = io.write(at, &next.encode()).and_then(|()| io.flush());
+    // Refused, the superblock stays as it is, and the note alone says it. (The copy that rules may not be durable: a run that was killed may have
+    // written it. Until it is, the other is all that there is after a power cut.)
+    let _ = io.flush().and_then(|()| io.write(at, &next.encode())).and_then(|()| io.flush());
     Ok(())
 }
 

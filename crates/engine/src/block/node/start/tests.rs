@@ -156,3 +156,34 @@ fn memory_of_another_run_is_not_believed() {
     let (again, _) = begin(&mut disk, 1, Some((memory.snapshot(), words())));
     assert!(matches!(again.warmth, Warmth::Cold(_)), "{:?}", again.warmth);
 }
+
+/// What is asked of a device, of which a flush may fail.
+struct Order(Vec<&'static str>, bool);
+
+impl LogIo for Order {
+    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), IoFailed> {
+        Err(IoFailed)
+    }
+    fn write(&mut self, _: u64, _: &[u8]) -> Result<(), IoFailed> {
+        self.0.push("write");
+        Ok(())
+    }
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        self.0.push("flush");
+        if self.1 { Err(IoFailed) } else { Ok(()) }
+    }
+}
+
+/// A start whose device fails, behind a run that was killed between writing a copy of the superblock and its flush: that copy rules, and may not
+/// be durable. It is made so before the other is written, or the other is left as it is.
+#[test]
+fn a_start_that_fails_does_not_risk_both_copies_of_the_superblock() {
+    let sb = superblock(&format());
+    let orders = [false, true].map(|fails| {
+        let mut io = Order(Vec::new(), fails);
+        let mut memory = Memory::new(Words::heap(HEADER_WORDS), false);
+        begin_without(&sb, ("", Fault::default()), &mut memory, &mut io, &mut Note(false)).unwrap();
+        io.0
+    });
+    assert_eq!(orders, [vec!["flush", "write", "flush"], vec!["flush"]]);
+}
