@@ -397,6 +397,8 @@ impl MapLog {
             let at = (next.copy() * COPY_BYTES) as u64;
             self.write(io, at, &next.encode(), "its superblock")?;
             self.flush(io, "a flush of its superblock")?;
+            // This copy is whole and durable. Whatever becomes of the other, which a write that fails may tear, the next write is there.
+            self.superblock.sequence = next.sequence;
         }
         (self.superblock, self.doubtful) = (next, false);
         Ok(())

@@ -199,8 +199,9 @@ pub fn start(
     let Restored { log, records, dropped, whole } = match restored {
         Ok(restored) => restored,
         Err(NotRestored::NotEmpty) => return Err(Refused::NotEmpty),
-        Err(NotRestored::Io(why)) if setup.empty => return Err(Refused::NotRecorded(why)),
-        Err(NotRestored::Io(why)) => {
+        Err(NotRestored::Io(why, _)) if setup.empty => return Err(Refused::NotRecorded(why)),
+        Err(NotRestored::Io(why, sequence)) => {
+            let planned = BlockSuperblock { sequence, ..planned };
             begin_without(&planned, (&why, setup.fault), memory, io, notes)?;
             let without = Without { superblock: planned, maps, places, why };
             return Ok(Started::Without(Box::new(without)));
@@ -235,7 +236,8 @@ struct Restored {
 }
 
 enum NotRestored {
-    Io(String),
+    /// In words, and the number of the latest copy of the superblock that is whole.
+    Io(String, u64),
     NotEmpty,
 }
 
@@ -250,9 +252,9 @@ fn restore(
     maps: &mut [Map],
     io: &mut impl LogIo,
 ) -> Result<Restored, NotRestored> {
-    let layout = sb.layout;
+    let (layout, sequence) = (sb.layout, sb.sequence);
     let read = durable::read(sb, shared, setup.idle, maps, io)
-        .map_err(|IoFailed| NotRestored::Io("its map cannot be read".to_owned()))?;
+        .map_err(|IoFailed| NotRestored::Io("its map cannot be read".to_owned(), sequence))?;
     let (mut log, records) = (read.log, read.records);
     #[cfg(feature = "planted")]
     log.plant_any(setup.fault);
@@ -269,7 +271,9 @@ fn restore(
             let used = |line| keeps(line) && !log.is_set(regions.of(line));
             table::find_pages(maps, log.superblock(), io, &used)
         }
-        .map_err(|IoFailed| NotRestored::Io("its map cannot be read or written".to_owned()))?;
+        .map_err(|IoFailed| {
+            NotRestored::Io("its map cannot be read or written".to_owned(), sequence)
+        })?;
     }
     // (What is in a table was looked at.)
     for map in maps.iter_mut().filter(|_| !layout.is_sparse()) {
@@ -302,7 +306,7 @@ fn restore(
     } else {
         log.update(io, |sb| sb.epoch = epoch)
     };
-    outcome.map_err(|failed| NotRestored::Io(failed.to_string()))?;
+    outcome.map_err(|failed| NotRestored::Io(failed.to_string(), log.superblock().sequence))?;
     memory.own(log.superblock());
     Ok(Restored { log, records, dropped, whole })
 }

@@ -187,3 +187,32 @@ fn a_start_that_fails_does_not_risk_both_copies_of_the_superblock() {
     });
     assert_eq!(orders, [vec!["flush", "write", "flush"], vec!["flush"]]);
 }
+
+/// A disk whose `fails`th write from now fails, and where writes went.
+struct Failing<'a>(&'a mut Disk, usize, Vec<u64>);
+
+impl LogIo for Failing<'_> {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), IoFailed> {
+        self.0.read(at, out)
+    }
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
+        self.2.push(at);
+        if self.2.len() == self.1 { Err(IoFailed) } else { self.0.write(at, bytes) }
+    }
+    fn flush(&mut self) -> Result<(), IoFailed> {
+        Ok(())
+    }
+}
+
+/// The second copy of a change is not taken, and may be torn: it is the next to be written, since the first alone is whole.
+#[test]
+fn a_copy_of_the_superblock_that_may_be_torn_is_the_next_to_be_written() {
+    for fails in [1, 2] {
+        let mut disk = format();
+        let (mut begun, _) = begin(&mut disk, 1, None);
+        let mut io = Failing(&mut disk, fails, Vec::new());
+        begun.log.update(&mut io, |sb| sb.volumes.clear()).unwrap_err();
+        begun.log.update(&mut io, |sb| sb.volumes.clear()).unwrap();
+        assert_eq!(io.2[fails - 1], io.2[fails], "the write that failed, and the next");
+    }
+}
