@@ -159,7 +159,7 @@ impl Connection {
             _ => (b"set ", true),
         };
         out.extend_from_slice(verb);
-        push_key(out, prefix, r.app, r.id, r.key_size);
+        push_key(out, prefix, r.app, r.id, r.key_bytes());
         // Beyond 30 days the protocol would take a number of seconds for a date.
         let ttl = u64::from(r.ttl.min(30 * 86_400));
         if stores {

@@ -6,8 +6,6 @@ use larder_trace::mix;
 
 /// Longest key of the protocol.
 pub(crate) const MAX_KEY: usize = 250;
-/// Length of keys whose trace does not say.
-const DEFAULT_KEY: usize = 16;
 /// Values start anywhere in the first half and run on from the beginning at the end.
 const BLOCK: usize = 1 << 20;
 const STARTS: u64 = 1 << 19;
@@ -15,7 +13,7 @@ const STARTS: u64 = 1 << 19;
 pub(crate) const HEADER: usize = 8;
 
 /// Appends the key of object `id` of application `app`: prefix, `app:` unless 0, the id in hexadecimal with zeros in
-/// front up to `key_size` (16 where the trace does not say).
+/// front up to `key_size` bytes.
 pub(crate) fn push_key(out: &mut Vec<u8>, prefix: &[u8], app: u32, id: u64, key_size: u32) {
     let begin = out.len();
     out.extend_from_slice(prefix);
@@ -23,7 +21,7 @@ pub(crate) fn push_key(out: &mut Vec<u8>, prefix: &[u8], app: u32, id: u64, key_
         push_number(out, u64::from(app));
         out.push(b':');
     }
-    let wanted = if key_size == 0 { DEFAULT_KEY } else { key_size as usize }.min(MAX_KEY);
+    let wanted = (key_size as usize).min(MAX_KEY);
     let digits = (64 - id.leading_zeros() as usize).div_ceil(4).max(1);
     let zeros = wanted.saturating_sub(out.len() - begin + digits);
     out.resize(out.len() + zeros, b'0');
@@ -136,7 +134,7 @@ mod tests {
             push_key(&mut out, prefix.as_bytes(), app, id, size);
             String::from_utf8(out).unwrap()
         };
-        assert_eq!(key("", 0, 0xabc, 0), "0000000000000abc");
+        assert_eq!(key("", 0, 0xabc, 16), "0000000000000abc");
         assert_eq!(key("p", 7, 1, 8), "p7:00001");
         assert_eq!(key("", 0, u64::MAX, 4), "ffffffffffffffff");
         assert_eq!(key("", 0, 0, 1), "0");

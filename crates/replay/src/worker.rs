@@ -387,7 +387,7 @@ impl Worker {
                                 self.options.key_prefix.as_bytes(),
                                 r.app,
                                 r.id,
-                                r.key_size,
+                                r.key_bytes(),
                             );
                             let object = flight.item.object;
                             let known = self.known.get(&object).copied();

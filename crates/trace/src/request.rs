@@ -182,6 +182,15 @@ pub struct Request {
 }
 
 impl Request {
+    /// Bytes of keys of which the source does not say how long they are: of those that are sent to a server and of those that are
+    /// simulated.
+    pub const UNSTATED_KEY: u32 = 16;
+
+    /// Bytes of the key, [`UNSTATED_KEY`](Self::UNSTATED_KEY) where the source does not say.
+    pub fn key_bytes(&self) -> u32 {
+        if self.key_size == 0 { Self::UNSTATED_KEY } else { self.key_size }
+    }
+
     /// A get of `size` bytes without a time.
     pub fn get(id: u64, size: u64) -> Request {
         Request {

@@ -337,7 +337,7 @@ fn bursts(seed: u64, requests: u64, objects: u64) -> Vec<Request> {
 pub fn footprint(requests: &[Request]) -> (u64, u64) {
     let mut sizes = std::collections::BTreeMap::new();
     for r in requests {
-        sizes.insert(r.id, r.size + u64::from(r.key_size.max(8)));
+        sizes.insert(r.id, r.size + u64::from(r.key_bytes().max(8)));
     }
     (sizes.values().sum(), sizes.len() as u64)
 }

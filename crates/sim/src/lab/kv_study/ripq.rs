@@ -34,7 +34,7 @@ pub(super) fn run(
         }
         counters.requests += 1;
         let Some(tag) = interner.intern(r.id) else { continue };
-        let bytes = u64::from(r.key_size.clamp(8, 250)) + r.size.min(MAX_VALUE);
+        let bytes = u64::from(r.key_bytes().clamp(8, 250)) + r.size.min(MAX_VALUE);
         let size = bytes as u32;
         let taken = rng.unit() < chance;
         if r.op.is_read() {
