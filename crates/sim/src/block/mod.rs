@@ -29,7 +29,7 @@ use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
-use larder_engine::block::record::TapedShard;
+use larder_engine::block::record::{TapedQueue, TapedShard};
 use larder_engine::block::{BlockConfig, BlockStats, GroupId, IoFailed, LineId, PartKind};
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
@@ -95,7 +95,7 @@ pub fn placement_key(seed: u64) -> u64 {
 /// A block cache under simulation. See the [module](self).
 pub(crate) struct BlockSim {
     node: SimNode,
-    queue: Queue<Sim>,
+    queue: TapedQueue<Sim>,
     maintenance: Maintenance,
     /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
     log_due: Option<Nanos>,
@@ -175,7 +175,7 @@ impl BlockSim {
         let world = World::new(layout, drive, StoreModel::new(store, timing, seed), files);
         let mut sim = BlockSim {
             node,
-            queue: Queue::new(0, Config::new(&layout, placing, spec.readahead.0)),
+            queue: TapedQueue::new(Queue::new(0, Config::new(&layout, placing, spec.readahead.0))),
             maintenance: Maintenance::new(Pace::default(), Some(log), superblock),
             log_due: None,
             log_next: Nanos::ZERO,

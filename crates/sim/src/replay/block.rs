@@ -4,8 +4,8 @@ use std::io::{Read, Seek};
 
 use larder_base::ByteSize;
 use larder_engine::block::record::{
-    Again, BlockRunSetup, Replayed, ReplayedVolumes, StreamReader, TapedAdmission, TapedLog,
-    TapedShard, Whose, later_volume,
+    Again, BlockRunSetup, Replayed, ReplayedQueue, ReplayedVolumes, StreamReader, TapedAdmission,
+    TapedLog, TapedShard, Whose, later_volume,
 };
 use larder_format::recording::{BadRecord, ChunkHeader, Ended};
 use serde::Serialize;
@@ -66,6 +66,7 @@ enum Player {
     Shard(Box<TapedShard>),
     Log(Box<TapedLog>),
     Volumes(Box<ReplayedVolumes>),
+    Queue(Box<ReplayedQueue>),
     Admission(Box<TapedAdmission>),
     /// Of a volume that came later: its first record says what it is.
     Later(Box<BlockRunSetup>),
@@ -77,6 +78,7 @@ impl Player {
             Whose::Shard(shard) => Player::Shard(Box::new(setup.build_shard(shard)?)),
             Whose::Log => Player::Log(Box::new(setup.build_log()?)),
             Whose::Volumes => Player::Volumes(Box::new(setup.build_volumes()?)),
+            Whose::Queue(_) => Player::Queue(Box::new(setup.build_queue()?)),
             Whose::Admission(n) => Player::Admission(Box::new(setup.build_admission(n)?)),
             Whose::Later(_) => Player::Later(Box::new(setup.clone())),
         })
@@ -87,6 +89,7 @@ impl Player {
             Player::Shard(shard) => shard.replay(reader),
             Player::Log(log) => log.replay(reader),
             Player::Volumes(volumes) => volumes.replay(reader),
+            Player::Queue(queue) => queue.replay(reader),
             Player::Admission(admission) => admission.replay(reader),
             Player::Later(setup) => {
                 let (made, again) = TapedAdmission::replay_later(setup, reader)?;
@@ -374,7 +377,7 @@ mod tests {
             regions: Regions { groups: layout.region_groups, count: layout.regions },
         };
         let admission = "all".parse().unwrap();
-        BlockRunSetup::new(&sb, &config, Making::default(), Nanos(1), &admission, Vec::new())
+        BlockRunSetup::new(&sb, &config, Making::default(), Nanos(1), &admission, Vec::new(), 1)
     }
 
     /// The log's chunks of a run in which batches of so many holes are made, up to `most` of them.

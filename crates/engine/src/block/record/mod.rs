@@ -21,6 +21,7 @@
 mod admission;
 mod digest;
 mod log;
+mod queue;
 mod setup;
 mod shard;
 mod tape;
@@ -28,6 +29,7 @@ mod volumes;
 
 pub use admission::{TapedAdmission, later_volume};
 pub use log::TapedLog;
+pub use queue::{ReplayedQueue, SharedTape, TapedQueue};
 pub use setup::{BlockRunSetup, BlockSetupError, VolumeSetup, Whose};
 pub use shard::TapedShard;
 pub use tape::{Again, BlockTape, Replayed, StreamReader};

@@ -6,11 +6,12 @@ use larder_format::block::{BlockSuperblock, Placement};
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use serde::{Deserialize, Serialize};
 
-use super::{ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
+use super::{ReplayedQueue, ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
 use crate::block::MapLog;
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
 use crate::block::map::{Making, Map, Replacement, Shape};
+use crate::block::node::queue::Config;
 use crate::block::shard::{BlockConfig, BlockShard, Regions};
 use larder_format::recording::END_STREAM;
 
@@ -38,6 +39,8 @@ pub struct BlockRunSetup {
     pub waiting: u32,
     /// After how long without writes a region loses its bit, nanoseconds.
     pub quiet_nanos: u64,
+    /// Threads that have a queue: the workers, and who prefetches for an operator.
+    pub queues: u32,
     /// Admission, as `--admission` takes it.
     pub admission: String,
     /// Volumes, in the order of their streams.
@@ -65,6 +68,8 @@ pub enum Whose {
     Log,
     /// What happens to volumes.
     Volumes,
+    /// The queue of a thread.
+    Queue(u32),
     /// The admission of a volume of the setup, by its number.
     Admission(usize),
     /// The admission of a volume that came later, by its number among these.
@@ -98,9 +103,11 @@ pub enum BlockSetupError {
 }
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
 const MOST_VOLUMES: usize = 4096;
+/// The most threads that have a queue.
+const MOST_QUEUES: u32 = 4096;
 /// See [`BlockRunSetup::validate`].
 const MOST_COUNTED: u64 = (1 << 62) - 1;
 
@@ -124,7 +131,8 @@ fn lookup<T: Copy>(
 }
 
 impl BlockRunSetup {
-    /// The setup of a run on a device whose superblock is `superblock`, with `config` and volumes.
+    /// The setup of a run on a device whose superblock is `superblock`, with `config`, volumes, and so many threads that have a
+    /// queue.
     pub fn new(
         superblock: &BlockSuperblock,
         config: &BlockConfig,
@@ -132,6 +140,7 @@ impl BlockRunSetup {
         quiet: Nanos,
         admission: &BlockAdmissionConfig,
         volumes: Vec<VolumeSetup>,
+        queues: u32,
     ) -> BlockRunSetup {
         let bytes = superblock.encode();
         let used = bytes.iter().rposition(|&b| b != 0).map_or(0, |at| at + 1);
@@ -146,6 +155,7 @@ impl BlockRunSetup {
             fills: config.limits.fills,
             waiting: config.limits.waiting,
             quiet_nanos: quiet.0,
+            queues,
             admission: admission.to_string(),
             volumes,
         }
@@ -230,6 +240,10 @@ impl BlockRunSetup {
             let value = self.volumes.len().to_string();
             return Err(BlockSetupError::Field { field: "volumes", value, must: "4,096 at most" });
         }
+        if self.queues > MOST_QUEUES {
+            let value = self.queues.to_string();
+            return Err(BlockSetupError::Field { field: "queues", value, must: "4,096 at most" });
+        }
         Ok(())
     }
 
@@ -241,7 +255,7 @@ impl BlockRunSetup {
         Ok(self.superblock()?.layout.shards as usize)
     }
 
-    /// Streams that a record begins with: the shards', the log's, that of volumes, and their admission.
+    /// Streams that a record begins with: the shards', the log's, that of volumes, the queues', and volumes' admission.
     ///
     /// # Errors
     /// As [`superblock`](Self::superblock).
@@ -258,7 +272,15 @@ impl BlockRunSetup {
     }
 
     fn first_admission(&self, shards: usize) -> usize {
-        shards + 2
+        shards + 2 + self.queues as usize
+    }
+
+    /// The stream of what happens to volumes.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn volumes_stream(&self) -> Result<usize, BlockSetupError> {
+        Ok(self.shards()? + 1)
     }
 
     /// Whose stream it is.
@@ -271,7 +293,8 @@ impl BlockRunSetup {
         Ok(match stream {
             s if s < shards => Whose::Shard(s as u32),
             s if s == shards => Whose::Log,
-            s if s < first => Whose::Volumes,
+            s if s == shards + 1 => Whose::Volumes,
+            s if s < first => Whose::Queue((s - shards - 2) as u32),
             s if s - first < self.volumes.len() => Whose::Admission(s - first),
             s => Whose::Later(s - first - self.volumes.len()),
         })
@@ -283,6 +306,8 @@ impl BlockRunSetup {
             Ok(Whose::Shard(shard)) => format!("shard {shard}"),
             Ok(Whose::Log) => "log".to_owned(),
             Ok(Whose::Volumes) => "volumes".to_owned(),
+            Ok(Whose::Queue(n)) if n + 1 == self.queues => "queue of the prefetch".to_owned(),
+            Ok(Whose::Queue(n)) => format!("queue of worker {n}"),
             Ok(Whose::Admission(n)) => format!("admission of volume '{}'", self.volumes[n].name),
             Ok(Whose::Later(n)) => format!("admission of attached volume {}", n + 1),
             Err(_) => format!("stream {stream}"),
@@ -327,6 +352,16 @@ impl BlockRunSetup {
     /// A setup that is of no run.
     pub fn build_log(&self) -> Result<TapedLog, BlockSetupError> {
         Ok(TapedLog::new(MapLog::fresh(self.superblock()?, Nanos(self.quiet_nanos))))
+    }
+
+    /// The queue of a thread, before it began.
+    ///
+    /// # Errors
+    /// A setup that is of no run.
+    pub fn build_queue(&self) -> Result<ReplayedQueue, BlockSetupError> {
+        let superblock = self.superblock()?;
+        let placing = Placing::of(&superblock.layout, superblock.key);
+        Ok(ReplayedQueue::new(Config::new(&superblock.layout, placing, 0)))
     }
 
     /// The list of volumes as it was when the run began.
