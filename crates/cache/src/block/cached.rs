@@ -13,7 +13,7 @@ use std::time::Instant;
 use larder_engine::block::IoFailed;
 use larder_engine::block::node::event::{JobId, Op as Asked, Submit};
 use larder_engine::block::node::queue::{Config, Queue};
-use larder_engine::block::record::TapedQueue;
+use larder_engine::block::node::record::TapedQueue;
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;

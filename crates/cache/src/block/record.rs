@@ -1,4 +1,4 @@
-//! `--record`: what shards, log, queues and admission were told and decided, in a file.
+//! `--record`: what shards, log, maintenance, queues and admission were told and decided, in a file.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,6 +26,8 @@ pub(super) struct Recording {
     first_admission: usize,
     /// What happens to volumes.
     changes: Mutex<VolumesTape>,
+    /// Maintenance's tape.
+    maintenance: SharedTape,
     /// The tapes of the workers' queues, and of that of who prefetches.
     queues: Vec<SharedTape>,
     /// The stream of the next volume that comes.
@@ -70,11 +72,13 @@ impl Recording {
             volumes: attached.keys().cloned().collect(),
             first_admission,
             changes: Mutex::new(VolumesTape::new(None)),
+            maintenance: SharedTape::new(None),
             queues: Vec::new(),
             next: AtomicUsize::new(streams),
             seed: superblock.key,
         };
         recording.changes = Mutex::new(VolumesTape::new(recording.tape(changes)));
+        recording.maintenance = SharedTape::new(recording.tape(changes - 1));
         let tapes = (changes + 1..first_admission).map(|s| SharedTape::new(recording.tape(s)));
         recording.queues = tapes.collect();
         Ok(recording)
@@ -104,6 +108,11 @@ impl Core {
                 locked(&volume.admission).record(tape);
             }
         }
+    }
+
+    /// Maintenance's tape, where a record is written.
+    pub(super) fn maintenance_tape(&self) -> Option<SharedTape> {
+        self.recorder.as_ref().map(|recording| recording.maintenance.clone())
     }
 
     /// The tape of the queue of thread `me`, where a record is written.
@@ -192,6 +201,7 @@ impl Core {
         let Some(recording) = &self.recorder else { return };
         self.shards.iter().for_each(|cell| locked(cell).shard.end_recording());
         locked(&recording.changes).end_recording();
+        recording.maintenance.end_recording();
         recording.queues.iter().for_each(SharedTape::end_recording);
         self.volumes().iter().for_each(|v| locked(&v.admission).end_recording());
         recording.recorder.finish();

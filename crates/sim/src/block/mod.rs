@@ -27,9 +27,10 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
+use larder_engine::block::node::record::{TapedMaintenance, TapedQueue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
-use larder_engine::block::record::{TapedQueue, TapedShard};
+use larder_engine::block::record::TapedShard;
 use larder_engine::block::{BlockConfig, BlockStats, GroupId, IoFailed, LineId, PartKind};
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
@@ -96,7 +97,7 @@ pub fn placement_key(seed: u64) -> u64 {
 pub(crate) struct BlockSim {
     node: SimNode,
     queue: TapedQueue<Sim>,
-    maintenance: Maintenance,
+    maintenance: TapedMaintenance,
     /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
     log_due: Option<Nanos>,
     log_next: Nanos,
@@ -176,7 +177,11 @@ impl BlockSim {
         let mut sim = BlockSim {
             node,
             queue: TapedQueue::new(Queue::new(0, Config::new(&layout, placing, spec.readahead.0))),
-            maintenance: Maintenance::new(Pace::default(), Some(log), superblock),
+            maintenance: TapedMaintenance::new(Maintenance::new(
+                Pace::default(),
+                Some(log),
+                superblock,
+            )),
             log_due: None,
             log_next: Nanos::ZERO,
             log_free: Nanos::ZERO,

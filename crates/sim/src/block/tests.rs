@@ -575,16 +575,16 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     for (stream, cell) in sim.node.cells.iter().enumerate() {
         cell.borrow_mut().0.record(tape(stream));
     }
-    sim.maintenance.record(tape(shards));
+    sim.maintenance.record(SharedTape::new(Some(tape(shards + 1))), tape(shards));
     // The only worker; nobody prefetches.
-    let queue = SharedTape::new(Some(tape(shards + 2)));
+    let queue = SharedTape::new(Some(tape(shards + 3)));
     sim.queue.record(queue.clone());
     for volume in 0..2u32 {
         sim.node.add_volume(volume).unwrap();
         let stream = setup.streams().unwrap() - 2 + volume as usize;
         sim.node.admissions.borrow_mut().get_mut(&volume).unwrap().record(tape(stream));
     }
-    tape_volumes(tape(shards + 1), sim.maintenance.superblock().unwrap());
+    tape_volumes(tape(shards + 2), sim.maintenance.superblock().unwrap());
     sim.node.add_volume(2).unwrap();
     sim.node.admissions.borrow_mut().get_mut(&2).unwrap().record_later(
         tape(setup.streams().unwrap()),
@@ -646,12 +646,13 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
         let report = replayed(&file).unwrap();
         assert_eq!(report.difference, None);
         assert!(report.complete && report.compared == report.records, "{report:?}");
-        assert_eq!((report.shards, report.streams.len()), (2, 9));
+        assert_eq!((report.shards, report.streams.len()), (2, 10));
         assert_eq!((report.volumes, report.changes), (3, 180));
-        assert_eq!(report.streams[4].0, "queue of worker 0");
-        assert_eq!(report.streams[5], ("queue of the prefetch".to_owned(), 0));
-        assert_eq!(report.streams[8].0, "admission of volume 'v2' (attachment 1)");
-        let used = || report.streams.iter().enumerate().filter(|(stream, _)| *stream != 5);
+        assert_eq!(report.streams[3].0, "maintenance");
+        assert_eq!(report.streams[5].0, "queue of worker 0");
+        assert_eq!(report.streams[6], ("queue of the prefetch".to_owned(), 0));
+        assert_eq!(report.streams[9].0, "admission of volume 'v2' (attachment 1)");
+        let used = || report.streams.iter().enumerate().filter(|(stream, _)| *stream != 6);
         assert!(used().all(|(_, (_, n))| *n > 50), "{report:?}");
         for (stream, (name, count)) in used() {
             let mut changed = std::io::Cursor::new(file.clone());

@@ -3,9 +3,10 @@
 use std::io::{Read, Seek};
 
 use larder_base::ByteSize;
+use larder_engine::block::node::record::{ReplayedMaintenance, ReplayedQueue};
 use larder_engine::block::record::{
-    Again, BlockRunSetup, Replayed, ReplayedQueue, ReplayedVolumes, StreamReader, TapedAdmission,
-    TapedLog, TapedShard, Whose, later_volume,
+    Again, BlockRunSetup, Replayed, ReplayedVolumes, StreamReader, TapedAdmission, TapedLog,
+    TapedShard, Whose, later_volume,
 };
 use larder_format::recording::{BadRecord, ChunkHeader, Ended};
 use serde::Serialize;
@@ -43,6 +44,8 @@ pub struct BlockReport {
     pub larder: String,
     /// Shards.
     pub shards: usize,
+    /// Threads that had a queue.
+    pub queues: usize,
     /// Volumes whose admission was recorded: one that came back counts again.
     pub volumes: usize,
     /// Times that a volume came, grew or went, or that this was refused.
@@ -65,6 +68,7 @@ pub struct BlockReport {
 enum Player {
     Shard(Box<TapedShard>),
     Log(Box<TapedLog>),
+    Maintenance(Box<ReplayedMaintenance>),
     Volumes(Box<ReplayedVolumes>),
     Queue(Box<ReplayedQueue>),
     Admission(Box<TapedAdmission>),
@@ -77,8 +81,9 @@ impl Player {
         Ok(match setup.whose(stream)? {
             Whose::Shard(shard) => Player::Shard(Box::new(setup.build_shard(shard)?)),
             Whose::Log => Player::Log(Box::new(setup.build_log()?)),
+            Whose::Maintenance => Player::Maintenance(Box::new(ReplayedMaintenance::of(setup)?)),
             Whose::Volumes => Player::Volumes(Box::new(setup.build_volumes()?)),
-            Whose::Queue(_) => Player::Queue(Box::new(setup.build_queue()?)),
+            Whose::Queue(_) => Player::Queue(Box::new(ReplayedQueue::of(setup)?)),
             Whose::Admission(n) => Player::Admission(Box::new(setup.build_admission(n)?)),
             Whose::Later(_) => Player::Later(Box::new(setup.clone())),
         })
@@ -88,6 +93,7 @@ impl Player {
         match self {
             Player::Shard(shard) => shard.replay(reader),
             Player::Log(log) => log.replay(reader),
+            Player::Maintenance(machine) => machine.replay(reader),
             Player::Volumes(volumes) => volumes.replay(reader),
             Player::Queue(queue) => queue.replay(reader),
             Player::Admission(admission) => admission.replay(reader),
@@ -210,17 +216,19 @@ pub fn replay_block<R: Read + Seek>(
     let streams = (0..file.streams())
         .map(|s| Ok((name_of(file, s)?, file.records_of(s))))
         .collect::<Result<Vec<_>, ReplayError>>()?;
-    let (mut changes, mut later) = (0, 0);
+    let (mut changes, mut later, mut queues) = (0, 0, 0);
     for stream in shards..file.streams() {
         match setup.whose(stream)? {
             Whose::Volumes => changes = file.records_of(stream),
             Whose::Later(_) => later += 1,
+            Whose::Queue(_) => queues += usize::from(file.records_of(stream) > 0),
             _ => {}
         }
     }
     let mut report = BlockReport {
         larder: setup.larder.clone(),
         shards,
+        queues,
         volumes: setup.volumes.len() + later,
         changes,
         records: file.records(),

@@ -1,7 +1,7 @@
 //! What a client's operation goes through: one queue a thread, which owns everything and locks nothing.
 //!
 //! A read or write is cut into parts ([`cut`](super::cut)); rules, no-space pause, budget and admission say what of it may come
-//! to flash ([`limits`]); the shards are called part by part. What they ask of the store for one operation becomes one request
+//! to flash ([`limits`](super::limits)); the shards are called part by part. What they ask of the store for one operation becomes one request
 //! where it lies side by side ([`coalesce`](super::coalesce)); a stream of reads that misses is read ahead of
 //! ([`readahead`]). A zeroing or trim of a large range takes its lines as a whole ([`ranged`](super::ranged)). What lies behind
 //! the last whole line of a volume is a part like any other, but never cached. A flush and a status pass the queue too, and go
@@ -11,189 +11,30 @@
 //! are submitted or answers sent together, is the host's choice.
 
 mod ends;
+mod node;
 mod range;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::marker::PhantomData;
-use std::ops::RangeInclusive;
 
 use larder_base::Nanos;
 use larder_format::block::Layout;
-use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Reason, Rule, VolumeId};
-use larder_policy::budget::BudgetState;
+use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule};
 
-use super::calls::{Calls, Fx, Load, Message, OP_BITS, Out, Shard, Told, call};
+use super::calls::{Fx, Load, Message, OP_BITS, Out, Shard, Told, call};
 use super::coalesce::{Piece, Pieces};
 use super::cut::cut;
 use super::event::{
     Answer, Came, Effects, Host, JobId, Op, ShardIo, State, StoreOp, Submit, Volume, Why,
 };
-use super::limits::{self, Admits, Allows, Asks, Limits};
-use super::quiet::Changes;
-use super::ranged::{self, Discard, Progress, Turns};
+use super::limits::Allows as _;
+use super::ranged::{self, Discard, Progress};
 use super::readahead::{self, ReadAhead, Streams};
 use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
 #[cfg(feature = "planted")]
 use crate::block::planted::Planted;
-
-/// What queues share: shards, mailboxes, and what is decided for all of them.
-pub trait Node<H: Host>: Calls<H> {
-    /// Admission of a volume.
-    type Admission: Admits;
-
-    /// The cache is in use; otherwise nothing is cached and no bit is needed.
-    fn is_enabled(&self) -> bool;
-    /// What keeps lines from flash.
-    fn limits(&self) -> &Limits;
-    /// The budget's file is to say this before anything else is written to flash.
-    fn keep_budget(&self, now: Nanos, state: BudgetState);
-    /// When regions were last changed.
-    fn changes(&self) -> &Changes;
-    /// Does `f` with the turns of large ranges locked.
-    fn turns<R>(&self, f: impl FnOnce(&mut Turns) -> R) -> R;
-    /// The bits of regions `first..=last` are to be durable; [`Message::IntentsReady`] says when they are.
-    fn ask_bits(&self, op: OpId, first: u32, last: u32);
-
-    /// The number of a volume, for policies.
-    fn id(&self, volume: &H::Volume) -> VolumeId;
-    /// Whether the operator has said anything of bytes of it.
-    fn selects(&self, volume: &H::Volume) -> bool;
-    /// What, of bytes `at..at + len` of it.
-    fn rule(&self, volume: &H::Volume, at: u64, len: u64) -> Rule;
-    /// What these bytes hold, as far as is known.
-    fn kind(&self, volume: &H::Volume, at: u64, len: u64) -> BlockKind;
-    /// Does `f` with its admission locked. The questions above are asked meanwhile.
-    fn admission<R>(&self, volume: &H::Volume, f: impl FnOnce(&mut Self::Admission) -> R) -> R;
-    /// The same, of what asks any kind of admission.
-    #[inline]
-    fn asks<A: Asks>(&self, volume: &H::Volume, asks: A) -> A::Answer {
-        self.admission(volume, |admission| asks.ask(admission))
-    }
-    /// A part of an advice is refused, for which admission was not asked.
-    fn refused(&self, volume: &H::Volume, reason: Reason);
-    /// Bytes of it pass by, from `at` on.
-    fn pass(&self, volume: &H::Volume, at: u64, bytes: &H::Bytes);
-    /// A client's operation on it has ended, on thread `me`.
-    fn ended(&self, volume: &H::Volume, me: usize, now: Nanos, ended: &super::event::Ended);
-
-    // What else a queue asks, and what it tells: no host has another answer, but a recording takes note of each here.
-
-    /// See [`Volume::state`].
-    #[inline]
-    fn state(&self, volume: &H::Volume) -> State {
-        volume.state()
-    }
-    /// See [`Volume::base`].
-    #[inline]
-    fn base(&self, volume: &H::Volume) -> u64 {
-        volume.base()
-    }
-    /// See [`Volume::whole`].
-    #[inline]
-    fn whole(&self, volume: &H::Volume) -> u64 {
-        volume.whole()
-    }
-    /// See [`Volume::enter`].
-    #[inline]
-    fn enter(&self, volume: &H::Volume) -> bool {
-        volume.enter()
-    }
-    /// See [`Volume::losses`].
-    #[inline]
-    fn losses(&self, volume: &H::Volume) -> u64 {
-        volume.losses()
-    }
-    /// See [`Volume::settled`].
-    #[inline]
-    fn settled(&self, volume: &H::Volume) -> u64 {
-        volume.settled()
-    }
-    /// Whether nothing new is written for want of space. See [`Allows`].
-    #[inline]
-    fn is_paused(&self, now: Nanos) -> bool {
-        self.limits().is_paused(now)
-    }
-    /// Whether the write budget has something for so many bytes.
-    #[inline]
-    fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        self.limits().affords(now, bytes)
-    }
-    /// See [`Limits::charge`].
-    #[must_use = "it must be in the file before the bytes are written"]
-    #[inline]
-    fn charge(&self, now: Nanos, bytes: u64) -> Option<BudgetState> {
-        self.limits().charge(now, bytes)
-    }
-    /// See [`Changes::changing`].
-    #[inline]
-    fn changing(&self, now: Nanos, regions: RangeInclusive<u32>) {
-        self.changes().changing(now, regions);
-    }
-    /// See [`Turns::enter`].
-    fn enter_turn(&self, op: OpId) -> bool {
-        self.turns(|turns| turns.enter(op))
-    }
-    /// See [`Turns::leave`].
-    fn leave_turn(&self, op: OpId) -> Option<OpId> {
-        self.turns(|turns| turns.leave(op))
-    }
-    /// Takes what is in the mailbox of thread `me` into `inbox`.
-    #[inline]
-    fn drain(&self, me: usize, inbox: &mut VecDeque<(OpId, Message<H::Bytes>)>) {
-        self.mailbox(me, |mail| inbox.extend(mail.drain(..)));
-    }
-    /// One turn of `discard` at a shard that is locked. Returns whether there is more to do.
-    fn discard(&self, discard: &mut Discard, shard: &mut Self::Shard) -> bool {
-        discard.turn(shard)
-    }
-    /// Shard `shard` is about to be called.
-    #[inline]
-    fn telling(&self, _shard: u32, _told: Told) {}
-}
-
-/// What keeps lines from flash, as a node says it.
-struct Allowed<'a, H, N>(&'a N, PhantomData<H>);
-
-impl<H: Host, N: Node<H>> Allows for Allowed<'_, H, N> {
-    fn is_paused(&self, now: Nanos) -> bool {
-        self.0.is_paused(now)
-    }
-
-    fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        self.0.affords(now, bytes)
-    }
-}
-
-fn allowed<H: Host, N: Node<H>>(node: &N) -> Allowed<'_, H, N> {
-    Allowed(node, PhantomData)
-}
-
-/// What is asked of admission for the parts of an access. See [`limits::judge`].
-struct Judging<'a, L, P, R, K> {
-    limits: L,
-    access: &'a BlockAccess,
-    line_bytes: u32,
-    parts: P,
-    rule: R,
-    kind: K,
-    out: &'a mut Vec<Verdict>,
-}
-
-impl<L, P, R, K> Asks for Judging<'_, L, P, R, K>
-where
-    L: Allows,
-    P: Iterator<Item = (u64, u32)>,
-    R: Fn(u64, u64) -> Rule,
-    K: Fn(u64, u64) -> BlockKind,
-{
-    type Answer = Verdict;
-
-    fn ask(self, admission: &mut impl Admits) -> Verdict {
-        let Judging { limits, access, line_bytes, parts, rule, kind, out } = self;
-        limits::judge(&limits, admission, access, line_bytes, parts, rule, kind, out)
-    }
-}
+pub use node::Node;
+use node::{Judging, allowed};
 
 /// What a queue is built from.
 #[derive(Clone, Copy, Debug)]

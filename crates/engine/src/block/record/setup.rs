@@ -6,12 +6,13 @@ use larder_format::block::{BlockSuperblock, Placement};
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use serde::{Deserialize, Serialize};
 
-use super::{ReplayedQueue, ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
+use super::{
+    ReplayedMaintenance, ReplayedQueue, ReplayedVolumes, TapedAdmission, TapedLog, TapedShard,
+};
 use crate::block::MapLog;
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
 use crate::block::map::{Making, Map, Replacement, Shape};
-use crate::block::node::queue::Config;
 use crate::block::shard::{BlockConfig, BlockShard, Regions};
 use larder_format::recording::END_STREAM;
 
@@ -66,6 +67,8 @@ pub enum Whose {
     Shard(u32),
     /// The log's.
     Log,
+    /// Maintenance's.
+    Maintenance,
     /// What happens to volumes.
     Volumes,
     /// The queue of a thread.
@@ -255,7 +258,7 @@ impl BlockRunSetup {
         Ok(self.superblock()?.layout.shards as usize)
     }
 
-    /// Streams that a record begins with: the shards', the log's, that of volumes, the queues', and volumes' admission.
+    /// Streams that a record begins with: the shards', the log's, maintenance's, that of volumes, the queues', and volumes' admission.
     ///
     /// # Errors
     /// As [`superblock`](Self::superblock).
@@ -272,7 +275,7 @@ impl BlockRunSetup {
     }
 
     fn first_admission(&self, shards: usize) -> usize {
-        shards + 2 + self.queues as usize
+        shards + 3 + self.queues as usize
     }
 
     /// The stream of what happens to volumes.
@@ -280,7 +283,7 @@ impl BlockRunSetup {
     /// # Errors
     /// As [`superblock`](Self::superblock).
     pub fn volumes_stream(&self) -> Result<usize, BlockSetupError> {
-        Ok(self.shards()? + 1)
+        Ok(self.shards()? + 2)
     }
 
     /// Whose stream it is.
@@ -293,8 +296,9 @@ impl BlockRunSetup {
         Ok(match stream {
             s if s < shards => Whose::Shard(s as u32),
             s if s == shards => Whose::Log,
-            s if s == shards + 1 => Whose::Volumes,
-            s if s < first => Whose::Queue((s - shards - 2) as u32),
+            s if s == shards + 1 => Whose::Maintenance,
+            s if s == shards + 2 => Whose::Volumes,
+            s if s < first => Whose::Queue((s - shards - 3) as u32),
             s if s - first < self.volumes.len() => Whose::Admission(s - first),
             s => Whose::Later(s - first - self.volumes.len()),
         })
@@ -305,6 +309,7 @@ impl BlockRunSetup {
         match self.whose(stream) {
             Ok(Whose::Shard(shard)) => format!("shard {shard}"),
             Ok(Whose::Log) => "log".to_owned(),
+            Ok(Whose::Maintenance) => "maintenance".to_owned(),
             Ok(Whose::Volumes) => "volumes".to_owned(),
             Ok(Whose::Queue(n)) if n + 1 == self.queues => "queue of the prefetch".to_owned(),
             Ok(Whose::Queue(n)) => format!("queue of worker {n}"),
@@ -352,16 +357,6 @@ impl BlockRunSetup {
     /// A setup that is of no run.
     pub fn build_log(&self) -> Result<TapedLog, BlockSetupError> {
         Ok(TapedLog::new(MapLog::fresh(self.superblock()?, Nanos(self.quiet_nanos))))
-    }
-
-    /// The queue of a thread, before it began.
-    ///
-    /// # Errors
-    /// A setup that is of no run.
-    pub fn build_queue(&self) -> Result<ReplayedQueue, BlockSetupError> {
-        let superblock = self.superblock()?;
-        let placing = Placing::of(&superblock.layout, superblock.key);
-        Ok(ReplayedQueue::new(Config::new(&superblock.layout, placing, 0)))
     }
 
     /// The list of volumes as it was when the run began.

@@ -12,7 +12,6 @@ use larder_policy::block::{
 };
 use larder_policy::budget::BudgetState;
 
-use super::super::digest::{Digest, kind_code as part_code};
 use super::codes::{kind_code, put_message, rule_code, state_code, verdict_code};
 use crate::block::api::{GroupId, LineId, Merge, OpId, Part, SlotId, Source, Verdict};
 use crate::block::node::calls::{Calls, Mail, Message, Out, Questions, Told};
@@ -22,6 +21,7 @@ use crate::block::node::limits::{Admits, Asks, Limits};
 use crate::block::node::queue::Node;
 use crate::block::node::quiet::Changes;
 use crate::block::node::ranged::{Discard, Discards, Turns};
+use crate::block::record::digest::{Digest, kind_code as part_code};
 
 /// What was noted during one call.
 #[derive(Debug, Default)]

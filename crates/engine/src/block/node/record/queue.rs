@@ -12,20 +12,23 @@ mod noting;
 
 use std::cell::RefCell;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_base::Nanos;
 use larder_format::recording::bytes::put;
 use larder_format::recording::{BadRecord, Cursor};
 
-use super::digest::{Answers, Digest};
-use super::tape::{Again, BlockTape, Replayed, StreamReader, unknown};
+use crate::block::address::Placing;
 use crate::block::api::{IoFailed, LineId, Sum};
 use crate::block::node::event::{Effects, Host, JobId, Op, ShardIo, Submit};
 use crate::block::node::limits::Limits;
 use crate::block::node::queue::{Config, Node, Queue};
 use crate::block::node::quiet::{Changes, QUIET};
 use crate::block::node::readahead::FURTHEST as FURTHEST_AHEAD;
+use crate::block::record::digest::{Answers, Digest};
+use crate::block::record::tape::unknown;
+use crate::block::record::{
+    Again, BlockRunSetup, BlockSetupError, Replayed, SharedTape, StreamReader,
+};
 use answers::{AVolume, Heard, Nothing, Replay, Taped};
 use codes::{FURTHEST, describe, kind_code, kind_of, put_op, take_io, take_op};
 use noting::{Notes, Noting, NotingFx};
@@ -46,45 +49,6 @@ const TELL: u8 = 11;
 
 /// A larger zeroing or trim always has its range as a whole.
 const MOST_RANGE_GROUPS: u64 = 1 << 12;
-
-/// A tape that is handed on, and ended, by others than those who record on it.
-#[derive(Clone)]
-pub struct SharedTape(Arc<Mutex<Option<BlockTape>>>);
-
-impl SharedTape {
-    /// This tape; without one nothing is recorded.
-    pub fn new(tape: Option<BlockTape>) -> SharedTape {
-        SharedTape(Arc::new(Mutex::new(tape)))
-    }
-
-    /// No record is left half written by a thread that panicked.
-    fn tape(&self) -> MutexGuard<'_, Option<BlockTape>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `false` when recording has ended.
-    #[must_use]
-    fn push(&self, f: impl FnOnce(&mut BlockTape) -> bool) -> bool {
-        let mut tape = self.tape();
-        let open = tape.as_mut().is_some_and(f);
-        if !open {
-            *tape = None;
-        }
-        open
-    }
-
-    /// Hands on what is on the tape.
-    pub fn hand_on(&self) {
-        // Whether it is of more use is seen at the next record.
-        let _ = self.push(BlockTape::hand_on);
-    }
-
-    /// Ends recording: hands on what is on the tape.
-    pub fn end_recording(&self) {
-        self.hand_on();
-        *self.tape() = None;
-    }
-}
 
 /// What is needed to record.
 struct Recording {
@@ -188,11 +152,6 @@ impl<H: Host> TapedQueue<H> {
         });
         let open = recording.end(BEGIN, Nanos::ZERO);
         self.recording = open.then_some(recording);
-    }
-
-    /// The queue itself, for what is not recorded.
-    pub fn unrecorded(&mut self) -> &mut Queue<H> {
-        &mut self.queue
     }
 
     /// [`Queue::submit`].
@@ -463,11 +422,18 @@ pub struct ReplayedQueue {
 }
 
 impl ReplayedQueue {
-    /// Of a cache with this configuration, as far as its layout goes; the rest is recorded.
-    pub(super) fn new(config: Config) -> ReplayedQueue {
+    /// The queue of a thread, before it began.
+    ///
+    /// # Errors
+    /// A setup that is of no run.
+    pub fn of(setup: &BlockRunSetup) -> Result<ReplayedQueue, BlockSetupError> {
+        let superblock = setup.superblock()?;
+        let placing = Placing::of(&superblock.layout, superblock.key);
+        // What does not follow from the layout is recorded.
+        let config = Config::new(&superblock.layout, placing, 0);
         let (limits, changes) = (Limits::default(), Changes::new(0, QUIET));
         let queue = Queue::new(0, config);
-        ReplayedQueue { config, queue, known: (0, 0), limits, changes }
+        Ok(ReplayedQueue { config, queue, known: (0, 0), limits, changes })
     }
 
     /// Reads the next record of a stream, tells the queue the same, and says what was decided then and now.

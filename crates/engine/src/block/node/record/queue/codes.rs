@@ -4,11 +4,11 @@ use larder_format::recording::bytes::put;
 use larder_format::recording::{BadRecord, Cursor};
 use larder_policy::block::{BlockKind, Rule};
 
-use super::super::tape::unknown;
 use crate::block::api::{IoId, LineId, Merge, OpId, SlotId, Verdict};
 use crate::block::node::calls::{Load, Message};
 use crate::block::node::coalesce::Piece;
 use crate::block::node::event::{Came, Op, ShardIo, State};
+use crate::block::record::tape::unknown;
 
 /// No place is beyond this: so that no sum of a place and a length overflows, whatever a file says.
 pub(super) const FURTHEST: u64 = 1 << 62;
@@ -201,4 +201,61 @@ pub(super) fn describe(op: &Op<()>) -> String {
         Op::Advise { at, len } => ("advice", at, len),
     };
     format!("{what} of {len} bytes at {at}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_and_operations_are_read_as_they_were_written() {
+        let io = ShardIo { shard: 3, io: IoId(300) };
+        let piece = Piece { shard: 1, io: IoId(2), at: 1 << 40, len: 65_536 };
+        let (slot, line) = (SlotId(70_000), LineId(1 << 33));
+        let merge = Merge { line, from: slot, to: SlotId(5), at: 4097, len: 12 };
+        let came =
+            [Came::Flash, Came::AtHand, Came::Store { own: false }, Came::Store { own: true }];
+        let mut messages = vec![
+            Message::Done { failed: false },
+            Message::Done { failed: true },
+            Message::FlashRead { io, slot, line, lines: 16 },
+            Message::FlashWrite { io, slot, lines: 2, bytes: () },
+            Message::Merge { io, merge, bytes: () },
+            Message::Load(Load { shard: 7, io: IoId(8), page: 9 }),
+            Message::BackingRead(piece),
+            Message::BackingChange(piece),
+            Message::IntentsReady,
+            Message::RangeTurn,
+        ];
+        let deliver = |came| Message::Deliver { at: 512, len: 1024, bytes: (), came };
+        messages.extend(came.map(deliver));
+        for message in messages {
+            let mut bytes = Vec::new();
+            put_message(&mut bytes, OpId(2 << 48 | 77), &message);
+            let mut cursor = Cursor::new(&bytes);
+            let (op, back) = take_message(&mut cursor).unwrap();
+            assert_eq!((op, cursor.left()), (OpId(2 << 48 | 77), 0));
+            assert_eq!(format!("{back:?}"), format!("{message:?}"));
+            for cut in 0..bytes.len() {
+                assert!(take_message(&mut Cursor::new(&bytes[..cut])).is_err());
+            }
+        }
+        let (at, len) = (1 << 30, 65_537);
+        for op in [
+            Op::Read { at, len },
+            Op::Write { at, len, bytes: (), fua: true },
+            Op::Flush,
+            Op::Zero { at, len, fua: false, may_punch: true, fast: false },
+            Op::Zero { at, len, fua: true, may_punch: false, fast: true },
+            Op::Trim { at, len: 1 << 41, fua: true },
+            Op::Status { at, len, one: true },
+            Op::Advise { at, len },
+        ] {
+            let mut bytes = Vec::new();
+            put_op(&mut bytes, &op);
+            let mut cursor = Cursor::new(&bytes);
+            assert_eq!(format!("{:?}", take_op(&mut cursor).unwrap()), format!("{op:?}"));
+            assert_eq!(cursor.left(), 0);
+        }
+    }
 }
