@@ -6,9 +6,7 @@ use larder_format::block::{BlockSuperblock, Placement};
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    ReplayedMaintenance, ReplayedQueue, ReplayedVolumes, TapedAdmission, TapedLog, TapedShard,
-};
+use super::{ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
 use crate::block::MapLog;
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
