@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use larder_base::{HashKey, KeyHasher, Nanos, UnixSecs};
 use larder_engine::block::map::Making;
+use larder_engine::block::node::record::{ReplayedMaintenance, ReplayedQueue};
 use larder_engine::block::record::{BlockRunSetup, StreamReader, TapedAdmission, VolumeSetup};
 use larder_engine::block::{BlockConfig, BlockLimits, Regions, WriteMode};
 use larder_engine::kv::record::{Clocks, decode};
@@ -29,7 +30,7 @@ fn block_setup() -> &'static BlockRunSetup {
         let admission = "sseqr+tc+two_lbs".parse().expect("a chain");
         let volumes = vec![VolumeSetup { name: "v".into(), bytes: 1 << 30, seed: 3 }];
         let quiet = Nanos::from_secs(5);
-        BlockRunSetup::new(&superblock, &config, Making::default(), quiet, &admission, volumes)
+        BlockRunSetup::new(&superblock, &config, Making::default(), quiet, &admission, volumes, 2)
     })
 }
 
@@ -49,7 +50,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let Some((&which, records)) = data.split_first() else { return };
     let (setup, mut reader) = (block_setup(), StreamReader::new(records));
-    match which % 5 {
+    match which % 7 {
         0 => {
             let mut shard = setup.build_shard(0).expect("a shard");
             while reader.position() < records.len() && shard.replay(&mut reader).is_ok() {}
@@ -66,6 +67,14 @@ fuzz_target!(|data: &[u8]| {
             if let Ok((mut late, _)) = TapedAdmission::replay_later(setup, &mut reader) {
                 while reader.position() < records.len() && late.replay(&mut reader).is_ok() {}
             }
+        }
+        4 => {
+            let mut queue = ReplayedQueue::of(setup).expect("a queue");
+            while reader.position() < records.len() && queue.replay(&mut reader).is_ok() {}
+        }
+        5 => {
+            let mut machine = ReplayedMaintenance::of(setup).expect("maintenance");
+            while reader.position() < records.len() && machine.replay(&mut reader).is_ok() {}
         }
         _ => {
             let mut admission = setup.build_admission(0).expect("admission");

@@ -292,8 +292,10 @@ fn what_a_sparse_cache_decides_is_decided_again() {
     assert_eq!((code, &report["difference"]), (Some(0), &serde_json::Value::Null), "{report}");
     assert!(report["complete"] == true && report["records"] == report["compared"], "{report}");
     let streams = report["streams"].as_array().unwrap();
-    assert_eq!(streams.len(), 11, "eight shards, the log, what happens to volumes, a volume");
-    for stream in [0, 5, 8] {
+    // Eight shards, the log, maintenance, what happens to volumes, three workers' queues and that of a prefetch, a volume.
+    assert_eq!(streams.len(), 16, "{report}");
+    let busiest = (11..14).max_by_key(|&queue| streams[queue][1].as_u64()).unwrap();
+    for stream in [0, 5, 8, 9, busiest] {
         let of = &streams[stream];
         let count = of[1].as_u64().unwrap();
         // The first shard is told of a part, its fill, and of most places of a page that is read.
@@ -322,14 +324,20 @@ fn what_a_sparse_cache_decides_is_decided_again() {
     assert!(why.contains("byte ") && !said.contains("is the same"), "{said}{why}");
 }
 
-/// What shards, log and admission decided under load from several clients, on several threads, is decided again; a
+/// What shards, log, maintenance, queues and admission decided under load from several clients, on several threads, is decided again; a
 /// decision that is changed is found where it is; what a killed daemon leaves replays as far as it goes.
 #[test]
 fn what_is_recorded_is_decided_again() {
     use larder_engine::block::record::BlockRunSetup;
     use larder_sim::replay::{RecordFile, flip_block_decision};
-    // Records of each stream at least: two shards, the log, a volume.
-    let least = |stream: usize| if stream == 2 { 20 } else { 500 };
+    // Records of each stream at least: two shards, log and maintenance, the workers' queues (one may have no client), a volume.
+    let least = |stream: usize| match stream {
+        2 | 3 => 20,
+        5..8 => 0,
+        _ => 500,
+    };
+    // No volume comes or goes, and nobody prefetches.
+    let unused = |stream: usize| [4, 8].contains(&stream);
     for (admission, killed) in [("two_lbs", false), ("sseqr(length=64k)+tc", true)] {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
@@ -346,8 +354,7 @@ fn what_is_recorded_is_decided_again() {
         if killed {
             until_recorded(&record, |report| {
                 let streams = report["streams"].as_array().unwrap();
-                // (No volume comes or goes.)
-                let mut of = streams.iter().enumerate().filter(|s| s.0 != 3);
+                let mut of = streams.iter().enumerate().filter(|s| !unused(s.0));
                 of.all(|(stream, of)| of[1].as_u64().unwrap() > least(stream))
             });
             daemon.kill();
@@ -359,9 +366,11 @@ fn what_is_recorded_is_decided_again() {
         assert_eq!(report["complete"], !killed, "{report}");
         assert_eq!(report["records"], report["compared"], "{report}");
         let streams = report["streams"].as_array().unwrap();
-        assert_eq!(streams.len(), 5, "two shards, the log, what happens to volumes, a volume");
-        assert_eq!((&streams[3][0], &streams[3][1]), (&"volumes".into(), &0.into()));
-        for (stream, of) in streams.iter().enumerate().filter(|s| s.0 != 3) {
+        assert_eq!(streams.len(), 10, "{report}");
+        assert_eq!((&streams[4][0], &streams[4][1]), (&"volumes".into(), &0.into()));
+        let queues = streams[5..8].iter().filter_map(|of| of[1].as_u64());
+        assert!(queues.sum::<u64>() > 1_000, "{report}");
+        for (stream, of) in streams.iter().enumerate().filter(|s| !unused(s.0)) {
             let count = of[1].as_u64().unwrap();
             assert!(count > least(stream), "{report}");
             let flipped = path("flipped.rec");
@@ -377,7 +386,7 @@ fn what_is_recorded_is_decided_again() {
         }
         let opened: RecordFile<_, BlockRunSetup> =
             RecordFile::open(File::open(&record).unwrap()).unwrap();
-        assert_eq!(opened.name(4), "admission of volume 'disk'");
+        assert_eq!(opened.name(9), "admission of volume 'disk'");
         // A cache that is not empty is no beginning, and a file that is there is nobody's to overwrite.
         let refused = |record: &Path| {
             let disk = format!("disk=file:{}", path("disk").display());

@@ -59,6 +59,7 @@ fn recorded(placement: &str, killed: bool) {
         Daemon::start(dir, &[&options[..], &["--record", record.to_str().unwrap()]].concat());
     let uri = |name: &str| format!("{name}=file:{}", path(name).display());
     under_load(dir, "disk", 16 * MIB, 1);
+    json(dir, &["prefetch", "disk", "..8m"]);
     // It comes, grows, goes, and comes back as it went.
     assert_eq!(json(dir, &["attach", &uri("more")])["warm"], false);
     under_load(dir, "more", 8 * MIB, 2);
@@ -87,10 +88,10 @@ fn recorded(placement: &str, killed: bool) {
     if killed {
         until_recorded(&record, |report| {
             let streams = report["streams"].as_array().unwrap();
-            let last = |stream: usize| if stream == 8 { 0 } else { 5 };
+            let last = |stream: usize| if stream == 13 { 0 } else { 5 };
             let has =
                 |(stream, of): (usize, &serde_json::Value)| of[1].as_u64().unwrap() > last(stream);
-            report["changes"] == 11 && streams.len() == 9 && streams.iter().enumerate().all(has)
+            report["changes"] == 11 && streams.len() == 14 && streams.iter().enumerate().all(has)
         });
         daemon.kill();
     } else {
@@ -107,7 +108,12 @@ fn recorded(placement: &str, killed: bool) {
         "shard 0",
         "shard 1",
         "log",
+        "maintenance",
         "volumes",
+        "queue of worker 0",
+        "queue of worker 1",
+        "queue of worker 2",
+        "queue of the prefetch",
         "admission of volume 'disk'",
         "admission of volume 'more' (attachment 1)",
         "admission of volume 'more' (attachment 2)",
@@ -115,11 +121,13 @@ fn recorded(placement: &str, killed: bool) {
         "admission of volume 'odd' (attachment 4)",
     ];
     assert_eq!(names, expected);
+    // Three workers, and the prefetch.
+    assert_eq!(report["queues"], 4, "{report}");
     // Five came (one of them was refused), two grew and one could not, three went.
     assert_eq!((&report["changes"], &report["volumes"]), (&11.into(), &5.into()), "{report}");
     for (stream, of) in streams.iter().enumerate() {
         let count = of[1].as_u64().unwrap();
-        let last = stream == 8;
+        let last = stream == 13;
         assert!(count > [5, 0][usize::from(last)], "{report}");
         for at in [0, count / 2, count - 1] {
             let flipped = path("flipped.rec");
@@ -136,7 +144,7 @@ fn recorded(placement: &str, killed: bool) {
     let flipped = path("flipped.rec");
     std::fs::copy(&record, &flipped).unwrap();
     let mut file = File::options().read(true).write(true).open(&flipped).unwrap();
-    assert!(flip_block_decision(&mut file, 3, 1).unwrap());
+    assert!(flip_block_decision(&mut file, 4, 1).unwrap());
     let output = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["sim", "replay", flipped.to_str().unwrap()])
         .output()

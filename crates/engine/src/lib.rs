@@ -6,4 +6,5 @@ pub mod block;
 pub mod dram;
 pub mod index;
 pub mod kv;
+mod record;
 pub mod segment;

@@ -696,10 +696,10 @@ fn one_queue() {
     alone.volume.flags(|f| f.losses = 1);
     alone.submit(Op::Flush);
     alone.settle();
-    alone.queue.tell(&mut alone.fx);
+    alone.queue.tell(&alone.shared, &mut alone.fx);
     assert!(alone.answered().is_empty());
     alone.volume.flags(|f| f.settled = 1);
-    alone.queue.tell(&mut alone.fx);
+    alone.queue.tell(&alone.shared, &mut alone.fx);
     assert_eq!(alone.answered(), [(9, true, false)]);
 }
 

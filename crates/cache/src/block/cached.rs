@@ -13,6 +13,7 @@ use std::time::Instant;
 use larder_engine::block::IoFailed;
 use larder_engine::block::node::event::{JobId, Op as Asked, Submit};
 use larder_engine::block::node::queue::{Config, Queue};
+use larder_engine::block::node::record::TapedQueue;
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
@@ -41,7 +42,7 @@ pub struct Cached {
     cache: Arc<Core>,
     me: usize,
     first_token: usize,
-    queue: Queue<Daemon>,
+    queue: TapedQueue<Daemon>,
     io: Carrier,
 }
 
@@ -66,7 +67,11 @@ impl Cached {
         let config = Config::new(&cache.layout, cache.placing, cache.config.readahead.0);
         let at_once = choice == RingChoice::Caller;
         let io = Carrier::new(cache.clone(), registry, first_token + 2, flash, at_once);
-        Ok(Cached { cache, me, first_token, queue: Queue::new(me, config), io })
+        let mut queue = TapedQueue::new(Queue::new(me, config));
+        if let Some(tape) = cache.queue_tape(me) {
+            queue.record(tape);
+        }
+        Ok(Cached { cache, me, first_token, queue, io })
     }
 
     /// [`Service::submit`] of a program that knows what the range holds: admission need not find out. (Of what is cached it
@@ -197,7 +202,7 @@ impl Cached {
     /// Returns whether something has ended or begun.
     fn turn(&mut self) -> bool {
         let mut did = false;
-        self.queue.tell(&mut self.io);
+        self.queue.tell(&*self.cache, &mut self.io);
         loop {
             let mut any = false;
             if !self.queue.is_settled() {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
 use larder_engine::block::node::attachment::{Attachment, DURABLE, Step};
+use larder_engine::block::node::limits::Allows as _;
 use larder_engine::block::node::ranged::{Discard, Progress, STEP};
 use larder_engine::block::node::start::places::NoPlace;
 use larder_engine::block::volumes::Found;

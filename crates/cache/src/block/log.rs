@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use larder_base::Nanos;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
+use larder_engine::block::node::record::TapedMaintenance;
 use larder_engine::block::record::TapedLog;
 use larder_engine::block::{IoFailed, LogIo};
 use larder_format::PAGE_SIZE;
@@ -122,7 +123,7 @@ struct Carrier {
 
 pub(super) struct LogThread {
     cache: Arc<Core>,
-    machine: Maintenance,
+    machine: TapedMaintenance,
     carrier: Carrier,
     /// When the tapes were last handed on.
     handed_on: Nanos,
@@ -263,6 +264,10 @@ impl LogThread {
         let carrier =
             Carrier { cache: cache.clone(), fills, writing: Slab::new(), flushing: Vec::new() };
         let machine = Maintenance::new(Pace::default(), log, superblock);
+        let mut machine = TapedMaintenance::new(machine);
+        if let Some(tape) = cache.maintenance_tape() {
+            machine.record_beside_log(tape);
+        }
         LogThread {
             cache,
             machine,

@@ -10,6 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use larder_base::Nanos;
+use larder_engine::block::node::limits::Allows as _;
 use larder_engine::block::node::prefetch::Prefetch as Pacing;
 use larder_engine::block::{GROUP_LINES, LineId};
 use larder_policy::block::Reason;

@@ -1,4 +1,4 @@
-//! `--record`: what shards, log and admission were told and decided, in a file.
+//! `--record`: what shards, log, maintenance, queues and admission were told and decided, in a file.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use larder_engine::block::BlockConfig;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
-    Arrival, BlockRunSetup, BlockTape, TapedLog, VolumeSetup, VolumesTape,
+    Arrival, BlockRunSetup, BlockTape, SharedTape, TapedLog, VolumeSetup, VolumesTape,
 };
 use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
 use larder_format::block::BlockSuperblock;
@@ -26,6 +26,10 @@ pub(super) struct Recording {
     first_admission: usize,
     /// What happens to volumes.
     changes: Mutex<VolumesTape>,
+    /// Maintenance's tape.
+    maintenance: SharedTape,
+    /// The tapes of the workers' queues, and of that of who prefetches.
+    queues: Vec<SharedTape>,
     /// The stream of the next volume that comes.
     next: AtomicUsize,
     /// Seed of admission's hashes.
@@ -48,7 +52,9 @@ impl Recording {
             .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes(), seed: superblock.key })
             .collect();
         let (making, admission) = (config.making(), &config.admission);
-        let setup = BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes);
+        let queues = config.workers as u32 + 1;
+        let setup =
+            BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes, queues);
         // A replay builds on what is read back: it must be the same.
         setup.validate().map_err(|e| refused(e.to_string()))?;
         let text = serde_json::to_vec(&setup).map_err(|e| refused(e.to_string()))?;
@@ -60,15 +66,21 @@ impl Recording {
             }
         })?;
         let first_admission = streams - attached.len();
-        let recording = Recording {
+        let changes = setup.volumes_stream().map_err(|e| refused(e.to_string()))?;
+        let mut recording = Recording {
             recorder,
             volumes: attached.keys().cloned().collect(),
             first_admission,
             changes: Mutex::new(VolumesTape::new(None)),
+            maintenance: SharedTape::new(None),
+            queues: Vec::new(),
             next: AtomicUsize::new(streams),
             seed: superblock.key,
         };
-        *locked(&recording.changes) = VolumesTape::new(recording.tape(first_admission - 1));
+        recording.changes = Mutex::new(VolumesTape::new(recording.tape(changes)));
+        recording.maintenance = SharedTape::new(recording.tape(changes - 1));
+        let tapes = (changes + 1..first_admission).map(|s| SharedTape::new(recording.tape(s)));
+        recording.queues = tapes.collect();
         Ok(recording)
     }
 
@@ -96,6 +108,16 @@ impl Core {
                 locked(&volume.admission).record(tape);
             }
         }
+    }
+
+    /// Maintenance's tape, where a record is written.
+    pub(super) fn maintenance_tape(&self) -> Option<SharedTape> {
+        self.recorder.as_ref().map(|recording| recording.maintenance.clone())
+    }
+
+    /// The tape of the queue of thread `me`, where a record is written.
+    pub(super) fn queue_tape(&self, me: usize) -> Option<SharedTape> {
+        self.recorder.as_ref().and_then(|recording| recording.queues.get(me).cloned())
     }
 
     /// Whether the record has a stream left for a volume that comes.
@@ -164,10 +186,11 @@ impl Core {
         locked(&attached.admission).end_recording();
     }
 
-    /// Hands on what is on the tapes of shards, volumes and admission.
+    /// Hands on what is on the tapes of shards, queues, volumes and admission.
     pub(super) fn hand_on_tapes(&self) {
         if let Some(recording) = &self.recorder {
             locked(&recording.changes).hand_on();
+            recording.queues.iter().for_each(SharedTape::hand_on);
         }
         self.shards.iter().for_each(|cell| locked(cell).shard.hand_on());
         self.volumes().iter().for_each(|v| locked(&v.admission).hand_on());
@@ -178,6 +201,8 @@ impl Core {
         let Some(recording) = &self.recorder else { return };
         self.shards.iter().for_each(|cell| locked(cell).shard.end_recording());
         locked(&recording.changes).end_recording();
+        recording.maintenance.end_recording();
+        recording.queues.iter().for_each(SharedTape::end_recording);
         self.volumes().iter().for_each(|v| locked(&v.admission).end_recording());
         recording.recorder.finish();
     }

@@ -135,9 +135,10 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     let seconds = begin.elapsed().as_secs_f64();
     let streams = report.streams.len();
     proseln!(
-        "recorded by larder block {}: {} shards, {} volumes{}, {} records in {streams} streams, {}",
+        "recorded by larder block {}: {} shards, {} queues, {} volumes{}, {} records in {streams} streams, {}",
         report.larder,
         report.shards,
+        report.queues,
         report.volumes,
         match report.changes {
             0 => String::new(),

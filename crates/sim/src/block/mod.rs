@@ -27,6 +27,7 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
+use larder_engine::block::node::record::{TapedMaintenance, TapedQueue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
 use larder_engine::block::record::TapedShard;
@@ -95,8 +96,8 @@ pub fn placement_key(seed: u64) -> u64 {
 /// A block cache under simulation. See the [module](self).
 pub(crate) struct BlockSim {
     node: SimNode,
-    queue: Queue<Sim>,
-    maintenance: Maintenance,
+    queue: TapedQueue<Sim>,
+    maintenance: TapedMaintenance,
     /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
     log_due: Option<Nanos>,
     log_next: Nanos,
@@ -175,8 +176,12 @@ impl BlockSim {
         let world = World::new(layout, drive, StoreModel::new(store, timing, seed), files);
         let mut sim = BlockSim {
             node,
-            queue: Queue::new(0, Config::new(&layout, placing, spec.readahead.0)),
-            maintenance: Maintenance::new(Pace::default(), Some(log), superblock),
+            queue: TapedQueue::new(Queue::new(0, Config::new(&layout, placing, spec.readahead.0))),
+            maintenance: TapedMaintenance::new(Maintenance::new(
+                Pace::default(),
+                Some(log),
+                superblock,
+            )),
             log_due: None,
             log_next: Nanos::ZERO,
             log_free: Nanos::ZERO,

@@ -553,7 +553,7 @@ fn tape_volumes(
 /// Runs random requests with every stream recorded; returns the record as a file of version `version` of its setup. From
 /// version 2 on volumes come and go beside it, and one of three came late.
 fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
-    use larder_engine::block::record::{BlockRunSetup, BlockTape, VolumeSetup};
+    use larder_engine::block::record::{BlockRunSetup, BlockTape, SharedTape, VolumeSetup};
     use larder_format::recording::{Ended, end_chunk, file_header, seal};
     let kept = Kept::default();
     let mut sim = sim(spec);
@@ -566,21 +566,25 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
         larder_engine::block::node::quiet::QUIET,
         &spec.admission().unwrap(),
         (0..2).map(volume).collect(),
+        2,
     );
-    assert_eq!(setup.block, 5);
+    assert_eq!(setup.block, 6);
     setup.validate().unwrap();
     let tape = |stream: usize| BlockTape::new(stream as u16, Box::new(kept.clone()));
     let shards = sim.node.cells.len();
     for (stream, cell) in sim.node.cells.iter().enumerate() {
         cell.borrow_mut().0.record(tape(stream));
     }
-    sim.maintenance.record(tape(shards));
+    sim.maintenance.record(SharedTape::new(Some(tape(shards + 1))), tape(shards));
+    // The only worker; nobody prefetches.
+    let queue = SharedTape::new(Some(tape(shards + 3)));
+    sim.queue.record(queue.clone());
     for volume in 0..2u32 {
         sim.node.add_volume(volume).unwrap();
         let stream = setup.streams().unwrap() - 2 + volume as usize;
         sim.node.admissions.borrow_mut().get_mut(&volume).unwrap().record(tape(stream));
     }
-    tape_volumes(tape(shards + 1), sim.maintenance.superblock().unwrap());
+    tape_volumes(tape(shards + 2), sim.maintenance.superblock().unwrap());
     sim.node.add_volume(2).unwrap();
     sim.node.admissions.borrow_mut().get_mut(&2).unwrap().record_later(
         tape(setup.streams().unwrap()),
@@ -606,6 +610,7 @@ fn recorded(spec: &Block, requests: u64) -> Vec<u8> {
     settle(&mut sim);
     sim.node.each(TapedShard::end_recording);
     sim.maintenance.end_recording();
+    queue.end_recording();
     sim.node.admissions.borrow_mut().values_mut().for_each(|a| a.end_recording());
     let mut file = file_header(&serde_json::to_vec(&setup).unwrap()).unwrap();
     let mut counts = vec![0; setup.streams().unwrap() + 1];
@@ -641,11 +646,15 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
         let report = replayed(&file).unwrap();
         assert_eq!(report.difference, None);
         assert!(report.complete && report.compared == report.records, "{report:?}");
-        assert_eq!((report.shards, report.streams.len()), (2, 7));
+        assert_eq!((report.shards, report.streams.len()), (2, 10));
         assert_eq!((report.volumes, report.changes), (3, 180));
-        assert_eq!(report.streams[6].0, "admission of volume 'v2' (attachment 1)");
-        assert!(report.streams.iter().all(|(_, n)| *n > 50), "{report:?}");
-        for (stream, (name, count)) in report.streams.iter().enumerate() {
+        assert_eq!(report.streams[3].0, "maintenance");
+        assert_eq!(report.streams[5].0, "queue of worker 0");
+        assert_eq!(report.streams[6], ("queue of the prefetch".to_owned(), 0));
+        assert_eq!(report.streams[9].0, "admission of volume 'v2' (attachment 1)");
+        let used = || report.streams.iter().enumerate().filter(|(stream, _)| *stream != 6);
+        assert!(used().all(|(_, (_, n))| *n > 50), "{report:?}");
+        for (stream, (name, count)) in used() {
             let mut changed = std::io::Cursor::new(file.clone());
             let at = count * 2 / 3;
             assert!(crate::replay::flip_block_decision(&mut changed, stream, at).unwrap());
@@ -661,8 +670,8 @@ fn what_was_recorded_is_decided_again_and_a_change_is_found() {
 fn records_of_other_versions_are_refused() {
     let spec = Block { shards: 2, ..spec("set:4", "hdd-ssd", "two_lbs") };
     let file = recorded(&spec, 50);
-    assert_eq!(&file[20..30], b"{\"block\":5");
-    for version in [b'4', b'6'] {
+    assert_eq!(&file[20..30], b"{\"block\":6");
+    for version in [b'4', b'5', b'7'] {
         let mut other = file.clone();
         other[29] = version;
         let len = u32::from_le_bytes(other[12..16].try_into().unwrap()) as usize;
@@ -670,7 +679,7 @@ fn records_of_other_versions_are_refused() {
         other[16..20].copy_from_slice(&crc.to_le_bytes());
         let said = replayed(&other).unwrap_err().to_string();
         let version = char::from(version);
-        let words = format!("of version {version}, and this larder reads version 5");
+        let words = format!("of version {version}, and this larder reads version 6");
         assert!(said.contains(&words), "{said}");
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{Read, Seek};
 
 use larder_base::ByteSize;
+use larder_engine::block::node::record::{ReplayedMaintenance, ReplayedQueue};
 use larder_engine::block::record::{
     Again, BlockRunSetup, Replayed, ReplayedVolumes, StreamReader, TapedAdmission, TapedLog,
     TapedShard, Whose, later_volume,
@@ -43,6 +44,8 @@ pub struct BlockReport {
     pub larder: String,
     /// Shards.
     pub shards: usize,
+    /// Threads that had a queue.
+    pub queues: usize,
     /// Volumes whose admission was recorded: one that came back counts again.
     pub volumes: usize,
     /// Times that a volume came, grew or went, or that this was refused.
@@ -65,7 +68,9 @@ pub struct BlockReport {
 enum Player {
     Shard(Box<TapedShard>),
     Log(Box<TapedLog>),
+    Maintenance(Box<ReplayedMaintenance>),
     Volumes(Box<ReplayedVolumes>),
+    Queue(Box<ReplayedQueue>),
     Admission(Box<TapedAdmission>),
     /// Of a volume that came later: its first record says what it is.
     Later(Box<BlockRunSetup>),
@@ -76,7 +81,9 @@ impl Player {
         Ok(match setup.whose(stream)? {
             Whose::Shard(shard) => Player::Shard(Box::new(setup.build_shard(shard)?)),
             Whose::Log => Player::Log(Box::new(setup.build_log()?)),
+            Whose::Maintenance => Player::Maintenance(Box::new(ReplayedMaintenance::of(setup)?)),
             Whose::Volumes => Player::Volumes(Box::new(setup.build_volumes()?)),
+            Whose::Queue(_) => Player::Queue(Box::new(ReplayedQueue::of(setup)?)),
             Whose::Admission(n) => Player::Admission(Box::new(setup.build_admission(n)?)),
             Whose::Later(_) => Player::Later(Box::new(setup.clone())),
         })
@@ -86,7 +93,9 @@ impl Player {
         match self {
             Player::Shard(shard) => shard.replay(reader),
             Player::Log(log) => log.replay(reader),
+            Player::Maintenance(machine) => machine.replay(reader),
             Player::Volumes(volumes) => volumes.replay(reader),
+            Player::Queue(queue) => queue.replay(reader),
             Player::Admission(admission) => admission.replay(reader),
             Player::Later(setup) => {
                 let (made, again) = TapedAdmission::replay_later(setup, reader)?;
@@ -207,17 +216,19 @@ pub fn replay_block<R: Read + Seek>(
     let streams = (0..file.streams())
         .map(|s| Ok((name_of(file, s)?, file.records_of(s))))
         .collect::<Result<Vec<_>, ReplayError>>()?;
-    let (mut changes, mut later) = (0, 0);
+    let (mut changes, mut later, mut queues) = (0, 0, 0);
     for stream in shards..file.streams() {
         match setup.whose(stream)? {
             Whose::Volumes => changes = file.records_of(stream),
             Whose::Later(_) => later += 1,
+            Whose::Queue(_) => queues += usize::from(file.records_of(stream) > 0),
             _ => {}
         }
     }
     let mut report = BlockReport {
         larder: setup.larder.clone(),
         shards,
+        queues,
         volumes: setup.volumes.len() + later,
         changes,
         records: file.records(),
@@ -374,7 +385,7 @@ mod tests {
             regions: Regions { groups: layout.region_groups, count: layout.regions },
         };
         let admission = "all".parse().unwrap();
-        BlockRunSetup::new(&sb, &config, Making::default(), Nanos(1), &admission, Vec::new())
+        BlockRunSetup::new(&sb, &config, Making::default(), Nanos(1), &admission, Vec::new(), 1)
     }
 
     /// The log's chunks of a run in which batches of so many holes are made, up to `most` of them.

@@ -172,6 +172,31 @@ macro_rules! shard {
 
 shard!(BlockShard TapedShard);
 
+/// What a queue tells a shard. (What it brings along, bytes and checksums, is the host's.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A part of an operation.
+    Part(Part),
+    /// Lines were read from flash, the first of which is this; or not.
+    FlashRead(IoId, LineId, bool),
+    /// Lines were written to flash, or not.
+    FlashWritten(IoId, bool),
+    /// Bytes were laid over a line, or not.
+    Merged(IoId, bool),
+    /// A page of the table was read, or not.
+    PageLoaded(IoId, bool),
+    /// The store was read, or not.
+    StoreRead(IoId, bool),
+    /// The store was changed, or not.
+    StoreChanged(IoId, bool),
+    /// A range is to be locked: whose, its first and its last line.
+    Lock(OpId, LineId, LineId),
+    /// A range is to be unlocked.
+    Unlock(OpId),
+    /// Lines of a range go.
+    Discard,
+}
+
 /// Something for the thread whose operation it is about.
 #[derive(Debug)]
 pub enum Message<B> {

@@ -60,50 +60,6 @@ impl Limits {
         self.budget.as_ref().map(|ledger| ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What keeps `bytes` bytes of new lines, for which the operator has said `rule`, from flash now. If nothing does,
-    /// admission decides of those that are `ByPolicy`. Nothing is taken out of the budget.
-    pub fn refuses(&self, rule: Rule, now: Nanos, bytes: u64) -> Option<Reason> {
-        match rule {
-            Rule::Never => Some(Reason::Never),
-            _ if self.backoff.left(now).is_some() => Some(Reason::NoSpace),
-            Rule::Always => None,
-            Rule::ByPolicy if !self.affords(now, bytes) => Some(Reason::Budget),
-            Rule::ByPolicy => None,
-        }
-    }
-
-    /// Of `parts` of an operation that goes past admission (advice, reading ahead), keeps those that may come to flash:
-    /// as far as the budget has something for all of them together. `rule` says what is selected for a part, `bytes` how
-    /// long it is. Reports what is refused.
-    pub fn keep_advised<P>(
-        &self,
-        now: Nanos,
-        parts: &mut Vec<P>,
-        bytes: impl Fn(&P) -> u64,
-        rule: impl Fn(&P) -> Rule,
-        mut refused: impl FnMut(Reason),
-    ) {
-        let mut wanted = 0;
-        parts.retain(|part| {
-            let (rule, bytes) = (rule(part), bytes(part));
-            match self.refuses(rule, now, wanted + bytes) {
-                Some(reason) => {
-                    refused(reason);
-                    false
-                }
-                None => {
-                    wanted += if rule == Rule::ByPolicy { bytes } else { 0 };
-                    true
-                }
-            }
-        });
-    }
-
-    /// Whether the budget has something for so many bytes.
-    fn affords(&self, now: Nanos, bytes: u64) -> bool {
-        self.ledger().is_none_or(|mut ledger| ledger.budget.affords(now, bytes))
-    }
-
     /// So many bytes of lines leave for flash. Returns what must be in the budget's file before they may, if it is not there
     /// yet; then [`Limits::kept`].
     #[must_use = "it must be in the file before the bytes are written"]
@@ -162,6 +118,63 @@ impl Limits {
     }
 }
 
+/// What keeps a line from flash before admission is asked. See the [module](self).
+pub trait Allows {
+    /// Whether nothing new is written for want of space.
+    fn is_paused(&self, now: Nanos) -> bool;
+    /// Whether the budget has something for so many bytes.
+    fn affords(&self, now: Nanos, bytes: u64) -> bool;
+
+    /// What keeps `bytes` bytes of new lines, for which the operator has said `rule`, from flash now. If nothing does,
+    /// admission decides of those that are `ByPolicy`. Nothing is taken out of the budget.
+    fn refuses(&self, rule: Rule, now: Nanos, bytes: u64) -> Option<Reason> {
+        match rule {
+            Rule::Never => Some(Reason::Never),
+            _ if self.is_paused(now) => Some(Reason::NoSpace),
+            Rule::Always => None,
+            Rule::ByPolicy if !self.affords(now, bytes) => Some(Reason::Budget),
+            Rule::ByPolicy => None,
+        }
+    }
+
+    /// Of `parts` of an operation that goes past admission (advice, reading ahead), keeps those that may come to flash:
+    /// as far as the budget has something for all of them together. `rule` says what is selected for a part, `bytes` how
+    /// long it is. Reports what is refused.
+    fn keep_advised<P>(
+        &self,
+        now: Nanos,
+        parts: &mut Vec<P>,
+        bytes: impl Fn(&P) -> u64,
+        rule: impl Fn(&P) -> Rule,
+        mut refused: impl FnMut(Reason),
+    ) {
+        let mut wanted = 0;
+        parts.retain(|part| {
+            let (rule, bytes) = (rule(part), bytes(part));
+            match self.refuses(rule, now, wanted + bytes) {
+                Some(reason) => {
+                    refused(reason);
+                    false
+                }
+                None => {
+                    wanted += if rule == Rule::ByPolicy { bytes } else { 0 };
+                    true
+                }
+            }
+        });
+    }
+}
+
+impl Allows for Limits {
+    fn is_paused(&self, now: Nanos) -> bool {
+        self.backoff.left(now).is_some()
+    }
+
+    fn affords(&self, now: Nanos, bytes: u64) -> bool {
+        self.ledger().is_none_or(|mut ledger| ledger.budget.affords(now, bytes))
+    }
+}
+
 /// Operations of the cache device that fail one after the other before it is given up: every hit would ask it first.
 const FAILURES: u32 = 64;
 
@@ -199,6 +212,14 @@ impl Failures {
             self.count.store(0, Ordering::Relaxed);
         }
     }
+}
+
+/// Asks something of an admission, whatever kind it is of.
+pub trait Asks {
+    /// What is answered.
+    type Answer;
+    /// Asks.
+    fn ask(self, admission: &mut impl Admits) -> Self::Answer;
 }
 
 /// Admission as it is [asked](judge).
@@ -244,7 +265,7 @@ impl Admits for TapedAdmission {
 /// ahead of the access.
 #[allow(clippy::too_many_arguments, reason = "an access, what is said of it, and who is asked")]
 pub fn judge(
-    limits: &Limits,
+    limits: &impl Allows,
     admission: &mut impl Admits,
     access: &BlockAccess,
     line_bytes: u32,

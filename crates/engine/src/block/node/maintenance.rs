@@ -202,6 +202,11 @@ impl Maintenance {
 
     // ---- to look at ----
 
+    /// When what is done.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
     /// What the cache had when it was given up, if it was.
     pub fn former(&self) -> Option<&BlockSuperblock> {
         self.former.as_ref()

@@ -21,6 +21,7 @@
 //! | [`quiet`] | when a region has been quiet for long enough |
 //! | [`ranged`] | how a change of a large range takes its lines, in which order and how many at a time |
 //! | [`readahead`] | what is read before anybody asks for it |
+//! | [`record`] | nothing: it takes note of what queues and maintenance decide, and calls them again |
 //! | [`setup`] | what shards, admission and the write budget are built from |
 //! | [`share`] | which line may be displaced by which: pins, floors and ceilings of volumes |
 //! | [`start`] | what survives a start: which map is believed, which volumes keep their lines, what becomes durable in which order |
@@ -41,6 +42,7 @@ pub mod queue;
 pub mod quiet;
 pub mod ranged;
 pub mod readahead;
+pub mod record;
 pub mod setup;
 pub mod share;
 pub mod start;

@@ -1,7 +1,7 @@
 //! What a client's operation goes through: one queue a thread, which owns everything and locks nothing.
 //!
 //! A read or write is cut into parts ([`cut`](super::cut)); rules, no-space pause, budget and admission say what of it may come
-//! to flash ([`limits`]); the shards are called part by part. What they ask of the store for one operation becomes one request
+//! to flash ([`limits`](super::limits)); the shards are called part by part. What they ask of the store for one operation becomes one request
 //! where it lies side by side ([`coalesce`](super::coalesce)); a stream of reads that misses is read ahead of
 //! ([`readahead`]). A zeroing or trim of a large range takes its lines as a whole ([`ranged`](super::ranged)). What lies behind
 //! the last whole line of a volume is a part like any other, but never cached. A flush and a status pass the queue too, and go
@@ -11,65 +11,30 @@
 //! are submitted or answers sent together, is the host's choice.
 
 mod ends;
+mod node;
 mod range;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::Nanos;
 use larder_format::block::Layout;
-use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Reason, Rule, VolumeId};
-use larder_policy::budget::BudgetState;
+use larder_policy::block::{BlockAccess, BlockKind, BlockOp, Rule};
 
-use super::calls::{Calls, Fx, Load, Message, OP_BITS, Out, Shard, call};
+use super::calls::{Fx, Load, Message, OP_BITS, Out, Shard, Told, call};
 use super::coalesce::{Piece, Pieces};
 use super::cut::cut;
 use super::event::{
     Answer, Came, Effects, Host, JobId, Op, ShardIo, State, StoreOp, Submit, Volume, Why,
 };
-use super::limits::{self, Admits, Limits};
-use super::quiet::Changes;
-use super::ranged::{self, Progress, Turns};
+use super::limits::Allows as _;
+use super::ranged::{self, Discard, Progress};
 use super::readahead::{self, ReadAhead, Streams};
 use crate::block::address::Placing;
 use crate::block::api::{GROUP_LINES, IoFailed, LineId, OpId, Part, PartKind, Sum, Verdict};
 #[cfg(feature = "planted")]
 use crate::block::planted::Planted;
-
-/// What queues share: shards, mailboxes, and what is decided for all of them.
-pub trait Node<H: Host>: Calls<H> {
-    /// Admission of a volume.
-    type Admission: Admits;
-
-    /// The cache is in use; otherwise nothing is cached and no bit is needed.
-    fn is_enabled(&self) -> bool;
-    /// What keeps lines from flash.
-    fn limits(&self) -> &Limits;
-    /// The budget's file is to say this before anything else is written to flash.
-    fn keep_budget(&self, now: Nanos, state: BudgetState);
-    /// When regions were last changed.
-    fn changes(&self) -> &Changes;
-    /// Does `f` with the turns of large ranges locked.
-    fn turns<R>(&self, f: impl FnOnce(&mut Turns) -> R) -> R;
-    /// The bits of regions `first..=last` are to be durable; [`Message::IntentsReady`] says when they are.
-    fn ask_bits(&self, op: OpId, first: u32, last: u32);
-
-    /// The number of a volume, for policies.
-    fn id(&self, volume: &H::Volume) -> VolumeId;
-    /// Whether the operator has said anything of bytes of it.
-    fn selects(&self, volume: &H::Volume) -> bool;
-    /// What, of bytes `at..at + len` of it.
-    fn rule(&self, volume: &H::Volume, at: u64, len: u64) -> Rule;
-    /// What these bytes hold, as far as is known.
-    fn kind(&self, volume: &H::Volume, at: u64, len: u64) -> BlockKind;
-    /// Does `f` with its admission locked. The questions above are asked meanwhile.
-    fn admission<R>(&self, volume: &H::Volume, f: impl FnOnce(&mut Self::Admission) -> R) -> R;
-    /// A part of an advice is refused, for which admission was not asked.
-    fn refused(&self, volume: &H::Volume, reason: Reason);
-    /// Bytes of it pass by, from `at` on.
-    fn pass(&self, volume: &H::Volume, at: u64, bytes: &H::Bytes);
-    /// A client's operation on it has ended, on thread `me`.
-    fn ended(&self, volume: &H::Volume, me: usize, now: Nanos, ended: &super::event::Ended);
-}
+pub use node::Node;
+use node::{Judging, allowed};
 
 /// What a queue is built from.
 #[derive(Clone, Copy, Debug)]
@@ -254,6 +219,16 @@ impl<H: Host> Queue<H> {
         self.ops.len()
     }
 
+    /// What it was built from: its thread, and from how many bytes on reads are a stream.
+    pub(in crate::block) fn built_from(&self) -> (usize, Config, u64) {
+        (self.me, self.config, self.streams.least())
+    }
+
+    /// Whether operations wait for volumes that move, or answers for lines to go.
+    pub(in crate::block) fn has_put_off(&self) -> bool {
+        !self.postponed.is_empty() || !self.untold.is_empty()
+    }
+
     /// Whether [`Queue::turn`] has nothing to do.
     pub fn is_settled(&self) -> bool {
         self.inbox.is_empty()
@@ -270,7 +245,7 @@ impl<H: Host> Queue<H> {
         submit: Submit<H>,
     ) {
         let Submit { volume, ticket, op, holds } = submit;
-        let state = volume.state();
+        let state = node.state(&volume);
         let why = match state {
             State::Detached => Some(Why::Detached),
             State::Lost => Some(Why::Lost),
@@ -286,10 +261,10 @@ impl<H: Host> Queue<H> {
         }
         // Where it lies in the line space is what it is done by.
         let placed = state == State::Served && !matches!(op, Op::Flush | Op::Status { .. });
-        if placed && !volume.enter() {
+        if placed && !node.enter(&volume) {
             return self.postponed.push_back(Submit { volume, ticket, op, holds });
         }
-        let base = if placed { volume.base() } else { 0 };
+        let base = if placed { node.base(&volume) } else { 0 };
         let mut operation = Operation {
             volume,
             ticket: Some(ticket),
@@ -368,7 +343,7 @@ impl<H: Host> Queue<H> {
         op.pending = 1;
         let (at, len) = (op.at, op.len);
         self.ops.insert(id, op);
-        self.ask_store(fx, id, Job::Whole(id), (at, len));
+        self.ask_store(node, fx, id, Job::Whole(id), (at, len));
     }
 
     /// Begins an operation by parts. `advice` is what holds for one that is read ahead.
@@ -383,13 +358,13 @@ impl<H: Host> Queue<H> {
         let Kind::Part(kind) = op.kind else { return };
         let id = self.next_id();
         let (at, end) = (op.at, op.at + op.len);
-        let (base, mut whole) = (op.volume.base(), op.volume.whole());
+        let (base, mut whole) = (node.base(&op.volume), node.whole(&op.volume));
         if op.ticket.is_none() && self.streams.ignores_end() {
             whole = u64::MAX;
         }
         if kind.changes() {
             let regions = self.region_of(at)..=self.region_of(at + op.len.max(1) - 1);
-            node.changes().changing(now, regions);
+            node.changing(now, regions);
         }
         if let Some(bytes) = &op.bytes {
             node.pass(&op.volume, at.wrapping_sub(base), bytes);
@@ -415,7 +390,7 @@ impl<H: Host> Queue<H> {
                 of_ahead = self.judge(node, now, &op, kind, &parts, &mut verdicts);
             }
             PartKind::Prefetch => {
-                node.limits().keep_advised(
+                allowed(node).keep_advised(
                     now,
                     &mut parts,
                     |part| u64::from(part.1),
@@ -444,7 +419,7 @@ impl<H: Host> Queue<H> {
         self.ops.insert(id, op);
         for (&(from, len), &verdict) in parts.iter().zip(&verdicts) {
             let part = Part { op: id, kind, at: from, len, verdict };
-            self.call(node, self.config.shard(from), |s, fx| {
+            self.call(node, self.config.shard(from), Told::Part(part), |s, fx| {
                 if let Some(bytes) = &bytes {
                     fx.held.keep_payload(id, at, bytes);
                 }
@@ -472,7 +447,7 @@ impl<H: Host> Queue<H> {
         parts: &[(u64, u32)],
         out: &mut Vec<Verdict>,
     ) -> Verdict {
-        let (volume, base) = (&op.volume, op.volume.base());
+        let (volume, base) = (&op.volume, node.base(&op.volume));
         let kind_of = |at, len| match op.holds {
             BlockKind::Unknown => node.kind(volume, at, len),
             stated => stated,
@@ -488,10 +463,9 @@ impl<H: Host> Queue<H> {
         };
         let parts = parts.iter().map(|&(at, len)| (at.wrapping_sub(base), len));
         let rule = |at, len| node.rule(volume, at, len);
-        let line = self.config.line_bytes;
-        node.admission(volume, |admission| {
-            limits::judge(node.limits(), admission, &access, line, parts, rule, kind_of, out)
-        })
+        let (limits, line_bytes) = (allowed(node), self.config.line_bytes);
+        let asks = Judging { limits, access: &access, line_bytes, parts, rule, kind: kind_of, out };
+        node.asks(volume, asks)
     }
 
     /// Reads a stretch of the line space before anybody asks for it.
@@ -504,13 +478,13 @@ impl<H: Host> Queue<H> {
         mut ahead: ReadAhead,
     ) {
         let ReadAhead { from, to, verdict } = ahead;
-        if !volume.enter() {
+        if !node.enter(volume) {
             return;
         }
-        let base = volume.base();
+        let base = node.base(volume);
         let offset = |at: u64| at.wrapping_sub(base);
         // The stream may be of before it moved.
-        let ends = self.ends_at(volume);
+        let ends = self.ends_at(node, volume);
         if offset(from) <= offset(to) && offset(to) <= offset(ends) {
             let line = u64::from(self.config.line_bytes);
             if node.selects(volume) {
@@ -519,9 +493,9 @@ impl<H: Host> Queue<H> {
             }
             let rule = node.rule(volume, offset(from), line);
             while let Some((at, len)) =
-                ahead.next(|bytes| node.limits().refuses(rule, now, bytes).is_some())
+                ahead.next(|bytes| allowed(node).refuses(rule, now, bytes).is_some())
             {
-                if !volume.enter() {
+                if !node.enter(volume) {
                     break;
                 }
                 let op = Operation {
@@ -553,16 +527,22 @@ impl<H: Host> Queue<H> {
     }
 
     /// Where what may be read ahead of a volume ends.
-    fn ends_at(&self, volume: &H::Volume) -> u64 {
-        if self.streams.ignores_end() { volume.base().wrapping_sub(1) } else { volume.whole() }
+    fn ends_at<N: Node<H>>(&self, node: &N, volume: &H::Volume) -> u64 {
+        if self.streams.ignores_end() {
+            node.base(volume).wrapping_sub(1)
+        } else {
+            node.whole(volume)
+        }
     }
 
     fn call<N: Node<H>>(
         &mut self,
         node: &N,
         shard: u32,
+        told: Told,
         f: impl FnOnce(&mut N::Shard, &mut Fx<'_, H, N>),
     ) {
+        node.telling(shard, told);
         call(node, shard, Some(self.me), &mut self.out, f);
         self.take_mail(node);
     }
@@ -571,8 +551,7 @@ impl<H: Host> Queue<H> {
 
     /// Takes what is in the mailbox.
     pub fn take_mail<N: Node<H>>(&mut self, node: &N) {
-        let inbox = &mut self.inbox;
-        node.mailbox(self.me, |mail| inbox.extend(mail.drain(..)));
+        node.drain(self.me, &mut self.inbox);
     }
 
     /// What has to be looked at now and then: operations on volumes that moved, answers that wait for lines to go.
@@ -580,7 +559,7 @@ impl<H: Host> Queue<H> {
         for submit in std::mem::take(&mut self.postponed) {
             self.submit(node, now, fx, submit);
         }
-        self.tell(fx);
+        self.tell(node, fx);
     }
 
     /// Does what shards have asked for. Returns whether that was anything.
@@ -613,10 +592,10 @@ impl<H: Host> Queue<H> {
                     op.waited = true;
                 } else {
                     // A detector sees what comes from the cache too: after a restart, nothing else may pass by for a long time.
-                    node.pass(&op.volume, at.wrapping_sub(op.volume.base()), &bytes);
+                    node.pass(&op.volume, at.wrapping_sub(node.base(&op.volume)), &bytes);
                 }
                 if let Some(ticket) = &mut op.ticket {
-                    fx.deliver(ticket, at - op.at, bytes);
+                    fx.deliver(ticket, at.wrapping_sub(op.at), bytes);
                 }
             }
             Message::Done { failed } => {
@@ -646,9 +625,9 @@ impl<H: Host> Queue<H> {
                 let reader =
                     (op.kind == Kind::Part(PartKind::Read)).then(|| (op.at, op.volume.clone()));
                 let range = (pieces.at(), u64::from(pieces.len()));
-                self.read_store(fx, id, Job::Pieces(id, pieces), range);
+                self.read_store(node, fx, id, Job::Pieces(id, pieces), range);
                 let Some((at, volume)) = reader else { return };
-                if let Some(ahead) = self.streams.missed(at, volume.whole()) {
+                if let Some(ahead) = self.streams.missed(at, node.whole(&volume)) {
                     self.read_ahead(node, now, fx, &volume, ahead);
                 }
             }
@@ -658,7 +637,7 @@ impl<H: Host> Queue<H> {
                     return self.changed(node, now, &pieces, Err(IoFailed));
                 }
                 let range = (pieces.at(), u64::from(pieces.len()));
-                self.ask_store(fx, id, Job::Pieces(id, pieces), range);
+                self.ask_store(node, fx, id, Job::Pieces(id, pieces), range);
             }
         }
     }
@@ -666,7 +645,7 @@ impl<H: Host> Queue<H> {
     /// So many lines leave for flash.
     fn charge<N: Node<H>>(&self, node: &N, now: Nanos, lines: u32) {
         let bytes = u64::from(lines) * u64::from(self.config.line_bytes);
-        if let Some(state) = node.limits().charge(now, bytes) {
+        if let Some(state) = node.charge(now, bytes) {
             node.keep_budget(now, state);
         }
     }
@@ -674,20 +653,34 @@ impl<H: Host> Queue<H> {
     // ---- the store ----
 
     /// Bytes `at..at + len` (in the line space, if it has a place there) are read from the store on behalf of `id`.
-    fn read_store(&mut self, fx: &mut impl Effects<H>, id: OpId, job: Job, (at, len): (u64, u64)) {
+    fn read_store<N: Node<H>>(
+        &mut self,
+        node: &N,
+        fx: &mut impl Effects<H>,
+        id: OpId,
+        job: Job,
+        (at, len): (u64, u64),
+    ) {
         let Some(op) = self.ops.get_mut(&id) else { return };
-        let base = if op.placed { op.volume.base() } else { 0 };
+        let base = if op.placed { node.base(&op.volume) } else { 0 };
         let job = self.jobs.add(job);
         let ahead = op.ticket.is_none();
         fx.store_read(job, &op.volume, at.wrapping_sub(base), len as u32, ahead);
     }
 
     /// The store is asked for what `id` does, of the same bytes.
-    fn ask_store(&mut self, fx: &mut impl Effects<H>, id: OpId, job: Job, (at, len): (u64, u64)) {
+    fn ask_store<N: Node<H>>(
+        &mut self,
+        node: &N,
+        fx: &mut impl Effects<H>,
+        id: OpId,
+        job: Job,
+        (at, len): (u64, u64),
+    ) {
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.asked_store = true;
-        let from = at - op.at;
-        let at = at.wrapping_sub(if op.placed { op.volume.base() } else { 0 });
+        let from = at.wrapping_sub(op.at);
+        let at = at.wrapping_sub(if op.placed { node.base(&op.volume) } else { 0 });
         let (fua, may_punch, fast) = (op.fua, op.may_punch, op.fast);
         let change = match (op.kind, &op.bytes) {
             (Kind::Part(PartKind::Write), Some(bytes)) => {
@@ -718,7 +711,7 @@ impl<H: Host> Queue<H> {
         for Piece { shard, io, at, len } in pieces.iter() {
             let bytes =
                 bytes.as_ref().map(|whole| H::apart(whole, at - pieces.at(), u64::from(len)));
-            self.call(node, shard, |s, fx| match bytes {
+            self.call(node, shard, Told::StoreRead(io, bytes.is_some()), |s, fx| match bytes {
                 Some(bytes) => {
                     fx.held.keep_fetched(io, at, bytes);
                     fx.held.hears_of(Some((io, id)));
@@ -739,7 +732,8 @@ impl<H: Host> Queue<H> {
         result: Result<(), IoFailed>,
     ) {
         for Piece { shard, io, .. } in pieces.iter() {
-            self.call(node, shard, |s, fx| s.backing_changed(now, io, result, fx));
+            let told = Told::StoreChanged(io, result.is_ok());
+            self.call(node, shard, told, |s, fx| s.backing_changed(now, io, result, fx));
         }
     }
 }

@@ -104,6 +104,11 @@ impl Streams {
         Streams { least, ..self }
     }
 
+    /// From how many bytes on reads are a stream.
+    pub fn least(&self) -> u64 {
+        self.least
+    }
+
     /// Plants a fault.
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, fault: Planted) {

@@ -6,18 +6,18 @@ use crate::block::api::{
 
 /// A running hash of everything that a call asked for and returned.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Digest(u64);
+pub(in crate::block) struct Digest(u64);
 
 impl Digest {
-    pub(super) fn add(&mut self, n: u64) {
+    pub(in crate::block) fn add(&mut self, n: u64) {
         self.0 = (self.0.rotate_left(23) ^ n).wrapping_mul(0x9fb2_1c65_1e98_df25);
     }
 
-    pub(super) fn all(&mut self, numbers: &[u64]) {
+    pub(in crate::block) fn all(&mut self, numbers: &[u64]) {
         numbers.iter().for_each(|&n| self.add(n));
     }
 
-    pub(super) fn finish(self) -> u32 {
+    pub(in crate::block) fn finish(self) -> u32 {
         let z = (self.0 ^ (self.0 >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (z >> 32) as u32
     }
@@ -25,13 +25,13 @@ impl Digest {
 
 /// Answers, one bit each.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Answers {
+pub(in crate::block) struct Answers {
     pub count: u64,
     pub bits: Vec<u8>,
 }
 
 impl Answers {
-    pub(super) fn push(&mut self, yes: bool) {
+    pub(in crate::block) fn push(&mut self, yes: bool) {
         if self.count.is_multiple_of(8) {
             self.bits.push(0);
         }
@@ -42,12 +42,12 @@ impl Answers {
     }
 
     /// Answer `at`, counted from 0.
-    pub(super) fn get(&self, at: u64) -> Option<bool> {
+    pub(in crate::block) fn get(&self, at: u64) -> Option<bool> {
         (at < self.count).then(|| self.bits[(at / 8) as usize] >> (at % 8) & 1 == 1)
     }
 }
 
-pub(super) fn kind_code(kind: PartKind) -> u64 {
+pub(in crate::block) fn kind_code(kind: PartKind) -> u64 {
     match kind {
         PartKind::Read => 0,
         PartKind::Write => 1,

@@ -25,17 +25,17 @@ const HURRY: u8 = 6;
 
 /// What the log heard during one call: yes or no, and numbers.
 #[derive(Default)]
-struct Heard {
-    digest: Digest,
-    answers: Answers,
-    numbers: Vec<u64>,
+pub(in crate::block) struct Heard {
+    pub digest: Digest,
+    pub answers: Answers,
+    pub numbers: Vec<u64>,
 }
 
 /// Shards and device as they answer, noted.
-struct Noting<'a, S> {
-    inner: &'a mut S,
-    heard: &'a std::cell::RefCell<Heard>,
-    layout: Layout,
+pub(in crate::block) struct Noting<'a, S> {
+    pub inner: &'a mut S,
+    pub heard: &'a std::cell::RefCell<Heard>,
+    pub layout: Layout,
 }
 
 impl<S: LogShards> LogShards for Noting<'_, S> {
@@ -455,12 +455,12 @@ impl LogIo for Taken {
 }
 
 /// Shards and device of a replay: they answer as was recorded, and both take yes and no in the order of all calls.
-struct Told<'a> {
-    numbers: &'a [u64],
-    number: usize,
-    answers: &'a Answers,
-    answer: &'a std::cell::Cell<u64>,
-    layout: Layout,
+pub(in crate::block) struct Told<'a> {
+    pub numbers: &'a [u64],
+    pub number: usize,
+    pub answers: &'a Answers,
+    pub answer: &'a std::cell::Cell<u64>,
+    pub layout: Layout,
 }
 
 impl Told<'_> {
@@ -470,13 +470,13 @@ impl Told<'_> {
         (first, self.number().min(u64::from(of - first)) as u32)
     }
 
-    fn number(&mut self) -> u64 {
+    pub(in crate::block) fn number(&mut self) -> u64 {
         self.number += 1;
         // Asked for more than was recorded: the digest differs then.
         self.numbers.get(self.number - 1).copied().unwrap_or(0)
     }
 
-    fn answer(&mut self) -> bool {
+    pub(in crate::block) fn answer(&mut self) -> bool {
         let at = self.answer.get();
         self.answer.set(at + 1);
         // A device that fails ends what would otherwise go on.

@@ -38,6 +38,8 @@ pub struct BlockRunSetup {
     pub waiting: u32,
     /// After how long without writes a region loses its bit, nanoseconds.
     pub quiet_nanos: u64,
+    /// Threads that have a queue: the workers, and who prefetches for an operator.
+    pub queues: u32,
     /// Admission, as `--admission` takes it.
     pub admission: String,
     /// Volumes, in the order of their streams.
@@ -63,8 +65,12 @@ pub enum Whose {
     Shard(u32),
     /// The log's.
     Log,
+    /// Maintenance's.
+    Maintenance,
     /// What happens to volumes.
     Volumes,
+    /// The queue of a thread.
+    Queue(u32),
     /// The admission of a volume of the setup, by its number.
     Admission(usize),
     /// The admission of a volume that came later, by its number among these.
@@ -98,9 +104,11 @@ pub enum BlockSetupError {
 }
 
 /// The version that is written and read: another one's streams are others, and so is what the engine decides.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Most lines that a replay builds a map for: 7 TiB of map, and memory is asked for first.
 const MOST_VOLUMES: usize = 4096;
+/// The most threads that have a queue.
+const MOST_QUEUES: u32 = 4096;
 /// See [`BlockRunSetup::validate`].
 const MOST_COUNTED: u64 = (1 << 62) - 1;
 
@@ -124,7 +132,8 @@ fn lookup<T: Copy>(
 }
 
 impl BlockRunSetup {
-    /// The setup of a run on a device whose superblock is `superblock`, with `config` and volumes.
+    /// The setup of a run on a device whose superblock is `superblock`, with `config`, volumes, and so many threads that have a
+    /// queue.
     pub fn new(
         superblock: &BlockSuperblock,
         config: &BlockConfig,
@@ -132,6 +141,7 @@ impl BlockRunSetup {
         quiet: Nanos,
         admission: &BlockAdmissionConfig,
         volumes: Vec<VolumeSetup>,
+        queues: u32,
     ) -> BlockRunSetup {
         let bytes = superblock.encode();
         let used = bytes.iter().rposition(|&b| b != 0).map_or(0, |at| at + 1);
@@ -146,6 +156,7 @@ impl BlockRunSetup {
             fills: config.limits.fills,
             waiting: config.limits.waiting,
             quiet_nanos: quiet.0,
+            queues,
             admission: admission.to_string(),
             volumes,
         }
@@ -230,6 +241,10 @@ impl BlockRunSetup {
             let value = self.volumes.len().to_string();
             return Err(BlockSetupError::Field { field: "volumes", value, must: "4,096 at most" });
         }
+        if self.queues > MOST_QUEUES {
+            let value = self.queues.to_string();
+            return Err(BlockSetupError::Field { field: "queues", value, must: "4,096 at most" });
+        }
         Ok(())
     }
 
@@ -241,7 +256,7 @@ impl BlockRunSetup {
         Ok(self.superblock()?.layout.shards as usize)
     }
 
-    /// Streams that a record begins with: the shards', the log's, that of volumes, and their admission.
+    /// Streams that a record begins with: the shards', the log's, maintenance's, that of volumes, the queues', and volumes' admission.
     ///
     /// # Errors
     /// As [`superblock`](Self::superblock).
@@ -258,7 +273,15 @@ impl BlockRunSetup {
     }
 
     fn first_admission(&self, shards: usize) -> usize {
-        shards + 2
+        shards + 3 + self.queues as usize
+    }
+
+    /// The stream of what happens to volumes.
+    ///
+    /// # Errors
+    /// As [`superblock`](Self::superblock).
+    pub fn volumes_stream(&self) -> Result<usize, BlockSetupError> {
+        Ok(self.shards()? + 2)
     }
 
     /// Whose stream it is.
@@ -271,7 +294,9 @@ impl BlockRunSetup {
         Ok(match stream {
             s if s < shards => Whose::Shard(s as u32),
             s if s == shards => Whose::Log,
-            s if s < first => Whose::Volumes,
+            s if s == shards + 1 => Whose::Maintenance,
+            s if s == shards + 2 => Whose::Volumes,
+            s if s < first => Whose::Queue((s - shards - 3) as u32),
             s if s - first < self.volumes.len() => Whose::Admission(s - first),
             s => Whose::Later(s - first - self.volumes.len()),
         })
@@ -282,7 +307,10 @@ impl BlockRunSetup {
         match self.whose(stream) {
             Ok(Whose::Shard(shard)) => format!("shard {shard}"),
             Ok(Whose::Log) => "log".to_owned(),
+            Ok(Whose::Maintenance) => "maintenance".to_owned(),
             Ok(Whose::Volumes) => "volumes".to_owned(),
+            Ok(Whose::Queue(n)) if n + 1 == self.queues => "queue of the prefetch".to_owned(),
+            Ok(Whose::Queue(n)) => format!("queue of worker {n}"),
             Ok(Whose::Admission(n)) => format!("admission of volume '{}'", self.volumes[n].name),
             Ok(Whose::Later(n)) => format!("admission of attached volume {}", n + 1),
             Err(_) => format!("stream {stream}"),

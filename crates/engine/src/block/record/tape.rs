@@ -1,33 +1,33 @@
 //! One stream as it is recorded, and as it is read again.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use larder_base::Nanos;
 
 use super::digest::{Answers, Digest};
+use crate::record::Gathered;
 use larder_format::recording::bytes::{put, unzigzag, zigzag};
-use larder_format::recording::{BadRecord, Chunk, ChunkSink, Cursor, MAX_PAYLOAD};
+use larder_format::recording::{BadRecord, ChunkSink, Cursor};
 
 /// A chunk is handed on when it has this many bytes.
 const CHUNK: usize = 48 << 10;
 
 /// One stream as it is recorded. It holds up to a chunk of 48 KiB.
 pub struct BlockTape {
-    stream: u16,
-    first: u64,
-    records: u32,
-    buffer: Vec<u8>,
+    gathered: Gathered,
+    /// The time of the last record in the chunk.
     last: u64,
-    sink: Box<dyn ChunkSink>,
 }
 
 impl BlockTape {
     /// An empty stream.
     pub fn new(stream: u16, sink: Box<dyn ChunkSink>) -> BlockTape {
-        BlockTape { stream, first: 0, records: 0, buffer: Vec::new(), last: 0, sink }
+        BlockTape { gathered: Gathered::new(stream, CHUNK, sink), last: 0 }
     }
 
     /// Appends a record. `false` when recording has ended: the tape is of no more use.
     #[must_use]
-    pub(super) fn push(
+    pub(in crate::block) fn push(
         &mut self,
         tag: u8,
         now: Nanos,
@@ -37,41 +37,61 @@ impl BlockTape {
     ) -> bool {
         // What is told without a time happens when the last thing did.
         let now = if now == Nanos::ZERO { self.last } else { now.0 };
-        self.buffer.push(tag);
-        put(&mut self.buffer, zigzag(now.wrapping_sub(self.last) as i64));
-        fields(&mut self.buffer);
-        put(&mut self.buffer, answers.count);
-        self.buffer.extend_from_slice(&answers.bits);
-        self.buffer.extend_from_slice(&digest.finish().to_le_bytes());
+        let buffer = self.gathered.buffer();
+        buffer.push(tag);
+        put(buffer, zigzag(now.wrapping_sub(self.last) as i64));
+        fields(buffer);
+        put(buffer, answers.count);
+        buffer.extend_from_slice(&answers.bits);
+        buffer.extend_from_slice(&digest.finish().to_le_bytes());
         self.last = now;
-        self.records += 1;
-        if self.buffer.len() >= CHUNK { self.hand_on() } else { true }
+        if self.gathered.end_record() { self.hand_on() } else { true }
     }
 
     /// Hands on what there is. `false` when recording has ended.
-    ///
-    /// What is longer than a chunk may be, because a record is, goes in parts of about the same length: the last says how many
-    /// records there are, and those before it that there are none.
     #[must_use]
     pub fn hand_on(&mut self) -> bool {
-        if self.records == 0 {
-            return self.sink.is_open();
+        self.last = 0;
+        self.gathered.hand_on()
+    }
+}
+
+/// A tape that is handed on, and ended, by others than those who record on it.
+#[derive(Clone)]
+pub struct SharedTape(Arc<Mutex<Option<BlockTape>>>);
+
+impl SharedTape {
+    /// This tape; without one nothing is recorded.
+    pub fn new(tape: Option<BlockTape>) -> SharedTape {
+        SharedTape(Arc::new(Mutex::new(tape)))
+    }
+
+    /// No record is left half written by a thread that panicked.
+    fn tape(&self) -> MutexGuard<'_, Option<BlockTape>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `false` when recording has ended.
+    #[must_use]
+    pub(in crate::block) fn push(&self, f: impl FnOnce(&mut BlockTape) -> bool) -> bool {
+        let mut tape = self.tape();
+        let open = tape.as_mut().is_some_and(f);
+        if !open {
+            *tape = None;
         }
-        let mut payload = std::mem::take(&mut self.buffer);
-        let parts = payload.len().div_ceil(MAX_PAYLOAD);
-        let part = payload.len().div_ceil(parts);
-        let (stream, first) = (self.stream, self.first);
-        while payload.len() > part {
-            let rest = payload.split_off(part);
-            let payload = std::mem::replace(&mut payload, rest);
-            if !self.sink.put(Chunk { stream, first, records: 0, payload }) {
-                return false;
-            }
-        }
-        let chunk = Chunk { stream, first, records: self.records, payload };
-        self.first += u64::from(self.records);
-        (self.records, self.last) = (0, 0);
-        self.sink.put(chunk)
+        open
+    }
+
+    /// Hands on what is on the tape.
+    pub fn hand_on(&self) {
+        // Whether it is of more use is seen at the next record.
+        let _ = self.push(BlockTape::hand_on);
+    }
+
+    /// Ends recording: hands on what is on the tape.
+    pub fn end_recording(&self) {
+        self.hand_on();
+        *self.tape() = None;
     }
 }
 
@@ -93,18 +113,18 @@ pub type Replayed = Result<Again, BadRecord>;
 
 /// The records of one chunk, or of several that are parts of one another, from front to back.
 pub struct StreamReader<'a> {
-    pub(super) cursor: Cursor<'a>,
+    pub(in crate::block) cursor: Cursor<'a>,
     last: u64,
 }
 
 /// A record's beginning.
-pub(super) struct Begun {
+pub(in crate::block) struct Begun {
     pub tag: u8,
     pub now: Nanos,
 }
 
 /// A record's end.
-pub(super) struct Ended {
+pub(in crate::block) struct Ended {
     pub answers: Answers,
     pub digest: u32,
 }
@@ -120,14 +140,14 @@ impl<'a> StreamReader<'a> {
         self.cursor.position()
     }
 
-    pub(super) fn begin(&mut self) -> Result<Begun, BadRecord> {
+    pub(in crate::block) fn begin(&mut self) -> Result<Begun, BadRecord> {
         let tag = self.cursor.u8("kind")?;
         let since = unzigzag(self.cursor.varint("time")?);
         self.last = self.last.wrapping_add(since as u64);
         Ok(Begun { tag, now: Nanos(self.last) })
     }
 
-    pub(super) fn end(&mut self) -> Result<Ended, BadRecord> {
+    pub(in crate::block) fn end(&mut self) -> Result<Ended, BadRecord> {
         // As many as there are bits.
         let count = self.cursor.at_most(8 * self.cursor.left() as u64, "number of answers")?;
         let bits = self.cursor.take(count.div_ceil(8) as usize, "answers")?.to_vec();
@@ -137,7 +157,7 @@ impl<'a> StreamReader<'a> {
 }
 
 /// Neither a request nor anything else that is recorded.
-pub(super) fn unknown(tag: u8) -> BadRecord {
+pub(in crate::block) fn unknown(tag: u8) -> BadRecord {
     BadRecord::Value {
         what: "the kind of a record",
         value: tag.into(),

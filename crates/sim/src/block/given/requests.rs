@@ -204,7 +204,7 @@ impl<B: Carried> Requests<B> {
         queue.take_mail(node);
         asked.let_go();
         queue.tick(node, now, &mut Carrier { node, asked });
-        queue.tell(&mut Carrier { node, asked });
+        queue.tell(node, &mut Carrier { node, asked });
         loop {
             let mut any = false;
             if !queue.is_settled() {

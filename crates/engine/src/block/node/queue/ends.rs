@@ -14,7 +14,8 @@ impl<H: Host> Queue<H> {
         read: Result<(&[u32], H::Bytes), IoFailed>,
     ) {
         let at = line.0 * u64::from(self.config.line_bytes);
-        self.call(node, shard, |s, fx| match read {
+        let told = Told::FlashRead(io, line, read.is_ok());
+        self.call(node, shard, told, |s, fx| match read {
             Ok((crcs, bytes)) => {
                 fx.held.keep_read(io, at, bytes);
                 s.flash_read(now, io, Ok(crcs), fx);
@@ -31,7 +32,8 @@ impl<H: Host> Queue<H> {
         ShardIo { shard, io }: ShardIo,
         crcs: Result<&[u32], IoFailed>,
     ) {
-        self.call(node, shard, |s, fx| s.flash_written(now, io, crcs, fx));
+        let told = Told::FlashWritten(io, crcs.is_ok());
+        self.call(node, shard, told, |s, fx| s.flash_written(now, io, crcs, fx));
     }
 
     /// Bytes were laid over a line: its CRC-32C before and after.
@@ -42,7 +44,8 @@ impl<H: Host> Queue<H> {
         ShardIo { shard, io }: ShardIo,
         crcs: Result<(u32, u32), IoFailed>,
     ) {
-        self.call(node, shard, |s, fx| s.merged(now, io, crcs, fx));
+        let told = Told::Merged(io, crcs.is_ok());
+        self.call(node, shard, told, |s, fx| s.merged(now, io, crcs, fx));
     }
 
     /// A page of the table was read: what its slots have.
@@ -53,7 +56,8 @@ impl<H: Host> Queue<H> {
         ShardIo { shard, io }: ShardIo,
         slots: Result<&[Option<Sum>], IoFailed>,
     ) {
-        self.call(node, shard, |s, fx| s.page_loaded(now, io, slots, fx));
+        let told = Told::PageLoaded(io, slots.is_ok());
+        self.call(node, shard, told, |s, fx| s.page_loaded(now, io, slots, fx));
     }
 
     /// A store was read: the bytes, or why not.
@@ -83,7 +87,7 @@ impl<H: Host> Queue<H> {
                 let bytes = match read {
                     Ok(bytes) => {
                         if let Some(op) = self.ops.get(&id) {
-                            let at = pieces.at().wrapping_sub(op.volume.base());
+                            let at = pieces.at().wrapping_sub(node.base(&op.volume));
                             node.pass(&op.volume, at, &bytes);
                         }
                         Some(bytes)
@@ -178,7 +182,7 @@ impl<H: Host> Queue<H> {
         op: Operation<H>,
     ) {
         let failed = op.failure.is_some();
-        let base = if op.placed { op.volume.base() } else { 0 };
+        let base = if op.placed { node.base(&op.volume) } else { 0 };
         let ended = match op.kind {
             Kind::Part(kind) if op.placed => Some(Ended {
                 kind,
@@ -200,13 +204,15 @@ impl<H: Host> Queue<H> {
                 node.ended(&volume, self.me, now, ended);
             }
             let durable = op.fua || op.kind == Kind::Flush;
-            let losses = durable.then(|| volume.losses());
+            let losses = durable.then(|| node.losses(&volume));
             let outcome = op.failure.map_or(Ok(op.extents), Err);
             let answer = Answer { ticket, outcome, bytes: op.bytes, losses, ended };
             // If the store may have lost writes, it waits until nothing of them is cached any more: who is told of the loss
             // must not find them afterwards.
             match losses {
-                Some(losses) if volume.settled() < losses && volume.state() != State::Unplaced => {
+                Some(losses)
+                    if node.settled(&volume) < losses && node.state(&volume) != State::Unplaced =>
+                {
                     volume.want_settled();
                     self.untold.push((volume.clone(), answer));
                 }
@@ -221,10 +227,10 @@ impl<H: Host> Queue<H> {
     }
 
     /// Gives answers that have waited for what a store has lost.
-    pub fn tell(&mut self, fx: &mut impl Effects<H>) {
+    pub fn tell<N: Node<H>>(&mut self, node: &N, fx: &mut impl Effects<H>) {
         let ready = |(volume, answer): &mut (H::Volume, Answer<H>)| {
-            volume.state() == State::Detached
-                || answer.losses.is_none_or(|losses| volume.settled() >= losses)
+            node.state(volume) == State::Detached
+                || answer.losses.is_none_or(|losses| node.settled(volume) >= losses)
         };
         self.untold.extract_if(.., ready).for_each(|(_, answer)| fx.answer(answer));
     }

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::block::node::calls::send;
-use crate::block::node::ranged::Discard;
 
 impl<H: Host> Queue<H> {
     pub(super) fn begin_range<N: Node<H>>(
@@ -16,7 +15,7 @@ impl<H: Host> Queue<H> {
         op.range = Some(Progress::new(first, last, self.config.shards));
         op.pending = 1;
         self.ops.insert(id, op);
-        if node.turns(|turns| turns.enter(id)) {
+        if node.enter_turn(id) {
             self.lock_next(node, now, id);
         }
     }
@@ -31,7 +30,7 @@ impl<H: Host> Queue<H> {
 
     /// A range is over: another may lock its lines.
     pub(super) fn next_range<N: Node<H>>(&mut self, node: &N, id: OpId) {
-        if let Some(next) = node.turns(|turns| turns.leave(id)) {
+        if let Some(next) = node.leave_turn(id) {
             send(node, next, Message::RangeTurn);
         }
     }
@@ -39,7 +38,8 @@ impl<H: Host> Queue<H> {
     fn lock_next<N: Node<H>>(&mut self, node: &N, now: Nanos, id: OpId) {
         let Some(range) = self.ops.get(&id).and_then(|op| op.range) else { return };
         let Some(shard) = range.next() else { return };
-        self.call(node, shard, |s, fx| s.lock_range(now, id, range.first, range.last, fx));
+        let told = Told::Lock(id, range.first, range.last);
+        self.call(node, shard, told, |s, fx| s.lock_range(now, id, range.first, range.last, fx));
     }
 
     /// One more shard has given its lines.
@@ -80,17 +80,17 @@ impl<H: Host> Queue<H> {
             }
             let mut more = true;
             while more {
-                self.call(node, shard, |s, _| more = discard.turn(s));
+                self.call(node, shard, Told::Discard, |s, _| more = node.discard(&mut discard, s));
             }
         }
-        self.ask_store(fx, id, Job::Whole(id), range);
+        self.ask_store(node, fx, id, Job::Whole(id), range);
         self.step(node, now, fx, id, None);
     }
 
     /// The store has changed: the shards may go on with these lines.
     pub(super) fn range_over<N: Node<H>>(&mut self, node: &N, now: Nanos, id: OpId) {
         for shard in 0..self.config.shards {
-            self.call(node, shard, |s, fx| s.unlock_range(now, id, fx));
+            self.call(node, shard, Told::Unlock(id), |s, fx| s.unlock_range(now, id, fx));
         }
     }
 }
