@@ -19,17 +19,20 @@
 //! | `lane` | a thread's own way to the volumes |
 //! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
-//! | `desk` | what an operator asks: attach, detach, drop, explain |
+//! | `operators` | what an operator asks is carried through: lines are dropped, whatever waits for lines; `attach`: volumes come and go; `explain`: why a block is not cached |
+//! | `distrust` | lines of a store that forgot writes, or that somebody else has changed |
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
 //! | `prefetch` | what an operator wants to be cached ahead |
 //! | `tables` | what only a sparse cache has: its file, and pages of its table that are not in memory |
-//! | `census` | a thread that counts lines, takes out those of trimmed ranges, and reads what detectors of metadata wish to see |
+//! | `census` | a thread that counts lines and takes out those of trimmed ranges |
+//! | `watch` | threads that look after stores, one a volume: losses, changes by others, what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
 //! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
 
+mod attach;
 mod attached;
 mod builder;
 mod cache;
@@ -37,7 +40,8 @@ mod cached;
 mod cell;
 mod census;
 mod check;
-mod desk;
+mod distrust;
+mod explain;
 mod flusher;
 mod governor;
 mod grow;
@@ -49,6 +53,7 @@ mod log;
 mod node;
 mod notes;
 pub mod open;
+mod operators;
 mod prefetch;
 mod record;
 mod region;
@@ -60,6 +65,7 @@ mod takeback;
 mod tests;
 pub mod told;
 pub mod volume;
+mod watch;
 pub mod without;
 mod workers;
 
@@ -82,14 +88,14 @@ use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
+pub use attach::Detaching;
 pub use attached::{Attached, Totals, VolumeCounters};
 pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
 use cell::{Cell, Fx, Message, Out};
 pub use check::{CheckFault, CheckReport, CheckWish};
-pub use desk::named;
-pub use desk::{Detaching, Explanation, LineOf, SlotOf};
+pub use explain::{Explanation, LineOf, SlotOf, named};
 use governor::Governor;
 pub use governor::{BudgetNow, Latencies, RulesConfig};
 pub use hand::ByHand;
@@ -113,10 +119,13 @@ const LEAST_LIFE: Nanos = Nanos::from_secs(60);
 struct Door {
     inbox: Mutex<Vec<(OpId, Message)>>,
     event: std::os::fd::OwnedFd,
+    /// Of the operators', who wait for it.
+    changed: Condvar,
 }
 
 impl Door {
     fn wake(&self) {
+        self.changed.notify_all();
         // Full means that it will wake anyway.
         let _ = rustix::io::write(self.event.as_fd(), &1u64.to_ne_bytes());
     }
@@ -136,7 +145,7 @@ struct LogInbox {
     mail: Inbox<Payload>,
     stop: bool,
     /// What was asked for by somebody who is no worker.
-    jobs: Vec<log::Errand>,
+    jobs: Vec<log::Task>,
     /// The thread has ended.
     stopped: bool,
 }
@@ -206,6 +215,7 @@ pub struct Core {
     /// Writes down what is decided, if that was asked for.
     recorder: Option<record::Recording>,
     governor: Governor,
+    operators: operators::Operators,
     /// Outlives the process; kept for its lock.
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
@@ -264,7 +274,7 @@ impl Running {
             // A thread that panicked has said so on stderr already.
             let _ = thread.join();
         }
-        locked(&self.cache.log_inbox).stopped = true;
+        self.cache.has_stopped();
         if let Some(thread) = self.census.take() {
             let _ = thread.join();
         }
@@ -278,6 +288,13 @@ impl Drop for Running {
 }
 
 impl Core {
+    /// Nobody does what is asked of the log's thread any more: who waits for it hears of that.
+    fn has_stopped(&self) {
+        let mut inbox = locked(&self.log_inbox);
+        inbox.stopped = true;
+        inbox.jobs.clear();
+    }
+
     /// Bytes of a line.
     pub fn line_bytes(&self) -> u32 {
         self.layout.line
@@ -484,7 +501,7 @@ impl Core {
 
     fn new_door() -> std::io::Result<Door> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Door { inbox: Mutex::default(), event })
+        Ok(Door { inbox: Mutex::default(), event, changed: Condvar::new() })
     }
 
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {

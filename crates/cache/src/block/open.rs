@@ -44,6 +44,7 @@ use super::governor::{Governor, RulesConfig};
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
 use super::notes::{AtStart, Voided};
+use super::operators::Operators;
 use super::record::Recording;
 use super::region::Region;
 use super::{Attached, Core, Running, Time, census, locked, tables};
@@ -636,7 +637,7 @@ pub(super) fn begin(
     })?;
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
-    // Two more, for who is no worker: who prefetches, and the desk.
+    // Two more, for who is no worker: who prefetches, and operators.
     let doors = (0..config.workers + 2)
         .map(|_| Core::new_door())
         .collect::<Result<_, _>>()
@@ -665,6 +666,7 @@ pub(super) fn begin(
         hand: OnceLock::new(),
         recorder,
         governor,
+        operators: Operators::default(),
         region,
         stand_in,
         config,

@@ -1,5 +1,6 @@
 mod check;
 mod ends;
+mod hanging;
 mod losses;
 mod rules;
 mod sparse;
