@@ -19,6 +19,7 @@
 //! | `lane` | a thread's own way to the volumes |
 //! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
+//! | `running` | a cache that runs, and how it ends |
 //! | `operators` | what an operator asks is carried through: lines are dropped, whatever waits for lines; `attach`: volumes come and go; `explain`: why a block is not cached |
 //! | `distrust` | lines of a store that forgot writes, or that somebody else has changed |
 //! | `check` | whether what is cached is what it should be |
@@ -57,6 +58,7 @@ mod operators;
 mod prefetch;
 mod record;
 mod region;
+mod running;
 mod select;
 pub mod service;
 mod tables;
@@ -74,7 +76,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use larder_base::Nanos;
@@ -104,6 +105,7 @@ pub use lane::Lane;
 pub use larder_engine::block::node::share::{Portion, Share};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
+pub use running::Running;
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 
@@ -226,64 +228,6 @@ pub struct Core {
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Core").field("layout", &self.layout).finish_non_exhaustive()
-    }
-}
-
-/// A cache that runs; [`Running::stop`] makes the next start warm after a reboot too.
-pub struct Running {
-    cache: Arc<Core>,
-    thread: Option<JoinHandle<()>>,
-    census: Option<JoinHandle<()>>,
-    ended: bool,
-    /// How the map was found.
-    pub warmth: Warmth,
-}
-
-impl Running {
-    /// The cache.
-    pub fn cache(&self) -> &Arc<Core> {
-        &self.cache
-    }
-
-    /// Makes everything durable. No worker may be using the cache any more.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    /// Of a cache without threads ([`open::open_by_hand`]): does all that is due, and tells when there is something to do again. `None` where
-    /// threads do it.
-    pub fn turn(&self) -> Option<Nanos> {
-        self.cache.turn()
-    }
-
-    /// Of a cache without threads: ends at once, and nothing more is written; memory that outlives the process stays as it is. The next start is as
-    /// after a kill. For tests of that.
-    pub fn abandon(mut self) {
-        self.cache.abandon();
-        self.ended = true;
-    }
-
-    fn end(&mut self) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        self.cache.end_by_hand();
-        locked(&self.cache.log_inbox).stop = true;
-        self.cache.log_wake.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so on stderr already.
-            let _ = thread.join();
-        }
-        self.cache.has_stopped();
-        if let Some(thread) = self.census.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

@@ -163,7 +163,9 @@ pub enum CacheError {
         source: LayoutError,
     },
     /// Something is there.
-    #[error("'{path}' holds {what}: formatting would destroy it; say --yes if that is meant")]
+    #[error(
+        "'{path}' holds {what}: formatting would destroy it, and it is not said that this is meant"
+    )]
     Occupied {
         /// The device.
         path: String,
@@ -201,7 +203,7 @@ pub enum CacheError {
     },
     /// A record begins with an empty cache, and this one is not.
     #[error(
-        "cache '{path}' is not empty, and a record begins with an empty cache: format it (larder block format --yes), or serve without --record"
+        "cache '{path}' is not empty, and a record begins with an empty cache: format it, or record nothing"
     )]
     NotEmpty {
         /// The device.
@@ -570,7 +572,7 @@ fn refused(why: Refused, device: &FlashDevice, config: &CacheConfig) -> CacheErr
         }
         Refused::NotNoted { why, reason } => fail(format!(
             "{why}, and it cannot be noted in '{}' that what is on it must not be used again: {reason}; replace the device, or \
-             name a --state-dir that can be written to",
+             name a state directory that can be written to",
             config.state_dir.display(),
         )),
     }

@@ -26,7 +26,7 @@ pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
         return Err(not("it is no file, and a raw device cannot give space back"));
     }
     let size = config.size.ok_or_else(|| {
-        not("--size is missing, which says how many bytes it may hold (its file seems larger)")
+        not("its size is missing, which says how many bytes it may hold (its file seems larger)")
     })?;
     let layout = Layout::sparse(size.0, config.line, span, config.shards)
         .map_err(|source| CacheError::Layout { path: path.clone(), source })?;

@@ -778,6 +778,8 @@ impl World {
                 self.store_is_durable();
             }
             563..569 => self.begin_attachment(),
+            // A volume that was to go stays: its bits are in a hurry still, and clients write.
+            569..573 => self.hurry_any(),
             540..556 if self.lazy_log && idle => self.begin_drop(),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {

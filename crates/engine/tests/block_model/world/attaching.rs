@@ -123,14 +123,13 @@ impl World {
             self.working = Some(working);
             return;
         }
-        match self.next_of(&mut working.operation) {
-            Ask::Over => return self.end_attachment(),
-            Ask::Do(step) => {
-                if !self.do_step(&mut working, step) {
-                    return self.end_attachment();
-                }
-            }
-            _ => {}
+        let goes_on = match self.next_of(&mut working.operation) {
+            Ask::Over => false,
+            Ask::Do(step) => self.do_step(&mut working, step),
+            _ => true,
+        };
+        if !goes_on {
+            return self.end_attachment();
         }
         self.working = Some(working);
     }
@@ -162,6 +161,14 @@ impl World {
         }
         working.operation.done();
         true
+    }
+
+    /// Bits of any region are to go at once, whatever is under way there.
+    pub(super) fn hurry_any(&mut self) {
+        if self.maintenance.is_some() {
+            let region = self.rng.below(u64::from(self.layout.regions)) as u32;
+            self.hurry(region, region);
+        }
     }
 
     /// Bits of regions are to go at once. Returns how many are left.

@@ -256,7 +256,8 @@ impl Operation {
         let (id, shards) = (self.id, self.shards);
         let range = self.range.get_or_insert_with(|| Range::new(id, first, last, shards));
         if !range.is_given() {
-            if late {
+            // What can be had at once is taken.
+            if late && range.is_asked() {
                 return Some(Ask::Late);
             }
             range.ask(node, now, out);

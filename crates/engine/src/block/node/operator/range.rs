@@ -33,6 +33,11 @@ impl Range {
         self.progress.next().is_none()
     }
 
+    /// Whether a shard was asked for its part and has not given it.
+    pub fn is_asked(&self) -> bool {
+        self.asked
+    }
+
     /// Asks the next shard for its part, if that was not done yet. When the shard gives it, a
     /// [`Done`](super::super::calls::Message::Done) is in the mailbox, at once or later.
     pub fn ask<H: Host, N: Calls<H>>(&mut self, node: &N, now: Nanos, out: &mut Out<H::Bytes>) {

@@ -99,3 +99,62 @@ impl Kept {
         if Kept::of(selection, volume).is_empty() { self.put(selection, volume) } else { Ok(()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOLUME: VolumeId = VolumeId(3);
+
+    fn choose<'a>(rule: Option<Rule>, ranges: &'a [(u64, u64)], label: &'a str) -> Choice<'a> {
+        Choice { rule, ranges: Some(ranges), label }
+    }
+
+    #[test]
+    fn a_change_that_does_not_fit_changes_nothing() {
+        let mut selection = Selection::new(2);
+        let whole = Choice { rule: Some(Rule::Always), ranges: None, label: "" };
+        whole.put(&mut selection, VOLUME).unwrap();
+        choose(Some(Rule::Never), &[(0, 10)], "file").put(&mut selection, VOLUME).unwrap();
+        let before = Kept::of(&selection, VOLUME);
+        let many = [(20, 1), (30, 1), (40, 1)];
+        choose(Some(Rule::Never), &many, "file").put(&mut selection, VOLUME).unwrap_err();
+        assert_eq!(Kept::of(&selection, VOLUME), before);
+        assert_eq!((before.whole, before.ranges.len()), (Rule::Always, 1));
+    }
+
+    #[test]
+    fn what_had_the_label_before_has_it_no_more() {
+        let mut selection = Selection::new(10);
+        choose(Some(Rule::Always), &[(0, 10)], "file").put(&mut selection, VOLUME).unwrap();
+        choose(Some(Rule::Always), &[(50, 10)], "file").put(&mut selection, VOLUME).unwrap();
+        let kept = Kept::of(&selection, VOLUME);
+        assert_eq!(kept.ranges.iter().map(|r| (r.start, r.end)).collect::<Vec<_>>(), [(50, 60)]);
+        choose(None, &[(0, 100)], "").put(&mut selection, VOLUME).unwrap();
+        assert!(Kept::of(&selection, VOLUME).is_empty() && !kept.is_empty());
+    }
+
+    #[test]
+    fn what_is_never_to_be_cached_is_dropped() {
+        let ranges = [(0, 10), (50, 10)];
+        assert_eq!(choose(Some(Rule::Never), &ranges, "").drops(100), ranges);
+        let whole = Choice { rule: Some(Rule::Never), ranges: None, label: "" };
+        assert_eq!(whole.drops(100), [(0, 100)]);
+        assert!(choose(Some(Rule::Always), &ranges, "").drops(100).is_empty());
+        assert!(choose(None, &ranges, "").drops(100).is_empty());
+    }
+
+    #[test]
+    fn what_was_kept_is_in_force_again_where_nothing_is_selected() {
+        let mut selection = Selection::new(10);
+        choose(Some(Rule::Never), &[(0, 10)], "file").put(&mut selection, VOLUME).unwrap();
+        let kept = Kept::of(&selection, VOLUME);
+        let again = VolumeId(4);
+        kept.restore(&mut selection, again).unwrap();
+        assert_eq!(Kept::of(&selection, again), kept);
+        choose(None, &[(0, 10)], "").put(&mut selection, VOLUME).unwrap();
+        choose(Some(Rule::Always), &[(70, 10)], "").put(&mut selection, VOLUME).unwrap();
+        kept.restore(&mut selection, VOLUME).unwrap();
+        assert_eq!(Kept::of(&selection, VOLUME).ranges[0].start, 70, "it is another's choice");
+    }
+}
