@@ -78,8 +78,17 @@ const FOR_FILES: &[(&str, &str)] = &[("trace", "rustix")];
 const HOSTS: &[&str] = &["cache", "kv", "block", "sim", "replay", "cli"];
 
 /// Machines of the engine that only its nodes should call.
-const MACHINES: &[&str] =
-    &["BlockShard", "KvShard", "FlashLog", "MapLog", "BlockAdmission", "WriteBudget"];
+const MACHINES: &[&str] = &[
+    "BlockShard",
+    "KvShard",
+    "FlashLog",
+    "MapLog",
+    "BlockAdmission",
+    "WriteBudget",
+    "KeptBudget",
+    "Backoff",
+    "Stays",
+];
 
 /// Parts of hosts that may: studies of one machine, and other caches to measure against.
 const STUDIES: &[&str] = &["crates/sim/src/lab/"];

@@ -10,6 +10,7 @@
 //! | `waiting` | volumes whose store was not there at the start |
 //! | [`http`] | the live page and `/metrics` |
 
+mod changing;
 pub mod client;
 mod counters;
 pub mod http;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use changing::Changing;
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
@@ -75,8 +77,8 @@ pub struct Control {
     version: &'static str,
     faces: Vec<Face>,
     wear: Mutex<Option<(Instant, Option<Wear>)>>,
-    /// One attach or detach at a time.
-    changing: Mutex<()>,
+    /// Of a volume one attach, detach or change of its size at a time.
+    changing: Changing,
     waiting: WaitingVolumes,
 }
 
@@ -164,7 +166,7 @@ impl Control {
             warmth,
             version,
             wear: Mutex::default(),
-            changing: Mutex::default(),
+            changing: Changing::default(),
             waiting: WaitingVolumes::default(),
         })
     }
@@ -190,7 +192,11 @@ impl Control {
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
             Request::TakeBack {} => {
-                let _one = self.changing.lock();
+                let _all = self.changing.all().map_err(|which| {
+                    refused(format!(
+                        "'{which}' is being attached, detached or resized: take the cache back when that has ended"
+                    ))
+                })?;
                 self.cache.take_back()?;
                 Ok(json!({}))
             }
@@ -217,7 +223,7 @@ impl Control {
         let mut one = None;
         if self.cache.volume(name).is_none() {
             // It is not taken up meanwhile.
-            one = Some(self.changing.lock());
+            one = Some(self.changing.volume(name));
         }
         let attached = self.cache.volume(name).is_some();
         let dropped = if attached {
@@ -252,7 +258,7 @@ impl Control {
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
-        let _one = self.changing.lock();
+        let _one = self.changing.volume(name);
         if self.volumes.find(name).is_some() && !name.is_empty() {
             return Err(refused(format!(
                 "volume '{name}' is attached already: choose another name"
@@ -270,7 +276,7 @@ impl Control {
         Ok(attached)
     }
 
-    /// The rest of it, once the store is open. Only one at a time.
+    /// The rest of it, once the store is open. Of a name one at a time.
     fn attach_store(
         &self,
         name: &str,
@@ -281,6 +287,8 @@ impl Control {
         let uri = store.uri().to_owned();
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
+        // The same store may be about to come as another volume, or to go.
+        let _store = self.changing.store(volume.backing().place());
         self.volumes.check_twin(&volume).map_err(|e| refused(e.to_string()))?;
         let warm = self.cache.attach(&volume, trust)?;
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
@@ -306,7 +314,9 @@ impl Control {
         patience: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
-        let _one = self.changing.lock();
+        let _one = self.changing.volume(name);
+        let store = self.volumes.find(name).map(|v| v.backing().place());
+        let _store = store.map(|place| self.changing.store(place));
         let Some(volume) = self.volumes.remove(name) else {
             if self.forget_waiting(name) {
                 tracing::info!("volume '{name}' is not waited for any more");
@@ -392,7 +402,7 @@ impl Control {
     }
 
     fn resize(&self, name: &str, bytes: Option<u64>) -> Result<Value, Refusal> {
-        let _one = self.changing.lock();
+        let _one = self.changing.volume(name);
         let attached = self.cache.attached(name)?;
         let volume = attached.volume();
         let before = attached.bytes();

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, ShareLines};
+use larder_engine::block::node::{owners, setup};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
@@ -18,9 +18,6 @@ use super::flusher::{Flusher, PATIENCE};
 use super::locked;
 use super::open::{CacheConfig, CacheError};
 use super::volume::Volume;
-
-/// Of one request no more bytes than this are looked at for metadata.
-const MOST_OBSERVED: usize = 1 << 20;
 
 /// What clients did with a volume. All only grow.
 #[derive(Debug, Default)]
@@ -157,6 +154,28 @@ impl Gate {
 impl std::fmt::Debug for Attached {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Attached").field("name", &self.name).field("base", &self.base()).finish()
+    }
+}
+
+impl owners::Volume for Attached {
+    fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    fn base(&self) -> u64 {
+        Attached::base(self)
+    }
+
+    fn bytes(&self) -> u64 {
+        Attached::bytes(self)
+    }
+
+    fn account(&self) -> &Account {
+        &self.account
+    }
+
+    fn select(&self, selected: bool) {
+        self.selected.store(selected, Ordering::Relaxed);
     }
 }
 
@@ -299,7 +318,7 @@ impl Attached {
     /// Bytes of the volume pass by.
     pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
         if let Some(detector) = &self.detector {
-            locked(detector).observe(offset, &bytes[..bytes.len().min(MOST_OBSERVED)]);
+            locked(detector).observe(offset, &bytes[..bytes.len().min(Detector::MOST_OBSERVED)]);
         }
     }
 

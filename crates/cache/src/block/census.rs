@@ -1,47 +1,39 @@
-//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, reads what would tell where a file system's metadata is, keeps
-//! what the write budget must remember, and looks whether somebody else changes a store.
+//! A thread that has time: it counts each volume's lines, takes those of trimmed ranges out of the map, and keeps what the write budget must remember.
+//! What concerns a store is done on others ([`watch`](super::watch)).
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::GroupId;
-use larder_engine::block::node::maintenance::{Census, Lines, MOST_LOOKS, SWEEP_STEP, Turn};
+use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
 use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
-use larder_runtime::AlignedBuf;
 
-use super::attached::Attached;
+use super::watch::{Watch, Watchers};
 use super::{Core, locked};
-use larder_volume::op::Op;
-use larder_volume::{Alone, watch};
-
-/// Between two looks at whether more of the write budget must be written down.
-const SAVE: Nanos = Nanos::from_millis(100);
-/// For one read that a detector wishes.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two rounds.
-const ROUND: Nanos = Nanos::from_millis(100);
 
 /// What its rounds keep.
 #[derive(Default)]
 pub(super) struct Rounds {
     machine: Census,
     lines: BTreeMap<VolumeId, u64>,
-    next_save: Nanos,
-    next_look: Nanos,
     /// It was said that the file of the cache is gone.
     removed: bool,
-    sessions: BTreeMap<VolumeId, Option<Alone>>,
+    /// Without threads: what they would keep of each volume.
+    watches: BTreeMap<VolumeId, Watch>,
 }
 
 /// Runs until the cache is stopped.
-pub(super) fn run(cache: &Core) {
-    let mut rounds = Rounds::default();
+pub(super) fn run(cache: &Arc<Core>) {
+    let (mut rounds, mut watchers) = (Rounds::default(), Watchers::default());
     while !locked(&cache.log_inbox).stopped {
+        watchers.follow(cache);
         let next = rounds.turn(cache);
         std::thread::sleep(Duration::from_nanos(next.saturating_sub(cache.now()).0));
     }
+    watchers.end();
     cache.governor.save_budget(cache.now());
 }
 
@@ -56,25 +48,12 @@ impl Rounds {
                 cache.path().display()
             );
         }
-        if now >= self.next_save {
+        if self.machine.keeps_budget(now) {
             cache.governor.keep_budget(now);
-            self.next_save = now + SAVE;
         }
-        let volumes = cache.volumes();
-        // Without threads it may be an operator's call that goes on here, which has the lines that would be waited for.
-        let waits = cache.is_at_desk();
-        if !waits {
-            volumes.iter().for_each(|volume| cache.look_for_losses(volume));
+        if cache.hand.get().is_some() {
+            self.watch(cache);
         }
-        if now >= self.next_look && !waits {
-            volumes.iter().for_each(|volume| cache.look_at(volume));
-            self.next_look = cache.now() + Nanos(watch::LOOK.as_nanos() as u64);
-        }
-        self.sessions.retain(|id, _| volumes.iter().any(|v| v.id == *id));
-        for volume in &volumes {
-            meet_wishes(cache, volume, &mut self.sessions);
-        }
-        drop(volumes);
         let mut counted = Counted { cache, lines: std::mem::take(&mut self.lines) };
         let next = loop {
             let now = cache.now();
@@ -87,24 +66,13 @@ impl Rounds {
         self.lines = counted.lines;
         next
     }
-}
 
-impl Core {
-    /// Takes lines of trimmed ranges out of the map, for about so long. Returns whether there are more.
-    pub(super) fn sweep(&self, time: Duration) -> bool {
-        let begun = Instant::now();
-        for cell in &self.shards {
-            loop {
-                // The lock is let go after every step.
-                if !locked(cell).shard.sweep(SWEEP_STEP) {
-                    break;
-                }
-                if begun.elapsed() >= time {
-                    return true;
-                }
-            }
+    fn watch(&mut self, cache: &Core) {
+        let volumes = cache.volumes();
+        self.watches.retain(|id, _| volumes.iter().any(|v| v.id == *id));
+        for volume in &volumes {
+            self.watches.entry(volume.id).or_default().turn(cache, volume);
         }
-        false
     }
 }
 
@@ -137,45 +105,5 @@ impl Lines for Counted<'_> {
         for volume in self.cache.volumes() {
             volume.account.set(lines.remove(&volume.id).unwrap_or(0));
         }
-    }
-}
-
-/// A way to the volume's store for this thread.
-pub(super) fn open_session(volume: &Attached) -> Option<Alone> {
-    Alone::new(volume.volume.backing().session().ok()?).ok()
-}
-
-/// Reads what the volume's detector wishes to see.
-fn meet_wishes(cache: &Core, volume: &Attached, sessions: &mut BTreeMap<VolumeId, Option<Alone>>) {
-    let Some(detector) = &volume.detector else { return };
-    for _ in 0..MOST_LOOKS {
-        let Some((offset, bytes)) = locked(detector).next_wanted() else { return };
-        let session = sessions.entry(volume.id).or_insert_with(|| open_session(volume));
-        let Some(open) = session else { return };
-        match read(open, offset, bytes as usize, cache) {
-            Some(buf) => {
-                locked(detector).observe(offset, &buf);
-            }
-            // What is late would be taken for the answer to the next: another session, another time.
-            None => {
-                sessions.remove(&volume.id);
-                return;
-            }
-        }
-    }
-}
-
-/// One read of a store, which is waited for as long as is decent. After `None` the session is not to be used again.
-pub(super) fn read(
-    session: &mut Alone,
-    offset: u64,
-    len: usize,
-    cache: &Core,
-) -> Option<AlignedBuf> {
-    session.submit(0, Op::Read { offset, buf: AlignedBuf::zeroed(len) });
-    let done = session.next(PATIENCE, || locked(&cache.log_inbox).stopped)?;
-    match (done.op, done.outcome) {
-        (Op::Read { buf, .. }, Ok(_)) => Some(buf),
-        _ => None,
     }
 }

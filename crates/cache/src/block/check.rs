@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use larder_base::{HashKey, KeyHasher};
 use larder_engine::block::map::Slot;
+use larder_engine::block::node::operator::Operation;
 use larder_engine::block::{LineId, SlotId, Sum};
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device};
 use serde::{Deserialize, Serialize};
 
 use super::open::CacheError;
-use super::{Core, census, locked};
+use super::{Core, locked, watch};
 use larder_volume::Alone;
 
 /// Bytes of lines that are looked at in one go.
@@ -345,9 +346,10 @@ impl Core {
         len: usize,
         sessions: &mut Sessions,
     ) -> Option<AlignedBuf> {
-        let open = || census::open_session(volume);
+        let open = || watch::open_session(volume);
         let session = sessions.entry(volume.id).or_insert_with(open).as_mut()?;
-        let read = census::read(session, volume.offset_of(at), len, self);
+        let is_over = || locked(&self.log_inbox).stopped;
+        let read = watch::read(session, volume.offset_of(at), len, is_over);
         if read.is_none() {
             // What is late would be taken for the answer to the next.
             sessions.remove(&volume.id);
@@ -360,8 +362,7 @@ impl Core {
         let Course { wish, sessions, report, .. } = course;
         let shard = self.placing.shard(line.group());
         let volume = self.governor.volume_at(self.at(line));
-        // It ends when what is under way in the line's group has ended.
-        let found = self.with_range(line, line, &mut || !locked(&self.log_inbox).stopped, |out| {
+        let mut look = || {
             let (slot, sum) = {
                 let cell = locked(&self.shards[shard as usize]);
                 let slot = cell.shard.find(line)?;
@@ -370,20 +371,34 @@ impl Core {
             let at = self.layout.slot_at(shard, slot.0);
             let mut bytes = AlignedBuf::zeroed(self.layout.line as usize);
             let wrong = if self.device.read_at(at, &mut bytes).is_err() {
-                Some(Wrong::Unreadable)
+                Wrong::Unreadable
             } else if Sum::of(line, crc32c::crc32c(&bytes)) != sum {
-                Some(Wrong::Corrupt)
+                Wrong::Corrupt
             } else if compare && let Some(volume) = &volume {
                 let store = self.store_bytes(volume, self.at(line), bytes.len(), sessions)?;
-                (store[..] != bytes[..]).then_some(Wrong::Differs)
+                (store[..] != bytes[..]).then_some(Wrong::Differs)?
             } else {
-                None
+                return None;
             };
-            let wrong = wrong?;
-            let dropped = if wish.drop { self.drop_locked(line, line, out) } else { 0 };
-            Some((wrong, at, dropped))
+            Some((wrong, at))
+        };
+        let (id, shards) = self.next_operation();
+        let mut operation = Operation::act(id, shards, (line, line));
+        let mut found = None;
+        // It ends when what is under way in the line's group has ended.
+        let go_on = &mut || !locked(&self.log_inbox).stopped;
+        let looked = self.carry(&mut operation, go_on, &mut |operation, _| {
+            found = look();
+            if found.is_some() && wish.drop {
+                operation.drop_there((line, line));
+            }
+            operation.done();
+            Ok(true)
         });
-        let Some((wrong, device_offset, dropped)) = found.flatten() else { return };
+        let Some((wrong, device_offset)) = found.filter(|_| matches!(looked, Ok(true))) else {
+            return;
+        };
+        let dropped = operation.dropped();
         match wrong {
             Wrong::Corrupt => report.corrupt += 1,
             Wrong::Unreadable => report.unreadable += 1,

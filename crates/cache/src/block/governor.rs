@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use larder_base::Nanos;
 use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::operator::select::Kept;
+use larder_engine::block::node::owners::Placed;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
-use larder_engine::block::node::share::{self, Pins, Share, Side, Stays};
+use larder_engine::block::node::share::{Pins, Share};
 use larder_engine::block::{LineId, Source};
-use larder_policy::block::{Reason, Rule, Selection, VolumeId};
+use larder_policy::block::{Rule, Selection, VolumeId};
 use larder_policy::budget::{BudgetError, BudgetState, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
@@ -78,8 +80,7 @@ impl Latencies {
 
 /// See the [module](self).
 pub(super) struct Governor {
-    /// By first byte in the line space.
-    by_base: RwLock<Vec<Arc<Attached>>>,
+    placed: RwLock<Placed<Arc<Attached>>>,
     next_id: AtomicU32,
     pub(super) selection: RwLock<Selection>,
     /// One change of what is selected, with its file, at a time.
@@ -97,8 +98,6 @@ pub(super) struct Governor {
     pub(super) ranges: Mutex<Turns>,
     /// When each region of the write-intent map was last changed.
     pub(super) changes: Changes,
-    /// One party at a time that is no worker.
-    pub(super) desk: Mutex<super::desk::DeskState>,
     /// Something is prefetched for an operator.
     pub(super) prefetching: AtomicBool,
     pub(super) path: PathBuf,
@@ -123,7 +122,7 @@ impl Governor {
             std::fs::read(&budget_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let limits = setup::limits(&config.rules.budget, &layout, left, true)?;
         Ok(Governor {
-            by_base: RwLock::default(),
+            placed: RwLock::default(),
             next_id: AtomicU32::new(0),
             selection: RwLock::default(),
             selecting: Mutex::default(),
@@ -135,7 +134,6 @@ impl Governor {
             gone: AtomicU64::new(0),
             ranges: Mutex::default(),
             changes: Changes::new(layout.regions, QUIET),
-            desk: Mutex::default(),
             prefetching: AtomicBool::new(false),
             path,
             uuid,
@@ -153,30 +151,27 @@ impl Governor {
     }
 
     /// The volumes are these from now on.
-    pub(super) fn set_volumes(&self, mut volumes: Vec<Arc<Attached>>) {
-        volumes.sort_by_key(|v| v.base());
-        *self.by_base.write().unwrap_or_else(PoisonError::into_inner) = volumes;
+    pub(super) fn set_volumes(&self, volumes: Vec<Arc<Attached>>) {
+        self.placed.write().unwrap_or_else(PoisonError::into_inner).set(volumes);
         self.govern();
     }
 
     /// A volume of which no line is cached lies at `base` from now on.
     pub(super) fn moved(&self, volume: &Attached, base: u64) {
-        let mut volumes = self.by_base.write().unwrap_or_else(PoisonError::into_inner);
+        let mut placed = self.placed.write().unwrap_or_else(PoisonError::into_inner);
         volume.set_base(base);
-        volumes.sort_by_key(|v| v.base());
+        placed.moved();
     }
 
     fn govern(&self) {
-        let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
+        let placed = self.placed.read().unwrap_or_else(PoisonError::into_inner);
         let selection = self.selection.read().unwrap_or_else(PoisonError::into_inner);
-        let (mut governed, mut pinned) = (false, 0);
-        for volume in volumes.iter() {
-            let selected = selection.selects(volume.id);
-            volume.selected.store(selected, Ordering::Relaxed);
-            governed |= selected || volume.account.share().is_any();
-            pinned += selection.pinned_bytes(volume.id, volume.bytes());
-        }
-        self.pins.set(pinned, governed);
+        placed.govern(&selection, &self.pins);
+    }
+
+    /// What is pinned.
+    pub(super) fn pins(&self) -> &Pins {
+        &self.pins
     }
 
     /// Bytes that are pinned, and how many may be for them to be kept from eviction.
@@ -191,12 +186,19 @@ impl Governor {
         result
     }
 
+    /// What is selected of a volume.
+    pub(super) fn kept(&self, volume: VolumeId) -> Kept {
+        Kept::of(&self.selection.read().unwrap_or_else(PoisonError::into_inner), volume)
+    }
+
     /// The volume at a byte of the line space.
     pub(super) fn volume_at(&self, at: u64) -> Option<Arc<Attached>> {
-        let volumes = self.by_base.read().unwrap_or_else(PoisonError::into_inner);
-        let after = volumes.partition_point(|v| v.base() <= at);
-        let volume = volumes.get(after.checked_sub(1)?)?;
-        (at < volume.base() + volume.bytes()).then(|| volume.clone())
+        self.placed.read().unwrap_or_else(PoisonError::into_inner).at(at).cloned()
+    }
+
+    /// The volume that has bytes in `from..to` of the line space.
+    pub(super) fn volume_within(&self, from: u64, to: u64) -> Option<Arc<Attached>> {
+        self.placed.read().unwrap_or_else(PoisonError::into_inner).within(from, to).cloned()
     }
 
     // ---- what stays and what may come ----
@@ -208,64 +210,6 @@ impl Governor {
         }
         let selection = self.selection.read().unwrap_or_else(PoisonError::into_inner);
         selection.rule(volume.id, offset, bytes)
-    }
-
-    /// Whether the line at `victim` stays, though the one at `line` would take its place. If not, it counts as evicted.
-    pub(super) fn keep(&self, victim: u64, line: Option<u64>, line_bytes: u64) -> bool {
-        let Some(owner) = self.volume_at(victim) else { return false };
-        let of = line.and_then(|at| self.volume_at(at).map(|v| (v, at)));
-        let always =
-            |v: &Attached, at: u64| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always;
-        let pinned = || always(&owner, victim);
-        let its = Side { volume: owner.id, account: &owner.account, pinned };
-        let comes = of.as_ref().map(|(v, at)| {
-            let pinned = || always(v, *at);
-            Side { volume: v.id, account: &v.account, pinned }
-        });
-        match share::keep(&self.pins, &its, comes.as_ref()) {
-            Stays::No => false,
-            Stays::Yes(reason) => {
-                if let (Some(reason), Some((of, _))) = (reason, &of) {
-                    of.refused(reason, 1);
-                }
-                true
-            }
-        }
-    }
-
-    /// Whether the lines of a page of the table stay, of which each of `shares` has so many; `lines` are all that could be
-    /// there, by their first bytes. If not, they count as evicted.
-    pub(super) fn keep_page(
-        &self,
-        shares: &[(Arc<Attached>, u64)],
-        mut lines: impl Iterator<Item = u64>,
-        line_bytes: u64,
-    ) -> bool {
-        let always = |at: u64| {
-            let of = shares.iter().find(|(v, _)| (v.base()..v.base() + v.bytes()).contains(&at));
-            of.is_some_and(|(v, _)| self.rule(v, v.offset_of(at), line_bytes) == Rule::Always)
-        };
-        let pinned =
-            || shares.iter().any(|(v, _)| v.selected.load(Ordering::Relaxed)) && lines.any(always);
-        let accounts = shares.iter().map(|(v, lines)| (&v.account, *lines));
-        share::keep_page(&self.pins, accounts, pinned)
-    }
-
-    /// What [`Governor::keep`] let go stays after all.
-    pub(super) fn not_taken(&self, victim: u64, line: u64) {
-        if let (Some(owner), Some(of)) = (self.volume_at(victim), self.volume_at(line)) {
-            share::not_taken(&owner.account, &of.account);
-        }
-    }
-
-    /// Whether the volume of the line at `at` may have one more. If so, it counts as there.
-    pub(super) fn may_grow(&self, at: u64) -> bool {
-        let Some(volume) = self.volume_at(at) else { return true };
-        let grows = volume.account.may_grow();
-        if !grows {
-            volume.refused(Reason::Ceiling, 1);
-        }
-        grows
     }
 
     /// Lines begin to be filled.

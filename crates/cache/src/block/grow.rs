@@ -4,18 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use larder_engine::block::node::attachment::{Attachment, Step};
+use larder_engine::block::node::attachment::{Attachment, DRAIN, Step};
+use larder_engine::block::node::operator::Operation;
 use larder_engine::block::volumes::{CannotGrow, Growth, room_to_grow};
 
 use super::attached::Attached;
-use super::desk::OVERTAKEN;
 use super::open::CacheError;
+use super::operators::OVERTAKEN;
 use super::{Core, Door};
 
-/// Requests for a volume that is to move are waited for so long; meanwhile new ones wait for the move.
-const DRAIN: Duration = Duration::from_secs(10);
-/// For the bits of where it lay to go: its store is durable by then.
-const SOON: Duration = Duration::from_secs(1);
 /// Between two looks whether they have ended.
 const GLANCE: Duration = Duration::from_millis(1);
 
@@ -104,59 +101,47 @@ impl Core {
         volume: &Arc<Attached>,
         bytes: u64,
         growth: Growth,
-        mut attachment: Attachment,
+        attachment: Attachment,
     ) -> Result<(), CacheError> {
         let fail = |reason: String| CacheError::Volume { name: volume.name.clone(), reason };
         let late = || {
             fail(format!(
                 "another volume lies right behind it, so that it must move, and requests for it did not end within {} s: see to \
                  its store and try again",
-                DRAIN.as_secs()
+                DRAIN.0 / 1_000_000_000
             ))
         };
         let moves = growth.moves_from.is_some();
-        let until = Instant::now() + DRAIN;
+        let until = Instant::now() + Duration::from_nanos(DRAIN.0);
         // As long as it must, nobody works on the volume: what was asked has ended, what is asked waits.
         let mut closed = None;
-        while let Some(step) = attachment.next() {
+        let (id, shards) = self.next_operation();
+        let mut operation = Operation::attachment(id, shards, attachment);
+        let grown = self.carry(&mut operation, &mut || true, &mut |operation, step| {
             match step {
                 Step::Hold => {
                     closed = Some(Closed::new(self, volume));
                     while !volume.gate.is_empty() {
                         if Instant::now() >= until {
-                            return Err(late());
+                            return Ok(false);
                         }
                         self.pause(GLANCE);
                     }
-                    attachment.done(0);
                 }
-                Step::Store => {
-                    attachment.known_by(self.identity_of_grown(volume)?);
-                    attachment.done(0);
-                }
-                Step::Lines { first, last, drop } => {
-                    let mut go_on = || !moves || Instant::now() < until + DRAIN;
-                    let dropped = self.take_lines(first, last, drop, &mut go_on);
-                    let dropped = dropped.ok_or_else(late)?;
-                    if moves {
-                        volume.account.dropped(dropped);
-                    }
-                    attachment.done(dropped);
-                }
+                Step::Store => operation.known_by(self.identity_of_grown(volume)?),
                 Step::Bits { first, last } => {
-                    let left = self.hurry((first, last), SOON)?;
-                    attachment.bits(self.now(), left, true);
+                    let left = self.on_log(move |log| log.hurry(first, last))?;
+                    operation.bits(self.now(), left, self.is_enabled());
+                    return Ok(true);
                 }
                 Step::Record => {
-                    let recorded = self.record_attachment(attachment)?;
-                    let outcome = recorded.applied.then_some(growth).ok_or(CannotGrow::Unknown);
-                    if recorded.durable {
+                    let (applied, durable) = self.record_change(operation)?;
+                    let outcome = applied.then_some(growth).ok_or(CannotGrow::Unknown);
+                    if durable {
                         self.record_growth(&volume.name, bytes, &outcome);
                     }
-                    if !recorded.applied {
-                        return Err(fail(OVERTAKEN.to_owned()));
-                    }
-                    attachment = recorded.attachment;
+                    let overtaken = || fail(OVERTAKEN.to_owned());
+                    return applied.then_some(true).ok_or_else(overtaken);
                 }
                 Step::InForce => {
                     if moves {
@@ -165,17 +150,21 @@ impl Core {
                     }
                     volume.set_bytes(bytes);
                     self.governor.select(|_| ());
-                    attachment.done(0);
                 }
-                Step::Clients | Step::Close => attachment.done(0),
+                _ => {}
             }
+            operation.done();
+            Ok(true)
+        })?;
+        if !grown {
+            return Err(late());
         }
         drop(closed);
         if moves {
             tracing::warn!(
                 "volume '{}': another lies right behind it, so it has moved to grow: {} lines are dropped, and nothing of it is cached",
                 volume.name,
-                attachment.dropped(),
+                operation.dropped(),
             );
         }
         Ok(())

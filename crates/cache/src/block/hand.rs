@@ -79,8 +79,8 @@ impl Core {
     }
 
     /// Without threads: an operator's call is under way.
-    pub(super) fn is_at_desk(&self) -> bool {
-        self.hand.get().is_some() && self.governor.desk.try_lock().is_err()
+    pub(super) fn is_operated(&self) -> bool {
+        self.hand.get().is_some() && self.operators.are_at_work()
     }
 
     /// See [`super::Running::turn`].
@@ -127,7 +127,7 @@ impl Core {
     pub(super) fn abandon(&self) {
         let Some(hand) = self.hand.get() else { return };
         (*locked(&hand.lane), *locked(&hand.log)) = (None, None);
-        locked(&self.log_inbox).stopped = true;
+        self.has_stopped();
     }
 
     /// Without threads: ends as their end does.
@@ -143,7 +143,7 @@ impl Core {
             }
             self.turn();
         }
-        locked(&self.log_inbox).stopped = true;
+        self.has_stopped();
         self.governor.save_budget(self.now());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_base::Nanos;
 use larder_engine::block::node::event::ShardIo;
@@ -21,7 +21,6 @@ use super::cached::{aligned, crcs};
 use super::cell::{Copying, Daemon, Fill, Load};
 use super::governor::Governor;
 use super::notes::note_given_up;
-use super::open::CacheError;
 use super::{Core, locked};
 
 /// Tapes are handed on so often.
@@ -32,7 +31,7 @@ const FLUSH_LOOK: Nanos = Nanos::from_millis(20);
 const FILL_LOOK: Nanos = Nanos::from_millis(2);
 
 /// Something to be done on the log's thread.
-pub(super) type Errand = Box<dyn FnOnce(&mut LogThread) + Send>;
+pub(super) type Task = Box<dyn FnOnce(&mut LogThread) + Send>;
 
 /// The device, as the log uses it. What it writes counts against the write budget before it is written: who is killed in
 /// between has gained nothing.
@@ -356,7 +355,7 @@ impl LogThread {
     }
 
     /// One turn.
-    fn goes_on(&mut self, work: Work<Payload>, jobs: Vec<Errand>, stop: bool) -> Turn {
+    fn goes_on(&mut self, work: Work<Payload>, jobs: Vec<Task>, stop: bool) -> Turn {
         if stop && !std::mem::replace(&mut self.stopping, true) {
             let now = self.cache.now();
             self.machine.stop(now);
@@ -407,7 +406,7 @@ impl LogThread {
     }
 
     /// Waits until there is something to do. Returns it, and whether it is the end.
-    fn wait(&mut self) -> (Work<Payload>, Vec<Errand>, bool) {
+    fn wait(&mut self) -> (Work<Payload>, Vec<Task>, bool) {
         let (mut at, stopping) = (self.due, self.stopping);
         let now = self.cache.now();
         if self.machine.is_busy() {
@@ -429,7 +428,7 @@ impl LogThread {
         (inbox.mail.take(), std::mem::take(&mut inbox.jobs), inbox.stop)
     }
 
-    fn turn(&mut self, work: Work<Payload>, jobs: Vec<Errand>) -> Turn {
+    fn turn(&mut self, work: Work<Payload>, jobs: Vec<Task>) -> Turn {
         while let Some((store, number, durable)) = self.carrier.flushed() {
             let now = self.cache.now();
             self.machine.store_flushed(now, store, number, durable);
@@ -486,28 +485,6 @@ impl LogThread {
             }
         }
         self.carrier.fills.flush();
-    }
-}
-
-impl Core {
-    /// Has bits of regions `first..=last` cleared, in which nothing is under way, as soon as their store is durable. Waits no
-    /// longer than `patience`. Returns how many bits are left.
-    ///
-    /// # Errors
-    /// When the log's thread does not answer.
-    pub(super) fn hurry(
-        &self,
-        (first, last): (u32, u32),
-        patience: Duration,
-    ) -> Result<u64, CacheError> {
-        let until = Instant::now() + patience;
-        loop {
-            let left = self.on_log(move |log| log.hurry(first, last))?;
-            if left == 0 || Instant::now() >= until {
-                return Ok(left);
-            }
-            self.pause(Duration::from_nanos(FLUSH_LOOK.0));
-        }
     }
 }
 

@@ -19,17 +19,21 @@
 //! | `lane` | a thread's own way to the volumes |
 //! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
-//! | `desk` | what an operator asks: attach, detach, drop, explain |
+//! | `running` | a cache that runs, and how it ends |
+//! | `operators` | what an operator asks is carried through: lines are dropped, whatever waits for lines; `attach`: volumes come and go; `explain`: why a block is not cached |
+//! | `distrust` | lines of a store that forgot writes, or that somebody else has changed |
 //! | `check` | whether what is cached is what it should be |
 //! | [`inspect`] | the same of a device that is not in use |
 //! | `prefetch` | what an operator wants to be cached ahead |
 //! | `tables` | what only a sparse cache has: its file, and pages of its table that are not in memory |
-//! | `census` | a thread that counts lines, takes out those of trimmed ranges, and reads what detectors of metadata wish to see |
+//! | `census` | a thread that counts lines and takes out those of trimmed ranges |
+//! | `watch` | threads that look after stores, one a volume: losses, changes by others, what detectors of metadata wish to see |
 //!
 //! A request stays on the worker that took it. What the engine asks for on behalf of another worker's request (one that
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
 //! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
 
+mod attach;
 mod attached;
 mod builder;
 mod cache;
@@ -37,7 +41,8 @@ mod cached;
 mod cell;
 mod census;
 mod check;
-mod desk;
+mod distrust;
+mod explain;
 mod flusher;
 mod governor;
 mod grow;
@@ -49,9 +54,11 @@ mod log;
 mod node;
 mod notes;
 pub mod open;
+mod operators;
 mod prefetch;
 mod record;
 mod region;
+mod running;
 mod select;
 pub mod service;
 mod tables;
@@ -60,6 +67,7 @@ mod takeback;
 mod tests;
 pub mod told;
 pub mod volume;
+mod watch;
 pub mod without;
 mod workers;
 
@@ -68,7 +76,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use larder_base::Nanos;
@@ -82,14 +89,14 @@ use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
+pub use attach::Detaching;
 pub use attached::{Attached, Totals, VolumeCounters};
 pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
 use cell::{Cell, Fx, Message, Out};
 pub use check::{CheckFault, CheckReport, CheckWish};
-pub use desk::named;
-pub use desk::{Detaching, Explanation, LineOf, SlotOf};
+pub use explain::{Explanation, LineOf, SlotOf, named};
 use governor::Governor;
 pub use governor::{BudgetNow, Latencies, RulesConfig};
 pub use hand::ByHand;
@@ -98,6 +105,7 @@ pub use lane::Lane;
 pub use larder_engine::block::node::share::{Portion, Share};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
+pub use running::Running;
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 
@@ -113,10 +121,13 @@ const LEAST_LIFE: Nanos = Nanos::from_secs(60);
 struct Door {
     inbox: Mutex<Vec<(OpId, Message)>>,
     event: std::os::fd::OwnedFd,
+    /// Of the operators', who wait for it.
+    changed: Condvar,
 }
 
 impl Door {
     fn wake(&self) {
+        self.changed.notify_all();
         // Full means that it will wake anyway.
         let _ = rustix::io::write(self.event.as_fd(), &1u64.to_ne_bytes());
     }
@@ -136,7 +147,7 @@ struct LogInbox {
     mail: Inbox<Payload>,
     stop: bool,
     /// What was asked for by somebody who is no worker.
-    jobs: Vec<log::Errand>,
+    jobs: Vec<log::Task>,
     /// The thread has ended.
     stopped: bool,
 }
@@ -206,6 +217,7 @@ pub struct Core {
     /// Writes down what is decided, if that was asked for.
     recorder: Option<record::Recording>,
     governor: Governor,
+    operators: operators::Operators,
     /// Outlives the process; kept for its lock.
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
@@ -219,65 +231,14 @@ impl std::fmt::Debug for Core {
     }
 }
 
-/// A cache that runs; [`Running::stop`] makes the next start warm after a reboot too.
-pub struct Running {
-    cache: Arc<Core>,
-    thread: Option<JoinHandle<()>>,
-    census: Option<JoinHandle<()>>,
-    ended: bool,
-    /// How the map was found.
-    pub warmth: Warmth,
-}
-
-impl Running {
-    /// The cache.
-    pub fn cache(&self) -> &Arc<Core> {
-        &self.cache
-    }
-
-    /// Makes everything durable. No worker may be using the cache any more.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    /// Of a cache without threads ([`open::open_by_hand`]): does all that is due, and tells when there is something to do again. `None` where
-    /// threads do it.
-    pub fn turn(&self) -> Option<Nanos> {
-        self.cache.turn()
-    }
-
-    /// Of a cache without threads: ends at once, and nothing more is written; memory that outlives the process stays as it is. The next start is as
-    /// after a kill. For tests of that.
-    pub fn abandon(mut self) {
-        self.cache.abandon();
-        self.ended = true;
-    }
-
-    fn end(&mut self) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        self.cache.end_by_hand();
-        locked(&self.cache.log_inbox).stop = true;
-        self.cache.log_wake.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so on stderr already.
-            let _ = thread.join();
-        }
-        locked(&self.cache.log_inbox).stopped = true;
-        if let Some(thread) = self.census.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 impl Core {
+    /// Nobody does what is asked of the log's thread any more: who waits for it hears of that.
+    fn has_stopped(&self) {
+        let mut inbox = locked(&self.log_inbox);
+        inbox.stopped = true;
+        inbox.jobs.clear();
+    }
+
     /// Bytes of a line.
     pub fn line_bytes(&self) -> u32 {
         self.layout.line
@@ -484,7 +445,7 @@ impl Core {
 
     fn new_door() -> std::io::Result<Door> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Door { inbox: Mutex::default(), event })
+        Ok(Door { inbox: Mutex::default(), event, changed: Condvar::new() })
     }
 
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {

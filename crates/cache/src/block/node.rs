@@ -1,6 +1,7 @@
 //! What the workers' queues share, as the engine asks for it: shards behind mutexes, mailboxes with descriptors that wake, and
 //! what is decided for all of them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_base::Nanos;
@@ -9,11 +10,13 @@ use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::Stores;
+use larder_engine::block::node::owners::{self, Owners};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
+use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::record::{TapedAdmission, TapedShard};
-use larder_engine::block::{GROUP_LINES, GroupId, LineId, OpId, PartKind, Source};
+use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
 use larder_policy::budget::BudgetState;
 use larder_runtime::Payload;
@@ -22,6 +25,43 @@ use super::attached::count;
 use super::cell::{Cell, Daemon, Known, Out};
 use super::{Attached, Core, locked};
 
+impl Owners for Core {
+    type Volume = Arc<Attached>;
+
+    fn pins(&self) -> &Pins {
+        self.governor.pins()
+    }
+
+    fn shards(&self) -> u32 {
+        self.layout.shards
+    }
+
+    fn owner(&self, line: LineId) -> Option<Arc<Attached>> {
+        self.governor.volume_at(self.at(line))
+    }
+
+    fn id(&self, volume: &Arc<Attached>) -> VolumeId {
+        volume.id
+    }
+
+    fn account<'a>(&'a self, volume: &'a Arc<Attached>) -> &'a Account {
+        &volume.account
+    }
+
+    fn selects(&self, volume: &Arc<Attached>) -> bool {
+        volume.selected.load(Ordering::Relaxed)
+    }
+
+    fn is_pinned(&self, volume: &Arc<Attached>, line: LineId) -> bool {
+        let offset = volume.offset_of(self.at(line));
+        self.governor.rule(volume, offset, u64::from(self.layout.line)) == Rule::Always
+    }
+
+    fn refused(&self, volume: &Arc<Attached>, reason: Reason) {
+        volume.refused(reason, 1);
+    }
+}
+
 impl Questions for Core {
     #[inline]
     fn line_bytes(&self) -> u32 {
@@ -29,38 +69,27 @@ impl Questions for Core {
     }
 
     fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let volume_at = |line| self.governor.volume_at(self.at(line));
-        let (Some(of), Some(victims)) = (volume_at(line), volume_at(victim)) else {
-            return true;
-        };
-        let bytes = u64::from(self.layout.line);
-        let look = |v: &Attached, l: LineId| {
-            let offset = v.offset_of(self.at(l));
-            (PolicyLine { volume: v.id, offset }, v.classify(offset, bytes))
-        };
-        let (at, over) = (look(&of, line), look(&victims, victim));
-        let preferred = limits::prefer(&mut locked(&of.admission), at, over);
-        if !preferred {
-            self.governor.not_taken(self.at(victim), self.at(line));
-        }
-        preferred
+        owners::prefer(self, line, victim, |of, its| {
+            let bytes = u64::from(self.layout.line);
+            let look = |v: &Attached, l: LineId| {
+                let offset = v.offset_of(self.at(l));
+                (PolicyLine { volume: v.id, offset }, v.classify(offset, bytes))
+            };
+            let (at, over) = (look(of, line), look(its, victim));
+            limits::prefer(&mut locked(&of.admission), at, over)
+        })
     }
 
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        let bytes = u64::from(self.layout.line);
-        self.governor.keep(self.at(victim), line.map(|l| self.at(l)), bytes)
+        owners::keep(self, victim, line)
     }
 
     fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        let shares = self.shares_of_page(first, last, lines);
-        let stride = self.layout.shards as usize;
-        let groups = (first.0..=last.0).step_by(stride).map(GroupId);
-        let at = groups.flat_map(|g| (0..GROUP_LINES).map(move |i| self.at(g.line(i))));
-        self.governor.keep_page(&shares, at, u64::from(self.layout.line))
+        owners::keep_groups(self, first, last, lines)
     }
 
     fn may_grow(&self, line: LineId) -> bool {
-        self.governor.may_grow(self.at(line))
+        owners::may_grow(self, line)
     }
 
     fn filling(&self, line: LineId, lines: u32, source: Source) {
@@ -103,9 +132,7 @@ impl Stores for Core {
     fn store_of(&self, region: u32) -> Option<VolumeId> {
         let bytes = self.layout.region_groups * self.group_bytes();
         let at = u64::from(region) * bytes;
-        let volumes = self.volumes();
-        let owner = volumes.iter().find(|v| v.base() < at + bytes && at < v.base() + v.bytes());
-        owner.map(|v| v.id)
+        self.governor.volume_within(at, at + bytes).map(|v| v.id)
     }
 
     fn stores(&self) -> Vec<VolumeId> {

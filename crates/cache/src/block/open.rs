@@ -44,6 +44,7 @@ use super::governor::{Governor, RulesConfig};
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
 use super::notes::{AtStart, Voided};
+use super::operators::Operators;
 use super::record::Recording;
 use super::region::Region;
 use super::{Attached, Core, Running, Time, census, locked, tables};
@@ -162,7 +163,9 @@ pub enum CacheError {
         source: LayoutError,
     },
     /// Something is there.
-    #[error("'{path}' holds {what}: formatting would destroy it; say --yes if that is meant")]
+    #[error(
+        "'{path}' holds {what}: formatting would destroy it, and it is not said that this is meant"
+    )]
     Occupied {
         /// The device.
         path: String,
@@ -200,7 +203,7 @@ pub enum CacheError {
     },
     /// A record begins with an empty cache, and this one is not.
     #[error(
-        "cache '{path}' is not empty, and a record begins with an empty cache: format it (larder block format --yes), or serve without --record"
+        "cache '{path}' is not empty, and a record begins with an empty cache: format it, or record nothing"
     )]
     NotEmpty {
         /// The device.
@@ -569,7 +572,7 @@ fn refused(why: Refused, device: &FlashDevice, config: &CacheConfig) -> CacheErr
         }
         Refused::NotNoted { why, reason } => fail(format!(
             "{why}, and it cannot be noted in '{}' that what is on it must not be used again: {reason}; replace the device, or \
-             name a --state-dir that can be written to",
+             name a state directory that can be written to",
             config.state_dir.display(),
         )),
     }
@@ -636,7 +639,7 @@ pub(super) fn begin(
     })?;
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
-    // Two more, for who is no worker: who prefetches, and the desk.
+    // Two more, for who is no worker: who prefetches, and operators.
     let doors = (0..config.workers + 2)
         .map(|_| Core::new_door())
         .collect::<Result<_, _>>()
@@ -665,6 +668,7 @@ pub(super) fn begin(
         hand: OnceLock::new(),
         recorder,
         governor,
+        operators: Operators::default(),
         region,
         stand_in,
         config,

@@ -18,10 +18,10 @@ use larder_runtime::RingChoice;
 use mio::{Events, Poll};
 use serde::{Deserialize, Serialize};
 
-use super::desk::check_range;
 use larder_engine::block::node::setup;
 
 use super::open::CacheError;
+use super::operators::check_range;
 use super::{Attached, Cached, Core, locked};
 
 use super::service::{Command, Service};
@@ -95,7 +95,7 @@ impl Drop for Turn {
 }
 
 impl Core {
-    /// The party that prefetches: its door is between the workers' and the desk's.
+    /// The party that prefetches: its door is between the workers' and the operators'.
     fn porter(&self) -> usize {
         self.doors.len() - 2
     }

@@ -130,7 +130,7 @@ impl Core {
             return Ok(());
         }
         let reason = format!(
-            "the record that --record writes has {END_STREAM} streams already: start the daemon anew, with another file"
+            "the record has {END_STREAM} streams already: start the cache anew, with another file"
         );
         Err(CacheError::Volume { name: name.to_owned(), reason })
     }

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use larder_engine::block::node::operator::select::{Choice, Kept};
 use larder_policy::block::detect::{PARTITION_TABLE_BYTES, Partition, partitions};
-use larder_policy::block::{Rule, VolumeId};
+use larder_policy::block::{Rule, Selected, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::attached::Attached;
-use super::census;
-use super::desk::check_range;
 use super::open::CacheError;
+use super::operators::check_range;
 use larder_volume::Alone;
 
-use super::{Core, locked, store_file};
+use super::{Core, locked, store_file, watch};
 
 /// Largest file of selections that is read, bytes.
 const MOST_FILE: u64 = 64 << 20;
@@ -26,6 +26,25 @@ struct Saved {
     whole: String,
     /// First byte, byte after the last, rule, label.
     ranges: Vec<(u64, u64, String, String)>,
+}
+
+impl Saved {
+    fn of(kept: &Kept) -> Saved {
+        let range = |r: &Selected| (r.start, r.end, r.rule.to_string(), r.label.clone());
+        Saved { whole: kept.whole.to_string(), ranges: kept.ranges.iter().map(range).collect() }
+    }
+
+    /// What it says, without ranges whose rule this version does not know.
+    fn kept(&self) -> Kept {
+        let range = |(start, end, rule, label): &(u64, u64, String, String)| {
+            let label = label.clone();
+            Some(Selected { start: *start, end: *end, rule: rule.parse().ok()?, label })
+        };
+        Kept {
+            whole: self.whole.parse().unwrap_or_default(),
+            ranges: self.ranges.iter().filter_map(range).collect(),
+        }
+    }
 }
 
 type File = BTreeMap<String, Saved>;
@@ -60,34 +79,20 @@ impl Core {
         };
         for volume in self.volumes() {
             let Some(saved) = saved.get(&volume.name) else { continue };
-            if self.selected_of(&volume) != (Rule::ByPolicy, 0) {
-                continue;
+            let restored = self.governor.select(|s| saved.kept().restore(s, volume.id));
+            if let Err(error) = restored {
+                tracing::warn!("volume '{}': what was selected of it: {error}", volume.name);
             }
-            self.governor.select(|selection| {
-                selection.set_volume(volume.id, saved.whole.parse().unwrap_or_default());
-                for (start, end, rule, label) in &saved.ranges {
-                    let set = rule
-                        .parse()
-                        .and_then(|rule| selection.set(volume.id, *start, *end, rule, label));
-                    if let Err(error) = set {
-                        tracing::warn!(
-                            "volume '{}': what was selected of it: {error}",
-                            volume.name
-                        );
-                    }
-                }
-            });
         }
     }
 
     fn save_selection(&self, volume: &Attached) -> Result<(), CacheError> {
         let mut all = self.read_selection().unwrap_or_default();
-        let (whole, count) = self.selected_of(volume);
-        if whole == Rule::ByPolicy && count == 0 {
+        let kept = self.governor.kept(volume.id);
+        if kept.is_empty() {
             all.remove(&volume.name);
         } else {
-            let ranges = self.selected_ranges(volume.id);
-            all.insert(volume.name.clone(), Saved { whole: whole.to_string(), ranges });
+            all.insert(volume.name.clone(), Saved::of(&kept));
         }
         self.write_selection(&all).map_err(|why| {
             let reason = format!("{why}: it holds until the daemon ends");
@@ -116,9 +121,7 @@ impl Core {
     }
 
     fn selected_ranges(&self, id: VolumeId) -> Vec<(u64, u64, String, String)> {
-        let selection =
-            self.governor.selection.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        selection.selected(id).map(|r| (r.start, r.end, r.rule.to_string(), r.label)).collect()
+        Saved::of(&self.governor.kept(id)).ranges
     }
 
     /// Selects ranges of a volume (start and length in bytes), or all of it: `rule` nothing forgets what was selected
@@ -141,42 +144,11 @@ impl Core {
         for &(start, bytes) in ranges.unwrap_or_default() {
             check_range(&volume, start, bytes)?;
         }
-        let before = self.selected_ranges(volume.id);
-        let outcome = self.governor.select(|selection| {
-            let Some(ranges) = ranges else {
-                // Of all of it, whatever was selected of parts of it.
-                selection.remove_volume(volume.id);
-                selection.set_volume(volume.id, rule.unwrap_or_default());
-                return Ok(());
-            };
-            if rule.is_some() && !label.is_empty() {
-                // A file may lie elsewhere by now.
-                selection.clear_label(volume.id, label);
-            }
-            let done = ranges.iter().try_for_each(|&(start, bytes)| match rule {
-                Some(rule) => selection.set(volume.id, start, start + bytes, rule, label),
-                None => selection.clear(volume.id, start, start + bytes),
-            });
-            if done.is_err() {
-                let whole = selection.whole(volume.id);
-                selection.remove_volume(volume.id);
-                selection.set_volume(volume.id, whole);
-                for (start, end, rule, label) in &before {
-                    // They were there before, so they fit.
-                    let rule = rule.parse().unwrap_or_default();
-                    let _ = selection.set(volume.id, *start, *end, rule, label);
-                }
-            }
-            done
-        });
+        let choice = Choice { rule, ranges, label };
+        let outcome = self.governor.select(|selection| choice.put(selection, volume.id));
         outcome.map_err(|e| fail(e.to_string()))?;
-        let mut dropped = 0;
-        if rule == Some(Rule::Never) {
-            let all = [(0, volume.bytes())];
-            for &(start, bytes) in ranges.unwrap_or(&all) {
-                dropped += self.drop_lines(name, Some((start, bytes)), &mut || true)?.unwrap_or(0);
-            }
-        }
+        let drops = choice.drops(volume.bytes());
+        let dropped = self.drop_ranges(&volume, &drops, &mut || true)?.unwrap_or(0);
         self.save_selection(&volume)?;
         Ok((self.selected_of(&volume).1, dropped))
     }
@@ -217,7 +189,7 @@ impl Core {
         let session = volume.volume().backing().session().map_err(|e| fail(e.to_string()))?;
         let mut session = Alone::new(session).map_err(|e| fail(e.to_string()))?;
         let bytes = (PARTITION_TABLE_BYTES as u64).min(volume.bytes()) as usize;
-        let head = census::read(&mut session, 0, bytes, self)
+        let head = watch::read(&mut session, 0, bytes, || locked(&self.log_inbox).stopped)
             .ok_or_else(|| fail("its store does not answer: try again".to_owned()))?;
         // What a table says need not lie in the volume.
         let inside = |p: &Partition| {

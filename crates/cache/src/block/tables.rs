@@ -2,17 +2,14 @@
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
 
 use larder_base::ByteSize;
 use larder_engine::block::map::Slot;
-use larder_engine::block::node::share;
-use larder_engine::block::{GroupId, IoFailed, LineId, SlotId, Sum};
+use larder_engine::block::{IoFailed, LineId, SlotId, Sum};
 use larder_format::block::Layout;
 use larder_format::{PAGE_SIZE, block::Placement};
 use larder_runtime::{AlignedBuf, Device, DeviceError, DeviceOptions, FileOp, FlashDevice};
 
-use super::attached::Attached;
 use super::open::{CacheError, FormatConfig};
 use super::{Core, locked};
 
@@ -29,7 +26,7 @@ pub(super) fn make_file(config: &FormatConfig) -> Result<Layout, CacheError> {
         return Err(not("it is no file, and a raw device cannot give space back"));
     }
     let size = config.size.ok_or_else(|| {
-        not("--size is missing, which says how many bytes it may hold (its file seems larger)")
+        not("its size is missing, which says how many bytes it may hold (its file seems larger)")
     })?;
     let layout = Layout::sparse(size.0, config.line, span, config.shards)
         .map_err(|source| CacheError::Layout { path: path.clone(), source })?;
@@ -96,19 +93,6 @@ impl Core {
             _ => Err(IoFailed),
         };
         tell(slots.as_deref().map_err(|&e| e));
-    }
-
-    /// How many of the `lines` lines that lie somewhere in a shard's groups from `first` to `last` which volume has, about:
-    /// together all of them, unless there is no volume. One that has all the groups has exactly these.
-    pub(super) fn shares_of_page(
-        &self,
-        first: GroupId,
-        last: GroupId,
-        lines: u32,
-    ) -> Vec<(Arc<Attached>, u64)> {
-        let of =
-            |group: GroupId| self.governor.volume_at(self.at(group.line(0))).map(|v| (v.id, v));
-        share::of_page((first, last), self.layout.shards.into(), lines.into(), of)
     }
 
     /// Whether there may be lines in slots `from..from + count` of a shard.

@@ -51,7 +51,9 @@ impl Core {
             return Err(fail(format!("it is sparse; {anew}")));
         }
         if self.recorder.is_some() {
-            return Err(fail(format!("--record was asked for, and has ended; {anew}")));
+            return Err(fail(format!(
+                "what happens was recorded, and the record has ended; {anew}"
+            )));
         }
         if self.is_unlinked() {
             return Err(fail("its file was removed: format another and start the daemon again"));
@@ -61,7 +63,7 @@ impl Core {
         let last = LineId(self.layout.space_lines() - 1);
         let until = Instant::now() + DRAIN;
         let go_on = &mut || Instant::now() < until && !locked(&self.log_inbox).stopped;
-        let outcome = self.with_range(LineId(0), last, go_on, |_| {
+        let outcome = self.with_lines((LineId(0), last), go_on, || {
             self.make_stores_durable(DRAIN)?;
             // A device that does not answer may do so when nothing is locked any more: it is too late then.
             let locks = Arc::new(Mutex::new(true));

@@ -48,8 +48,8 @@ pub fn open_without(
     }
     note_passed_by(&config.state_dir, path, uuid_at(path).as_deref()).map_err(|e| {
         fail(format!(
-            "it cannot be noted in '{}' that the cache must not be used when it comes back: {}; name a --state-dir that can be \
-             written to",
+            "it cannot be noted in '{}' that the cache must not be used when it comes back: {}; name a state directory that can \
+             be written to",
             config.state_dir.display(),
             plain(&e),
         ))

@@ -122,8 +122,17 @@ pub(crate) fn run(args: &Args) -> Result<(), CliError> {
 
 /// What cannot be meant is usage, the rest is not.
 pub(super) fn failed(error: CacheError) -> CliError {
-    // What lies below names the size as `larder kv` does.
-    let text = error.to_string().replace("--flash-size", "--size");
+    // What lies below names the size as `larder kv` does, and of flags knows nothing else.
+    let mut text = error
+        .to_string()
+        .replace("--flash-size", "--size")
+        .replace("its size is missing", "--size is missing")
+        .replace("name a state directory", "name a directory by --state-dir");
+    text.push_str(match error {
+        CacheError::Occupied { .. } => ": say --yes if it is",
+        CacheError::NotEmpty { .. } => " (`larder block format --yes`, or no --record)",
+        _ => "",
+    });
     match error {
         CacheError::Device(DeviceError::SizeMissing { .. } | DeviceError::UnderDev { .. })
         | CacheError::Layout { .. }

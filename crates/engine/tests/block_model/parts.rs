@@ -6,7 +6,6 @@ use std::rc::Rc;
 use larder_engine::block::node::event::{
     Answer, Effects, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
 };
-use larder_engine::block::node::ranged::Progress;
 use larder_engine::block::{IoFailed, LineId, Merge, OpId, PartKind, SlotId};
 
 use crate::device::SECTOR;
@@ -387,8 +386,8 @@ pub(crate) struct Op {
     /// What a read may get because it was so when it began.
     pub(crate) allowed: Vec<BTreeSet<u64>>,
     pub(crate) began: u64,
-    /// Of an operator's, who locks a range.
-    pub(crate) range: Option<Progress>,
+    /// An operator's.
+    pub(crate) operators: bool,
 }
 
 /// An I/O under way.

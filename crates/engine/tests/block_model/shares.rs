@@ -2,10 +2,9 @@
 
 use std::cell::Cell;
 
-use larder_engine::block::node::share::{
-    Account, Count, Pins, ShareLines, Side, Stays, keep, keep_page, not_taken, of_page,
-};
-use larder_engine::block::{BlockShard, GROUP_LINES, GroupId, LineId};
+use larder_engine::block::node::owners::{self, Owners};
+use larder_engine::block::node::share::{Account, Count, Pins, ShareLines};
+use larder_engine::block::{BlockShard, GroupId, LineId};
 use larder_policy::block::{Reason, VolumeId};
 
 /// See the [module](self).
@@ -16,12 +15,52 @@ pub(crate) struct Shares {
     /// Lines of the stretch in which a volume lies, and shards.
     stretch: u64,
     shards: u32,
+    /// One line in 49 is pinned, and not one in seven.
+    few_pinned: Cell<bool>,
     pub(crate) stayed: Cell<u64>,
     pub(crate) at_ceiling: Cell<u64>,
 }
 
 fn is_pinned(line: LineId) -> bool {
     line.0.is_multiple_of(7)
+}
+
+impl Owners for Shares {
+    type Volume = usize;
+
+    fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    fn owner(&self, line: LineId) -> Option<usize> {
+        Some(self.volume(line))
+    }
+
+    fn id(&self, volume: &usize) -> VolumeId {
+        VolumeId(*volume as u32)
+    }
+
+    fn account<'a>(&'a self, volume: &'a usize) -> &'a Account {
+        &self.accounts[*volume]
+    }
+
+    fn selects(&self, _: &usize) -> bool {
+        true
+    }
+
+    fn is_pinned(&self, _: &usize, line: LineId) -> bool {
+        if self.few_pinned.get() { line.0.is_multiple_of(49) } else { is_pinned(line) }
+    }
+
+    fn refused(&self, _: &usize, reason: Reason) {
+        if reason == Reason::Ceiling {
+            more(&self.at_ceiling);
+        }
+    }
 }
 
 fn more(count: &Cell<u64>) {
@@ -44,6 +83,7 @@ impl Shares {
             accounts,
             stretch,
             shards,
+            few_pinned: Cell::new(false),
             stayed: Cell::default(),
             at_ceiling: Cell::default(),
         }
@@ -53,64 +93,39 @@ impl Shares {
         ((line.0 / self.stretch) as usize).min(self.accounts.len() - 1)
     }
 
-    fn side(&self, line: LineId) -> Side<'_, impl Fn() -> bool + use<>> {
-        let volume = self.volume(line);
-        let account = &self.accounts[volume];
-        Side { volume: VolumeId(volume as u32), account, pinned: move || is_pinned(line) }
-    }
-
     pub(crate) fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        match keep(&self.pins, &self.side(victim), line.map(|l| self.side(l)).as_ref()) {
-            Stays::No => {
-                let own = line.is_some_and(|l| self.volume(l) == self.volume(victim));
-                let pinned = is_pinned(victim) && !line.is_some_and(is_pinned);
-                assert!(!pinned, "{victim:?} is pinned, and goes for {line:?}");
-                let account = &self.accounts[self.volume(victim)];
-                let floor = account.share().floor;
-                let below = floor > 0 && account.lines() < floor;
-                assert!(
-                    own || is_pinned(victim) || !below,
-                    "{victim:?} goes for {line:?}: a floor"
-                );
-                false
-            }
-            Stays::Yes(Some(Reason::Ceiling)) => {
-                more(&self.at_ceiling);
-                true
-            }
-            Stays::Yes(_) => {
+        let at_ceiling = self.at_ceiling.get();
+        if owners::keep(self, victim, line) {
+            if self.at_ceiling.get() == at_ceiling {
                 more(&self.stayed);
-                true
             }
+            return true;
         }
+        let own = line.is_some_and(|l| self.volume(l) == self.volume(victim));
+        let pinned = is_pinned(victim) && !line.is_some_and(is_pinned);
+        assert!(!pinned, "{victim:?} is pinned, and goes for {line:?}");
+        let account = &self.accounts[self.volume(victim)];
+        let floor = account.share().floor;
+        let below = floor > 0 && account.lines() < floor;
+        assert!(own || is_pinned(victim) || !below, "{victim:?} goes for {line:?}: a floor");
+        false
     }
 
     pub(crate) fn keep_page(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        let of = |group: GroupId| {
-            let volume = self.volume(group.line(0));
-            Some((VolumeId(volume as u32), volume))
-        };
-        let shares = of_page((first, last), self.shards.into(), lines.into(), of);
-        let groups = (first.0..=last.0).step_by(self.shards as usize);
-        let mut all = groups.flat_map(|g| (0..GROUP_LINES).map(move |i| GroupId(g).line(i)));
         // (With a line in seven no page would ever go.)
-        let pinned = || all.any(|line| line.0.is_multiple_of(49));
-        let accounts = shares.iter().map(|(volume, lines)| (&self.accounts[*volume], *lines));
-        let stays = keep_page(&self.pins, accounts, pinned);
+        self.few_pinned.set(true);
+        let stays = owners::keep_groups(self, first, last, lines);
+        self.few_pinned.set(false);
         self.stayed.set(self.stayed.get() + u64::from(stays));
         stays
     }
 
     pub(crate) fn may_grow(&self, line: LineId) -> bool {
-        let grows = self.accounts[self.volume(line)].may_grow();
-        if !grows {
-            more(&self.at_ceiling);
-        }
-        grows
+        owners::may_grow(self, line)
     }
 
-    pub(crate) fn not_taken(&self, victim: LineId, line: LineId) {
-        not_taken(&self.accounts[self.volume(victim)], &self.accounts[self.volume(line)]);
+    pub(crate) fn prefer(&self, line: LineId, victim: LineId, preferred: bool) -> bool {
+        owners::prefer(self, line, victim, |_, _| preferred)
     }
 
     /// The lines are counted.

@@ -25,8 +25,9 @@ use larder_engine::block::node::event::{Op as Asked, Submit};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Failures, Limits};
 use larder_engine::block::node::maintenance::{Maintenance, Work};
+use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::queue::Queue;
-use larder_engine::block::node::ranged::{Progress, Turns};
+use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::{
     BlockShard, GROUP_LINES, IoFailed, LineId, MapRecord, Merge, OpId, PartKind, SlotId, Sum,
@@ -156,6 +157,9 @@ pub(crate) struct World {
     shares: Rc<Shares>,
     /// Ranges that the backing store forgets when they are locked.
     forgetting: BTreeSet<OpId>,
+    /// Operations of operators, but for the attachment; and who was given lines since they were looked at.
+    operations: BTreeMap<OpId, Operation>,
+    given: BTreeSet<OpId>,
     /// What keeps lines from flash, as in a daemon. In some runs there is a write budget, or the file system is full at times.
     limits: Limits,
     budgeted: bool,
@@ -258,6 +262,8 @@ impl World {
             turns: Turns::of(TURNS),
             shares: Rc::new(shares),
             forgetting: BTreeSet::new(),
+            operations: BTreeMap::new(),
+            given: BTreeSet::new(),
             scans_if_free: false,
             scan: None,
         };
@@ -361,7 +367,7 @@ impl World {
         let op = OpId(self.next_op);
         self.next_op += 1;
         self.script.push(format!("{} {op:?} {kind:?} {at} {asked}", self.time));
-        self.begin_op(op, kind, at, len, None);
+        self.begin_op(op, kind, at, len, false);
         // (Of the others admission says nothing.)
         let is_judged = matches!(kind, PartKind::Read | PartKind::Write);
         let volume = self.stretch(at, op, is_judged && verdict == Verdict::IfFree);
@@ -384,7 +390,7 @@ impl World {
         self.tell(false, verdict, |queue, node, now, fx| queue.submit(node, now, fx, submit));
     }
 
-    fn begin_op(&mut self, op: OpId, kind: PartKind, at: u64, len: u64, range: Option<Progress>) {
+    fn begin_op(&mut self, op: OpId, kind: PartKind, at: u64, len: u64, operators: bool) {
         let value = if kind == PartKind::Write { op.0 } else { 0 };
         let mut allowed = Vec::new();
         for s in at..at + len {
@@ -404,8 +410,15 @@ impl World {
         } else {
             self.seen.reads += 1;
         }
-        let op_state =
-            Op { kind, at, value, got: vec![None; len as usize], allowed, began: self.time, range };
+        let op_state = Op {
+            kind,
+            at,
+            value,
+            got: vec![None; len as usize],
+            allowed,
+            began: self.time,
+            operators,
+        };
         self.ops.insert(op, op_state);
     }
 
@@ -765,6 +778,8 @@ impl World {
                 self.store_is_durable();
             }
             563..569 => self.begin_attachment(),
+            // A volume that was to go stays: its bits are in a hurry still, and clients write.
+            569..573 => self.hurry_any(),
             540..556 if self.lazy_log && idle => self.begin_drop(),
             304..308 => (0..if self.lazy_log { 4 } else { 1 }).for_each(|_| self.rot()),
             308..312 => {

@@ -8,17 +8,17 @@
 //!
 //! 1. the queue: its mailbox, postponed requests, answers that wait; then, again until nothing is left, its messages, I/O of the device that has
 //!    ended (what it begins too), and what each store has done, store by store in the order in which volumes were first asked for;
-//! 2. maintenance, as long as it is due: flushes of stores that have ended, what was left for it, its turn, an operator's errand, fills, copies and pages
+//! 2. maintenance, as long as it is due: flushes of stores that have ended, what was left for it, its turn, an operator's task, fills, copies and pages
 //!    that have ended. It is due when its machine or its inbox says so, and at once when a flush of a store has ended;
 //! 3. both again, until neither has anything to do;
 //! 4. the round of who has time, if it is due: the budget's file, what detectors of metadata want to see, then sweeping and counting.
 //!
-//! An operator's call is a number of such turns, each with one errand, as the daemon's desk sends them to the log's thread.
+//! An operator's call is a number of such turns, each with one task for maintenance, as the library sends them to its thread.
 
 mod bytes;
-mod desk;
 mod medium;
 mod node;
+mod operators;
 mod requests;
 #[cfg(test)]
 mod tests;
@@ -34,6 +34,7 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::event::Op;
 use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
+use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::setup;
@@ -53,11 +54,10 @@ use larder_policy::budget::{BudgetError, BudgetState};
 
 use super::spec::{Block, Wrong};
 pub use bytes::{Carried, GivenAnswer, Octets};
-use desk::Saved;
 use medium::{Medium, MediumIo};
 use node::GivenNode;
 use requests::{Asked, Requests};
-use upkeep::{Errand, Upkeep};
+use upkeep::{Task, Upkeep};
 pub use volume::GivenCounts;
 use volume::{Attached, Store};
 
@@ -125,7 +125,7 @@ impl From<Wrong> for GivenError {
 #[derive(Clone, Debug, Default)]
 struct Rules {
     shares: BTreeMap<String, Share>,
-    saved: BTreeMap<String, Saved>,
+    saved: BTreeMap<String, Kept>,
 }
 
 impl Rules {
@@ -145,9 +145,7 @@ impl Rules {
         }
         let selection = spec.selection()?;
         for id in selection.volumes() {
-            let ranges = selection.selected(id).map(|r| (r.start, r.end, r.rule, r.label));
-            let saved = Saved { whole: selection.whole(id), ranges: ranges.collect() };
-            rules.saved.insert(name("select", id.0)?, saved);
+            rules.saved.insert(name("select", id.0)?, Kept::of(&selection, id));
         }
         Ok(rules)
     }
@@ -215,8 +213,8 @@ pub struct Given<B: Carried> {
     stores: BTreeMap<String, Store>,
     /// How many volumes have come in this run.
     volumes: u32,
-    /// Ranges that an operator has locked.
-    ranges: u64,
+    /// Operations of an operator so far.
+    operations: u64,
     warmth: Warmth,
     decided: Vec<Decided>,
 }
@@ -309,7 +307,7 @@ impl<B: Carried> Given<B> {
             rules,
             stores,
             volumes: 0,
-            ranges: 0,
+            operations: 0,
             warmth: begun.warmth,
             decided: begun.places.decided.clone(),
         };
@@ -375,10 +373,10 @@ impl<B: Carried> Given<B> {
         self.all_turns(None, false)
     }
 
-    fn all_turns(&mut self, mut errand: Option<Errand<'_, B>>, stop: bool) -> Nanos {
+    fn all_turns(&mut self, mut task: Option<Task<'_, B>>, stop: bool) -> Nanos {
         loop {
             let asked = !stop && self.requests.step(&self.node);
-            let kept = self.upkeep.step(&self.node, errand.take(), stop);
+            let kept = self.upkeep.step(&self.node, task.take(), stop);
             if !asked && !kept {
                 break;
             }
@@ -412,7 +410,7 @@ impl<B: Carried> Given<B> {
     /// What is under way or waits behind the replies, and slots that the durable map does not know as they are.
     pub fn unsettled(&mut self, now: Nanos) -> usize {
         self.set_now(now);
-        self.errand(|at| at.machine.unsettled(&mut at.shards))
+        self.in_log(|at| at.machine.unsettled(&mut at.shards))
     }
 
     // ---- ends ----

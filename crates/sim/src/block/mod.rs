@@ -457,7 +457,7 @@ impl BlockSim {
     }
 
     fn count_soon(&mut self) {
-        if self.node.shares.borrow().is_any() {
+        if self.node.shares.is_any() {
             self.census_soon();
         }
     }
@@ -485,7 +485,7 @@ impl Lines for Counted<'_> {
     }
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
-        if !self.node.shares.borrow().is_any() {
+        if !self.node.shares.is_any() {
             return false;
         }
         let (space, line) = (self.node.space.borrow(), u64::from(self.node.layout.line));
@@ -497,8 +497,8 @@ impl Lines for Counted<'_> {
 
     fn counted(&mut self) {
         let lines = std::mem::take(&mut self.lines);
-        if self.node.shares.borrow().is_any() {
-            self.node.shares.borrow_mut().set(&lines);
+        if self.node.shares.is_any() {
+            self.node.shares.set(&lines);
         }
     }
 }

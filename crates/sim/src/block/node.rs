@@ -3,19 +3,20 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use larder_base::Nanos;
-use larder_engine::block::api::GROUP_LINES;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions};
 use larder_engine::block::node::event::{Ended, Host, State, Volume, Why};
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
+use larder_engine::block::node::owners::{self, Owners};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
-use larder_engine::block::node::share::{self, Stays};
+use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::record::{TapedAdmission, TapedShard};
 use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::Layout;
@@ -102,7 +103,7 @@ pub(super) struct SimNode {
     /// What keeps lines from flash.
     pub limits: Limits,
     /// What volumes may have of the cache.
-    pub shares: RefCell<Shares>,
+    pub shares: Shares,
     pub space: RefCell<Space>,
     /// What is cached always or never.
     selection: Selection,
@@ -137,7 +138,7 @@ impl SimNode {
             inbox: RefCell::default(),
             late: RefCell::default(),
             limits,
-            shares: RefCell::new(shares),
+            shares,
             selection,
             space: RefCell::new(Space::new(&layout, stretch)),
             changes: Changes::new(layout.regions, QUIET),
@@ -256,23 +257,48 @@ impl SimNode {
         PolicyLine { volume: VolumeId(volume), offset }
     }
 
-    fn volume_of(&self, line: LineId) -> u32 {
-        self.policy_line(line).volume.0
-    }
-
-    /// A line's volume, and what says whether it is pinned.
-    fn side(&self, line: LineId) -> (u32, impl Fn() -> bool) {
-        let PolicyLine { volume, offset } = self.policy_line(line);
-        let bytes = self.layout.line.into();
-        (volume.0, move || self.selection.rule(volume, offset, bytes) == Rule::Always)
-    }
-
-    fn count(&self, volume: Option<u32>, reason: Option<Reason>) {
-        if let (Some(volume), Some(reason)) = (volume, reason)
-            && let Some(admission) = self.admissions.borrow_mut().get_mut(&volume)
-        {
+    fn count(&self, volume: u32, reason: Reason) {
+        if let Some(admission) = self.admissions.borrow_mut().get_mut(&volume) {
             admission.count(PolicyVerdict::Reject(reason));
         }
+    }
+}
+
+impl Owners for SimNode {
+    type Volume = (u32, Arc<Account>);
+
+    fn pins(&self) -> &Pins {
+        &self.shares.pins
+    }
+
+    fn shards(&self) -> u32 {
+        self.layout.shards
+    }
+
+    fn owner(&self, line: LineId) -> Option<(u32, Arc<Account>)> {
+        let volume = self.policy_line(line).volume.0;
+        Some((volume, self.shares.account(volume)))
+    }
+
+    fn id(&self, volume: &(u32, Arc<Account>)) -> VolumeId {
+        VolumeId(volume.0)
+    }
+
+    fn account<'a>(&'a self, volume: &'a (u32, Arc<Account>)) -> &'a Account {
+        &volume.1
+    }
+
+    fn selects(&self, volume: &(u32, Arc<Account>)) -> bool {
+        self.selection.selects(VolumeId(volume.0))
+    }
+
+    fn is_pinned(&self, _: &(u32, Arc<Account>), line: LineId) -> bool {
+        let PolicyLine { volume, offset } = self.policy_line(line);
+        self.selection.rule(volume, offset, self.layout.line.into()) == Rule::Always
+    }
+
+    fn refused(&self, volume: &(u32, Arc<Account>), reason: Reason) {
+        self.count(volume.0, reason);
     }
 }
 
@@ -282,59 +308,29 @@ impl Questions for SimNode {
     }
 
     fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let (of, its) = (self.policy_line(line), self.policy_line(victim));
-        let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
-        let mut admissions = self.admissions.borrow_mut();
-        let Some(admission) = admissions.get_mut(&of.volume.0) else { return true };
-        let preferred = limits::prefer(admission, (of, kind), (its, its_kind));
-        if !preferred {
-            self.shares.borrow_mut().not_taken(its.volume.0, of.volume.0);
+        let prefers = || {
+            let (of, its) = (self.policy_line(line), self.policy_line(victim));
+            let (kind, its_kind) = (self.kind_of(line), self.kind_of(victim));
+            let mut admissions = self.admissions.borrow_mut();
+            let admission = admissions.get_mut(&of.volume.0);
+            admission.is_none_or(|a| limits::prefer(a, (of, kind), (its, its_kind)))
+        };
+        match self.shares.is_any() {
+            true => owners::prefer(self, line, victim, |_, _| prefers()),
+            false => prefers(),
         }
-        preferred
     }
 
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        let mut shares = self.shares.borrow_mut();
-        if !shares.is_any() {
-            return false;
-        }
-        let of = line.map(|line| self.volume_of(line));
-        match shares.keep(self.side(victim), line.map(|line| self.side(line))) {
-            Stays::No => false,
-            Stays::Yes(reason) => {
-                self.count(of, reason);
-                true
-            }
-        }
+        self.shares.is_any() && owners::keep(self, victim, line)
     }
 
     fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        let mut shares = self.shares.borrow_mut();
-        if !shares.is_any() {
-            return false;
-        }
-        let of = |group: GroupId| {
-            let volume = self.volume_of(group.line(0));
-            Some((VolumeId(volume), volume))
-        };
-        let of_page = share::of_page((first, last), self.layout.shards.into(), lines.into(), of);
-        let (groups, shards) = (first.0..=last.0, self.layout.shards as usize);
-        let mut lines =
-            groups.step_by(shards).flat_map(|g| (0..GROUP_LINES).map(move |i| GroupId(g).line(i)));
-        shares.keep_page(of_page, || lines.any(|line| self.side(line).1()))
+        self.shares.is_any() && owners::keep_groups(self, first, last, lines)
     }
 
     fn may_grow(&self, line: LineId) -> bool {
-        let mut shares = self.shares.borrow_mut();
-        if !shares.is_any() {
-            return true;
-        }
-        let volume = self.volume_of(line);
-        let grows = shares.may_grow(volume);
-        if !grows {
-            self.count(Some(volume), Some(Reason::Ceiling));
-        }
-        grows
+        !self.shares.is_any() || owners::may_grow(self, line)
     }
 }
 
@@ -441,7 +437,7 @@ impl Node<Sim> for SimNode {
     }
 
     fn refused(&self, volume: &Run, reason: Reason) {
-        self.count(Some(volume.volume), Some(reason));
+        self.count(volume.volume, reason);
     }
 
     /// There are no bytes to look at: requests say what they hold.

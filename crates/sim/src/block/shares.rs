@@ -1,17 +1,19 @@
 //! What volumes may have of the cache: their accounts, by number, and what of them is pinned.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use larder_engine::block::node::share::{self, Account, Pins, Share, ShareLines, Side, Stays};
+use larder_engine::block::node::share::{Account, Pins, Share, ShareLines};
 use larder_format::block::Layout;
-use larder_policy::block::{Selection, VolumeId};
+use larder_policy::block::Selection;
 
 /// Accounts of volumes. Empty where no share is stated and nothing is selected: nothing is counted then.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    pins: Pins,
+    pub pins: Pins,
     stated: BTreeMap<u32, ShareLines>,
-    accounts: BTreeMap<u32, Account>,
+    accounts: RefCell<BTreeMap<u32, Arc<Account>>>,
     governed: bool,
 }
 
@@ -45,52 +47,17 @@ impl Shares {
         self.governed
     }
 
-    fn know(&mut self, volume: u32) {
-        let share = self.stated.get(&volume).copied().unwrap_or_default();
-        self.accounts.entry(volume).or_insert_with(|| Account::new(share));
-    }
-
-    /// Lines are given as their volumes, and what says whether they are pinned.
-    pub(super) fn keep<P: Fn() -> bool>(
-        &mut self,
-        victim: (u32, P),
-        line: Option<(u32, P)>,
-    ) -> Stays {
-        let volumes = [Some(victim.0), line.as_ref().map(|line| line.0)];
-        volumes.into_iter().flatten().for_each(|volume| self.know(volume));
-        let side = |(volume, pinned): (u32, P)| Side {
-            volume: VolumeId(volume),
-            account: &self.accounts[&volume],
-            pinned,
-        };
-        share::keep(&self.pins, &side(victim), line.map(side).as_ref())
-    }
-
-    pub(super) fn keep_page(
-        &mut self,
-        groups: Vec<(u32, u64)>,
-        pinned: impl FnOnce() -> bool,
-    ) -> bool {
-        groups.iter().for_each(|g| self.know(g.0));
-        let accounts = groups.iter().map(|(volume, lines)| (&self.accounts[volume], *lines));
-        share::keep_page(&self.pins, accounts, pinned)
-    }
-
-    pub(super) fn may_grow(&mut self, volume: u32) -> bool {
-        self.know(volume);
-        self.accounts[&volume].may_grow()
-    }
-
-    pub(super) fn not_taken(&mut self, victim: u32, line: u32) {
-        if let (Some(victim), Some(line)) = (self.accounts.get(&victim), self.accounts.get(&line)) {
-            share::not_taken(victim, line);
-        }
+    /// The account of a volume.
+    pub(super) fn account(&self, volume: u32) -> Arc<Account> {
+        let share = || self.stated.get(&volume).copied().unwrap_or_default();
+        let mut accounts = self.accounts.borrow_mut();
+        accounts.entry(volume).or_insert_with(|| Arc::new(Account::new(share()))).clone()
     }
 
     /// Volumes have so many lines, by a count.
-    pub(super) fn set(&mut self, counts: &BTreeMap<u32, u64>) {
-        counts.keys().for_each(|&volume| self.know(volume));
-        for (volume, account) in &self.accounts {
+    pub(super) fn set(&self, counts: &BTreeMap<u32, u64>) {
+        counts.keys().for_each(|&volume| drop(self.account(volume)));
+        for (volume, account) in &*self.accounts.borrow() {
             account.set(counts.get(volume).copied().unwrap_or(0));
         }
     }

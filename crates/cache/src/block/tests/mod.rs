@@ -1,5 +1,6 @@
 mod check;
 mod ends;
+mod hanging;
 mod losses;
 mod rules;
 mod sparse;
@@ -483,7 +484,7 @@ fn what_cannot_be_formatted_or_opened() {
     assert!(attempt(|c| c.size = Some(ByteSize(1 << 20))).unwrap_err().contains("are needed"));
     assert!(!dir.path().join("cache").exists(), "a refusal leaves no file");
     attempt(|_| ()).unwrap();
-    assert!(attempt(|_| ()).unwrap_err().contains("--yes"));
+    assert!(attempt(|_| ()).unwrap_err().contains("not said that this is meant"));
     attempt(|c| c.yes = true).unwrap();
     std::fs::write(dir.path().join("cache"), vec![1u8; 1 << 20]).unwrap();
     let error = open::layout_of(&dir.path().join("cache")).unwrap_err().to_string();

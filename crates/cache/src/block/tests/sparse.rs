@@ -144,7 +144,7 @@ fn what_cannot_have_holes_is_refused() {
     let why = refused(&FormatConfig { path: "/dev/null".into(), yes: true, ..config.clone() });
     assert!(why.contains("cannot be a sparse cache") || why.contains("/dev/null"), "{why}");
     let why = refused(&FormatConfig { size: None, ..config.clone() });
-    assert!(why.contains("--size is missing"), "{why}");
+    assert!(why.contains("its size is missing"), "{why}");
     let why = refused(&FormatConfig { placement: Placement::Sparse(1 << 20), ..config.clone() });
     assert!(why.contains("room for volumes of 1048576 bytes"), "{why}");
     assert!(!config.path.exists());

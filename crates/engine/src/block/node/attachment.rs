@@ -25,6 +25,11 @@ use super::start::places::{Comer, Decided, decide};
 /// What a volume that goes has not made durable within this time keeps its bits: these regions are dropped by a power cut.
 pub const DURABLE: Nanos = Nanos::from_secs(20);
 
+/// A volume that is to move waits so long for what is under way on it to end, and as long again for what is behind the answers.
+pub const DRAIN: Nanos = Nanos::from_secs(10);
+/// For bits of where it lay to go, in the same case: its store is durable by then.
+const SOON: Nanos = Nanos::from_secs(1);
+
 /// What is to be done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -45,7 +50,24 @@ pub enum Step {
         /// They leave.
         drop: bool,
     },
-    /// Bits of these regions go, as far as the store takes part.
+    /// The host does something of its own: nothing is under way in these lines, and nothing begins until it is done.
+    Act {
+        /// The first.
+        first: LineId,
+        /// The last.
+        last: LineId,
+    },
+    /// A store may have lost writes that it had answered. In these lines nothing is under way: all that was answered before has its bits, and a fill
+    /// of it is over too. Which losses the store knows of is noted; regions that were not flushed are asked for
+    /// ([`Maintenance::unflushed`](super::maintenance::Maintenance::unflushed)) and told
+    /// ([`Operation::unflushed`](super::operator::Operation::unflushed)).
+    Losses {
+        /// The first.
+        first: LineId,
+        /// The last.
+        last: LineId,
+    },
+    /// Bits of these regions go, as far as the store takes part. What it has lost is dropped before.
     Bits {
         /// The first.
         first: u32,
@@ -54,7 +76,8 @@ pub enum Step {
     },
     /// The superblock is changed durably: [`change`] with [`Attachment::is_anew`] and [`Attachment::apply`].
     Record,
-    /// What was decided is in force: the volume is served, is gone, or has its new size and place. Who asked is answered behind it.
+    /// What was decided is in force: the volume is served, is gone, or has its new size and place; who waits for a loss may be told of it; a store that was
+    /// changed by others is told that nothing is cached of what it had. Who asked is answered behind it.
     InForce,
 }
 
@@ -182,8 +205,7 @@ impl Attachment {
         ];
         let mut attachment = Attachment::new(&volume.name, what, steps);
         attachment.anew = true;
-        // The bits are not waited for.
-        attachment.with_patience(Nanos::ZERO)
+        attachment.with_patience(SOON)
     }
 
     /// The same with a fault that is planted in it.
@@ -212,8 +234,13 @@ impl Attachment {
     }
 
     /// Whether it is a volume that moves in the line space.
-    fn moves(&self) -> bool {
+    pub fn moves(&self) -> bool {
         matches!(&self.what, What::Grows { growth, .. } if growth.moves_from.is_some())
+    }
+
+    /// How long what is under way may keep it waiting, where others wait for it; then it is given up.
+    pub fn drain(&self) -> Option<Nanos> {
+        self.moves().then_some(DRAIN)
     }
 
     /// What is to be done next; `None` at the end.

@@ -78,6 +78,10 @@ pub trait Shard: Discards {
     );
     /// See [`BlockShard::unlock_range`].
     fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects);
+    /// See [`BlockShard::sweep`].
+    fn sweep(&mut self, steps: u32) -> bool;
+    /// Lines that were taken out of the map so far, by whomever: of [`BlockShard::stats`].
+    fn dropped(&self) -> u64;
 }
 
 /// Checksums of lines, or that there are none.
@@ -165,6 +169,14 @@ macro_rules! shard {
 
             fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
                 <$shard>::unlock_range(self, now, op, fx);
+            }
+
+            fn sweep(&mut self, steps: u32) -> bool {
+                <$shard>::sweep(self, steps)
+            }
+
+            fn dropped(&self) -> u64 {
+                self.stats().dropped
             }
         }
     )*};

@@ -16,6 +16,8 @@
 //! | [`held`] | which bytes a shard may still ask for |
 //! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
 //! | [`maintenance`] | when fills and records are written, which ranges have their bits, which store is flushed, when the cache is given up, how a run ends |
+//! | [`operator`] | how what an operator asks for is done: lines locked over all shards and dropped in turns, stores distrusted, bits hurried, what a change of what is selected drops |
+//! | [`owners`] | whose a line is, and with that which may be displaced, may come, or is pinned |
 //! | [`prefetch`] | how fast what an operator wants ahead is asked for, beside clients |
 //! | [`queue`] | what a client's operation goes through, from its coming to its answer: what uses the others here |
 //! | [`quiet`] | when a region has been quiet for long enough |
@@ -37,6 +39,8 @@ pub mod flushes;
 pub mod held;
 pub mod limits;
 pub mod maintenance;
+pub mod operator;
+pub mod owners;
 pub mod prefetch;
 pub mod queue;
 pub mod quiet;

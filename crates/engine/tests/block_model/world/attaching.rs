@@ -2,13 +2,14 @@
 
 use larder_base::Nanos;
 use larder_engine::block::node::attachment::{Attachment, Step};
-use larder_engine::block::node::ranged::{Discard, Progress};
+use larder_engine::block::node::operator::{Ask, Operation};
 use larder_engine::block::volumes::Growth;
-use larder_engine::block::{BlockShard, GROUP_LINES, LineId, OpId, PartKind};
+use larder_engine::block::{GROUP_LINES, OpId};
 use larder_format::block::superblock::COPY_BYTES;
 use larder_format::block::{VolumeState, superblock};
 
 use super::node::operators;
+use super::ranged::TURN;
 use super::volumes::own;
 use super::{PER_LINE, SECTOR, SHARDS, World};
 use crate::parts::Event;
@@ -18,14 +19,19 @@ const PATIENCE: Nanos = Nanos::from_millis(40);
 
 /// An attachment under way.
 pub(super) struct Working {
-    attachment: Attachment,
+    operation: Operation,
     volume: usize,
     /// Where the volume lies, if the cache knows it: first group and groups.
     stretch: Option<(u64, u64)>,
     /// It grows: so.
     growth: Option<Growth>,
-    /// Who has locked lines for it, and whether they are given.
-    lock: Option<(OpId, bool)>,
+}
+
+impl Working {
+    /// Whether it has lines for itself, or waits for them.
+    pub(super) fn has_lines(&self) -> bool {
+        self.operation.has_lines()
+    }
 }
 
 impl World {
@@ -51,7 +57,10 @@ impl World {
                 growth = Some(planned);
                 self.volumes[volume].closing = planned.moves_from.is_some();
                 let bytes = self.volumes[volume].sectors * SECTOR as u64;
-                Attachment::grow(known, planned, bytes, &self.layout).with_fault(self.fault())
+                // The bits are not waited for.
+                Attachment::grow(known, planned, bytes, &self.layout)
+                    .with_patience(Nanos::ZERO)
+                    .with_fault(self.fault())
             }
             Some(known) if known.state == VolumeState::Attached => {
                 let open = self.volumes.iter().filter(|v| v.is_open()).count();
@@ -79,7 +88,11 @@ impl World {
             self.time,
             attachment.next()
         ));
-        self.working = Some(Working { attachment, volume, stretch, growth, lock: None });
+        let op = operators(OpId(self.next_op));
+        self.next_op += 1;
+        let operation = Operation::attachment(op, SHARDS, attachment);
+        let operation = operation.with_patience(None).in_turns_of(TURN);
+        self.working = Some(Working { operation, volume, stretch, growth });
     }
 
     /// It is cut off.
@@ -105,79 +118,57 @@ impl World {
     /// The next step of the attachment that is under way, if it can be done.
     pub(super) fn attach_on(&mut self) {
         let Some(mut working) = self.working.take() else { return };
-        let Some(step) = working.attachment.next() else { return self.end_attachment() };
         // (The log's thread does one thing at a time.)
         if self.maintenance.is_none() {
             self.working = Some(working);
             return;
         }
-        match step {
-            Step::Clients | Step::Hold if self.is_used(working.volume) => {}
-            Step::Clients | Step::Close | Step::Hold => working.attachment.done(0),
-            Step::Store if self.rng.chance(0.1) => return self.end_attachment(),
-            Step::Store => {
-                self.store_is_durable();
-                self.volumes[working.volume].owed.clear();
-                working.attachment.done(0);
-            }
-            Step::Lines { first, last, drop } => match working.lock {
-                None => {
-                    let op = operators(OpId(self.next_op));
-                    self.next_op += 1;
-                    working.lock = Some((op, false));
-                    self.working = Some(working);
-                    let progress = Progress::new(first, last, SHARDS);
-                    self.begin_op(op, PartKind::Prefetch, first.0 * PER_LINE, 0, Some(progress));
-                    return self.lock_next(op);
-                }
-                Some((_, false)) => {}
-                Some((op, true)) => {
-                    let dropped = if drop { self.drop_lines(first, last) } else { 0 };
-                    self.unlock(op);
-                    working.lock = None;
-                    working.attachment.done(dropped);
-                    // What was dropped is in the table soon, or not before the superblock.
-                    if self.rng.chance(0.7) {
-                        self.working = Some(working);
-                        return self.attach_on();
-                    }
-                }
-            },
-            Step::Bits { first, last } => {
-                let (now, left) = (self.now(), self.hurry(first, last));
-                working.attachment.bits(now, left, true);
-                self.seen.left_undurable +=
-                    u64::from(left > 0 && working.attachment.next() != Some(step));
-            }
-            Step::Record => {
-                working.attachment.known_by(self.volumes[working.volume].identity());
-                if !self.record(&working.attachment) {
-                    return self.end_attachment();
-                }
-                working.attachment.done(0);
-            }
-            Step::InForce => {
-                self.in_force(&working);
-                working.attachment.done(0);
-            }
+        let goes_on = match self.next_of(&mut working.operation) {
+            Ask::Over => false,
+            Ask::Do(step) => self.do_step(&mut working, step),
+            _ => true,
+        };
+        if !goes_on {
+            return self.end_attachment();
         }
         self.working = Some(working);
     }
 
-    /// The lines that an attachment needs are given, if `op` is its lock.
-    pub(super) fn given_to_attachment(&mut self, op: OpId) -> bool {
-        let lock = self.working.as_mut().and_then(|w| w.lock.as_mut());
-        lock.filter(|lock| lock.0 == op).map(|lock| lock.1 = true).is_some()
+    /// What the attachment asks for is done, if it can be. False if it is cut off.
+    fn do_step(&mut self, working: &mut Working, step: Step) -> bool {
+        match step {
+            Step::Clients | Step::Hold if self.is_used(working.volume) => return true,
+            Step::Store if self.rng.chance(0.1) => return false,
+            Step::Store => {
+                self.store_is_durable();
+                self.volumes[working.volume].owed.clear();
+            }
+            Step::Bits { first, last } => {
+                let (now, left) = (self.now(), self.hurry(first, last));
+                working.operation.bits(now, left, true);
+                let over = working.operation.way().and_then(Attachment::next) != Some(step);
+                self.seen.left_undurable += u64::from(left > 0 && over);
+                return true;
+            }
+            Step::Record => {
+                working.operation.known_by(self.volumes[working.volume].identity());
+                if !self.record(&working.operation) {
+                    return false;
+                }
+            }
+            Step::InForce => self.in_force(working),
+            _ => {}
+        }
+        working.operation.done();
+        true
     }
 
-    fn drop_lines(&mut self, first: LineId, last: LineId) -> u64 {
-        let dropped = |shards: &[BlockShard]| shards.iter().map(|s| s.stats().dropped).sum::<u64>();
-        let before = dropped(&self.shards);
-        for shard in &mut self.shards {
-            let mut discard = Discard::lines(first, last, 7);
-            while discard.turn(shard) {}
+    /// Bits of any region are to go at once, whatever is under way there.
+    pub(super) fn hurry_any(&mut self) {
+        if self.maintenance.is_some() {
+            let region = self.rng.below(u64::from(self.layout.regions)) as u32;
+            self.hurry(region, region);
         }
-        dropped(&self.shards) - before
     }
 
     /// Bits of regions are to go at once. Returns how many are left.
@@ -192,7 +183,7 @@ impl World {
     }
 
     /// The superblock is changed. False if the process is gone.
-    fn record(&mut self, attachment: &Attachment) -> bool {
+    fn record(&mut self, operation: &Operation) -> bool {
         let mut applied = false;
         // (Who drains waits for all to end: nobody is killed.)
         if self.is_enabled() && !self.draining && self.rng.chance(0.25) {
@@ -200,9 +191,10 @@ impl World {
             let from = if self.layout.is_sparse() { 2 } else { 0 };
             self.device.borrow_mut().fuse = from + self.rng.below(8 - from);
         }
-        let anew = attachment.is_anew();
+        let change = operation.change();
+        let anew = change.is_anew();
         self.maintain(|m, now, shards, io, fx| {
-            m.change_superblock(now, anew, shards, io, fx, |sb| applied = attachment.apply(sb))
+            m.change_superblock(now, anew, shards, io, fx, |sb| applied = change.apply(sb))
         });
         self.device.borrow_mut().fuse = u64::MAX;
         if self.device.borrow().blown {
@@ -211,15 +203,15 @@ impl World {
         self.former = self.maintenance.as_ref().and_then(|m| m.line_space().cloned());
         self.forget();
         if !applied {
-            self.fail(format!("{attachment:?}: it was overtaken"));
+            self.fail(format!("{operation:?}: it was overtaken"));
         }
         true
     }
 
     fn in_force(&mut self, working: &Working) {
-        let Working { attachment, volume, stretch, .. } = working;
+        let Working { operation, volume, stretch, .. } = working;
         let volume = *volume;
-        if let Some((decided, taken)) = attachment.comes() {
+        if let Some((decided, taken)) = operation.way().and_then(Attachment::comes) {
             let recorded = &taken.volume;
             self.check_recorded(&recorded.name, recorded.first_group, recorded.bytes);
             let (decided, place) = (decided.clone(), World::place_of(taken.volume.first_group));

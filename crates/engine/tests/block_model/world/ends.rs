@@ -6,6 +6,7 @@ use larder_engine::block::BlockShard;
 use larder_engine::block::node::maintenance::{Turn, Work};
 use larder_engine::block::node::ranged::Turns;
 
+use super::attaching::Working;
 use super::begins::Survived;
 use super::node::Waiting;
 use super::volumes::Store;
@@ -46,6 +47,8 @@ impl World {
         }
         self.ops.clear();
         self.end_attachment();
+        self.operations.clear();
+        self.given.clear();
         self.forgetting.clear();
         self.turns = Turns::of(TURNS);
         self.waiting = Waiting::default();
@@ -107,7 +110,8 @@ impl World {
         self.drain_until(|world| {
             // Fills go on when the clients have their answers.
             let idle = world.shards.iter().all(BlockShard::is_idle);
-            world.ops.is_empty() && world.doing.is_empty() && idle
+            let lines = world.working.as_ref().is_some_and(Working::has_lines);
+            world.ops.is_empty() && world.doing.is_empty() && idle && !lines
         })
     }
 
@@ -129,7 +133,7 @@ impl World {
                 return Err(why);
             }
         }
-        let op = self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.range));
+        let op = self.ops.iter().next().map(|(id, o)| (*id, o.kind, o.at, o.operators));
         let shards: Vec<_> = self.shards.iter().map(|s| s.under_way()).collect();
         Err(format!(
             "{shards:?} stuck: {} operations, {} I/Os, the first {op:?}",

@@ -10,6 +10,7 @@ use larder_engine::block::node::calls::{
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
+use larder_engine::block::node::operator::{Ask, Operation};
 use larder_engine::block::node::queue::{Node, Queue};
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
@@ -105,10 +106,7 @@ impl Questions for Now<'_> {
     fn prefer(&self, line: LineId, victim: LineId) -> bool {
         assert!(!self.if_free, "{victim:?} is to go for {line:?}, which may have a free slot only");
         let preferred = self.coin.borrow_mut().chance(0.5);
-        if !preferred {
-            self.shares.not_taken(victim, line);
-        }
-        preferred
+        self.shares.prefer(line, victim, preferred)
     }
 
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
@@ -283,6 +281,15 @@ impl World {
         self.go_on();
     }
 
+    /// An operator's operation calls the shards. Returns what it asks for.
+    pub(super) fn ask_of(&mut self, operation: &mut Operation) -> Ask {
+        let (now, mut out) = (self.now(), Out::default());
+        let ask = operation.next(&now!(self, false, Verdict::Admit), now, &mut out);
+        self.leave_to_maintenance();
+        self.go_on();
+        ask
+    }
+
     /// The queue looks into its mailbox, or is busy elsewhere.
     pub(super) fn go_on(&mut self) {
         // When the power has failed nothing goes on.
@@ -326,7 +333,7 @@ impl World {
         }
         let mail = std::mem::take(&mut self.waiting.mail[OPERATOR]);
         let given = mail.into_iter().filter(|(_, m)| matches!(m, Message::Done { .. }));
-        given.collect::<Vec<_>>().into_iter().for_each(|(op, _)| self.range_given(op));
+        given.collect::<Vec<_>>().into_iter().for_each(|(op, _)| self.lines_given(op));
     }
 }
 

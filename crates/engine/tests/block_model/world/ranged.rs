@@ -1,17 +1,22 @@
 //! Changes of whole ranges by clients, and an operator who locks a range.
 
-use larder_engine::block::node::ranged::{Discard, Progress};
+use larder_engine::block::node::attachment::Step;
+use larder_engine::block::node::maintenance::Maintenance;
+use larder_engine::block::node::operator::{Ask, Operation};
 use larder_engine::block::{GROUP_LINES, LineId, OpId, PartKind, Verdict};
 
 use super::node::operators;
 use super::{PER_LINE, SHARDS, TURNS, VOLUME_LINES, World};
+
+/// Slots or groups that an operation looks at in one turn.
+pub(super) const TURN: u32 = 7;
 
 impl World {
     /// A zeroing of a whole stretch. Of the stretch's region only the beginning is in use; half of the ranges have all of it.
     pub(super) fn begin_range(&mut self) {
         let (first, len) = self.any_part();
         let zeroings = |(_, o): (&OpId, &crate::parts::Op)| {
-            o.got.len() as u64 >= VOLUME_LINES * (PER_LINE - 1) && o.range.is_none()
+            o.got.len() as u64 >= VOLUME_LINES * (PER_LINE - 1) && !o.operators
         };
         let locked = self.ops.iter().filter(|&o| zeroings(o)).count();
         self.seen.ranges += 1;
@@ -22,69 +27,85 @@ impl World {
 
     /// An operator drops what is cached of a stretch.
     pub(super) fn begin_drop(&mut self) {
+        self.begin_dropping(false);
+    }
+
+    fn begin_dropping(&mut self, forgets: bool) {
         let (first, len) = self.any_part();
         let op = operators(OpId(self.next_op));
         self.next_op += 1;
         self.seen.drops += 1;
         self.script.push(format!("{} {op:?} drops {first} {len}", self.time));
-        let (from, to) = self.lines_at(op, first, len);
-        let progress = Progress::new(from, to, SHARDS);
-        self.begin_op(op, PartKind::Prefetch, first, len, Some(progress));
-        self.lock_next(op);
+        let lines = self.lines_at(op, first, len);
+        self.begin_op(op, PartKind::Prefetch, first, len, true);
+        let operation = match forgets {
+            true => Operation::losses(op, SHARDS, lines).with_patience(None),
+            false => Operation::drop_lines(op, SHARDS, [lines]),
+        };
+        self.operations.insert(op, operation.in_turns_of(TURN));
+        self.operate(op);
     }
 
     /// The backing store forgets what was not flushed, of a stretch: a server that was killed and started anew. What is cached of
     /// it is dropped before any client hears of it.
     pub(super) fn begin_forgetting(&mut self) {
-        self.forgetting.insert(operators(OpId(self.next_op)));
-        self.begin_drop();
+        self.begin_dropping(true);
     }
 
-    /// Nothing is under way in the stretch: the store has forgotten, and the lines go that may not be so any more. While the
-    /// log's thread is at work it is not asked.
-    pub(super) fn forget(&mut self) {
-        let locked = |op: &OpId| {
-            let range = self.ops.get(op).and_then(|o| o.range);
-            range.is_some_and(|r| r.next().is_none())
-        };
-        let ready: Vec<OpId> = self.forgetting.iter().copied().filter(locked).collect();
-        if self.maintenance.is_none() || self.device.borrow().blown {
-            return;
-        }
-        for op in ready {
-            // (Where one is unlocked the next may be given.)
-            if !self.forgetting.remove(&op) {
-                continue;
+    /// What an operation asks for next, beside lines that it was given and turns of its own.
+    pub(super) fn next_of(&mut self, operation: &mut Operation) -> Ask {
+        loop {
+            if self.given.remove(&operation.id()) {
+                operation.given();
             }
-            let (first, last) = self.lines_of(op);
-            let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
-            let region = (first.group().0 / self.layout.region_groups) as u32;
-            let unflushed = self.maintenance.as_ref().map(|m| m.unflushed(region, region));
-            if unflushed.is_some_and(|runs| runs == [(region, region)]) {
-                for shard in &mut self.shards {
-                    let before = shard.stats().dropped;
-                    let mut discard = Discard::lines(first, last, 7);
-                    while discard.turn(shard) {}
-                    self.seen.distrusted += shard.stats().dropped - before;
+            let ask = self.ask_of(operation);
+            match ask {
+                Ask::Again => {}
+                Ask::Lines if self.given.contains(&operation.id()) => {}
+                ask => return ask,
+            }
+        }
+    }
+
+    /// An operator's operation goes on as far as it can.
+    pub(super) fn operate(&mut self, op: OpId) {
+        let Some(mut operation) = self.operations.remove(&op) else { return };
+        loop {
+            let ask = self.next_of(&mut operation);
+            let asks_log = matches!(ask, Ask::Do(_));
+            // While the log's thread is at work it is not asked.
+            if asks_log && (self.maintenance.is_none() || self.device.borrow().blown) {
+                self.forgetting.insert(op);
+                break;
+            }
+            match ask {
+                Ask::Over => return self.finish_op(op, false),
+                Ask::Do(Step::Losses { first, last }) => {
+                    let region = |line: LineId| (line.group().0 / self.layout.region_groups) as u32;
+                    let regions = (region(first), region(last));
+                    let unflushed = |m: &Maintenance| m.unflushed(regions.0, regions.1);
+                    let runs = self.maintenance.as_ref().map_or_else(Vec::new, unflushed);
+                    operation.unflushed(&runs, &self.layout);
                 }
+                Ask::Do(Step::InForce) => {
+                    self.seen.distrusted += operation.dropped();
+                    // Behind the drop: a process that is killed between the two does not know of it (docs/nbd.md).
+                    self.flush_is_doubtful();
+                    let (at, len) = (self.ops[&op].at, self.ops[&op].got.len() as u64);
+                    self.stretch_loses(at, at + len);
+                    operation.done();
+                }
+                _ => break,
             }
-            // Behind the drop: a process that is killed between the two does not know of it (docs/nbd.md).
-            self.flush_is_doubtful();
-            self.stretch_loses(at, at + len);
-            self.unlock(op);
         }
+        self.operations.insert(op, operation);
     }
 
-    pub(super) fn unlock(&mut self, op: OpId) {
-        let now = self.now();
-        for shard in 0..self.shards.len() {
-            self.call(shard, |s, fx| s.unlock_range(now, op, fx));
+    /// The log's thread may be asked again.
+    pub(super) fn forget(&mut self) {
+        for op in std::mem::take(&mut self.forgetting) {
+            self.operate(op);
         }
-        self.finish_op(op, false);
-    }
-
-    pub(super) fn lines_of(&self, op: OpId) -> (LineId, LineId) {
-        self.lines_at(op, self.ops[&op].at, self.ops[&op].got.len() as u64)
     }
 
     fn lines_at(&self, op: OpId, at: u64, len: u64) -> (LineId, LineId) {
@@ -95,29 +116,10 @@ impl World {
         (LineId(first), LineId(if whole { first / region * region + region - 1 } else { last }))
     }
 
-    pub(super) fn lock_next(&mut self, op: OpId) {
-        let progress = self.ops[&op].range.expect("a range");
-        let shard = progress.next().expect("a shard") as usize;
-        let now = self.now();
-        self.call(shard, |s, fx| s.lock_range(now, op, progress.first, progress.last, fx));
-    }
-
-    /// One more shard has given the range.
-    pub(super) fn range_given(&mut self, op: OpId) {
-        let Some(range) = self.ops.get_mut(&op).and_then(|o| o.range.as_mut()) else { return };
-        if range.given().is_some() {
-            self.lock_next(op);
-        } else if self.given_to_attachment(op) {
-            // It goes on when the log's thread can.
-        } else if self.forgetting.contains(&op) {
-            self.forget();
-        } else {
-            let (first, last) = self.lines_of(op);
-            for shard in &mut self.shards {
-                let mut discard = Discard::lines(first, last, 7);
-                while discard.turn(shard) {}
-            }
-            self.unlock(op);
-        }
+    /// A shard has given an operation its part of the lines.
+    pub(super) fn lines_given(&mut self, op: OpId) {
+        self.given.insert(op);
+        // An attachment goes on when the log's thread can.
+        self.operate(op);
     }
 }

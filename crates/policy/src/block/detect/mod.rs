@@ -206,6 +206,8 @@ pub struct Detector {
 impl Detector {
     /// Blocks that are remembered by default, of those whose place does not follow from the layout: half a MiB.
     pub const DEFAULT_BLOCKS: usize = 65_536;
+    /// Of one request no more bytes than this need be looked at.
+    pub const MOST_OBSERVED: usize = 1 << 20;
 
     /// Nothing known of a volume of `volume_bytes`; room for `blocks` blocks.
     pub fn new(volume_bytes: u64, blocks: usize) -> Detector {

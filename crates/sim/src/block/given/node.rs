@@ -11,10 +11,11 @@ use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
 use larder_engine::block::node::maintenance::{Inbox, Stores};
+use larder_engine::block::node::owners::{self, Owners, Placed};
 use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
-use larder_engine::block::node::share::{self, Pins, Side, Stays};
+use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::record::{TapedAdmission, TapedShard};
 use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, PartKind, Source, Sum};
 use larder_format::block::{Layout, table};
@@ -26,9 +27,9 @@ use super::medium::Medium;
 use super::volume::{Attached, Known};
 
 /// Who has mailboxes: the queue, who would prefetch, and an operator. The first stays.
-const DOORS: usize = 3;
+const MAILBOXES: usize = 3;
 pub(super) const QUEUE: usize = 0;
-pub(super) const DESK: usize = DOORS - 1;
+pub(super) const OPERATOR: usize = MAILBOXES - 1;
 
 /// A shard, with the bytes that it may still ask for.
 pub(super) type Cells<B> = RefCell<(TapedShard, Held<House<B>>)>;
@@ -40,14 +41,13 @@ pub(super) struct GivenNode<B: Carried> {
     generation: u64,
     pub cells: Vec<Cells<B>>,
     pub now: Cell<Nanos>,
-    doors: [RefCell<Mail<House<B>>>; DOORS],
+    mailboxes: [RefCell<Mail<House<B>>>; MAILBOXES],
     pub inbox: RefCell<Inbox<B>>,
     pub medium: Medium,
     pub selection: RefCell<Selection>,
     pins: Pins,
     pub volumes: RefCell<BTreeMap<String, Rc<Attached>>>,
-    /// By first byte in the line space.
-    by_base: RefCell<Vec<Rc<Attached>>>,
+    placed: RefCell<Placed<Rc<Attached>>>,
     changes: Changes,
     turns: RefCell<Turns>,
     /// Why the cache was given up, if it was.
@@ -66,13 +66,13 @@ impl<B: Carried> GivenNode<B> {
             generation,
             cells: shards.map(|shard| RefCell::new((shard, Held::default()))).collect(),
             now: Cell::default(),
-            doors: Default::default(),
+            mailboxes: Default::default(),
             inbox: RefCell::default(),
             medium,
             selection: RefCell::default(),
             pins: Pins::new(layout.capacity() * u64::from(layout.line)),
             volumes: RefCell::default(),
-            by_base: RefCell::default(),
+            placed: RefCell::default(),
             changes: Changes::new(layout.regions, QUIET),
             turns: RefCell::default(),
             given_up: RefCell::default(),
@@ -89,7 +89,12 @@ impl<B: Carried> GivenNode<B> {
 
     /// Whether something waits in a mailbox.
     pub(super) fn has_mail(&self, thread: usize) -> bool {
-        !self.doors[thread].borrow().is_empty()
+        !self.mailboxes[thread].borrow().is_empty()
+    }
+
+    /// What waits in a mailbox.
+    pub(super) fn take_mail(&self, thread: usize) -> Mail<House<B>> {
+        self.mailboxes[thread].take()
     }
 
     /// What a page of the table says.
@@ -114,36 +119,13 @@ impl<B: Carried> GivenNode<B> {
 
     /// The volumes have changed, or where they lie.
     pub(super) fn placed(&self) {
-        let mut all = self.all();
-        all.sort_by_key(|v| v.base());
-        *self.by_base.borrow_mut() = all;
+        self.placed.borrow_mut().set(self.all());
         self.govern();
     }
 
     /// What is selected has changed, or how long a volume is.
     pub(super) fn govern(&self) {
-        let selection = self.selection.borrow();
-        let (mut governed, mut pinned) = (false, 0);
-        for volume in self.by_base.borrow().iter() {
-            let selected = selection.selects(volume.id);
-            volume.selected.set(selected);
-            governed |= selected || volume.account.share().is_any();
-            pinned += selection.pinned_bytes(volume.id, volume.bytes());
-        }
-        self.pins.set(pinned, governed);
-    }
-
-    /// The volume at a byte of the line space.
-    fn volume_at(&self, at: u64) -> Option<Rc<Attached>> {
-        let volumes = self.by_base.borrow();
-        let after = volumes.partition_point(|v| v.base() <= at);
-        let volume = volumes.get(after.checked_sub(1)?)?;
-        volume.has(at).then(|| volume.clone())
-    }
-
-    /// Whose a line is.
-    pub(super) fn owner(&self, line: LineId) -> Option<Rc<Attached>> {
-        self.volume_at(self.at(line))
+        self.placed.borrow().govern(&self.selection.borrow(), &self.pins);
     }
 
     fn rule_of(&self, volume: &Attached, offset: u64, bytes: u64) -> Rule {
@@ -152,10 +134,42 @@ impl<B: Carried> GivenNode<B> {
             false => Rule::ByPolicy,
         }
     }
+}
 
-    fn is_pinned(&self, volume: &Attached, line: LineId) -> bool {
+impl<B: Carried> Owners for GivenNode<B> {
+    type Volume = Rc<Attached>;
+
+    fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    fn shards(&self) -> u32 {
+        self.layout.shards
+    }
+
+    fn owner(&self, line: LineId) -> Option<Rc<Attached>> {
+        self.placed.borrow().at(self.at(line)).cloned()
+    }
+
+    fn id(&self, volume: &Rc<Attached>) -> VolumeId {
+        volume.id
+    }
+
+    fn account<'a>(&'a self, volume: &'a Rc<Attached>) -> &'a Account {
+        &volume.account
+    }
+
+    fn selects(&self, volume: &Rc<Attached>) -> bool {
+        volume.selected.get()
+    }
+
+    fn is_pinned(&self, volume: &Rc<Attached>, line: LineId) -> bool {
         let offset = volume.offset_of(self.at(line));
         self.rule_of(volume, offset, self.line_bytes()) == Rule::Always
+    }
+
+    fn refused(&self, volume: &Rc<Attached>, reason: Reason) {
+        volume.refused(reason);
     }
 }
 
@@ -165,62 +179,26 @@ impl<B: Carried> Questions for GivenNode<B> {
     }
 
     fn prefer(&self, line: LineId, victim: LineId) -> bool {
-        let (Some(of), Some(its)) = (self.owner(line), self.owner(victim)) else { return true };
-        let look = |v: &Attached, line: LineId| {
-            let offset = v.offset_of(self.at(line));
-            (PolicyLine { volume: v.id, offset }, v.classify(offset, self.line_bytes()))
-        };
-        let (at, over) = (look(&of, line), look(&its, victim));
-        let preferred = limits::prefer(&mut of.admission.borrow_mut(), at, over);
-        if !preferred {
-            share::not_taken(&its.account, &of.account);
-        }
-        preferred
+        owners::prefer(self, line, victim, |of, its| {
+            let look = |v: &Attached, line: LineId| {
+                let offset = v.offset_of(self.at(line));
+                (PolicyLine { volume: v.id, offset }, v.classify(offset, self.line_bytes()))
+            };
+            let (at, over) = (look(of, line), look(its, victim));
+            limits::prefer(&mut of.admission.borrow_mut(), at, over)
+        })
     }
 
     fn keep(&self, victim: LineId, line: Option<LineId>) -> bool {
-        let Some(owner) = self.owner(victim) else { return false };
-        let of = line.and_then(|line| self.owner(line).map(|v| (v, line)));
-        let pinned = || self.is_pinned(&owner, victim);
-        let its = Side { volume: owner.id, account: &owner.account, pinned };
-        let comes = of.as_ref().map(|(v, line)| {
-            let pinned = || self.is_pinned(v, *line);
-            Side { volume: v.id, account: &v.account, pinned }
-        });
-        match share::keep(&self.pins, &its, comes.as_ref()) {
-            Stays::No => false,
-            Stays::Yes(reason) => {
-                if let (Some(reason), Some((of, _))) = (reason, &of) {
-                    of.refused(reason);
-                }
-                true
-            }
-        }
+        owners::keep(self, victim, line)
     }
 
     fn keep_groups(&self, first: GroupId, last: GroupId, lines: u32) -> bool {
-        let of = |group: GroupId| self.owner(group.line(0)).map(|v| (v.id, v));
-        let shards = self.layout.shards;
-        let shares = share::of_page((first, last), shards.into(), lines.into(), of);
-        let all = (first.0..=last.0)
-            .step_by(shards as usize)
-            .flat_map(|g| (0..GROUP_LINES).map(move |i| GroupId(g).line(i)));
-        let always = |line: LineId| {
-            let of = shares.iter().find(|(v, _)| v.has(self.at(line)));
-            of.is_some_and(|(v, _)| self.is_pinned(v, line))
-        };
-        let pinned = || shares.iter().any(|(v, _)| v.selected.get()) && all.clone().any(always);
-        let accounts = shares.iter().map(|(v, lines)| (&v.account, *lines));
-        share::keep_page(&self.pins, accounts, pinned)
+        owners::keep_groups(self, first, last, lines)
     }
 
     fn may_grow(&self, line: LineId) -> bool {
-        let Some(volume) = self.owner(line) else { return true };
-        let grows = volume.account.may_grow();
-        if !grows {
-            volume.refused(Reason::Ceiling);
-        }
-        grows
+        owners::may_grow(self, line)
     }
 
     fn filling(&self, line: LineId, lines: u32, source: Source) {
@@ -247,7 +225,7 @@ impl<B: Carried> Calls<House<B>> for GivenNode<B> {
     }
 
     fn mailbox<R>(&self, thread: usize, f: impl FnOnce(&mut Mail<House<B>>) -> R) -> R {
-        f(&mut self.doors[thread].borrow_mut())
+        f(&mut self.mailboxes[thread].borrow_mut())
     }
 
     /// Everybody looks into his mailbox at each turn.
@@ -263,9 +241,7 @@ impl<B: Carried> Stores for GivenNode<B> {
     fn store_of(&self, region: u32) -> Option<VolumeId> {
         let bytes = self.layout.region_groups * u64::from(GROUP_LINES) * self.line_bytes();
         let at = u64::from(region) * bytes;
-        let volumes = self.volumes.borrow();
-        let owner = volumes.values().find(|v| v.base() < at + bytes && at < v.base() + v.bytes());
-        owner.map(|v| v.id)
+        self.placed.borrow().within(at, at + bytes).map(|v| v.id)
     }
 
     fn stores(&self) -> Vec<VolumeId> {

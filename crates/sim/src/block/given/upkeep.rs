@@ -7,8 +7,9 @@ use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{
-    AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, Turn,
+    AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, ROUND, Turn,
 };
+use larder_engine::block::node::owners::Owners;
 use larder_engine::block::node::share::Count;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::{GroupId, SlotId};
@@ -19,11 +20,6 @@ use larder_policy::block::VolumeId;
 use super::bytes::{Carried, House};
 use super::medium::MediumIo;
 use super::node::GivenNode;
-
-/// Between two looks at whether more of the write budget must be in its file, as the daemon has it.
-const SAVE: Nanos = Nanos::from_millis(100);
-/// Between two rounds.
-const ROUND: Nanos = Nanos::from_millis(100);
 
 /// I/O of lines that is over, and that no client waits for.
 enum Done<B> {
@@ -135,7 +131,7 @@ pub(super) struct AtWork<'a, B: Carried> {
 }
 
 /// Something that an operator has done where the map's log is.
-pub(super) type Errand<'e, B> = &'e mut dyn FnMut(&mut AtWork<'_, B>);
+pub(super) type Task<'e, B> = &'e mut dyn FnMut(&mut AtWork<'_, B>);
 
 /// Maintenance.
 pub(super) struct Upkeep<B: Carried> {
@@ -174,14 +170,14 @@ impl<B: Carried> Upkeep<B> {
     pub(super) fn step(
         &mut self,
         node: &GivenNode<B>,
-        mut errand: Option<Errand<'_, B>>,
+        mut task: Option<Task<'_, B>>,
         stop: bool,
     ) -> bool {
         let mut did = false;
         loop {
             let begins_to_stop = stop && !self.stopping;
             let is_due = node.now.get() >= self.due(node);
-            if self.over || !(errand.is_some() || begins_to_stop || is_due) {
+            if self.over || !(task.is_some() || begins_to_stop || is_due) {
                 return did;
             }
             did = true;
@@ -189,7 +185,7 @@ impl<B: Carried> Upkeep<B> {
                 self.stopping = true;
                 self.machine.stop(node.now.get());
             }
-            match self.turn(node, errand.take()) {
+            match self.turn(node, task.take()) {
                 Turn::Again => self.due = Nanos::ZERO,
                 Turn::At(at) => self.due = at,
                 Turn::Over { .. } => self.over = true,
@@ -208,7 +204,7 @@ impl<B: Carried> Upkeep<B> {
         }
     }
 
-    fn turn(&mut self, node: &GivenNode<B>, errand: Option<Errand<'_, B>>) -> Turn {
+    fn turn(&mut self, node: &GivenNode<B>, task: Option<Task<'_, B>>) -> Turn {
         let now = node.now.get();
         for (store, number) in std::mem::take(&mut self.begun.flushed) {
             // A volume that is gone has no store.
@@ -219,12 +215,12 @@ impl<B: Carried> Upkeep<B> {
         let mut at = self.at_work(node);
         let AtWork { machine, shards, io, fx, .. } = &mut at;
         machine.take(now, work, shards, io, fx);
-        if errand.is_some() {
+        if task.is_some() {
             machine.force();
         }
         let turn = machine.turn(now, shards, io, fx);
-        if let Some(errand) = errand {
-            errand(&mut at);
+        if let Some(task) = task {
+            task(&mut at);
         }
         self.end(node);
         turn
@@ -265,16 +261,14 @@ impl<B: Carried> Upkeep<B> {
 struct Rounds {
     machine: Census,
     lines: BTreeMap<VolumeId, u64>,
-    next_save: Nanos,
     due: Nanos,
 }
 
 impl Rounds {
     fn turn<B: Carried>(&mut self, node: &GivenNode<B>) -> Nanos {
         let now = node.now.get();
-        if now >= self.next_save {
+        if self.machine.keeps_budget(now) {
             node.medium.keep(now);
-            self.next_save = now + SAVE;
         }
         for volume in node.all() {
             let Some(detector) = &volume.detector else { continue };

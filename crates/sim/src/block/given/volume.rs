@@ -4,17 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use larder_engine::block::node::event::{State, Volume};
-use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Share, ShareLines};
+use larder_engine::block::node::{owners, setup};
 use larder_engine::block::record::TapedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as Record, layout};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockAdmissionConfig, BlockKind, Reason, VerdictCounts, VolumeId};
 
 use super::GivenError;
-
-/// Of one request no more bytes than this are looked at for metadata.
-const MOST_OBSERVED: usize = 1 << 20;
 
 /// A store's bytes, which outlive runs.
 pub(super) type Store = Rc<RefCell<Vec<u8>>>;
@@ -122,11 +119,6 @@ impl Attached {
         self.bytes.set(bytes);
     }
 
-    /// Whether a byte of the line space is its own.
-    pub(super) fn has(&self, at: u64) -> bool {
-        (self.base()..self.base() + self.bytes()).contains(&at)
-    }
-
     /// Where a byte of the line space lies in it.
     pub(super) fn offset_of(&self, at: u64) -> u64 {
         at.saturating_sub(self.base())
@@ -154,7 +146,7 @@ impl Attached {
 
     pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
         if let Some(detector) = &self.detector {
-            let bytes = &bytes[..bytes.len().min(MOST_OBSERVED)];
+            let bytes = &bytes[..bytes.len().min(Detector::MOST_OBSERVED)];
             detector.borrow_mut().observe(offset, bytes);
         }
     }
@@ -163,6 +155,28 @@ impl Attached {
         let mut counts = self.counts.get();
         f(&mut counts);
         self.counts.set(counts);
+    }
+}
+
+impl owners::Volume for Attached {
+    fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    fn base(&self) -> u64 {
+        self.base.get()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    fn account(&self) -> &Account {
+        &self.account
+    }
+
+    fn select(&self, selected: bool) {
+        self.selected.set(selected);
     }
 }
 

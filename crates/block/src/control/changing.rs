@@ -1,0 +1,134 @@
+//! Volumes that come, go and grow: of each name, and of each store, one thing at a time. What is done with one volume waits for no other's store.
+
+use std::collections::BTreeSet;
+
+use parking_lot::{Condvar, Mutex};
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Changing {
+    taken: Mutex<Taken>,
+    over: Condvar,
+}
+
+/// What somebody has: either some of them, or all.
+#[derive(Debug, Default)]
+struct Taken {
+    some: BTreeSet<Key>,
+    all: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Volume(String),
+    Store(String),
+}
+
+/// Something is done with a volume or a store, as long as this lives.
+pub(super) struct One<'a> {
+    changing: &'a Changing,
+    key: Key,
+}
+
+impl Drop for One<'_> {
+    fn drop(&mut self) {
+        self.changing.taken.lock().some.remove(&self.key);
+        self.changing.over.notify_all();
+    }
+}
+
+/// Nothing is done with any volume, as long as this lives.
+pub(super) struct All<'a>(&'a Changing);
+
+impl Drop for All<'_> {
+    fn drop(&mut self) {
+        self.0.taken.lock().all = false;
+        self.0.over.notify_all();
+    }
+}
+
+impl Changing {
+    fn take(&self, key: Key) -> One<'_> {
+        let mut taken = self.taken.lock();
+        while taken.all || taken.some.contains(&key) {
+            self.over.wait(&mut taken);
+        }
+        taken.some.insert(key.clone());
+        One { changing: self, key }
+    }
+
+    /// Takes a volume, by its name, when nobody has it.
+    pub(super) fn volume(&self, name: &str) -> One<'_> {
+        self.take(Key::Volume(name.to_owned()))
+    }
+
+    /// Takes a store, whatever volume it is; behind its volume.
+    pub(super) fn store(&self, which: String) -> One<'_> {
+        self.take(Key::Store(which))
+    }
+
+    /// Takes all.
+    ///
+    /// # Errors
+    /// The volume or store that somebody has.
+    pub(super) fn all(&self) -> Result<All<'_>, String> {
+        let mut taken = self.taken.lock();
+        loop {
+            if let Some(Key::Volume(which) | Key::Store(which)) = taken.some.first() {
+                return Err(which.clone());
+            }
+            if !taken.all {
+                break;
+            }
+            self.over.wait(&mut taken);
+        }
+        taken.all = true;
+        Ok(All(self))
+    }
+
+    /// Waits until nobody has any.
+    pub(super) fn settle(&self) {
+        let mut taken = self.taken.lock();
+        while taken.all || !taken.some.is_empty() {
+            self.over.wait(&mut taken);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn one_volume_waits_for_itself_alone() {
+        let changing = Changing::default();
+        let hangs = changing.volume("a");
+        let _its_store = changing.store("nbd://a".to_owned());
+        drop(changing.volume("b"));
+        assert_eq!(changing.all().err(), Some("a".to_owned()));
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _again = changing.volume("a");
+                tell.send(()).unwrap();
+            });
+            assert!(told.try_recv().is_err(), "it is taken");
+            drop(hangs);
+            told.recv().unwrap();
+        });
+    }
+
+    #[test]
+    fn all_are_taken_when_none_is() {
+        let changing = Changing::default();
+        drop(changing.volume("a"));
+        let all = changing.all().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(changing.volume("a")));
+            drop(all);
+        });
+        changing.settle();
+    }
+}

@@ -1,0 +1,192 @@
+//! A store that hangs holds up nobody but who wants something of it.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::mpsc;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+use larder_volume::{About, BackingError, Identity, Session};
+
+const BYTES: u64 = 1 << 20;
+
+/// Whether it hangs, and who has noticed.
+#[derive(Debug, Default)]
+struct State {
+    hangs: AtomicBool,
+    /// Operations wait for it, or somebody who looks at it.
+    waits: AtomicBool,
+    looks: AtomicBool,
+}
+
+impl State {
+    /// Waits until the flag is set. (It takes that long only if it never is.)
+    fn seen(flag: &AtomicBool) {
+        let until = Instant::now() + Duration::from_secs(120);
+        while !flag.load(Ordering::SeqCst) {
+            assert!(Instant::now() < until, "it was not seen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The store goes on when this is dropped, whatever has become of the test.
+struct GoesOn(Arc<State>);
+
+impl Drop for GoesOn {
+    fn drop(&mut self) {
+        self.0.hangs.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A store of zeros.
+#[derive(Debug)]
+struct Hanging(Arc<State>);
+
+impl Backing for Hanging {
+    fn uri(&self) -> &str {
+        "nbd://hanging"
+    }
+    fn about(&self) -> About {
+        About {
+            size: BYTES,
+            read_only: false,
+            trim: false,
+            fast_zero: false,
+            status: false,
+            minimum: 1,
+            maximum: 1 << 20,
+        }
+    }
+    fn identity(&self) -> Result<Identity, BackingError> {
+        Ok(Identity::Blind { name: self.uri().into(), size: BYTES })
+    }
+    fn resize(&self, _: Option<u64>) -> Result<u64, BackingError> {
+        Ok(BYTES)
+    }
+    fn look(&self) -> u64 {
+        while self.0.hangs.load(Ordering::SeqCst) {
+            self.0.looks.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        0
+    }
+    fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        Ok(Box::new(Waits { state: self.0.clone(), ended: Vec::new(), event }))
+    }
+}
+
+struct Waits {
+    state: Arc<State>,
+    ended: Vec<Done>,
+    event: OwnedFd,
+}
+
+impl Session for Waits {
+    fn fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+    fn submit(&mut self, token: u64, op: Op) {
+        self.ended.push(Done { token, op, outcome: Ok(Vec::new()) });
+    }
+    fn flush(&mut self, _: Instant) {}
+    fn turn(&mut self, _: Instant) {}
+    fn pop(&mut self) -> Option<Done> {
+        if self.state.hangs.load(Ordering::SeqCst) {
+            self.state.waits.fetch_or(!self.ended.is_empty(), Ordering::SeqCst);
+            return None;
+        }
+        self.ended.pop()
+    }
+    fn in_flight(&self) -> usize {
+        self.ended.len()
+    }
+    fn wake_at(&self) -> Option<Instant> {
+        (!self.ended.is_empty()).then(|| Instant::now() + Duration::from_millis(1))
+    }
+}
+
+/// A cache with a volume whose store can hang, and one in a file.
+fn beside_another() -> (Bench, Arc<State>) {
+    let shape = Shape { volumes: 2, ..SHAPE };
+    let whole = bench(&[BYTES, 64 << 20], 64 << 20, shape);
+    let dir = whole.dir.clone();
+    drop(whole);
+    let (volumes, state) = (Arc::new(Volumes::default()), Arc::new(State::default()));
+    let uri: Uri = format!("file:{}", dir.path().join("disk1").display()).parse().unwrap();
+    let options = OpenOptions { watch: false, ..OpenOptions::default() };
+    let file = backing::open_with(&uri, &options).unwrap();
+    volumes.add(Volume::new("hanging", Box::new(Hanging(state.clone())), 4096, true)).unwrap();
+    volumes.add(Volume::new("disk1", file, 4096, true)).unwrap();
+    (serve(dir, shape, volumes).unwrap(), state)
+}
+
+/// A request of a store that hangs keeps its volume from being detached. Another volume's lines are dropped, and it is detached.
+#[test]
+fn a_store_that_hangs_holds_up_no_work_on_another_volume() {
+    let (bench, state) = beside_another();
+    let _goes_on = GoesOn(state.clone());
+    state.hangs.store(true, Ordering::SeqCst);
+    let client = bench.server.as_ref().unwrap().client("hanging");
+    let mut session = client.session().unwrap();
+    session.submit(1, read(0, 4096));
+    session.flush(Instant::now());
+    State::seen(&state.waits);
+    drop((session, client));
+    let (draining, drains) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let (first, second) = (bench.cache.clone(), bench.cache.clone());
+    let hanging = std::thread::spawn(move || {
+        first.detach("hanging", true, &mut |how| {
+            if how == Detaching::Draining {
+                let _ = draining.send(());
+            }
+            true
+        })
+    });
+    drains.recv_timeout(Duration::from_secs(120)).unwrap();
+    let other = std::thread::spawn(move || {
+        let dropped = second.drop_lines("disk1", None, &mut || true);
+        let detached = second.detach("disk1", true, &mut |_| true);
+        let _ = tell.send((dropped, detached));
+    });
+    // (Where it is held up it ends when the store goes on.)
+    let said = told.recv_timeout(Duration::from_secs(60));
+    assert!(!hanging.is_finished(), "the store hangs still");
+    state.hangs.store(false, Ordering::SeqCst);
+    other.join().unwrap();
+    assert!(hanging.join().unwrap().unwrap().is_some(), "the store goes on");
+    let (dropped, detached) = said.expect("the other volume waits for a store that is not its own");
+    assert_eq!((dropped.unwrap(), detached.unwrap().is_some()), (Some(0), true));
+}
+
+/// Who looks at a store that hangs does not come back. What was trimmed of another volume is taken out of the map, and lines are counted.
+#[test]
+fn a_store_that_hangs_does_not_hold_up_sweep_and_count() {
+    let (bench, state) = beside_another();
+    let _goes_on = GoesOn(state.clone());
+    state.hangs.store(true, Ordering::SeqCst);
+    State::seen(&state.looks);
+    let client = bench.server.as_ref().unwrap().client("disk1");
+    let mut session = client.session().unwrap();
+    for at in 0..16 {
+        one(&mut *session, write(at << 20, 1 << 20, 7)).outcome.unwrap();
+    }
+    bench.settle();
+    let volume = bench.cache.attached("disk1").unwrap();
+    let until = Instant::now() + Duration::from_secs(120);
+    let waits_for = |what: &dyn Fn() -> bool| {
+        while !what() {
+            assert!(Instant::now() < until, "nothing is swept or counted while a store hangs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let lines = bench.cache.count_lines();
+    waits_for(&|| volume.lines() == lines && lines > 0);
+    let trim = Op::Trim { offset: 0, len: 64 << 20, fua: false };
+    one(&mut *session, trim).outcome.unwrap();
+    let wants = |cell: &Mutex<Cell>| locked(cell).shard.wants_sweep();
+    waits_for(&|| !bench.cache.shards.iter().any(wants));
+    waits_for(&|| volume.lines() == 0);
+}
