@@ -110,7 +110,7 @@ pub trait Service {
     /// A descriptor that it registered is ready.
     fn ready(&mut self, event: &Event, now: Instant);
 
-    /// Starts what was submitted, and does what the time asks for. Called once in each turn.
+    /// Starts what was submitted, and does what the time asks for. Called in each turn, and between requests where there are many.
     fn flush(&mut self, now: Instant);
 
     /// The next request that has ended.
