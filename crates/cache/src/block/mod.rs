@@ -17,6 +17,7 @@
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `hand` | a cache without threads |
 //! | `lane` | a thread's own way to the volumes |
+//! | `queue` | the same for threads of a program that embeds the cache |
 //! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
 //! | `desk` | what an operator asks: attach, detach, drop, explain |
@@ -50,6 +51,7 @@ mod node;
 mod notes;
 pub mod open;
 mod prefetch;
+mod queue;
 mod record;
 mod region;
 mod select;
@@ -98,6 +100,7 @@ pub use lane::Lane;
 pub use larder_engine::block::node::share::{Portion, Share};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
+pub use queue::{Completion, Full, Queue};
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 

@@ -90,6 +90,8 @@ pub struct CacheConfig {
     pub readahead: ByteSize,
     /// Workers that will use it.
     pub workers: usize,
+    /// Beside them, queues that a program's threads may have at a time.
+    pub queues: usize,
     /// Rings.
     pub ring: RingChoice,
     /// Volumes whose stores cannot tell whether they changed are taken as unchanged.
@@ -114,6 +116,7 @@ impl CacheConfig {
             fill_memory: defaults::FILL_MEMORY,
             readahead: defaults::READAHEAD,
             workers: defaults::WORKERS,
+            queues: 0,
             ring: RingChoice::Auto,
             trust_unchanged: false,
             state_dir,
@@ -448,7 +451,7 @@ pub fn open_by_hand(
     volumes: &[Arc<Volume>],
     by: ByHand,
 ) -> Result<Running, CacheError> {
-    (config.workers, config.ring) = (1, RingChoice::Caller);
+    (config.workers, config.queues, config.ring) = (1, 0, RingChoice::Caller);
     open_as(path, config, volumes, Some(by))
 }
 
@@ -637,7 +640,7 @@ pub(super) fn begin(
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
     // Two more, for who is no worker: who prefetches, and the desk.
-    let doors = (0..config.workers + 2)
+    let doors = (0..config.workers + config.queues + 2)
         .map(|_| Core::new_door())
         .collect::<Result<_, _>>()
         .map_err(system("eventfd"))?;

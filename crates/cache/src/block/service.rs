@@ -278,6 +278,11 @@ impl Lingering {
         data.try_into_buf().map_err(|data| self.list.push_back(data)).ok()
     }
 
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     /// One that is needed no longer.
     pub(crate) fn pop(&mut self) -> Option<AlignedBuf> {
         // They become free about in the order in which they came; the others are looked at another time.

@@ -226,6 +226,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         }
     }
     let later: Vec<String> = absent.iter().map(|a| a.name.clone()).collect();
+        queues: 0,
     vhost.check(&volumes, &later).map_err(|e| usage(&e))?;
     ublk.check(&volumes, &later).map_err(|e| usage(&e))?;
     let first_disk = workers + vhost.count();
