@@ -19,7 +19,7 @@ use std::time::Instant;
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
-use larder_engine::block::node::defaults;
+use larder_engine::block::node::defaults::{self, SizeError};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::setup;
 pub use larder_engine::block::node::start::Warmth;
@@ -109,9 +109,9 @@ impl CacheConfig {
     pub fn new(state_dir: PathBuf) -> CacheConfig {
         CacheConfig {
             write: defaults::WRITE,
-            replacement: Replacement::Lru,
-            reclaim: VictimPolicy::Fifo,
-            evict: EvictionBy::default(),
+            replacement: defaults::REPLACEMENT,
+            reclaim: defaults::RECLAIM,
+            evict: defaults::evict(),
             admission: BlockAdmissionConfig::default(),
             fill_memory: defaults::FILL_MEMORY,
             readahead: defaults::READAHEAD,
@@ -461,6 +461,12 @@ fn open_as(
     volumes: &[Arc<Volume>],
     by_hand: Option<ByHand>,
 ) -> Result<Running, CacheError> {
+    let wrong =
+        |what, size, e: SizeError| CacheError::System { what, reason: format!("{size}: {e}") };
+    defaults::check_fill_memory(config.fill_memory)
+        .map_err(|e| wrong("memory for fills", config.fill_memory, e))?;
+    defaults::check_readahead(config.readahead)
+        .map_err(|e| wrong("read-ahead", config.readahead, e))?;
     let device = open_device(&DeviceOptions::new(path))?;
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
