@@ -149,6 +149,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
         fill_memory: ByteSize(8 << 20),
         readahead: ByteSize(0),
         workers: 1,
+        queues: 0,
         ring: RingChoice::Auto,
         trust_unchanged: false,
         state_dir: dir.path().join("state"),

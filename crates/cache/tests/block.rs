@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::future::Future;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,8 +17,10 @@ use std::time::{Duration, Instant};
 
 use larder_base::{ByteSize, Rng};
 use larder_cache::block::open::Warmth;
-use larder_cache::block::{Builder, Cache, CachedVolume};
+use larder_cache::block::service::Command;
+use larder_cache::block::{Builder, Cache, CachedVolume, Completion, Full, Queue};
 use larder_policy::block::BlockKind;
+use larder_runtime::AlignedBuf;
 use larder_volume::op::FailureKind;
 use larder_volume::{About, Backing, BackingError, Identity, OpenOptions, Session, Uri, open_with};
 
@@ -392,4 +395,261 @@ fn who_is_told_by_a_thread_of_the_cache_may_close_it() {
 fn beside_a_device_lie_no_notes() {
     let error = Cache::builder("/dev/null").open().unwrap_err().to_string();
     assert!(error.contains("state_dir"), "{error}");
+}
+
+fn buffer(bytes: &[u8]) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed(bytes.len());
+    buf.copy_from_slice(bytes);
+    buf
+}
+
+fn read_of(offset: u64, len: usize) -> Command {
+    Command::Read { offset, buf: AlignedBuf::zeroed(len) }
+}
+
+fn write_of(offset: u64, bytes: &[u8]) -> Command {
+    Command::Write { offset, buf: buffer(bytes), fua: false }
+}
+
+/// All that is under way in a queue, in the order in which it ends.
+fn completions(queue: &mut Queue) -> Vec<Completion> {
+    let (mut ended, end) = (Vec::new(), Instant::now() + PATIENCE);
+    while queue.under_way() > 0 {
+        assert!(Instant::now() < end, "{queue:?}");
+        queue.turn(PATIENCE).unwrap();
+        ended.extend(std::iter::from_fn(|| queue.pop()));
+    }
+    ended
+}
+
+/// Threads with a queue each, many requests under way, against a plain copy of what each may touch; what they share is a line at
+/// either end.
+#[test]
+fn queues_of_many_threads_against_a_model() {
+    const PART: u64 = 256 << 10;
+    const LEN: u64 = 7 * PART + 200_000;
+    let dir = Dir::new();
+    let cache = dir.open();
+    std::thread::scope(|scope| {
+        for who in 0..4u64 {
+            let cache = cache.clone();
+            scope.spawn(move || {
+                let (disk, mut queue) = (cache.volume("disk").unwrap(), cache.queue().unwrap());
+                let (from, mut rng) = (who * LEN, Rng::new(who));
+                let mut model = vec![0u8; LEN as usize];
+                for round in 0..40u8 {
+                    let mut reads = Vec::new();
+                    for part in 0..8u64 {
+                        let at = (part * PART + rng.below(100_000)) as usize;
+                        let range = at..at + rng.range(1, 100_000) as usize;
+                        let offset = from + at as u64;
+                        let command = match rng.below(4) {
+                            0 => {
+                                model[range.clone()].fill(round + 1);
+                                write_of(offset, &model[range])
+                            }
+                            1 => {
+                                model[range.clone()].fill(0);
+                                let len = range.len() as u32;
+                                Command::Trim { offset, len, fua: false }
+                            }
+                            _ => {
+                                reads.push((part, range.clone()));
+                                read_of(offset, range.len())
+                            }
+                        };
+                        if let Command::Trim { offset, len, .. } = command {
+                            queue.submit(&disk, 99, command).unwrap();
+                            completions(&mut queue).into_iter().for_each(|c| {
+                                if let Some((_, range)) = reads.iter().find(|r| r.0 == c.ticket) {
+                                    assert!(c.buf.unwrap()[..] == model[range.clone()]);
+                                }
+                                c.outcome.unwrap();
+                            });
+                            let zeroes = vec![0; len as usize];
+                            queue.submit(&disk, 99, write_of(offset, &zeroes)).unwrap();
+                        } else {
+                            queue.submit(&disk, part, command).unwrap();
+                        }
+                    }
+                    for completion in completions(&mut queue) {
+                        let of = |r: &&(u64, _)| r.0 == completion.ticket;
+                        if let Some((part, range)) = reads.iter().find(of) {
+                            let found = completion.buf.as_ref().unwrap();
+                            assert!(found[..] == model[range.clone()], "{who} {round} {part}");
+                        }
+                        completion.outcome.unwrap();
+                    }
+                }
+                queue.submit(&disk, 7, Command::Flush).unwrap();
+                let flushed = completions(&mut queue);
+                assert_eq!((flushed.len(), flushed[0].ticket), (1, 7));
+                // The last of them are left to its end.
+                for at in (0..PART).step_by(4096) {
+                    queue.submit(&disk, 0, write_of(from + at, &[9; 4096])).unwrap();
+                }
+                model[..PART as usize].fill(9);
+                drop(queue);
+                assert!(read(&disk, from, LEN as usize) == model);
+            });
+        }
+    });
+    let stats = cache.stats();
+    assert!(stats.engine.fills > 0 && stats.engine.updated > 0, "{stats:?}");
+    assert_eq!((stats.engine.corrupt, stats.engine.backing_errors), (0, 0));
+    // Nothing was left behind in a mailbox that nobody looks into.
+    settled(&cache);
+}
+
+/// Requests end well or are refused, and whoever turns hears that there is nothing more; what was answered is there at the next start.
+#[test]
+fn a_cache_is_closed_while_queues_are_at_work() {
+    const LINES: u64 = 64;
+    let dir = Dir::new();
+    let cache = dir.open();
+    let under_way = Arc::new(std::sync::Barrier::new(4));
+    let threads: Vec<_> = (0..3u64)
+        .map(|who| {
+            let (cache, under_way) = (cache.clone(), under_way.clone());
+            std::thread::spawn(move || {
+                let (disk, mut queue) = (cache.volume("disk").unwrap(), cache.queue().unwrap());
+                let at = |line: u64| (who * LINES + line) * 4096;
+                let mut written = [0u8; LINES as usize];
+                for round in 1..=u8::MAX {
+                    for line in 0..LINES {
+                        let bytes = [round; 4096];
+                        queue.submit(&disk, line, write_of(at(line), &bytes)).unwrap();
+                    }
+                    if round == 2 {
+                        under_way.wait();
+                    }
+                    let mut gone = false;
+                    for completion in completions(&mut queue) {
+                        match completion.outcome {
+                            Ok(_) => written[completion.ticket as usize] = round,
+                            Err(failure) => {
+                                assert_eq!(failure.kind, FailureKind::Gone);
+                                gone = true;
+                            }
+                        }
+                    }
+                    if gone {
+                        break;
+                    }
+                }
+                while queue.turn(PATIENCE).unwrap() {}
+                written
+            })
+        })
+        .collect();
+    under_way.wait();
+    cache.close();
+    let written: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(cache.queue().is_err());
+    drop(cache);
+    let cache = dir.open();
+    let disk = cache.volume("disk").unwrap();
+    for (at, round) in written.iter().flatten().enumerate() {
+        assert_eq!(read(&disk, at as u64 * 4096, 4096), [*round; 4096], "{at}");
+    }
+}
+
+#[test]
+fn a_volume_goes_when_queues_have_done_with_it() {
+    let dir = Dir::new();
+    let cache = dir.open();
+    let late = cache.attach("late", store(&dir, "late")).unwrap();
+    let (go, gone) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let worker = cache.clone();
+        scope.spawn(move || {
+            let mut queue = worker.queue().unwrap();
+            for line in 0..200u64 {
+                queue.submit(&late, line, write_of(line * 4096, &[5; 4096])).unwrap();
+            }
+            // The client has gone, what it asked for has not.
+            drop(late);
+            go.send(()).unwrap();
+            assert!(completions(&mut queue).iter().all(|c| c.outcome.is_ok()));
+            // It has a queue for other volumes still.
+            let disk = worker.volume("disk").unwrap();
+            queue.submit(&disk, 1, read_of(0, 4096)).unwrap();
+            assert!(completions(&mut queue)[0].outcome.is_ok());
+        });
+        gone.recv().unwrap();
+        assert!(cache.detach("late", &mut |_| true).unwrap());
+    });
+    assert!(cache.volume("late").is_none());
+    assert_eq!(std::fs::read(dir.path("late")).unwrap()[..200 * 4096], [5; 200 * 4096]);
+}
+
+/// The thread that closes has begun something in a queue of its own: it cannot wait for that.
+#[test]
+fn who_has_a_queue_may_close_the_cache() {
+    let dir = Dir::new();
+    let cache = dir.open();
+    let (disk, mut queue) = (cache.volume("disk").unwrap(), cache.queue().unwrap());
+    queue.submit(&disk, 1, write_of(0, &[1; 4096])).unwrap();
+    cache.close();
+    queue.submit(&disk, 2, write_of(0, &[2; 4096])).unwrap();
+    let mut ended = completions(&mut queue);
+    ended.sort_by_key(|completion| completion.ticket);
+    assert!(ended[0].outcome.is_ok());
+    let refused = &ended[1];
+    assert_eq!(refused.outcome.as_ref().unwrap_err().kind, FailureKind::Gone);
+    assert!(refused.buf.is_some(), "it has its buffer back");
+    while queue.turn(PATIENCE).unwrap() {}
+    drop((disk, queue, cache));
+    let cache = dir.open();
+    let disk = cache.volume("disk").unwrap();
+    assert_eq!(read(&disk, 0, 4096), [1; 4096]);
+    // With its last handle, a queue, it closes too.
+    let mut queue = cache.queue().unwrap();
+    queue.submit(&disk, 1, write_of(0, &[3; 4096])).unwrap();
+    drop((disk, cache, queue));
+    let cache = dir.open();
+    assert_eq!(read(&cache.volume("disk").unwrap(), 0, 4096), [3; 4096]);
+}
+
+#[test]
+fn a_queue_has_bounds_and_says_what_is_wrong() {
+    let (dir, other) = (Dir::new(), Dir::new());
+    let cache = dir.builder().queues(2).open().unwrap();
+    let disk = cache.volume("disk").unwrap();
+    let mut queue = cache.queue().unwrap();
+    let second = cache.queue().unwrap();
+    let error = cache.queue().unwrap_err().to_string();
+    assert!(error.contains("Builder::queues"), "{error}");
+    drop(second);
+    drop(cache.queue().unwrap());
+    for n in 0..Queue::DEPTH as u64 {
+        queue.submit(&disk, n, read_of(0, 512)).unwrap();
+    }
+    let Err(Full(Command::Read { buf, .. })) = queue.submit(&disk, 0, read_of(0, 512)) else {
+        panic!("there is room for no more");
+    };
+    assert_eq!(buf.len(), 512);
+    // They end, and are in the queue as long as nobody takes them.
+    let (mut poll, mut events) = (mio::Poll::new().unwrap(), mio::Events::with_capacity(4));
+    let (fd, reads) = (queue.as_raw_fd(), mio::Interest::READABLE);
+    poll.registry().register(&mut mio::unix::SourceFd(&fd), mio::Token(0), reads).unwrap();
+    queue.turn(Duration::ZERO).unwrap();
+    while queue.due() != Some(Duration::ZERO) {
+        poll.poll(&mut events, Some(PATIENCE)).unwrap();
+        assert!(!events.is_empty(), "nothing was told");
+        queue.turn(Duration::ZERO).unwrap();
+    }
+    assert!(queue.submit(&disk, 0, read_of(0, 512)).is_err());
+    assert_eq!(completions(&mut queue).len(), Queue::DEPTH);
+    let mut kind = |volume: &CachedVolume, command| {
+        queue.submit(volume, 0, command).unwrap();
+        completions(&mut queue)[0].outcome.as_ref().unwrap_err().kind
+    };
+    assert_eq!(kind(&disk, read_of(8 * MIB - 1, 2)), FailureKind::Invalid);
+    assert_eq!(kind(&disk, Command::Trim { offset: 0, len: 0, fua: false }), FailureKind::Invalid);
+    let strange = other.open();
+    assert_eq!(kind(&strange.volume("disk").unwrap(), read_of(0, 512)), FailureKind::Invalid);
+    let by_hand = Dir::new().builder().threads(0).open().unwrap();
+    let error = by_hand.queue().unwrap_err().to_string();
+    assert!(error.contains("threads"), "{error}");
 }

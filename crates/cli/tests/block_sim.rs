@@ -135,7 +135,7 @@ fn simulated(trace: &str, cases: &[Case], ahead: &str) -> Vec<CacheOutcome> {
         format!("seed = {SEED}\n[workload]\ntrace = \"{trace}\"\n[report]\npoints = 0\n");
     for (placement, write, admission) in cases {
         text.push_str(&format!(
-            "[[cache]]\nkind = \"block\"\nname = \"{placement} {write} {admission}\"\nflash = \"{CACHE}\"\nload = \"open\"\n\
+            "[[cache]]\nkind = \"block\"\nname = \"{placement} {write} {admission}\"\nflash = \"{CACHE}\"\nload = \"open\"\nshards = 1\n\
              depth = 1\nvolume = \"{VOLUME}\"\nreadahead = \"{ahead}\"\nplacement = \"{placement}\"\nwrite = \"{write}\"\nadmission = \"{admission}\"\n"
         ));
     }

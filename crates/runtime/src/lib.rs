@@ -6,6 +6,7 @@
 //! | [`device`] | a flash file or raw block device, locked, `O_DIRECT` where the file system allows it |
 //! | [`ring`] | asynchronous reads for one worker: io_uring, or a pool of threads that call `pread` |
 //! | [`FileQueue`] | reads, writes, syncs and holes on any number of files, by the same two means |
+//! | [`batch`] | how many requests a worker passes on together |
 //! | [`CommandRing`] | commands that drivers define themselves, by io_uring |
 //! | [`buffer`] | page-aligned buffers from a bounded pool |
 //! | [`shared`] | memory that outlives the process, on tmpfs |
@@ -21,6 +22,7 @@
 // This crate is the line below which nothing reads a clock or starts a thread: it is where clocks and threads live.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod batch;
 pub mod buffer;
 pub mod clock;
 pub mod datadir;
@@ -39,6 +41,7 @@ pub mod testing;
 mod unix;
 pub mod wear;
 
+pub use batch::{Batch, Pile};
 pub use buffer::{AlignedBuf, BufferPool, PAGE};
 pub use clock::{Clock, TurnClock};
 pub use datadir::{DataDir, DataDirError, FileMark, SharedDir};

@@ -1,7 +1,8 @@
 //! A worker: one thread, one poll, the connections dealt to it, and a service of its own.
 //!
 //! A turn of its loop: wait; take what is ready (read a connection, hand its requests to the service); start what the
-//! service has collected, with one system call for each of its rings; take what has ended; send the replies.
+//! service has collected, with one system call for each of its rings; take what has ended; send the replies. Of many
+//! requests or replies some are passed on before the others are looked at ([`Batch`]).
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
 use larder_net::stream::{Received, Stream};
-use larder_runtime::{AlignedBuf, BufferPool};
+use larder_runtime::{AlignedBuf, Batch, BufferPool, Pile};
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 use tracing::level_filters::LevelFilter;
@@ -222,6 +223,10 @@ pub(super) struct Worker<S> {
     slots: Vec<Slot>,
     free: Vec<usize>,
     tickets: Slab<Ticket>,
+    /// Handed to the service since it last started what it has collected.
+    taken: Pile,
+    /// Answered since replies were last sent.
+    answered: Pile,
     dirty: Vec<usize>,
     again: Vec<usize>,
     starved: Vec<usize>,
@@ -254,6 +259,8 @@ impl<S: Service> Worker<S> {
             slots: Vec::new(),
             free: Vec::new(),
             tickets: Slab::new(),
+            taken: Pile::default(),
+            answered: Pile::default(),
             dirty: Vec::new(),
             again: Vec::new(),
             starved: Vec::new(),
@@ -327,9 +334,22 @@ impl<S: Service> Worker<S> {
         // Who has something already leaves it what it waits for.
         let hunger = self.hunger();
         self.pool.set_aside(hunger);
+        self.taken.clear();
         self.service.flush(self.now);
         // What was there at once, in memory, is answered in the same turn.
         self.take_answers();
+        self.send_replies();
+        if hunger > 0 && self.now >= self.next_look {
+            self.make_room();
+        }
+        if self.now >= self.next_scan {
+            self.scan();
+        }
+    }
+
+    /// Sends all replies that there are.
+    fn send_replies(&mut self) {
+        self.answered.clear();
         let mut dirty = std::mem::take(&mut self.dirty);
         for slot in dirty.drain(..) {
             self.send(slot);
@@ -337,12 +357,6 @@ impl<S: Service> Worker<S> {
         if self.dirty.is_empty() {
             // The list's memory is kept.
             self.dirty = dirty;
-        }
-        if hunger > 0 && self.now >= self.next_look {
-            self.make_room();
-        }
-        if self.now >= self.next_scan {
-            self.scan();
         }
     }
 
@@ -589,11 +603,17 @@ impl<S: Service> Worker<S> {
         self.asked = true;
         self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
         self.service.submit(volume, index as u64, export::command(command));
+        if self.taken.is_full(Batch::SERVERS.submit) {
+            self.service.flush(self.now);
+        }
     }
 
     fn take_answers(&mut self) {
         while let Some(answer) = self.service.pop() {
             self.answer(answer);
+            if self.answered.is_full(Batch::SERVERS.send) {
+                self.send_replies();
+            }
         }
         while let Some(buf) = self.service.spent() {
             self.pool.give(buf);

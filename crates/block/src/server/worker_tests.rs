@@ -24,7 +24,16 @@ const STEP: Duration = Duration::from_millis(50);
 
 /// Answers whatever it is asked when it is looked at.
 #[derive(Default)]
-struct AtOnce(Vec<Answer>);
+struct AtOnce {
+    answers: Vec<Answer>,
+    /// Taken since the last start.
+    taken: usize,
+    /// How many each start found, where there were any.
+    starts: Vec<usize>,
+    /// A client's end of its connection, and how many bytes lay there each time that an answer was taken.
+    client: Option<UnixStream>,
+    seen: Vec<u64>,
+}
 
 impl Service for AtOnce {
     fn submit(&mut self, _: &Arc<Volume>, ticket: u64, command: Command) {
@@ -32,15 +41,24 @@ impl Service for AtOnce {
             Command::Read { buf, .. } | Command::Write { buf, .. } => Some(buf),
             _ => None,
         };
-        self.0.push(Answer::new(ticket, Ok(Vec::new()), buf));
+        self.answers.push(Answer::new(ticket, Ok(Vec::new()), buf));
+        self.taken += 1;
     }
 
     fn ready(&mut self, _: &mio::event::Event, _: Instant) {}
 
-    fn flush(&mut self, _: Instant) {}
+    fn flush(&mut self, _: Instant) {
+        if self.taken > 0 {
+            self.starts.push(std::mem::take(&mut self.taken));
+        }
+    }
 
     fn pop(&mut self) -> Option<Answer> {
-        self.0.pop()
+        let answer = self.answers.pop()?;
+        if let Some(client) = &self.client {
+            self.seen.push(rustix::io::ioctl_fionread(client).unwrap());
+        }
+        Some(answer)
     }
 
     fn wake_at(&self) -> Option<Instant> {
@@ -56,6 +74,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::with(4)
+    }
+
+    /// Of a server that takes so many requests of a connection at a time.
+    fn with(requests: u32) -> Bench {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(LONG.into()).unwrap();
@@ -67,7 +90,7 @@ impl Bench {
         let waker = mio::Waker::new(poll.registry(), WAKE).unwrap();
         let config = ServerConfig {
             buffer_bytes: MEMORY,
-            limits: Limits { requests: 4, bytes: MEMORY },
+            limits: Limits { requests, bytes: MEMORY },
             ..ServerConfig::default()
         };
         let shared = Arc::new(Shared {
@@ -174,6 +197,25 @@ impl Bench {
     fn whole(&mut self, stream: &mut UnixStream, len: u32) {
         assert_eq!(self.receive(stream, REPLY + len as usize), REPLY + len as usize);
     }
+}
+
+/// What goes round together leaves the drive and the processors idle in turn.
+#[test]
+fn of_many_requests_some_begin_and_end_before_the_others() {
+    const LEN: u32 = 512;
+    let mut bench = Bench::with(64);
+    let mut client = bench.connect();
+    bench.worker.service.starts.clear();
+    bench.worker.service.client = Some(client.try_clone().unwrap());
+    let requests: Vec<u8> =
+        (0..10).flat_map(|cookie| request(command::READ, 0, cookie, 0, LEN)).collect();
+    client.write_all(&requests).unwrap();
+    bench.settle();
+    assert_eq!(bench.worker.service.starts, [4, 4, 2]);
+    let reply = REPLY as u64 + u64::from(LEN);
+    let sent = [0, 0, 0, 0, 4, 4, 4, 4, 8, 8].map(|replies: u64| replies * reply);
+    assert_eq!(bench.worker.service.seen, sent);
+    assert_eq!(bench.receive(&mut client, 11 * reply as usize), 10 * reply as usize);
 }
 
 const TWO: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
-use larder_runtime::{AlignedBuf, BufferPool};
+use larder_runtime::{AlignedBuf, Batch, BufferPool, Pile};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rustix::io::Errno as Os;
@@ -118,6 +118,10 @@ pub(super) struct Worker<S, P> {
     /// Of the queues served now: answers to requests of others are late.
     epoch: u32,
     now: Instant,
+    /// Handed to the service since it last started what it has collected.
+    taken: Pile,
+    /// Answered since the driver was last told.
+    answered: Pile,
     freed: bool,
     /// The driver may have given more than was taken in this turn.
     more: bool,
@@ -144,6 +148,8 @@ impl<S: Service, P: Port> Worker<S, P> {
             serving: None,
             epoch: 0,
             now: Instant::now(),
+            taken: Pile::default(),
+            answered: Pile::default(),
             freed: false,
             more: false,
         }
@@ -256,9 +262,11 @@ impl<S: Service, P: Port> Worker<S, P> {
         if result.is_ok() {
             result = self.retry();
         }
+        self.taken.clear();
         self.service.flush(self.now);
         // What was there at once, in memory, is answered in the same turn.
         self.take_answers();
+        self.answered.clear();
         let Some(serving) = &mut self.serving else { return };
         let result = result.and_then(|()| serving.port.submit());
         if let Err(e) = result {
@@ -376,6 +384,9 @@ impl<S: Service, P: Port> Worker<S, P> {
         let volume = serving.volume.clone();
         let ticket = u64::from(self.epoch) << 32 | slot as u64;
         self.service.submit(&volume, ticket, command);
+        if self.taken.is_full(Batch::SERVERS.submit) {
+            self.service.flush(self.now);
+        }
         Ok(())
     }
 
@@ -388,7 +399,14 @@ impl<S: Service, P: Port> Worker<S, P> {
 
     fn take_answers(&mut self) {
         while let Some(answer) = self.service.pop() {
-            if let Err(e) = self.answer(answer) {
+            let mut told = self.answer(answer);
+            if told.is_ok()
+                && self.answered.is_full(Batch::SERVERS.send)
+                && let Some(serving) = &mut self.serving
+            {
+                told = serving.port.submit();
+            }
+            if let Err(e) = told {
                 self.leave(Err(format!("the driver cannot be answered any more: {e}")));
             }
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use larder_runtime::{AlignedBuf, BufferPool};
+use larder_runtime::{AlignedBuf, Batch, BufferPool, Pile};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rustix::net::SendFlags;
@@ -149,6 +149,10 @@ pub(super) struct Device<S> {
     pub(super) inflight: Option<Inflight>,
     pub(super) ready: Ready,
     tickets: Slab<Ticket>,
+    /// Handed to the service since it last started what it has collected.
+    taken: Pile,
+    /// Answered since the guest was last told.
+    answered: Pile,
     now: Instant,
     /// A buffer came back since queues that wait for one were tried.
     freed: bool,
@@ -191,6 +195,8 @@ impl<S: Service> Device<S> {
             inflight: None,
             ready: Ready::default(),
             tickets: Slab::new(),
+            taken: Pile::default(),
+            answered: Pile::default(),
             now: Instant::now(),
             freed: false,
             orphaned: false,
@@ -266,9 +272,16 @@ impl<S: Service> Device<S> {
                 self.pull(index, take);
             }
         }
+        self.taken.clear();
         self.service.flush(self.now);
         // What was there at once, in memory, is answered in the same turn.
         self.take_answers();
+        self.tell_guest();
+    }
+
+    /// Tells the guest of all answers that there are.
+    fn tell_guest(&mut self) {
+        self.answered.clear();
         for ring in &mut self.rings {
             ring.tell(self.shared.memory());
         }
@@ -604,6 +617,9 @@ impl<S: Service> Device<S> {
         let slot = self.tickets.insert(ticket);
         for command in commands {
             self.service.submit(&volume, slot as u64, command);
+            if self.taken.is_full(Batch::SERVERS.submit) {
+                self.service.flush(self.now);
+            }
         }
         true
     }
@@ -611,6 +627,9 @@ impl<S: Service> Device<S> {
     fn take_answers(&mut self) {
         while let Some(answer) = self.service.pop() {
             self.answer(answer);
+            if self.answered.is_full(Batch::SERVERS.send) {
+                self.tell_guest();
+            }
         }
         while let Some(buf) = self.service.spent() {
             self.give(Some(buf));

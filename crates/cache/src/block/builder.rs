@@ -20,6 +20,10 @@ use super::{ByHand, Volume, Volumes};
 
 /// Most threads.
 const MOST_THREADS: usize = 64;
+/// Most queues of the program's own.
+const MOST_QUEUES: usize = 1024;
+/// How many there may be where nobody says so.
+const QUEUES: usize = 8;
 
 /// What a [`Cache`] is opened with; [`Cache::builder`] begins one.
 #[derive(Debug)]
@@ -36,6 +40,7 @@ pub struct Builder {
     budget: WriteBudgetConfig,
     trust_unchanged: bool,
     threads: usize,
+    queues: usize,
     ring: RingChoice,
 }
 
@@ -68,6 +73,7 @@ impl Builder {
             budget: WriteBudgetConfig::default(),
             trust_unchanged: false,
             threads: defaults::WORKERS,
+            queues: QUEUES,
             ring: RingChoice::Auto,
         }
     }
@@ -178,6 +184,14 @@ impl Builder {
         self
     }
 
+    /// How many [queues](Cache::queue) there may be at a time, at most 1024; 8 by default. Room for one takes 60 KiB. Without threads there are
+    /// none.
+    #[must_use]
+    pub fn queues(mut self, queues: usize) -> Builder {
+        self.queues = queues.min(MOST_QUEUES);
+        self
+    }
+
     /// How the cache device and files are read and written; io_uring by default, threads where that cannot be had.
     #[must_use]
     pub fn ring(mut self, ring: RingChoice) -> Builder {
@@ -238,7 +252,7 @@ impl Builder {
         config.admission = self.admission.parse()?;
         (config.write, config.ring, config.workers) = (self.write, ring, self.threads.max(1));
         (config.fill_memory, config.readahead) = (self.fill_memory, self.readahead);
-        config.trust_unchanged = self.trust_unchanged;
+        (config.queues, config.trust_unchanged) = (self.queues, self.trust_unchanged);
         (config.rules.shares, config.rules.budget) = (self.shares, self.budget);
         let (all, threads) = (volumes.all(), self.threads);
         let running = match threads {

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use super::builder::Builder;
 use super::open::Warmth;
+use super::queue::{Queue, Queues};
 use super::service::Command;
 use super::volume::{Client, Volume, VolumeError, Volumes};
 use super::workers::{Ask, Ended, Workers};
@@ -55,10 +56,11 @@ const PIECE: u64 = 1 << 30;
 pub struct Cache(Arc<Handles>);
 
 /// What all handles share. It goes with the last of them.
-struct Handles(Arc<Shared>);
+pub(super) struct Handles(Arc<Shared>);
 
 struct Shared {
     pub(super) workers: Workers,
+    queues: Arc<Queues>,
     volumes: Volumes,
     next_worker: AtomicUsize,
     closed: AtomicBool,
@@ -81,6 +83,9 @@ impl Shared {
         if closing.is_none() || self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.queues.refuse();
+        // What they wait for is done by the cache's threads.
+        self.queues.wait();
         // Who hears how a request has ended may call the cache: it finds it closed.
         let running = self.running.lock().take();
         if let Some(running) = running {
@@ -92,9 +97,18 @@ impl Shared {
 }
 
 impl Handles {
-    /// A thread of the cache cannot wait for its own end.
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
+
+    pub(super) fn queues(&self) -> &Arc<Queues> {
+        &self.0.queues
+    }
+
+    /// A thread of the cache cannot wait for its own end, nor one that has a queue for what it has begun in that.
     fn close(&self) {
-        if !self.0.workers.is_one() {
+        self.0.queues.refuse();
+        if !self.0.workers.is_one() && !self.0.queues.waits_for_me() {
             return self.0.close();
         }
         let shared = self.0.clone();
@@ -122,6 +136,7 @@ impl Cache {
     pub(super) fn over(running: Running, volumes: Volumes, workers: Workers) -> Cache {
         let (core, warmth) = (running.cache().clone(), running.warmth.clone());
         Cache(Arc::new(Handles(Arc::new(Shared {
+            queues: Arc::new(Queues::new(&core)),
             workers,
             volumes,
             next_worker: AtomicUsize::new(0),
@@ -153,6 +168,14 @@ impl Cache {
         };
         let (of, cache) = (Arc::new(client), self.0.clone());
         CachedVolume { of, cache, holds: BlockKind::Unknown }
+    }
+
+    /// A queue of the calling thread's own, with a descriptor to poll. There may be as many at a time as [`Builder::queues`] says.
+    ///
+    /// # Errors
+    /// When there are as many, the cache has no threads or is closed, or a ring or a descriptor cannot be had.
+    pub fn queue(&self) -> Result<Queue, CacheError> {
+        Queue::new(self.0.clone(), self.0.0.core.config().ring)
     }
 
     /// Names of the volumes.
@@ -243,7 +266,9 @@ impl Cache {
     }
 
     /// Ends the cache: requests under way end, and the map becomes durable, so that the next start is warm after a reboot too. Requests from now
-    /// on fail. It waits for stores as long as they take. It can be opened again when the last handle has gone, those of volumes among them.
+    /// on fail. It waits for stores as long as they take, and for what threads have begun in [queues](Cache::queue) of their own, which they must
+    /// go on with; where this thread has, it closes behind that, and this returns at once. It can be opened again when the last handle has
+    /// gone, those of volumes and queues among them.
     pub fn close(&self) {
         self.0.close();
     }
@@ -256,11 +281,22 @@ impl fmt::Debug for Cache {
 }
 
 /// A client of a volume.
-struct OfClient {
+pub(super) struct OfClient {
     worker: usize,
     told: Told,
     _client: Client,
     volume: Arc<Volume>,
+}
+
+impl OfClient {
+    pub(super) fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// What the client is to hear of a request that has ended so.
+    pub(super) fn hear(&self, losses: Option<u64>, outcome: Outcome) -> Outcome {
+        self.told.hear(losses, outcome)
+    }
 }
 
 /// A volume through the cache. Clones are one client.
@@ -394,6 +430,36 @@ impl CachedVolume {
             return refuse(FailureKind::Denied, "the volume is read-only".to_owned());
         }
         None
+    }
+
+    /// Whether it is a volume of that cache.
+    pub(super) fn is_of(&self, cache: &Arc<Handles>) -> bool {
+        Arc::ptr_eq(&self.cache, cache)
+    }
+
+    /// Whose requests they are, and what those are about.
+    pub(super) fn asks(&self) -> (&Arc<OfClient>, BlockKind) {
+        (&self.of, self.holds)
+    }
+
+    /// What is wrong with a request, if something is.
+    pub(super) fn refuses_command(&self, command: &Command) -> Option<Failure> {
+        let (payload, any) = (u64::from(MAX_PAYLOAD), u64::from(u32::MAX));
+        match *command {
+            Command::Read { offset, ref buf } => {
+                self.refuses(offset, buf.len() as u64, payload, false)
+            }
+            Command::Write { offset, ref buf, .. } => {
+                self.refuses(offset, buf.len() as u64, payload, true)
+            }
+            Command::Flush => None,
+            Command::Trim { offset, len, .. } | Command::WriteZeroes { offset, len, .. } => {
+                self.refuses(offset, len.into(), any, true)
+            }
+            Command::Advise { offset, len } | Command::Status { offset, len, .. } => {
+                self.refuses(offset, len.into(), any, false)
+            }
+        }
     }
 
     /// Has all of `commands` done, at once.

@@ -188,6 +188,19 @@ impl Cached {
         !self.io.ended.is_empty()
     }
 
+    /// Nothing is under way for anybody, and no answer was left.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_idle()
+            && self.io.is_idle()
+            && locked(&self.cache.doors[self.me].inbox).is_empty()
+    }
+
+    /// Buffers of writes that were still needed when those ended, and may be still.
+    #[cfg(test)]
+    pub(super) fn lingering(&self) -> usize {
+        self.io.lingering.len()
+    }
+
     /// Does all there is to do now, mail included. For a cache without threads, whose I/O is over when it is asked for. Returns whether there was
     /// something.
     pub(super) fn step(&mut self) -> bool {

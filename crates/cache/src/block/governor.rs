@@ -128,7 +128,7 @@ impl Governor {
             selecting: Mutex::default(),
             pins: Pins::new(layout.capacity() * u64::from(layout.line)),
             limits,
-            latencies: (0..=config.workers).map(|_| Mutex::default()).collect(),
+            latencies: (0..=config.workers + config.queues).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
             failures: Failures::default(),
             gone: AtomicU64::new(0),

@@ -1,6 +1,7 @@
 //! A thread's own way to the volumes of a cache: requests go in, answers come out.
 
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,16 @@ impl Lane {
     /// Ends a [`Lane::turn`] that waits, from any thread.
     pub(super) fn waker(&self) -> &Arc<Waker> {
         &self.waker
+    }
+
+    /// Nothing is under way, and no answer was left.
+    pub(super) fn is_idle(&self) -> bool {
+        self.cached.is_idle()
+    }
+
+    /// A [`Lane::turn`] is wanted at this time even if nothing happens.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.cached.wake_at()
     }
 
     /// Takes a request, whose range lies within the volume; it begins with the next [`Lane::turn`]. `ticket` comes back with the answer.
@@ -79,8 +90,60 @@ impl Lane {
         self.cached.step()
     }
 
+    #[cfg(test)]
+    pub(super) fn lingering(&self) -> usize {
+        self.cached.lingering()
+    }
+
     /// The next request that has ended.
     pub fn pop(&mut self) -> Option<Answer> {
-        self.cached.pop()
+        let answer = self.cached.pop();
+        // Buffers of writes that were on their way to flash when those ended: a program brings its own for each request.
+        while self.cached.spent().is_some() {}
+        answer
+    }
+}
+
+impl AsRawFd for Lane {
+    fn as_raw_fd(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use larder_base::ByteSize;
+
+    use crate::block::Cache;
+
+    const WAIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+    #[test]
+    fn buffers_of_writes_are_let_go_of_when_their_lines_are_on_flash() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        let cache = Cache::builder(dir.path().join("cache")).create(ByteSize::mib(32)).threads(0);
+        let cache = cache.volume("disk", &format!("file:{}", path.display())).unwrap();
+        let cache = cache.open().unwrap();
+        let disk = cache.volume("disk").unwrap();
+        for round in 0..8 {
+            let write = |n: u64| disk.write((round * 16 + n) * 4096, [1; 4096]);
+            let writes: Vec<_> = (0..16).map(write).collect();
+            while !writes.iter().all(|write| write.is_done()) {
+                cache.turn().unwrap();
+            }
+        }
+        assert_eq!(cache.core().settle(WAIT).unwrap(), 0);
+        assert!(cache.stats().engine.fills >= 128, "they were cached: {:?}", cache.stats().engine);
+        for _ in 0..32 {
+            let flush = disk.flush();
+            while !flush.is_done() {
+                cache.turn().unwrap();
+            }
+        }
+        assert_eq!(cache.core().with_lane(|lane| lane.lingering()), Some(0));
     }
 }

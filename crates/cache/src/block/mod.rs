@@ -17,6 +17,7 @@
 //! | `log` | the thread of the map's log, which also writes fills |
 //! | `hand` | a cache without threads |
 //! | `lane` | a thread's own way to the volumes |
+//! | `queue` | the same for threads of a program that embeds the cache |
 //! | `grow` | a volume grows while it is served, and moves if it must |
 //! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
 //! | `running` | a cache that runs, and how it ends |
@@ -56,6 +57,7 @@ mod notes;
 pub mod open;
 mod operators;
 mod prefetch;
+mod queue;
 mod record;
 mod region;
 mod running;
@@ -105,6 +107,7 @@ pub use lane::Lane;
 pub use larder_engine::block::node::share::{Portion, Share};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
+pub use queue::{Completion, Full, Queue};
 pub use running::Running;
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};

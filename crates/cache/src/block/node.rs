@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_base::Nanos;
-use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions};
+use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions, thread_of};
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
@@ -97,7 +97,17 @@ impl Questions for Core {
     }
 
     fn stays(&self, op: OpId) -> bool {
-        ((op.0 >> OP_BITS) as usize) < self.config.workers
+        thread_of(op) < self.config.workers
+    }
+
+    /// A queue of the program's goes when it likes: a thread of the cache does them.
+    fn writes_of(&self, op: OpId) -> OpId {
+        let (thread, workers) = (thread_of(op), self.config.workers);
+        if thread < workers {
+            return op;
+        }
+        let of_thread = op.0 & ((1 << OP_BITS) - 1);
+        OpId(((thread % workers) as u64) << OP_BITS | of_thread)
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::Instant;
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
-use larder_engine::block::node::defaults;
+use larder_engine::block::node::defaults::{self, SizeError};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::setup;
 pub use larder_engine::block::node::start::Warmth;
@@ -91,6 +91,8 @@ pub struct CacheConfig {
     pub readahead: ByteSize,
     /// Workers that will use it.
     pub workers: usize,
+    /// Beside them, queues that a program's threads may have at a time.
+    pub queues: usize,
     /// Rings.
     pub ring: RingChoice,
     /// Volumes whose stores cannot tell whether they changed are taken as unchanged.
@@ -108,13 +110,14 @@ impl CacheConfig {
     pub fn new(state_dir: PathBuf) -> CacheConfig {
         CacheConfig {
             write: defaults::WRITE,
-            replacement: Replacement::Lru,
-            reclaim: VictimPolicy::Fifo,
-            evict: EvictionBy::default(),
+            replacement: defaults::REPLACEMENT,
+            reclaim: defaults::RECLAIM,
+            evict: defaults::evict(),
             admission: BlockAdmissionConfig::default(),
             fill_memory: defaults::FILL_MEMORY,
             readahead: defaults::READAHEAD,
             workers: defaults::WORKERS,
+            queues: 0,
             ring: RingChoice::Auto,
             trust_unchanged: false,
             state_dir,
@@ -451,7 +454,7 @@ pub fn open_by_hand(
     volumes: &[Arc<Volume>],
     by: ByHand,
 ) -> Result<Running, CacheError> {
-    (config.workers, config.ring) = (1, RingChoice::Caller);
+    (config.workers, config.queues, config.ring) = (1, 0, RingChoice::Caller);
     open_as(path, config, volumes, Some(by))
 }
 
@@ -461,6 +464,12 @@ fn open_as(
     volumes: &[Arc<Volume>],
     by_hand: Option<ByHand>,
 ) -> Result<Running, CacheError> {
+    let wrong =
+        |what, size, e: SizeError| CacheError::System { what, reason: format!("{size}: {e}") };
+    defaults::check_fill_memory(config.fill_memory)
+        .map_err(|e| wrong("memory for fills", config.fill_memory, e))?;
+    defaults::check_readahead(config.readahead)
+        .map_err(|e| wrong("read-ahead", config.readahead, e))?;
     let device = open_device(&DeviceOptions::new(path))?;
     if let Some(why) = device.why_buffered() {
         tracing::info!("the cache device is used through the page cache: {why}");
@@ -640,7 +649,7 @@ pub(super) fn begin(
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
     // Two more, for who is no worker: who prefetches, and operators.
-    let doors = (0..config.workers + 2)
+    let doors = (0..config.workers + config.queues + 2)
         .map(|_| Core::new_door())
         .collect::<Result<_, _>>()
         .map_err(system("eventfd"))?;

@@ -110,7 +110,7 @@ pub trait Service {
     /// A descriptor that it registered is ready.
     fn ready(&mut self, event: &Event, now: Instant);
 
-    /// Starts what was submitted, and does what the time asks for. Called once in each turn.
+    /// Starts what was submitted, and does what the time asks for. Called in each turn, and between requests where there are many.
     fn flush(&mut self, now: Instant);
 
     /// The next request that has ended.
@@ -276,6 +276,11 @@ impl Lingering {
     /// The buffer of a payload, unless it is still needed.
     pub(crate) fn payload(&mut self, data: Payload) -> Option<AlignedBuf> {
         data.try_into_buf().map_err(|data| self.list.push_back(data)).ok()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
     }
 
     /// One that is needed no longer.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use larder_base::{ByteSize, UnixSecs};
 use larder_engine::block::Fault;
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::defaults;
 use larder_engine::block::node::start::places::Places;
-use larder_format::block::Placement;
 use larder_format::block::superblock::{self, COPY_BYTES};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::{DeviceOptions, plain};
@@ -29,7 +29,7 @@ use crate::block::volume::Volume;
 /// Bytes of what stands in for the cache, nearly all of them never written.
 const SIZE: u64 = 64 << 20;
 /// Bytes of its lines, which clients are told requests are best multiples of.
-pub const LINE: u32 = 4096;
+pub const LINE: u32 = defaults::LINE;
 
 /// Serves volumes without the cache that should be at `path`, and is not, for the reason `why`. When it comes back it is cold,
 /// since volumes change meanwhile: that is noted in the state directory first.
@@ -63,8 +63,8 @@ pub fn open_without(
         path: stand_in.clone().into(),
         size: Some(ByteSize(SIZE)),
         line: LINE,
-        placement: Placement::Sets(8),
-        shards: 8,
+        placement: defaults::PLACEMENT,
+        shards: defaults::SHARDS,
         yes: true,
     };
     open::format(&shape, [0; 32], UnixSecs(0))?;

@@ -75,7 +75,7 @@ struct Flash {
     geometry: Geometry,
     admission: String,
     dir: DataDir,
-    superblock: Mutex<open::Superblocks>,
+    superblock: Mutex<larder_engine::kv::node::start::Superblocks>,
     read_errors: AtomicU64,
     /// Keeps the shared memory locked.
     region: warm::Region,

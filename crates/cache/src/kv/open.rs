@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use larder_base::lock::Threads;
 use larder_base::{ByteSize, HashKey, Nanos, Now, UnixSecs, Words};
-use larder_engine::kv::node::start::{self, Left, Shape, StartIo, StopIo, Warmth};
+use larder_engine::kv::node::start::{
+    self, Heads, Left, Shape, StartIo, StopIo, Superblocks, Warmth,
+};
 use larder_engine::kv::node::{
     self, AdmissionNeed, AtRest, LogStart, Maintenance, Node, Plan, StateIo, defaults,
 };
 use larder_engine::kv::record::{AppsSetup, RunSetup};
 use larder_engine::kv::{ClockMode, FlashGeometry};
 use larder_format::signature::{HEAD_BYTES, TAIL_BYTES};
-use larder_format::superblock::{Chosen, choose};
+use larder_format::superblock::choose;
 use larder_format::{PAGE_SIZE, Signature, Superblock, SuperblockError, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::application::ApplicationsConfig;
@@ -104,33 +106,19 @@ pub struct Opened {
     pub warnings: Vec<String>,
 }
 
-/// The superblock in force and where it lies.
-pub(super) struct Superblocks {
-    pub(super) current: Superblock,
-    copy: usize,
-    /// It is what a run has left that may have been killed before it was durable: the other copy must not be written before it is, or
-    /// a power cut could take both.
-    doubtful: bool,
-}
+/// The head of a flash.
+struct Head<'a>(&'a dyn Device);
 
-impl Superblocks {
-    fn write(
-        &mut self,
-        device: &dyn Device,
-        next: Superblock,
-    ) -> Result<(), larder_runtime::DeviceError> {
-        if self.doubtful {
-            device.sync()?;
-            self.doubtful = false;
-        }
-        let other = 1 - self.copy;
+impl Heads for Head<'_> {
+    type Error = larder_runtime::DeviceError;
+
+    fn write(&mut self, copy: usize, superblock: &Superblock) -> Result<(), Self::Error> {
         let mut page = AlignedBuf::zeroed(PAGE_SIZE);
-        page.copy_from_slice(&next.encode()[..]);
-        device.write_at((other * PAGE_SIZE) as u64, &page)?;
-        device.sync()?;
-        self.copy = other;
-        self.current = next;
-        Ok(())
+        page.copy_from_slice(&superblock.encode()[..]);
+        self.0.write_at((copy * PAGE_SIZE) as u64, &page)
+    }
+    fn sync(&mut self) -> Result<(), Self::Error> {
+        self.0.sync()
     }
 }
 
@@ -302,7 +290,7 @@ pub(super) fn prepare(
     let Medium { path, device, drive, why_buffered } = medium;
     let path = &path;
     let (mut superblocks, formatted) = superblocks(config, path, device.as_ref(), clock.now())?;
-    let superblock = superblocks.current.clone();
+    let superblock = superblocks.current().clone();
     let geometry = superblock.geometry;
     let last = run::last(&dir);
     // The shared memory of a flash that this directory has left for another one is of no use any more.
@@ -488,7 +476,7 @@ impl StartIo for Durable<'_> {
     }
 
     fn write_superblock(&mut self, next: &Superblock) -> Result<(), CacheError> {
-        Ok(self.superblocks.write(self.device, next.clone())?)
+        Ok(self.superblocks.write(&mut Head(self.device), next.clone())?)
     }
 
     fn keep_time(&mut self) {
@@ -532,14 +520,14 @@ impl StopIo for Closing<'_> {
         let (dir, geometry) = (&self.flash.dir, &self.flash.geometry);
         let mut writing = Writing { at: self.at, hurry: self.hurry, bytes: 0 };
         let (indexes, apps) = (&rest.indexes, rest.apps);
-        let current = &self.superblocks.current;
+        let current = self.superblocks.current();
         let written = write_checkpoint(dir, current, geometry, &mut writing, table, indexes, apps);
         (written.map_err(|e| e.to_string()), writing.bytes)
     }
 
     fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String> {
         let device = self.flash.device.as_ref();
-        self.superblocks.write(device, stopped.clone()).map_err(|e| e.to_string())
+        self.superblocks.write(&mut Head(device), stopped.clone()).map_err(|e| e.to_string())
     }
 
     fn release(&mut self) {
@@ -589,8 +577,7 @@ fn superblocks(
                     .superblock
                     .check_device(size)
                     .map_err(|source| CacheError::Superblock { path: path.to_owned(), source })?;
-                let Chosen { superblock: current, copy, .. } = chosen;
-                return Ok((Superblocks { current, copy, doubtful: true }, false));
+                return Ok((Superblocks::found(chosen), false));
             }
             Err(SuperblockError::None) => {}
             Err(e @ SuperblockError::Damaged) => {
@@ -617,8 +604,8 @@ fn superblocks(
     // Both copies are void before the new one is written: an old one must not win after a torn write.
     device.write_at(0, &AlignedBuf::zeroed(2 * PAGE_SIZE))?;
     device.sync()?;
-    let mut superblocks = Superblocks { current: first.clone(), copy: 1, doubtful: false };
-    superblocks.write(device, first)?;
+    let mut superblocks = Superblocks::formatted(first.clone());
+    superblocks.write(&mut Head(device), first)?;
     if let Ok(former) = choose(page(0), page(1)) {
         Region::forget(&former.superblock.uuid.to_string());
     }
@@ -791,7 +778,7 @@ impl Core {
         now: Now,
     ) {
         let mut superblocks = locked(&flash.superblock);
-        let current = superblocks.current.clone();
+        let current = superblocks.current().clone();
         let mut closing = Closing {
             disk: Disk(Some(flash)),
             flash,

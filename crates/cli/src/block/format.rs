@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_base::{ByteSize, UnixSecs};
 use larder_block::cache::{CacheError, FormatConfig, open};
+use larder_engine::block::node::defaults;
 use larder_format::block::Placement;
 use larder_runtime::DeviceError;
 
@@ -41,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     line: ByteSize,
     /// Shards, each behind a lock of its own (1 to 64); fewer for a very small cache
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = defaults::SHARDS)]
     shards: u32,
     /// Go on though something is on it already: that is lost
     #[arg(long)]

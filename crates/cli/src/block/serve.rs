@@ -11,7 +11,7 @@ use larder_block::control::{Absent, Control, ControlServer, http};
 use larder_block::server::{Doors, Listen, Server, ServerConfig, Volume, VolumeError, Volumes};
 use larder_block::ublk::{UblkDoors, UblkListen, UblkServer};
 use larder_block::vhost::{VhostDoors, VhostListen, VhostServer};
-use larder_engine::block::node::readahead;
+use larder_engine::block::node::defaults::{self, SizeError};
 use larder_format::block::{Layout, Placement};
 use larder_policy::block::{BlockAdmissionConfig, EvictionBy, VictimPolicy};
 use larder_runtime::{LockError, LockFile, RingChoice, plain};
@@ -73,23 +73,10 @@ pub(super) fn state_dir(given: Option<&PathBuf>) -> PathBuf {
 
 /// Sizes that nothing could be done with, and flags that have no effect.
 fn check_sizes(args: &Settings) -> Result<(), CliError> {
-    const FILL: (u64, u64) = (1 << 20, 1 << 40);
-    let fill = args.fill_memory;
-    if fill.0 < FILL.0 || fill.0 > FILL.1 {
-        return Err(CliError::Usage(format!(
-            "--fill-memory {fill}: it must be from {} to {}: without any nothing would be cached",
-            ByteSize(FILL.0),
-            ByteSize(FILL.1)
-        )));
-    }
-    if args.readahead > readahead::FURTHEST {
-        return Err(CliError::Usage(format!(
-            "--readahead {}: it must be at most {} (0: not at all)",
-            args.readahead,
-            readahead::FURTHEST
-        )));
-    }
-    Ok(())
+    let wrong = |flag: &str, size, e: SizeError| CliError::Usage(format!("--{flag} {size}: {e}"));
+    let (fill, ahead) = (args.fill_memory, args.readahead);
+    defaults::check_fill_memory(fill).map_err(|e| wrong("fill-memory", fill, e))?;
+    defaults::check_readahead(ahead).map_err(|e| wrong("readahead", ahead, e))
 }
 
 pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
@@ -239,6 +226,7 @@ pub(crate) fn run(args: &Settings) -> Result<(), CliError> {
         readahead: args.readahead,
         // Each device of vhost-user is a worker too, and each thread of a ublk device.
         workers: workers + vhost.count() + ublk.count() * workers,
+        queues: 0,
         ring: RingChoice::Auto,
         trust_unchanged: args.trust_unchanged,
         state_dir: state_dir.clone(),

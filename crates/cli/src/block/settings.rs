@@ -8,6 +8,7 @@ use larder_block::backing::{BackingError, Uri};
 use larder_block::cache::Share;
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::Replacement;
+use larder_engine::block::node::defaults;
 use larder_net::listen::SocketAccess;
 use larder_policy::block::{BLOCK_ADMISSION_DEFAULT, EvictionBy, VictimPolicy};
 use larder_settings::{DriveLife, LivePage, Log, Recording, SettingsList, Tls, default_is};
@@ -122,7 +123,7 @@ pub(crate) struct Settings {
     #[command(flatten)]
     pub(super) sockets: SocketArgs,
     /// Worker threads
-    #[arg(long, short = 't', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Clients")]
+    #[arg(long, short = 't', value_name = "N", default_value_t = defaults::WORKERS as u16, value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Clients")]
     pub(super) threads: u16,
     /// Connections at a time. Where there are more, one that has asked nothing for 10 s since it came makes way
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1_000_000), help_heading = "Clients")]
@@ -229,5 +230,31 @@ fn write_mode(text: &str) -> Result<WriteMode, String> {
         "hdd-upd" => Ok(WriteMode::HddUpd),
         "hdd-inv" => Ok(WriteMode::HddInv),
         _ => Err(format!("'{text}' is not a write mode: choose hdd-ssd, hdd-upd or hdd-inv")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    /// What is written out here for the help is the engine's.
+    #[test]
+    fn what_nobody_says_is_as_the_engine_has_it() {
+        let said = ["larder", "--cache", "/c", "--listen", "unix:/s"];
+        let is = Flags::parse_from(said).settings;
+        assert_eq!(is.write, defaults::WRITE);
+        assert_eq!(is.replacement, defaults::REPLACEMENT);
+        assert_eq!(is.reclaim, defaults::RECLAIM);
+        assert_eq!(is.evict, defaults::evict());
+        assert_eq!(is.fill_memory, defaults::FILL_MEMORY);
+        assert_eq!(is.readahead, defaults::READAHEAD);
     }
 }

@@ -1,6 +1,6 @@
 //! The library's block cache on real files, and the simulator, request by request: every answer, every counter with its reason, every time of the
 //! next turn, and every byte on flash are the same, for each placement and way to write, with several volumes, selection, shares, a write budget,
-//! read-ahead, trims, volumes that come, go, grow and are forgotten, and runs that end in good order or as by a kill.
+//! read-ahead, trims, stores that fail, volumes that come, go, grow and are forgotten, and runs that end in good order or as by a kill.
 //!
 //! The library has its locks, a cache in a file, stores in files, a state directory and shared memory, but no threads: what is due is done before
 //! the next request, and I/O on the thread that asks. The simulator has all bytes too, over a device in memory that takes no time. Both are told
@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_cache::block::open::{FormatConfig, format, open_by_hand};
@@ -130,6 +130,8 @@ struct Library {
     flash: File,
     running: Option<Running>,
     volumes: BTreeMap<String, Arc<Volume>>,
+    /// How many operations of each store fail.
+    fails: BTreeMap<String, Arc<AtomicU32>>,
     next: u64,
 }
 
@@ -154,7 +156,15 @@ impl Library {
         }
         let flash = File::open(dir.path().join("cache")).unwrap();
         let volumes = BTreeMap::new();
-        Library { case: case.clone(), dir, flash, running: None, volumes, next: 0 }
+        Library {
+            case: case.clone(),
+            dir,
+            flash,
+            running: None,
+            volumes,
+            fails: BTreeMap::new(),
+            next: 0,
+        }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -164,7 +174,8 @@ impl Library {
     }
 
     fn volume(&mut self, name: &str) -> Arc<Volume> {
-        let store = Store::open(&self.dir.path().join(name), name);
+        let fails = self.fails.entry(name.to_owned()).or_default().clone();
+        let store = Store::open(&self.dir.path().join(name), name, fails);
         let volume = Arc::new(Volume::new(name, store, self.case.line, true));
         self.volumes.insert(name.to_owned(), volume.clone());
         volume
@@ -252,6 +263,8 @@ struct Lockstep {
     truth: BTreeMap<String, (Vec<u8>, bool)>,
     /// Volumes that are not even remembered.
     forgotten: BTreeSet<String>,
+    /// Stores may fail.
+    failing: bool,
     rng: Rng,
     now: Nanos,
     due: Nanos,
@@ -273,6 +286,7 @@ impl Lockstep {
             given: Some(given),
             truth: truth.collect(),
             forgotten: BTreeSet::new(),
+            failing: false,
             rng: Rng::new(seed),
             now: Nanos::ZERO,
             due: Nanos::ZERO,
@@ -388,6 +402,27 @@ impl Lockstep {
         (op, None)
     }
 
+    /// The same while a store fails now and then. What a change that failed has changed is what the stores say, which must say the same.
+    fn requests_that_fail(&mut self) {
+        let names = self.names(true);
+        for name in &names {
+            let times = self.rng.below(4) as u32;
+            self.given().fail_store(name, times).unwrap();
+            self.library.fails[name].store(times, Ordering::SeqCst);
+        }
+        self.failing = true;
+        self.requests();
+        self.failing = false;
+        for name in names {
+            self.given().fail_store(&name, 0).unwrap();
+            self.library.fails[&name].store(0, Ordering::SeqCst);
+            let mine = std::fs::read(self.library.dir.path().join(&name)).unwrap();
+            assert!(mine == *self.given().store(&name).unwrap(), "what the store of {name} has");
+            self.truth.get_mut(&name).unwrap().0 = mine;
+        }
+        self.meet("with faults", 1);
+    }
+
     /// Some requests at the same time, on different parts of volumes, until all are answered.
     fn requests(&mut self) {
         let parts = 1 + self.rng.below(4);
@@ -415,8 +450,9 @@ impl Lockstep {
             for ((ticket, (ok, bytes)), theirs) in mine.into_iter().zip(theirs) {
                 let (number, read) = wanted.remove(&ticket).expect("an answer to what was asked");
                 assert_eq!((number, ok), (theirs.number, theirs.outcome.is_ok()));
-                assert!(ok);
-                if let Some(read) = read {
+                assert!(ok || self.failing);
+                self.meet("failed", u64::from(!ok));
+                if let Some(read) = read.filter(|_| ok) {
                     assert!(read == bytes && read == theirs.bytes, "{:?}", theirs.ended);
                     self.meet("reads", 1);
                 }
@@ -496,8 +532,13 @@ impl Lockstep {
             }
             1 | 2 if bytes.is_multiple_of(line) && bytes < 64 * MIB => {
                 let bytes = bytes + [line, MIB, 5 * MIB][self.rng.below(3) as usize];
-                core.may_grow_to(&name, bytes).unwrap();
-                let theirs = given.grow(now, &name, bytes, known_by(&name, bytes)).unwrap();
+                let fits = core.may_grow_to(&name, bytes).is_ok();
+                let theirs = given.grow(now, &name, bytes, known_by(&name, bytes));
+                assert_eq!(fits, theirs.is_ok(), "{name}, to {bytes}: {theirs:?}");
+                let Ok(theirs) = theirs else {
+                    self.meet("too large", 1);
+                    return self.turn(now);
+                };
                 self.library.volumes[&name].backing().resize(Some(bytes)).unwrap();
                 let moved = core.grow(&name, bytes).unwrap();
                 assert_eq!(moved, theirs, "{name} grows");
@@ -581,6 +622,8 @@ impl Lockstep {
                 0 => self.restart(),
                 1..5 => self.operator(),
                 5..8 => self.sequence(),
+                // (What detectors of metadata wish to see is read at times that only the host knows.)
+                8..12 if self.library.case.admission != "two_lbs" => self.requests_that_fail(),
                 _ => self.requests(),
             }
             self.same(step % every == 0 || step + 1 == STEPS);
@@ -632,6 +675,8 @@ fn placement(placement: Placement, seed: u64) {
         "warm",
         "killed",
         "stopped",
+        "with faults",
+        "failed",
     ];
     for what in all {
         assert!(met.get(what).is_some_and(|times| *times > 0), "no {what}: {met:?}");

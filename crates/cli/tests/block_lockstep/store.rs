@@ -7,11 +7,11 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use larder_block::backing::{About, Backing, BackingError, Identity, Session};
-use larder_block::op::{Done, Op};
+use larder_block::op::{Done, Failure, FailureKind, Op};
 use larder_engine::block::node::start::places::Comer;
 
 /// A store that cannot tell whether it was changed, and is trusted not to be.
@@ -20,6 +20,7 @@ pub(crate) struct Store {
     name: String,
     file: Arc<File>,
     size: AtomicU64,
+    fails: Arc<AtomicU32>,
 }
 
 fn identity(name: &str, size: u64) -> Identity {
@@ -40,10 +41,11 @@ pub(crate) fn comer(name: &str, bytes: u64) -> Comer {
 }
 
 impl Store {
-    pub(crate) fn open(path: &Path, name: &str) -> Box<dyn Backing> {
+    /// The next reads and changes fail and do nothing, as many as `fails` says.
+    pub(crate) fn open(path: &Path, name: &str, fails: Arc<AtomicU32>) -> Box<dyn Backing> {
         let file = File::options().read(true).write(true).open(path).unwrap();
         let size = file.metadata().unwrap().len().into();
-        Box::new(Store { name: name.to_owned(), file: Arc::new(file), size })
+        Box::new(Store { name: name.to_owned(), file: Arc::new(file), size, fails })
     }
 }
 
@@ -77,14 +79,15 @@ impl Backing for Store {
     }
 
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
-        let file = self.file.clone();
+        let (file, fails) = (self.file.clone(), self.fails.clone());
         let event = UnixStream::pair().unwrap();
-        Ok(Box::new(AtOnce { file, ended: VecDeque::new(), event }))
+        Ok(Box::new(AtOnce { file, fails, ended: VecDeque::new(), event }))
     }
 }
 
 struct AtOnce {
     file: Arc<File>,
+    fails: Arc<AtomicU32>,
     ended: VecDeque<Done>,
     /// Says nothing: who asks looks at once.
     event: (UnixStream, UnixStream),
@@ -96,6 +99,13 @@ impl Session for AtOnce {
     }
 
     fn submit(&mut self, token: u64, mut op: Op) {
+        let is_sure = matches!(op, Op::Flush | Op::Status { .. });
+        let left = self.fails.load(Ordering::SeqCst);
+        if !is_sure && left > 0 {
+            self.fails.store(left - 1, Ordering::SeqCst);
+            let outcome = Err(Failure::new(FailureKind::Failed, "a fault"));
+            return self.ended.push_back(Done { token, op, outcome });
+        }
         match &mut op {
             Op::Read { offset, buf } => self.file.read_exact_at(buf, *offset).unwrap(),
             Op::Write { offset, data, .. } => self.file.write_all_at(data, *offset).unwrap(),

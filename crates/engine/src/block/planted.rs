@@ -126,6 +126,8 @@ faults! {
     ClearedBeforeFlush,
     /// A clean stop does not wait for fills that are under way.
     StopLeavesFills,
+    /// A flush of a store counts as if it had begun when it ended.
+    FlushNumberedLate,
 }
 
 /// The fault that is planted in what is called with it; none by default.

@@ -38,6 +38,10 @@ pub enum Planted {
     RestoredUnderNewCas,
     /// A start believes a checkpoint though another run has used the flash since.
     CheckpointOfAnotherRun,
+    /// A copy of the superblock is written though the other may not be durable.
+    SuperblockNotAwaited,
+    /// A superblock is written over the one that is in force.
+    SuperblockInPlace,
 }
 
 impl<M> super::KvShard<M> {

@@ -7,10 +7,12 @@
 //!
 //! What is checked: a hit returns exactly the latest acknowledged version (value, flags, CAS, expiry); a positive answer
 //! to any other operation is one that the latest version warrants; a CAS unique is never given out twice; after a kill
-//! nothing older than the last acknowledged write of a key is there. A cache may forget: a miss is always allowed.
+//! nothing older than the last acknowledged write of a key is there; a start finds a superblock, and none older than one that was
+//! durable. A cache may forget: a miss is always allowed.
 //!
 //! One seed replays one run: `LARDER_SEED=17 cargo test -p larder-engine --test kv_model`.
 
+mod heads;
 mod model;
 mod starts;
 mod world;
@@ -90,6 +92,8 @@ fn every_planted_fault_is_caught_within_a_thousand_seeds() {
         ReclaimLeavesEntries,
         RestoredUnderNewCas,
         CheckpointOfAnotherRun,
+        SuperblockNotAwaited,
+        SuperblockInPlace,
     ];
     let mut missed = Vec::new();
     for fault in all {

@@ -125,3 +125,17 @@ impl Model {
             .ok_or_else(|| format!("key {key}: nothing warrants that: {allowed:?}"))
     }
 }
+
+/// The number that a value is, as memcached sees it.
+pub(crate) fn number(text: &[u8]) -> Option<u64> {
+    // C's strtoull, and what memcached makes of it.
+    let white = |b: &u8| b" \t\n\x0b\x0c\r".contains(b);
+    let start = text.iter().position(|b| !white(b)).filter(|_| text.len() <= 24)?;
+    let sign = usize::from(b"+-".contains(&text[start]));
+    let digits = text[start + sign..].split(|b| !b.is_ascii_digit()).next()?;
+    let after = text.get(start + sign + digits.len());
+    let number: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    let number = if text[start] == b'-' { 0u64.wrapping_sub(number) } else { number };
+    let negative = text[start] == b'-' && number >= 1 << 63;
+    (after.is_none_or(|b| white(b) || *b == 0) && !negative).then_some(number)
+}

@@ -8,16 +8,17 @@ use larder_base::lock::Single;
 use larder_base::{HashKey, Killed, Nanos, Now, Rng, UnixSecs, Words};
 use larder_engine::index::FlashIndex;
 use larder_engine::kv::node::start::{
-    BINDING_WORDS, LATEST, LastRun, Left, Shape, StartIo, StopIo, Warmth, announce,
+    BINDING_WORDS, LATEST, LastRun, Left, Shape, StartIo, StopIo, Superblocks, Warmth, announce,
     next_superblock, segment_table, take_over,
 };
 use larder_engine::kv::node::{AtRest, Maintenance, Node, StateIo};
 use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
-use larder_engine::kv::{Saved, SegmentTable};
+use larder_engine::kv::{IoFailed, Saved, SegmentTable};
 use larder_format::{Geometry, Superblock, Uuid};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 
+use super::heads::{InUse, Pages};
 use super::world::{Disk, Options, SEGMENT_BYTES, SEGMENTS, SHARDS};
 
 /// What a directory holds.
@@ -42,7 +43,12 @@ fn all(words: &Words) -> Vec<u64> {
 
 /// A machine on which runs come and go.
 pub(super) struct Machine {
-    pub(super) superblock: Superblock,
+    /// As the run that is under way has them.
+    superblocks: Superblocks,
+    /// The head of the flash.
+    pages: Pages,
+    /// A superblock of this number was durable.
+    durable: u64,
     pub(super) directory: Directory,
     /// Memory that outlives a process: header, table, indexes.
     region: &'static [AtomicU64],
@@ -62,14 +68,38 @@ impl Machine {
         let words =
             16 + SegmentTable::words_for(SEGMENTS) + SHARDS * FlashIndex::words_for(buckets);
         let region: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let superblock = Superblock::format(uuid, key, geometry, UnixSecs(1));
         Machine {
-            superblock: Superblock::format(uuid, key, geometry, UnixSecs(1)),
+            pages: Pages::format(&superblock),
+            durable: superblock.sequence,
+            superblocks: Superblocks::formatted(superblock),
             directory: Directory::default(),
             region: region.leak(),
             is_new: true,
             buckets,
             was_cold: false,
         }
+    }
+
+    /// That of the run.
+    pub(super) fn superblock(&self) -> &Superblock {
+        self.superblocks.current()
+    }
+
+    /// The flash's head, for a copy of it.
+    pub(super) fn copied(&self) -> Pages {
+        self.pages.copied()
+    }
+
+    /// A copy of the flash's head is put back.
+    pub(super) fn put_back(&mut self, pages: Pages) {
+        (self.pages, self.durable) = (pages, 0);
+    }
+
+    /// The memory goes, and what was not durable.
+    pub(super) fn power_cut(&mut self, rng: &mut Rng) {
+        self.lose_memory();
+        self.pages.power_cut(rng);
     }
 
     /// The memory goes: by a power cut, or since a clean stop gives it back.
@@ -97,7 +127,17 @@ impl Machine {
         now: Now,
         rng: &mut Rng,
         options: &Options,
-    ) -> Result<(Started, Warmth), SetupError> {
+    ) -> Result<(Started, Warmth), NotStarted> {
+        let chosen = self.pages.find().map_err(NotStarted::Wrong)?;
+        let (superblock, durable) = (chosen.superblock.clone(), self.durable);
+        let found = superblock.sequence;
+        if found < durable {
+            let why = format!("superblock {found} rules, and {durable} was durable");
+            return Err(NotStarted::Wrong(why));
+        }
+        self.superblocks = Superblocks::found(chosen);
+        #[cfg(feature = "planted")]
+        options.planted.iter().for_each(|fault| self.superblocks.plant(*fault));
         let (mut header, mut table, mut indexes) = self.words();
         // Some die on the way.
         let fuse = rng.chance(0.2).then(|| Arc::new(AtomicU64::new(rng.below(80))));
@@ -106,7 +146,7 @@ impl Machine {
             words.for_each(|words| words.share_fuse(fuse.clone()));
         }
         let shape = Shape {
-            uuid: self.superblock.uuid.0,
+            uuid: superblock.uuid.0,
             segments: SEGMENTS,
             segment_bytes: SEGMENT_BYTES,
             shards: SHARDS,
@@ -115,7 +155,7 @@ impl Machine {
         let last = self.directory.run.map(|run| LastRun { run, proves_checkpoint: Ok(()) });
         let last = last.as_ref().ok_or_else(|| "a new directory".to_owned());
         #[cfg_attr(not(feature = "planted"), expect(unused_mut, reason = "for a fault"))]
-        let mut left = Left::new(&self.superblock, false, last);
+        let mut left = Left::new(&superblock, false, last);
         #[cfg(feature = "planted")]
         options.planted.iter().for_each(|fault| left.plant(*fault));
         let (warmth, _) = left.warmth(&shape, &mut header, self.is_new, || {
@@ -130,7 +170,7 @@ impl Machine {
         self.is_new = false;
         self.was_cold |= matches!(warmth, Warmth::Cold(_));
         let (random, run) = (rng.next_u64(), rng.next_u64().max(1));
-        let next = next_superblock(&self.superblock, now.wall, random, run);
+        let next = next_superblock(&superblock, now.wall, random, run);
         announce(&mut header, &next);
         let table = segment_table(table, &warmth, &next);
         let generations = table.live_generations();
@@ -138,7 +178,7 @@ impl Machine {
         let setup = setup(&next, policy, self.buckets, self.directory.names.clone());
         let started = start(&setup, indexes, table, warm.then_some(&generations[..]), options)?;
         let mut io = Starting { machine: self, now, rng };
-        let Ok(()) = take_over(&shape, &mut header, &next, &mut io);
+        take_over(&shape, &mut header, &next, &mut io)?;
         // The fuse was the start's.
         if let Some(fuse) = fuse {
             fuse.store(u64::MAX, Ordering::Relaxed);
@@ -158,6 +198,26 @@ fn kill_or(rng: &mut Rng, step: impl FnOnce()) {
     }
 }
 
+/// Why no run begins.
+pub(super) enum NotStarted {
+    /// The flash has failed: it is tried again.
+    Failed,
+    /// It must not happen.
+    Wrong(String),
+}
+
+impl From<IoFailed> for NotStarted {
+    fn from(IoFailed: IoFailed) -> NotStarted {
+        NotStarted::Failed
+    }
+}
+
+impl From<SetupError> for NotStarted {
+    fn from(why: SetupError) -> NotStarted {
+        NotStarted::Wrong(format!("recovery failed: {why}"))
+    }
+}
+
 struct Starting<'a> {
     machine: &'a mut Machine,
     now: Now,
@@ -165,15 +225,14 @@ struct Starting<'a> {
 }
 
 impl StartIo for Starting<'_> {
-    type Error = std::convert::Infallible;
+    type Error = IoFailed;
 
     fn write_run(&mut self, run: u64) -> Result<(), Self::Error> {
         kill_or(self.rng, || self.machine.directory.run = Some(run));
         Ok(())
     }
     fn write_superblock(&mut self, next: &Superblock) -> Result<(), Self::Error> {
-        kill_or(self.rng, || self.machine.superblock = next.clone());
-        Ok(())
+        self.machine.write(next, self.rng)
     }
     fn keep_time(&mut self) {
         const { assert!(LATEST < BINDING_WORDS) };
@@ -181,6 +240,16 @@ impl StartIo for Starting<'_> {
     }
     fn remove_checkpoint(&mut self) -> Result<(), Self::Error> {
         kill_or(self.rng, || self.machine.directory.checkpoint = None);
+        Ok(())
+    }
+}
+
+impl Machine {
+    /// A superblock is put into force.
+    fn write(&mut self, next: &Superblock, rng: &mut Rng) -> Result<(), IoFailed> {
+        let mut heads = InUse { pages: &mut self.pages, rng };
+        self.superblocks.write(&mut heads, next.clone())?;
+        self.durable = next.sequence;
         Ok(())
     }
 }
@@ -214,8 +283,8 @@ impl StopIo for Stopping<'_> {
         (Ok(()), 1)
     }
     fn write_superblock(&mut self, stopped: &Superblock) -> Result<(), String> {
-        kill_or(self.rng, || self.machine.superblock = stopped.clone());
-        Ok(())
+        let written = self.machine.write(stopped, self.rng);
+        written.map_err(|IoFailed| "a fault".to_owned())
     }
     fn release(&mut self) {
         self.machine.lose_memory();
@@ -231,7 +300,7 @@ pub(super) fn close(
     now: Now,
     rng: &mut Rng,
 ) -> bool {
-    let current = machine.superblock.clone();
+    let current = machine.superblock().clone();
     let mut io = Stopping { machine, disk, now, rng };
     maintenance.close(now, node, &current, &mut io).is_some_and(|closed| closed.checkpoint.is_ok())
 }

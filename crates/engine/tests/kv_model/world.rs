@@ -16,12 +16,13 @@ use larder_engine::kv::node::start::Warmth;
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
 use larder_engine::kv::{IoFailed, OwnerOf, Planted, SegmentIo};
 use larder_engine::segment::span;
-use larder_format::{Filling, Find, Superblock, find, find_extent};
+use larder_format::{Filling, Find, find, find_extent};
 use larder_policy::budget::BudgetState;
 use larder_policy::learn::{TrainParams, TrainingSet, train};
 
-use crate::model::{Model, Version};
-use crate::starts::{Directory, Kept, Machine, close};
+use crate::heads::Pages;
+use crate::model::{Model, Version, number};
+use crate::starts::{Directory, Kept, Machine, NotStarted, close};
 
 pub(super) const SHARDS: usize = 2;
 pub(super) const SEGMENTS: u16 = 8;
@@ -47,6 +48,7 @@ pub(crate) struct Seen {
     kills: u64,
     kept_over_kill: u64,
     kills_in_starts: u64,
+    failed_starts: u64,
     from_checkpoint: u64,
     cold: u64,
     copies: u64,
@@ -69,6 +71,7 @@ impl Seen {
         self.kills += o.kills;
         self.kept_over_kill += o.kept_over_kill;
         self.kills_in_starts += o.kills_in_starts;
+        self.failed_starts += o.failed_starts;
         self.from_checkpoint += o.from_checkpoint;
         self.cold += o.cold;
         self.copies += o.copies;
@@ -92,6 +95,7 @@ impl Seen {
             self.kills,
             self.kept_over_kill,
             self.kills_in_starts,
+            self.failed_starts,
             self.from_checkpoint,
             self.cold,
             self.copies,
@@ -298,7 +302,7 @@ struct Verifying {
 
 /// A flash, or a directory.
 enum Copy {
-    Flash(Superblock, Vec<Vec<u8>>),
+    Flash(Pages, Vec<Vec<u8>>),
     Directory(Directory),
 }
 
@@ -371,7 +375,9 @@ impl World {
         let (node, maintenance, _) = loop {
             let begun = || machine.start(policy, now, &mut rng, &options);
             match catch_unwind(AssertUnwindSafe(begun)) {
-                Ok(started) => break started.unwrap().0,
+                Ok(Ok(started)) => break started.0,
+                Ok(Err(NotStarted::Wrong(why))) => panic!("{why}"),
+                Ok(Err(NotStarted::Failed)) => {}
                 Err(payload) if payload.is::<Killed>() => {}
                 Err(payload) => resume_unwind(payload),
             }
@@ -525,7 +531,7 @@ impl World {
             let table = self.maintenance.log().unwrap().table();
             let generation = table.generation(entry.segment);
             let filling = Filling {
-                salt: self.machine.superblock.salt(),
+                salt: self.machine.superblock().salt(),
                 segment: entry.segment,
                 generation,
             };
@@ -915,7 +921,7 @@ impl World {
     fn recover(&mut self) -> Result<(), String> {
         self.seen.kills += 1;
         if self.rng.chance(0.1) {
-            self.machine.lose_memory();
+            self.machine.power_cut(&mut self.rng);
         }
         let _ = self.put_back_a_copy();
         self.start_anew()
@@ -926,7 +932,7 @@ impl World {
         match self.copy.take() {
             None if self.rng.chance(0.2) => {
                 self.copy = Some(if self.rng.chance(0.5) {
-                    Copy::Flash(self.machine.superblock.clone(), self.disk.segments.clone())
+                    Copy::Flash(self.machine.copied(), self.disk.segments.clone())
                 } else {
                     Copy::Directory(self.machine.directory.clone())
                 });
@@ -934,8 +940,9 @@ impl World {
             Some(copy) if self.rng.chance(0.3) => {
                 self.seen.copies += 1;
                 match copy {
-                    Copy::Flash(superblock, segments) => {
-                        (self.machine.superblock, self.disk.segments) = (superblock, segments);
+                    Copy::Flash(pages, segments) => {
+                        self.machine.put_back(pages);
+                        self.disk.segments = segments;
                     }
                     Copy::Directory(directory) => self.machine.directory = directory,
                 }
@@ -957,9 +964,14 @@ impl World {
             let World { machine, policy, now, rng, options, .. } = self;
             let begun = || machine.start(policy, *now, rng, options);
             match catch_unwind(AssertUnwindSafe(begun)) {
-                Ok(started) => break started.map_err(|e| format!("recovery failed: {e}"))?,
+                Ok(Ok(started)) => break started,
+                Ok(Err(NotStarted::Wrong(why))) => return Err(why),
+                Ok(Err(NotStarted::Failed)) => self.seen.failed_starts += 1,
                 Err(payload) if payload.is::<Killed>() => self.seen.kills_in_starts += 1,
                 Err(payload) => resume_unwind(payload),
+            }
+            if self.rng.chance(0.3) {
+                self.machine.power_cut(&mut self.rng);
             }
         };
         match warmth {
@@ -975,17 +987,4 @@ impl World {
         self.say(format!("start: {warmth:?}"));
         self.validate()
     }
-}
-
-fn number(text: &[u8]) -> Option<u64> {
-    // C's strtoull, and what memcached makes of it.
-    let white = |b: &u8| b" \t\n\x0b\x0c\r".contains(b);
-    let start = text.iter().position(|b| !white(b)).filter(|_| text.len() <= 24)?;
-    let sign = usize::from(b"+-".contains(&text[start]));
-    let digits = text[start + sign..].split(|b| !b.is_ascii_digit()).next()?;
-    let after = text.get(start + sign + digits.len());
-    let number: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    let number = if text[start] == b'-' { 0u64.wrapping_sub(number) } else { number };
-    let negative = text[start] == b'-' && number >= 1 << 63;
-    (after.is_none_or(|b| white(b) || *b == 0) && !negative).then_some(number)
 }

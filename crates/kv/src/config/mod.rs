@@ -190,8 +190,6 @@ pub struct Config {
 pub const DEFAULT_HTTP: &str = "127.0.0.1:11280";
 /// memcached's port.
 pub const DEFAULT_PORT: u16 = 11211;
-/// The largest `max-item-size`.
-pub const MAX_ITEM_SIZE: u64 = 128 << 20;
 
 fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
     Refused::new(key, value, remedy).into()
@@ -283,12 +281,6 @@ impl Config {
         let fits = defaults::check_memory(memory, item);
         if let Err(e @ SizeError::LittleMemory) = fits {
             return Err(value("memory-limit", ByteSize(memory), e.to_string()));
-        }
-        if item < 1024 {
-            return Err(value("max-item-size", item, "must be at least 1024 bytes"));
-        }
-        if item > MAX_ITEM_SIZE {
-            return Err(value("max-item-size", ByteSize(item), "must be at most 128 MiB"));
         }
         fits.map_err(|e| value("max-item-size", ByteSize(item), e.to_string()))?;
         let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;

@@ -1,7 +1,8 @@
 //! A worker: one thread, one poll, one ring of flash reads, and the connections dealt to it, which it never gives away.
 //!
 //! A turn of its loop: wait; take what is ready (read a connection once, execute what came, leave its answers in its
-//! buffer); start the flash reads of the whole turn with one system call; publish the counters; send the answers. A
+//! buffer); start the flash reads of the whole turn with one system call; publish the counters; send the answers. Of
+//! many flash reads some are started, and of many that have ended some are answered, before the others are looked at ([`Batch`]). A
 //! request alone on its connection costs three system calls: `epoll_wait`, `read`, `write`.
 
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use larder_base::{Nanos, Now};
 use larder_engine::kv::api::FlashRead;
 use larder_net::stream::{Received, Stream};
-use larder_runtime::ReadRing;
+use larder_runtime::{Batch, Pile, ReadRing};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use tracing::{debug, info, warn};
@@ -130,6 +131,10 @@ pub(super) struct Worker<S: Store> {
     backlog: VecDeque<(usize, Span)>,
     /// Reads that could not even be asked for.
     failed: Vec<usize>,
+    /// Flash reads that were asked for since any were started.
+    asked: Pile,
+    /// Flash reads that have ended since answers were last sent.
+    ended: Pile,
     dirty: Vec<usize>,
     again: Vec<usize>,
     starved: Vec<usize>,
@@ -176,6 +181,8 @@ impl<S: Store> Worker<S> {
             free_readers: Vec::new(),
             backlog: VecDeque::new(),
             failed: Vec::new(),
+            asked: Pile::default(),
+            ended: Pile::default(),
             dirty: Vec::new(),
             again: Vec::new(),
             starved: Vec::new(),
@@ -580,6 +587,8 @@ impl<S: Store> Worker<S> {
             Some(ring) if self.backlog.is_empty() => {
                 if ring.submit(key as u64, span.offset, span.len).is_err() {
                     self.backlog.push_back((key, span));
+                } else if self.asked.is_full(Batch::SERVERS.submit) {
+                    ring.flush();
                 }
             }
             Some(_) => self.backlog.push_back((key, span)),
@@ -619,6 +628,7 @@ impl<S: Store> Worker<S> {
             waiting.pop();
         }
         self.side.verifies = waiting;
+        self.asked.clear();
         if let Some(ring) = &mut self.ring {
             ring.flush();
         }
@@ -642,7 +652,12 @@ impl<S: Store> Worker<S> {
             if let Some(ring) = &mut self.ring {
                 ring.recycle(done);
             }
+            if self.ended.is_full(Batch::SERVERS.send) {
+                self.tell_watchers();
+                self.send_answers();
+            }
         }
+        self.ended.clear();
     }
 
     fn completed(&mut self, key: usize, bytes: Option<&[u8]>) {

@@ -504,6 +504,15 @@ impl<B: Carried> Given<B> {
         put(&mut self.stores, name, at, bytes);
     }
 
+    /// The next `times` reads and changes of a volume's store, asked for by requests, fail and do nothing.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    pub fn fail_store(&mut self, name: &str, times: u32) -> Result<(), GivenError> {
+        self.attached(name)?.fails.set(times);
+        Ok(())
+    }
+
     /// Counters of all shards.
     pub fn stats(&self) -> BlockStats {
         let mut sum = BlockStats::default();

@@ -50,6 +50,7 @@ use crate::device::store::{StoreCounts, StoreModel};
 use crate::device::{Store, Timing};
 use node::{Blank, Late, Run, Sim, SimNode};
 use shares::Shares;
+use space::NoPlace;
 use spec::Wrong;
 use world::{Event, World};
 
@@ -65,6 +66,15 @@ pub(crate) enum Stop {
     Volumes,
     /// The trace touches more than the line space holds.
     Space(u64),
+    /// The trace touches a volume behind the end that is stated of it.
+    Beyond {
+        /// Its number.
+        volume: u32,
+        /// The byte.
+        offset: u64,
+        /// What it has, bytes.
+        bytes: u64,
+    },
     /// Admission for another volume takes too much memory.
     Admission(String),
     /// The table of a sparse cache takes more of the drive than there is for it.
@@ -385,12 +395,13 @@ impl BlockSim {
         let (mut offset, end) = (request.offset, request.offset + bytes);
         let mut runs = Vec::with_capacity(1);
         while offset < end {
-            let (at, left) = self
-                .node
-                .space
-                .borrow_mut()
-                .map(volume, offset)
-                .map_err(|f| Stop::Space(f.bytes))?;
+            let (at, left) =
+                self.node.space.borrow_mut().map(volume, offset).map_err(|why| match why {
+                    NoPlace::Full(bytes) => Stop::Space(bytes),
+                    NoPlace::Beyond { volume, offset, bytes } => {
+                        Stop::Beyond { volume, offset, bytes }
+                    }
+                })?;
             let len = left.min(end - offset);
             self.node.note(LineId(at / line), LineId((at + len - 1) / line), class);
             let whole = self.node.whole(at + left, offset + left, offset + len);

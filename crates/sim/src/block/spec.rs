@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
+use larder_engine::block::node::defaults::{self, SizeError};
 use larder_engine::block::node::share::Share;
-use larder_engine::block::node::{defaults, readahead};
 use larder_policy::block::{
-    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, Rule, Selection, SelectionError,
-    VictimPolicy, VolumeId,
+    BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, Rule, Selection, SelectionError, VictimPolicy,
+    VolumeId,
 };
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
@@ -32,8 +32,8 @@ pub struct Block {
     /// Where a line may lie: `direct`, `set:W`, `full`, `sparse` or `sparse:SPAN`. Default `set:8`.
     #[serde(default = "placement")]
     pub placement: String,
-    /// Shards. Default 1.
-    #[serde(default = "one")]
+    /// Shards. Default 8, as `larder block format` makes them; a very small cache has room for fewer.
+    #[serde(default = "shards")]
     pub shards: u32,
     /// Which line leaves: `lru`, `clock`, `sieve`, `s3fifo` or `fifo`; a `sparse` cache has a clock of its own. Default `lru`.
     #[serde(default = "replacement")]
@@ -68,8 +68,8 @@ pub struct Block {
     /// What is cached always or never, as `larder block select` takes it; what stands later wins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub select: Vec<Select>,
-    /// Bytes of a volume: its stretch of the line space, and what admission sizes its tables by. Default 0: stretches of
-    /// 1 GiB as they are touched, and tables for sixteen times the flash.
+    /// Bytes of a volume, each of them: its place in the line space, behind whose end nothing may be asked for, and what admission
+    /// sizes its tables by. Default 0: not known, stretches of 1 GiB as they are touched, and tables for sixteen times the flash.
     #[serde(default)]
     pub volume: ByteSize,
     /// `open`: requests come when the trace says. `closed`: whenever fewer than `depth` are under way. Default `open`.
@@ -82,19 +82,19 @@ pub struct Block {
 }
 
 fn line() -> ByteSize {
-    ByteSize::kib(4)
+    ByteSize(defaults::LINE.into())
 }
 fn placement() -> String {
     "set:8".to_owned()
 }
-fn one() -> u32 {
-    1
+fn shards() -> u32 {
+    defaults::SHARDS
 }
 fn replacement() -> String {
-    "lru".to_owned()
+    defaults::REPLACEMENT.as_str().to_owned()
 }
 fn reclaim() -> String {
-    VictimPolicy::Fifo.name().to_owned()
+    defaults::RECLAIM.name().to_owned()
 }
 fn evict() -> String {
     "gc".to_owned()
@@ -195,10 +195,10 @@ impl Block {
                 );
                 Err((key, format!("'{value}'"), must))
             };
-            if reclaim != VictimPolicy::Fifo {
+            if reclaim != defaults::RECLAIM {
                 return without("reclaim", &self.reclaim);
             }
-            if evict != EvictionBy::default() {
+            if evict != defaults::evict() {
                 return without("evict", &self.evict);
             }
         }
@@ -284,10 +284,11 @@ impl Block {
         self.write_mode()?;
         self.admission()?;
         self.selection()?;
-        if self.readahead.0 > readahead::FURTHEST.0 {
-            let must = format!("{} at most, as the daemon takes it", readahead::FURTHEST);
-            return Err(("readahead", self.readahead.to_string(), must));
-        }
+        let wrong = |key, size: ByteSize, e: SizeError| (key, size.to_string(), e.to_string());
+        defaults::check_fill_memory(self.fill_memory)
+            .map_err(|e| wrong("fill_memory", self.fill_memory, e))?;
+        defaults::check_readahead(self.readahead)
+            .map_err(|e| wrong("readahead", self.readahead, e))?;
         if !(1..=65_536).contains(&self.depth) {
             let must = "between 1 and 65536 requests under way".to_owned();
             return Err(("depth", self.depth.to_string(), must));

@@ -8,7 +8,7 @@ use crate::device::Drive as DriveSpec;
 
 fn spec(placement: &str, write: &str, admission: &str) -> Block {
     let text = format!(
-        "flash = \"12m\"\nplacement = '{placement}'\nwrite = '{write}'\nadmission = '{admission}'\ndepth = 8\nreadahead = 0"
+        "flash = \"12m\"\nplacement = '{placement}'\nwrite = '{write}'\nadmission = '{admission}'\ndepth = 8\nreadahead = 0\nshards = 1"
     );
     toml::from_str(&text).unwrap()
 }
@@ -838,4 +838,20 @@ fn a_stream_is_read_ahead_while_slots_are_free() {
     // In a cache of a quarter of that it goes on until that is full, and ends there.
     let (asked, at_the_end) = reached("seqr(free=on)", 4);
     assert!(asked < 1700 && at_the_end > 400, "{asked} {at_the_end}");
+}
+
+/// What an experiment does not say is as the daemon has it.
+#[test]
+fn what_nobody_says_is_as_the_engine_has_it() {
+    use larder_engine::block::map::Making;
+    use larder_engine::block::node::defaults;
+    let block: Block = toml::from_str("flash = \"64m\"").unwrap();
+    assert_eq!(block.placement(), Ok(defaults::PLACEMENT));
+    assert_eq!(block.write_mode(), Ok(defaults::WRITE));
+    let (replacement, reclaim) = (defaults::REPLACEMENT, defaults::RECLAIM);
+    assert_eq!(block.making(), Ok(Making { replacement, reclaim, evict: defaults::evict() }));
+    assert_eq!((block.line, block.shards), (ByteSize(defaults::LINE.into()), defaults::SHARDS));
+    assert_eq!((block.fill_memory, block.readahead), (defaults::FILL_MEMORY, defaults::READAHEAD));
+    let wrong = Block { fill_memory: ByteSize(0), ..block }.validate().unwrap_err();
+    assert!(wrong.0 == "fill_memory" && wrong.2.contains("1 MiB"), "{wrong:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_base::Nanos;
+use larder_base::{ByteSize, Nanos};
 use larder_engine::block::{BlockStats, PartKind};
 use larder_policy::block::{BlockKind, Reason};
 use serde::Serialize;
@@ -288,6 +288,12 @@ impl Lane for BlockLane {
                     "the trace touches more than the {bytes} bytes that its line space holds: give more flash or larger lines"
                 );
                 return Err(value(format!("cache '{name}' flash"), spec.flash(), must));
+            }
+            &Some(Stop::Beyond { volume, offset, bytes }) => {
+                let must = format!(
+                    "the trace touches byte {offset} of volume {volume}: state the size of the largest, or 0 if it is not known"
+                );
+                return Err(value(format!("cache '{name}' volume"), ByteSize(bytes), must));
             }
             Some(Stop::Table) => {
                 let must = "the table takes more than a 32nd of the file system, since lines are scattered thinly: give more \

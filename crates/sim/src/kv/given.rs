@@ -47,8 +47,8 @@ impl Server {
         let (object, item) = (u64::from(object), u64::from(max_item));
         let wrong = |what, value, source| CacheError::Size { what, value: ByteSize(value), source };
         defaults::check_memory(memory, item).map_err(|e| match e {
-            SizeError::LargeItem { .. } => wrong("max_item", item, e),
-            _ => wrong("memory", memory, e),
+            SizeError::LittleMemory => wrong("memory", memory, e),
+            _ => wrong("max_item", item, e),
         })?;
         let need = AdmissionNeed::of(admission);
         if flash == 0 {

@@ -165,6 +165,14 @@ impl Carrier {
         }
     }
 
+    /// Nothing was asked of the cache device or of a store that is not over and told.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flash_jobs.is_empty()
+            && self.at_once.is_empty()
+            && self.ended.is_empty()
+            && self.sessions.iter().flatten().all(|session| session.in_flight() == 0)
+    }
+
     /// The next operation that has ended of the session number `at`.
     pub(super) fn pop_session(&mut self, at: usize) -> Option<Done> {
         let session = self.sessions[at].as_mut()?;

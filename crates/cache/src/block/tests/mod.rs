@@ -135,6 +135,7 @@ fn serve(dir: Arc<TempDir>, shape: Shape, volumes: Arc<Volumes>) -> Result<Bench
         fill_memory: ByteSize(8 << 20),
         readahead: ByteSize(0),
         workers: shape.workers,
+        queues: 0,
         ring: RingChoice::Auto,
         trust_unchanged: false,
         state_dir: dir.path().join("state"),

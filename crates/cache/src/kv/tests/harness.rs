@@ -74,7 +74,7 @@ impl Site {
     pub(super) fn stop(self, forget: bool) {
         self.store.shutdown(self.clock.now());
         if forget && let Some(flash) = self.store.flash() {
-            Region::forget(&crate::kv::locked(&flash.superblock).current.uuid.to_string());
+            Region::forget(&crate::kv::locked(&flash.superblock).current().uuid.to_string());
         }
     }
 

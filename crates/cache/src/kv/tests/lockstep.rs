@@ -355,7 +355,7 @@ fn lockstep(policy: &str, seed: u64, requests: u64) {
             bytes_are_equal(&store, &flash);
         }
         if run == 4 {
-            Region::forget(&locked(&store.flash().unwrap().superblock).current.uuid.to_string());
+            Region::forget(&locked(&store.flash().unwrap().superblock).current().uuid.to_string());
         }
         let words = left(&node, &other);
         memory = Some((flash, words));

@@ -383,6 +383,11 @@ pub trait Questions {
     fn stays(&self, _op: OpId) -> bool {
         true
     }
+    /// Whose mailbox has the writes to flash of `op`. They may be asked for when the operation has ended, and what waits for
+    /// the line waits for them: who may go away at any time does not do them.
+    fn writes_of(&self, op: OpId) -> OpId {
+        op
+    }
 }
 
 /// Shards behind locks, and mailboxes.
@@ -507,7 +512,7 @@ impl<H: Host, N: Questions> BlockEffects for Fx<'_, H, N> {
 
     fn flash_write(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, op: OpId) {
         let (io, bytes) = (self.io(io), self.lines(Source::Op(op), line, lines));
-        self.tell(op, Message::FlashWrite { io, slot, lines, bytes });
+        self.tell(self.node.writes_of(op), Message::FlashWrite { io, slot, lines, bytes });
     }
 
     fn fill(&mut self, io: IoId, slot: SlotId, line: LineId, lines: u32, source: Source) {
@@ -519,7 +524,7 @@ impl<H: Host, N: Questions> BlockEffects for Fx<'_, H, N> {
     fn merge(&mut self, io: IoId, merge: Merge, op: OpId) {
         let bytes = self.held.bytes(Source::Op(op), merge.at, u64::from(merge.len));
         let io = self.io(io);
-        self.tell(op, Message::Merge { io, merge, bytes });
+        self.tell(self.node.writes_of(op), Message::Merge { io, merge, bytes });
     }
 
     fn copy(&mut self, io: IoId, from: SlotId, to: SlotId, lines: u32) {

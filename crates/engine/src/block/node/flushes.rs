@@ -25,6 +25,11 @@ impl Numbers {
         self.wanted
     }
 
+    /// The latest number that was given.
+    pub(super) fn latest(&self) -> u64 {
+        self.wanted
+    }
+
     /// Whether a flush is wanted that has not begun.
     pub fn is_wanted(&self) -> bool {
         self.begun < self.wanted

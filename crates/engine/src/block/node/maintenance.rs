@@ -360,8 +360,9 @@ impl Maintenance {
 
     /// The flush of a store that began with this number has ended, or is not to be believed.
     pub fn store_flushed(&mut self, now: Nanos, store: VolumeId, number: u64, durable: bool) {
+        let late = self.planted(Planted::FlushNumberedLate);
         let Some(numbers) = self.stores.get_mut(&store) else { return };
-        numbers.ended(number, durable);
+        numbers.ended(if late { numbers.latest() } else { number }, durable);
         if let (Some(hurry), Some(log)) = (self.hurried.filter(|h| now < h.until), &mut self.log) {
             log.hurry(hurry.first, hurry.last);
             self.forced = true;

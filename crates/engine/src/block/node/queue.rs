@@ -229,6 +229,14 @@ impl<H: Host> Queue<H> {
         !self.postponed.is_empty() || !self.untold.is_empty()
     }
 
+    /// Whether no operation waits, has begun or is to be told of.
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty()
+            && self.postponed.is_empty()
+            && self.untold.is_empty()
+            && self.inbox.is_empty()
+    }
+
     /// Whether [`Queue::turn`] has nothing to do.
     pub fn is_settled(&self) -> bool {
         self.inbox.is_empty()

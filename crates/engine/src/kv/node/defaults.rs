@@ -13,6 +13,10 @@ pub const INDEX_BYTES_PER_OBJECT: f64 = 4.0;
 pub const OBJECT_SIZE: u32 = 280;
 /// Largest object, bytes.
 pub const MAX_ITEM: u32 = 1 << 20;
+/// The least that the largest object may be, bytes.
+pub const LEAST_MAX_ITEM: u64 = 1 << 10;
+/// The most that it may be, bytes: an object is in memory as a whole wherever it passes.
+pub const MOST_MAX_ITEM: u64 = 128 << 20;
 /// Largest value of CLOCK: two bits.
 pub const CLOCK_MAX: u8 = 3;
 /// How much of the flash may be hot, percent.
@@ -37,7 +41,13 @@ pub enum SizeError {
     /// Too little memory.
     #[error("must be at least {}", ByteSize(LEAST_MEMORY))]
     LittleMemory,
-    /// Too large an object.
+    /// Too small a largest object.
+    #[error("must be at least {LEAST_MAX_ITEM} bytes")]
+    SmallItem,
+    /// A largest object that no cache takes.
+    #[error("must be at most {}", ByteSize(MOST_MAX_ITEM))]
+    HugeItem,
+    /// Too large an object for the memory.
     #[error("is more than half of memory-limit {memory}: lower it or raise memory-limit")]
     LargeItem {
         /// The memory.
@@ -66,10 +76,16 @@ pub enum SizeError {
 /// Whether so much memory can be given to objects of at most `max_item` bytes.
 ///
 /// # Errors
-/// [`SizeError::LittleMemory`] is of the memory, [`SizeError::LargeItem`] of the object.
+/// [`SizeError::LittleMemory`] is of the memory, the others are of the object.
 pub fn check_memory(memory: u64, max_item: u64) -> Result<(), SizeError> {
     if memory < LEAST_MEMORY {
         return Err(SizeError::LittleMemory);
+    }
+    if max_item < LEAST_MAX_ITEM {
+        return Err(SizeError::SmallItem);
+    }
+    if max_item > MOST_MAX_ITEM {
+        return Err(SizeError::HugeItem);
     }
     if max_item > memory / 2 {
         return Err(SizeError::LargeItem { memory: ByteSize(memory) });

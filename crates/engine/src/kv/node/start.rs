@@ -10,12 +10,14 @@
 //! owning run is the one that directory and superblock name, which the next start goes on with, or a cold start.
 //!
 //! Order of a stop: segments are durable, then the checkpoint, then the superblock says that the stop was clean, then the memory is
-//! given back. The host reads and writes the bytes.
+//! given back. The host reads and writes the bytes. Of the superblock there are two copies: [`Superblocks`].
 //!
 //! ```text
 //! word 0 magic   1 layout version   2,3 UUID   4 run   5 announced run   6 shards   7 words per index
 //! 8 words of the segment table      9 bytes per segment      10 latest time that anything was judged by, Unix seconds
 //! ```
+
+mod superblocks;
 
 use larder_base::lock::LockKind;
 use larder_base::{Now, UnixSecs, Words};
@@ -28,6 +30,7 @@ use crate::dram::ObjectMemory;
 use crate::index::FlashIndex;
 use crate::kv::log::SegmentTable;
 use crate::kv::planted::Planted;
+pub use superblocks::{Heads, Superblocks};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LARDERkv");
 const LAYOUT: u64 = 3;

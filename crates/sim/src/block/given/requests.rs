@@ -43,11 +43,20 @@ enum FlashDone<B> {
     },
 }
 
-/// A request to a store that is over: what was read, if it was a read.
+/// A request to a store that is over.
 struct StoreDone<B> {
     job: JobId,
-    read: Option<B>,
+    came: Came<B>,
 }
+
+/// What a request to a store has come to.
+enum Came<B> {
+    Read(Result<B, &'static str>),
+    Changed(Result<(), &'static str>),
+}
+
+/// Nothing of what was asked for is done.
+const FAILED: &str = "the store failed";
 
 /// What the queue has asked for.
 pub(super) struct Asked<B> {
@@ -130,20 +139,29 @@ impl<B: Carried> Effects<House<B>> for Carrier<'_, B> {
     }
 
     fn store_read(&mut self, job: JobId, volume: &Known, at: u64, len: u32, _ahead: bool) {
-        let read = Some(B::read(&volume.attached.store.borrow(), at, len.into()));
-        self.asked.stores[volume.session].push_back(StoreDone { job, read });
+        let came = Came::Read(match volume.attached.store_fails() {
+            true => Err(FAILED),
+            false => Ok(B::read(&volume.attached.store.borrow(), at, len.into())),
+        });
+        self.asked.stores[volume.session].push_back(StoreDone { job, came });
     }
 
     fn store_change(&mut self, job: JobId, volume: &Known, change: StoreOp<B>) {
         let mut store = volume.attached.store.borrow_mut();
-        match change {
-            StoreOp::Write { at, bytes, .. } => bytes.write(&mut store, at),
+        let changed = match change {
+            StoreOp::Flush | StoreOp::Status { .. } => Ok(()),
+            _ if volume.attached.store_fails() => Err(FAILED),
+            StoreOp::Write { at, bytes, .. } => {
+                bytes.write(&mut store, at);
+                Ok(())
+            }
             StoreOp::Zero { at, len, .. } | StoreOp::Trim { at, len, .. } => {
                 store[at as usize..(at + len) as usize].fill(0);
+                Ok(())
             }
-            StoreOp::Flush | StoreOp::Status { .. } => {}
-        }
-        self.asked.stores[volume.session].push_back(StoreDone { job, read: None });
+        };
+        let came = Came::Changed(changed);
+        self.asked.stores[volume.session].push_back(StoreDone { job, came });
     }
 
     fn deliver(&mut self, ticket: &mut Ticket, at: u64, bytes: B) {
@@ -216,12 +234,12 @@ impl<B: Carried> Requests<B> {
                 flash_done(node, now, queue, asked, done);
             }
             for at in 0..asked.stores.len() {
-                while let Some(StoreDone { job, read }) = asked.stores[at].pop_front() {
+                while let Some(StoreDone { job, came }) = asked.stores[at].pop_front() {
                     any = true;
                     let fx = &mut Carrier { node, asked };
-                    match read {
-                        Some(bytes) => queue.store_read(node, now, fx, job, Ok(bytes)),
-                        None => queue.store_changed(node, now, fx, job, Ok(())),
+                    match came {
+                        Came::Read(read) => queue.store_read(node, now, fx, job, read),
+                        Came::Changed(changed) => queue.store_changed(node, now, fx, job, changed),
                     }
                 }
             }

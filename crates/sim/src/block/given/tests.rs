@@ -46,7 +46,9 @@ impl Carried for Blank {
 }
 
 fn spec(placement: &str, write: &str, more: &str) -> Block {
-    let text = format!("flash = '12m'\nplacement = '{placement}'\nwrite = '{write}'\n{more}");
+    let shards = if more.contains("shards") { "" } else { "shards = 1\n" };
+    let text =
+        format!("flash = '12m'\nplacement = '{placement}'\nwrite = '{write}'\n{shards}{more}");
     toml::from_str(&text).unwrap()
 }
 

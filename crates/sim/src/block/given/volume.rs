@@ -64,6 +64,8 @@ pub(super) struct Attached {
     pub detector: Option<RefCell<Detector>>,
     pub counts: Cell<GivenCounts>,
     pub store: Store,
+    /// So many reads and changes of the store fail from now on.
+    pub fails: Cell<u32>,
 }
 
 impl Attached {
@@ -100,6 +102,7 @@ impl Attached {
             detector,
             counts: Cell::default(),
             store,
+            fails: Cell::new(0),
         }))
     }
 
@@ -122,6 +125,13 @@ impl Attached {
     /// Where a byte of the line space lies in it.
     pub(super) fn offset_of(&self, at: u64) -> u64 {
         at.saturating_sub(self.base())
+    }
+
+    /// Whether what the store is asked for now fails.
+    pub(super) fn store_fails(&self) -> bool {
+        let left = self.fails.get();
+        self.fails.set(left.saturating_sub(1));
+        left > 0
     }
 
     /// Nothing is under way on it.

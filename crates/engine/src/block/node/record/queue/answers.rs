@@ -333,6 +333,13 @@ impl Shard for Taped<'_, '_> {
     }
     fn lock_range(&mut self, _: Nanos, _: OpId, _: LineId, _: LineId, _: &mut impl BlockEffects) {}
     fn unlock_range(&mut self, _: Nanos, _: OpId, _: &mut impl BlockEffects) {}
+    // Operators' work asks these, queues do not.
+    fn sweep(&mut self, _: u32) -> bool {
+        false
+    }
+    fn dropped(&self) -> u64 {
+        0
+    }
 }
 
 impl Discards for Taped<'_, '_> {
