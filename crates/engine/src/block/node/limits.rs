@@ -260,18 +260,15 @@ impl Admits for TapedAdmission {
 
 /// What is said of the parts of a client's read or write.
 ///
-/// `parts` are their first bytes in the volume and their lengths; within each the operator's `rule` is the same. `kind` says
-/// what bytes of the volume hold. What is said goes to `out`, one for each part. Returns what holds for lines that are read
-/// ahead of the access.
-#[allow(clippy::too_many_arguments, reason = "an access, what is said of it, and who is asked")]
+/// `parts` are their first bytes in the volume, their lengths, and what they hold; within each the operator's `rule` is the same.
+/// What is said goes to `out`, one for each part. Returns what holds for lines that are read ahead of the access.
 pub fn judge(
     limits: &impl Allows,
     admission: &mut impl Admits,
     access: &BlockAccess,
     line_bytes: u32,
-    parts: impl Iterator<Item = (u64, u32)>,
+    parts: impl Iterator<Item = (u64, u32, BlockKind)>,
     rule: impl Fn(u64, u64) -> Rule,
-    kind: impl Fn(u64, u64) -> BlockKind,
     out: &mut Vec<Verdict>,
 ) -> Verdict {
     out.clear();
@@ -279,7 +276,7 @@ pub fn judge(
     let observed = admission.observe(access);
     let competes = admission.wants_victim();
     let mut ahead = Verdict::Admit;
-    for (at, len) in parts {
+    for (at, len, kind) in parts {
         let (len, volume) = (u64::from(len), access.volume);
         let rule = rule(at, len);
         let said = if let Some(reason) = limits.refuses(rule, access.now, len) {
@@ -290,7 +287,6 @@ pub fn judge(
             Verdict::Admit
         } else {
             let place = PolicyLine { volume, offset: at / line * line };
-            let kind = kind(at, len);
             let candidate =
                 BlockCandidate { line: place, op: access.op, kind, observed, victim: None };
             // Metadata goes before whatever it meets at its place.
@@ -422,9 +418,8 @@ mod tests {
         let parts = [(0, 65_536), (65_536, 65_536), (131_072, 65_536)];
         let mut out = Vec::new();
         let mut ask = |admission: &mut TapedAdmission| {
-            let kind = |_, _| BlockKind::Unknown;
-            let parts = parts.into_iter();
-            judge(&limits, admission, &access, 4096, parts, rule, kind, &mut out);
+            let parts = parts.into_iter().map(|(at, len)| (at, len, BlockKind::Unknown));
+            judge(&limits, admission, &access, 4096, parts, rule, &mut out);
             out.clone()
         };
         assert_eq!(ask(&mut admission), [Verdict::Reject, Verdict::Admit, Verdict::Admit]);

@@ -469,10 +469,20 @@ impl<H: Host> Queue<H> {
             kind: kind_of(offset, op.len),
             now,
         };
-        let parts = parts.iter().map(|&(at, len)| (at.wrapping_sub(base), len));
+        // What bytes hold is asked before admission is locked: whoever looks into bytes that pass is not in its way.
+        let kinds: Vec<BlockKind> = match (op.holds, parts) {
+            (BlockKind::Unknown, [_, _, ..]) => {
+                let of = |&(at, len): &(u64, u32)| kind_of(at.wrapping_sub(base), u64::from(len));
+                parts.iter().map(of).collect()
+            }
+            _ => Vec::new(),
+        };
+        let kind_at = |part: usize| kinds.get(part).copied().unwrap_or(access.kind);
+        let parts = parts.iter().enumerate();
+        let parts = parts.map(|(i, &(at, len))| (at.wrapping_sub(base), len, kind_at(i)));
         let rule = |at, len| node.rule(volume, at, len);
         let (limits, line_bytes) = (allowed(node), self.config.line_bytes);
-        let asks = Judging { limits, access: &access, line_bytes, parts, rule, kind: kind_of, out };
+        let asks = Judging { limits, access: &access, line_bytes, parts, rule, out };
         node.asks(volume, asks)
     }
 

@@ -1,6 +1,6 @@
 //! The world as a queue sees it, for the time of a call: shards, what they hold, mailboxes, and what keeps lines from flash.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use larder_base::{Nanos, Rng};
@@ -95,6 +95,8 @@ pub(super) struct Now<'a> {
     if_free: bool,
     enabled: bool,
     verdict: Verdict,
+    /// Admission is locked.
+    judging: Cell<bool>,
     regions: u64,
 }
 
@@ -199,12 +201,15 @@ impl Node<Model> for Now<'_> {
     }
 
     fn kind(&self, _: &Stretch, _: u64, _: u64) -> BlockKind {
+        assert!(!self.judging.get(), "what bytes hold is asked under admission's lock");
         BlockKind::Unknown
     }
 
     fn admission<R>(&self, _: &Stretch, f: impl FnOnce(&mut Dealt) -> R) -> R {
         let mut dealt = Dealt { verdict: self.verdict, refused: Vec::new() };
+        self.judging.set(true);
         let result = f(&mut dealt);
+        self.judging.set(false);
         dealt.refused.into_iter().for_each(|reason| self.waiting.borrow_mut().refuse(reason));
         result
     }
@@ -234,6 +239,7 @@ macro_rules! now {
             if_free: $if_free,
             enabled: $world.validity.enabled.get(),
             verdict: $verdict,
+            judging: Cell::new(false),
             regions: $world.layout.region_groups * u64::from(GROUP_LINES),
         }
     }};

@@ -41,7 +41,8 @@ pub trait Node<H: Host>: Calls<H> {
     fn rule(&self, volume: &H::Volume, at: u64, len: u64) -> Rule;
     /// What these bytes hold, as far as is known.
     fn kind(&self, volume: &H::Volume, at: u64, len: u64) -> BlockKind;
-    /// Does `f` with its admission locked. The questions above are asked meanwhile.
+    /// Does `f` with its admission locked. Rules, and what keeps lines from flash, are asked meanwhile; what bytes hold is not, since
+    /// that may be locked too.
     fn admission<R>(&self, volume: &H::Volume, f: impl FnOnce(&mut Self::Admission) -> R) -> R;
     /// The same, of what asks any kind of admission.
     #[inline]
@@ -148,27 +149,25 @@ pub(super) fn allowed<H: Host, N: Node<H>>(node: &N) -> Allowed<'_, H, N> {
 }
 
 /// What is asked of admission for the parts of an access. See [`limits::judge`].
-pub(super) struct Judging<'a, L, P, R, K> {
+pub(super) struct Judging<'a, L, P, R> {
     pub limits: L,
     pub access: &'a BlockAccess,
     pub line_bytes: u32,
     pub parts: P,
     pub rule: R,
-    pub kind: K,
     pub out: &'a mut Vec<Verdict>,
 }
 
-impl<L, P, R, K> Asks for Judging<'_, L, P, R, K>
+impl<L, P, R> Asks for Judging<'_, L, P, R>
 where
     L: Allows,
-    P: Iterator<Item = (u64, u32)>,
+    P: Iterator<Item = (u64, u32, BlockKind)>,
     R: Fn(u64, u64) -> Rule,
-    K: Fn(u64, u64) -> BlockKind,
 {
     type Answer = Verdict;
 
     fn ask(self, admission: &mut impl Admits) -> Verdict {
-        let Judging { limits, access, line_bytes, parts, rule, kind, out } = self;
-        limits::judge(&limits, admission, access, line_bytes, parts, rule, kind, out)
+        let Judging { limits, access, line_bytes, parts, rule, out } = self;
+        limits::judge(&limits, admission, access, line_bytes, parts, rule, out)
     }
 }
