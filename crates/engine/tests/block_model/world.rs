@@ -157,6 +157,8 @@ pub(crate) struct World {
     shares: Rc<Shares>,
     /// Ranges that the backing store forgets when they are locked.
     forgetting: BTreeSet<OpId>,
+    /// Operations whose operator does not wait for lines.
+    impatient: BTreeSet<OpId>,
     /// Operations of operators, but for the attachment; and who was given lines since they were looked at.
     operations: BTreeMap<OpId, Operation>,
     given: BTreeSet<OpId>,
@@ -262,6 +264,7 @@ impl World {
             turns: Turns::of(TURNS),
             shares: Rc::new(shares),
             forgetting: BTreeSet::new(),
+            impatient: BTreeSet::new(),
             operations: BTreeMap::new(),
             given: BTreeSet::new(),
             scans_if_free: false,
