@@ -207,10 +207,8 @@ impl Core {
             &mut || hears(Detaching::Draining),
             &mut |operation, step| {
                 match step {
-                    Step::Clients => {
-                        if !self.await_clients(&volume, &mut |how| hears(how)) {
-                            return Ok(false);
-                        }
+                    Step::Clients if !self.await_clients(&volume, &mut |how| hears(how)) => {
+                        return Ok(false);
                     }
                     Step::Close => volume.close(),
                     Step::Bits { first, last } => {
