@@ -8,8 +8,8 @@ use std::time::Duration;
 use larder_base::Nanos;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
-use larder_engine::block::node::record::TapedMaintenance;
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::node::record::RecordedMaintenance;
+use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, LogIo};
 use larder_format::PAGE_SIZE;
 use larder_format::block::{BlockSuperblock, VolumeState};
@@ -18,9 +18,9 @@ use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload
 use slab::Slab;
 
 use super::cached::{aligned, crcs};
-use super::cell::{Copying, Daemon, Fill, Load};
-use super::governor::Governor;
+use super::node_limits::NodeLimits;
 use super::notes::note_given_up;
+use super::shard::{Copying, Daemon, Fill, Load};
 use super::{Core, locked};
 
 /// Tapes are handed on so often.
@@ -37,13 +37,13 @@ pub(super) type Task = Box<dyn FnOnce(&mut LogThread) + Send>;
 /// between has gained nothing.
 pub(super) struct CacheIo<'a> {
     pub device: &'a FlashDevice,
-    pub governor: &'a Governor,
+    pub node_limits: &'a NodeLimits,
     pub now: Nanos,
 }
 
 impl<'a> CacheIo<'a> {
     pub(super) fn of(cache: &'a Core) -> CacheIo<'a> {
-        CacheIo { device: &cache.device, governor: &cache.governor, now: cache.now() }
+        CacheIo { device: &cache.device, node_limits: &cache.node_limits, now: cache.now() }
     }
 }
 
@@ -56,7 +56,7 @@ impl LogIo for CacheIo<'_> {
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoFailed> {
-        self.governor.spend_on_log(self.now, bytes.len() as u64);
+        self.node_limits.spend_on_log(self.now, bytes.len() as u64);
         self.device.write_at(at, bytes).map_err(|error| {
             tracing::warn!(%error, "the map of the cache cannot be written");
             IoFailed
@@ -122,7 +122,7 @@ struct Carrier {
 
 pub(super) struct LogThread {
     cache: Arc<Core>,
-    machine: TapedMaintenance,
+    machine: RecordedMaintenance,
     carrier: Carrier,
     /// When the tapes were last handed on.
     handed_on: Nanos,
@@ -206,7 +206,7 @@ impl Effects<Payload> for Carrier {
     }
 
     fn given_up(&mut self, why: &str) {
-        *locked(&self.cache.governor.given_up) = Some(why.to_owned());
+        *locked(&self.cache.node_limits.given_up) = Some(why.to_owned());
         tracing::error!(
             "the cache is given up: {why}. Volumes go on without it (pass-through); replace the cache device, format \
              it and start again, or, when it works again, `larder block take-back`"
@@ -256,14 +256,14 @@ impl LogThread {
     /// Without a log the cache has been given up; `superblock` is what it had.
     pub(super) fn new(
         cache: Arc<Core>,
-        log: Option<TapedLog>,
+        log: Option<RecordedLog>,
         superblock: BlockSuperblock,
         fills: FileQueue,
     ) -> LogThread {
         let carrier =
             Carrier { cache: cache.clone(), fills, writing: Slab::new(), flushing: Vec::new() };
         let machine = Maintenance::new(Pace::default(), log, superblock);
-        let mut machine = TapedMaintenance::new(machine);
+        let mut machine = RecordedMaintenance::new(machine);
         if let Some(tape) = cache.maintenance_tape() {
             machine.record_beside_log(tape);
         }
@@ -292,7 +292,7 @@ impl LogThread {
     }
 
     /// The cache is used again, with this log.
-    pub(super) fn resume(&mut self, log: TapedLog) {
+    pub(super) fn resume(&mut self, log: RecordedLog) {
         self.machine.resume(log);
         self.publish();
     }
@@ -402,7 +402,7 @@ impl LogThread {
         }
         self.handed_on = now;
         self.cache.hand_on_tapes();
-        self.machine.hand_on();
+        self.machine.flush_chunk();
     }
 
     /// Waits until there is something to do. Returns it, and whether it is the end.
