@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::node::{owners, setup};
 use larder_engine::block::record::RecordedAdmission;
@@ -18,31 +19,6 @@ use super::flusher::{Flusher, PATIENCE};
 use super::locked;
 use super::open::{CacheConfig, CacheError};
 use super::volume::Volume;
-
-/// What clients did with a volume. All only grow.
-#[derive(Debug, Default)]
-pub struct VolumeCounters {
-    /// Reads that ended.
-    pub reads: AtomicU64,
-    /// Of them, answered without asking the store or waiting for it.
-    pub read_hits: AtomicU64,
-    /// Bytes read.
-    pub read_bytes: AtomicU64,
-    /// Writes, zeroes and trims that ended.
-    pub writes: AtomicU64,
-    /// Bytes written (trims and zeroes have none).
-    pub write_bytes: AtomicU64,
-    /// Requests that failed.
-    pub failed: AtomicU64,
-    /// Reads of a file system's metadata, as far as recognised.
-    pub metadata_reads: AtomicU64,
-    /// Of them, answered without asking the store or waiting for it.
-    pub metadata_hits: AtomicU64,
-    /// Lines that began to be filled.
-    pub filled: AtomicU64,
-    /// Of them, by reads that missed.
-    pub filled_by_reads: AtomicU64,
-}
 
 /// What clients did with all volumes since the start, with those that are detached by now: nothing here falls.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,21 +42,15 @@ pub struct Totals {
 impl Totals {
     /// Adds what was done with a volume so far.
     pub(super) fn add(&mut self, volume: &Attached) {
-        let c = &volume.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // Of reads no more are hits than there are: a hit is counted after its read.
-        self.read_hits += load(&c.read_hits);
-        self.reads += load(&c.reads);
-        self.read_bytes += load(&c.read_bytes);
-        self.writes += load(&c.writes);
-        self.write_bytes += load(&c.write_bytes);
-        self.filled_by_reads += load(&c.filled_by_reads);
+        let c = volume.counters.counts();
+        self.read_hits += c.read_hits;
+        self.reads += c.reads;
+        self.read_bytes += c.read_bytes;
+        self.writes += c.writes;
+        self.write_bytes += c.write_bytes;
+        self.filled_by_reads += c.filled_by_reads;
         self.verdicts.add(&volume.verdicts());
     }
-}
-
-pub(super) fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
 }
 
 /// A volume as the cache knows it.
@@ -197,9 +167,7 @@ impl Attached {
         let session = volume.backing().session().map_err(|e| fail(e.to_string()))?;
         let session = Alone::new(session).map_err(|e| fail(format!("a session's poll: {e}")))?;
         let admission = setup::admission(&config.admission, &layout, record.bytes, superblock.key)?;
-        let detector = admission
-            .prefers_metadata()
-            .then(|| Mutex::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
+        let detector = setup::detector(&admission, record.bytes).map(Mutex::new);
         let share = config.rules.share(volume.name());
         let share = ShareLines::new(share, layout.capacity(), layout.line).map_err(fail)?;
         Ok(Arc::new(Attached {
@@ -318,7 +286,7 @@ impl Attached {
     /// Bytes of the volume pass by.
     pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
         if let Some(detector) = &self.detector {
-            locked(detector).observe(offset, &bytes[..bytes.len().min(Detector::MOST_OBSERVED)]);
+            locked(detector).pass(offset, bytes);
         }
     }
 

@@ -93,7 +93,7 @@ use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use attach::Detaching;
-pub use attached::{Attached, Totals, VolumeCounters};
+pub use attached::{Attached, Totals};
 pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
@@ -103,6 +103,7 @@ pub use explain::{Explanation, LineOf, SlotOf, named};
 pub use hand::ByHand;
 use hand::Hand;
 pub use lane::Lane;
+pub use larder_engine::block::node::counters::{VolumeCounters, VolumeCounts};
 pub use larder_engine::block::node::share::{Portion, Share};
 use node_limits::NodeLimits;
 pub use node_limits::{BudgetNow, Latencies, RulesConfig};

@@ -21,7 +21,6 @@ use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Volume
 use larder_policy::budget::BudgetState;
 use larder_runtime::Payload;
 
-use super::attached::count;
 use super::shard::{Daemon, Known, LockedShard, Out};
 use super::{Attached, Core, locked};
 
@@ -215,31 +214,13 @@ impl Node<Daemon> for Core {
 
     fn ended(&self, volume: &Known, me: usize, now: Nanos, ended: &Ended) {
         let attached = volume.attached();
-        let (counters, node_limits) = (&attached.counters, &self.node_limits);
+        attached.counters.ended(ended, || attached.classify(ended.at, ended.len));
         let nanos = now.0.saturating_sub(ended.began.0);
-        count(&counters.failed, u64::from(ended.failed));
+        let node_limits = &self.node_limits;
         match ended.kind {
-            PartKind::Read => {
-                let hit = ended.hit;
-                count(&counters.reads, 1);
-                count(&counters.read_bytes, ended.len);
-                count(&counters.read_hits, u64::from(hit));
-                let holds = match ended.holds {
-                    BlockKind::Unknown => attached.classify(ended.at, ended.len),
-                    stated => stated,
-                };
-                if holds == BlockKind::Metadata {
-                    count(&counters.metadata_reads, 1);
-                    count(&counters.metadata_hits, u64::from(hit));
-                }
-                node_limits
-                    .record(me, |l| if hit { l.hit.record(nanos) } else { l.miss.record(nanos) });
-            }
+            PartKind::Read => node_limits
+                .record(me, |l| if ended.hit { l.hit.record(nanos) } else { l.miss.record(nanos) }),
             PartKind::Write | PartKind::Zero | PartKind::Trim => {
-                count(&counters.writes, 1);
-                if ended.kind == PartKind::Write {
-                    count(&counters.write_bytes, ended.len);
-                }
                 node_limits.record(me, |l| l.write.record(nanos));
             }
             PartKind::Prefetch => {}

@@ -18,7 +18,7 @@ use larder_policy::block::{Rule, Selection, VolumeId};
 use larder_policy::budget::{BudgetError, BudgetState, WriteBudgetConfig};
 use larder_runtime::latency::LatencyHistogram;
 
-use super::attached::{Attached, count};
+use super::attached::Attached;
 use super::locked;
 
 /// Fills whose time is remembered, to say since when a line is cached.
@@ -215,10 +215,7 @@ impl NodeLimits {
     /// Lines begin to be filled.
     pub(super) fn filling(&self, line: LineId, at: u64, lines: u32, source: Source, now: Nanos) {
         if let Some(volume) = self.volume_at(at) {
-            count(&volume.counters.filled, u64::from(lines));
-            if matches!(source, Source::Io(_)) {
-                count(&volume.counters.filled_by_reads, u64::from(lines));
-            }
+            volume.counters.filling(lines, source);
         }
         let mut recent = locked(&self.recent);
         if recent.len() == RECENT {

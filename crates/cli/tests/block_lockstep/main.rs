@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_cache::block::open::{FormatConfig, format, open_by_hand};
@@ -31,7 +31,7 @@ use larder_format::block::Placement;
 use larder_policy::block::{BlockKind, EvictionBy, Rule, VictimPolicy};
 use larder_policy::budget::WriteBudgetConfig;
 use larder_runtime::AlignedBuf;
-use larder_sim::block::{Block, GivenBlock, GivenCounts};
+use larder_sim::block::{Block, GivenBlock};
 use store::{Store, comer, known_by};
 use tempfile::TempDir;
 
@@ -237,24 +237,6 @@ impl Library {
     }
 }
 
-/// What clients did with a volume, as the simulator counts it.
-fn counts(volume: &larder_cache::block::Attached) -> GivenCounts {
-    let c = &volume.counters;
-    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    GivenCounts {
-        reads: load(&c.reads),
-        read_hits: load(&c.read_hits),
-        read_bytes: load(&c.read_bytes),
-        writes: load(&c.writes),
-        write_bytes: load(&c.write_bytes),
-        failed: load(&c.failed),
-        metadata_reads: load(&c.metadata_reads),
-        metadata_hits: load(&c.metadata_hits),
-        filled: load(&c.filled),
-        filled_by_reads: load(&c.filled_by_reads),
-    }
-}
-
 /// Both, and what volumes must have.
 struct Lockstep {
     library: Library,
@@ -327,7 +309,7 @@ impl Lockstep {
         assert_eq!(names, given.names());
         for name in names {
             let volume = core.volume(&name).unwrap();
-            assert_eq!(counts(&volume), given.counts(&name).unwrap(), "{name}");
+            assert_eq!(volume.counters.counts(), given.counts(&name).unwrap(), "{name}");
             let verdicts = given.verdicts(&name).unwrap();
             assert_eq!(format!("{:?}", volume.verdicts()), format!("{verdicts:?}"), "{name}");
             assert_eq!(volume.lines(), given.lines(&name).unwrap(), "lines of {name}");

@@ -32,6 +32,7 @@ use std::rc::Rc;
 use larder_base::{Nanos, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
+use larder_engine::block::node::counters::VolumeCounts;
 use larder_engine::block::node::event::Op;
 use larder_engine::block::node::maintenance::{AtNode, Maintenance, Pace};
 use larder_engine::block::node::operator::select::Kept;
@@ -58,7 +59,6 @@ use medium::{Medium, MediumIo};
 use node::GivenNode;
 use requests::{Asked, Requests};
 use upkeep::{Task, Upkeep};
-pub use volume::GivenCounts;
 use volume::{Attached, Store};
 
 /// Why a given cache does not begin, or does not do what it is asked for.
@@ -566,8 +566,8 @@ impl<B: Carried> Given<B> {
     ///
     /// # Errors
     /// When there is no such volume.
-    pub fn counts(&self, name: &str) -> Result<GivenCounts, GivenError> {
-        Ok(self.attached(name)?.counts.get())
+    pub fn counts(&self, name: &str) -> Result<VolumeCounts, GivenError> {
+        Ok(self.attached(name)?.counters.counts())
     }
 
     /// A volume's first byte in the line space, and its bytes.

@@ -9,6 +9,7 @@
 //! | [`backoff`] | how long nothing new is written after the file system under the cache was full |
 //! | [`calls`] | how shards are called, and how what they ask for comes to those who do it |
 //! | [`coalesce`] | which requests of shards for the store become one |
+//! | [`counters`] | what is counted for a volume, and as what |
 //! | [`cut`] | into which parts an operation is cut |
 //! | [`defaults`] | what a cache is where nobody says otherwise |
 //! | [`event`] | what a queue is told and asks for: the types of a host |
@@ -32,6 +33,7 @@ pub mod attachment;
 pub mod backoff;
 pub mod calls;
 pub mod coalesce;
+pub mod counters;
 pub mod cut;
 pub mod defaults;
 pub mod event;

@@ -3,6 +3,7 @@
 use larder_base::{ByteSize, Nanos};
 use larder_format::PAGE_SIZE;
 use larder_format::block::{BlockSuperblock, Layout};
+use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
 
@@ -48,6 +49,11 @@ pub fn admission(
     let (line_bytes, lines) = (layout.line, layout.capacity());
     let setup = BlockSetup { line_bytes, lines, backing_bytes, seed };
     BlockAdmission::new(config, &setup).map(RecordedAdmission::new)
+}
+
+/// What recognises metadata on a volume of so many bytes: only where its admission makes a difference between metadata and data.
+pub fn detector(admission: &RecordedAdmission, backing_bytes: u64) -> Option<Detector> {
+    admission.prefers_metadata().then(|| Detector::new(backing_bytes, Detector::DEFAULT_BLOCKS))
 }
 
 /// What keeps lines from flash: the write budget, where the drive's endurance is stated. `file` is what an earlier run has left of it, `kept` whether

@@ -206,8 +206,8 @@ pub struct Detector {
 impl Detector {
     /// Blocks that are remembered by default, of those whose place does not follow from the layout: half a MiB.
     pub const DEFAULT_BLOCKS: usize = 65_536;
-    /// Of one request no more bytes than this need be looked at.
-    pub const MOST_OBSERVED: usize = 1 << 20;
+    /// Of one request no more bytes than this are looked at.
+    const MOST_PASSED: usize = 1 << 20;
 
     /// Nothing known of a volume of `volume_bytes`; room for `blocks` blocks.
     pub fn new(volume_bytes: u64, blocks: usize) -> Detector {
@@ -288,6 +288,11 @@ impl Detector {
 
     fn inside(&self, offset: u64) -> Option<&FileSystem> {
         self.index_of(offset).map(|at| &self.file_systems[at])
+    }
+
+    /// A request's bytes pass by: of a large one its beginning is looked at.
+    pub fn pass(&mut self, offset: u64, bytes: &[u8]) {
+        self.observe(offset, &bytes[..bytes.len().min(Detector::MOST_PASSED)]);
     }
 
     /// Bytes that were read from the backing store at `offset`, or written to it, pass by. What they hold: metadata if any

@@ -17,7 +17,7 @@ use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
 use larder_engine::block::record::{RecordedAdmission, RecordedShard};
-use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, PartKind, Source, Sum};
+use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, Source, Sum};
 use larder_format::block::{Layout, table};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
 use larder_policy::budget::BudgetState;
@@ -203,12 +203,7 @@ impl<B: Carried> Questions for GivenNode<B> {
 
     fn filling(&self, line: LineId, lines: u32, source: Source) {
         let Some(volume) = self.owner(line) else { return };
-        volume.count(|counts| {
-            counts.filled += u64::from(lines);
-            if matches!(source, Source::Io(_)) {
-                counts.filled_by_reads += u64::from(lines);
-            }
-        });
+        volume.counters.filling(lines, source);
     }
 
     fn stays(&self, op: OpId) -> bool {
@@ -312,29 +307,6 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
 
     fn ended(&self, volume: &Known, _me: usize, _now: Nanos, ended: &Ended) {
         let attached = &volume.attached;
-        let holds = match ended.holds {
-            BlockKind::Unknown => attached.classify(ended.at, ended.len),
-            stated => stated,
-        };
-        attached.count(|counts| {
-            counts.failed += u64::from(ended.failed);
-            match ended.kind {
-                PartKind::Read => {
-                    counts.reads += 1;
-                    counts.read_bytes += ended.len;
-                    counts.read_hits += u64::from(ended.hit);
-                    let metadata = holds == BlockKind::Metadata;
-                    counts.metadata_reads += u64::from(metadata);
-                    counts.metadata_hits += u64::from(metadata && ended.hit);
-                }
-                PartKind::Write | PartKind::Zero | PartKind::Trim => {
-                    counts.writes += 1;
-                    if ended.kind == PartKind::Write {
-                        counts.write_bytes += ended.len;
-                    }
-                }
-                PartKind::Prefetch => {}
-            }
-        });
+        attached.counters.ended(ended, || attached.classify(ended.at, ended.len));
     }
 }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use larder_engine::block::node::counters::VolumeCounters;
 use larder_engine::block::node::event::{State, Volume};
 use larder_engine::block::node::share::{Account, Share, ShareLines};
 use larder_engine::block::node::{owners, setup};
@@ -15,31 +16,6 @@ use super::GivenError;
 
 /// A store's bytes, which outlive runs.
 pub(super) type Store = Rc<RefCell<Vec<u8>>>;
-
-/// What clients did with a volume. All only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GivenCounts {
-    /// Reads that ended.
-    pub reads: u64,
-    /// Of them, answered without asking the store or waiting for it.
-    pub read_hits: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Writes, zeroes and trims that ended.
-    pub writes: u64,
-    /// Bytes written (trims and zeroes have none).
-    pub write_bytes: u64,
-    /// Requests that failed.
-    pub failed: u64,
-    /// Reads of a file system's metadata, as far as recognised.
-    pub metadata_reads: u64,
-    /// Of them, answered without asking the store or waiting for it.
-    pub metadata_hits: u64,
-    /// Lines that began to be filled.
-    pub filled: u64,
-    /// Of them, by reads that missed.
-    pub filled_by_reads: u64,
-}
 
 /// See the [module](self).
 pub(super) struct Attached {
@@ -62,7 +38,7 @@ pub(super) struct Attached {
     governed: RefCell<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.
     pub detector: Option<RefCell<Detector>>,
-    pub counts: Cell<GivenCounts>,
+    pub counters: VolumeCounters,
     pub store: Store,
     /// So many reads and changes of the store fail from now on.
     pub fails: Cell<u32>,
@@ -81,9 +57,7 @@ impl Attached {
         let layout = superblock.layout;
         let line = u64::from(layout.line);
         let admission = setup::admission(admission, &layout, record.bytes, superblock.key)?;
-        let detector = admission
-            .prefers_metadata()
-            .then(|| RefCell::new(Detector::new(record.bytes, Detector::DEFAULT_BLOCKS)));
+        let detector = setup::detector(&admission, record.bytes).map(RefCell::new);
         let share = ShareLines::new(share, layout.capacity(), layout.line)
             .map_err(|why| GivenError::volume(&record.name, why))?;
         Ok(Rc::new(Attached {
@@ -100,7 +74,7 @@ impl Attached {
             admission: RefCell::new(admission),
             governed: RefCell::default(),
             detector,
-            counts: Cell::default(),
+            counters: VolumeCounters::default(),
             store,
             fails: Cell::new(0),
         }))
@@ -156,15 +130,8 @@ impl Attached {
 
     pub(super) fn pass(&self, offset: u64, bytes: &[u8]) {
         if let Some(detector) = &self.detector {
-            let bytes = &bytes[..bytes.len().min(Detector::MOST_OBSERVED)];
-            detector.borrow_mut().observe(offset, bytes);
+            detector.borrow_mut().pass(offset, bytes);
         }
-    }
-
-    pub(super) fn count(&self, f: impl FnOnce(&mut GivenCounts)) {
-        let mut counts = self.counts.get();
-        f(&mut counts);
-        self.counts.set(counts);
     }
 }
 
