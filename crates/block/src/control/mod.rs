@@ -38,8 +38,8 @@ use crate::server::Counters;
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{
-    CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime, Status,
-    StoreStatus, TotalStatus, VolumeStatus,
+    CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime,
+    RecordingStatus, Status, StoreStatus, TotalStatus, VolumeStatus,
 };
 use waiting::WaitingVolumes;
 pub use waiting::{Absent, RETRY};
@@ -506,6 +506,16 @@ impl Control {
                 rest.as_secs_f64().ceil()
             ));
         }
+        let recording = cache.record_stats().map(|r| RecordingStatus {
+            records: r.records,
+            bytes: r.bytes,
+            ended: r.ended.map(str::to_owned),
+        });
+        if let Some(why) = recording.as_ref().and_then(|r| r.ended.as_ref()) {
+            alarms.push(format!(
+                "recording has ended: {why}; what is recorded so far can be replayed, the server goes on"
+            ));
+        }
         let (pinned, most) = cache.pinned();
         if pinned > most {
             alarms.push(select::too_much(pinned, most));
@@ -571,6 +581,8 @@ impl Control {
             },
             verdicts: named(&stats.verdicts),
             volumes,
+            put_aside: cache.put_aside(),
+            recording,
             connections,
             faces: self.faces.iter().map(Face::status).collect(),
             counters: counters::counters(e, &stats.log, rest_count)

@@ -34,6 +34,7 @@
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
 //! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
 
+mod aside;
 mod attach;
 mod attached;
 mod builder;
@@ -92,6 +93,7 @@ use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
+pub use aside::AsideVolume;
 pub use attach::Detaching;
 pub use attached::{Attached, Totals, VolumeCounters};
 pub use builder::Builder;
@@ -228,6 +230,8 @@ pub struct Core {
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
+    /// Volumes that are known and not attached.
+    aside: Mutex<aside::AsideVolumes>,
     config: CacheConfig,
 }
 

@@ -39,6 +39,7 @@ use larder_runtime::{
     Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
 };
 
+use super::aside::Aside;
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
@@ -682,6 +683,7 @@ pub(super) fn begin(
         changing: Changing::default(),
         region,
         stand_in,
+        aside: Mutex::new(Aside::of(&superblock, &[])),
         config,
     });
     let log = log.map(|mut log| {
