@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
-use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
 use larder_runtime::{Wear, machine};
 use parking_lot::Mutex;
@@ -91,15 +90,6 @@ fn refused(message: impl Into<String>) -> Refusal {
 impl From<CacheError> for Refusal {
     fn from(error: CacheError) -> Refusal {
         refused(error.to_string())
-    }
-}
-
-/// The name of a write mode.
-pub fn write_name(mode: WriteMode) -> &'static str {
-    match mode {
-        WriteMode::WriteThrough => "hdd-ssd",
-        WriteMode::WriteUpdate => "hdd-upd",
-        WriteMode::WriteAround => "hdd-inv",
     }
 }
 
@@ -545,7 +535,7 @@ impl Control {
                 // Each is about right, as of the last count and since: together no more than there can be.
                 lines: volumes.iter().map(|v| v.lines).sum::<u64>().min(stats.slots),
                 map_bytes: stats.map_bytes,
-                write: write_name(config.write).to_owned(),
+                write: config.write.to_string(),
                 admission: config.admission.to_string(),
                 replacement: config.replacement.to_string(),
                 regions_marked: stats.regions_set,

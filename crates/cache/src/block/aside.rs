@@ -88,9 +88,8 @@ impl Core {
         let mut aside = locked(&self.aside);
         let mut all = aside.to_vec();
         for now in &mut all {
-            let same = |a: &Aside| {
-                a.volume.name == now.volume.name && a.first_group == now.first_group
-            };
+            let same =
+                |a: &Aside| a.volume.name == now.volume.name && a.first_group == now.first_group;
             if let Some(at) = counted.iter().position(same) {
                 now.volume.lines = Some(lines(at));
             }
@@ -105,22 +104,13 @@ mod tests {
 
     #[test]
     fn a_group_belongs_to_the_volume_whose_part_it_lies_in() {
-        let aside = |first_group, groups| Aside {
-            volume: AsideVolume::default(),
-            first_group,
-            groups,
-        };
+        let aside =
+            |first_group, groups| Aside { volume: AsideVolume::default(), first_group, groups };
         let all = [aside(4, 4), aside(8, 1), aside(20, 2)];
         let found = |group| Aside::at(&all, GroupId(group));
-        assert_eq!([3, 4, 7, 8, 9, 19, 21, 22].map(found), [
-            None,
-            Some(0),
-            Some(0),
-            Some(1),
-            None,
-            None,
-            Some(2),
-            None
-        ]);
+        assert_eq!(
+            [3, 4, 7, 8, 9, 19, 21, 22].map(found),
+            [None, Some(0), Some(0), Some(1), None, None, Some(2), None]
+        );
     }
 }

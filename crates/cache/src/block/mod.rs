@@ -84,9 +84,9 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::Shard;
 use larder_engine::block::node::calls::{self, OP_BITS};
 use larder_engine::block::node::maintenance::Inbox;
-use larder_engine::block::record::RecordedShard;
 use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{Rule, VerdictCounts};
@@ -390,7 +390,7 @@ impl Core {
         shard: u32,
         me: Option<usize>,
         out: &mut Out,
-        f: impl FnOnce(&mut RecordedShard, &mut Fx<'_>) -> R,
+        f: impl FnOnce(&mut Shard, &mut Fx<'_>) -> R,
     ) -> R {
         calls::call(self, shard, me, out, f)
     }

@@ -47,13 +47,19 @@ impl Daemon {
             None => default_socket(&super::serve::state_dir(self.state_dir.as_ref())),
         };
         let mut bar = None;
+        let waiting = progress::Waiting::begin("the daemon has not answered yet");
         let mut show = |p: &Progress| {
+            // (Where there is something to count, the bar's lines say how far it is.)
+            if p.total == 0 && !p.what.is_empty() {
+                waiting.hear(&p.what);
+            }
             let bar = bar.get_or_insert_with(|| progress::bar(p.total.max(1)));
             bar.set_length(p.total.max(1));
             bar.set_position(p.done);
             bar.set_message(p.what.clone());
         };
         let outcome = client::ask(&path, request, &mut show);
+        drop(waiting);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
@@ -435,7 +441,10 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
             None => "goes on".to_owned(),
             Some(why) => format!("ENDED: {why}"),
         };
-        rows.push(("recording", format!("{} in {} records, {state}", ByteSize(r.bytes), r.records)));
+        rows.push((
+            "recording",
+            format!("{} in {} records, {state}", ByteSize(r.bytes), r.records),
+        ));
     }
     for alarm in &s.alarms {
         rows.push(("ALARM", alarm.clone()));
@@ -449,10 +458,15 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
     out.push_str(&table(columns, &head, 3, s.volumes.iter().map(store_row)));
     out.push_str("\n\n");
     if !s.put_aside.is_empty() {
-        out.push_str(&table(columns, &["put aside", "size", "cached"], 1, s.put_aside.iter().map(|v| {
-            let cached = v.lines.map_or_else(|| "–".into(), |lines| bytes(lines).to_string());
-            vec![v.name.clone(), ByteSize(v.bytes).to_string(), cached]
-        })));
+        out.push_str(&table(
+            columns,
+            &["put aside", "size", "cached"],
+            1,
+            s.put_aside.iter().map(|v| {
+                let cached = v.lines.map_or_else(|| "–".into(), |lines| bytes(lines).to_string());
+                vec![v.name.clone(), ByteSize(v.bytes).to_string(), cached]
+            }),
+        ));
         out.push('\n');
         out.push_str(&folded(&[("", PUT_ASIDE.to_owned())], columns));
         out.push('\n');

@@ -134,10 +134,7 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         c.tls_refused,
     );
     counter(r, "requests", "Requests taken from connections", c.requests);
-    metrics::recording(
-        r,
-        s.recording.as_ref().map(|r| (r.records, r.bytes, r.ended.is_some())),
-    );
+    metrics::recording(r, s.recording.as_ref().map(|r| (r.records, r.bytes, r.ended.is_some())));
     number(
         r,
         "volumes_put_aside",
