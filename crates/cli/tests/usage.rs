@@ -692,7 +692,7 @@ fn exit_codes_are_the_same_everywhere() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     std::fs::write(path("junk"), "junk\n").unwrap();
-    let (junk, none, deep) = (path("junk"), path("none"), path("no/where"));
+    let (junk, none, deep, state) = (path("junk"), path("none"), path("no/where"), path("state"));
     let zipf = "gen:zipf?objects=10&requests=20";
     let cases: &[(&[&str], i32)] = &[
         (&["trace", "head", zipf], 0),
@@ -728,8 +728,8 @@ fn exit_codes_are_the_same_everywhere() {
         (&["replay", zipf, "--to", "127.0.0.1:1"], 1),
         (&["block", "format", &deep, "--size", "64m"], 1),
         (&["block", "status", "--state-dir", &none], 1),
-        (&["block", "serve", "--cache", &none, "--listen", "unix:x"], 1),
-        (&["kv", "--flash", "none", "-s", &deep], 1),
+        (&["block", "serve", "--cache", &none, "--listen", "unix:x", "--state-dir", &state], 1),
+        (&["kv", "--flash", "none", "-s", &deep, "--data-dir", &state], 1),
     ];
     for (command, code) in cases {
         let output = larder().current_dir(dir.path()).args(*command).output().unwrap();
@@ -746,13 +746,14 @@ fn exit_codes_are_the_same_everywhere() {
 fn values_that_are_judged_late_are_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let nowhere = dir.path().join("no/where").display().to_string();
+    let state = dir.path().join("state").display().to_string();
     let servers: [(&[&str], &[&str]); 2] = [
         (
-            &["kv", "--flash", "none", "--http", "off", "-s", &nowhere],
+            &["kv", "--flash", "none", "--http", "off", "-s", &nowhere, "--data-dir", &state],
             &["--memory-limit", "--max-item-size", "--conn-limit", "--threads", "--unix-mask"],
         ),
         (
-            &["block", "serve", "--cache", &nowhere, "--listen", "unix:x"],
+            &["block", "serve", "--cache", &nowhere, "--listen", "unix:x", "--state-dir", &state],
             &[
                 "--endurance-years",
                 "--device-write-amplification",

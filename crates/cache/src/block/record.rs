@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use larder_engine::block::BlockConfig;
+use larder_engine::block::node;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
     Arrival, BlockRunSetup, BlockTape, SharedTape, VolumeSetup, VolumesTape,

@@ -46,7 +46,7 @@ pub(super) struct BlockArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     sizes: Vec<ByteSize>,
     /// Which line leaves: lru, clock, sieve, s3fifo; separated by commas.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value_t = defaults::REPLACEMENT)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [defaults::REPLACEMENT])]
     replacement: Vec<Replacement>,
     /// Where lines lie: full, direct, set:WAYS; separated by commas. (sparse is the engine's affair: larder sim run has it.)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "full")]

@@ -190,6 +190,8 @@ pub struct Config {
 pub const DEFAULT_HTTP: &str = "127.0.0.1:11280";
 /// memcached's port.
 pub const DEFAULT_PORT: u16 = 11211;
+/// Memory for large requests being received, and for large replies being sent, each.
+const BUFFER_LIMIT: ByteSize = ByteSize::mib(32);
 
 fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
     Refused::new(key, value, remedy).into()
@@ -286,7 +288,7 @@ impl Config {
             return Err(value("max-item-size", item, e.to_string()));
         }
         fits.map_err(|e| value("max-item-size", ByteSize(item), with_remedy(&e)))?;
-        let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;
+        let buffer_limit = s.buffer_limit.get_or_insert(BUFFER_LIMIT).0;
         if buffer_limit < 2 * item {
             if buffer_limit_given {
                 return Err(value(
