@@ -5,8 +5,9 @@
 //! this check that no crate below the line lifts that ban or leaves the workspace's lints, and this check that crates
 //! import only downward.
 //!
-//! Imports between the folders of a crate go in no circle ([`crate::circles`]). One list holds what should not be and still is, and
-//! may only shrink ([`crate::ratchet`]): the engine's machines that hosts call by name, where a host should ask the node.
+//! Imports between the folders of a crate go in no circle ([`crate::circles`]). Two lists hold what should not be and still is, and
+//! may only shrink ([`crate::ratchet`]): the engine's machines that hosts call by name, where a host should ask the node; and texts
+//! below the front ends that speak of them ([`crate::words`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use serde_json::Value;
 
 use crate::modules::Modules;
 use crate::ratchet::{Counted, Ratchet};
-use crate::{Findings, circles};
+use crate::{Findings, circles, words};
 
 /// Every crate of the workspace and the workspace's crates it may import, in any kind of dependency. What is not
 /// listed is refused, so that a new crate is given its place here.
@@ -84,6 +85,9 @@ const MACHINES: &[&str] = &[
     "FlashLog",
     "MapLog",
     "BlockAdmission",
+    "RecordedShard",
+    "RecordedLog",
+    "RecordedAdmission",
     "WriteBudget",
     "KeptBudget",
     "Backoff",
@@ -128,6 +132,7 @@ pub(crate) fn check(root: &Path) -> Result<Findings, String> {
         }
     }
     found.extend(MACHINES_IN_HOSTS.check(root, &machines)?);
+    found.extend(words::FRONT_END_WORDS.check(root, &front_end_words(&members))?);
     Ok(found)
 }
 
@@ -139,7 +144,20 @@ pub(crate) fn shrink(root: &Path) -> Result<(), String> {
     {
         machines_named(root, modules, &mut machines);
     }
-    MACHINES_IN_HOSTS.shrink(root, &machines)
+    MACHINES_IN_HOSTS.shrink(root, &machines)?;
+    words::FRONT_END_WORDS.shrink(root, &front_end_words(&members))
+}
+
+/// The lines of each file below the front ends whose texts speak of them.
+fn front_end_words(members: &[Member]) -> Counted {
+    let below = members.iter().filter(|m| words::BELOW.contains(&m.name.as_str()));
+    let files = below.flat_map(|m| &m.sources);
+    let named = files.map(|(path, text)| (path.display().to_string(), text));
+    named
+        .filter(|(path, _)| path.contains("/src/"))
+        .map(|(path, text)| (path.clone(), words::count(&path, text)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
 }
 
 /// The modules of each crate's library and of its program.

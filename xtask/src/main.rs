@@ -12,6 +12,7 @@ mod edges;
 mod modules;
 mod ratchet;
 mod tidy;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

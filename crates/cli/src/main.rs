@@ -136,9 +136,44 @@ fn with_values_joined(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsSt
     out
 }
 
+/// The command that is asked for, and how it is typed.
+fn asked_for(words: &[OsString]) -> (clap::Command, String) {
+    let mut all = Cli::command();
+    all.build();
+    let (mut command, mut typed) = (&all, "larder".to_owned());
+    for word in words.iter().skip(1) {
+        let Some(next) = word.to_str().and_then(|word| command.find_subcommand(word)) else {
+            break;
+        };
+        typed.push(' ');
+        typed.push_str(next.get_name());
+        command = next;
+    }
+    (command.clone(), typed)
+}
+
+/// Says why a command line cannot be meant, in one sentence. Help and the version are shown as clap has them.
+fn refuse(words: &[OsString], error: &clap::Error) -> ExitCode {
+    let shows = [
+        clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand,
+        clap::error::ErrorKind::MissingSubcommand,
+    ];
+    if !error.use_stderr() || shows.contains(&error.kind()) {
+        error.exit();
+    }
+    let (command, typed) = asked_for(words);
+    let refusal = larder_settings::refusal(&command, &typed, error);
+    writeln!(std::io::stderr(), "larder: {refusal}").ok();
+    ExitCode::from(2)
+}
+
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches_from(with_values_joined(std::env::args_os()));
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    let words = with_values_joined(std::env::args_os());
+    let parsed = Cli::command().try_get_matches_from(&words);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(e) => return refuse(&words, &e),
+    };
     if !cli.command.has_sockets() {
         larder_runtime::machine::end_on_broken_pipe();
     }
@@ -208,6 +243,66 @@ mod tests {
         let page = larder_settings::page::<larder_kv::config::Settings>(kv, REMAKE);
         check_page("kv-settings.md", &page);
         check_page("block-settings.md", &larder_settings::page::<block::Settings>(serve, REMAKE));
+    }
+
+    /// Words that say what to write instead.
+    const REMEDIES: [&str; 8] = [
+        "write",
+        "choose",
+        "known are",
+        "can be written",
+        "at most",
+        "at least",
+        "between",
+        "must be",
+    ];
+
+    /// Every value of every command that its parser refuses is refused in one sentence with flag, value and remedy.
+    #[test]
+    fn every_value_parser_says_flag_value_and_remedy() {
+        fn check(command: &clap::Command, typed: &str, seen: &mut usize) {
+            let alone = command.clone().no_binary_name(true).subcommand_required(false);
+            let alone = alone.mut_args(|arg| arg.required(false));
+            for arg in command.get_arguments() {
+                let takes = arg.get_action().takes_values();
+                let Some(long) = arg.get_long().filter(|_| takes) else { continue };
+                for value in ["x", "0", "-1", "", "99999999999999999999"] {
+                    let words = [format!("--{long}={value}")];
+                    let Err(error) = alone.clone().try_get_matches_from(&words) else { continue };
+                    let kinds = [
+                        clap::error::ErrorKind::ValueValidation,
+                        clap::error::ErrorKind::InvalidValue,
+                    ];
+                    if !kinds.contains(&error.kind()) {
+                        continue;
+                    }
+                    *seen += 1;
+                    let said = larder_settings::refusal(command, typed, &error);
+                    let begins = format!("--{long} '{value}'");
+                    assert!(said.starts_with(&begins), "{typed} {words:?}: {said}");
+                    assert!(!said.contains('\n'), "{typed} {words:?}: {said}");
+                    let remedy = REMEDIES.iter().any(|word| said.contains(word));
+                    let raw = ["invalid digit", "float literal", "empty string", "is not in"];
+                    assert!(remedy && !raw.iter().any(|r| said.contains(r)), "{typed}: {said}");
+                }
+            }
+            for command in command.get_subcommands() {
+                check(command, &format!("{typed} {}", command.get_name()), seen);
+            }
+        }
+        let mut all = Cli::command();
+        all.build();
+        let mut seen = 0;
+        check(&all, "larder", &mut seen);
+        assert!(seen > 400, "{seen}");
+    }
+
+    #[test]
+    fn a_refusal_names_the_command_that_was_typed() {
+        let words: Vec<OsString> =
+            ["larder", "block", "serve", "-t", "0"].map(OsString::from).to_vec();
+        let (command, typed) = asked_for(&words);
+        assert_eq!((command.get_name(), typed.as_str()), ("serve", "larder block serve"));
     }
 
     /// An example that is folded by a terminal cannot be copied out of it.

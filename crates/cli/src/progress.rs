@@ -3,6 +3,8 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indicatif::{
@@ -44,6 +46,71 @@ pub(crate) fn bar(total: u64) -> ProgressBar {
         },
     ));
     bar
+}
+
+/// Whoever waits for so long is told what for.
+const SILENT: Duration = Duration::from_secs(2);
+
+/// Says on standard error, where that is no terminal, what a command waits for once that takes long, and says it again when
+/// that has changed.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    hears: Option<Sender<String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Waiting {
+    /// Begins to wait, for `what`. On a terminal a bar shows it.
+    pub(crate) fn begin(what: &str) -> Waiting {
+        if io::stderr().is_terminal() {
+            return Waiting { hears: None, thread: None };
+        }
+        Waiting::telling(what, SILENT, |what| {
+            // Whether somebody reads it must not matter to the work.
+            writeln!(io::stderr(), "larder: waits: {what}").ok();
+        })
+    }
+
+    fn telling(what: &str, after: Duration, tell: impl Fn(&str) + Send + 'static) -> Waiting {
+        let (hears, heard) = channel::<String>();
+        let mut what = what.to_owned();
+        let run = move || {
+            let mut told = String::new();
+            let mut due = Instant::now() + after;
+            loop {
+                match heard.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                    Ok(now) => what = now,
+                    Err(RecvTimeoutError::Timeout) => {
+                        if what != told {
+                            tell(&what);
+                            told.clone_from(&what);
+                        }
+                        due = Instant::now() + after;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        // Without a thread it is not said.
+        let thread = std::thread::Builder::new().name("larder-waits".into()).spawn(run).ok();
+        Waiting { hears: Some(hears), thread }
+    }
+
+    /// What it waits for now.
+    pub(crate) fn hear(&self, what: &str) {
+        if let Some(hears) = &self.hears {
+            hears.send(what.to_owned()).ok();
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        drop(self.hears.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
 }
 
 /// What a bar would draw, now and then as a line.
@@ -151,6 +218,27 @@ mod tests {
         for (share, elapsed) in [(0.0, seconds(9)), (0.001, seconds(9)), (0.5, seconds(0))] {
             assert_eq!(time_left(share, elapsed), "", "{share} {elapsed:?}");
         }
+    }
+
+    #[test]
+    fn what_is_waited_for_is_said_once_and_when_it_changes() {
+        let (said, all) = channel();
+        let waiting = Waiting::telling("the daemon", Duration::from_millis(1), move |what| {
+            said.send(what.to_owned()).unwrap();
+        });
+        assert_eq!(all.recv().unwrap(), "the daemon");
+        waiting.hear("the daemon");
+        waiting.hear("a client");
+        assert_eq!(all.recv().unwrap(), "a client");
+        drop(waiting);
+        assert!(all.recv().is_err(), "nothing is said twice");
+        // What is over in time is not said.
+        let (said, all) = channel();
+        let waiting = Waiting::telling("the daemon", Duration::from_secs(86_400), move |what| {
+            said.send(what.to_owned()).unwrap();
+        });
+        drop(waiting);
+        assert!(all.recv().is_err());
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) fn parse_page(text: &str) -> Result<u32, String> {
         text.parse().map_err(|e: larder_base::ParseSizeError| e.to_string())?;
     match u32::try_from(size.0) {
         Ok(n) if n >= 512 && n.is_power_of_two() => Ok(n),
-        _ => Err("a page is a power of two from 512 bytes to 2 GiB".to_owned()),
+        _ => Err("write a power of two from 512 bytes to 2 GiB, as in 4k".to_owned()),
     }
 }
 
@@ -85,7 +85,7 @@ fn parse_written(text: &str) -> Result<Format, String> {
 pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("a rate is a positive number of requests per second".to_owned()),
+        _ => Err("write a positive number of requests per second".to_owned()),
     }
 }
 

@@ -139,7 +139,7 @@ fn wrong_use() {
         (
             larder(&["format", cache, "--placement", "set:99", "--yes"]),
             2,
-            "set:W with W from 2 to 16",
+            "set:W with W from 1 to 16",
         ),
         (serve(&["--volume", "disk"]), 2, "NAME=URI"),
         (serve(&["--volume", "disk=ftp:x"]), 2, "does not name a backing store"),

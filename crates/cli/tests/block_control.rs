@@ -8,7 +8,7 @@
 
 mod daemon;
 
-use std::io::{BufReader, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -127,12 +127,17 @@ fn comes_and_goes(placement: &str) {
     let mut waiting = Command::new(env!("CARGO_BIN_EXE_larder"))
         .args(["block", "detach", "more", "--state-dir"])
         .arg(dir.join("state"))
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let volumes = |s: &Value| s["volumes"].as_array().unwrap().len();
     status_when(dir, "closed to others", |s| volumes(s) == 1);
     assert!(waiting.try_wait().unwrap().is_none(), "it did not wait");
+    // Where nobody sees a bar it says what it waits for.
+    let said = BufReader::new(waiting.stderr.take().unwrap());
+    let mut said = said.lines().map(Result::unwrap);
+    let line = said.find(|line| line.contains("client")).unwrap_or_default();
+    assert!(line.contains("waits") && line.contains("--disconnect"), "{line}");
     waiting.kill().unwrap();
     waiting.wait().unwrap();
     status_when(dir, "back", |s| volumes(s) == 2);
@@ -148,12 +153,20 @@ fn comes_and_goes(placement: &str) {
     drop(s);
     let after = json(dir, &["status"]);
     assert_eq!(after["volumes"].as_array().unwrap().len(), 1);
+    // Its lines are kept, and counted, and it is listed until it is back.
+    let aside = |s: &Value| s["put_aside"][0]["lines"].as_u64();
+    let kept = status_when(dir, "counted", |s| aside(s).is_some());
+    assert_eq!(kept["put_aside"][0]["name"], "more");
+    assert!(aside(&kept) >= Some(256), "{kept:#}");
+    let (_, text, _) = ask(dir, &["status"]);
+    assert!(text.contains("put aside") && text.contains("larder block drop"), "{text}");
     assert_eq!(totals(&after), totals(&before), "totals do not fall with a volume");
     let (code, _, error) = ask(dir, &["detach", "more"]);
     assert!(code == 1 && error.contains("these are: disk"), "{error}");
 
     // Unchanged, it is warm; changed, it is not, and nothing old is read.
     assert_eq!(json(dir, &["attach", &uri])["warm"], true);
+    assert_eq!(json(dir, &["status"])["put_aside"].as_array().map(Vec::len), Some(0));
     let mut s = session_of(dir, "more");
     assert!(read(&mut *s, 0, 65536).iter().all(|&b| b == 7));
     let status = json(dir, &["status"]);

@@ -157,6 +157,10 @@ fn recorded(placement: &str, killed: bool) {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("(11 times one came, grew or went)"), "{said}");
+    // The report has what --json has of the streams.
+    for line in ["stream", "queue of the prefetch", "admission of volume 'disk'"] {
+        assert!(said.lines().any(|l| l.starts_with(line)), "'{line}' in {said}");
+    }
     assert!(said.contains("volume 'more' grows to 12582912 bytes"), "{said}");
 }
 
@@ -173,4 +177,50 @@ fn the_same_in_a_log_of_segments_and_after_a_kill() {
 #[test]
 fn the_same_with_a_table_on_the_device() {
     recorded("sparse", false);
+}
+
+/// A recording that reaches its limit ends, says so in status and metrics, and the daemon goes on; what was recorded replays. A
+/// volume that is not attached cannot be dropped while a daemon records, and the refusal says what to do.
+#[test]
+fn a_recording_that_reaches_its_limit_is_an_alarm() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for name in ["disk", "more"] {
+        File::create(dir.join(name)).unwrap().set_len(16 * MIB).unwrap();
+    }
+    let cache = dir.join("cache");
+    let (code, said) =
+        larder(&["format", cache.to_str().unwrap(), "--size", "24m", "--shards", "2"]);
+    assert_eq!(code, Some(0), "{said}");
+    let record = dir.join("run.rec");
+    let record = record.to_str().unwrap();
+    let daemon = Daemon::start(dir, &["--record", record, "--record-limit", "4m"]);
+    assert_eq!(json(dir, &["status"])["recording"]["ended"], serde_json::Value::Null);
+    json(dir, &["attach", &format!("more=file:{}", dir.join("more").display())]);
+    json(dir, &["detach", "more"]);
+    let (code, _, error) = ask(dir, &["drop", "more"]);
+    assert!(code == 1 && error.contains("without a recording"), "{error}");
+    let ended = |status: &serde_json::Value| status["recording"]["ended"].is_string();
+    let mut session = session_of(dir, "disk");
+    let mut status = json(dir, &["status"]);
+    for round in 0..100_000u64 {
+        if round % 64 == 0 {
+            status = json(dir, &["status"]);
+            if ended(&status) {
+                break;
+            }
+        }
+        read(&mut *session, round % 16 * MIB, 1 << 20);
+    }
+    assert_eq!(status["recording"]["ended"], "the file reached its limit", "{status:#}");
+    let alarm =
+        |a: &serde_json::Value| a.as_str().is_some_and(|a| a.contains("recording has ended"));
+    assert!(status["alarms"].as_array().unwrap().iter().any(alarm), "{status:#}");
+    let (_, text, _) = ask(dir, &["status"]);
+    assert!(text.contains("recording") && text.contains("ENDED: the file reached"), "{text}");
+    assert_eq!(read(&mut *session, 0, 4096).len(), 4096, "the daemon goes on");
+    drop(session);
+    daemon.stop();
+    let (report, code) = replay(std::path::Path::new(record));
+    assert_eq!((code, report["complete"].as_bool()), (Some(0), Some(false)), "{report}");
 }

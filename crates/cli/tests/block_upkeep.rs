@@ -44,7 +44,10 @@ fn pinned_ranges_are_cached_and_kept_over_a_restart() {
     let bytes = fill_disk(dir);
     let daemon = Daemon::start(dir, &NOTHING);
     let (code, text, _) = ask(dir, &["pin", "disk", "1m..2m", "8192..8200", "--label", "index"]);
-    assert!(code == 0 && text.contains("pinned; 2 ranges selected"), "{text}");
+    assert!(
+        code == 0 && text.contains("cached always, and kept from eviction: 2 ranges"),
+        "{text}"
+    );
     // In sectors, from there to the end of the volume.
     assert_eq!(json(dir, &["never", "disk", "40960..", "--lba"])["ranges"], 3);
     let mut s = session(dir);
@@ -462,7 +465,7 @@ fn wrong_use() {
     let dir = dir.path();
     let daemon = Daemon::start(dir, &[]);
     let disk = dir.join("disk").display().to_string();
-    let table: [(&[&str], i32, &str); 15] = [
+    let table: [(&[&str], i32, &str); 16] = [
         (&["pin", "none"], 1, "these are: disk"),
         (&["pin", "disk", "5"], 2, "START..END"),
         (&["pin", "disk", "--label", "x"], 2, "a label is for parts"),
@@ -471,12 +474,13 @@ fn wrong_use() {
         (&["pin", "disk", "40m.."], 1, "it has 33554432 bytes"),
         (&["pin", "disk", "--partition", "1"], 1, "has no partition table"),
         (&["pin", "disk", "1m..2m", "--file", "/x"], 2, "cannot be used with"),
-        (&["pin", "disk", "--file", "/nowhere/x"], 1, "/nowhere/x"),
+        (&["pin", "disk", "--file", "/nowhere/x"], 2, "/nowhere/x"),
         (&["pin", "disk", "--ranges", "/dev/null"], 2, "has no ranges"),
         (&["unpin", "disk", "--label", "x"], 1, "nothing of volume 'disk' is selected as 'x'"),
+        (&["unpin", "disk", "1m..2m", "--label", "x"], 2, "leave out --label"),
         (&["prefetch", "disk", "32m.."], 1, "it has 33554432 bytes"),
         (&["check", "--volume", "none"], 1, "these are: disk"),
-        (&["check", "/nowhere/x"], 1, "there is no such file"),
+        (&["check", "/nowhere/x"], 2, "there is no such file"),
         (&["check", &disk], 1, "is in use by process"),
     ];
     for (arguments, want, text) in table {
@@ -486,6 +490,13 @@ fn wrong_use() {
         assert!(want == 2 || error.lines().count() == 1, "{error}");
     }
     assert!(json(dir, &["rules", "disk"])["ranges"].as_array().unwrap().is_empty());
+    // What changes nothing says so.
+    for (arguments, of) in
+        [(&["unpin", "disk"][..], "the whole volume"), (&["unpin", "disk", "1m..2m"], "1 range")]
+    {
+        let (code, text, _) = ask(dir, arguments);
+        assert!(code == 0 && text.contains(of) && text.contains("no change"), "{text}");
+    }
     daemon.stop();
 }
 
@@ -550,6 +561,12 @@ fn a_volume_grows() {
     File::options().write(true).open(dir.join("disk")).unwrap().set_len(40 * MIB).unwrap();
     let (code, _, error) = ask(dir, &["resize", "disk"]);
     assert!(code == 1 && error.contains("restore its size"), "{error}");
+    // Nor is it made as large as it was, or larger, with zeros for what was cut off.
+    for size in ["48m", "64m"] {
+        let (code, _, error) = ask(dir, &["resize", "disk", size]);
+        assert!(code == 1 && error.contains("restore its size"), "{size}: {error}");
+        assert_eq!(std::fs::metadata(dir.join("disk")).unwrap().len(), 40 * MIB);
+    }
     daemon.stop();
 }
 

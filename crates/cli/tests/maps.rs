@@ -73,6 +73,35 @@ fn a_map_of_kv_goes_with_its_data_directory() {
     assert_eq!(map_of(&two.path().canonicalize().unwrap().join("data")), None);
 }
 
+/// A start that is refused once its map is there takes it away again; one that was there before stays.
+#[test]
+fn a_refused_start_leaves_no_map_that_it_has_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().canonicalize().unwrap().join("data");
+    let record = dir.path().join("record");
+    std::fs::write(&record, "another's").unwrap();
+    let refused = |flash: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        command.env_remove("RUST_LOG").env_remove("STATE_DIRECTORY");
+        command.args(["kv", "--http", "off", "-m", "16", "--flash-size", flash, "-s"]);
+        command.arg(dir.path().join("socket")).arg("--data-dir").arg(&data);
+        let output = command.arg("--record").arg(&record).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        said
+    };
+    // The same file system as before, and a data directory that is there already: only the map is this start's.
+    kv(dir.path()).stop();
+    assert_eq!(map_of(&data), None, "a clean stop leaves none");
+    let said = refused("64m");
+    assert!(said.contains("record"), "{said}");
+    assert_eq!(map_of(&data), None);
+    kv(dir.path()).kill();
+    let map = map_of(&data).unwrap();
+    refused("64m");
+    assert_eq!(map_of(&data).map(|m| m["name"].clone()), Some(map["name"].clone()));
+}
+
 #[test]
 fn a_map_of_block_goes_with_its_cache() {
     let (one, two) = (prepare("set:8"), prepare("set:8"));

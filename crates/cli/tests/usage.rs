@@ -684,3 +684,105 @@ fn negative_numbers_are_refused_by_the_flag_they_were_given_to() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("unexpected argument"), "{said}");
 }
+
+/// 0 is success, 2 a command line that cannot be meant (with a file to read that is not there), 1 any other failure; what is said
+/// on the way is one line.
+#[test]
+fn exit_codes_are_the_same_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(path("junk"), "junk\n").unwrap();
+    let (junk, none, deep, state) = (path("junk"), path("none"), path("no/where"), path("state"));
+    let zipf = "gen:zipf?objects=10&requests=20";
+    let cases: &[(&[&str], i32)] = &[
+        (&["trace", "head", zipf], 0),
+        (&["sim", "mrc", zipf, "--sizes", "5"], 0),
+        (&["kv", "--print-config"], 0),
+        (&["--version"], 0),
+        // Flags and values.
+        (&["no-such-command"], 2),
+        (&["kv", "--no-such-flag"], 2),
+        (&["sim", "replay"], 2),
+        (&["block", "serve", "-t", "0"], 2),
+        (&["block", "serve", "--endurance-tbw", "x"], 2),
+        (&["trace", "head", "gen:none"], 2),
+        // What is to be read is not there, or is no configuration.
+        (&["kv", "--config", &none], 2),
+        (&["kv", "--config", &junk], 2),
+        (&["block", "serve", "--config", &none], 2),
+        (&["sim", "run", &none], 2),
+        (&["sim", "run", &junk], 2),
+        (&["sim", "sweep", &none], 2),
+        (&["sim", "mrc", &none, "--sizes", "5"], 2),
+        (&["sim", "replay", &none], 2),
+        (&["trace", "head", &none], 2),
+        (&["replay", &none, "--to", "127.0.0.1:1"], 2),
+        (&["block", "check", &none], 2),
+        (&["block", "extents", &none], 2),
+        (&["block", "pin", "disk", "--ranges", &none], 2),
+        (&["block", "pin", "disk", "--file", &none], 2),
+        // It went wrong on the way.
+        (&["sim", "replay", &junk], 1),
+        (&["block", "check", &junk], 1),
+        (&["trace", "head", &junk, "--format", "ibm-cos"], 1),
+        (&["replay", zipf, "--to", "127.0.0.1:1"], 1),
+        (&["block", "format", &deep, "--size", "64m"], 1),
+        (&["block", "status", "--state-dir", &none], 1),
+        (&["block", "serve", "--cache", &none, "--listen", "unix:x", "--state-dir", &state], 1),
+        (&["kv", "--flash", "none", "-s", &deep, "--data-dir", &state], 1),
+    ];
+    for (command, code) in cases {
+        let output = larder().current_dir(dir.path()).args(*command).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(*code), "{command:?}: {said}");
+        let errors = said.lines().filter(|line| line.starts_with("larder: ")).count();
+        assert!(*code == 0 || errors == 1, "{command:?}: {said}");
+        assert!(*code != 2 || said.lines().count() <= 3, "{command:?}: {said}");
+    }
+}
+
+/// A value that only the server as a whole can judge is refused like one that its parser refuses.
+#[test]
+fn values_that_are_judged_late_are_refused_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let nowhere = dir.path().join("no/where").display().to_string();
+    let state = dir.path().join("state").display().to_string();
+    let servers: [(&[&str], &[&str]); 2] = [
+        (
+            &["kv", "--flash", "none", "--http", "off", "-s", &nowhere, "--data-dir", &state],
+            &["--memory-limit", "--max-item-size", "--conn-limit", "--threads", "--unix-mask"],
+        ),
+        (
+            &["block", "serve", "--cache", &nowhere, "--listen", "unix:x", "--state-dir", &state],
+            &[
+                "--endurance-years",
+                "--device-write-amplification",
+                "--burst-hours",
+                "--fill-memory",
+            ],
+        ),
+    ];
+    let mut refused = 0;
+    for (server, flags) in servers {
+        for flag in flags {
+            for value in ["x", "0", "-1", "", "99999999999999999999"] {
+                let flag = format!("{flag}={value}");
+                let mut command = larder();
+                command.current_dir(dir.path()).args(server).arg(&flag);
+                if flag.contains("endurance") || flag.contains("burst") || flag.contains("device") {
+                    command.args(["--endurance-tbw", "600"]);
+                }
+                let output = command.output().unwrap();
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                // What may be meant fails at the address or the cache that are not there.
+                assert!(matches!(output.status.code(), Some(1 | 2)), "{flag}: {said}");
+                if output.status.code() == Some(2) {
+                    refused += 1;
+                    let name = flag.trim_start_matches("--").split('=').next().unwrap();
+                    assert!(said.contains(name) && said.lines().count() == 1, "{flag}: {said}");
+                }
+            }
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}

@@ -79,7 +79,7 @@ impl Geometry {
                 device: ByteSize(device_bytes),
                 segment: ByteSize(MAX_SEGMENT_BYTES),
                 limit: ByteSize(SEGMENTS_AT + u64::from(MAX_SEGMENTS) * MAX_SEGMENT_BYTES),
-                remedy: "give it less (--flash-size), or run several caches on parts of it",
+                remedy: "give it less, or run several caches on parts of it",
             });
         }
         Geometry::with_segment(device_bytes, even.max(PLANNED_SEGMENT_BYTES))
@@ -178,7 +178,7 @@ mod tests {
         let small = Geometry::plan(3 << 20).unwrap_err().to_string();
         assert!(small.contains("3 MiB") && small.contains("5 MiB"), "{small}");
         let large = Geometry::plan(2 << 40).unwrap_err().to_string();
-        assert!(large.contains("2 TiB") && large.contains("--flash-size"), "{large}");
+        assert!(large.contains("2 TiB") && large.contains("give it less"), "{large}");
         assert_eq!(Geometry::with_segment(1 << 30, 5000), Err(GeometryError::SegmentSize(5000)));
         assert!(Geometry::with_segment(1 << 40, 8192).is_err());
         assert!(Geometry::with_segment(0, 8192).is_err());

@@ -102,6 +102,19 @@ pub fn latency(r: &mut Registry, help: &str, by: &'static str, all: &[(&str, Per
     r.register_with_unit("request_latency", help, Unit::Seconds, family);
 }
 
+/// A recording under way, if there is one: records and bytes written, and whether it has ended before the server.
+pub fn recording(r: &mut Registry, recording: Option<(u64, u64, bool)>) {
+    let Some((records, bytes, ended)) = recording else { return };
+    counter(r, "recording_records", "Records written to the recording", records);
+    bytes_counter(r, "recording_written", "Bytes written to the recording", bytes);
+    number(
+        r,
+        "recording_ended",
+        "1 once the recording has ended though the server goes on: its limit was reached, or it could not be written",
+        f64::from(u8::from(ended)),
+    );
+}
+
 /// A count of things.
 pub fn counter(r: &mut Registry, name: &str, help: &str, value: u64) {
     r.register(name, help, ConstCounter::new(value));

@@ -10,7 +10,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{Misplaced, SettingsError, line_of, no_setting};
-use crate::list::{SettingsList, is_named, key_of, said, switch, takes_value};
+use crate::list::{SettingsList, is_named, key_of, switch, takes_value};
+use crate::refusal::refusal_of_value;
 
 /// A file being read.
 pub(crate) struct File<'a, T> {
@@ -92,7 +93,7 @@ impl<'a, T: SettingsList> File<'a, T> {
     ) -> Result<(), SettingsError> {
         let word = format!("--{key}={text}");
         let alone = self.flags.clone().mut_args(|f| f.required(false));
-        match alone.try_get_matches_from([&word]) {
+        match alone.clone().try_get_matches_from([&word]) {
             // What belongs together is looked at when all of it is.
             Err(e)
                 if !matches!(
@@ -100,7 +101,7 @@ impl<'a, T: SettingsList> File<'a, T> {
                     ErrorKind::MissingRequiredArgument | ErrorKind::ArgumentConflict
                 ) =>
             {
-                Err(self.at(at, key, &said(&e)))
+                Err(self.at(at, key, &refusal_of_value(&alone, &e)))
             }
             _ => {
                 words.push(word.into());

@@ -21,6 +21,7 @@ mod file;
 mod list;
 mod page;
 mod print;
+mod refusal;
 mod shared;
 mod sources;
 #[cfg(test)]
@@ -30,5 +31,6 @@ pub use error::{Misplaced, Refused, SettingsError, nearest};
 pub use list::{SettingsList, Table, default_is, defaults};
 pub use page::page;
 pub use print::print;
+pub use refusal::refusal;
 pub use shared::{DriveLife, LivePage, Log, Recording, Tls};
 pub use sources::{Said, WithFile, of_file, of_sources};

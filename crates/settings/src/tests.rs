@@ -123,8 +123,8 @@ fn mistakes_are_named_with_their_line() {
     for (text, line, words) in [
         ("path = \"p\"\nnumbr = 3\n", 2, "'numbr': is no setting; there is 'number'"),
         ("path = \"p\"\nzzz = 3\n", 2, "'zzz': is no setting ("),
-        ("path = \"p\"\n\nnumber = 65", 3, "'number': invalid value '65'"),
-        ("number = \"many\"", 1, "'number': invalid value 'many'"),
+        ("path = \"p\"\n\nnumber = 65", 3, "'number': '65': write a whole number from 1 to 64"),
+        ("number = \"many\"", 1, "'number': 'many': write a whole number from 1 to 64"),
         ("number = [3]", 1, "'number': a list is no value"),
         ("number = true", 1, "'number': true or false is no value"),
         ("only = 1", 1, "'only': write true or false"),

@@ -302,6 +302,13 @@ impl Backing for FileBacking {
             found.map_err(|e| bad(format!("its size: {e}")))
         };
         let mut now = find()?;
+        // Before it is made larger: zeros would take the place of what was cut off, without a word.
+        if now < before {
+            return Err(bad(format!(
+                "it had {before} bytes and has {now}: it was cut short outside Larder, and what lay behind is gone from it; \
+                 restore its size and what it held, then ask again"
+            )));
+        }
         if let Some(bytes) = bytes.filter(|&b| b > now) {
             if self.device {
                 return Err(bad(format!("it is a device of {now} bytes: make that larger first")));
@@ -321,9 +328,6 @@ impl Backing for FileBacking {
             }
             made.map_err(|e| bad(format!("it cannot be made larger: {e}")))?;
             now = find()?;
-        }
-        if now < before {
-            return Err(bad(format!("it had {before} bytes and has {now}: restore its size")));
         }
         if let Some(bytes) = bytes.filter(|&b| b < now) {
             return Err(bad(format!(

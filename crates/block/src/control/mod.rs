@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_base::ByteSize;
-use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
 use larder_runtime::{Wear, machine};
 use parking_lot::Mutex;
@@ -38,8 +37,8 @@ use crate::server::Counters;
 use protocol::{Progress, Refusal, Request};
 pub use socket::ControlServer;
 use status::{
-    CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime, Status,
-    StoreStatus, TotalStatus, VolumeStatus,
+    CacheStatus, ConnectionStatus, FileSystem, FlashStatus, LatencyStatus, ProcessorTime,
+    RecordingStatus, Status, StoreStatus, TotalStatus, VolumeStatus,
 };
 use waiting::WaitingVolumes;
 pub use waiting::{Absent, RETRY};
@@ -91,15 +90,6 @@ fn refused(message: impl Into<String>) -> Refusal {
 impl From<CacheError> for Refusal {
     fn from(error: CacheError) -> Refusal {
         refused(error.to_string())
-    }
-}
-
-/// The name of a write mode.
-pub fn write_name(mode: WriteMode) -> &'static str {
-    match mode {
-        WriteMode::WriteThrough => "hdd-ssd",
-        WriteMode::WriteUpdate => "hdd-upd",
-        WriteMode::WriteAround => "hdd-inv",
     }
 }
 
@@ -506,6 +496,16 @@ impl Control {
                 rest.as_secs_f64().ceil()
             ));
         }
+        let recording = cache.record_stats().map(|r| RecordingStatus {
+            records: r.records,
+            bytes: r.bytes,
+            ended: r.ended.map(str::to_owned),
+        });
+        if let Some(why) = recording.as_ref().and_then(|r| r.ended.as_ref()) {
+            alarms.push(format!(
+                "recording has ended: {why}; what is recorded so far can be replayed, the server goes on"
+            ));
+        }
         let (pinned, most) = cache.pinned();
         if pinned > most {
             alarms.push(select::too_much(pinned, most));
@@ -535,7 +535,7 @@ impl Control {
                 // Each is about right, as of the last count and since: together no more than there can be.
                 lines: volumes.iter().map(|v| v.lines).sum::<u64>().min(stats.slots),
                 map_bytes: stats.map_bytes,
-                write: write_name(config.write).to_owned(),
+                write: config.write.to_string(),
                 admission: config.admission.to_string(),
                 replacement: config.replacement.to_string(),
                 regions_marked: stats.regions_set,
@@ -571,6 +571,8 @@ impl Control {
             },
             verdicts: named(&stats.verdicts),
             volumes,
+            put_aside: cache.put_aside(),
+            recording,
             connections,
             faces: self.faces.iter().map(Face::status).collect(),
             counters: counters::counters(e, &stats.log, rest_count)

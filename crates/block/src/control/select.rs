@@ -67,10 +67,16 @@ pub(super) fn select(cache: &Core, volume: &str, wanted: Wanted) -> Result<Value
             label = format!("partition {number}");
         }
     }
+    let asked = ranges.as_ref().map(Vec::len);
+    let before = (cache.selection(volume)?, cache.selected_of(&attached).0);
     let answer = |ranges: u64, dropped: u64| {
         let (pinned, most) = cache.pinned();
+        // (Somebody else may have selected in between: then something has changed.)
+        let now = cache.selection(volume).map(|all| (all, cache.selected_of(&attached).0));
         json!({
             "volume": volume,
+            "asked_ranges": asked,
+            "changed": now.map_or(true, |now| now != before),
             "ranges": ranges,
             "dropped_lines": dropped,
             "pinned_bytes": pinned,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+pub use crate::cache::AsideVolume;
 pub use crate::served::FaceStatus;
 use larder_runtime::latency::Percentiles;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,10 @@ pub struct Status {
     pub verdicts: Counts,
     /// The volumes.
     pub volumes: Vec<VolumeStatus>,
+    /// Volumes that were put aside: they are known, not attached, and keep their lines until others need the room.
+    pub put_aside: Vec<AsideVolume>,
+    /// The recording, where one was asked for.
+    pub recording: Option<RecordingStatus>,
     /// Clients' connections.
     pub connections: ConnectionStatus,
     /// Devices: disks of guests and of this host.
@@ -89,6 +94,18 @@ pub struct CacheStatus {
     pub pinned_bytes: u64,
     /// How many may be, for them to be kept from eviction.
     pub pinned_most_bytes: u64,
+}
+
+/// A recording.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RecordingStatus {
+    /// Records written.
+    pub records: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Why it has ended; `None` while it goes on.
+    pub ended: Option<String>,
 }
 
 /// Writes to the cache device.

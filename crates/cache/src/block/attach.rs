@@ -303,7 +303,8 @@ impl Core {
         };
         if self.recorder.is_some() {
             return Err(fail(
-                "it is not attached, and cannot be forgotten while what happens is recorded: start the cache without a record",
+                "it is not attached, and a recording cannot express that it is forgotten: attach it and drop its lines, or drop it when \
+                 the cache runs without a recording",
             ));
         }
         let (id, shards) = self.next_operation();

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_engine::block::node::counters::VolumeCounters;
+use larder_engine::block::node;
 use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::node::{owners, setup};
-use larder_engine::block::record::RecordedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockKind, Reason, VerdictCounts, VolumeId};
@@ -73,7 +73,7 @@ pub struct Attached {
     pub(super) accounted: AtomicU64,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
-    pub(super) admission: Mutex<RecordedAdmission>,
+    pub(super) admission: Mutex<node::Admission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.

@@ -11,6 +11,7 @@ use larder_engine::block::node::maintenance::{Census, Lines, ROUND, Turn};
 use larder_engine::block::node::share::Count;
 use larder_policy::block::VolumeId;
 
+use super::aside::{Aside, AsideVolumes};
 use super::watch::{Watch, Watchers};
 use super::{Core, locked};
 
@@ -18,7 +19,7 @@ use super::{Core, locked};
 #[derive(Default)]
 pub(super) struct Rounds {
     machine: Census,
-    lines: BTreeMap<VolumeId, u64>,
+    lines: Lined,
     /// It was said that the file of the cache is gone.
     removed: bool,
     /// Without threads: what they would keep of each volume.
@@ -76,10 +77,25 @@ impl Rounds {
     }
 }
 
+/// Whose a line is: an attached volume's, or that of one that was put aside, by its place among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    Attached(VolumeId),
+    Aside(usize),
+}
+
+/// What a count has found so far.
+#[derive(Default)]
+struct Lined {
+    /// The volumes that were put aside when it began.
+    aside: Option<AsideVolumes>,
+    by_volume: BTreeMap<Whose, u64>,
+}
+
 /// Shards whose lines are counted, and how many each volume has.
 struct Counted<'a> {
     cache: &'a Core,
-    lines: BTreeMap<VolumeId, u64>,
+    lines: Lined,
 }
 
 impl Lines for Counted<'_> {
@@ -93,18 +109,27 @@ impl Lines for Counted<'_> {
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
         let Counted { cache, lines } = self;
-        let of =
-            |group: GroupId| cache.node_limits.volume_at(cache.at(group.line(0))).map(|v| v.id);
+        let Lined { aside, by_volume } = lines;
+        let aside = aside.get_or_insert_with(|| cache.aside_volumes());
+        let of = |group: GroupId| {
+            let volume = cache.node_limits.volume_at(cache.at(group.line(0)));
+            let attached = volume.map(|v| Whose::Attached(v.id));
+            attached.or_else(|| Aside::at(aside, group).map(Whose::Aside))
+        };
         // Looked at, and no part of a record.
         count.turn(&locked(&cache.shards[shard as usize]).shard, of, |volume, more| {
-            *lines.entry(volume).or_default() += more;
+            *by_volume.entry(volume).or_default() += more;
         })
     }
 
     fn counted(&mut self) {
-        let mut lines = std::mem::take(&mut self.lines);
+        let Lined { aside, by_volume } = std::mem::take(&mut self.lines);
+        let lines = |whose| by_volume.get(&whose).copied().unwrap_or(0);
         for volume in self.cache.volumes() {
-            volume.account.set(lines.remove(&volume.id).unwrap_or(0));
+            volume.account.set(lines(Whose::Attached(volume.id)));
+        }
+        if let Some(aside) = aside.filter(|all| !all.is_empty()) {
+            self.cache.count_aside(&aside, |at| lines(Whose::Aside(at)));
         }
     }
 }

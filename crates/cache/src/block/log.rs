@@ -6,10 +6,10 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 use larder_base::Nanos;
+use larder_engine::block::node;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
 use larder_engine::block::node::record::RecordedMaintenance;
-use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, LogIo};
 use larder_format::PAGE_SIZE;
 use larder_format::block::{BlockSuperblock, VolumeState};
@@ -256,7 +256,7 @@ impl LogThread {
     /// Without a log the cache has been given up; `superblock` is what it had.
     pub(super) fn new(
         cache: Arc<Core>,
-        log: Option<RecordedLog>,
+        log: Option<node::Log>,
         superblock: BlockSuperblock,
         fills: FileQueue,
     ) -> LogThread {
@@ -292,7 +292,7 @@ impl LogThread {
     }
 
     /// The cache is used again, with this log.
-    pub(super) fn resume(&mut self, log: RecordedLog) {
+    pub(super) fn resume(&mut self, log: node::Log) {
         self.machine.resume(log);
         self.publish();
     }

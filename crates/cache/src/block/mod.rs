@@ -34,6 +34,7 @@
 //! waited for a line that this worker has brought) goes to that worker's inbox. Fills and everything durable is the
 //! log's thread's affair: no client waits for it, but for the first write to a cached line of a region that was quiet.
 
+mod aside;
 mod attach;
 mod attached;
 mod builder;
@@ -83,15 +84,16 @@ use std::time::Instant;
 
 use larder_base::Nanos;
 use larder_engine::block::address::Placing;
+use larder_engine::block::node::Shard;
 use larder_engine::block::node::calls::{self, OP_BITS};
 use larder_engine::block::node::maintenance::Inbox;
-use larder_engine::block::record::RecordedShard;
 use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{Rule, VerdictCounts};
 use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
+pub use aside::AsideVolume;
 pub use attach::Detaching;
 pub use attached::{Attached, Totals};
 pub use builder::Builder;
@@ -229,6 +231,8 @@ pub struct Core {
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
     stand_in: bool,
+    /// Volumes that are known and not attached.
+    aside: Mutex<aside::AsideVolumes>,
     config: CacheConfig,
 }
 
@@ -387,7 +391,7 @@ impl Core {
         shard: u32,
         me: Option<usize>,
         out: &mut Out,
-        f: impl FnOnce(&mut RecordedShard, &mut Fx<'_>) -> R,
+        f: impl FnOnce(&mut Shard, &mut Fx<'_>) -> R,
     ) -> R {
         calls::call(self, shard, me, out, f)
     }

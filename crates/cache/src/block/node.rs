@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_base::Nanos;
+use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions, thread_of};
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
@@ -15,7 +16,6 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::record::{RecordedAdmission, RecordedShard};
 use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
 use larder_policy::budget::BudgetState;
@@ -111,14 +111,10 @@ impl Questions for Core {
 }
 
 impl Calls<Daemon> for Core {
-    type Shard = RecordedShard;
+    type Shard = node::Shard;
 
     #[inline]
-    fn shard<R>(
-        &self,
-        shard: u32,
-        f: impl FnOnce(&mut RecordedShard, &mut Held<Daemon>) -> R,
-    ) -> R {
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut node::Shard, &mut Held<Daemon>) -> R) -> R {
         let mut cell = locked(&self.shards[shard as usize]);
         let LockedShard { shard, held } = &mut *cell;
         f(shard, held)
@@ -154,7 +150,7 @@ impl Stores for Core {
 }
 
 impl Node<Daemon> for Core {
-    type Admission = RecordedAdmission;
+    type Admission = node::Admission;
 
     fn is_enabled(&self) -> bool {
         Core::is_enabled(self)
@@ -199,7 +195,7 @@ impl Node<Daemon> for Core {
         volume.attached().classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut RecordedAdmission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::Admission) -> R) -> R {
         f(&mut locked(&volume.attached().admission))
     }
 

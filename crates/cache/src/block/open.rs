@@ -19,13 +19,13 @@ use std::time::Instant;
 use larder_base::{ByteSize, Nanos, Rng, UnixSecs};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
+use larder_engine::block::node;
 use larder_engine::block::node::defaults::{self, SizeError};
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::setup;
 pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without, start};
-use larder_engine::block::record::RecordedLog;
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
@@ -39,6 +39,7 @@ use larder_runtime::{
     Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
 };
 
+use super::aside::Aside;
 use super::changing::Changing;
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
@@ -532,7 +533,7 @@ fn open_as(
                     "{dropped} lines are dropped: nothing proves that they are as the volumes are"
                 );
             }
-            (log.superblock().clone(), maps, Some(RecordedLog::new(log)), None, warmth)
+            (log.superblock().clone(), maps, Some(node::Log::new(log)), None, warmth)
         }
         Started::Without(without) => {
             let Without { superblock, maps, why, .. } = *without;
@@ -598,7 +599,7 @@ pub(super) struct Begun {
     pub records: Vec<VolumeRecord>,
     pub node_limits: NodeLimits,
     /// None without a cache.
-    pub log: Option<RecordedLog>,
+    pub log: Option<node::Log>,
     /// Why it is not used, if it is not.
     pub given_up: Option<String>,
     pub warmth: Warmth,
@@ -682,6 +683,7 @@ pub(super) fn begin(
         changing: Changing::default(),
         region,
         stand_in,
+        aside: Mutex::new(Aside::of(&superblock, &[])),
         config,
     });
     let log = log.map(|mut log| {

@@ -327,6 +327,9 @@ impl Core {
             let mut applied = false;
             // (Without a cache, too, each volume has its place, in memory.)
             let durable = log.change_superblock(change.is_anew(), |sb| applied = change.apply(sb));
+            if let Some(superblock) = log.line_space() {
+                log.cache().follow_superblock(superblock);
+            }
             with(log, applied, durable);
             (applied, durable)
         })?;

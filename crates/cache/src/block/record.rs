@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use larder_engine::block::BlockConfig;
+use larder_engine::block::node;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
-    Arrival, BlockRunSetup, BlockTape, RecordedLog, SharedTape, VolumeSetup, VolumesTape,
+    Arrival, BlockRunSetup, BlockTape, SharedTape, VolumeSetup, VolumesTape,
 };
 use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
 use larder_format::block::BlockSuperblock;
@@ -91,7 +92,7 @@ impl Recording {
 
 impl Core {
     /// Every stream gets its tape, before anything runs.
-    pub(super) fn begin_recording(&self, log: &mut RecordedLog) {
+    pub(super) fn begin_recording(&self, log: &mut node::Log) {
         let Some(recording) = &self.recorder else { return };
         for (stream, cell) in self.shards.iter().enumerate() {
             if let Some(tape) = recording.tape(stream) {

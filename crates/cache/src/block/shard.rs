@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use larder_engine::block::node;
 use larder_engine::block::node::calls;
 pub(super) use larder_engine::block::node::calls::{Copying, Load};
 use larder_engine::block::node::event::{Host, State, Volume as _, Why};
 use larder_engine::block::node::held::Held;
-use larder_engine::block::record::RecordedShard;
 use larder_runtime::Payload;
 
 use super::cached::bytes::copy;
@@ -29,13 +29,13 @@ pub(super) type Fx<'a> = calls::Fx<'a, Daemon, Core>;
 
 /// What a shard's lock guards.
 pub(super) struct LockedShard {
-    pub shard: RecordedShard,
+    pub shard: node::Shard,
     /// Bytes that it may still ask for.
     pub held: Held<Daemon>,
 }
 
 impl LockedShard {
-    pub(super) fn new(shard: RecordedShard) -> LockedShard {
+    pub(super) fn new(shard: node::Shard) -> LockedShard {
         LockedShard { shard, held: Held::default() }
     }
 }

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_engine::block::LineId;
+use larder_engine::block::node;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::start::{self, NotTakenBack};
-use larder_engine::block::record::RecordedLog;
 
 use super::log::{CacheIo, LogThread};
 use super::notes::forget_given_up;
@@ -121,7 +121,7 @@ impl LogThread {
         for (shard, map) in (0..).zip(maps) {
             begun &= cache.with(shard, None, &mut out, |s, _| s.begin_anew(map));
         }
-        self.resume(RecordedLog::new(log));
+        self.resume(node::Log::new(log));
         if !begun {
             let why = "a shard was not at rest";
             self.give_up(why);

@@ -101,7 +101,7 @@ impl Core {
         s.record = self.recorder.as_ref().map(|r| r.stats());
         s.capture = self.capture.as_ref().map(|c| c.stats());
         if let Some(why) = s.record.and_then(|r| r.ended) {
-            s.alarms.push(format!("recording has ended: {why}"));
+            s.alarms.push(format!("recording has ended: {why}; what is recorded so far can be replayed, the server goes on"));
         }
         if s.capture.is_some_and(|c| c.failed) {
             s.alarms.push("the capture cannot be written any further".to_owned());

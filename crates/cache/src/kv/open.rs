@@ -404,6 +404,7 @@ pub(super) fn prepare(
     };
     start::take_over(&shape, &mut region.header, &next, &mut durable)?;
     let no_checkpoint = durable.no_checkpoint;
+    region.own();
 
     let why_private = region.why_private.clone();
     let buffers = (0..3).map(|_| AlignedBuf::zeroed(geometry.segment_bytes() as usize)).collect();

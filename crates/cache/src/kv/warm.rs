@@ -44,6 +44,8 @@ pub(super) struct Region {
     shared: Option<SharedRegion>,
     /// Why the memory does not outlive the process.
     pub(super) why_private: Option<String>,
+    /// This start has made it, and no run owns it yet: it goes when the start is refused.
+    made_here: bool,
 }
 
 /// What of the region the engine owns while a run goes on.
@@ -101,6 +103,7 @@ impl Region {
                             .collect(),
                     },
                     latest: Some(&all[LATEST]),
+                    made_here: shared.is_fresh(),
                     shared: Some(shared),
                     why_private: None,
                 }
@@ -113,6 +116,7 @@ impl Region {
                     apps: (0..plan.shards).map(|_| Words::heap(AppId::COUNT)).collect(),
                 },
                 latest: None,
+                made_here: false,
                 shared: None,
                 why_private: Some(e.to_string()),
             },
@@ -157,6 +161,11 @@ impl Region {
         }
     }
 
+    /// A run owns it from now on: it stays, however this process ends.
+    pub(super) fn own(&mut self) {
+        self.made_here = false;
+    }
+
     /// There was none before this start.
     pub(super) fn is_new(&self) -> bool {
         self.shared.as_ref().is_none_or(SharedRegion::is_fresh)
@@ -172,6 +181,14 @@ impl Region {
         let Some(shared) = &self.shared else { return };
         if let Err(error) = shared.discard() {
             tracing::debug!(%error, "the shared memory of the index stays");
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.made_here {
+            self.release();
         }
     }
 }

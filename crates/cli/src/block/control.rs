@@ -47,13 +47,19 @@ impl Daemon {
             None => default_socket(&super::serve::state_dir(self.state_dir.as_ref())),
         };
         let mut bar = None;
+        let waiting = progress::Waiting::begin("the daemon has not answered yet");
         let mut show = |p: &Progress| {
+            // (Where there is something to count, the bar's lines say how far it is.)
+            if p.total == 0 && !p.what.is_empty() {
+                waiting.hear(&p.what);
+            }
             let bar = bar.get_or_insert_with(|| progress::bar(p.total.max(1)));
             bar.set_length(p.total.max(1));
             bar.set_position(p.done);
             bar.set_message(p.what.clone());
         };
         let outcome = client::ask(&path, request, &mut show);
+        drop(waiting);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
@@ -139,6 +145,9 @@ pub(crate) struct DetachArgs {
 }
 
 /// Drops every cached line of a volume; one that is not attached is forgotten too
+///
+/// A daemon that records (--record) does not forget a volume: a recording cannot express it. Lines of an attached volume can
+/// be dropped while it records.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DropArgs {
     /// The volume
@@ -343,6 +352,10 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".into(), |s| format!("{:.1} %", 100.0 * s))
 }
 
+/// What there is to say of volumes that are known and not attached.
+const PUT_ASIDE: &str = "these are not attached: their lines stay until other volumes need the room, and are used again when the \
+                         volume is attached and its store is unchanged; `larder block drop NAME` forgets one";
+
 /// The status as people read it.
 pub(super) fn status_text(s: &Status) -> String {
     status_in(s, crate::table::width())
@@ -423,6 +436,16 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
             s.connections.open, s.connections.accepted, s.connections.requests
         ),
     ));
+    if let Some(r) = &s.recording {
+        let state = match &r.ended {
+            None => "goes on".to_owned(),
+            Some(why) => format!("ENDED: {why}"),
+        };
+        rows.push((
+            "recording",
+            format!("{} in {} records, {state}", ByteSize(r.bytes), r.records),
+        ));
+    }
     for alarm in &s.alarms {
         rows.push(("ALARM", alarm.clone()));
     }
@@ -434,6 +457,20 @@ fn status_in(s: &Status, columns: Option<usize>) -> String {
     let head = ["volume", "rule", "store", "clients", "errors"];
     out.push_str(&table(columns, &head, 3, s.volumes.iter().map(store_row)));
     out.push_str("\n\n");
+    if !s.put_aside.is_empty() {
+        out.push_str(&table(
+            columns,
+            &["put aside", "size", "cached"],
+            1,
+            s.put_aside.iter().map(|v| {
+                let cached = v.lines.map_or_else(|| "–".into(), |lines| bytes(lines).to_string());
+                vec![v.name.clone(), ByteSize(v.bytes).to_string(), cached]
+            }),
+        ));
+        out.push('\n');
+        out.push_str(&folded(&[("", PUT_ASIDE.to_owned())], columns));
+        out.push('\n');
+    }
     if !s.faces.is_empty() {
         let faces: Vec<_> = s.faces.iter().map(|f| (&*f.address, face_text(f))).collect();
         out.push_str(&folded(&faces, columns));

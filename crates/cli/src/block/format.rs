@@ -33,13 +33,13 @@ pub(crate) struct Args {
     /// Its size; needed for a file that is not there yet. With sparse, how many bytes its lines may take up
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
-    /// Where a line may lie: direct (one place), set:W (W places, 2 to 16), full (anywhere: a log of segments, which
+    /// Where a line may lie: direct (one place), set:W (W places, 1 to 16), full (anywhere: a log of segments, which
     /// takes 16 instead of 7 bytes of DRAM a line), or sparse (a place of its own in a sparse file; the map is on the
     /// device and takes a fixed sum of DRAM). sparse:SPAN: with room for volumes of so many bytes together
-    #[arg(long, value_name = "P", default_value = "set:8", value_parser = placement)]
+    #[arg(long, value_name = "P", default_value_t = defaults::PLACEMENT)]
     placement: Placement,
     /// Bytes of a line: 4k, 8k, 16k, 32k or 64k
-    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(defaults::LINE.into()))]
     line: ByteSize,
     /// Shards, each behind a lock of its own (1 to 64); fewer for a very small cache
     #[arg(long, value_name = "N", default_value_t = defaults::SHARDS)]
@@ -47,28 +47,6 @@ pub(crate) struct Args {
     /// Go on though something is on it already: that is lost
     #[arg(long)]
     yes: bool,
-}
-
-fn placement(text: &str) -> Result<Placement, String> {
-    let wrong = || {
-        format!(
-            "'{text}' is not a placement: write direct, set:W with W from 2 to 16, full, sparse or sparse:SPAN"
-        )
-    };
-    if let Some(span) = text.strip_prefix("sparse:") {
-        let span = span.parse::<ByteSize>().ok().filter(|s| s.0 > 0).ok_or_else(wrong)?;
-        return Ok(Placement::Sparse(span.0));
-    }
-    match text.strip_prefix("set:") {
-        None if text == "direct" => Ok(Placement::Sets(1)),
-        None if text == "full" => Ok(Placement::Full),
-        None if text == "sparse" => Ok(Placement::Sparse(0)),
-        None => Err(wrong()),
-        Some(ways) => {
-            let ways = ways.parse().ok().filter(|w| (2..=16).contains(w));
-            ways.map(Placement::Sets).ok_or_else(wrong)
-        }
-    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), CliError> {

@@ -51,12 +51,12 @@ struct Parts {
     /// A file with ranges in bytes, one a line, as `larder block extents` prints them; - for standard input
     #[arg(long = "ranges", value_name = "PATH", conflicts_with = "ranges", id = "list")]
     list: Option<PathBuf>,
-    /// What the ranges are, to know them again: the label of --file is the file's path
+    /// A name for the ranges: `unpin --label TEXT` finds them by it. Default with --file: the file's path
     #[arg(long, value_name = "TEXT", default_value = "")]
     label: String,
 }
 
-/// Caches parts of a volume always, whatever admission says, and keeps them from being evicted
+/// Caches parts of a volume always, whatever the admission policy decides, and keeps them from eviction
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PinArgs {
@@ -66,7 +66,7 @@ pub(crate) struct PinArgs {
     daemon: Daemon,
 }
 
-/// Never caches parts of a volume; what is cached of them is dropped
+/// Never caches parts of a volume, and drops what is cached of them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct NeverArgs {
@@ -76,7 +76,7 @@ pub(crate) struct NeverArgs {
     daemon: Daemon,
 }
 
-/// Forgets what `pin` or `never` selected: of ranges, of what bears a label, or of the whole volume
+/// Removes rules that `pin` or `never` gave: those of ranges, of a label, or all rules of the volume
 #[derive(Debug, clap::Args)]
 pub(crate) struct UnpinArgs {
     #[command(flatten)]
@@ -139,7 +139,11 @@ fn list(path: &Path) -> Result<Vec<(u64, Option<u64>)>, CliError> {
     } else {
         std::fs::File::open(path).and_then(|f| f.take(MOST_LIST + 1).read_to_string(&mut text))
     };
-    read.map_err(|e| CliError::Runtime(format!("'{name}': {e}")))?;
+    read.map_err(|e| {
+        CliError::Usage(format!(
+            "--ranges '{name}': {e}: name a file that `larder block extents` has written"
+        ))
+    })?;
     if text.len() as u64 > MOST_LIST {
         return Err(CliError::Usage(format!("'{name}' is larger than 4 MiB: name larger ranges")));
     }
@@ -199,8 +203,12 @@ impl Parts {
             None => Some(self.ranges.iter().map(|r| range(r, self.lba)).collect::<Result<_, _>>()?),
         };
         if let Some(path) = &self.file {
-            let failed =
-                |e: std::io::Error| CliError::Runtime(format!("'{}': {e}", path.display()));
+            let failed = |e: std::io::Error| {
+                CliError::Usage(format!(
+                    "--file '{}': {e}: name a file that is there",
+                    path.display()
+                ))
+            };
             if label.is_empty() {
                 // It may be gone, when it is to be forgotten.
                 let whole = std::fs::canonicalize(path);
@@ -229,6 +237,13 @@ impl Parts {
                 );
             }
         }
+        if rule.is_none() && !self.label.is_empty() && (open.is_some() || self.partition.is_some())
+        {
+            return Err(CliError::Usage(format!(
+                "--label '{}': unpin forgets either ranges or what bears a label: leave out --label, or the ranges",
+                self.label
+            )));
+        }
         if rule.is_some() && !label.is_empty() && open.is_none() && self.partition.is_none() {
             return Err(CliError::Usage(format!(
                 "--label {label}: a label is for parts of a volume: name ranges, --partition, --file or --ranges"
@@ -247,7 +262,22 @@ impl Parts {
 
     fn done(&self, what: &str, answer: &Value) -> String {
         let ranges = answer["ranges"].as_u64().unwrap_or(0);
-        let mut text = format!("{}: {what}; {} selected", self.volume, quantity(ranges, "range"));
+        let of = match answer["asked_ranges"].as_u64() {
+            Some(n) => quantity(n, "range"),
+            None if !self.label.is_empty() || self.file.is_some() => {
+                "what bears the label".to_owned()
+            }
+            None => "the whole volume".to_owned(),
+        };
+        let mut text = format!("{}: {what}: {of}", self.volume);
+        if answer["changed"] == false {
+            text.push_str(" (no change: that held before)");
+        }
+        text.push_str(&match ranges {
+            0 => "; no range of it has a rule of its own".to_owned(),
+            1 => "; 1 range of it has a rule of its own".to_owned(),
+            n => format!("; {n} ranges of it have a rule of their own"),
+        });
         if let Some(dropped) = answer["dropped_lines"].as_u64().filter(|&n| n > 0) {
             text.push_str(&format!(", {} dropped", quantity(dropped, "line")));
         }
@@ -259,6 +289,12 @@ impl Parts {
 }
 
 fn extents(path: &Path) -> Result<FileExtents, CliError> {
+    if let Err(e) = path.metadata() {
+        return Err(CliError::Usage(format!(
+            "'{}': {e}: name a file that is there",
+            path.display()
+        )));
+    }
     let found = FileExtents::of(path).map_err(|e| CliError::Runtime(e.to_string()))?;
     if found.unplaced > 0 {
         // To standard error: what is printed is read by another command.
@@ -274,17 +310,21 @@ fn extents(path: &Path) -> Result<FileExtents, CliError> {
 
 pub(crate) fn pin(args: &PinArgs) -> Result<(), CliError> {
     let request = args.parts.request(&args.daemon, Some("always"))?;
-    args.daemon.print(&request, |answer| Ok(args.parts.done("pinned", answer)))
+    args.daemon.print(&request, |answer| {
+        Ok(args.parts.done("cached always, and kept from eviction", answer))
+    })
 }
 
 pub(crate) fn never(args: &NeverArgs) -> Result<(), CliError> {
     let request = args.parts.request(&args.daemon, Some("never"))?;
-    args.daemon.print(&request, |answer| Ok(args.parts.done("not cached any more", answer)))
+    args.daemon.print(&request, |answer| Ok(args.parts.done("never cached from now on", answer)))
 }
 
 pub(crate) fn unpin(args: &UnpinArgs) -> Result<(), CliError> {
     let request = args.parts.request(&args.daemon, None)?;
-    args.daemon.print(&request, |answer| Ok(args.parts.done("cached as admission decides", answer)))
+    args.daemon.print(&request, |answer| {
+        Ok(args.parts.done("cached as the admission policy decides", answer))
+    })
 }
 
 pub(crate) fn rules(args: &RulesArgs) -> Result<(), CliError> {

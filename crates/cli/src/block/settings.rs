@@ -70,7 +70,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnCacheFailure::Fail, help_heading = "Cache")]
     pub(super) on_cache_failure: OnCacheFailure,
     /// What a write does to the cache: hdd-ssd (allocates), hdd-upd (updates what is cached), hdd-inv (drops it)
-    #[arg(long, value_name = "MODE", default_value = "hdd-ssd", value_parser = write_mode, help_heading = "Cache")]
+    #[arg(long, value_name = "MODE", default_value_t = defaults::WRITE, help_heading = "Cache")]
     pub(super) write: WriteMode,
     /// What is cached: all, seqr, sseqr, touch_count, seqr+tc, sseqr+tc, two_lbs; with parameters in parentheses. By default what
     /// is read or written in sequence may have free slots and displaces nothing
@@ -78,24 +78,24 @@ pub(crate) struct Settings {
     pub(super) admission: String,
     /// Which line is evicted: lru, clock, sieve, s3fifo or fifo; a sparse cache has a clock of its own. May differ from run
     /// to run
-    #[arg(long, value_name = "NAME", default_value = "lru", help_heading = "Cache")]
+    #[arg(long, value_name = "NAME", default_value_t = defaults::REPLACEMENT, help_heading = "Cache")]
     pub(super) replacement: Replacement,
     /// Which segment is reclaimed where the placement is full: fifo, greedy, cost-benefit or random
-    #[arg(long, value_name = "NAME", default_value = "fifo", help_heading = "Cache")]
+    #[arg(long, value_name = "NAME", default_value_t = defaults::RECLAIM, help_heading = "Cache")]
     pub(super) reclaim: VictimPolicy,
     /// Who makes room where the placement is full: cache (--replacement drops lines, the cleaner moves all others), gc (the
     /// cleaner keeps a fifth of a segment, the hottest lines) or gc:SHARE
-    #[arg(long, value_name = "WHO", default_value = "gc", help_heading = "Cache")]
+    #[arg(long, value_name = "WHO", default_value_t = defaults::evict(), help_heading = "Cache")]
     pub(super) evict: EvictionBy,
     /// A volume's share of the cache, FLOOR..CEILING in per cent or bytes, of which one may be missing: others leave it its
     /// floor, it takes no more than its ceiling. May be given several times
     #[arg(long = "share", value_name = "NAME=SHARE", value_parser = share, help_heading = "Cache")]
     pub(super) shares: Vec<(String, Share)>,
     /// Memory for lines on their way to flash, behind the replies; when it is used up, what is read is not cached
-    #[arg(long, value_name = "SIZE", default_value = "64m", help_heading = "Cache")]
+    #[arg(long, value_name = "SIZE", default_value_t = defaults::FILL_MEMORY, help_heading = "Cache")]
     pub(super) fill_memory: ByteSize,
     /// How far is read ahead of clients that read in sequence and miss, where admission takes what they read (0: not at all)
-    #[arg(long, value_name = "SIZE", default_value = "1m", help_heading = "Cache")]
+    #[arg(long, value_name = "SIZE", default_value_t = defaults::READAHEAD, help_heading = "Cache")]
     pub(super) readahead: ByteSize,
     /// A volume and its store: file:PATH, nbd+unix:///EXPORT?socket=PATH, nbd://HOST:PORT/EXPORT or s3://BUCKET/PREFIX; NAME
     /// is the export's. May be given several times; `larder block attach` adds more
@@ -224,15 +224,6 @@ fn volume(text: &str) -> Result<(String, Uri), String> {
     Ok((name.to_owned(), uri.parse().map_err(|e: BackingError| e.to_string())?))
 }
 
-fn write_mode(text: &str) -> Result<WriteMode, String> {
-    match text {
-        "hdd-ssd" => Ok(WriteMode::WriteThrough),
-        "hdd-upd" => Ok(WriteMode::WriteUpdate),
-        "hdd-inv" => Ok(WriteMode::WriteAround),
-        _ => Err(format!("'{text}' is not a write mode: choose hdd-ssd, hdd-upd or hdd-inv")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -245,7 +236,7 @@ mod tests {
         settings: Settings,
     }
 
-    /// What is written out here for the help is the engine's.
+    /// What the flags show as their defaults is read back as the engine has it.
     #[test]
     fn what_nobody_says_is_as_the_engine_has_it() {
         let said = ["larder", "--cache", "/c", "--listen", "unix:/s"];

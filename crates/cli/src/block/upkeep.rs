@@ -213,7 +213,7 @@ fn report_text(r: &CheckReport, args: &CheckArgs) -> String {
 /// A device that is not in use.
 fn check_device(path: &Path, json: bool) -> Result<(), CliError> {
     if !path.exists() {
-        return Err(CliError::Runtime(format!(
+        return Err(CliError::Usage(format!(
             "'{}': there is no such file or device: name a cache device",
             path.display()
         )));

@@ -14,7 +14,8 @@ use std::time::Duration;
 use larder_base::ByteSize;
 use larder_cache::kv::{CacheConfig, CacheError, Core, Warmth};
 use larder_engine::kv::ClockMode;
-use larder_engine::kv::node::defaults;
+use larder_engine::kv::node::{PlanError, defaults};
+use larder_format::GeometryError;
 use larder_kv::config::{Config, Settings};
 use larder_kv::server::{Server, Sockets};
 use larder_runtime::{Clock, DeviceError, FlashDevice};
@@ -274,7 +275,7 @@ fn open_store(
         | CacheError::RecordWarm { .. }
         | CacheError::MemoryFile { .. }
         | CacheError::Division { .. }
-        | CacheError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(e.to_string()),
+        | CacheError::Device(DeviceError::UnderDev { .. }) => CliError::Usage(with_remedy(&e)),
         e => CliError::Runtime(e.to_string()),
     })?;
     for note in &opened.notes {
@@ -328,6 +329,20 @@ fn open_store(
         info!("capturing {} of the keys in '{}'", capture.share, capture.file.display());
     }
     Ok(store)
+}
+
+/// What is wrong with the sizes of a cache, and which flags mend it.
+fn with_remedy(error: &CacheError) -> String {
+    let remedy = match error {
+        CacheError::Plan(PlanError::TooLittleMemory { .. }) => {
+            ". Give more memory (-m), less flash (--flash-size), or a larger --flash-object-size"
+        }
+        CacheError::Plan(PlanError::TooMuchMemory { .. }) => ": lower -m",
+        CacheError::Plan(PlanError::ItemTooLarge { .. }) => ": raise -m or lower -I",
+        CacheError::Geometry(GeometryError::TooLarge { .. }) => " (--flash-size)",
+        _ => "",
+    };
+    format!("{error}{remedy}")
 }
 
 fn describe(config: &Config) {

@@ -23,6 +23,9 @@ use crate::trace::{Settings, note_skipped, parse_format, parse_page, parse_rate,
 
 /// Shown under the flags.
 const EXAMPLES: &str = "\
+It needs a trace, a target (--target-hit-ratio or --target-miss-ratio), the drive's
+endurance (--drive-tbw) and two prices (--dram-cost, --flash-cost).
+
 Examples:
   larder sim advise --trace prod.zst --drive-tbw 600 --years 5 \\
       --dram-cost 4 --flash-cost 0.1 --target-hit-ratio 0.85
@@ -36,26 +39,37 @@ pub(super) struct AdviseArgs {
     #[command(flatten)]
     input: TraceFlags,
     /// Endurance of the drive: what may be written to it in its life, in terabytes (10^12 bytes), as drives are rated.
-    #[arg(long, value_name = "TB")]
+    #[arg(long, value_name = "TB", help_heading = "Target, drive and prices")]
     drive_tbw: Endurance,
     /// Years that the drive is to last.
-    #[arg(long, value_name = "YEARS", default_value_t = 5.0)]
+    #[arg(
+        long,
+        value_name = "YEARS",
+        default_value_t = 5.0,
+        help_heading = "Target, drive and prices"
+    )]
     years: f64,
     /// Cost of a gigabyte (10^9 bytes) of DRAM, in any currency.
-    #[arg(long, value_name = "COST")]
+    #[arg(long, value_name = "COST", help_heading = "Target, drive and prices")]
     dram_cost: f64,
     /// Cost of a gigabyte of flash, in the same.
-    #[arg(long, value_name = "COST")]
+    #[arg(long, value_name = "COST", help_heading = "Target, drive and prices")]
     flash_cost: f64,
-    /// Share of the reads that is to be answered (0 to 1).
-    #[arg(long, value_name = "SHARE", required_unless_present = "target_miss_ratio")]
+    /// Target: the share of the reads that the cache is to answer, above 0 and below 1. This or --target-miss-ratio.
+    #[arg(
+        long,
+        value_name = "SHARE",
+        required_unless_present = "target_miss_ratio",
+        help_heading = "Target, drive and prices"
+    )]
     target_hit_ratio: Option<f64>,
-    /// Or the share that may be missed.
+    /// Target: the share of the reads that the cache may miss, above 0 and below 1. This or --target-hit-ratio.
     #[arg(
         long,
         value_name = "SHARE",
         required_unless_present = "target_hit_ratio",
-        conflicts_with = "target_hit_ratio"
+        conflicts_with = "target_hit_ratio",
+        help_heading = "Target, drive and prices"
     )]
     target_miss_ratio: Option<f64>,
     /// Most flash that can be bought, such as the drive's capacity.

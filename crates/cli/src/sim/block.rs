@@ -4,11 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::Parser;
 use larder_base::{ByteSize, Short};
+use larder_engine::block::WriteMode;
+use larder_engine::block::node::defaults;
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, EvictionBy, Replacement, VictimPolicy,
 };
 use larder_sim::lab::block_study::{
-    BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive, Writes,
+    BlockCache, BlockCacheSpec, BlockOutcome, Placement, StudyDrive,
 };
 use larder_trace::{Hashed, Request};
 use serde::Serialize;
@@ -44,16 +46,16 @@ pub(super) struct BlockArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     sizes: Vec<ByteSize>,
     /// Which line leaves: lru, clock, sieve, s3fifo; separated by commas.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "lru")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [defaults::REPLACEMENT])]
     replacement: Vec<Replacement>,
     /// Where lines lie: full, direct, set:WAYS; separated by commas. (sparse is the engine's affair: larder sim run has it.)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "full")]
     placement: Vec<Placement>,
     /// What a write does: hdd-ssd, hdd-upd, hdd-inv.
-    #[arg(long, value_name = "POLICY", default_value = "hdd-ssd")]
-    write: Writes,
+    #[arg(long, value_name = "POLICY", default_value_t = defaults::WRITE)]
+    write: WriteMode,
     /// Bytes of a line.
-    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(defaults::LINE.into()))]
     line: ByteSize,
     /// A drive under each cache whose cleaner chooses by fifo (tail drop), greedy, cost-benefit or random; separated by
     /// commas. Shows flash-level write amplification.

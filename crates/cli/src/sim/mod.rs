@@ -40,7 +40,7 @@ enum Command {
     Baseline(baseline::BaselineArgs),
     /// The block cache's admission and replacement on block traces: read hits, bytes to flash.
     Block(block::BlockArgs),
-    /// Decide again what a server recorded (larder kv --record) decided, by the same engine: ends with 1 where they differ.
+    /// Decide again what a server recorded (larder kv --record, larder block serve --record) decided, by the same engine: ends with 1 where they differ.
     Replay(replay::ReplayArgs),
     /// Flashield's flash index as the paper has it, measured beside Larder's: DRAM, flash reads, evictions, packing.
     Index(index::IndexArgs),
@@ -83,7 +83,9 @@ fn once<T: PartialEq + Clone>(flag: &str, list: &[T]) -> Vec<T> {
 /// The number of threads that `--threads` asks for; all cores when not given.
 fn threads(given: Option<usize>) -> Result<usize, CliError> {
     match given {
-        Some(0) => Err(CliError::Usage("--threads: '0': at least 1".to_owned())),
+        Some(0) => {
+            Err(CliError::Usage("--threads '0': write a whole number, at least 1".to_owned()))
+        }
         Some(n) => Ok(n),
         None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
     }

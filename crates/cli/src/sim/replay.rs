@@ -9,15 +9,16 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_base::ByteSize;
 use larder_engine::block::record::BlockRunSetup;
-use larder_format::recording::Ended;
+use larder_format::recording::{Ended, FrameError};
 use larder_sim::replay::{
-    Difference, RecordFile, Recorded, Report, recorded_by, replay, replay_block,
+    Difference, RecordFile, Recorded, ReplayError, Report, recorded_by, replay, replay_block,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::origin::configuration;
 use crate::error::CliError;
+use crate::table::Columns;
 
 /// The flags of `larder sim replay`.
 #[derive(Debug, Parser)]
@@ -35,7 +36,8 @@ pub(crate) struct ReplayArgs {
     /// A file of `larder kv --record` or `larder block serve --record`
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// DRAM that the replay may take: it needs as much as the server's -m [default: three quarters of the memory]
+    /// DRAM that the replay may take. A recording of larder kv needs as much as that server's memory limit (-m), one of larder
+    /// block as much as the map of its cache [default: three quarters of the memory]
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<ByteSize>,
     /// Print JSON
@@ -49,7 +51,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CliError> {
         CliError::Usage(format!("record '{name}': {e}: give a file of `larder kv --record` or `larder block serve --record`"))
     })?;
     let failed = |e| CliError::Runtime(format!("record '{name}': {e}"));
-    let what = recorded_by(&input).map_err(failed)?;
+    let what = recorded_by(&input).map_err(|e| {
+        let more = match e {
+            ReplayError::Frame { source: FrameError::Magic, .. } => {
+                ": give a file of `larder kv --record` or `larder block serve --record`"
+            }
+            _ => "",
+        };
+        CliError::Runtime(format!("record '{name}': {e}{more}"))
+    })?;
     let memory = args.memory_limit.map_or_else(
         || larder_runtime::machine::usable_memory().unwrap_or(1 << 30) / 4 * 3,
         |size| size.0,
@@ -135,7 +145,7 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
     let seconds = begin.elapsed().as_secs_f64();
     let streams = report.streams.len();
     proseln!(
-        "recorded by larder block {}: {} shards, {} queues, {} volumes{}, {} records in {streams} streams, {}",
+        "recorded by larder block {}: {} shards, {} request queues with records (of workers and of the prefetch), {} volumes{}, {} records in {streams} streams, {}",
         report.larder,
         report.shards,
         report.queues,
@@ -147,6 +157,11 @@ fn run_block(args: &ReplayArgs, input: &File, memory: u64) -> Result<(), CliErro
         report.records,
         ending(report.ended),
     )?;
+    let mut table = Columns::new(1, 1, ["stream", "records"]);
+    for (name, records) in &report.streams {
+        table.row([name.clone(), records.to_string()]);
+    }
+    crate::out::print(&format!("{}\n", table.text(crate::table::width()).trim_end_matches('\n')))?;
     let rate = report.compared as f64 / seconds.max(1e-9);
     proseln!(
         "replayed: {} decisions compared, {seconds:.1} s ({rate:.0} records/s)",

@@ -13,6 +13,9 @@
 //! region    a stretch of the line space with one bit in the write-intent map
 //! ```
 
+use std::fmt;
+use std::str::FromStr;
+
 use larder_base::Nanos;
 
 /// Lines of a group: the width of the masks that the engine computes with.
@@ -237,6 +240,44 @@ pub enum WriteMode {
     WriteUpdate,
     /// To backing; the cached copy is dropped (write-around).
     WriteAround,
+}
+
+/// A name that no write mode has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{name}' is not a write mode: choose {}", WriteMode::ALL.map(WriteMode::as_str).join(", "))]
+pub struct UnknownWriteMode {
+    /// The name.
+    pub name: String,
+}
+
+impl WriteMode {
+    /// All of them.
+    pub const ALL: [WriteMode; 3] =
+        [WriteMode::WriteThrough, WriteMode::WriteUpdate, WriteMode::WriteAround];
+
+    /// Azor's name, as flags, recordings and status have it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WriteMode::WriteThrough => "hdd-ssd",
+            WriteMode::WriteUpdate => "hdd-upd",
+            WriteMode::WriteAround => "hdd-inv",
+        }
+    }
+}
+
+impl fmt::Display for WriteMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for WriteMode {
+    type Err = UnknownWriteMode;
+
+    fn from_str(name: &str) -> Result<WriteMode, UnknownWriteMode> {
+        let found = WriteMode::ALL.into_iter().find(|mode| mode.as_str() == name);
+        found.ok_or_else(|| UnknownWriteMode { name: name.to_owned() })
+    }
 }
 
 /// How much of what may be under way in a shard.

@@ -28,7 +28,7 @@ mod write;
 
 pub use api::{
     BlockEffects, BlockLimits, BlockStats, GROUP_LINES, GroupId, IoFailed, IoId, LineId, Merge,
-    OpId, Part, PartKind, SlotId, Source, Sum, Verdict, WriteMode,
+    OpId, Part, PartKind, SlotId, Source, Sum, UnknownWriteMode, Verdict, WriteMode,
 };
 pub use log::{
     FoundPage, LogFailed, LogIo, LogShards, LogStats, LogStep, MapLog, Recovered, read_table,

@@ -1,5 +1,7 @@
 //! Where the parts of a cache device lie.
 
+use larder_base::ByteSize;
+
 use super::intents::REGIONS_PER_PAGE;
 use super::log::{RECORDS_PER_PAGE, SLOTS_PER_PAGE};
 use super::superblock::COPY_BYTES;
@@ -9,6 +11,8 @@ use crate::PAGE_SIZE;
 const MIB: u64 = 1 << 20;
 /// Lines of a group (`larder_engine::block::GROUP_LINES`; fixed by the format).
 pub const GROUP_LINES: u64 = 16;
+/// Most ways of a set.
+pub const MOST_WAYS: u32 = 16;
 /// Most bits of a tag.
 const TAG_BITS: u32 = 26;
 const MAX_GROUP_BITS: u32 = 36;
@@ -36,7 +40,7 @@ pub enum LayoutError {
     #[error("a line of {0} bytes: it must be 4096, 8192, 16384, 32768 or 65536")]
     Line(u32),
     /// Not between 1 and 16.
-    #[error("a set of {0} ways: between 1 (direct-mapped) and 16 are possible")]
+    #[error("a set of {0} ways: between 1 (direct-mapped) and {MOST_WAYS} are possible")]
     Ways(u32),
     /// Not between 1 and 64.
     #[error("{0} shards: between 1 and 64 are possible")]
@@ -134,6 +138,37 @@ impl std::fmt::Display for Placement {
     }
 }
 
+/// A text that names no placement.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{text}' is not a placement: write direct, set:W with W from 1 to {MOST_WAYS}, full, sparse or sparse:SPAN"
+)]
+pub struct UnknownPlacement {
+    /// The text.
+    pub text: String,
+}
+
+/// `direct`, `set:W`, `full`, `sparse`, or `sparse:SPAN` with a size.
+impl std::str::FromStr for Placement {
+    type Err = UnknownPlacement;
+
+    fn from_str(text: &str) -> Result<Placement, UnknownPlacement> {
+        let span = |span: &str| span.parse().ok().map(|s: ByteSize| s.0).filter(|&s| s > 0);
+        let found = match (text, text.split_once(':')) {
+            ("direct", _) => Some(Placement::Sets(1)),
+            ("full", _) => Some(Placement::Full),
+            ("sparse", _) => Some(Placement::Sparse(0)),
+            (_, Some(("set", ways))) => {
+                let ways = ways.parse().ok().filter(|ways| (1..=MOST_WAYS).contains(ways));
+                ways.map(Placement::Sets)
+            }
+            (_, Some(("sparse", bytes))) => span(bytes).map(Placement::Sparse),
+            _ => None,
+        };
+        found.ok_or_else(|| UnknownPlacement { text: text.to_owned() })
+    }
+}
+
 impl Layout {
     /// The layout of a device with this placement.
     ///
@@ -169,7 +204,7 @@ impl Layout {
         if !line.is_power_of_two() || !(4096..=65_536).contains(&line) {
             return Err(LayoutError::Line(line));
         }
-        if !(1..=16).contains(&ways) {
+        if !(1..=MOST_WAYS).contains(&ways) {
             return Err(LayoutError::Ways(ways));
         }
         if !(1..=64).contains(&shards) {

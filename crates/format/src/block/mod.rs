@@ -26,5 +26,5 @@ pub mod log;
 pub mod superblock;
 pub mod table;
 
-pub use layout::{Layout, LayoutError, Placement};
+pub use layout::{Layout, LayoutError, Placement, UnknownPlacement};
 pub use superblock::{BlockSuperblock, BlockSuperblockError, Volume, VolumeState};

@@ -22,9 +22,7 @@ const CHUNK_MAGIC: u32 = 0x4b4e_4843;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Not a record at all.
-    #[error(
-        "it does not begin as a record of `larder kv --record` or `larder block serve --record` does"
-    )]
+    #[error("it does not begin as a recording does")]
     Magic,
     /// A layout of another version.
     #[error(

@@ -120,6 +120,7 @@ pub(super) fn encode(sample: &Sample) -> Result<String, fmt::Error> {
     );
     counter(r, "expired", "Objects removed because they had expired", s.reclaimed);
     counter(r, "lock_waits", "Waits for a shard's lock", s.lock_waits);
+    metrics::recording(r, s.record.as_ref().map(|r| (r.records, r.bytes, r.ended.is_some())));
     number(r, "alarms", "Conditions that an operator should look at", s.alarms.len() as f64);
 
     if let Some(f) = &s.flash {

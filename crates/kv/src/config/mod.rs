@@ -190,6 +190,8 @@ pub struct Config {
 pub const DEFAULT_HTTP: &str = "127.0.0.1:11280";
 /// memcached's port.
 pub const DEFAULT_PORT: u16 = 11211;
+/// Memory for large requests being received, and for large replies being sent, each.
+const BUFFER_LIMIT: ByteSize = ByteSize::mib(32);
 
 fn value(key: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
     Refused::new(key, value, remedy).into()
@@ -285,8 +287,8 @@ impl Config {
         if let Err(e @ SizeError::SmallItem) = fits {
             return Err(value("max-item-size", item, e.to_string()));
         }
-        fits.map_err(|e| value("max-item-size", ByteSize(item), e.to_string()))?;
-        let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;
+        fits.map_err(|e| value("max-item-size", ByteSize(item), with_remedy(&e)))?;
+        let buffer_limit = s.buffer_limit.get_or_insert(BUFFER_LIMIT).0;
         if buffer_limit < 2 * item {
             if buffer_limit_given {
                 return Err(value(
@@ -485,11 +487,24 @@ fn resolve_flash(
     };
     if let Some(size) = size {
         defaults::check_flash(size, memory, object_size)
-            .map_err(|e| value("flash-size", ByteSize(size), e.to_string()))?;
+            .map_err(|e| value("flash-size", ByteSize(size), with_remedy(&e)))?;
         s.flash_size = Some(ByteSize(size));
     }
     let format = s.format_flash;
     Ok(Some(FlashConfig { path, size, object_size: object_size as u32, budget, io, format }))
+}
+
+/// What is wrong with a size, and which settings mend it.
+fn with_remedy(error: &SizeError) -> String {
+    let remedy = match error {
+        SizeError::LargeItem { .. } => ": lower it or raise memory-limit",
+        SizeError::LittleFlash => "; --flash none runs without flash",
+        SizeError::LargeIndex { .. } => {
+            ": raise memory-limit, lower flash-size, or raise flash-object-size if objects are larger"
+        }
+        SizeError::LittleMemory | SizeError::SmallItem | SizeError::HugeItem => "",
+    };
+    format!("{error}{remedy}")
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port`, a bare v6 address, each perhaps after `app=NAME:` and `notls:`.

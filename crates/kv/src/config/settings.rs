@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::ArgAction::SetFalse;
 use larder_base::ByteSize;
 use larder_engine::kv::node::defaults;
-use larder_policy::admission::Objective;
+use larder_policy::admission::{AdmissionConfig, Objective};
 use larder_settings::{
     DriveLife, LivePage, Log, Misplaced, Recording, SettingsList, Table, Tls, default_is,
 };
@@ -14,14 +14,25 @@ use serde::Serialize;
 
 use super::ApplicationsTable;
 use super::tables::{self, AdmissionSetting};
-use super::{CaptureConfig, DEFAULT_HTTP};
+use super::{BUFFER_LIMIT, CaptureConfig, DEFAULT_HTTP, DEFAULT_PORT};
+
+/// Bits of rank that the engine's largest rank takes.
+const CLOCK_BITS: u8 = defaults::CLOCK_MAX.ilog2() as u8 + 1;
 
 /// What an operator says. What is `None` is made from the machine, or from other settings.
 #[derive(Clone, Debug, PartialEq, clap::Args, Serialize)]
-#[command(mut_arg("http", |arg| default_is(arg, DEFAULT_HTTP)))]
+#[command(
+    mut_arg("http", |arg| default_is(arg, DEFAULT_HTTP)),
+    mut_arg("port", |arg| default_is(arg, &format!("{DEFAULT_PORT}, none beside a Unix socket"))),
+    mut_arg("admission", |arg| default_is(arg, AdmissionConfig::default().policy.as_str())),
+    mut_arg("admission_objective", |arg| default_is(arg, Objective::default().as_str())),
+    mut_arg("buffer_limit", |arg| {
+        default_is(arg, &format!("{BUFFER_LIMIT}, at least two of the largest objects"))
+    })
+)]
 #[serde(rename_all = "kebab-case")]
 pub struct Settings {
-    /// TCP port to listen on (0: none, -1: any free one) [default: 11211, none beside a Unix socket]
+    /// TCP port to listen on (0: none, -1: any free one)
     #[arg(
         short = 'p',
         long,
@@ -123,7 +134,6 @@ pub struct Settings {
     )]
     pub max_item_size: ByteSize,
     /// DRAM for large requests being received and large replies being sent, each, beyond 16 KiB per connection
-    /// [default: 32m, at least two of the largest objects]
     #[arg(long, value_name = "SIZE", help_heading = "Cache")]
     pub buffer_limit: Option<ByteSize>,
     /// Answer an error when memory is full instead of evicting
@@ -197,14 +207,14 @@ pub struct Settings {
     )]
     pub flash_object_size: ByteSize,
     /// Which objects go to flash: flashiness, flashiness_paper, ghost, reject_first, probability, write_rate or all; a file may
-    /// have a table instead, with the policy's parameters [default: flashiness]
+    /// have a table instead, with the policy's parameters
     #[arg(long, value_name = "POLICY", help_heading = "Flash")]
     pub admission: Option<AdmissionSetting>,
-    /// Which hits flashiness seeks where a write budget is held: requests or bytes [default: requests]
+    /// Which hits flashiness seeks where a write budget is held: requests or bytes
     #[arg(long, value_name = "WHICH", help_heading = "Flash")]
     pub admission_objective: Option<Objective>,
     /// How many bits of rank each object has: 1 or 2
-    #[arg(long, value_name = "N", help_heading = "Flash", default_value_t = 2)]
+    #[arg(long, value_name = "N", help_heading = "Flash", default_value_t = CLOCK_BITS)]
     pub clock_bits: u8,
     /// What a read does to an object's rank: set-max (LRU-like) or increment (MFU-like)
     #[arg(long, value_name = "HOW", help_heading = "Flash", default_value = "set-max")]

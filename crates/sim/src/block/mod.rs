@@ -24,13 +24,13 @@ use std::collections::BTreeMap;
 use larder_base::{Nanos, UnixSecs, Words};
 use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Map, Shape};
+use larder_engine::block::node::Shard;
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
 use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
-use larder_engine::block::record::RecordedShard;
 use larder_engine::block::{BlockConfig, BlockStats, GroupId, IoFailed, LineId, PartKind};
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
@@ -160,7 +160,7 @@ impl BlockSim {
             map_memory += shard.map().memory_bytes();
             shard
         });
-        let shards: Vec<RecordedShard> = shards.collect();
+        let shards: Vec<Shard> = shards.collect();
         let generation = superblock.generation;
         let log = setup::fresh_log(superblock.clone());
         let volume =

@@ -7,14 +7,13 @@ use larder_engine::block::WriteMode;
 use larder_engine::block::map::{Making, Replacement};
 use larder_engine::block::node::defaults::{self, SizeError};
 use larder_engine::block::node::share::Share;
+use larder_format::block::Placement;
 use larder_policy::block::{
     BLOCK_ADMISSION_DEFAULT, BlockAdmissionConfig, Rule, Selection, SelectionError, VictimPolicy,
     VolumeId,
 };
 use larder_policy::budget::WriteBudgetConfig;
 use serde::{Deserialize, Serialize};
-
-use crate::lab::block_study::{Placement, Writes};
 
 /// The engine of `larder block` over a cache device of `flash` bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,7 +84,7 @@ fn line() -> ByteSize {
     ByteSize(defaults::LINE.into())
 }
 fn placement() -> String {
-    "set:8".to_owned()
+    defaults::PLACEMENT.to_string()
 }
 fn shards() -> u32 {
     defaults::SHARDS
@@ -100,7 +99,7 @@ fn evict() -> String {
     "gc".to_owned()
 }
 fn write() -> String {
-    "hdd-ssd".to_owned()
+    defaults::WRITE.to_string()
 }
 fn admission() -> String {
     BLOCK_ADMISSION_DEFAULT.to_owned()
@@ -147,24 +146,11 @@ pub(crate) type Wrong = (&'static str, String, String);
 
 impl Block {
     /// The engine's placement.
-    pub(crate) fn placement(&self) -> Result<larder_format::block::Placement, Wrong> {
-        use larder_format::block::Placement as Engine;
-        let wrong = || {
+    pub(crate) fn placement(&self) -> Result<Placement, Wrong> {
+        self.placement.parse().map_err(|_| {
             let must = "write direct, set:W with W from 1 to 16, full, sparse or sparse:SPAN";
             ("placement", format!("'{}'", self.placement), must.to_owned())
-        };
-        if let Some(span) = self.placement.strip_prefix("sparse") {
-            return match span.strip_prefix(':').map(str::parse::<ByteSize>) {
-                None if span.is_empty() => Ok(Engine::Sparse(0)),
-                Some(Ok(span)) if span.0 > 0 => Ok(Engine::Sparse(span.0)),
-                _ => Err(wrong()),
-            };
-        }
-        match self.placement.parse() {
-            Ok(Placement::Set(ways)) if ways <= 16 => Ok(Engine::Sets(ways)),
-            Ok(Placement::Full) => Ok(Engine::Full),
-            _ => Err(wrong()),
-        }
+        })
     }
 
     /// The engine's replacement.
@@ -187,7 +173,7 @@ impl Block {
             let must = "write cache, gc, or gc:SHARE with the share of a segment that may be kept, 0 to 0.95";
             ("evict", format!("'{}'", self.evict), must.to_owned())
         })?;
-        if self.placement()? != larder_format::block::Placement::Full {
+        if self.placement()? != Placement::Full {
             let without = |key: &'static str, value: &str| {
                 let must = format!(
                     "it is of the placement full alone, and this cache has {}: leave it out",
@@ -259,15 +245,10 @@ impl Block {
 
     /// The engine's write mode.
     pub(crate) fn write_mode(&self) -> Result<WriteMode, Wrong> {
-        match self.write.parse() {
-            Ok(Writes::Allocate) => Ok(WriteMode::WriteThrough),
-            Ok(Writes::Update) => Ok(WriteMode::WriteUpdate),
-            Ok(Writes::Invalidate) => Ok(WriteMode::WriteAround),
-            Err(_) => {
-                let must = "choose hdd-ssd, hdd-upd or hdd-inv".to_owned();
-                Err(("write", format!("'{}'", self.write), must))
-            }
-        }
+        self.write.parse().map_err(|_| {
+            let must = format!("choose {}", WriteMode::ALL.map(WriteMode::as_str).join(", "));
+            ("write", format!("'{}'", self.write), must)
+        })
     }
 
     /// The admission policies.

@@ -14,6 +14,7 @@ mod error;
 mod latency;
 mod memory;
 mod outcome;
+pub(crate) mod place;
 mod run;
 mod series;
 mod spec;
@@ -50,8 +51,7 @@ impl Experiment {
     /// [`ExperimentError::Parse`] with the line, [`ExperimentError::Value`] with the key.
     pub fn parse(text: &str, file: &str) -> Result<Experiment, ExperimentError> {
         let experiment: Experiment = toml::from_str(text).map_err(|e| {
-            let start = e.span().map_or(0, |span| span.start.min(text.len()));
-            let line = 1 + text.as_bytes()[..start].iter().filter(|&&b| b == b'\n').count();
+            let line = place::line_of::<Experiment>(text, &e);
             let message = e.message().lines().next().unwrap_or("cannot be read").to_owned();
             ExperimentError::Parse { file: file.to_owned(), line, message }
         })?;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::str::FromStr;
 
+use larder_engine::block::WriteMode;
 use larder_policy::block::{
     BlockAccess, BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockCandidate,
     BlockKind, BlockOp, BlockSetup, EvictionBy, LineId, MOST_WAYS, Reason, Replacement, SlotPolicy,
@@ -55,41 +56,6 @@ impl FromStr for Placement {
     }
 }
 
-/// What a write does (write-through in each case).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writes {
-    /// To flash too; lines that are missing are allocated if admission agrees.
-    Allocate,
-    /// To flash where the line is cached.
-    Update,
-    /// Drops the cached line.
-    Invalidate,
-}
-
-impl Writes {
-    const ALL: [Writes; 3] = [Writes::Allocate, Writes::Update, Writes::Invalidate];
-
-    /// Azor's name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Writes::Allocate => "hdd-ssd",
-            Writes::Update => "hdd-upd",
-            Writes::Invalidate => "hdd-inv",
-        }
-    }
-}
-
-impl FromStr for Writes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Writes, String> {
-        let found = Writes::ALL.into_iter().find(|w| w.as_str() == text);
-        found.ok_or_else(|| {
-            format!("'{text}' is no write policy: write hdd-ssd, hdd-upd or hdd-inv")
-        })
-    }
-}
-
 /// One cache of a study.
 #[derive(Clone, Debug)]
 pub struct BlockCacheSpec {
@@ -104,7 +70,7 @@ pub struct BlockCacheSpec {
     /// Which line enters.
     pub admission: BlockAdmissionConfig,
     /// What writes do.
-    pub writes: Writes,
+    pub writes: WriteMode,
     /// A drive under it, on which the cleaner has its say (Fusion-io's study).
     pub drive: Option<StudyDrive>,
     /// Bytes of the volumes, by which tables are sized where that matters; 0 if unknown.
@@ -451,13 +417,13 @@ impl BlockCache {
             hits += u64::from(slot.is_some());
             match (op, self.spec.writes, slot) {
                 (BlockOp::Read, _, Some(slot)) => self.policy.hit(&mut self.bits, u64::from(slot)),
-                (BlockOp::Write, Writes::Allocate | Writes::Update, Some(slot)) => {
+                (BlockOp::Write, WriteMode::WriteThrough | WriteMode::WriteUpdate, Some(slot)) => {
                     self.policy.hit(&mut self.bits, u64::from(slot));
                     self.write_slot(slot);
                 }
-                (BlockOp::Write, Writes::Invalidate, _) => self.drop_line(line),
-                (BlockOp::Write, Writes::Update, None) => {}
-                (BlockOp::Read, _, None) | (BlockOp::Write, Writes::Allocate, None) => {
+                (BlockOp::Write, WriteMode::WriteAround, _) => self.drop_line(line),
+                (BlockOp::Write, WriteMode::WriteUpdate, None) => {}
+                (BlockOp::Read, _, None) | (BlockOp::Write, WriteMode::WriteThrough, None) => {
                     let candidate = BlockCandidate { line, op, kind, observed, victim: None };
                     self.offer(candidate);
                 }
@@ -598,7 +564,7 @@ mod tests {
             placement: Placement::Full,
             replacement: Replacement::Lru,
             admission: admission.parse().unwrap(),
-            writes: Writes::Allocate,
+            writes: WriteMode::WriteThrough,
             drive: None,
             backing_bytes: 0,
             seed: 1,
@@ -647,7 +613,7 @@ mod tests {
     fn accounts_agree_under_any_requests() {
         let mut rng = larder_base::Rng::new(3);
         for placement in [Placement::Full, Placement::Set(1), Placement::Set(8)] {
-            for writes in Writes::ALL {
+            for writes in WriteMode::ALL {
                 for replacement in Replacement::ALL {
                     let drive = StudyDrive {
                         over_provisioning: 0.1,
@@ -755,10 +721,10 @@ mod tests {
             assert_eq!(text.parse::<Placement>().unwrap().to_string(), text);
         }
         assert!("set:64".parse::<Placement>().unwrap_err().contains("'set:64'"));
-        for writes in Writes::ALL {
+        for writes in WriteMode::ALL {
             assert_eq!(writes.as_str().parse(), Ok(writes));
         }
-        assert!("back".parse::<Writes>().unwrap_err().contains("hdd-upd"));
+        assert!("back".parse::<WriteMode>().unwrap_err().to_string().contains("hdd-upd"));
         assert!(BlockCache::new(spec("all", 4096)).is_err());
         assert!(
             BlockCache::new(BlockCacheSpec { line_bytes: 3000, ..spec("all", 1 << 20) }).is_err()

@@ -68,7 +68,7 @@ pub enum ReplayError {
     /// Replaying takes more memory than allowed.
     #[error(
         "replaying takes about {need} of memory for the same DRAM as the server had, and {limit} may be used: replay it \
-         on a larger machine, or record with a smaller -m"
+         on a larger machine, or record a server with less"
     )]
     Memory {
         /// What it takes.

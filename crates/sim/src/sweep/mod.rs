@@ -14,6 +14,7 @@ use larder_base::{HashKey, KeyHasher};
 use serde::Deserialize;
 use toml::{Table, Value};
 
+use crate::experiment::place::line_of;
 use crate::experiment::{Experiment, ExperimentError};
 use crate::report::shown;
 
@@ -120,12 +121,13 @@ impl Sweep {
         file: &str,
         read: impl FnOnce(&str) -> Result<(String, String), String>,
     ) -> Result<Sweep, SweepError> {
-        let stated: Stated = toml::from_str(text).map_err(|e| parse_error(&e, text, file))?;
+        let stated: Stated =
+            toml::from_str(text).map_err(|e| parse_error::<Stated>(&e, text, file))?;
         let meaning = |problem: String| SweepError::Meaning { file: file.to_owned(), problem };
         let base = match (stated.file, stated.experiment) {
             (Some(named), None) => {
                 let (path, text) = read(&named).map_err(meaning)?;
-                toml::from_str(&text).map_err(|e| parse_error(&e, &text, &path))?
+                toml::from_str(&text).map_err(|e| parse_error::<Table>(&e, &text, &path))?
             }
             (None, Some(table)) => table,
             (Some(_), Some(_)) => {
@@ -246,9 +248,12 @@ fn experiment(table: Table) -> Result<Experiment, ExperimentError> {
     Ok(experiment)
 }
 
-fn parse_error(e: &toml::de::Error, text: &str, file: &str) -> SweepError {
-    let start = e.span().map_or(0, |span| span.start.min(text.len()));
-    let line = 1 + text.as_bytes()[..start].iter().filter(|&&b| b == b'\n').count();
+fn parse_error<T: serde::de::DeserializeOwned>(
+    e: &toml::de::Error,
+    text: &str,
+    file: &str,
+) -> SweepError {
+    let line = line_of::<T>(text, e);
     let message = e.message().lines().next().unwrap_or("cannot be read").to_owned();
     SweepError::Parse { file: file.to_owned(), line, message }
 }

@@ -369,9 +369,9 @@ impl CsvColumns {
             .strip_suffix("delimiter=,")
             .map_or(text.clone(), |t| format!("{t}delimiter=comma"));
         for part in text.split(',').filter(|p| !p.trim().is_empty()) {
-            let (name, value) = part
-                .split_once('=')
-                .ok_or_else(|| format!("'{part}' is not NAME=VALUE (time-col=1)"))?;
+            let (name, value) = part.split_once('=').ok_or_else(|| {
+                format!("'{part}' is not a column: write NAME=NUMBER, as in time-col=1")
+            })?;
             let column = || match value.trim().parse::<usize>() {
                 Ok(n @ 1..=256) => Ok(Some(n)),
                 _ => Err(format!("{name}='{value}' is not a column (1 to 256)")),

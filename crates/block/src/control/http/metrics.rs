@@ -134,6 +134,19 @@ pub(super) fn encode(s: &Status) -> Result<String, fmt::Error> {
         c.tls_refused,
     );
     counter(r, "requests", "Requests taken from connections", c.requests);
+    metrics::recording(r, s.recording.as_ref().map(|r| (r.records, r.bytes, r.ended.is_some())));
+    number(
+        r,
+        "volumes_put_aside",
+        "Volumes that are known and not attached",
+        s.put_aside.len() as f64,
+    );
+    number(
+        r,
+        "put_aside_lines",
+        "Lines in the cache of volumes that are not attached",
+        s.put_aside.iter().filter_map(|v| v.lines).sum::<u64>() as f64,
+    );
     volumes(r, &s.volumes);
     faces(r, &s.faces);
 
@@ -235,6 +248,7 @@ fn faces(r: &mut Registry, faces: &[FaceStatus]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::status::{AsideVolume, RecordingStatus};
     use super::*;
 
     #[test]
@@ -255,10 +269,19 @@ mod tests {
                 requests: 9,
                 ..Default::default()
             }],
+            recording: Some(RecordingStatus {
+                records: 4,
+                bytes: 99,
+                ended: Some("the file reached its limit".into()),
+            }),
+            put_aside: vec![AsideVolume { name: "b".into(), bytes: 1, lines: Some(6) }],
             ..Status::default()
         };
         let text = encode(&status).unwrap();
         for line in [
+            "larder_block_recording_ended 1.0",
+            "larder_block_recording_written_bytes_total 99",
+            "larder_block_put_aside_lines 6.0",
             r#"larder_block_volume_reads_total{volume="a\"b",result="miss"} 2"#,
             r#"larder_block_admission_verdicts_total{verdict="budget"} 2"#,
             r#"larder_block_face_requests_total{face="ublk",address="ublk:0",volume="v"} 9"#,

@@ -52,3 +52,9 @@ pub mod record;
 pub mod setup;
 pub mod share;
 pub mod start;
+
+/// The machines that a host holds behind its locks and hands back here. Each notes what it is told and decides, while a run is
+/// recorded.
+pub use super::record::{
+    RecordedAdmission as Admission, RecordedLog as Log, RecordedShard as Shard,
+};

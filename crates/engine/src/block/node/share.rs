@@ -299,18 +299,18 @@ pub fn keep_page<'a>(
 /// How many of `lines` lines, which lie nobody knows where in a shard's groups from `first` to `last` (every `stride`th is
 /// its), which volume has, about: in proportion to its groups, together all of them, unless there is no volume. One that has all
 /// the groups has exactly these. `of` says whose a group is.
-pub fn of_page<V>(
+pub fn of_page<K: Copy + Ord, V>(
     (first, last): (GroupId, GroupId),
     stride: u64,
     lines: u64,
-    of: impl Fn(GroupId) -> Option<(VolumeId, V)>,
+    of: impl Fn(GroupId) -> Option<(K, V)>,
 ) -> Vec<(V, u64)> {
     match (of(first), of(last)) {
         (Some((volume, v)), Some((same, _))) if volume == same => return vec![(v, lines)],
         _ => {}
     }
     // Where none of a volume's groups are, there are no lines: the rest of the page has them.
-    let mut groups: BTreeMap<VolumeId, (V, u64)> = BTreeMap::new();
+    let mut groups: BTreeMap<K, (V, u64)> = BTreeMap::new();
     for (volume, v) in
         (first.0..=last.0).step_by(stride.max(1) as usize).filter_map(|g| of(GroupId(g)))
     {
@@ -342,11 +342,11 @@ impl Count {
     /// count too: a volume at its ceiling must not get as many again. One that arrives meanwhile may be counted twice. Of
     /// a page of a table that several volumes share, and that is not in memory, each is taken to have its part. Returns whether
     /// there is more to count.
-    pub fn turn(
+    pub fn turn<K: Copy + Ord>(
         &mut self,
         shard: &BlockShard,
-        of: impl Fn(GroupId) -> Option<VolumeId>,
-        mut each: impl FnMut(VolumeId, u64),
+        of: impl Fn(GroupId) -> Option<K>,
+        mut each: impl FnMut(K, u64),
     ) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
             for (group, lines) in shard.filling() {

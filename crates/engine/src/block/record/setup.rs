@@ -112,25 +112,6 @@ const MOST_QUEUES: u32 = 4096;
 /// See [`BlockRunSetup::validate`].
 const MOST_COUNTED: u64 = (1 << 62) - 1;
 
-const WRITES: [(&str, WriteMode); 3] = [
-    ("hdd-ssd", WriteMode::WriteThrough),
-    ("hdd-upd", WriteMode::WriteUpdate),
-    ("hdd-inv", WriteMode::WriteAround),
-];
-fn named<T: Copy + PartialEq>(table: &[(&'static str, T)], of: T) -> String {
-    table.iter().find(|(_, t)| *t == of).map_or(String::new(), |(name, _)| (*name).to_owned())
-}
-
-fn lookup<T: Copy>(
-    table: &[(&'static str, T)],
-    field: &'static str,
-    name: &str,
-    must: &'static str,
-) -> Result<T, BlockSetupError> {
-    let found = table.iter().find(|(known, _)| *known == name).map(|(_, t)| *t);
-    found.ok_or_else(|| BlockSetupError::Field { field, value: name.to_owned(), must })
-}
-
 impl BlockRunSetup {
     /// The setup of a run on a device whose superblock is `superblock`, with `config`, volumes, and so many threads that have a
     /// queue.
@@ -149,7 +130,7 @@ impl BlockRunSetup {
             block: VERSION,
             larder: env!("CARGO_PKG_VERSION").to_owned(),
             superblock: bytes[..used].iter().map(|b| format!("{b:02x}")).collect(),
-            write: named(&WRITES, config.write),
+            write: config.write.to_string(),
             replacement: making.replacement.to_string(),
             reclaim: making.reclaim.to_string(),
             evict: making.evict.to_string(),
@@ -189,7 +170,11 @@ impl BlockRunSetup {
 
     fn config(&self, superblock: &BlockSuperblock) -> Result<BlockConfig, BlockSetupError> {
         let layout = &superblock.layout;
-        let write = lookup(&WRITES, "write", &self.write, "hdd-ssd, hdd-upd or hdd-inv")?;
+        let write: WriteMode = self.write.parse().map_err(|_| BlockSetupError::Field {
+            field: "write",
+            value: self.write.clone(),
+            must: "hdd-ssd, hdd-upd or hdd-inv",
+        })?;
         Ok(BlockConfig {
             line_bytes: layout.line,
             write,

@@ -48,18 +48,18 @@ pub enum SizeError {
     #[error("must be at most {}", ByteSize(MOST_MAX_ITEM))]
     HugeItem,
     /// Too large an object for the memory.
-    #[error("is more than half of memory-limit {memory}: lower it or raise memory-limit")]
+    #[error("is more than half of the memory, which is {memory}")]
     LargeItem {
         /// The memory.
         memory: ByteSize,
     },
     /// Too little flash.
-    #[error("must be at least {}; --flash none runs without flash", ByteSize(LEAST_FLASH))]
+    #[error("must be at least {}", ByteSize(LEAST_FLASH))]
     LittleFlash,
     /// An index that leaves too little for objects.
     #[error(
         "{flash} B / {object} B per object x {INDEX_BYTES_PER_OBJECT} B of index = {index} of DRAM, more than half of \
-         memory-limit {memory}: raise memory-limit, lower flash-size, or raise flash-object-size if objects are larger"
+         the memory, which is {memory}"
     )]
     LargeIndex {
         /// Bytes of flash.

@@ -78,9 +78,7 @@ pub enum MemoryError {
         machine: ByteSize,
     },
     /// Objects would be lost.
-    #[error(
-        "with -M (--disable-evictions) the limit can be raised, but not lowered: objects would be lost"
-    )]
+    #[error("without evictions the limit can be raised, but not lowered: objects would be lost")]
     NoEviction,
     /// A limit is no input of a record.
     #[error(

@@ -25,14 +25,13 @@ const MIN_ARENA: u64 = 256 << 10;
 /// Sizes that cannot work, with the arithmetic.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The flash index and buffers leave too little of `-m`.
+    /// The flash index and buffers leave too little of the memory.
     #[error(
         "{memory} of DRAM cannot serve {flash} of flash: the flash index takes {index} ({flash} / {object} per object x 4 \
-         bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects. Give more memory (-m), \
-         less flash (--flash-size), or a larger --flash-object-size"
+         bytes), segment buffers and admission {fixed}; at least {arena} must remain for objects"
     )]
     TooLittleMemory {
-        /// `-m`.
+        /// The memory.
         memory: ByteSize,
         /// Flash.
         flash: ByteSize,
@@ -46,9 +45,9 @@ pub enum PlanError {
         arena: ByteSize,
     },
     /// More than the store can address.
-    #[error("{memory} of DRAM (-m) is more than the {most} that one server can use: lower -m")]
+    #[error("{memory} of DRAM is more than the {most} that one server can use")]
     TooMuchMemory {
-        /// `-m`.
+        /// The memory.
         memory: ByteSize,
         /// The most.
         most: ByteSize,
@@ -70,14 +69,14 @@ pub enum PlanError {
     },
     /// The largest object does not fit the memory.
     #[error(
-        "objects of {item} need at least {needed} of DRAM for objects, and {memory} (-m) leaves {left}: raise -m or lower -I"
+        "objects of {item} need at least {needed} of DRAM for objects, and {memory} leaves {left}"
     )]
     ItemTooLarge {
-        /// `-I`.
+        /// The largest object.
         item: ByteSize,
         /// Needed for objects.
         needed: ByteSize,
-        /// `-m`.
+        /// The memory.
         memory: ByteSize,
         /// Left for objects.
         left: ByteSize,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use larder_base::Nanos;
+use larder_engine::block::node;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions, thread_of};
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
@@ -16,7 +17,6 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::record::{RecordedAdmission, RecordedShard};
 use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, Source, Sum};
 use larder_format::block::{Layout, table};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
@@ -32,7 +32,7 @@ pub(super) const QUEUE: usize = 0;
 pub(super) const OPERATOR: usize = MAILBOXES - 1;
 
 /// A shard, with the bytes that it may still ask for.
-pub(super) type Cells<B> = RefCell<(RecordedShard, Held<House<B>>)>;
+pub(super) type Cells<B> = RefCell<(node::Shard, Held<House<B>>)>;
 
 /// See the [module](self).
 pub(super) struct GivenNode<B: Carried> {
@@ -58,7 +58,7 @@ impl<B: Carried> GivenNode<B> {
     pub(super) fn new(
         layout: Layout,
         generation: u64,
-        shards: impl Iterator<Item = RecordedShard>,
+        shards: impl Iterator<Item = node::Shard>,
         medium: Medium,
     ) -> GivenNode<B> {
         GivenNode {
@@ -212,12 +212,12 @@ impl<B: Carried> Questions for GivenNode<B> {
 }
 
 impl<B: Carried> Calls<House<B>> for GivenNode<B> {
-    type Shard = RecordedShard;
+    type Shard = node::Shard;
 
     fn shard<R>(
         &self,
         shard: u32,
-        f: impl FnOnce(&mut RecordedShard, &mut Held<House<B>>) -> R,
+        f: impl FnOnce(&mut node::Shard, &mut Held<House<B>>) -> R,
     ) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
@@ -249,7 +249,7 @@ impl<B: Carried> Stores for GivenNode<B> {
 }
 
 impl<B: Carried> Node<House<B>> for GivenNode<B> {
-    type Admission = RecordedAdmission;
+    type Admission = node::Admission;
 
     fn is_enabled(&self) -> bool {
         self.given_up.borrow().is_none()
@@ -291,7 +291,7 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
         volume.attached.classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut RecordedAdmission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut node::Admission) -> R) -> R {
         f(&mut volume.attached.admission.borrow_mut())
     }
 
