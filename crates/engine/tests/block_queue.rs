@@ -257,7 +257,7 @@ impl Shared {
             return false;
         }
         let mut out = Out::default();
-        for Fill { shard, io, slot, bytes } in work.fills {
+        for Fill { shard, io, slot, bytes, .. } in work.fills {
             let crcs = self.write(shard, slot, &bytes);
             calls::call(self, shard, None, &mut out, |s, fx| {
                 s.flash_written(NOW, io, Ok(&crcs), fx);

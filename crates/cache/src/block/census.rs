@@ -49,7 +49,7 @@ impl Rounds {
             );
         }
         if self.machine.keeps_budget(now) {
-            cache.governor.keep_budget(now);
+            cache.governor.claim_ahead(now);
         }
         if cache.hand.get().is_some() {
             self.watch(cache);

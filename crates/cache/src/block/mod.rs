@@ -400,12 +400,6 @@ impl Core {
         Ok(slots.take(per).map(|sum| sum.map(Sum)).collect())
     }
 
-    /// The write of lines to `slot` of a shard. It is charged here, and nowhere else.
-    fn write_of(&self, shard: u32, slot: SlotId, data: Payload) -> FileOp {
-        self.governor.spend(self.now(), data.len() as u64);
-        FileOp::Write { offset: self.layout.slot_at(shard, slot.0), data, durable: false }
-    }
-
     /// A read or write of the cache device failed: it is counted, and said now and then. One that never succeeds is given
     /// up: every hit would ask it first. One that has no room is good for what it has.
     fn flash_failed(&self, what: &str, error: &std::io::Error) {

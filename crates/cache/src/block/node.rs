@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Calls, Mail, OP_BITS, Questions, thread_of};
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};
@@ -162,7 +163,7 @@ impl Node<Daemon> for Core {
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.governor.claim(now, Some(state));
+        self.governor.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {

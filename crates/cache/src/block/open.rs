@@ -500,7 +500,7 @@ fn open_as(
         },
         fault: Fault::default(),
     };
-    let io = &mut CacheIo { device: &device, governor: &governor, now: Nanos::ZERO };
+    let io = &mut CacheIo::of(&device, &governor, Nanos::ZERO);
     let mut notes = AtStart { dir: &config.state_dir, superblock: &sb, voided: &voided };
     let mut memory = locked(&region.memory);
     let left = Left { superblock: sb.clone(), voided: voided.why(), memory: &mut memory, words };

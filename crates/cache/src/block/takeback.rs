@@ -109,7 +109,7 @@ impl LogThread {
         let found = read_superblock(&cache.device).map_err(|e| e.to_string())?;
         let random = random().map_err(|e| e.to_string())?;
         let stats = locked(&cache.log_stats).0;
-        let io = &mut CacheIo::of(&cache);
+        let io = &mut CacheIo::of(&cache.device, &cache.governor, cache.now());
         let log = start::take_back(superblock, &found, (QUIET, random), stats, io);
         let log = log.map_err(|why| match why {
             NotTakenBack::Other => format!(

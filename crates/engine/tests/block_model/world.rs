@@ -21,9 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::{Killed, Nanos, Rng, Words};
+use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::{Op as Asked, Submit};
 use larder_engine::block::node::held::Held;
-use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::limits::Failures;
 use larder_engine::block::node::maintenance::{Maintenance, Work};
 use larder_engine::block::node::operator::Operation;
 use larder_engine::block::node::queue::Queue;
@@ -35,17 +36,17 @@ use larder_engine::block::{
 };
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::BlockKind;
-use larder_policy::budget::BudgetState;
 
 use crate::device::{Device, Io, SECTOR};
 use crate::parts::{
-    Bytes, Doing, Event, Model, Op, PER_LINE, Seen, Stretch, Truth, crcs, sector, value,
+    Bytes, Doing, Event, Model, Op, PER_LINE, Purse, Seen, Stretch, Truth, crcs, sector, value,
 };
 use crate::shares::Shares;
 use attaching::Working;
 use begins::Survived;
 use flushing::Flushing;
 use in_log::Validity;
+use limited::Charging;
 use node::Waiting;
 use pace::Habits;
 use volumes::{Store, stores};
@@ -161,7 +162,7 @@ pub(crate) struct World {
     operations: BTreeMap<OpId, Operation>,
     given: BTreeSet<OpId>,
     /// What keeps lines from flash, as in a daemon. In some runs there is a write budget, or the file system is full at times.
-    limits: Limits,
+    purse: Purse,
     budgeted: bool,
     fills_up: bool,
     /// The write that failed a moment ago found no space.
@@ -169,9 +170,6 @@ pub(crate) struct World {
     failures: Failures,
     /// Too many operations of the device have failed: the log's thread is to give it up.
     gives_up: bool,
-    /// What the budget's file says, and bytes of lines written in all.
-    budget_file: Option<BudgetState>,
-    written: u64,
     /// Whether lines that the client asks for that reads in sequence may have free slots only.
     scans_if_free: bool,
     /// Where a client that reads in sequence has come to, in sectors.
@@ -248,14 +246,12 @@ impl World {
             stale: None,
             former: None,
             most_ahead: 0,
-            limits: Limits::default(),
+            purse: Purse::default(),
             budgeted: false,
             fills_up: false,
             was_full: false,
             failures: Failures::of(FAILURES),
             gives_up: false,
-            budget_file: None,
-            written: 0,
             flushing: Flushing::new(0, Nanos::from_millis(30)),
             flushes_at_once: seed.is_multiple_of(2),
             slow_store: seed % 4 == 1,
@@ -302,8 +298,8 @@ impl World {
         Nanos(self.time * 1_000_000)
     }
 
-    fn io(&self) -> Io {
-        Io(self.device.clone())
+    fn io(&self) -> Charging {
+        Charged::new(Io(self.device.clone()), self.purse.clone(), self.now())
     }
 
     // ---- what clients do ----
@@ -689,7 +685,6 @@ impl World {
     ) -> Result<Vec<[u8; SECTOR]>, IoFailed> {
         let to = self.flash_at(shard, slot);
         let lines = bytes.len() as u32 / PER_LINE as u32;
-        self.writes(u64::from(lines) * LINE);
         if self.finds_no_space() {
             return Err(IoFailed);
         }

@@ -12,7 +12,8 @@
 //! What volumes may have of the cache (shares, pins) is asked later, by the shard, when the place of the line is known.
 //!
 //! Every byte that goes to the cache device is charged when the write leaves, by [`Limits::charge`] or
-//! [`Limits::charge_log`]: fills, updates, lines of which a part is overwritten, lines that the cleaner moves, the map's log.
+//! [`Limits::charge_log`]: updates and lines of which a part is overwritten by the queue; fills, lines that the cleaner moves and
+//! the map's log by [`charged`](super::charged).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

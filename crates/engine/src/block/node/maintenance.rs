@@ -22,6 +22,7 @@ use larder_policy::block::VolumeId;
 
 use super::attachment;
 use super::calls::{Copying, Fill, Load};
+use super::charged::{Charged, Charges};
 use super::event::ShardIo;
 use super::flushes::{Flushes, Numbers};
 use super::ranged::Bits;
@@ -101,9 +102,9 @@ pub enum Turn {
 
 /// What maintenance has done by others. What is asked for here may be carried out in any order, behind the call.
 pub trait Effects<B> {
-    /// Write lines; [`Maintenance::flash_written`]. They are charged to the write budget.
+    /// Write lines; [`Maintenance::flash_written`]. They have been charged to the write budget.
     fn fill(&mut self, fill: Fill<B>);
-    /// Move lines; [`Maintenance::flash_written`], with the checksums of what was written. Charged as well.
+    /// Move lines; [`Maintenance::flash_written`], with the checksums of what was written. Charged as well: neither half is charged again.
     fn copy(&mut self, copying: Copying);
     /// Read a page of the table; [`Maintenance::page_loaded`].
     fn load(&mut self, load: Load);
@@ -293,7 +294,7 @@ impl Maintenance {
         now: Nanos,
         work: Work<B>,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let Work { fills, copies, loads, asks, ranges, commit, give_up } = work;
@@ -311,6 +312,9 @@ impl Maintenance {
         } else if !self.stop.is_past_fills() {
             // At the end what begins now would not be waited for, and nobody misses it.
             self.under_way += fills.len() + copies.len() + loads.len();
+            let line = self.superblock().map_or(0, |sb| sb.layout.line);
+            fills.iter().for_each(|fill| io.lines(fill.lines, line));
+            copies.iter().for_each(|copying| io.lines(copying.lines, line));
             fills.into_iter().for_each(|fill| fx.fill(fill));
             loads.into_iter().for_each(|load| fx.load(load));
             copies.into_iter().for_each(|copying| fx.copy(copying));
@@ -386,7 +390,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         match self.stop {
@@ -399,7 +403,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         if std::mem::take(&mut self.asked) {
@@ -431,7 +435,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> bool {
         let Some(mut log) = self.log.take() else { return false };
@@ -484,7 +488,7 @@ impl Maintenance {
         now: Nanos,
         (first, last): (u32, u32),
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> u64 {
         self.hurried = Some(Hurry { first, last, until: now + self.pace.hurry });
@@ -506,7 +510,7 @@ impl Maintenance {
         now: Nanos,
         anew: bool,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
         mut change: impl FnMut(&mut BlockSuperblock),
     ) -> bool {
@@ -532,7 +536,7 @@ impl Maintenance {
         now: Nanos,
         why: &str,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let Some(mut log) = self.log.take() else { return };

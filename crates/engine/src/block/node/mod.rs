@@ -8,6 +8,7 @@
 //! | [`attachment`] | how a volume comes, goes, grows and is forgotten: which step follows which |
 //! | [`backoff`] | how long nothing new is written after the file system under the cache was full |
 //! | [`calls`] | how shards are called, and how what they ask for comes to those who do it |
+//! | [`charged`] | what maintenance and a start are charged for what they write, and when |
 //! | [`coalesce`] | which requests of shards for the store become one |
 //! | [`cut`] | into which parts an operation is cut |
 //! | [`defaults`] | what a cache is where nobody says otherwise |
@@ -31,6 +32,7 @@
 pub mod attachment;
 pub mod backoff;
 pub mod calls;
+pub mod charged;
 pub mod coalesce;
 pub mod cut;
 pub mod defaults;

@@ -69,6 +69,8 @@ impl Lasting {
 impl World {
     pub(super) fn format(&mut self) {
         self.device.borrow_mut().zero();
+        // Nobody is charged for it.
+        self.device.borrow_mut().charges(None);
         let sb = BlockSuperblock::format(
             Uuid([1; 16]),
             KEY,
@@ -136,6 +138,7 @@ impl World {
     /// # Errors
     /// What memory has when the start is cut off.
     fn start(&mut self, survived: Option<Survived>, doomed: bool) -> Result<(), Survived> {
+        self.begin_limits();
         let sb = self.superblock();
         self.seen.voided += u64::from(self.validity.barred.get());
         let mut shape = Shape::of(&self.layout);
@@ -231,7 +234,6 @@ impl World {
             self.shards.iter_mut().for_each(|s| s.plant(fault));
         }
         self.begin_streams();
-        self.begin_limits();
         self.begin_flushing();
         if !self.is_enabled() {
             let now = self.now();

@@ -13,8 +13,9 @@ use larder_format::block::BlockSuperblock;
 use larder_format::block::log::Held;
 use larder_policy::block::VolumeId;
 
-use super::{LINE, SHARDS, World};
-use crate::device::{Device, Io};
+use super::limited::Charging;
+use super::{SHARDS, World};
+use crate::device::Device;
 use crate::parts::{Bytes, Event};
 
 /// All volumes have one store.
@@ -137,7 +138,7 @@ pub(super) struct Begun {
 }
 
 impl Effects<Bytes> for Begun {
-    fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<Bytes>) {
+    fn fill(&mut self, Fill { shard, io, slot, bytes, .. }: Fill<Bytes>) {
         self.io.push(Event::FlashWrite(ShardIo { shard, io }, slot, bytes));
     }
     fn copy(&mut self, Copying { shard, io, from, to, lines }: Copying) {
@@ -188,7 +189,7 @@ impl World {
     /// Calls maintenance, and begins what it asks for. While it is at work it is not called: the world goes on without it.
     pub(super) fn maintain<R>(
         &mut self,
-        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Io, &mut Begun) -> R,
+        f: impl FnOnce(&mut Maintenance, Nanos, &mut InWorld<'_>, &mut Charging, &mut Begun) -> R,
     ) -> Option<R> {
         let mut machine = self.maintenance.take()?;
         let (now, mut io) = (self.now(), self.io());
@@ -202,11 +203,6 @@ impl World {
         (0..std::mem::take(&mut self.ended)).for_each(|_| machine.ended());
         self.maintenance = Some(machine);
         for event in begun.io {
-            match &event {
-                Event::FlashWrite(_, _, bytes) => self.charge(u64::from(bytes.lines().1) * LINE),
-                Event::Copy(.., lines) => self.charge(u64::from(*lines) * LINE),
-                _ => {}
-            }
             self.begin_io_of(event, true);
         }
         begun.flushes.into_iter().for_each(|number| self.flushing.want(number));

@@ -2,10 +2,16 @@
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::backoff::Backoff;
+use larder_engine::block::node::charged::{Charged, Charges};
 use larder_engine::block::node::limits::{Failures, Limits};
 use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SECONDS};
 
 use super::{FAILURES, LINE, World};
+use crate::device::Io;
+use crate::parts::Purse;
+
+/// The device for the time of a call, and who is charged.
+pub(super) type Charging = Charged<Io, Purse>;
 
 impl World {
     /// A process begins with what the file of the budget says.
@@ -21,40 +27,22 @@ impl World {
                 device_write_amplification: 1.0,
                 ..WriteBudgetConfig::default()
             };
-            let budget = WriteBudget::new(&config, size, self.budget_file, self.now());
+            let budget = WriteBudget::new(&config, size, self.purse.file(), self.now());
             let budget = budget.expect("a budget");
             let kept = KeptBudget::new(&budget, size, 16 * LINE);
             (budget, Some(kept))
         });
-        self.limits = Limits::new(budget, pauses);
+        self.purse.begin(Limits::new(budget, pauses));
+        let charged = self.budgeted.then(|| self.purse.clone());
+        self.device.borrow_mut().charges(charged);
         (self.failures, self.gives_up) = (Failures::of(FAILURES), false);
-    }
-
-    /// So many bytes of lines leave for flash on maintenance's account: before they are there, the budget's file knows of them.
-    pub(super) fn charge(&mut self, bytes: u64) {
-        let now = self.now();
-        if let Some(state) = self.limits.charge(now, bytes) {
-            self.budget_file = Some(state);
-            self.limits.kept(now, state);
-        }
-    }
-
-    /// So many bytes of lines are written, whoever has charged them.
-    pub(super) fn writes(&mut self, bytes: u64) {
-        self.written += bytes;
-        let (written, file) = (self.written, self.budget_file.map_or(0, |s| s.spent));
-        if self.budgeted && written > file {
-            self.fail(format!(
-                "{written} bytes are written, and the budget's file knows of {file}"
-            ));
-        }
     }
 
     /// Whether the file system has no room for lines.
     pub(super) fn finds_no_space(&mut self) -> bool {
         let full = self.fills_up && !self.draining && self.rng.chance(0.1);
         if full {
-            self.limits.backoff.full(self.now());
+            self.purse.limits().backoff.full(self.now());
             self.was_full = true;
         }
         full

@@ -7,6 +7,7 @@ use larder_base::{Nanos, Rng};
 use larder_engine::block::node::calls::{
     Calls, Fx, Mail, Message, Out, Questions, call, thread_of,
 };
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
@@ -22,7 +23,7 @@ use larder_policy::block::{
 use larder_policy::budget::BudgetState;
 
 use super::{LINE, World};
-use crate::parts::{Bytes, Carried, Model, Said, Stretch};
+use crate::parts::{Bytes, Carried, Model, Purse, Said, Stretch};
 use crate::shares::Shares;
 
 /// Threads that have mailboxes: the queue's, and an operator's.
@@ -37,8 +38,6 @@ pub(super) struct Waiting {
     ranges: Vec<(OpId, u32, u32)>,
     /// Parts that were refused: by the budget, and for want of space.
     refused: (u64, u64),
-    /// What the budget's file is to say.
-    budget: Option<BudgetState>,
 }
 
 impl Waiting {
@@ -87,7 +86,7 @@ pub(super) struct Now<'a> {
     held: RefCell<&'a mut Vec<Held<Model>>>,
     waiting: RefCell<&'a mut Waiting>,
     turns: RefCell<&'a mut Turns>,
-    limits: &'a Limits,
+    purse: Purse,
     changes: &'a Changes,
     shares: Rc<Shares>,
     coin: RefCell<Rng>,
@@ -166,12 +165,11 @@ impl Node<Model> for Now<'_> {
     }
 
     fn limits(&self) -> &Limits {
-        self.limits
+        self.purse.limits()
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.waiting.borrow_mut().budget = Some(state);
-        self.limits.kept(now, state);
+        self.purse.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {
@@ -232,7 +230,7 @@ macro_rules! now {
             held: RefCell::new(&mut $world.held),
             waiting: RefCell::new(&mut $world.waiting),
             turns: RefCell::new(&mut $world.turns),
-            limits: &$world.limits,
+            purse: $world.purse.clone(),
             changes: &$world.flushing.changes,
             shares: $world.shares.clone(),
             coin,
@@ -334,9 +332,6 @@ impl World {
         let (budget, space) = std::mem::take(&mut self.waiting.refused);
         self.seen.over_budget += budget;
         self.seen.no_space += space;
-        if let Some(state) = self.waiting.budget.take() {
-            self.budget_file = Some(state);
-        }
         let mail = std::mem::take(&mut self.waiting.mail[OPERATOR]);
         let given = mail.into_iter().filter(|(_, m)| matches!(m, Message::Done { .. }));
         given.collect::<Vec<_>>().into_iter().for_each(|(op, _)| self.lines_given(op));

@@ -261,7 +261,7 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.medium.claim(now, Some(state));
+        self.medium.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {

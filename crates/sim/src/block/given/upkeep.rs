@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
+use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{
     AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, ROUND, Turn,
@@ -18,7 +19,7 @@ use larder_format::block::{BlockSuperblock, VolumeState};
 use larder_policy::block::VolumeId;
 
 use super::bytes::{Carried, House};
-use super::medium::MediumIo;
+use super::medium::{Medium, MediumIo};
 use super::node::GivenNode;
 
 /// I/O of lines that is over, and that no client waits for.
@@ -63,20 +64,22 @@ impl<B> Begun<B> {
 pub(super) struct Carrier<'a, B: Carried> {
     node: &'a GivenNode<B>,
     begun: &'a mut Begun<B>,
-    now: Nanos,
 }
 
 impl<B: Carried> Carrier<'_, B> {
+    fn write(&mut self, io: ShardIo, slot: SlotId, bytes: B) {
+        self.node.medium.write(self.slot(io.shard, slot), &bytes);
+        self.begun.done.push_back(Done::Written(io, bytes));
+    }
+
     fn slot(&self, shard: u32, slot: SlotId) -> u64 {
         self.node.layout.slot_at(shard, slot.0)
     }
 }
 
 impl<B: Carried> Effects<B> for Carrier<'_, B> {
-    fn fill(&mut self, Fill { shard, io, slot, bytes }: Fill<B>) {
-        self.node.medium.spend(self.now, bytes.count());
-        self.node.medium.write(self.slot(shard, slot), &bytes);
-        self.begun.done.push_back(Done::Written(ShardIo { shard, io }, bytes));
+    fn fill(&mut self, Fill { shard, io, slot, bytes, .. }: Fill<B>) {
+        self.write(ShardIo { shard, io }, slot, bytes);
     }
 
     fn copy(&mut self, copying: Copying) {
@@ -126,7 +129,7 @@ pub(super) struct AtWork<'a, B: Carried> {
     pub now: Nanos,
     pub machine: &'a mut Maintenance,
     pub shards: AtNode<'a, House<B>, GivenNode<B>>,
-    pub io: MediumIo<'a>,
+    pub io: Charged<MediumIo<'a>, &'a Medium>,
     pub fx: Carrier<'a, B>,
 }
 
@@ -199,8 +202,8 @@ impl<B: Carried> Upkeep<B> {
             now,
             machine: &mut self.machine,
             shards: AtNode::new(node, node.layout.shards),
-            io: MediumIo { medium: &node.medium, now },
-            fx: Carrier { node, begun: &mut self.begun, now },
+            io: MediumIo::of(&node.medium, now),
+            fx: Carrier { node, begun: &mut self.begun },
         }
     }
 
@@ -232,7 +235,7 @@ impl<B: Carried> Upkeep<B> {
             let AtWork { now, machine, mut shards, mut fx, .. } = self.at_work(node);
             match done {
                 Done::Read(Copying { shard, io, to: slot, .. }, bytes) => {
-                    fx.fill(Fill { shard, io, slot, bytes });
+                    fx.write(ShardIo { shard, io }, slot, bytes);
                 }
                 Done::Written(io, bytes) => {
                     let crcs = bytes.crcs(node.layout.line);

@@ -7,6 +7,7 @@ use larder_policy::block::VolumeId;
 use super::census::SWEEP_STEP;
 use super::{Effects, Maintenance, Shards, Turn};
 use crate::block::log::LogIo;
+use crate::block::node::charged::{Charged, Charges};
 use crate::block::planted::Planted;
 
 /// Sweeping that is over so soon is not worth a word.
@@ -47,7 +48,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         match &mut self.stop {
@@ -119,7 +120,7 @@ impl Maintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let Stop::Flushing { wanted, .. } = &mut self.stop else { return };

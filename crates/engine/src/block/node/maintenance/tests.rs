@@ -8,6 +8,7 @@ use super::*;
 use crate::block::api::{IoId, LineId, OpId};
 use crate::block::log::MapLog;
 use crate::block::node::calls::Out;
+use crate::block::node::limits::Limits;
 
 const LINE: u32 = 4096;
 const DISK: VolumeId = VolumeId(7);
@@ -168,17 +169,20 @@ impl Bench {
 
     fn turn(&mut self, millis: u64) -> Turn {
         let Bench { machine, shards, device, asked } = self;
-        machine.turn(at(millis), shards, device, asked)
+        let mut io = Charged::new(device, Limits::default(), at(millis));
+        machine.turn(at(millis), shards, &mut io, asked)
     }
 
     fn take(&mut self, millis: u64, work: Work<()>) {
         let Bench { machine, shards, device, asked } = self;
-        machine.take(at(millis), work, shards, device, asked);
+        let mut io = Charged::new(device, Limits::default(), at(millis));
+        machine.take(at(millis), work, shards, &mut io, asked);
     }
 
     fn hurry(&mut self, millis: u64) -> u64 {
         let Bench { machine, shards, device, asked } = self;
-        machine.hurry(at(millis), (0, 9), shards, device, asked)
+        let mut io = Charged::new(device, Limits::default(), at(millis));
+        machine.hurry(at(millis), (0, 9), shards, &mut io, asked)
     }
 
     /// Turns until it is over, without any time.
@@ -198,7 +202,7 @@ fn asks(asks: &[(u32, u32)]) -> Work<()> {
 }
 
 fn fill() -> Fill<()> {
-    Fill { shard: 0, io: IoId(3), slot: SlotId(0), bytes: () }
+    Fill { shard: 0, io: IoId(3), slot: SlotId(0), lines: 1, bytes: () }
 }
 
 #[test]

@@ -17,7 +17,9 @@ use larder_policy::block::VolumeId;
 use crate::block::api::{IoFailed, IoId, OpId, SlotId, Sum};
 use crate::block::log::{LogIo, MapLog};
 use crate::block::node::calls::{Copying, Fill, Load};
+use crate::block::node::charged::{Charged, Charges};
 use crate::block::node::event::ShardIo;
+use crate::block::node::limits::Limits;
 use crate::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
 use crate::block::record::digest::Digest;
 use crate::block::record::log::{Heard, Noting, Told};
@@ -110,9 +112,10 @@ fn take_work(c: &mut Cursor<'_>, regions: u32) -> Result<Work<()>, BadRecord> {
     let most = u64::from(regions.max(1) - 1);
     let region = |c: &mut Cursor<'_>| c.at_most(most, "region").map(|region| region as u32);
     let flags = c.at_most(3, "what is wanted")?;
+    // (How many lines they are nobody decides upon.)
     let fills = take_all(c, |c| {
         let (shard, io) = (c.u32("shard")?, take_io(c)?);
-        Ok(Fill { shard, io, slot: take_slot(c)?, bytes: () })
+        Ok(Fill { shard, io, slot: take_slot(c)?, lines: 0, bytes: () })
     })?;
     let copies = take_all(c, |c| {
         let (shard, io) = (c.u32("shard")?, take_io(c)?);
@@ -177,7 +180,8 @@ macro_rules! told {
         let heard = RefCell::new(Heard::default());
         let $m = &mut $self.machine;
         let $s = &mut Noting { inner: $shards, heard: &heard, layout };
-        let $i = &mut Noting { inner: $io, heard: &heard, layout };
+        let noting = Noting { inner: &mut $io.io, heard: &heard, layout };
+        let $i = &mut Charged::new(noting, &$io.charges, $io.now);
         let $f = &mut NotingFx { inner: $fx, heard: &heard };
         let result = $call;
         let mut heard = heard.into_inner();
@@ -262,7 +266,7 @@ impl TapedMaintenance {
         now: Nanos,
         work: Work<B>,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let input = |out: &mut Vec<u8>| put_work(out, &work);
@@ -326,7 +330,7 @@ impl TapedMaintenance {
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> Turn {
         let input = |_: &mut Vec<u8>| {};
@@ -346,7 +350,7 @@ impl TapedMaintenance {
         now: Nanos,
         regions: (u32, u32),
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) -> u64 {
         let input = |out: &mut Vec<u8>| put_all(out, &[regions.0.into(), regions.1.into()]);
@@ -362,7 +366,7 @@ impl TapedMaintenance {
         now: Nanos,
         anew: bool,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
         change: impl FnMut(&mut BlockSuperblock),
     ) -> bool {
@@ -379,7 +383,7 @@ impl TapedMaintenance {
         now: Nanos,
         why: &str,
         shards: &mut impl Shards,
-        io: &mut impl LogIo,
+        io: &mut Charged<impl LogIo, impl Charges>,
         fx: &mut impl Effects<B>,
     ) {
         let input = |_: &mut Vec<u8>| {};
@@ -521,7 +525,9 @@ impl ReplayedMaintenance {
         let told = || Told { numbers: &numbers, number: 0, answers, answer: &answer, layout };
         let (mut world, mut device) = (told(), told());
         let s = &mut Noting { inner: &mut world, heard: &heard, layout };
-        let i = &mut Noting { inner: &mut device, heard: &heard, layout };
+        // A replay writes nothing.
+        let noting = Noting { inner: &mut device, heard: &heard, layout };
+        let i = &mut Charged::new(noting, Limits::default(), now);
         let f = &mut NotingFx { inner: &mut Nothing, heard: &heard };
         let m = &mut self.machine;
         let done = |done: bool| if done { Ok(()) } else { Err(IoFailed) };

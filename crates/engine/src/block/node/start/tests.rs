@@ -114,7 +114,8 @@ fn begin(
         proves: Box::new(proves),
     };
     let left = Left { superblock: sb, voided: None, memory: &mut memory, words };
-    match start(left, &[comer], &setup, disk, &mut Note(false)) {
+    let mut io = Charged::new(disk, Limits::default(), Nanos::ZERO);
+    match start(left, &[comer], &setup, &mut io, &mut Note(false)) {
         Ok(Started::With(begun)) => (begun, memory),
         other => panic!("{other:?}"),
     }
