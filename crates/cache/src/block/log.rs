@@ -13,7 +13,7 @@ use larder_engine::block::node::record::TapedMaintenance;
 use larder_engine::block::record::TapedLog;
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
-use larder_format::block::{BlockSuperblock, VolumeState};
+use larder_format::block::BlockSuperblock;
 use larder_policy::block::VolumeId;
 use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload};
 use slab::Slab;
@@ -216,14 +216,8 @@ impl Effects<Payload> for Carrier {
         self.cache.enabled.store(false, Ordering::SeqCst);
     }
 
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
-        for volume in &mut superblock.volumes {
-            let Some(attached) = self.cache.volume(&volume.name) else { continue };
-            if volume.state == VolumeState::Attached {
-                volume.state = VolumeState::Detached;
-                volume.identity = attached.identity();
-            }
-        }
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        self.cache.volume(volume).map(|attached| attached.identity())
     }
 
     fn stopped(&mut self) {

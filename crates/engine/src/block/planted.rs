@@ -126,6 +126,8 @@ faults! {
     ClearedBeforeFlush,
     /// A clean stop does not wait for fills that are under way.
     StopLeavesFills,
+    /// A volume is put aside as durable at a clean stop though its store is not.
+    StopBelievesStores,
     /// A flush of a store counts as if it had begun when it ended.
     FlushNumberedLate,
 }

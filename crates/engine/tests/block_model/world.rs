@@ -45,7 +45,7 @@ use crate::shares::Shares;
 use attaching::Working;
 use begins::Survived;
 use flushing::Flushing;
-use in_log::Validity;
+use in_log::{Identities, Validity};
 use limited::Charging;
 use node::Waiting;
 use pace::Habits;
@@ -139,6 +139,8 @@ pub(crate) struct World {
     frames: u32,
     /// Stores of volumes, and the places of those that were put aside.
     volumes: Vec<Store>,
+    /// What stores are known by when a run ends.
+    identities: Identities,
     aside: Vec<u64>,
     /// A volume that comes, goes or is forgotten.
     working: Option<Working>,
@@ -240,6 +242,7 @@ impl World {
             generation: 0,
             frames: 0,
             volumes: Vec::new(),
+            identities: Identities::default(),
             aside: Vec::new(),
             working: None,
             memory: Memory::new(Words::heap(HEADER_WORDS), false),

@@ -88,7 +88,9 @@ impl Effects<Blank> for Begun {
     /// (The drive does not fail, and a simulation has no end.)
     fn bar(&mut self, _: &BlockSuperblock) {}
     fn given_up(&mut self, _: &str) {}
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+    fn identity(&mut self, _: &str) -> Option<[u8; 64]> {
+        None
+    }
 }
 
 impl BlockSim {

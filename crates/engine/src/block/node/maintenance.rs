@@ -116,8 +116,9 @@ pub trait Effects<B> {
     fn bar(&mut self, superblock: &BlockSuperblock);
     /// From now on no line is used any more, for this reason.
     fn given_up(&mut self, why: &str);
-    /// The run ends in good order: what the superblock is to say of the volumes.
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock);
+    /// By what the store of the volume of this name is known now; `None` if the volume is not served. Asked when the run ends in
+    /// good order.
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]>;
     /// The run has ended in good order: the next start may use what is there.
     fn stopped(&mut self) {}
     /// At the end lines of trimmed ranges are still taken out of the map; or there are some when time is over (`late`).

@@ -89,7 +89,7 @@ impl World {
     }
 
     /// The superblock that rules the device.
-    fn superblock(&self) -> BlockSuperblock {
+    pub(super) fn superblock(&self) -> BlockSuperblock {
         let read = |copy: u64| -> Vec<u8> {
             self.device.borrow().read(copy * 65_536, 65_536 / SECTOR).concat()
         };

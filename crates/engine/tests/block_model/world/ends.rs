@@ -1,10 +1,12 @@
 //! How a run ends: kills, power cuts, clean stops; and what comes after it.
 
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use larder_engine::block::BlockShard;
 use larder_engine::block::node::maintenance::{Turn, Work};
 use larder_engine::block::node::ranged::Turns;
+use larder_format::block::{Volume, VolumeState};
 
 use super::attaching::Working;
 use super::begins::Survived;
@@ -189,8 +191,13 @@ impl World {
         }
         let enabled = self.is_enabled();
         let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
+        let is_left = |v: &&Volume| v.state == VolumeState::Attached;
+        if enabled && let Some(left) = self.superblock().volumes.iter().find(is_left) {
+            return Err(format!("it has stopped, and {} is not put aside", left.name));
+        }
         self.cut_off();
         self.device.borrow_mut().power_cut();
+        self.backing_loses();
         let losses = self.seen.losses();
         let outgrown = self.volumes.iter().any(Store::has_outgrown);
         self.restart(None);
@@ -205,6 +212,8 @@ impl World {
     /// Maintenance ends the run. The backing store may refuse to flush: then its regions stay cold. Returns whether all is
     /// settled.
     fn settle(&mut self) -> Result<bool, String> {
+        let served = self.volumes.iter().filter(|v| v.place.is_some());
+        self.identities = Rc::new(served.map(|v| (v.name.clone(), v.identity())).collect());
         self.maintain(|m, now, _, _, _| m.stop(now));
         for _ in 0..100_000 {
             self.time += 1;

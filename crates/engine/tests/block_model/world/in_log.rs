@@ -1,6 +1,7 @@
 //! The world as maintenance sees it, and what it asks for.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use larder_base::Nanos;
@@ -129,10 +130,14 @@ pub(super) struct Validity {
     pub(super) barred: Rc<Cell<bool>>,
 }
 
+/// What the stores of volumes that are served are known by, by name.
+pub(super) type Identities = Rc<BTreeMap<String, [u8; 64]>>;
+
 /// What maintenance has asked for during a call.
 pub(super) struct Begun {
     io: Vec<Event>,
     flushes: Vec<u64>,
+    identities: Identities,
     validity: Validity,
     device: Rc<RefCell<Device>>,
 }
@@ -161,7 +166,9 @@ impl Effects<Bytes> for Begun {
             self.validity.enabled.set(false);
         }
     }
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        self.identities.get(volume).copied()
+    }
 }
 
 impl World {
@@ -196,6 +203,7 @@ impl World {
         let mut begun = Begun {
             io: Vec::new(),
             flushes: Vec::new(),
+            identities: self.identities.clone(),
             validity: self.validity.clone(),
             device: self.device.clone(),
         };

@@ -15,7 +15,7 @@ use larder_engine::block::node::share::Count;
 use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::{GroupId, SlotId};
 use larder_format::PAGE_SIZE;
-use larder_format::block::{BlockSuperblock, VolumeState};
+use larder_format::block::BlockSuperblock;
 use larder_policy::block::VolumeId;
 
 use super::bytes::{Carried, House};
@@ -107,15 +107,9 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
         *self.node.given_up.borrow_mut() = Some(why.to_owned());
     }
 
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
-        let volumes = self.node.volumes.borrow();
-        for volume in &mut superblock.volumes {
-            if volume.state == VolumeState::Attached && volumes.contains_key(&volume.name) {
-                volume.state = VolumeState::Detached;
-                volume.identity =
-                    self.begun.identities.get(&volume.name).copied().unwrap_or([0; 64]);
-            }
-        }
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        let is_served = self.node.volumes.borrow().contains_key(volume);
+        is_served.then(|| self.begun.identities.get(volume).copied().unwrap_or([0; 64]))
     }
 
     fn stopped(&mut self) {

@@ -131,8 +131,8 @@ impl Effects<()> for Asked {
     fn given_up(&mut self, why: &str) {
         self.said.push(format!("given up: {why}"));
     }
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {
-        self.said.push("put aside".into());
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        (volume == "served").then_some([7; 64])
     }
     fn stopped(&mut self) {
         self.said.push("stopped".into());
@@ -322,10 +322,7 @@ fn fills_are_begun_at_once_and_ended_for_the_end() {
         machine.flash_written(at(301), shards, ShardIo { shard: 0, io: IoId(3) }, Ok(&[0]));
     }
     assert_eq!(bench.end(301), Turn::Over { settled: true });
-    assert_eq!(
-        (bench.shards.written, bench.asked.said.join(", ")),
-        (2, "put aside, stopped".into())
-    );
+    assert_eq!((bench.shards.written, bench.asked.said.join(", ")), (2, "stopped".into()));
     let sb = bench.machine.superblock().unwrap();
     assert_eq!(sb.clean_epoch, sb.epoch);
 }
@@ -344,7 +341,37 @@ fn the_end_waits_for_ten_seconds_for_fills_and_five_for_stores() {
     assert_eq!(bench.end(16_000), Turn::Over { settled: false });
     // The store has not answered: its region keeps its bit.
     assert_eq!(bench.machine.regions_set(), 1);
-    assert_eq!(bench.asked.said, ["put aside", "stopped"]);
+    assert_eq!(bench.asked.said, ["stopped"]);
+}
+
+#[test]
+fn the_end_puts_aside_what_is_served_then() {
+    use larder_format::block::{Volume, VolumeState};
+    let mut bench = Bench::new();
+    let volume = |name: &str, first_group, state| Volume {
+        name: name.to_owned(),
+        first_group,
+        groups: 1,
+        bytes: 4096,
+        state,
+        identity: [1; 64],
+    };
+    let Bench { machine, shards, device, asked } = &mut bench;
+    let mut io = Charged::new(device, Limits::default(), at(300));
+    let added = machine.change_superblock(at(300), false, shards, &mut io, asked, |sb| {
+        sb.volumes = vec![
+            volume("served", 0, VolumeState::Attached),
+            volume("not served", 1, VolumeState::Attached),
+            volume("aside", 2, VolumeState::Detached),
+        ];
+    });
+    assert!(added);
+    assert_eq!(bench.end(300), Turn::Over { settled: true });
+    let volumes = &bench.machine.superblock().unwrap().volumes;
+    let left: Vec<_> = volumes.iter().map(|v| (v.state, v.identity[0])).collect();
+    let expected =
+        [(VolumeState::Detached, 7), (VolumeState::Attached, 1), (VolumeState::Detached, 1)];
+    assert_eq!(left, expected);
 }
 
 #[test]
@@ -357,7 +384,7 @@ fn the_end_sweeps_for_three_seconds() {
     }
     assert_eq!(bench.asked.said, ["sweeping false"]);
     assert_eq!(bench.end(4001), Turn::Over { settled: true });
-    assert_eq!(bench.asked.said[1..], ["sweeping true", "put aside", "stopped"]);
+    assert_eq!(bench.asked.said[1..], ["sweeping true", "stopped"]);
 }
 
 #[test]

@@ -294,9 +294,9 @@ impl<B, E: Effects<B>> Effects<B> for NotingFx<'_, E> {
         self.inner.given_up(why);
     }
 
-    fn put_aside(&mut self, superblock: &mut BlockSuperblock) {
-        self.asked(&[46]);
-        self.inner.put_aside(superblock);
+    /// What the superblock says of volumes a replay does not know.
+    fn identity(&mut self, volume: &str) -> Option<[u8; 64]> {
+        self.inner.identity(volume)
     }
 
     fn stopped(&mut self) {
@@ -320,5 +320,7 @@ impl Effects<()> for Nothing {
     fn store_flush(&mut self, _: VolumeId, _: u64) {}
     fn bar(&mut self, _: &BlockSuperblock) {}
     fn given_up(&mut self, _: &str) {}
-    fn put_aside(&mut self, _: &mut BlockSuperblock) {}
+    fn identity(&mut self, _: &str) -> Option<[u8; 64]> {
+        None
+    }
 }
