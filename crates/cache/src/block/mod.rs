@@ -85,10 +85,10 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::node::calls::{self, OP_BITS};
 use larder_engine::block::node::maintenance::Inbox;
 use larder_engine::block::record::TapedShard;
-use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, SlotId, Sum};
+use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{Rule, VerdictCounts};
-use larder_runtime::{FileHandle, FileOp, FlashDevice, Payload};
+use larder_runtime::{FileHandle, FlashDevice, Payload};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use attach::Detaching;

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use larder_engine::block::node::charged::Charges;
 use larder_policy::block::{BlockKind, Reason};
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
 

@@ -104,7 +104,8 @@ pub enum Turn {
 pub trait Effects<B> {
     /// Write lines; [`Maintenance::flash_written`]. They have been charged to the write budget.
     fn fill(&mut self, fill: Fill<B>);
-    /// Move lines; [`Maintenance::flash_written`], with the checksums of what was written. Charged as well: neither half is charged again.
+    /// Move lines; [`Maintenance::flash_written`], with the checksums of what was written. They have been charged as well, when
+    /// they are read.
     fn copy(&mut self, copying: Copying);
     /// Read a page of the table; [`Maintenance::page_loaded`].
     fn load(&mut self, load: Load);

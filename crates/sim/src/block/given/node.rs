@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Calls, Mail, Out, Questions, thread_of};
+use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{self, Limits};

@@ -6,6 +6,7 @@ use larder_format::block::log::Held;
 use super::memory::HEADER_WORDS;
 use super::*;
 use crate::block::map::Replacement;
+use crate::block::node::limits::Limits;
 use crate::block::{GroupId, LogShards, MapRecord};
 use crate::block::{LineId, Sum};
 
