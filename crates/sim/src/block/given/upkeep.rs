@@ -7,6 +7,7 @@ use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load};
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::flushes::{Flushed, has_made_durable};
 use larder_engine::block::node::maintenance::{
     AtNode, Census, Effects, Lines, MOST_LOOKS, Maintenance, ROUND, Turn,
 };
@@ -59,6 +60,11 @@ impl<B> Begun<B> {
         }
     }
 }
+
+/// A store that loses nothing, and of which nothing is to be noted.
+struct InMemory;
+
+impl Flushed for InMemory {}
 
 /// Carries out what maintenance asks for.
 pub(super) struct Carrier<'a, B: Carried> {
@@ -205,7 +211,8 @@ impl<B: Carried> Upkeep<B> {
         let now = node.now.get();
         for (store, number) in std::mem::take(&mut self.begun.flushed) {
             // A volume that is gone has no store.
-            let durable = node.volumes.borrow().values().any(|v| v.id == store);
+            let answered = node.volumes.borrow().values().any(|v| v.id == store);
+            let durable = has_made_durable(answered, &InMemory);
             self.machine.store_flushed(now, store, number, durable);
         }
         let work = node.inbox.borrow_mut().take();
