@@ -191,7 +191,9 @@ impl World {
         }
         let enabled = self.is_enabled();
         let lines: u32 = self.shards.iter().map(BlockShard::lines).sum();
-        let is_left = |v: &&Volume| v.state == VolumeState::Attached;
+        // (One that is coming is not served yet.)
+        let served = |v: &Volume| self.identities.contains_key(&v.name);
+        let is_left = |v: &&Volume| v.state == VolumeState::Attached && served(v);
         if enabled && let Some(left) = self.superblock().volumes.iter().find(is_left) {
             return Err(format!("it has stopped, and {} is not put aside", left.name));
         }
