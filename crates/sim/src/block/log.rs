@@ -144,8 +144,9 @@ impl BlockSim {
     }
 
     fn carry_out(&mut self, now: Nanos, begun: Begun) {
-        for Fill { shard, io, slot, lines, .. } in begun.fills {
-            self.world.write(now, ShardIo { shard, io }, slot, lines, true);
+        let line = u64::from(self.node.layout.line);
+        for Fill { shard, io, slot, bytes: Blank(bytes), .. } in begun.fills {
+            self.world.write(now, ShardIo { shard, io }, slot, (bytes / line) as u32, true);
         }
         for Copying { shard, io, from, to, lines } in begun.copies {
             self.world.copy(ShardIo { shard, io }, from, to, lines);
