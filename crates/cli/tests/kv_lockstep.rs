@@ -120,7 +120,7 @@ impl Served {
     fn request(&mut self, r: &Request) -> Option<Tier> {
         let mono = r.time.unwrap();
         self.now = Now { mono, wall: UnixSecs(EPOCH + (mono.0 / 1_000_000_000) as u32) };
-        let mut key = vec![0; r.key_size.clamp(8, 250) as usize];
+        let mut key = vec![0; r.key_bytes().clamp(8, 250) as usize];
         Contents::key(r.id, &mut key);
         let expiry = match r.ttl {
             0 => Expiry::NEVER,

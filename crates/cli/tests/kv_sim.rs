@@ -135,7 +135,7 @@ impl Served {
         let second = r.time.unwrap().0 / 1_000_000_000;
         self.clock.debug_advance((second - self.second) as i64);
         self.second = second;
-        let mut key = vec![0; r.key_size.clamp(8, 250) as usize];
+        let mut key = vec![0; r.key_bytes().clamp(8, 250) as usize];
         Contents::key(r.id, &mut key);
         let value = vec![0; r.size as usize];
         let set = Op::Store(Write {

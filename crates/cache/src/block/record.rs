@@ -52,7 +52,7 @@ impl Recording {
             .map(|v| VolumeSetup { name: v.name.clone(), bytes: v.bytes(), seed: superblock.key })
             .collect();
         let (making, admission) = (config.making(), &config.admission);
-        let queues = config.workers as u32 + 1;
+        let queues = (config.workers + config.queues) as u32 + 1;
         let setup =
             BlockRunSetup::new(superblock, block, making, QUIET, admission, volumes, queues);
         // A replay builds on what is read back: it must be the same.

@@ -207,6 +207,11 @@ pub struct Recovered {
 }
 
 impl MapLog {
+    /// Bits that are asked for and that no step has set.
+    pub(in crate::block) fn bits_asked(&self) -> usize {
+        self.asked.len()
+    }
+
     /// Reads the durable map. `put` is given the state of every slot of the device, the latest last; lines of regions
     /// that [`MapLog::is_set`] must not be used. With `shared`, the map itself survived in memory: `put` is not called,
     /// only the end of the log is sought, and the first thing the log does is a snapshot.

@@ -122,6 +122,15 @@ impl Paging {
     pub(super) fn is_idle(&self) -> bool {
         self.awaited.is_empty()
     }
+
+    /// The range of `op` waits for no page any more: a page that comes later must not grant it to nobody.
+    pub(super) fn waits_no_more(&mut self, op: OpId) {
+        for awaited in self.awaited.values_mut() {
+            awaited.ranges.retain(|r| r.0 != op);
+        }
+        // One that nobody waits for and that is not being read would never be.
+        self.awaited.retain(|_, a| a.loading || !a.parts.is_empty() || !a.ranges.is_empty());
+    }
 }
 
 impl BlockShard {

@@ -188,9 +188,13 @@ impl BlockShard {
         self.drop_line(slot);
     }
 
-    /// Gives a range back, and begins what waited for it.
+    /// Gives a range back, or gives up one that was not granted yet, and begins what waited for it.
     pub fn unlock_range(&mut self, now: Nanos, op: OpId, fx: &mut impl BlockEffects) {
         self.ranges.retain(|r| r.op != op);
+        let stays = self.planted(Planted::RangeWaitsOn);
+        if let Some(paging) = self.paging.as_mut().filter(|_| !stays) {
+            paging.waits_no_more(op);
+        }
         self.grant_ranges(now, fx);
         for (part, since) in std::mem::take(&mut self.range_waiting) {
             self.waiting_parts -= 1;

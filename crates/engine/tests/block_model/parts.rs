@@ -111,6 +111,8 @@ pub(crate) struct Seen {
     pub(crate) full_batches: u64,
     pub(crate) slow_writes: u64,
     pub(crate) rests: u64,
+    /// Lines that an operator gave up to wait for.
+    pub(crate) given_up_lines: u64,
     /// Power cuts while records waited and volumes had no bit.
     pub(crate) behind: u64,
 }
@@ -123,7 +125,7 @@ impl Seen {
             voids sweeps drops sparse loads cleared_pages holes ahead_reads tails uncached free_fills free_refused
             forgotten distrusted flushes over_budget no_space queued stayed at_ceiling covered given_up kills_in_start failed_starts
             voided worked_again other_memory changed_between came_warm came_cold put_aside attached detached left_undurable forgot busy_stops
-            grown moved kills_in_stop full_batches slow_writes rests behind);
+            grown moved kills_in_stop full_batches slow_writes rests given_up_lines behind);
     }
 
     /// What a start may lose lines by.
@@ -178,6 +180,7 @@ impl Seen {
             self.free_refused,
             self.forgotten,
             self.distrusted,
+            self.given_up_lines,
             self.flushes,
             self.over_budget,
             self.no_space,

@@ -160,6 +160,8 @@ pub(crate) struct World {
     shares: Rc<Shares>,
     /// Ranges that the backing store forgets when they are locked.
     forgetting: BTreeSet<OpId>,
+    /// Operations whose operator does not wait for lines.
+    impatient: BTreeSet<OpId>,
     /// Operations of operators, but for the attachment; and who was given lines since they were looked at.
     operations: BTreeMap<OpId, Operation>,
     given: BTreeSet<OpId>,
@@ -261,6 +263,7 @@ impl World {
             turns: Turns::of(TURNS),
             shares: Rc::new(shares),
             forgetting: BTreeSet::new(),
+            impatient: BTreeSet::new(),
             operations: BTreeMap::new(),
             given: BTreeSet::new(),
             scans_if_free: false,

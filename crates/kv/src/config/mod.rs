@@ -282,6 +282,9 @@ impl Config {
         if let Err(e @ SizeError::LittleMemory) = fits {
             return Err(value("memory-limit", ByteSize(memory), e.to_string()));
         }
+        if let Err(e @ SizeError::SmallItem) = fits {
+            return Err(value("max-item-size", item, e.to_string()));
+        }
         fits.map_err(|e| value("max-item-size", ByteSize(item), e.to_string()))?;
         let buffer_limit = s.buffer_limit.get_or_insert(ByteSize::mib(32)).0;
         if buffer_limit < 2 * item {

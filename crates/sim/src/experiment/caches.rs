@@ -25,7 +25,8 @@ pub(super) struct Asked<'a> {
 
 /// Bytes of key and value of a request: what ratios by bytes count. Values beyond [`MAX_VALUE`] count as that much.
 pub(super) fn bytes_of(request: &Request) -> u64 {
-    (request.size.min(MAX_VALUE) + u64::from(request.key_size)).max(1)
+    let key = if request.op.is_block() { 0 } else { request.key_bytes() };
+    (request.size.min(MAX_VALUE) + u64::from(key)).max(1)
 }
 
 /// What a request did to flash.

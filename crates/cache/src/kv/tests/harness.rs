@@ -130,13 +130,16 @@ pub(super) struct Client {
     pub(super) from_flash: u64,
     /// Waits for the cleaner when room is short.
     pub(super) paced: bool,
+    /// And for as long as it takes, at every request: what comes to flash does not depend on how fast the cleaner is.
+    pub(super) patient: bool,
     keys: u64,
 }
 
 impl Client {
     pub(super) fn new(seed: u64, keys: u64) -> Client {
         let rng = Rng::new(seed);
-        Client { rng, latest: BTreeMap::new(), hits: 0, from_flash: 0, paced: true, keys }
+        let (latest, patient) = (BTreeMap::new(), false);
+        Client { rng, latest, hits: 0, from_flash: 0, paced: true, patient, keys }
     }
 
     /// Reads flash as a worker does, failures included.
@@ -174,11 +177,14 @@ impl Client {
         }
         if sink.wake {
             store.wake_cleaner();
+        }
+        if sink.wake || self.patient {
             // As a network would: the cleaner gets some time, or all that is written would be evicted before it comes.
             let began = std::time::Instant::now();
+            let most = std::time::Duration::from_millis(if self.patient { 10_000 } else { 20 });
             while self.paced
                 && store.node.lock(store.node.shard_of(request.hash)).is_short()
-                && began.elapsed() < std::time::Duration::from_millis(20)
+                && began.elapsed() < most
             {
                 std::thread::yield_now();
             }

@@ -24,6 +24,7 @@ fn applications_keep_their_ids_and_their_bytes_on_flash() {
     let config = CacheConfig { max_item: 256 << 10, ..config(dir.path().to_owned()) };
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
     let mut client = Client::new(5, 1_500);
+    client.patient = true;
     let mut ids: Option<Vec<AppId>> = None;
     for round in 0..3 {
         let (site, opened) = open(&config, device.clone()).unwrap();
@@ -216,6 +217,7 @@ fn without_times_of_making_no_checkpoint_is_written_or_believed() {
     let config = config(dir.path().to_owned());
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(4 << 20));
     let mut client = Client::new(9, 1_500);
+    client.patient = true;
     let unborn = || {
         let dir = DataDir::open(dir.path(), 1).unwrap().without_births();
         open_in(&config, device.clone(), dir).unwrap()

@@ -380,6 +380,11 @@ impl Maintenance {
         self.stores.remove(&store);
     }
 
+    /// Bits that are asked for and that the log has not set.
+    pub(in crate::block) fn bits_asked(&self) -> usize {
+        self.log.as_ref().map_or(0, |log| log.bits_asked())
+    }
+
     /// Steps whatever the time with the next turn.
     pub fn force(&mut self) {
         self.forced = true;

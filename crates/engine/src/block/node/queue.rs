@@ -180,6 +180,7 @@ pub struct Queue<H: Host> {
     /// Used again by each operation.
     parts: Vec<(u64, u32)>,
     verdicts: Vec<Verdict>,
+    kinds: Vec<BlockKind>,
 }
 
 impl<H: Host> Queue<H> {
@@ -198,6 +199,7 @@ impl<H: Host> Queue<H> {
             untold: Vec::new(),
             parts: Vec::new(),
             verdicts: Vec::new(),
+            kinds: Vec::new(),
         }
     }
 
@@ -395,7 +397,10 @@ impl<H: Host> Queue<H> {
         let mut of_ahead = Verdict::Reject;
         match kind {
             PartKind::Read | PartKind::Write => {
-                of_ahead = self.judge(node, now, &op, kind, &parts, &mut verdicts);
+                let mut kinds = std::mem::take(&mut self.kinds);
+                let said = (&mut kinds, &mut verdicts);
+                of_ahead = self.judge(node, now, &op, kind, &parts, said);
+                self.kinds = kinds;
             }
             PartKind::Prefetch => {
                 allowed(node).keep_advised(
@@ -453,7 +458,7 @@ impl<H: Host> Queue<H> {
         op: &Operation<H>,
         kind: PartKind,
         parts: &[(u64, u32)],
-        out: &mut Vec<Verdict>,
+        (kinds, out): (&mut Vec<BlockKind>, &mut Vec<Verdict>),
     ) -> Verdict {
         let (volume, base) = (&op.volume, node.base(&op.volume));
         let kind_of = |at, len| match op.holds {
@@ -470,13 +475,11 @@ impl<H: Host> Queue<H> {
             now,
         };
         // What bytes hold is asked before admission is locked: whoever looks into bytes that pass is not in its way.
-        let kinds: Vec<BlockKind> = match (op.holds, parts) {
-            (BlockKind::Unknown, [_, _, ..]) => {
-                let of = |&(at, len): &(u64, u32)| kind_of(at.wrapping_sub(base), u64::from(len));
-                parts.iter().map(of).collect()
-            }
-            _ => Vec::new(),
-        };
+        kinds.clear();
+        if op.holds == BlockKind::Unknown && parts.len() > 1 {
+            let of = |&(at, len): &(u64, u32)| kind_of(at.wrapping_sub(base), u64::from(len));
+            kinds.extend(parts.iter().map(of));
+        }
         let kind_at = |part: usize| kinds.get(part).copied().unwrap_or(access.kind);
         let parts = parts.iter().enumerate();
         let parts = parts.map(|(i, &(at, len))| (at.wrapping_sub(base), len, kind_at(i)));

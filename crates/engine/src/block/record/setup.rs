@@ -38,7 +38,7 @@ pub struct BlockRunSetup {
     pub waiting: u32,
     /// After how long without writes a region loses its bit, nanoseconds.
     pub quiet_nanos: u64,
-    /// Threads that have a queue: the workers, and who prefetches for an operator.
+    /// Threads that have a queue: the workers, those of the program itself, and who prefetches for an operator.
     pub queues: u32,
     /// Admission, as `--admission` takes it.
     pub admission: String,

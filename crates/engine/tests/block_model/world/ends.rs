@@ -52,6 +52,7 @@ impl World {
         self.operations.clear();
         self.given.clear();
         self.forgetting.clear();
+        self.impatient.clear();
         self.turns = Turns::of(TURNS);
         self.waiting = Waiting::default();
         (self.work, self.ended) = (Work::default(), 0);

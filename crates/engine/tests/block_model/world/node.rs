@@ -294,6 +294,14 @@ impl World {
         ask
     }
 
+    /// An operator's operation lets go of its lines, or of those that it waits for.
+    pub(super) fn give_up_lines(&mut self, operation: &mut Operation) {
+        let (now, mut out) = (self.now(), Out::default());
+        operation.give_up(&now!(self, false, Verdict::Admit), now, &mut out);
+        self.leave_to_maintenance();
+        self.go_on();
+    }
+
     /// The queue looks into its mailbox, or is busy elsewhere.
     pub(super) fn go_on(&mut self) {
         // When the power has failed nothing goes on.

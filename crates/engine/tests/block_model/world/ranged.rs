@@ -42,6 +42,9 @@ impl World {
             true => Operation::losses(op, SHARDS, lines).with_patience(None),
             false => Operation::drop_lines(op, SHARDS, [lines]),
         };
+        if !forgets && op.0.is_multiple_of(5) {
+            self.impatient.insert(op);
+        }
         self.operations.insert(op, operation.in_turns_of(TURN));
         self.operate(op);
     }
@@ -81,6 +84,12 @@ impl World {
             }
             match ask {
                 Ask::Over => return self.finish_op(op, false),
+                Ask::Lines if self.impatient.remove(&op) => {
+                    self.seen.given_up_lines += 1;
+                    self.give_up_lines(&mut operation);
+                    self.given.remove(&op);
+                    return self.finish_op(op, false);
+                }
                 Ask::Do(Step::Losses { first, last }) => {
                     let region = |line: LineId| (line.group().0 / self.layout.region_groups) as u32;
                     let regions = (region(first), region(last));

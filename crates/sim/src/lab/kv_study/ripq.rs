@@ -99,6 +99,6 @@ mod tests {
         let get = Request::get(1, 100);
         let c = run(&[set, get, set, get], (0, false), (64 << 10, 1 << 20), 1.0, 1).0;
         assert_eq!((c.gets, c.hits_dram + c.hits_flash, c.miss_bytes), (2, 2, 0));
-        assert_eq!(c.set_bytes, 216);
+        assert_eq!(c.set_bytes, 2 * (16 + 100));
     }
 }

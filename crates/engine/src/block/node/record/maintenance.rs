@@ -29,6 +29,8 @@ use crate::block::record::{
 };
 use told::{Nothing, NotingFx, note_ended};
 
+/// Ranges as large as the device that may wait at a time. Clients have eight; what others ask for is a bit each.
+const MOST_RANGES: u64 = 16;
 /// Maintenance begins.
 const BEGIN: u8 = 0;
 const TAKE: u8 = 1;
@@ -518,6 +520,18 @@ impl ReplayedMaintenance {
         let input = Input::take(begun.tag, c, layout.regions)?;
         let numbers = take_all(c, |c| c.varint("number"))?;
         let ended = reader.end()?;
+        if let Input::Take(work) = &input {
+            let wants = work.ranges.iter().map(|&(_, first, last)| u64::from(last - first) + 1);
+            let value = self.machine.bits_asked() as u64 + wants.sum::<u64>();
+            if value > MOST_RANGES * u64::from(layout.regions.max(1)) {
+                let what = "the number of bits that are asked for";
+                return Err(BadRecord::Value {
+                    what,
+                    value,
+                    must: "what sixteen ranges ask for at most",
+                });
+            }
+        }
         let words = input.describe();
         let answer = Cell::new(0);
         let heard = RefCell::new(Heard::default());
