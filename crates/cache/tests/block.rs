@@ -219,6 +219,58 @@ fn volumes_come_grow_and_go() {
     assert!(cache.stats().engine.read_hits >= before + 256);
 }
 
+/// A store that many names lead to.
+#[derive(Debug)]
+struct Same(Box<dyn Backing>);
+
+impl Backing for Same {
+    fn uri(&self) -> &str {
+        self.0.uri()
+    }
+    fn place(&self) -> String {
+        "nbd://one".to_owned()
+    }
+    fn about(&self) -> About {
+        self.0.about()
+    }
+    fn identity(&self) -> Result<Identity, BackingError> {
+        self.0.identity()
+    }
+    fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
+        self.0.resize(bytes)
+    }
+    fn session(&self) -> Result<Box<dyn Session>, BackingError> {
+        self.0.session()
+    }
+}
+
+/// Its clients go on writing while a detach waits for them: nobody else may have its store by then.
+#[test]
+fn nobody_has_the_store_or_the_name_of_a_volume_that_goes() {
+    let dir = Dir::new();
+    let cache = dir.open();
+    let late = cache.attach("late", Box::new(Same(store(&dir, "late")))).unwrap();
+    let mut said = Vec::new();
+    let aside = cache.detach("late", &mut |_| {
+        let twin = Box::new(Same(store(&dir, "twin")));
+        said.push(cache.attach("twin", twin).map(drop));
+        said.push(cache.attach("late", store(&dir, "other")).map(drop));
+        said.push(cache.grow("late", None).map(drop));
+        said.push(cache.detach("late", &mut |_| false).map(drop));
+        said.push(cache.core().take_back().inspect_err(|e| {
+            assert!(e.to_string().contains("is being attached, detached or resized"), "{e}");
+        }));
+        false
+    });
+    assert!(!aside.unwrap(), "it has a client");
+    assert!(said.len() == 5 && said.iter().all(Result::is_err), "{said:?}");
+    assert_eq!(cache.volumes(), ["disk", "late"]);
+    // Then everything is as before.
+    drop(late);
+    assert!(cache.detach("late", &mut |_| true).unwrap());
+    cache.attach("twin", Box::new(Same(store(&dir, "again")))).unwrap();
+}
+
 /// Without threads all is done by the calls of the program: requests, fills, coming and going of volumes, the end.
 #[test]
 fn a_cache_without_threads() {

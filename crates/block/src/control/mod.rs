@@ -10,7 +10,6 @@
 //! | `waiting` | volumes whose store was not there at the start |
 //! | [`http`] | the live page and `/metrics` |
 
-mod changing;
 pub mod client;
 mod counters;
 pub mod http;
@@ -24,7 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use changing::Changing;
 use larder_base::ByteSize;
 use larder_engine::block::WriteMode;
 use larder_policy::block::Rule;
@@ -77,8 +75,6 @@ pub struct Control {
     version: &'static str,
     faces: Vec<Face>,
     wear: Mutex<Option<(Instant, Option<Wear>)>>,
-    /// Of a volume one attach, detach or change of its size at a time.
-    changing: Changing,
     waiting: WaitingVolumes,
 }
 
@@ -166,7 +162,6 @@ impl Control {
             warmth,
             version,
             wear: Mutex::default(),
-            changing: Changing::default(),
             waiting: WaitingVolumes::default(),
         })
     }
@@ -192,11 +187,6 @@ impl Control {
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
             Request::TakeBack {} => {
-                let _all = self.changing.all().map_err(|which| {
-                    refused(format!(
-                        "'{which}' is being attached, detached or resized: take the cache back when that has ended"
-                    ))
-                })?;
                 self.cache.take_back()?;
                 Ok(json!({}))
             }
@@ -223,7 +213,7 @@ impl Control {
         let mut one = None;
         if self.cache.volume(name).is_none() {
             // It is not taken up meanwhile.
-            one = Some(self.changing.volume(name));
+            one = Some(self.cache.changing().volume(name));
         }
         let attached = self.cache.volume(name).is_some();
         let dropped = if attached {
@@ -258,7 +248,7 @@ impl Control {
     ) -> Result<Value, Refusal> {
         let usage = |e: String| Refusal { message: e, usage: true };
         let uri: Uri = uri.parse().map_err(|e: BackingError| usage(e.to_string()))?;
-        let _one = self.changing.volume(name);
+        let _one = self.cache.changing().volume(name);
         if self.volumes.find(name).is_some() && !name.is_empty() {
             return Err(refused(format!(
                 "volume '{name}' is attached already: choose another name"
@@ -288,7 +278,7 @@ impl Control {
         Volumes::check_name(name).map_err(|e| usage(e.to_string()))?;
         let volume = Arc::new(Volume::new(name, store, self.cache.line_bytes(), true));
         // The same store may be about to come as another volume, or to go.
-        let _store = self.changing.store(volume.backing().place());
+        let _store = self.cache.changing().store(volume.backing().place());
         self.volumes.check_twin(&volume).map_err(|e| refused(e.to_string()))?;
         let warm = self.cache.attach(&volume, trust)?;
         self.volumes.restore(volume.clone()).map_err(|e| refused(e.to_string()))?;
@@ -314,9 +304,9 @@ impl Control {
         patience: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
-        let _one = self.changing.volume(name);
+        let _one = self.cache.changing().volume(name);
         let store = self.volumes.find(name).map(|v| v.backing().place());
-        let _store = store.map(|place| self.changing.store(place));
+        let _store = store.map(|place| self.cache.changing().store(place));
         let Some(volume) = self.volumes.remove(name) else {
             if self.forget_waiting(name) {
                 tracing::info!("volume '{name}' is not waited for any more");
@@ -394,7 +384,6 @@ impl Control {
                 )))
             }
             Err(error) => {
-                volume.reopen();
                 self.volumes.restore(volume).map_err(|e| refused(e.to_string()))?;
                 Err(error.into())
             }
@@ -402,7 +391,7 @@ impl Control {
     }
 
     fn resize(&self, name: &str, bytes: Option<u64>) -> Result<Value, Refusal> {
-        let _one = self.changing.volume(name);
+        let _one = self.cache.changing().volume(name);
         let attached = self.cache.attached(name)?;
         let volume = attached.volume();
         let before = attached.bytes();

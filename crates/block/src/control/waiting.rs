@@ -149,7 +149,7 @@ impl Control {
     fn wait_for_one(&self, name: &str) {
         while let Some(absent) = self.waiting.pause(name) {
             let opened = (self.open)(&absent.uri, absent.read_only);
-            let _one = self.changing.volume(name);
+            let _one = self.cache.changing().volume(name);
             // It may have been attached or put aside by hand meanwhile, or the daemon be about to end.
             if !self.waiting.has(name) {
                 return;
@@ -179,6 +179,6 @@ impl Control {
     pub fn end_waiting(&self) {
         self.waiting.state().ended = true;
         self.waiting.changed.notify_all();
-        self.changing.settle();
+        self.cache.changing().settle();
     }
 }

@@ -5,12 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use larder_engine::block::node::attachment::{Attachment, Step};
 use larder_engine::block::node::operator::Operation;
-use larder_engine::block::node::start::places::NoPlace;
+use larder_engine::block::node::start::places::{Comer, NoPlace};
 use larder_engine::block::volumes::Found;
 use larder_engine::block::{Fault, LineId};
 use larder_format::block::VolumeState;
 
 use super::attached::Attached;
+use super::log::LogThread;
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
 use super::{Core, Door, locked};
@@ -26,6 +27,9 @@ pub enum Detaching {
     /// So many regions wait to be made durable.
     Durable(u64),
 }
+
+/// A volume that comes is planned for so often at most, where others come, grow and go meanwhile.
+const PLANS: usize = 16;
 
 /// What a detach hears of its volume.
 type GoOn<'a> = &'a mut dyn FnMut(Detaching) -> bool;
@@ -47,11 +51,26 @@ impl Core {
         }
         self.may_be_recorded(&name)?;
         let comer = open::comer(volume, trust || self.config.trust_unchanged)?;
+        for _ in 0..PLANS {
+            if let Some(taken_up) = self.take_up(volume, &comer)? {
+                return Ok(taken_up);
+            }
+        }
+        Err(CacheError::Volume { name, reason: OVERTAKEN.to_owned() })
+    }
+
+    /// Plans where a volume goes, and carries it through. `None` if another volume has come, grown or gone meanwhile so that the plan holds no more.
+    fn take_up(
+        &self,
+        volume: &Arc<Volume>,
+        comer: &Comer,
+    ) -> Result<Option<Result<(), String>>, CacheError> {
+        let name = volume.name().to_owned();
         let superblock = self.on_log(|log| log.line_space().cloned())?;
         let given_up = !self.is_enabled();
-        let without = || Ok(Err("the cache was given up: it is served without".into()));
+        let without = || Ok(Some(Err("the cache was given up: it is served without".into())));
         let Some(superblock) = superblock else { return without() };
-        let planned = Attachment::attach(&superblock, &comer, given_up, Fault::default());
+        let planned = Attachment::attach(&superblock, comer, given_up, Fault::default());
         let attachment = match planned {
             Ok(attachment) => attachment,
             // It has no place in the line space: its store alone orders what is written there.
@@ -64,26 +83,38 @@ impl Core {
         };
         let comes = attachment.comes().map(|(decided, taken)| (decided.clone(), taken.clone()));
         let Some((decided, taken)) = comes else { return without() };
-        open::say_cold(&decided);
         let id = self.governor.next_id();
         let attached = Attached::new(volume, id, &taken.volume, &superblock, &self.config)?;
-        let mut durable = false;
+        let (mut durable, mut overtaken) = (false, false);
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
-        self.carry(&mut operation, &mut || true, &mut |operation, step| {
+        let done = self.carry(&mut operation, &mut || true, &mut |operation, step| {
             match step {
-                Step::Store => attached.make_durable()?,
+                Step::Store => {
+                    attached.make_durable()?;
+                    // That may have taken long. Lines that are another volume's by now are not waited for, nor dropped.
+                    let change = operation.change();
+                    let holds = move |log: &mut LogThread| {
+                        log.line_space().is_none_or(|sb| change.apply(&mut sb.clone()))
+                    };
+                    overtaken = !self.on_log(holds)?;
+                    if overtaken {
+                        return Ok(false);
+                    }
+                }
                 Step::Record => {
-                    let (applied, is_durable) = self.record_change(operation)?;
-                    durable = is_durable;
-                    let reason = OVERTAKEN.to_owned();
-                    let overtaken = CacheError::Volume { name: name.clone(), reason };
-                    return applied.then_some(true).ok_or(overtaken);
+                    let (decided, comes) = (decided.clone(), attached.clone());
+                    let with = move |log: &mut LogThread, applied: bool, durable: bool| {
+                        if applied && durable {
+                            let (coming, outcome) = (&decided.coming, &decided.outcome);
+                            log.cache().record_arrival(coming, outcome, Some(&comes));
+                        }
+                    };
+                    let (applied, is_durable) = self.record_change_with(operation, with)?;
+                    (durable, overtaken) = (is_durable, !applied);
+                    return Ok(applied);
                 }
                 Step::InForce => {
-                    if durable {
-                        self.record_arrival(&decided.coming, &decided.outcome, Some(&attached));
-                    }
                     // Without a cache too: its lines, of which none is cached, are what changes exclude each other by.
                     self.admit_volume(attached.clone());
                 }
@@ -92,22 +123,54 @@ impl Core {
             operation.done();
             Ok(true)
         })?;
+        if overtaken {
+            return Ok(None);
+        }
+        if !done {
+            let reason =
+                "requests for the lines that it would have do not end: try again".to_owned();
+            return Err(CacheError::Volume { name, reason });
+        }
+        open::say_cold(&decided);
         if !durable {
             return without();
         }
-        Ok(match taken.found {
+        Ok(Some(match taken.found {
             Found::Warm if !given_up => Ok(()),
             _ => Err(decided.cold.unwrap_or("it is new to this cache").to_owned()),
-        })
+        }))
     }
 
     fn admit_volume(&self, attached: Arc<Attached>) {
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
-        volumes.insert(attached.name.clone(), attached);
-        let all = volumes.values().cloned().collect();
+        volumes.insert(attached.name.clone(), attached.clone());
+        // Others come and go meanwhile: the later list must be the later one here too.
+        self.governor.set_volumes(volumes.values().cloned().collect());
         drop(volumes);
-        self.governor.set_volumes(all);
-        self.restore_selection();
+        self.restore_selection(&[attached]);
+    }
+
+    /// A volume that is served without the cache goes, when the last of its clients has gone: there is nothing to put aside. `go_on` hears
+    /// of clients, and may say no. Returns whether it went. The caller has taken it out of what is exported.
+    pub fn let_go(&self, volume: &Volume, go_on: GoOn<'_>) -> bool {
+        let goes = self.await_clients(volume, go_on);
+        if goes {
+            volume.close();
+            self.let_go_of_closed();
+        }
+        goes
+    }
+
+    /// Waits for a volume's clients to leave. False if `go_on` has said no: they stay.
+    fn await_clients(&self, volume: &Volume, go_on: GoOn<'_>) -> bool {
+        while volume.clients() > 0 {
+            if !go_on(Detaching::Clients(volume.clients())) {
+                volume.keep_clients();
+                return false;
+            }
+            self.pause(LOOK);
+        }
+        true
     }
 
     /// Puts a volume aside in good order: waits for its clients to leave, ends what is under way, makes it durable, and
@@ -116,7 +179,7 @@ impl Core {
     /// was put aside, and whether all of it was made durable.
     ///
     /// # Errors
-    /// When there is no such volume, or the log's thread has ended.
+    /// When there is no such volume, or the log's thread has ended: it is served as before then, but exported by nobody.
     pub fn detach(
         &self,
         name: &str,
@@ -134,7 +197,6 @@ impl Core {
         if disconnect {
             volume.close_clients();
         }
-        let mut aside = None;
         let (id, shards) = self.next_operation();
         let mut operation = Operation::attachment(id, shards, attachment);
         // Both who waits for lines and who does a step ask it.
@@ -145,14 +207,8 @@ impl Core {
             &mut || hears(Detaching::Draining),
             &mut |operation, step| {
                 match step {
-                    Step::Clients => {
-                        while volume.clients() > 0 {
-                            if !hears(Detaching::Clients(volume.clients())) {
-                                volume.keep_clients();
-                                return Ok(false);
-                            }
-                            self.pause(LOOK);
-                        }
+                    Step::Clients if !self.await_clients(&volume, &mut |how| hears(how)) => {
+                        return Ok(false);
                     }
                     Step::Close => volume.close(),
                     Step::Bits { first, last } => {
@@ -166,46 +222,47 @@ impl Core {
                     }
                     Step::Record => {
                         operation.known_by(attached.identity());
-                        let store = attached.id;
-                        self.on_log(move |log| log.forget_store(store))?;
-                        let (applied, durable) = self.record_change(operation)?;
-                        let stretch = (record.first_group, record.groups);
-                        aside = durable.then_some(applied.then_some(stretch));
+                        let (of, stretch) = (attached.clone(), (record.first_group, record.groups));
+                        let all = operation.way().is_some_and(Attachment::is_durable);
+                        let with = move |log: &mut LogThread, applied: bool, durable: bool| {
+                            log.forget_store(of.id);
+                            if durable {
+                                let stretch = applied.then_some(stretch);
+                                log.cache().record_departure(&of.name, all, stretch);
+                            }
+                        };
+                        self.record_change_with(operation, with)?;
                         return Ok(true);
                     }
-                    Step::InForce => {
-                        let durable = operation.way().is_some_and(Attachment::is_durable);
-                        self.forget_attached(&attached, durable, aside);
-                    }
+                    Step::InForce => self.forget_attached(&attached),
                     _ => {}
                 }
                 operation.done();
                 Ok(true)
             },
-        )?;
-        if !gone {
+        );
+        // (Where it fails nothing was recorded: it is in use as before.)
+        if !matches!(gone, Ok(true)) {
             volume.reopen();
+        }
+        if !gone? {
             return Ok(None);
         }
         Ok(operation.way().map(Attachment::is_durable))
     }
 
     /// A volume is attached no more.
-    fn forget_attached(
-        &self,
-        attached: &Arc<Attached>,
-        durable: bool,
-        aside: Option<Option<(u64, u64)>>,
-    ) {
+    fn forget_attached(&self, attached: &Arc<Attached>) {
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
         volumes.remove(&attached.name);
         locked(&self.retired).add(attached);
-        let all = volumes.values().cloned().collect();
+        self.governor.set_volumes(volumes.values().cloned().collect());
         drop(volumes);
         // Selections are removed by the volume's number and kept by its name: they apply again when it comes back.
+        let selecting = locked(&self.governor.selecting);
         self.governor.select(|selection| selection.remove_volume(attached.id));
-        self.governor.set_volumes(all);
-        self.record_departure(attached, durable, aside);
+        drop(selecting);
+        locked(&attached.admission).end_recording();
         // Its sessions go, with the workers' and this one.
         *locked(&attached.backing) = None;
         self.let_go_of_closed();

@@ -21,7 +21,7 @@ use super::queue::{Queue, Queues};
 use super::service::Command;
 use super::volume::{Client, Volume, VolumeError, Volumes};
 use super::workers::{Ask, Ended, Workers};
-use super::{CacheError, CacheStats, Core, Detaching, Running, Told};
+use super::{CacheError, CacheStats, Core, Detaching, One, Running, Told};
 use crate::slot::Slot;
 
 /// Most bytes of a trim or of zeroes that are asked for as one; longer ones are several.
@@ -183,15 +183,39 @@ impl Cache {
         self.0.0.volumes.all().iter().map(|v| v.name().to_owned()).collect()
     }
 
+    /// Takes a volume, so that nobody else attaches, detaches or resizes it meanwhile.
+    fn takes(&self, name: &str) -> Result<One<'_>, CacheError> {
+        self.0.0.core.changing().try_volume(name).ok_or_else(|| CacheError::Volume {
+            name: name.to_owned(),
+            reason: "it is being attached, detached or resized: try again when that has ended"
+                .to_owned(),
+        })
+    }
+
+    /// The same of a volume's store.
+    fn takes_store(&self, volume: &Volume) -> Result<One<'_>, CacheError> {
+        let taken = self.0.0.core.changing().try_store(volume.backing().place());
+        taken.ok_or_else(|| CacheError::Volume {
+            name: volume.name().to_owned(),
+            reason: format!(
+                "its store '{}' is being attached or detached as another volume: try again when that has ended",
+                volume.backing().uri()
+            ),
+        })
+    }
+
     /// Takes up another volume, with what is cached of it if its store is as it was left. It may take as long as the store does.
     ///
     /// # Errors
-    /// When there is one of that name or with that store, it does not fit, or its identity cannot be found out.
+    /// When there is one of that name or with that store, one comes or goes at this moment, it does not fit, or its identity cannot be found
+    /// out.
     pub fn attach(&self, name: &str, store: Box<dyn Backing>) -> Result<CachedVolume, CacheError> {
         let fail =
             |e: VolumeError| CacheError::Volume { name: name.to_owned(), reason: e.to_string() };
         let volume = Arc::new(Volume::new(name, store, self.0.0.line, true));
         let volumes = &self.0.0.volumes;
+        let _one = self.takes(name)?;
+        let _store = self.takes_store(&volume)?;
         volumes.check_free(name).map_err(fail)?;
         volumes.check_twin(&volume).map_err(fail)?;
         // Nobody may ask anything of it before it has its place: it would be asked past the cache.
@@ -207,24 +231,31 @@ impl Cache {
     /// are clients. What is cached of it is used when it comes back. Returns whether it was put aside.
     ///
     /// # Errors
-    /// When there is no such volume.
+    /// When there is no such volume, somebody else attaches, detaches or resizes it, or the cache is closed: nothing has changed then.
     pub fn detach(
         &self,
         name: &str,
         go_on: &mut dyn FnMut(Detaching) -> bool,
     ) -> Result<bool, CacheError> {
-        let Some(volume) = self.0.0.volumes.remove(name) else {
+        let Shared { core, volumes, .. } = &*self.0.0;
+        let _one = self.takes(name)?;
+        let found = volumes.find(name).filter(|volume| volume.name() == name);
+        let _store = found.map(|volume| self.takes_store(&volume)).transpose()?;
+        let Some(volume) = volumes.remove(name) else {
             return Err(CacheError::Volume {
                 name: name.to_owned(),
                 reason: "there is no such volume".to_owned(),
             });
         };
-        let aside = self.0.0.core.detach(name, false, go_on);
+        let aside = match core.volume(name) {
+            Some(_) => core.detach(name, false, go_on),
+            None => Ok(core.let_go(&volume, go_on).then_some(true)),
+        };
         if !matches!(aside, Ok(Some(_))) {
-            // (Nobody can have taken its name in between but who attaches one at this moment: then that one has it.)
-            if let Err(error) = self.0.0.volumes.restore(volume) {
-                tracing::warn!("{error}");
-            }
+            // (Nobody else has its name: it is taken.)
+            volumes
+                .restore(volume)
+                .map_err(|e| CacheError::Volume { name: name.to_owned(), reason: e.to_string() })?;
         }
         aside.map(|aside| aside.is_some())
     }
@@ -232,8 +263,9 @@ impl Cache {
     /// A volume has `bytes` from now on, or what its store has grown to. Returns its size.
     ///
     /// # Errors
-    /// When there is no such volume, its store does not grow from here, or it does not fit.
+    /// When there is no such volume, somebody else attaches, detaches or resizes it, its store does not grow from here, or it does not fit.
     pub fn grow(&self, name: &str, bytes: Option<u64>) -> Result<u64, CacheError> {
+        let _one = self.takes(name)?;
         let volume = self.0.0.core.attached(name)?;
         let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
         if let Some(bytes) = bytes {

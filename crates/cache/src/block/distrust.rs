@@ -37,12 +37,12 @@ impl Core {
                 Step::Record => {
                     let dropped = operation.dropped();
                     volume.account.dropped(dropped);
-                    volume.accounted.store(changes, Ordering::Relaxed);
                     tracing::warn!(
                         "volume '{}': {dropped} lines are dropped: its store was changed by something else",
                         volume.name
                     );
                     durable = self.record_change(operation)?.1;
+                    volume.accounted.store(changes, Ordering::Relaxed);
                     return Ok(true);
                 }
                 Step::InForce if durable => volume.volume().backing().accounted(changes),
@@ -60,13 +60,16 @@ impl Core {
         if volume.volume().settled() >= volume.volume().backing().losses() {
             return true;
         }
-        let (first, last) = self.lines_of(volume.base(), volume.bytes());
+        let base = volume.base();
+        let (first, last) = self.lines_of(base, volume.bytes());
         let regions = (self.region(first), self.region(last));
         let (id, shards) = self.next_operation();
         let mut operation = Operation::losses(id, shards, (first, last));
         let mut losses = 0;
         let done = self.carry(&mut operation, go_on, &mut |operation, step| {
             match step {
+                // It has moved: these lines are not its own any more. (While they are given it cannot.)
+                Step::Losses { .. } if volume.base() != base => return Ok(false),
                 Step::Losses { .. } => {
                     losses = volume.volume().backing().losses();
                     let runs = self.on_log(move |log| log.unflushed(regions.0, regions.1))?;

@@ -9,6 +9,7 @@ use larder_engine::block::node::operator::Operation;
 use larder_engine::block::volumes::{CannotGrow, Growth, room_to_grow};
 
 use super::attached::Attached;
+use super::log::LogThread;
 use super::open::CacheError;
 use super::operators::OVERTAKEN;
 use super::{Core, Door};
@@ -88,7 +89,7 @@ impl Core {
             return Ok(false);
         }
         if self.governor.prefetching.swap(true, Ordering::SeqCst) {
-            let reason = "another volume lies right behind it, so that it must move, and something is prefetched: wait for that to end";
+            let reason = "another volume lies right behind it, so that it must move, and something is prefetched or another volume moves: wait for that to end";
             return Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() });
         }
         let outcome = self.carry_growth(&volume, bytes, growth, attachment);
@@ -135,11 +136,14 @@ impl Core {
                     return Ok(true);
                 }
                 Step::Record => {
-                    let (applied, durable) = self.record_change(operation)?;
-                    let outcome = applied.then_some(growth).ok_or(CannotGrow::Unknown);
-                    if durable {
-                        self.record_growth(&volume.name, bytes, &outcome);
-                    }
+                    let name = volume.name.clone();
+                    let with = move |log: &mut LogThread, applied: bool, durable: bool| {
+                        let outcome = applied.then_some(growth).ok_or(CannotGrow::Unknown);
+                        if durable {
+                            log.cache().record_growth(&name, bytes, &outcome);
+                        }
+                    };
+                    let (applied, _) = self.record_change_with(operation, with)?;
                     let overtaken = || fail(OVERTAKEN.to_owned());
                     return applied.then_some(true).ok_or_else(overtaken);
                 }

@@ -41,6 +41,7 @@ mod cache;
 mod cached;
 mod cell;
 mod census;
+mod changing;
 mod check;
 mod distrust;
 mod explain;
@@ -97,6 +98,7 @@ pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
 use cell::{Cell, Fx, Message, Out};
+pub use changing::{All, Changing, One};
 pub use check::{CheckFault, CheckReport, CheckWish};
 pub use explain::{Explanation, LineOf, SlotOf, named};
 use governor::Governor;
@@ -221,6 +223,7 @@ pub struct Core {
     recorder: Option<record::Recording>,
     governor: Governor,
     operators: operators::Operators,
+    changing: Changing,
     /// Outlives the process; kept for its lock.
     region: region::Region,
     /// There was no cache at the start: the device is none that was formatted.
@@ -250,6 +253,12 @@ impl Core {
     /// The layout of the device.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Who attaches, detaches or resizes a volume takes it here, and its store, so that nobody else does the same beside it. (What the
+    /// [`Cache`] does so takes them itself.)
+    pub fn changing(&self) -> &Changing {
+        &self.changing
     }
 
     /// Whether the cache is used; otherwise the volumes are in pass-through.

@@ -40,6 +40,7 @@ use larder_runtime::{
 };
 
 use super::cell::{Cell, Out};
+use super::changing::Changing;
 use super::governor::{Governor, RulesConfig};
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
@@ -678,6 +679,7 @@ pub(super) fn begin(
         recorder,
         governor,
         operators: Operators::default(),
+        changing: Changing::default(),
         region,
         stand_in,
         config,
@@ -696,14 +698,14 @@ pub(super) fn begin(
     let thread = LogThread::new(cache.clone(), log, superblock, fills);
     if by_hand.is_some() {
         Hand::take(&cache, thread).map_err(system("a lane"))?;
-        cache.restore_selection();
+        cache.restore_selection(&cache.volumes());
         return Ok(Running { cache, thread: None, census: None, ended: false, warmth });
     }
     let thread = std::thread::Builder::new()
         .name("block-log".into())
         .spawn(move || thread.run())
         .map_err(system("a thread"))?;
-    cache.restore_selection();
+    cache.restore_selection(&cache.volumes());
     let counted = cache.clone();
     let census = std::thread::Builder::new()
         .name("block-census".into())

@@ -24,6 +24,8 @@ use super::{Core, OP_BITS, Time, locked};
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// The same where bits are to go.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The log's thread has so long to begin what it is asked for.
+const ANSWER: Duration = Duration::from_secs(60);
 /// The same at first where fills are waited for.
 const SETTLE: Duration = Duration::from_micros(20);
 
@@ -100,29 +102,54 @@ impl Core {
     }
 
     /// Has `job` done on the log's thread.
+    ///
+    /// # Errors
+    /// When the thread has ended, or does not begin the job within 60 s: then it is never done.
     pub(super) fn on_log<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut LogThread) -> R + Send + 'static,
     ) -> Result<R, CacheError> {
+        self.on_log_within(ANSWER, job)
+    }
+
+    /// The same, which waits so long for the job to begin. A job that has begun is waited for until it has ended: whoever is told that it
+    /// failed acts as though nothing had been done.
+    pub(super) fn on_log_within<R: Send + 'static>(
+        &self,
+        patience: Duration,
+        job: impl FnOnce(&mut LogThread) -> R + Send + 'static,
+    ) -> Result<R, CacheError> {
+        let fail =
+            |reason: &str| CacheError::System { what: "the map's log", reason: reason.to_owned() };
+        let stopping = "the cache is stopping";
         let (tell, told) = mpsc::channel();
+        // Locked while the job is done.
+        let wanted = Arc::new(Mutex::new(true));
+        let still = wanted.clone();
         let mut inbox = locked(&self.log_inbox);
-        if !inbox.stopped {
-            inbox.jobs.push(Box::new(move |log| {
-                // Whoever asked may have gone.
-                let _ = tell.send(job(log));
-            }));
+        if inbox.stopped {
+            return Err(fail(stopping));
         }
+        inbox.jobs.push(Box::new(move |log| {
+            let still = locked(&still);
+            if *still {
+                // (Whoever asked is there: it waits for this lock before it goes.)
+                let _ = tell.send(job(log));
+            }
+        }));
         drop(inbox);
         self.log_wake.notify_one();
         if self.hand.get().is_some() {
             self.turn();
         }
-        let reason = match told.recv_timeout(Duration::from_secs(60)) {
-            Ok(result) => return Ok(result),
-            Err(RecvTimeoutError::Timeout) => "the cache device does not answer".to_owned(),
-            Err(RecvTimeoutError::Disconnected) => "the cache is stopping".to_owned(),
-        };
-        Err(CacheError::System { what: "the map's log", reason })
+        match told.recv_timeout(patience) {
+            Ok(result) => Ok(result),
+            Err(RecvTimeoutError::Disconnected) => Err(fail(stopping)),
+            Err(RecvTimeoutError::Timeout) => {
+                *locked(&wanted) = false;
+                told.try_recv().map_err(|_| fail("the cache device does not answer"))
+            }
+        }
     }
 
     /// Waits until nothing is done behind the replies any more: all fills have ended, one way or the other, and the
@@ -286,11 +313,21 @@ impl Core {
         &self,
         operation: &mut Operation,
     ) -> Result<(bool, bool), CacheError> {
+        self.record_change_with(operation, |_, _, _| ())
+    }
+
+    /// The same. What goes with the change is done before anybody else can make one: it is told both.
+    pub(super) fn record_change_with(
+        &self,
+        operation: &mut Operation,
+        with: impl FnOnce(&mut LogThread, bool, bool) + Send + 'static,
+    ) -> Result<(bool, bool), CacheError> {
         let change = operation.change();
         let recorded = self.on_log(move |log| {
             let mut applied = false;
             // (Without a cache, too, each volume has its place, in memory.)
             let durable = log.change_superblock(change.is_anew(), |sb| applied = change.apply(sb));
+            with(log, applied, durable);
             (applied, durable)
         })?;
         operation.done();

@@ -123,8 +123,9 @@ impl Core {
         for &(start, bytes) in ranges.unwrap_or_default() {
             check_range(&volume, start, bytes)?;
         }
-        let turn = Turn::take(self)
-            .ok_or_else(|| fail("something is prefetched already: wait for it to end".into()))?;
+        let turn = Turn::take(self).ok_or_else(|| {
+            fail("something is prefetched already, or a volume moves: wait for that to end".into())
+        })?;
         let all = [(0, volume.bytes())];
         let ranges = ranges.unwrap_or(&all);
         let total = ranges.iter().map(|r| r.1).sum();

@@ -171,19 +171,11 @@ impl Core {
         }
     }
 
-    /// A volume was put aside: whether all of it was made durable, and what it keeps of the line space (`None`: the cache was
-    /// given up, and nobody remembers it).
-    pub(super) fn record_departure(
-        &self,
-        attached: &Attached,
-        durable: bool,
-        aside: Option<Option<(u64, u64)>>,
-    ) {
-        let Some(recording) = &self.recorder else { return };
-        if let Some(stretch) = aside {
-            locked(&recording.changes).went(self.now(), &attached.name, durable, stretch);
+    /// A volume was put aside: whether all of it was made durable, and what it keeps of the line space.
+    pub(super) fn record_departure(&self, name: &str, durable: bool, stretch: Option<(u64, u64)>) {
+        if let Some(recording) = &self.recorder {
+            locked(&recording.changes).went(self.now(), name, durable, stretch);
         }
-        locked(&attached.admission).end_recording();
     }
 
     /// Hands on what is on the tapes of shards, queues, volumes and admission.

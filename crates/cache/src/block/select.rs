@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use larder_engine::block::node::operator::select::{Choice, Kept};
 use larder_policy::block::detect::{PARTITION_TABLE_BYTES, Partition, partitions};
@@ -65,8 +66,9 @@ impl Core {
         serde_json::from_slice(&bytes).map_err(|e| e.to_string())
     }
 
-    /// Puts what was selected earlier of a volume in force again.
-    pub(super) fn restore_selection(&self) {
+    /// Puts what was selected earlier of volumes that have come in force again.
+    pub(super) fn restore_selection(&self, volumes: &[Arc<Attached>]) {
+        let _one = locked(&self.governor.selecting);
         let saved = match self.read_selection() {
             Ok(saved) => saved,
             Err(error) => {
@@ -77,7 +79,7 @@ impl Core {
                 return;
             }
         };
-        for volume in self.volumes() {
+        for volume in volumes {
             let Some(saved) = saved.get(&volume.name) else { continue };
             let restored = self.governor.select(|s| saved.kept().restore(s, volume.id));
             if let Err(error) = restored {
@@ -86,7 +88,13 @@ impl Core {
         }
     }
 
+    /// Keeps what is selected of a volume. `selecting` is locked.
     fn save_selection(&self, volume: &Attached) -> Result<(), CacheError> {
+        if !self.is_attached(volume) {
+            // Nothing is in force of it any more. What the file has of it is for when it comes back.
+            let reason = "it was detached meanwhile: select again when it is back".to_owned();
+            return Err(CacheError::Volume { name: volume.name.clone(), reason });
+        }
         let mut all = self.read_selection().unwrap_or_default();
         let kept = self.governor.kept(volume.id);
         if kept.is_empty() {
@@ -139,16 +147,20 @@ impl Core {
         label: &str,
     ) -> Result<(u64, u64), CacheError> {
         let volume = self.attached(name)?;
-        let _one = locked(&self.governor.selecting);
         let fail = |reason: String| CacheError::Volume { name: name.to_owned(), reason };
         for &(start, bytes) in ranges.unwrap_or_default() {
             check_range(&volume, start, bytes)?;
         }
         let choice = Choice { rule, ranges, label };
+        let one = locked(&self.governor.selecting);
         let outcome = self.governor.select(|selection| choice.put(selection, volume.id));
+        drop(one);
         outcome.map_err(|e| fail(e.to_string()))?;
         let drops = choice.drops(volume.bytes());
+        // Its store may hang: others select meanwhile.
         let dropped = self.drop_ranges(&volume, &drops, &mut || true)?.unwrap_or(0);
+        // What is in force by then is kept, whoever has selected it.
+        let _one = locked(&self.governor.selecting);
         self.save_selection(&volume)?;
         Ok((self.selected_of(&volume).1, dropped))
     }

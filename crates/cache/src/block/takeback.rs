@@ -6,7 +6,6 @@
 //! cache must not be used again goes.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_engine::block::LineId;
@@ -33,9 +32,14 @@ impl Core {
     /// Uses a cache again that was given up. It begins with nothing in it.
     ///
     /// # Errors
-    /// When it was not given up or cannot be taken back while volumes are served, a store cannot be made durable, requests
+    /// When it was not given up or cannot be taken back while volumes are served, one of them comes, goes or grows, a store cannot be made durable, requests
     /// under way do not end within 10 s, or the device fails still: it stays given up then.
     pub fn take_back(&self) -> Result<(), CacheError> {
+        let _all = self.changing.all().map_err(|which| {
+            fail(format!(
+                "'{which}' is being attached, detached or resized: take the cache back when that has ended"
+            ))
+        })?;
         if self.is_enabled() {
             if self.why_given_up().is_none() {
                 return Err(fail("it is in use"));
@@ -65,18 +69,9 @@ impl Core {
         let go_on = &mut || Instant::now() < until && !locked(&self.log_inbox).stopped;
         let outcome = self.with_lines((LineId(0), last), go_on, || {
             self.make_stores_durable(DRAIN)?;
-            // A device that does not answer may do so when nothing is locked any more: it is too late then.
-            let locks = Arc::new(Mutex::new(true));
-            let still = locks.clone();
-            let said = self.on_log(move |log| match *locked(&still) {
-                true => log.take_back(),
-                false => Err("it is too late".to_owned()),
-            });
-            *locked(&locks) = false;
-            match said {
+            match self.on_log(LogThread::take_back) {
                 _ if self.is_enabled() => Ok(()),
-                Ok(outcome) => outcome.map_err(fail),
-                Err(error) => Err(error),
+                said => said?.map_err(fail),
             }
         });
         outcome.unwrap_or_else(|| {

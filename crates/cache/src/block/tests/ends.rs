@@ -56,11 +56,11 @@ fn two_that_write_past_the_last_whole_line_lose_nothing() {
     assert!(bench.engine().waited > 0, "{:?}", bench.engine());
 }
 
-fn give_up(bench: &Bench) {
-    locked(&bench.cache.log_inbox).mail.give_up(bench.cache.now(), "a test".into());
-    bench.cache.log_wake.notify_one();
+pub(super) fn give_up(cache: &Core) {
+    locked(&cache.log_inbox).mail.give_up(cache.now(), "a test".into());
+    cache.log_wake.notify_one();
     let end = Instant::now() + Duration::from_secs(120);
-    while bench.cache.is_enabled() {
+    while cache.is_enabled() {
         assert!(Instant::now() < end, "it is still used");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -87,7 +87,7 @@ fn late(bench: &Bench, bytes: u64) -> Arc<Volume> {
 #[test]
 fn two_that_write_to_a_volume_attached_after_the_cache_was_given_up_lose_nothing() {
     let bench = uneven();
-    give_up(&bench);
+    give_up(&bench.cache);
     collide(&*bench.client(0), WHOLE);
     // One that comes now.
     let volume = late(&bench, WHOLE + TAIL as u64);
@@ -110,7 +110,7 @@ fn two_that_write_to_a_volume_that_has_no_place_in_a_cache_that_was_given_up_los
     let bench = uneven();
     let volume = late(&bench, 2 * WHOLE + TAIL as u64);
     bench.cache.attach(&volume, false).unwrap().unwrap_err();
-    give_up(&bench);
+    give_up(&bench.cache);
     let volumes = bench.server.as_ref().unwrap().volumes().clone();
     volumes.remove("disk1");
     assert!(bench.cache.detach("disk1", true, &mut |_| true).unwrap().is_some());
@@ -192,7 +192,7 @@ fn a_cache_that_was_given_up_is_taken_back() {
             };
             for _ in 0..4 {
                 pass(200);
-                give_up(&bench);
+                give_up(&bench.cache);
                 assert!(marker.exists());
                 pass(100);
                 // A busy disk may take longer than clients are to wait: then it is asked again.

@@ -8,20 +8,22 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use larder_volume::{About, BackingError, Identity, Session};
 
-const BYTES: u64 = 1 << 20;
+pub(super) const BYTES: u64 = 1 << 20;
 
 /// Whether it hangs, and who has noticed.
 #[derive(Debug, Default)]
-struct State {
-    hangs: AtomicBool,
+pub(super) struct State {
+    pub(super) hangs: AtomicBool,
     /// Operations wait for it, or somebody who looks at it.
-    waits: AtomicBool,
+    pub(super) waits: AtomicBool,
     looks: AtomicBool,
+    /// Losses of its.
+    pub(super) losses: AtomicU64,
 }
 
 impl State {
     /// Waits until the flag is set. (It takes that long only if it never is.)
-    fn seen(flag: &AtomicBool) {
+    pub(super) fn seen(flag: &AtomicBool) {
         let until = Instant::now() + Duration::from_secs(120);
         while !flag.load(Ordering::SeqCst) {
             assert!(Instant::now() < until, "it was not seen");
@@ -31,7 +33,7 @@ impl State {
 }
 
 /// The store goes on when this is dropped, whatever has become of the test.
-struct GoesOn(Arc<State>);
+pub(super) struct GoesOn(pub(super) Arc<State>);
 
 impl Drop for GoesOn {
     fn drop(&mut self) {
@@ -41,7 +43,7 @@ impl Drop for GoesOn {
 
 /// A store of zeros.
 #[derive(Debug)]
-struct Hanging(Arc<State>);
+pub(super) struct Hanging(pub(super) Arc<State>);
 
 impl Backing for Hanging {
     fn uri(&self) -> &str {
@@ -70,6 +72,9 @@ impl Backing for Hanging {
             std::thread::sleep(Duration::from_millis(1));
         }
         0
+    }
+    fn losses(&self) -> u64 {
+        self.0.losses.load(Ordering::SeqCst)
     }
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
@@ -108,7 +113,7 @@ impl Session for Waits {
 }
 
 /// A cache with a volume whose store can hang, and one in a file.
-fn beside_another() -> (Bench, Arc<State>) {
+pub(super) fn beside_another() -> (Bench, Arc<State>) {
     let shape = Shape { volumes: 2, ..SHAPE };
     let whole = bench(&[BYTES, 64 << 20], 64 << 20, shape);
     let dir = whole.dir.clone();

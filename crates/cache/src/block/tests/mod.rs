@@ -1,3 +1,4 @@
+mod beside;
 mod check;
 mod ends;
 mod hanging;

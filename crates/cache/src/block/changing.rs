@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use parking_lot::{Condvar, Mutex};
 
-/// See the [module](self).
+/// Who does something with volumes that come, go or grow: of each name, and of each store, one at a time.
 #[derive(Debug, Default)]
-pub(super) struct Changing {
+pub struct Changing {
     taken: Mutex<Taken>,
     over: Condvar,
 }
@@ -25,7 +25,8 @@ enum Key {
 }
 
 /// Something is done with a volume or a store, as long as this lives.
-pub(super) struct One<'a> {
+#[derive(Debug)]
+pub struct One<'a> {
     changing: &'a Changing,
     key: Key,
 }
@@ -38,7 +39,8 @@ impl Drop for One<'_> {
 }
 
 /// Nothing is done with any volume, as long as this lives.
-pub(super) struct All<'a>(&'a Changing);
+#[derive(Debug)]
+pub struct All<'a>(&'a Changing);
 
 impl Drop for All<'_> {
     fn drop(&mut self) {
@@ -57,13 +59,31 @@ impl Changing {
         One { changing: self, key }
     }
 
+    fn try_take(&self, key: Key) -> Option<One<'_>> {
+        let mut taken = self.taken.lock();
+        if taken.all || !taken.some.insert(key.clone()) {
+            return None;
+        }
+        Some(One { changing: self, key })
+    }
+
+    /// Takes a volume, by its name, unless somebody has it.
+    pub fn try_volume(&self, name: &str) -> Option<One<'_>> {
+        self.try_take(Key::Volume(name.to_owned()))
+    }
+
+    /// Takes a store, whatever volume it is, unless somebody has it; behind its volume.
+    pub fn try_store(&self, which: String) -> Option<One<'_>> {
+        self.try_take(Key::Store(which))
+    }
+
     /// Takes a volume, by its name, when nobody has it.
-    pub(super) fn volume(&self, name: &str) -> One<'_> {
+    pub fn volume(&self, name: &str) -> One<'_> {
         self.take(Key::Volume(name.to_owned()))
     }
 
     /// Takes a store, whatever volume it is; behind its volume.
-    pub(super) fn store(&self, which: String) -> One<'_> {
+    pub fn store(&self, which: String) -> One<'_> {
         self.take(Key::Store(which))
     }
 
@@ -71,7 +91,7 @@ impl Changing {
     ///
     /// # Errors
     /// The volume or store that somebody has.
-    pub(super) fn all(&self) -> Result<All<'_>, String> {
+    pub fn all(&self) -> Result<All<'_>, String> {
         let mut taken = self.taken.lock();
         loop {
             if let Some(Key::Volume(which) | Key::Store(which)) = taken.some.first() {
@@ -87,7 +107,7 @@ impl Changing {
     }
 
     /// Waits until nobody has any.
-    pub(super) fn settle(&self) {
+    pub fn settle(&self) {
         let mut taken = self.taken.lock();
         while taken.all || !taken.some.is_empty() {
             self.over.wait(&mut taken);
@@ -108,6 +128,9 @@ mod tests {
         let _its_store = changing.store("nbd://a".to_owned());
         drop(changing.volume("b"));
         assert_eq!(changing.all().err(), Some("a".to_owned()));
+        assert!(changing.try_volume("a").is_none());
+        assert!(changing.try_store("nbd://a".to_owned()).is_none());
+        assert!(changing.try_volume("b").is_some() && changing.try_store("b".to_owned()).is_some());
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -125,6 +148,7 @@ mod tests {
         let changing = Changing::default();
         drop(changing.volume("a"));
         let all = changing.all().unwrap();
+        assert!(changing.try_volume("a").is_none());
         std::thread::scope(|scope| {
             scope.spawn(|| drop(changing.volume("a")));
             drop(all);
