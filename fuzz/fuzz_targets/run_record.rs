@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use larder_base::{HashKey, KeyHasher, Nanos, UnixSecs};
 use larder_engine::block::map::Making;
 use larder_engine::block::node::record::{ReplayedMaintenance, ReplayedQueue};
-use larder_engine::block::record::{BlockRunSetup, StreamReader, TapedAdmission, VolumeSetup};
+use larder_engine::block::record::{BlockRunSetup, StreamReader, RecordedAdmission, VolumeSetup};
 use larder_engine::block::{BlockConfig, BlockLimits, Regions, WriteMode};
 use larder_engine::kv::record::{Clocks, decode};
 use larder_format::recording::Cursor;
@@ -23,7 +23,7 @@ fn block_setup() -> &'static BlockRunSetup {
         let superblock = BlockSuperblock::format(Uuid([1; 16]), 7, 9, layout, UnixSecs(0));
         let config = BlockConfig {
             line_bytes: 4096,
-            write: WriteMode::HddSsd,
+            write: WriteMode::WriteThrough,
             limits: BlockLimits::default(),
             regions: Regions { groups: layout.region_groups, count: layout.regions },
         };
@@ -64,7 +64,7 @@ fuzz_target!(|data: &[u8]| {
             while reader.position() < records.len() && volumes.replay(&mut reader).is_ok() {}
         }
         3 => {
-            if let Ok((mut late, _)) = TapedAdmission::replay_later(setup, &mut reader) {
+            if let Ok((mut late, _)) = RecordedAdmission::replay_later(setup, &mut reader) {
                 while reader.position() < records.len() && late.replay(&mut reader).is_ok() {}
             }
         }

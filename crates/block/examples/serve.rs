@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_base::{ByteSize, UnixSecs};
-use larder_block::backing::{self, Patience, Uri};
+use larder_block::backing::{self, Timeouts, Uri};
 use larder_block::cache::{CacheConfig, Cached, FormatConfig, open};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let uri: Uri = uri.parse()?;
     let listen: Listen = listen.parse()?;
     let config = ServerConfig { listen: vec![listen], ..ServerConfig::default() };
-    let store = backing::open(&uri, false, false, Patience::default())?;
+    let store = backing::open(&uri, false, false, Timeouts::default())?;
     let volumes = Arc::new(Volumes::default());
     let cached = cache != "none";
     volumes.add(Volume::new("disk", store, 4096, cached))?;

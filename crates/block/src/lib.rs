@@ -25,4 +25,4 @@ pub use larder_cache::block as cache;
 pub use larder_nbd as nbd;
 pub use larder_volume as backing;
 pub use larder_volume::op;
-pub(crate) use larder_volume::quiet;
+pub(crate) use larder_volume::rate_limited;

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_block::backing::{self, Patience};
+use larder_block::backing::{self, Timeouts};
 use larder_block::nbd::server::TlsPolicy;
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, TlsFiles, Volume, Volumes};
@@ -51,8 +51,8 @@ impl Bench {
         read_only: bool,
         change: impl FnOnce(&mut ServerConfig),
     ) -> Bench {
-        let patience = Patience { give_up: Some(Duration::from_secs(30)), ..Patience::default() };
-        let backing = backing::open(&uri.parse().unwrap(), read_only, false, patience).unwrap();
+        let timeout = Timeouts { give_up: Some(Duration::from_secs(30)), ..Timeouts::default() };
+        let backing = backing::open(&uri.parse().unwrap(), read_only, false, timeout).unwrap();
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
         let listen = vec![Listen::unix(dir.path().join("socket"))];

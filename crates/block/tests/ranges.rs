@@ -149,7 +149,7 @@ impl Cache {
         let shape = Shape::of(&layout);
         let regions = Regions { groups: layout.region_groups, count: layout.regions };
         let (line_bytes, limits) = (LINE as u32, BlockLimits::default());
-        let config = BlockConfig { line_bytes, write: WriteMode::HddSsd, limits, regions };
+        let config = BlockConfig { line_bytes, write: WriteMode::WriteThrough, limits, regions };
         let lap = u64::from(SHARDS) * u64::from(layout.group_sets);
         // The last one is not whole.
         let laps =

@@ -141,7 +141,7 @@ fn recover(placement: Placement, bytes: u64) -> (Duration, Duration, u64, f64) {
     };
     let (path, layout) = image(dir.path(), placement, bytes);
     let config = CacheConfig {
-        write: WriteMode::HddSsd,
+        write: WriteMode::WriteThrough,
         replacement: Replacement::Lru,
         reclaim: VictimPolicy::Fifo,
         evict: EvictionBy::default(),

@@ -22,7 +22,9 @@ use larder_cache::block::{Builder, Cache, CachedVolume, Completion, Full, Queue}
 use larder_policy::block::BlockKind;
 use larder_runtime::AlignedBuf;
 use larder_volume::op::FailureKind;
-use larder_volume::{About, Backing, BackingError, Identity, OpenOptions, Session, Uri, open_with};
+use larder_volume::{
+    Backing, BackingError, Capabilities, Identity, OpenOptions, Session, Uri, open_with,
+};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -230,8 +232,8 @@ impl Backing for Same {
     fn place(&self) -> String {
         "nbd://one".to_owned()
     }
-    fn about(&self) -> About {
-        self.0.about()
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
     }
     fn identity(&self) -> Result<Identity, BackingError> {
         self.0.identity()
@@ -364,8 +366,8 @@ impl Backing for Watched {
     fn uri(&self) -> &str {
         self.store.uri()
     }
-    fn about(&self) -> About {
-        self.store.about()
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
     }
     fn identity(&self) -> Result<Identity, BackingError> {
         self.found.fetch_or(self.cache.volume("late").is_some(), Ordering::SeqCst);

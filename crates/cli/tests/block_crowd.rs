@@ -20,7 +20,7 @@ const READ: u16 = 0;
 const BLOCK_STATUS: u16 = 7;
 const MIB: u64 = 1 << 20;
 
-/// A good client waits for no longer on the slowest machine; for those that read nothing it would wait for the server's patience
+/// A good client waits for no longer on the slowest machine; for those that read nothing it would wait for the server's timeout
 /// with each of them, 30 s.
 const SERVED: Duration = Duration::from_secs(10);
 

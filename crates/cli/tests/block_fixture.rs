@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use larder_block::backing::{self, Patience};
+use larder_block::backing::{self, Timeouts};
 use larder_block::op::Op;
 use larder_format::block::BlockSuperblock;
 use larder_format::block::superblock::{COPY_BYTES, FEATURE_DIRTY};
@@ -110,7 +110,7 @@ fn make_the_fixture() {
     let log = BufReader::new(daemon.stderr.take().unwrap());
     assert!(log.lines().map_while(Result::ok).any(|line| line.contains("ready")));
     let uri = format!("nbd+unix:///disk?socket={}", dir.path().join("socket").display());
-    let store = backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap();
+    let store = backing::open(&uri.parse().unwrap(), false, false, Timeouts::default()).unwrap();
     let mut session = store.session().unwrap();
     let mut data = AlignedBuf::zeroed(LINE.len());
     data.copy_from_slice(&LINE);

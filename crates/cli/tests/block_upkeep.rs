@@ -668,12 +668,12 @@ fn volumes_with_others_right_behind_them_grow() {
 
 /// A client that only reads: one that would write is refused such an export when it connects.
 fn read_only(dir: &Path, volume: &str) -> Box<dyn larder_block::backing::Session> {
-    use larder_block::backing::{Patience, open};
+    use larder_block::backing::{Timeouts, open};
     let uri = format!("nbd+unix:///{volume}?socket={}", dir.join("socket").display());
     let uri = uri.parse().unwrap();
-    let error = open(&uri, false, false, Patience::default()).unwrap_err().to_string();
+    let error = open(&uri, false, false, Timeouts::default()).unwrap_err().to_string();
     assert!(error.contains("read-only"), "{error}");
-    open(&uri, true, false, Patience::default()).unwrap().session().unwrap()
+    open(&uri, true, false, Timeouts::default()).unwrap().session().unwrap()
 }
 
 #[test]

@@ -257,7 +257,7 @@ fn a_second_signal_ends_a_stop_with_what_is_there() {
         if said.contains("second signal: ending with what is there")
             && said.contains("no checkpoint")
         {
-            // In order, or by the patience that a second signal has.
+            // In order, or by the timeout that a second signal has.
             assert!(matches!(status.code(), Some(0 | 1)), "{status}: {said}");
             assert!(!dir.path().join("data/checkpoint").exists());
             break;

@@ -209,7 +209,7 @@ impl Shared {
         let shape = Shape::Sets { group_sets: 4, ways: 2 };
         let config = BlockConfig {
             line_bytes: LINE as u32,
-            write: WriteMode::HddSsd,
+            write: WriteMode::WriteThrough,
             limits: BlockLimits::default(),
             regions: Regions { groups: 64, count: 1 },
         };

@@ -9,7 +9,9 @@ use larder_engine::kv::api::{
     Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
 use larder_engine::kv::node::{Maintenance, MaintenanceEffects, Node, StateIo, Turn};
-use larder_engine::kv::record::{AppsSetup, LogSetup, RunSetup, ShardSeed, ShardSetup, TapedShard};
+use larder_engine::kv::record::{
+    AppsSetup, LogSetup, RecordedShard, RunSetup, ShardSeed, ShardSetup,
+};
 use larder_engine::kv::{IoFailed, SegmentIo};
 use larder_policy::admission::AdmissionConfig;
 use larder_policy::budget::{BudgetState, WriteBudgetConfig};
@@ -101,7 +103,7 @@ impl One {
         One { node, maintenance }
     }
 
-    fn shard(&self) -> impl DerefMut<Target = TapedShard> + '_ {
+    fn shard(&self) -> impl DerefMut<Target = RecordedShard> + '_ {
         self.node.lock(0)
     }
 

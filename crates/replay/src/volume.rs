@@ -15,7 +15,7 @@ use larder_runtime::{AlignedBuf, Payload};
 use larder_trace::{Op as TraceOp, Reader, Request, mix};
 use larder_volume::nbd::NbdBacking;
 use larder_volume::op::{Done, Op};
-use larder_volume::{Backing, Patience, Session, Uri};
+use larder_volume::{Backing, Session, Timeouts, Uri};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use serde::Serialize;
@@ -259,8 +259,8 @@ impl Replayer<'_> {
                 tally.errors += 1;
                 tally.first_error.get_or_insert_with(|| failure.to_string());
                 // It had so long to answer this one, and has answered no other meanwhile.
-                let patience = self.options.timeout;
-                self.silent = sent.since.elapsed().min(self.heard.elapsed()) >= patience;
+                let timeout = self.options.timeout;
+                self.silent = sent.since.elapsed().min(self.heard.elapsed()) >= timeout;
                 continue;
             }
             self.heard = Instant::now();
@@ -289,13 +289,13 @@ pub fn run_volume(
     options: &VolumeOptions,
     mut progress: impl FnMut(&Snapshot),
 ) -> Result<VolumeReport, ReplayError> {
-    let patience = Patience {
+    let timeout = Timeouts {
         silence: options.timeout,
         give_up: Some(options.timeout),
-        ..Patience::default()
+        ..Timeouts::default()
     };
-    let backing = NbdBacking::open(&options.target, false, patience)?;
-    let about = backing.about();
+    let backing = NbdBacking::open(&options.target, false, timeout)?;
+    let about = backing.capabilities();
     let session = backing.session_over(options.connections)?;
     let mut poll = Poll::new().map_err(ReplayError::Poll)?;
     poll.registry()

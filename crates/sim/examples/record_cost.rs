@@ -7,7 +7,7 @@ use larder_engine::kv::KvShard;
 use larder_engine::kv::api::{
     Effects, FlashRead, Get, Op, Outcome, Reply, Request, Store, StoreMode,
 };
-use larder_engine::kv::record::{AppsSetup, RunSetup, ShardSeed, ShardSetup, Tape, TapedShard};
+use larder_engine::kv::record::{AppsSetup, RecordedShard, RunSetup, ShardSeed, ShardSetup, Tape};
 use larder_format::recording::{Chunk, ChunkSink, seal};
 use larder_policy::admission::AdmissionConfig;
 use larder_trace::generate;
@@ -79,7 +79,7 @@ fn processor_seconds() -> f64 {
 
 enum Subject {
     Plain(KvShard),
-    Taped(TapedShard),
+    Recorded(RecordedShard),
 }
 
 fn main() {
@@ -93,12 +93,12 @@ fn main() {
         .collect();
     let value = [7; 200];
     let shard = || setup.build_shard(0).unwrap_or_else(|e| panic!("{e}"));
-    let mut taped = TapedShard::new(shard());
+    let mut taped = RecordedShard::new(shard());
     taped.record(Tape::new(0, Box::new(Drain(0))));
     let mut subjects = [
         ("no tape type", Subject::Plain(shard())),
-        ("tape type, no tape", Subject::Taped(TapedShard::new(shard()))),
-        ("tape", Subject::Taped(taped)),
+        ("tape type, no tape", Subject::Recorded(RecordedShard::new(shard()))),
+        ("tape", Subject::Recorded(taped)),
     ];
     let mut least = [f64::INFINITY; 3];
     for round in 0..ROUNDS {
@@ -124,7 +124,7 @@ fn main() {
                 let request = Request { key, hash: hasher.hash(key), app: AppId::DEFAULT, op };
                 let outcome = match subject {
                     Subject::Plain(s) => s.execute(now, &request, None, &mut Nobody),
-                    Subject::Taped(s) => s.execute(now, &request, None, &mut Nobody),
+                    Subject::Recorded(s) => s.execute(now, &request, None, &mut Nobody),
                 };
                 assert!(outcome == Outcome::Done, "no flash here");
             }

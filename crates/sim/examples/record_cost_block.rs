@@ -16,9 +16,9 @@ use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::queue::{Config, Node, Queue};
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
-use larder_engine::block::node::record::TapedQueue;
+use larder_engine::block::node::record::RecordedQueue;
 use larder_engine::block::record::{
-    BlockRunSetup, BlockTape, SharedTape, TapedAdmission, TapedShard, VolumeSetup,
+    BlockRunSetup, BlockTape, RecordedAdmission, RecordedShard, SharedTape, VolumeSetup,
 };
 use larder_engine::block::{
     BlockConfig, BlockLimits, GroupId, LineId, Merge, OpId, Regions, SlotId, WriteMode,
@@ -68,10 +68,10 @@ impl Volume for Whole {
 
 /// One shard, one mailbox.
 struct Shared {
-    shard: RefCell<(TapedShard, Held<Cost>)>,
+    shard: RefCell<(RecordedShard, Held<Cost>)>,
     mail: RefCell<Mail<Cost>>,
     out: RefCell<Out<()>>,
-    admission: RefCell<TapedAdmission>,
+    admission: RefCell<RecordedAdmission>,
     turns: RefCell<Turns>,
     limits: Limits,
     changes: Changes,
@@ -96,9 +96,9 @@ impl Questions for Shared {
 }
 
 impl Calls<Cost> for Shared {
-    type Shard = TapedShard;
+    type Shard = RecordedShard;
 
-    fn shard<R>(&self, _: u32, f: impl FnOnce(&mut TapedShard, &mut Held<Cost>) -> R) -> R {
+    fn shard<R>(&self, _: u32, f: impl FnOnce(&mut RecordedShard, &mut Held<Cost>) -> R) -> R {
         let (shard, held) = &mut *self.shard.borrow_mut();
         f(shard, held)
     }
@@ -115,7 +115,7 @@ impl Calls<Cost> for Shared {
 }
 
 impl Node<Cost> for Shared {
-    type Admission = TapedAdmission;
+    type Admission = RecordedAdmission;
 
     fn is_enabled(&self) -> bool {
         true
@@ -143,7 +143,7 @@ impl Node<Cost> for Shared {
     fn kind(&self, _: &Whole, _: u64, _: u64) -> BlockKind {
         BlockKind::Unknown
     }
-    fn admission<R>(&self, _: &Whole, f: impl FnOnce(&mut TapedAdmission) -> R) -> R {
+    fn admission<R>(&self, _: &Whole, f: impl FnOnce(&mut RecordedAdmission) -> R) -> R {
         f(&mut self.admission.borrow_mut())
     }
     fn refused(&self, _: &Whole, _: Reason) {}
@@ -209,14 +209,14 @@ macro_rules! read {
 
 enum Subject {
     Plain(Queue<Cost>),
-    Taped(TapedQueue<Cost>),
+    Recorded(RecordedQueue<Cost>),
 }
 
 impl Subject {
     fn read(&mut self, shared: &Shared, asked: &mut Asked, now: Nanos, line: u64) {
         match self {
             Subject::Plain(queue) => read!(queue, shared, asked, now, line),
-            Subject::Taped(queue) => read!(queue, shared, asked, now, line),
+            Subject::Recorded(queue) => read!(queue, shared, asked, now, line),
         }
     }
 }
@@ -224,7 +224,7 @@ impl Subject {
 fn setup(layout: &Layout, superblock: &BlockSuperblock) -> BlockRunSetup {
     let config = BlockConfig {
         line_bytes: LINE as u32,
-        write: WriteMode::HddSsd,
+        write: WriteMode::WriteThrough,
         limits: BlockLimits::default(),
         regions: Regions { groups: layout.region_groups, count: layout.regions },
     };
@@ -271,12 +271,12 @@ fn main() {
     let superblock = BlockSuperblock::format(Uuid([1; 16]), 7, 9, layout, UnixSecs(0));
     let setup = setup(&layout, &superblock);
     let config = Config::new(&layout, Placing::of(&layout, superblock.key), 0);
-    let mut taped = TapedQueue::new(Queue::new(0, config));
+    let mut taped = RecordedQueue::new(Queue::new(0, config));
     taped.record(SharedTape::new(Some(BlockTape::new(0, Box::new(Drain(0))))));
     let mut subjects = [
         ("no tape type", Subject::Plain(Queue::new(0, config))),
-        ("tape type, no tape", Subject::Taped(TapedQueue::new(Queue::new(0, config)))),
-        ("tape", Subject::Taped(taped)),
+        ("tape type, no tape", Subject::Recorded(RecordedQueue::new(Queue::new(0, config)))),
+        ("tape", Subject::Recorded(taped)),
     ]
     .map(|(name, subject)| (name, subject, shared(&setup)));
     let mut least = [f64::INFINITY; 3];

@@ -31,10 +31,10 @@ impl Alone {
         self.session.submit(token, op);
     }
 
-    /// The next operation that has ended, or `None` when `patience` is over. Where `is_over` says so it ends before, within 20 ms.
-    pub fn next(&mut self, patience: Duration, mut is_over: impl FnMut() -> bool) -> Option<Done> {
+    /// The next operation that has ended, or `None` when `timeout` is over. Where `is_over` says so it ends before, within 20 ms.
+    pub fn next(&mut self, timeout: Duration, mut is_over: impl FnMut() -> bool) -> Option<Done> {
         const GLANCE: Duration = Duration::from_millis(20);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             let now = Instant::now();
             if self.session.wake_at().is_some_and(|at| at <= now) {

@@ -19,14 +19,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno as Os;
 
+use super::change_markers::{self, Notes};
 use super::device_name::lasting_name;
+use super::emulation::Steps;
 use super::identity::FOREIGN;
-use super::notes::{self, Notes};
 use super::pages::{Pages, Visitor};
-use super::steps::Steps;
 use super::syncs::{Beside, Syncs};
 use super::watch::{Found, LOOK, TICK, Watch};
-use super::{About, Backing, BackingError, Identity, Session, StoreTrouble, Uri};
+use super::{Backing, BackingError, Capabilities, Identity, Session, StoreTrouble, Uri};
 use crate::op::{Done, Extent, Failure, FailureKind, MAX_PAYLOAD, Op, Outcome};
 
 /// Operations under way in one session.
@@ -44,7 +44,7 @@ const DIRECT_UNIT: u32 = 4096;
 #[derive(Debug)]
 pub struct FileBacking {
     uri: String,
-    about: About,
+    about: Capabilities,
     /// Bytes: it may grow.
     size: Arc<AtomicU64>,
     cut: Arc<Cut>,
@@ -198,7 +198,7 @@ impl FileBacking {
             }
             Arc::new(Pages::new(block_of(&handles.buffered)))
         });
-        let about = About {
+        let about = Capabilities {
             size,
             read_only,
             trim: true,
@@ -215,10 +215,10 @@ impl FileBacking {
             let place = file_system(&handles.buffered).max(1);
             Notes::open(how.notes.as_deref(), &format!("file-{place:x}-{:x}", meta.st_ino), run)
         };
-        let writer = notes::writer(&handles.buffered);
-        let changed_ns = notes::changed_ns(&meta);
+        let writer = change_markers::writer(&handles.buffered);
+        let changed_ns = change_markers::changed_ns(&meta);
         let last_by = former
-            .filter(|f| f.explains(changed_ns, notes::boot_ns(), writer))
+            .filter(|f| f.explains(changed_ns, change_markers::boot_ns(), writer))
             .map_or(0, |f| f.run);
         let idle = former.and_then(|f| f.idle()).unwrap_or(0);
         let found = Found { changed_ns, size: meta.st_size as u64 };
@@ -290,13 +290,13 @@ impl Backing for FileBacking {
         &self.uri
     }
 
-    fn about(&self) -> About {
-        About { size: self.size.load(Ordering::SeqCst), ..self.about }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { size: self.size.load(Ordering::SeqCst), ..self.about }
     }
 
     fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
         let bad = |reason: String| BackingError::Open { uri: self.uri.clone(), reason };
-        let before = self.about().size;
+        let before = self.capabilities().size;
         let find = || {
             let found = rustix::fs::seek(&self.handles.buffered, SeekFrom::End(0));
             found.map_err(|e| bad(format!("its size: {e}")))
@@ -344,7 +344,7 @@ impl Backing for FileBacking {
     }
 
     fn trouble(&self) -> Option<StoreTrouble> {
-        let wanted = self.about().size;
+        let wanted = self.capabilities().size;
         if !self.device
             && let Some(found) = length(&self.handles.buffered)
         {
@@ -389,15 +389,15 @@ impl Backing for FileBacking {
         let mut meta = stat()?;
         if self.device {
             let name = lasting_name(meta.st_rdev).unwrap_or_else(|| self.uri.clone());
-            return Ok(Identity::Blind { name, size: self.about().size });
+            return Ok(Identity::Blind { name, size: self.capabilities().size });
         }
         // Times are as fine as the kernel's ticks: whoever writes next shall have another one.
-        if notes::is_recent(&meta) {
+        if change_markers::is_recent(&meta) {
             std::thread::sleep(TICK);
             meta = stat()?;
         }
         // Whoever lets go says what the file is like, and so must not pass off somebody else's change as what is cached.
-        let mut changed_ns = notes::changed_ns(&meta);
+        let mut changed_ns = change_markers::changed_ns(&meta);
         let found = Found { changed_ns, size: meta.st_size as u64 };
         if !self.watch.is_own(&self.handles.buffered, found) {
             tracing::warn!(
@@ -416,7 +416,7 @@ impl Backing for FileBacking {
             run: self.watch.notes().run(),
             last_by: self.last_by,
             idle: self.idle,
-            mark: notes::writer(&self.handles.buffered).unwrap_or(0),
+            mark: change_markers::writer(&self.handles.buffered).unwrap_or(0),
             read_only: self.about.read_only,
         })
     }

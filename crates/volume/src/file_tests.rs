@@ -116,7 +116,7 @@ fn what_cannot_be_opened() {
     assert!(why(true).contains("empty"));
     File::create(&path).unwrap().set_len(5000).unwrap();
     let first = open(false).unwrap();
-    assert_eq!(first.about().size, 5000);
+    assert_eq!(first.capabilities().size, 5000);
     assert!(why(false).contains("locked by this daemon itself"), "two writers");
     drop(first);
     let first = open(true).unwrap();

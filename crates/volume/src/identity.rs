@@ -6,7 +6,7 @@
 //!
 //! | store | let go in good order | killed, or a power cut |
 //! | --- | --- | --- |
-//! | file | device, inode, size, time of change and the writer's mark are the same, and the last change was made by the one who let go or before it came | its last change is the last write of the run that was cut short, no older and no newer one, as far as its notes go (`notes`), and the mark is that run's; or that run is known to have written nothing, and all is as it was when it came |
+//! | file | device, inode, size, time of change and the writer's mark are the same, and the last change was made by the one who let go or before it came | its last change is the last write of the run that was cut short, no older and no newer one, as far as its notes go (`change_markers`), and the mark is that run's; or that run is known to have written nothing, and all is as it was when it came |
 //! | object store | no other writer's generation, and every chunk has the ETag that it had | no other writer's generation |
 //! | block device, NBD | never | never |
 //!

@@ -13,8 +13,8 @@
 //! | [`identity`] | by what a store is known again, and what proves that nobody else has changed it |
 //! | `syncs` | flushes of a file, and what one that failed takes with it |
 //! | [`watch`] | whether somebody else changes a file that is served, and what times prove |
-//! | [`steps`] | what a store cannot do itself, done by what it can |
-//! | [`quiet`] | lines in the log about what goes wrong again and again |
+//! | [`emulation`] | what a store cannot do itself, done by what it can |
+//! | [`rate_limited`] | lines in the log about what goes wrong again and again |
 //!
 //! A [`Backing`] is shared by all workers; each takes a [`Session`] of its own, whose descriptor it watches. A miss is
 //! thus read and answered by one thread, without a hand-over to another.
@@ -27,19 +27,19 @@
 )]
 
 mod alone;
+mod change_markers;
 mod device_name;
+pub mod emulation;
 pub mod file;
 pub mod identity;
 mod ledger;
 #[cfg(feature = "nbd")]
 pub mod nbd;
-mod notes;
 #[cfg(feature = "object")]
 pub mod object;
 pub mod op;
 mod pages;
-pub mod quiet;
-pub mod steps;
+pub mod rate_limited;
 mod syncs;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -65,7 +65,7 @@ pub use uri::Uri;
 
 /// What a store can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct About {
+pub struct Capabilities {
     /// Bytes.
     pub size: u64,
     /// Nothing may be written.
@@ -84,7 +84,7 @@ pub struct About {
 
 /// How long to wait for a store that is reached over a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// For a connection and its handshake.
     pub connect: Duration,
     /// With requests under way and nothing heard, before the connection is given up for another.
@@ -93,9 +93,9 @@ pub struct Patience {
     pub give_up: Option<Duration>,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience {
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
             connect: Duration::from_secs(10),
             silence: Duration::from_secs(30),
             give_up: Some(Duration::from_secs(120)),
@@ -143,7 +143,7 @@ pub trait Backing: Send + Sync + fmt::Debug {
     fn uri(&self) -> &str;
 
     /// What it can do.
-    fn about(&self) -> About;
+    fn capabilities(&self) -> Capabilities;
 
     /// Who it is, now.
     ///
@@ -273,7 +273,7 @@ pub struct OpenOptions {
     /// Past the page cache, where there is one.
     pub direct: bool,
     /// With stores that are reached over a network.
-    pub patience: Patience,
+    pub timeout: Timeouts,
     /// Others are kept from writing, where the store has a way to do that.
     pub lease: bool,
     /// Where notes about files are kept, by which a run that is cut short knows its last write again. `None`: after such a
@@ -290,7 +290,7 @@ impl Default for OpenOptions {
         OpenOptions {
             read_only: false,
             direct: false,
-            patience: Patience::default(),
+            timeout: Timeouts::default(),
             lease: true,
             notes: None,
             watch: true,
@@ -307,9 +307,9 @@ pub fn open(
     uri: &Uri,
     read_only: bool,
     direct: bool,
-    patience: Patience,
+    timeout: Timeouts,
 ) -> Result<Box<dyn Backing>, BackingError> {
-    open_with(uri, &OpenOptions { read_only, direct, patience, ..OpenOptions::default() })
+    open_with(uri, &OpenOptions { read_only, direct, timeout, ..OpenOptions::default() })
 }
 
 /// Opens the store of that name.
@@ -321,7 +321,7 @@ pub fn open_with(uri: &Uri, options: &OpenOptions) -> Result<Box<dyn Backing>, B
         Uri::File { .. } => Ok(Box::new(file::FileBacking::open(uri, options)?)),
         #[cfg(feature = "nbd")]
         Uri::NbdUnix { .. } | Uri::NbdTcp { .. } => {
-            Ok(Box::new(nbd::NbdBacking::open(uri, options.read_only, options.patience)?))
+            Ok(Box::new(nbd::NbdBacking::open(uri, options.read_only, options.timeout)?))
         }
         #[cfg(feature = "object")]
         Uri::S3 { .. } => Ok(Box::new(object::ObjectBacking::open(uri, options)?)),

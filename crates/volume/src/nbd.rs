@@ -1,7 +1,7 @@
 //! An export of an NBD server.
 //!
 //! A session has connections of its own, with many requests under way on each; a server that does not say
-//! `CAN_MULTI_CONN` gets one connection in all, kept by a thread that the sessions share (`hub`). A connection that
+//! `CAN_MULTI_CONN` gets one connection in all, kept by a thread that the sessions share (`connection_pool`). A connection that
 //! breaks, or is silent for too long, is made anew and its requests sent again. Meanwhile requests wait.
 //!
 //! **What a lost connection may have taken with it.** A server that was killed may have lost writes that it had answered
@@ -17,7 +17,7 @@
 //! connections anew before it asks for anything else. An export that is found to have another size without that is taken for
 //! another export.
 
-mod hub;
+mod connection_pool;
 mod link;
 #[cfg(test)]
 mod tests;
@@ -37,11 +37,13 @@ use mio::event::Event;
 use mio::{Events, Poll, Registry, Token};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::emulation::Steps;
 use super::ledger::Ledger;
-use super::steps::Steps;
-use super::{About, Backing, BackingError, Identity, Patience, Session, StoreTrouble, TOKENS, Uri};
+use super::{
+    Backing, BackingError, Capabilities, Identity, Session, StoreTrouble, TOKENS, Timeouts, Uri,
+};
 use crate::op::{Done, Failure, FailureKind, Op};
-use hub::Hub;
+use connection_pool::Hub;
 use larder_nbd::client::Negotiated;
 use larder_nbd::wire::transmission;
 use link::{Link, News};
@@ -84,7 +86,7 @@ struct Store {
     negotiated: Negotiated,
     /// Bytes: the export may grow. A connection that was made before keeps the size that it was told, and is made anew.
     size: AtomicU64,
-    patience: Patience,
+    timeout: Timeouts,
     ledger: Ledger,
     reach: Reach,
 }
@@ -151,7 +153,7 @@ impl Reach {
 /// See the [module](self).
 pub struct NbdBacking {
     store: Arc<Store>,
-    about: About,
+    about: Capabilities,
     /// The one connection to a server that takes no more.
     hub: Option<Arc<Hub>>,
 }
@@ -167,11 +169,7 @@ impl NbdBacking {
     ///
     /// # Errors
     /// [`BackingError::Open`] when the server cannot be reached in time, or the export cannot be used.
-    pub fn open(
-        uri: &Uri,
-        read_only: bool,
-        patience: Patience,
-    ) -> Result<NbdBacking, BackingError> {
+    pub fn open(uri: &Uri, read_only: bool, timeout: Timeouts) -> Result<NbdBacking, BackingError> {
         let name = uri.to_string();
         let bad = |reason: String| BackingError::Open { uri: name.clone(), reason };
         let (place, export) = match uri {
@@ -190,7 +188,7 @@ impl NbdBacking {
                 return Err(bad("is not an NBD server".into()));
             }
         };
-        let negotiated = first_contact(&place, export, patience.connect).map_err(&bad)?;
+        let negotiated = first_contact(&place, export, timeout.connect).map_err(&bad)?;
         if negotiated.size == 0 {
             return Err(bad("the export is empty".into()));
         }
@@ -209,7 +207,7 @@ impl NbdBacking {
                 negotiated.block.maximum
             )));
         }
-        let about = About {
+        let about = Capabilities {
             size: negotiated.size,
             read_only,
             trim: negotiated.has(transmission::SEND_TRIM),
@@ -225,7 +223,7 @@ impl NbdBacking {
             export: export.clone(),
             size: AtomicU64::new(negotiated.size),
             negotiated,
-            patience,
+            timeout,
             ledger: Ledger::default(),
             reach: Reach::default(),
         });
@@ -260,17 +258,17 @@ impl NbdBacking {
 }
 
 /// One connection, only to hear what is there.
-fn first_contact(place: &Place, export: &str, patience: Duration) -> Result<Negotiated, String> {
+fn first_contact(place: &Place, export: &str, timeout: Duration) -> Result<Negotiated, String> {
     let system = |e: std::io::Error| format!("cannot poll: {e}");
     let mut poll = Poll::new().map_err(system)?;
     let mut events = Events::with_capacity(8);
-    let end = Instant::now() + patience;
+    let end = Instant::now() + timeout;
     let mut link = Link::new(Token(0));
     link.connect(place, export, poll.registry(), Instant::now())?;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(format!("no answer within {} s", patience.as_secs_f32()));
+            return Err(format!("no answer within {} s", timeout.as_secs_f32()));
         }
         poll.poll(&mut events, Some(left)).or_else(interrupted).map_err(system)?;
         for event in &events {
@@ -296,8 +294,8 @@ impl Backing for NbdBacking {
         &self.store.uri
     }
 
-    fn about(&self) -> About {
-        About { size: self.store.size(), ..self.about }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { size: self.store.size(), ..self.about }
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {
@@ -309,7 +307,7 @@ impl Backing for NbdBacking {
     fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
         let store = &self.store;
         let bad = |reason: String| BackingError::Open { uri: store.uri.clone(), reason };
-        let found = first_contact(&store.place, &store.export, store.patience.connect)
+        let found = first_contact(&store.place, &store.export, store.timeout.connect)
             .map_err(|e| bad(format!("its size: {e}")))?;
         let (before, now) = (store.size(), found.size);
         if now < before {
@@ -448,7 +446,7 @@ impl NbdSession {
     }
 
     fn until(&self, now: Instant) -> Option<Instant> {
-        self.store.patience.give_up.map(|patience| now + patience)
+        self.store.timeout.give_up.map(|timeout| now + timeout)
     }
 
     /// Sends what waits, if there is a connection.
@@ -476,7 +474,7 @@ impl NbdSession {
     /// A connection has gone: its requests wait for another.
     fn broke(&mut self, index: usize, reason: String, now: Instant) {
         let was_up = self.links[index].is_up();
-        let hangs = self.links[index].is_silent(now, self.store.patience);
+        let hangs = self.links[index].is_silent(now, self.store.timeout);
         let left = self.links[index].down(&self.registry, now, PAUSE);
         if was_up {
             tracing::warn!("backing store '{}': connection lost: {reason}", self.store.uri);
@@ -626,8 +624,8 @@ impl NbdSession {
                 }
             }
             self.news = news;
-            let patience = self.store.patience;
-            let result = result.and_then(|()| self.links[index].check(now, patience));
+            let timeout = self.store.timeout;
+            let result = result.and_then(|()| self.links[index].check(now, timeout));
             if let Err(reason) = result {
                 self.broke(index, reason, now);
             }
@@ -724,7 +722,7 @@ impl Session for NbdSession {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let patience = self.store.patience;
+        let timeout = self.store.timeout;
         if self.in_flight == 0 {
             // One that was lost is looked for, so that it is known when it is there again.
             self.trouble.as_ref()?;
@@ -733,9 +731,9 @@ impl Session for NbdSession {
             }
             let further = self.links.iter().skip(1).filter(|l| l.is_up());
             let links = self.links.iter().take(1).chain(further);
-            return links.filter_map(|l| l.wake_at(patience)).min();
+            return links.filter_map(|l| l.wake_at(timeout)).min();
         }
-        let links = self.links.iter().filter_map(|l| l.wake_at(patience));
+        let links = self.links.iter().filter_map(|l| l.wake_at(timeout));
         links.chain(self.waiting.iter().filter_map(|w| w.until)).min()
     }
 

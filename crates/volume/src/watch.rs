@@ -5,7 +5,7 @@
 //! finds it changed at another time, or of another size, has found somebody else's change. What it cannot see is a change
 //! between two of ours that are less than [`PAUSE`] apart: it ends up under the later one's time.
 //!
-//! What was noticed is noted durably enough to outlive `kill -9` (`notes`), before the own change that would hide it. It is
+//! What was noticed is noted durably enough to outlive `kill -9` (`change_markers`), before the own change that would hide it. It is
 //! taken back when the cache has dropped all lines of the volume ([`Watch::accounted`]).
 
 use std::os::fd::AsFd;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, StatxFlags};
 
-use super::notes::{self, Notes};
-use crate::quiet::Quiet;
+use super::change_markers::{self, Notes};
+use crate::rate_limited::RateLimited;
 
 /// Between two looks at a store that is served.
 pub const LOOK: Duration = Duration::from_millis(500);
@@ -94,7 +94,7 @@ impl Own {
 struct Seen {
     found: Found,
     begun: u64,
-    quiet: Quiet,
+    quiet: RateLimited,
     /// When somebody else's change was noticed last.
     foreign: Option<Instant>,
 }
@@ -130,7 +130,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Of a file that was found so when it was opened.
     pub(super) fn new(uri: &str, notes: Notes, found: Found, looks: bool) -> Watch {
-        let seen = Seen { found, begun: 0, quiet: Quiet::default(), foreign: None };
+        let seen = Seen { found, begun: 0, quiet: RateLimited::default(), foreign: None };
         Watch {
             uri: uri.to_owned(),
             notes,
@@ -153,7 +153,7 @@ impl Watch {
 
     /// The file is about to be changed by this daemon. Returns when, for [`Watch::ended`].
     pub(super) fn begins(&self, file: impl AsFd) -> i64 {
-        let start = notes::coarse_now_ns();
+        let start = change_markers::coarse_now_ns();
         let idle = self.in_flight.load(Ordering::SeqCst) == 0;
         if idle && start - self.notes.last_ns() >= PAUSE_NS {
             self.look(file.as_fd());
@@ -199,7 +199,7 @@ impl Watch {
     }
 
     fn take(&self, seen: &mut Seen, found: Found, begun: u64, own: Own) {
-        let Some(as_left) = seen.judge(found, begun, own, notes::now_ns()) else { return };
+        let Some(as_left) = seen.judge(found, begun, own, change_markers::now_ns()) else { return };
         if !as_left {
             self.notes.doubt();
             // What is cached of a file that was cut short may be all that is left of it: it stays, and is proved no more.
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn seen(changed_ns: i128, begun: u64) -> Seen {
-        Seen { found: found(changed_ns), begun, quiet: Quiet::default(), foreign: None }
+        Seen { found: found(changed_ns), begun, quiet: RateLimited::default(), foreign: None }
     }
 
     fn own(local: bool) -> Own {

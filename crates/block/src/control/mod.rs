@@ -97,9 +97,9 @@ impl From<CacheError> for Refusal {
 /// The name of a write mode.
 pub fn write_name(mode: WriteMode) -> &'static str {
     match mode {
-        WriteMode::HddSsd => "hdd-ssd",
-        WriteMode::HddUpd => "hdd-upd",
-        WriteMode::HddInv => "hdd-inv",
+        WriteMode::WriteThrough => "hdd-ssd",
+        WriteMode::WriteUpdate => "hdd-upd",
+        WriteMode::WriteAround => "hdd-inv",
     }
 }
 
@@ -182,8 +182,8 @@ impl Control {
                 self.attach(&volume, &uri, read_only, trust_unchanged)
             }
             Request::Detach { volume, disconnect, seconds } => {
-                let patience = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
-                self.detach(&volume, disconnect, patience, go_on)
+                let timeout = Duration::from_secs(seconds.unwrap_or(DETACH_SECONDS));
+                self.detach(&volume, disconnect, timeout, go_on)
             }
             Request::Resize { volume, bytes } => self.resize(&volume, bytes),
             Request::TakeBack {} => {
@@ -290,8 +290,8 @@ impl Control {
         Ok(json!({
             "volume": name,
             "uri": uri,
-            "bytes": volume.about().size,
-            "read_only": volume.about().read_only,
+            "bytes": volume.capabilities().size,
+            "read_only": volume.capabilities().read_only,
             "warm": warm.is_ok(),
             "why_cold": warm.err(),
         }))
@@ -301,7 +301,7 @@ impl Control {
         &self,
         name: &str,
         disconnect: bool,
-        patience: Duration,
+        timeout: Duration,
         go_on: GoOn<'_>,
     ) -> Result<Value, Refusal> {
         let _one = self.cache.changing().volume(name);
@@ -327,7 +327,7 @@ impl Control {
             };
             if hurry {
                 let begun: Instant = *waiting.get_or_insert_with(Instant::now);
-                too_long = begun.elapsed() >= patience;
+                too_long = begun.elapsed() >= timeout;
             }
             !too_long
                 && go_on(match how {
@@ -380,7 +380,7 @@ impl Control {
                 Err(refused(format!(
                     "volume '{name}' stays attached: requests for it did not end within {} s: {why}. Nothing is lost: bring the \
                      store back and detach again, or wait longer with --timeout",
-                    patience.as_secs()
+                    timeout.as_secs()
                 )))
             }
             Err(error) => {
@@ -582,7 +582,7 @@ impl Control {
     }
 
     fn volume_status(&self, volume: &Arc<Volume>) -> VolumeStatus {
-        let about = volume.about();
+        let about = volume.capabilities();
         let mut status = VolumeStatus {
             name: volume.name().to_owned(),
             uri: volume.backing().uri().to_owned(),

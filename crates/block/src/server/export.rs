@@ -21,7 +21,7 @@ impl Deref for Exported {
 
 impl Export for Exported {
     fn info(&self) -> ExportInfo {
-        let about = self.about();
+        let about = self.capabilities();
         ExportInfo {
             name: self.name().to_owned(),
             // Where a volume comes from is not every client's business.

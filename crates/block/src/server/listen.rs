@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use super::guests::Guests;
 use super::{Dealt, ServerError, Shared};
 use crate::nbd::server::TlsPolicy;
-use crate::quiet::Quiet;
+use crate::rate_limited::RateLimited;
 use crate::served::BACKLOG;
 
 /// An address.
@@ -195,7 +195,7 @@ struct Dealer<'a> {
     entrances: Vec<(String, TlsPolicy)>,
     next: usize,
     guests: Guests,
-    exhausted: Quiet,
+    exhausted: RateLimited,
 }
 
 /// Accepts until the server stops.

@@ -38,7 +38,7 @@ use tracing::warn;
 
 pub use crate::cache::{Client, Told, Volume, VolumeError, Volumes, health, service, volume};
 use crate::nbd::server::{Limits, TlsPolicy};
-use crate::quiet::Quiet;
+use crate::rate_limited::RateLimited;
 pub use crate::served::{Face, ServerError};
 use guests::Guest;
 pub use listen::{Address, Listen};
@@ -67,7 +67,7 @@ pub struct ServerConfig {
     /// A certificate; without one there is no TLS. [`Listen::tls`] says who must begin it.
     pub tls: Option<TlsFiles>,
     /// For a handshake as a whole, TLS's included; and for a client that keeps memory without going on while others wait for some.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The same for a client that keeps buffers once others have waited for some as long as this. It goes on as long as its socket
     /// takes or brings 64 KiB a second for some part of this time: long enough for a network that loses packets, since whoever is
     /// closed loses what it has asked for.
@@ -86,7 +86,7 @@ impl Default for ServerConfig {
             limits: Limits::default(),
             buffer_bytes: 256 << 20,
             tls: None,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
             impatience: Duration::from_secs(2),
         }
     }
@@ -144,7 +144,7 @@ struct Shared {
     workers: Vec<WorkerDoor>,
     stopping: AtomicBool,
     /// When a line was last said about connections that are refused.
-    refusals: Mutex<Quiet>,
+    refusals: Mutex<RateLimited>,
     certificate: Option<tls::Certificates>,
 }
 

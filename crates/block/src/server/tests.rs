@@ -7,7 +7,7 @@ use larder_runtime::{AlignedBuf, Payload};
 use tempfile::TempDir;
 
 use super::*;
-use crate::backing::{self, Backing, Patience, Uri};
+use crate::backing::{self, Backing, Timeouts, Uri};
 use crate::cache::service::pass_through;
 use crate::nbd::server::TlsPolicy;
 use crate::nbd::wire::command;
@@ -40,7 +40,7 @@ impl Bench {
         change: impl FnOnce(&mut ServerConfig),
     ) -> Server {
         let uri: Uri = uri.parse().unwrap();
-        let backing = backing::open(&uri, read_only, false, Patience::default()).unwrap();
+        let backing = backing::open(&uri, read_only, false, Timeouts::default()).unwrap();
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", backing, 4096, false)).unwrap();
         let socket = self.dir.path().join(socket);
@@ -56,7 +56,7 @@ impl Bench {
 
     fn client(&self, socket: &str) -> Box<dyn Backing> {
         let uri = format!("nbd+unix:///disk?socket={}", self.socket(socket));
-        backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap()
+        backing::open(&uri.parse().unwrap(), false, false, Timeouts::default()).unwrap()
     }
 }
 
@@ -65,8 +65,8 @@ impl Bench {
 fn random_operations_through_one_server_and_two() {
     let bench = Bench::start(1 << 20, |_| {});
     let client = bench.client("socket");
-    assert_eq!(client.about().size, 1 << 20);
-    assert!(client.about().trim && client.about().status);
+    assert_eq!(client.capabilities().size, 1 << 20);
+    assert!(client.capabilities().trim && client.capabilities().status);
     let model = against_a_model(&mut *client.session().unwrap(), 1 << 20, 1, 15);
     assert!(std::fs::read(bench.dir.path().join("disk")).unwrap() == model);
     std::fs::write(bench.dir.path().join("disk"), vec![0; 1 << 20]).unwrap();
@@ -109,7 +109,7 @@ fn buffers_that_hardly_suffice() {
     for session in &mut sessions {
         assert!(run(&mut **session, 6).iter().all(|d| d.outcome.is_ok()));
     }
-    // Read all at once: whoever does not read holds up the others, up to the server's patience.
+    // Read all at once: whoever does not read holds up the others, up to the server's timeout.
     std::thread::scope(|scope| {
         for (i, mut session) in sessions.into_iter().enumerate() {
             scope.spawn(move || {
@@ -135,9 +135,9 @@ fn a_read_only_export() {
     let uri = format!("file:{}", bench.dir.path().join("disk").display());
     let _server = bench.serve(&uri, true, "ro", |_| {});
     let uri: Uri = format!("nbd+unix:///disk?socket={}", bench.socket("ro")).parse().unwrap();
-    let error = backing::open(&uri, false, false, Patience::default()).unwrap_err().to_string();
+    let error = backing::open(&uri, false, false, Timeouts::default()).unwrap_err().to_string();
     assert!(error.contains("read-only"), "{error}");
-    let client = backing::open(&uri, true, false, Patience::default()).unwrap();
+    let client = backing::open(&uri, true, false, Timeouts::default()).unwrap();
     let mut session = client.session().unwrap();
     let data = Payload::new(AlignedBuf::zeroed(512));
     let done = one(&mut *session, Op::Write { offset: 0, data, fua: false });
@@ -150,7 +150,7 @@ fn a_read_only_export() {
 fn bad_clients() {
     let bench = Bench::start(8 << 20, |config| {
         config.threads = 1;
-        config.patience = Duration::from_millis(2500);
+        config.timeout = Duration::from_millis(2500);
         config.buffer_bytes = 12 << 20;
     });
     let connect = || UnixStream::connect(bench.socket("socket")).unwrap();
@@ -226,7 +226,7 @@ fn requests_of_clients_that_hung_up_are_not_begun() {
     let bench = Bench::start(8 << 20, |config| {
         config.threads = 1;
         config.buffer_bytes = 9 << 20;
-        (config.patience, config.impatience) =
+        (config.timeout, config.impatience) =
             (Duration::from_secs(3600), Duration::from_secs(3600));
         config.listen.push(Listen::tcp("127.0.0.1:0"));
     });
@@ -402,7 +402,7 @@ fn sockets() {
     let server = bench.server.as_ref().unwrap();
     let address = server.addresses()[0];
     let uri: Uri = format!("nbd://{address}/disk").parse().unwrap();
-    let client = backing::open(&uri, false, false, Patience::default()).unwrap();
+    let client = backing::open(&uri, false, false, Timeouts::default()).unwrap();
     let model = against_a_model(&mut *client.session().unwrap(), 1 << 20, 3, 5);
     assert!(std::fs::read(bench.dir.path().join("disk")).unwrap() == model);
     let again = |listen: Listen| {
@@ -450,10 +450,10 @@ fn tls() {
         config.listen.push(free);
     });
     let free = bench.client("socket2");
-    assert_eq!(free.about().size, 8 << 20);
+    assert_eq!(free.capabilities().size, 8 << 20);
     // Without TLS: refused in words.
     let uri: Uri = format!("nbd+unix:///disk?socket={}", bench.socket("socket")).parse().unwrap();
-    let error = backing::open(&uri, false, false, Patience::default()).unwrap_err().to_string();
+    let error = backing::open(&uri, false, false, Timeouts::default()).unwrap_err().to_string();
     assert!(error.contains("requires TLS"), "{error}");
 
     let mut socket = UnixStream::connect(bench.socket("socket")).unwrap();

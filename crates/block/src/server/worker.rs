@@ -26,7 +26,7 @@ use crate::cache::told::Told;
 use crate::cache::volume::Client;
 use crate::nbd::server::{Command, Connection, Event, Request};
 use crate::nbd::wire::Errno;
-use crate::quiet::Quiet;
+use crate::rate_limited::RateLimited;
 
 /// Token of the waker.
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -241,9 +241,9 @@ pub(super) struct Worker<S> {
     /// Something was asked since the last scan.
     asked: bool,
     /// When a line was last said about clients that TLS keeps out, and how many were not said since.
-    tls_lines: Quiet,
+    tls_lines: RateLimited,
     /// The same about clients that make way for others.
-    way_lines: Quiet,
+    way_lines: RateLimited,
 }
 
 impl<S: Service> Worker<S> {
@@ -271,8 +271,8 @@ impl<S: Service> Worker<S> {
             drain_until: None,
             freed: 0,
             asked: false,
-            tls_lines: Quiet::default(),
-            way_lines: Quiet::default(),
+            tls_lines: RateLimited::default(),
+            way_lines: RateLimited::default(),
         }
     }
 
@@ -767,7 +767,7 @@ impl<S: Service> Worker<S> {
     /// Looks for connections that do not go on.
     fn scan(&mut self) {
         self.next_scan = self.now + SCAN;
-        let patience = self.shared.config.patience;
+        let timeout = self.shared.config.timeout;
         for slot in 0..self.slots.len() {
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
             let idle = self.now.saturating_duration_since(conn.moved);
@@ -779,7 +779,7 @@ impl<S: Service> Worker<S> {
                 "its volume is put aside"
             } else if conn.closing.is_some_and(|at| at + DRAIN <= self.now) {
                 "it does not read its last replies"
-            } else if conn.began + patience <= self.now && !conn.proto.in_transmission() {
+            } else if conn.began + timeout <= self.now && !conn.proto.in_transmission() {
                 if conn.stream.is_handshaking() {
                     self.shared.counters.tls_refused.fetch_add(1, Ordering::Relaxed);
                 }
@@ -796,7 +796,7 @@ impl<S: Service> Worker<S> {
     /// Somebody waits for a long buffer: closes connections that keep memory without going on, those first that have for longest,
     /// until it can be had.
     fn make_room(&mut self) {
-        let (patience, impatience) = (self.shared.config.patience, self.shared.config.impatience);
+        let (timeout, impatience) = (self.shared.config.timeout, self.shared.config.impatience);
         self.next_look = self.now + impatience.min(SCAN) / LOOKS;
         let conns = self.starved.iter().filter_map(|&slot| self.slots[slot].conn.as_ref());
         let Some(since) = conns.filter_map(|conn| conn.waits).min() else { return };
@@ -810,7 +810,7 @@ impl<S: Service> Worker<S> {
                 self.send(slot);
             }
             let Some(conn) = self.slots[slot].conn.as_mut() else { continue };
-            let limit = if conn.proto.keeps() > 0 { impatience } else { patience };
+            let limit = if conn.proto.keeps() > 0 { impatience } else { timeout };
             if let Some(long) = conn.dawdles(self.now).filter(|&long| long.min(waited) >= limit) {
                 conn.passed = 0;
                 found.push((long, slot));

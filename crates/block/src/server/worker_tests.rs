@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use tempfile::TempDir;
 
 use super::*;
-use crate::backing::{self, Patience};
+use crate::backing::{self, Timeouts};
 use crate::cache::service::Command;
 use crate::nbd::server::{Limits, TlsPolicy};
 use crate::nbd::wire::command;
@@ -83,7 +83,7 @@ impl Bench {
         let path = dir.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(LONG.into()).unwrap();
         let uri = format!("file:{}", path.display()).parse().unwrap();
-        let store = backing::open(&uri, false, false, Patience::default()).unwrap();
+        let store = backing::open(&uri, false, false, Timeouts::default()).unwrap();
         let volumes = Arc::new(Volumes::default());
         volumes.add(Volume::new("disk", store, 4096, false)).unwrap();
         let poll = Poll::new().unwrap();
@@ -352,16 +352,16 @@ fn a_handshake_that_goes_on_by_bytes_ends() {
     });
     bench.worker.shared.counters.connections.fetch_add(1, Ordering::Relaxed);
     bench.worker.take_new();
-    let patience = bench.worker.shared.config.patience;
+    let timeout = bench.worker.shared.config.timeout;
     let begun = bench.now;
     for byte in HELLO.iter().chain(&go(&"x".repeat(200))) {
-        if bench.now - begun >= patience {
+        if bench.now - begun >= timeout {
             break;
         }
         ours.write_all(&[*byte]).unwrap();
         bench.pass(STEP * 18);
     }
-    assert!(bench.now - begun < patience * 2);
+    assert!(bench.now - begun < timeout * 2);
     bench.pass(SCAN * 2);
     assert_eq!(bench.connections(), 0);
 }
@@ -383,7 +383,7 @@ fn what_is_long_is_not_overtaken_by_what_is_less_so() {
     bench.whole(&mut less, MIB);
 }
 
-/// Patience is long where nobody has waited for long.
+/// Timeouts is long where nobody has waited for long.
 #[test]
 fn a_pause_alone_closes_nobody() {
     let mut bench = Bench::new();

@@ -315,7 +315,7 @@ impl Device {
     pub(super) fn bring_up(&mut self, volume: &Arc<Volume>) -> Result<Up, String> {
         // Of an earlier device.
         while self.reports.try_recv().is_ok() {}
-        let about = volume.about();
+        let about = volume.capabilities();
         let sectors = about.size / SECTOR;
         if sectors == 0 {
             return Err(format!("a volume of {} bytes is no disk", about.size));
@@ -373,7 +373,7 @@ impl Device {
 
     /// Tells the disk if its volume has grown, where the driver can be told.
     fn grow(&mut self, up: &mut Up) {
-        let wanted = up.volume.about().size / SECTOR;
+        let wanted = up.volume.capabilities().size / SECTOR;
         if wanted <= up.sectors || wanted == up.stays {
             return;
         }
@@ -408,7 +408,7 @@ impl Device {
             0 => (SMALL_TRANSFER, SMALL_DEPTH),
             _ => (TRANSFER, DEPTH),
         };
-        let shape = Shape::new(&volume.about(), transfer);
+        let shape = Shape::new(&volume.capabilities(), transfer);
         let encode = if self.control.as_ioctl { flag::CMD_IOCTL_ENCODE } else { 0 };
         let wish = Info {
             queues: self.hands.len().clamp(1, usize::from(abi::MAX_QUEUES)) as u16,
@@ -427,7 +427,7 @@ impl Device {
         if !info.is_sound() {
             return Err(format!("the driver makes a device that cannot be served: {info:?}"));
         }
-        let shape = Shape::new(&volume.about(), info.max_transfer);
+        let shape = Shape::new(&volume.capabilities(), info.max_transfer);
         let params = params(&shape, volume.preferred());
         if let Err(e) = self.control.set_params(info.id, &params) {
             // It has no disk yet.
@@ -481,7 +481,7 @@ impl Device {
             as_ioctl: self.control.as_ioctl,
             user_copy: info.flags & flag::USER_COPY != 0,
         };
-        let shape = Shape::new(&volume.about(), info.max_transfer);
+        let shape = Shape::new(&volume.capabilities(), info.max_transfer);
         let told = Arc::new(Told::new(volume));
         let threads = self.hands.len().min(usize::from(info.queues));
         for (n, hand) in self.hands.iter().enumerate().take(threads) {

@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 
 use super::abi::{DESCRIPTOR_BYTES, SECTOR, op};
-use crate::backing::About;
+use crate::backing::Capabilities;
 use crate::op::FailureKind;
 
 /// Sectors of one discard or writing of zeroes: just below 2 GiB, whole pages of 4 KiB.
@@ -27,7 +27,7 @@ pub struct Shape {
 
 impl Shape {
     /// That of a store, with requests of up to `max_transfer` bytes.
-    pub fn new(about: &About, max_transfer: u32) -> Shape {
+    pub fn new(about: &Capabilities, max_transfer: u32) -> Shape {
         Shape {
             sectors: about.size / SECTOR,
             max_transfer: max_transfer.min(about.maximum) / 4096 * 4096,

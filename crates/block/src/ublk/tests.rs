@@ -15,7 +15,7 @@ use super::port::Port;
 use super::request::Shape;
 use super::worker::{Job, Order, Report};
 use super::*;
-use crate::backing::{self, Patience};
+use crate::backing::{self, Timeouts};
 use crate::cache::Told;
 use crate::cache::service::{PassThrough, pass_through};
 
@@ -131,7 +131,7 @@ impl Bench {
         let dir = TempDir::new().unwrap();
         File::create(dir.path().join("disk")).unwrap().set_len(VOLUME).unwrap();
         let uri = format!("file:{}", dir.path().join("disk").display()).parse().unwrap();
-        let store = backing::open(&uri, read_only, false, Patience::default()).unwrap();
+        let store = backing::open(&uri, read_only, false, Timeouts::default()).unwrap();
         let volume = Arc::new(Volume::new("disk", store, 4096, false));
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let driver = Driver {
@@ -160,7 +160,7 @@ impl Bench {
         );
         let thread = std::thread::spawn(move || worker.run());
         let port = FakePort(shared.clone());
-        let shape = Shape::new(&volume.about(), TRANSFER);
+        let shape = Shape::new(&volume.capabilities(), TRANSFER);
         let served = volume.clone();
         let told = Arc::new(Told::new(&served));
         let job = Job { volume: served, told, shape, open: Box::new(move || Ok(port)) };

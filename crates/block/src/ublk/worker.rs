@@ -293,7 +293,7 @@ impl<S: Service, P: Port> Worker<S, P> {
                 0 => {
                     self.counters.requests.fetch_add(1, Ordering::Relaxed);
                     // The volume may have grown: then the disk is told after it, and asks for more.
-                    serving.shape.sectors = serving.volume.about().size / SECTOR;
+                    serving.shape.sectors = serving.volume.capabilities().size / SECTOR;
                     let what = request::parse(&serving.port.descriptor(slot), &serving.shape);
                     let wants_memory = matches!(what, What::Read { .. } | What::Write { .. });
                     if wants_memory && !serving.waiting.is_empty() {

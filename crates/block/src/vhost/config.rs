@@ -1,6 +1,6 @@
 //! What the device offers, and its configuration space (virtio 1.2, 5.2.3 and 5.2.4).
 
-use crate::backing::About;
+use crate::backing::Capabilities;
 
 /// Bytes of a sector, the unit of all offsets in virtio-blk.
 pub const SECTOR: u64 = 512;
@@ -107,7 +107,7 @@ impl Shape {
     }
 
     /// That of a store with lines of `preferred` bytes before it.
-    pub fn new(about: &About, preferred: u32) -> Shape {
+    pub fn new(about: &Capabilities, preferred: u32) -> Shape {
         let max_transfer = MAX_TRANSFER.min(about.maximum) / 4096 * 4096;
         Shape {
             sectors: about.size / SECTOR,
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn whoever_keeps_to_the_limits_is_never_refused() {
         for maximum in [1 << 20, 3 << 20, 32 << 20, u32::MAX] {
-            let about = About {
+            let about = Capabilities {
                 size: (1 << 30) + 700,
                 read_only: false,
                 trim: true,

@@ -169,7 +169,7 @@ impl<S: Service> Device<S> {
         poll: Poll,
         buffer_bytes: usize,
     ) -> Device<S> {
-        let of = |v: &Arc<Volume>| Shape::new(&v.about(), v.preferred());
+        let of = |v: &Arc<Volume>| Shape::new(&v.capabilities(), v.preferred());
         let shape = volume.as_ref().map_or_else(Shape::none, of);
         // One request of the longest must always fit, whatever is asked for.
         let least = (shape.max_transfer as usize).next_power_of_two();
@@ -218,7 +218,7 @@ impl<S: Service> Device<S> {
 
     /// The volume has come back.
     pub(super) fn adopt(&mut self, volume: Arc<Volume>, preferred: u32) {
-        self.shape = Shape::new(&volume.about(), preferred);
+        self.shape = Shape::new(&volume.capabilities(), preferred);
         self.told = Some(Told::new(&volume));
         self.volume = Some(volume);
     }
@@ -349,7 +349,7 @@ impl<S: Service> Device<S> {
     /// Looks whether the volume has grown: then the configuration space says so, and the front end is told to read it.
     pub(super) fn look(&mut self) {
         let Some(volume) = &self.volume else { return };
-        let (now, before) = (volume.about().size / SECTOR, self.shape.sectors);
+        let (now, before) = (volume.capabilities().size / SECTOR, self.shape.sectors);
         if now > before {
             self.shape.sectors = now;
             self.tell = true;

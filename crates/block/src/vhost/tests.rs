@@ -16,7 +16,7 @@ use super::device::QUIET;
 use super::inflight::Inflight;
 use super::request::{self, Range, Table, What, kind, parse, status};
 use super::*;
-use crate::backing::{self, Patience};
+use crate::backing::{self, Timeouts};
 use crate::cache::Volume;
 use crate::cache::service::pass_through;
 
@@ -79,7 +79,7 @@ impl Bench {
     fn again(&mut self, read_only: bool, buffers: usize) {
         (self.server, self.volume) = (None, None);
         let uri = format!("file:{}", self.dir.path().join("disk").display()).parse().unwrap();
-        let store = backing::open(&uri, read_only, false, Patience::default()).unwrap();
+        let store = backing::open(&uri, read_only, false, Timeouts::default()).unwrap();
         let volumes = Arc::new(Volumes::default());
         self.volume = Some(volumes.add(Volume::new("disk", store, 4096, false)).unwrap());
         let listen = [format!("vhost:{},volume=disk", self.socket()).parse().unwrap()];

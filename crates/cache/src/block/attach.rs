@@ -14,7 +14,7 @@ use super::attached::Attached;
 use super::log::LogThread;
 use super::open::{self, CacheError};
 use super::operators::{LOOK, OVERTAKEN};
-use super::{Core, Door, locked};
+use super::{Core, Mailbox, locked};
 use crate::block::volume::Volume;
 
 /// How far a detach is.
@@ -83,7 +83,7 @@ impl Core {
         };
         let comes = attachment.comes().map(|(decided, taken)| (decided.clone(), taken.clone()));
         let Some((decided, taken)) = comes else { return without() };
-        let id = self.governor.next_id();
+        let id = self.node_limits.next_id();
         let attached = Attached::new(volume, id, &taken.volume, &superblock, &self.config)?;
         let (mut durable, mut overtaken) = (false, false);
         let (id, shards) = self.next_operation();
@@ -145,7 +145,7 @@ impl Core {
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
         volumes.insert(attached.name.clone(), attached.clone());
         // Others come and go meanwhile: the later list must be the later one here too.
-        self.governor.set_volumes(volumes.values().cloned().collect());
+        self.node_limits.set_volumes(volumes.values().cloned().collect());
         drop(volumes);
         self.restore_selection(&[attached]);
     }
@@ -256,11 +256,11 @@ impl Core {
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
         volumes.remove(&attached.name);
         locked(&self.retired).add(attached);
-        self.governor.set_volumes(volumes.values().cloned().collect());
+        self.node_limits.set_volumes(volumes.values().cloned().collect());
         drop(volumes);
         // Selections are removed by the volume's number and kept by its name: they apply again when it comes back.
-        let selecting = locked(&self.governor.selecting);
-        self.governor.select(|selection| selection.remove_volume(attached.id));
+        let selecting = locked(&self.node_limits.selecting);
+        self.node_limits.select(|selection| selection.remove_volume(attached.id));
         drop(selecting);
         locked(&attached.admission).end_recording();
         // Its sessions go, with the workers' and this one.
@@ -270,8 +270,8 @@ impl Core {
 
     /// Has workers let go of the stores of volumes that are closed.
     pub fn let_go_of_closed(&self) {
-        self.governor.gone.fetch_add(1, Ordering::SeqCst);
-        self.doors.iter().for_each(Door::wake);
+        self.node_limits.gone.fetch_add(1, Ordering::SeqCst);
+        self.mailboxes.iter().for_each(Mailbox::wake);
     }
 
     /// Forgets a volume that is not attached: drops its lines, gives its place up, and what is selected of it. Under its name

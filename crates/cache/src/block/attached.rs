@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder_engine::block::node::share::{Account, ShareLines};
 use larder_engine::block::node::{owners, setup};
-use larder_engine::block::record::TapedAdmission;
+use larder_engine::block::record::RecordedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as VolumeRecord};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockKind, Reason, VerdictCounts, VolumeId};
@@ -103,7 +103,7 @@ pub struct Attached {
     pub(super) accounted: AtomicU64,
     /// Something is selected of it.
     pub(super) selected: AtomicBool,
-    pub(super) admission: Mutex<TapedAdmission>,
+    pub(super) admission: Mutex<RecordedAdmission>,
     /// Verdicts on its requests that no policy gave.
     governed: Mutex<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.
@@ -235,18 +235,18 @@ impl Attached {
         self.make_durable_within(PATIENCE)
     }
 
-    /// The same, with so much patience.
+    /// The same, within `timeout`.
     ///
     /// # Errors
     /// When its store cannot.
-    pub(super) fn make_durable_within(&self, patience: Duration) -> Result<(), CacheError> {
-        let durable = self.volume.about().read_only
-            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(patience));
+    pub(super) fn make_durable_within(&self, timeout: Duration) -> Result<(), CacheError> {
+        let durable = self.volume.capabilities().read_only
+            || locked(&self.backing).as_ref().is_some_and(|f| f.flush(timeout));
         durable.then_some(()).ok_or_else(|| CacheError::Volume {
             name: self.name.clone(),
             reason: format!(
                 "its store cannot make durable what was written before (tried for up to {} s): see to the store and try again",
-                patience.as_secs()
+                timeout.as_secs()
             ),
         })
     }

@@ -348,7 +348,7 @@ impl CachedVolume {
 
     /// Its size, bytes.
     pub fn bytes(&self) -> u64 {
-        self.of.volume.about().size
+        self.of.volume.capabilities().size
     }
 
     /// The same client, whose requests are about blocks that hold that: admission need not find out.
@@ -436,7 +436,7 @@ impl CachedVolume {
 
     /// What is wrong with a range, if something is.
     fn refuses(&self, offset: u64, len: u64, most: u64, changes: bool) -> Option<Failure> {
-        let about = self.of.volume.about();
+        let about = self.of.volume.capabilities();
         let end = offset.checked_add(len).filter(|end| *end <= about.size);
         let minimum = u64::from(about.minimum.max(1));
         let refuse = |kind, text: String| Some(Failure::new(kind, text));

@@ -13,14 +13,14 @@ use std::time::Instant;
 use larder_engine::block::IoFailed;
 use larder_engine::block::node::event::{JobId, Op as Asked, Submit};
 use larder_engine::block::node::queue::{Config, Queue};
-use larder_engine::block::node::record::TapedQueue;
+use larder_engine::block::node::record::RecordedQueue;
 use larder_policy::block::BlockKind;
 use larder_runtime::{AlignedBuf, FileDone, FileOp, FileQueue, Payload, RingChoice};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 
-use super::cell::{Daemon, Load};
+use super::shard::{Daemon, Load};
 use super::{Core, locked};
 pub(super) use bytes::{aligned, crcs};
 use carrier::{Carrier, FlashJob};
@@ -42,7 +42,7 @@ pub struct Cached {
     cache: Arc<Core>,
     me: usize,
     first_token: usize,
-    queue: TapedQueue<Daemon>,
+    queue: RecordedQueue<Daemon>,
     io: Carrier,
 }
 
@@ -63,11 +63,11 @@ impl Cached {
             registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
         };
         watch(flash.as_raw_fd(), first_token)?;
-        watch(cache.doors[me].event.as_raw_fd(), first_token + 1)?;
+        watch(cache.mailboxes[me].event.as_raw_fd(), first_token + 1)?;
         let config = Config::new(&cache.layout, cache.placing, cache.config.readahead.0);
         let at_once = choice == RingChoice::Caller;
         let io = Carrier::new(cache.clone(), registry, first_token + 2, flash, at_once);
-        let mut queue = TapedQueue::new(Queue::new(me, config));
+        let mut queue = RecordedQueue::new(Queue::new(me, config));
         if let Some(tape) = cache.queue_tape(me) {
             queue.record(tape);
         }
@@ -192,19 +192,19 @@ impl Cached {
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_idle()
             && self.io.is_idle()
-            && locked(&self.cache.doors[self.me].inbox).is_empty()
+            && locked(&self.cache.mailboxes[self.me].inbox).is_empty()
     }
 
     /// Buffers of writes that were still needed when those ended, and may be still.
     #[cfg(test)]
-    pub(super) fn lingering(&self) -> usize {
-        self.io.lingering.len()
+    pub(super) fn deferred(&self) -> usize {
+        self.io.deferred.len()
     }
 
     /// Does all there is to do now, mail included. For a cache without threads, whose I/O is over when it is asked for. Returns whether there was
     /// something.
     pub(super) fn step(&mut self) -> bool {
-        let mail = !locked(&self.cache.doors[self.me].inbox).is_empty();
+        let mail = !locked(&self.cache.mailboxes[self.me].inbox).is_empty();
         self.queue.take_mail(&*self.cache);
         self.io.let_go();
         self.queue.tick(&*self.cache, self.cache.now(), &mut self.io);
@@ -258,7 +258,7 @@ impl Service for Cached {
             1 => {
                 let mut count = [0u8; 8];
                 // EAGAIN means that nothing was signalled.
-                let _ = rustix::io::read(self.cache.doors[self.me].event.as_fd(), &mut count);
+                let _ = rustix::io::read(self.cache.mailboxes[self.me].event.as_fd(), &mut count);
                 self.queue.take_mail(&*self.cache);
             }
             at => {
@@ -301,7 +301,7 @@ impl Service for Cached {
     }
 
     fn spent(&mut self) -> Option<AlignedBuf> {
-        self.io.lingering.pop()
+        self.io.deferred.pop()
     }
 
     fn wake_at(&self) -> Option<Instant> {

@@ -34,7 +34,7 @@ pub(super) fn run(cache: &Arc<Core>) {
         std::thread::sleep(Duration::from_nanos(next.saturating_sub(cache.now()).0));
     }
     watchers.end();
-    cache.governor.save_budget(cache.now());
+    cache.node_limits.save_budget(cache.now());
 }
 
 impl Rounds {
@@ -49,7 +49,7 @@ impl Rounds {
             );
         }
         if self.machine.keeps_budget(now) {
-            cache.governor.claim_ahead(now);
+            cache.node_limits.claim_ahead(now);
         }
         if cache.hand.get().is_some() {
             self.watch(cache);
@@ -93,7 +93,8 @@ impl Lines for Counted<'_> {
 
     fn count(&mut self, shard: u32, count: &mut Count) -> bool {
         let Counted { cache, lines } = self;
-        let of = |group: GroupId| cache.governor.volume_at(cache.at(group.line(0))).map(|v| v.id);
+        let of =
+            |group: GroupId| cache.node_limits.volume_at(cache.at(group.line(0))).map(|v| v.id);
         // Looked at, and no part of a record.
         count.turn(&locked(&cache.shards[shard as usize]).shard, of, |volume, more| {
             *lines.entry(volume).or_default() += more;

@@ -268,7 +268,7 @@ impl Core {
             for (i, &(slot, at, sum)) in run.iter().enumerate() {
                 course.report.lines += 1;
                 course.report.unattached +=
-                    u64::from(self.governor.volume_at(self.at(at)).is_none());
+                    u64::from(self.node_limits.volume_at(self.at(at)).is_none());
                 let mut alone;
                 let read = match &whole {
                     Ok(()) => Some(&buf[i * line..(i + 1) * line]),
@@ -312,7 +312,7 @@ impl Core {
             course.sessions.retain(|id, _| volumes.iter().any(|v| v.id == *id));
             drop(volumes);
             let first = self.at(run[0].0);
-            let Some(volume) = self.governor.volume_at(first) else { continue };
+            let Some(volume) = self.node_limits.volume_at(first) else { continue };
             course.report.store_reads += 1;
             match self.store_bytes(&volume, first, run.len() * bytes, &mut course.sessions) {
                 Some(store) => {
@@ -334,7 +334,7 @@ impl Core {
     }
 
     fn same_volume(&self, a: LineId, b: LineId) -> bool {
-        let of = |line| self.governor.volume_at(self.at(line)).map(|v| v.id);
+        let of = |line| self.node_limits.volume_at(self.at(line)).map(|v| v.id);
         of(a) == of(b)
     }
 
@@ -361,7 +361,7 @@ impl Core {
     fn look_again(&self, line: LineId, compare: bool, course: &mut Course<'_>) {
         let Course { wish, sessions, report, .. } = course;
         let shard = self.placing.shard(line.group());
-        let volume = self.governor.volume_at(self.at(line));
+        let volume = self.node_limits.volume_at(self.at(line));
         let mut look = || {
             let (slot, sum) = {
                 let cell = locked(&self.shards[shard as usize]);

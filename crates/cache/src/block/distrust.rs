@@ -6,7 +6,7 @@ use larder_engine::block::node::attachment::Step;
 use larder_engine::block::node::operator::Operation;
 
 use super::attached::Attached;
-use super::{Core, Door, locked};
+use super::{Core, Mailbox, locked};
 
 impl Core {
     /// Whether work on a volume that nobody has asked for is to go on.
@@ -87,7 +87,7 @@ impl Core {
                         volume.name
                     );
                     // Answers wait for it.
-                    self.doors.iter().for_each(Door::wake);
+                    self.mailboxes.iter().for_each(Mailbox::wake);
                 }
                 _ => {}
             }

@@ -88,12 +88,12 @@ fn kind_name(kind: BlockKind) -> &'static str {
 impl Core {
     /// What keeps one more line of a volume from being cached now, whatever admission says.
     fn in_the_way(&self, volume: &Attached, rule: Rule) -> Option<String> {
-        let (governor, now) = (&self.governor, self.now());
-        match governor.limits.refuses(rule, now, u64::from(self.layout.line)) {
+        let (node_limits, now) = (&self.node_limits, self.now());
+        match node_limits.limits.refuses(rule, now, u64::from(self.layout.line)) {
             // (What is selected is said anyway.)
             Some(Reason::Never) => return None,
             Some(Reason::NoSpace) => {
-                let left = governor.limits.backoff.left(now).unwrap_or(Nanos::ZERO);
+                let left = node_limits.limits.backoff.left(now).unwrap_or(Nanos::ZERO);
                 return Some(format!(
                     "it would be rejected: the file system of the cache is full, and nothing new is cached for {:.0} s",
                     left.as_secs_f64().ceil()
@@ -131,11 +131,11 @@ impl Core {
             find()
         };
         let kind = volume.classify(start, bytes);
-        let governor = &self.governor;
-        let rule = governor.rule(&volume, start, bytes);
+        let node_limits = &self.node_limits;
+        let rule = node_limits.rule(&volume, start, bytes);
         let selection = {
             let selection =
-                governor.selection.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+                node_limits.selection.read().unwrap_or_else(std::sync::PoisonError::into_inner);
             selection.explain(volume.id, offset)
         };
         let admission = if offset >= volume.cached_bytes() {
@@ -162,14 +162,14 @@ impl Core {
             (floor, None) => format!("{has} lines, floor {floor}"),
             (floor, Some(ceiling)) => format!("{has} lines, floor {floor}, ceiling {ceiling}"),
         };
-        let now = governor.budget_now(self.now());
+        let now = node_limits.budget_now(self.now());
         let budget = match (now.rate, now.available) {
             (Some(rate), Some(left)) => {
                 format!("{rate:.0} bytes a second, {left} bytes may be written now")
             }
             _ => "none".to_owned(),
         };
-        let filled = governor.filled_at(line).filter(|_| slot.is_some());
+        let filled = node_limits.filled_at(line).filter(|_| slot.is_some());
         Ok(Explanation {
             volume: name.to_owned(),
             offset,

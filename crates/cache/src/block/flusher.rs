@@ -78,14 +78,14 @@ impl Flusher {
     }
 
     /// Everything that has ended on any session of the store is durable when this returns true. Waits no longer than
-    /// `patience`.
-    pub(super) fn flush(&self, patience: Duration) -> bool {
+    /// `timeout`.
+    pub(super) fn flush(&self, timeout: Duration) -> bool {
         let number = self.want();
         let state = locked(&self.shared.state);
         let (state, _) = self
             .shared
             .changed
-            .wait_timeout_while(state, patience, |s| s.numbers.is_durable(number).is_none())
+            .wait_timeout_while(state, timeout, |s| s.numbers.is_durable(number).is_none())
             .unwrap_or_else(PoisonError::into_inner);
         state.numbers.is_durable(number) == Some(true)
     }

@@ -12,7 +12,7 @@ use super::attached::Attached;
 use super::log::LogThread;
 use super::open::CacheError;
 use super::operators::OVERTAKEN;
-use super::{Core, Door};
+use super::{Core, Mailbox};
 
 /// Between two looks whether they have ended.
 const GLANCE: Duration = Duration::from_millis(1);
@@ -33,7 +33,7 @@ impl<'a> Closed<'a> {
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
         self.volume.gate.open();
-        self.cache.doors.iter().for_each(Door::wake);
+        self.cache.mailboxes.iter().for_each(Mailbox::wake);
     }
 }
 
@@ -88,12 +88,12 @@ impl Core {
             self.carry_growth(&volume, bytes, growth, attachment)?;
             return Ok(false);
         }
-        if self.governor.prefetching.swap(true, Ordering::SeqCst) {
+        if self.node_limits.prefetching.swap(true, Ordering::SeqCst) {
             let reason = "another volume lies right behind it, so that it must move, and something is prefetched or another volume moves: wait for that to end";
             return Err(CacheError::Volume { name: name.to_owned(), reason: reason.to_owned() });
         }
         let outcome = self.carry_growth(&volume, bytes, growth, attachment);
-        self.governor.prefetching.store(false, Ordering::SeqCst);
+        self.node_limits.prefetching.store(false, Ordering::SeqCst);
         outcome.map(|()| true)
     }
 
@@ -149,11 +149,11 @@ impl Core {
                 }
                 Step::InForce => {
                     if moves {
-                        self.governor.moved(volume, growth.first_group * self.group_bytes());
+                        self.node_limits.moved(volume, growth.first_group * self.group_bytes());
                         volume.account.set(0);
                     }
                     volume.set_bytes(bytes);
-                    self.governor.select(|_| ());
+                    self.node_limits.select(|_| ());
                 }
                 _ => {}
             }

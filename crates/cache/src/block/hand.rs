@@ -144,6 +144,6 @@ impl Core {
             self.turn();
         }
         self.has_stopped();
-        self.governor.save_budget(self.now());
+        self.node_limits.save_budget(self.now());
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 
 use larder_volume::op::{Failure, FailureKind};
-use larder_volume::quiet::{Quiet, Unsaid};
+use larder_volume::rate_limited::{RateLimited, Unsaid};
 
 /// The last thing that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Trouble {
 struct State {
     failures: u64,
     last: Option<Trouble>,
-    lines: Quiet,
+    lines: RateLimited,
 }
 
 /// See the [module](self).

@@ -91,8 +91,8 @@ impl Lane {
     }
 
     #[cfg(test)]
-    pub(super) fn lingering(&self) -> usize {
-        self.cached.lingering()
+    pub(super) fn deferred(&self) -> usize {
+        self.cached.deferred()
     }
 
     /// The next request that has ended.
@@ -144,6 +144,6 @@ mod tests {
                 cache.turn().unwrap();
             }
         }
-        assert_eq!(cache.core().with_lane(|lane| lane.lingering()), Some(0));
+        assert_eq!(cache.core().with_lane(|lane| lane.deferred()), Some(0));
     }
 }

@@ -9,8 +9,8 @@ use larder_base::Nanos;
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
-use larder_engine::block::node::record::TapedMaintenance;
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::node::record::RecordedMaintenance;
+use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, IoId, LogIo, SlotId};
 use larder_format::PAGE_SIZE;
 use larder_format::block::BlockSuperblock;
@@ -19,9 +19,9 @@ use larder_runtime::{AlignedBuf, Device, FileOp, FileQueue, FlashDevice, Payload
 use slab::Slab;
 
 use super::cached::{aligned, crcs};
-use super::cell::{Copying, Daemon, Fill, Load};
-use super::governor::Governor;
+use super::node_limits::NodeLimits;
 use super::notes::note_given_up;
+use super::shard::{Copying, Daemon, Fill, Load};
 use super::{Core, locked};
 
 /// Tapes are handed on so often.
@@ -38,15 +38,15 @@ pub(super) type Task = Box<dyn FnOnce(&mut LogThread) + Send>;
 pub(super) struct CacheIo<'a>(&'a FlashDevice);
 
 /// What is written counts against the write budget before it is written: who is killed in between has gained nothing.
-pub(super) type ChargedIo<'a> = Charged<CacheIo<'a>, &'a Governor>;
+pub(super) type ChargedIo<'a> = Charged<CacheIo<'a>, &'a NodeLimits>;
 
 impl CacheIo<'_> {
     pub(super) fn of<'a>(
         device: &'a FlashDevice,
-        governor: &'a Governor,
+        node_limits: &'a NodeLimits,
         now: Nanos,
     ) -> ChargedIo<'a> {
-        Charged::new(CacheIo(device), governor, now)
+        Charged::new(CacheIo(device), node_limits, now)
     }
 }
 
@@ -124,7 +124,7 @@ struct Carrier {
 
 pub(super) struct LogThread {
     cache: Arc<Core>,
-    machine: TapedMaintenance,
+    machine: RecordedMaintenance,
     carrier: Carrier,
     /// When the tapes were last handed on.
     handed_on: Nanos,
@@ -208,7 +208,7 @@ impl Effects<Payload> for Carrier {
     }
 
     fn given_up(&mut self, why: &str) {
-        *locked(&self.cache.governor.given_up) = Some(why.to_owned());
+        *locked(&self.cache.node_limits.given_up) = Some(why.to_owned());
         tracing::error!(
             "the cache is given up: {why}. Volumes go on without it (pass-through); replace the cache device, format \
              it and start again, or, when it works again, `larder block take-back`"
@@ -245,7 +245,7 @@ macro_rules! parts {
         let LogThread { cache, machine, carrier, .. } = $thread;
         let shards = AtNode::<Daemon, Core>::new(cache, cache.layout.shards);
         let now = cache.now();
-        (now, machine, shards, CacheIo::of(&cache.device, &cache.governor, now), carrier)
+        (now, machine, shards, CacheIo::of(&cache.device, &cache.node_limits, now), carrier)
     }};
 }
 
@@ -253,14 +253,14 @@ impl LogThread {
     /// Without a log the cache has been given up; `superblock` is what it had.
     pub(super) fn new(
         cache: Arc<Core>,
-        log: Option<TapedLog>,
+        log: Option<RecordedLog>,
         superblock: BlockSuperblock,
         fills: FileQueue,
     ) -> LogThread {
         let carrier =
             Carrier { cache: cache.clone(), fills, writing: Slab::new(), flushing: Vec::new() };
         let machine = Maintenance::new(Pace::default(), log, superblock);
-        let mut machine = TapedMaintenance::new(machine);
+        let mut machine = RecordedMaintenance::new(machine);
         if let Some(tape) = cache.maintenance_tape() {
             machine.record_beside_log(tape);
         }
@@ -289,7 +289,7 @@ impl LogThread {
     }
 
     /// The cache is used again, with this log.
-    pub(super) fn resume(&mut self, log: TapedLog) {
+    pub(super) fn resume(&mut self, log: RecordedLog) {
         self.machine.resume(log);
         self.publish();
     }
@@ -399,7 +399,7 @@ impl LogThread {
         }
         self.handed_on = now;
         self.cache.hand_on_tapes();
-        self.machine.hand_on();
+        self.machine.flush_chunk();
     }
 
     /// Waits until there is something to do. Returns it, and whether it is the end.

@@ -8,7 +8,7 @@
 //! | [`without`] | a start without the cache device |
 //! | `takeback` | a cache that was given up is used again |
 //! | `cache` | the cache as a program that embeds it sees it; `builder`: how it is opened; `workers`: its threads |
-//! | `cell` | the engine's types, with the daemon's bytes and volumes |
+//! | `shard` | the engine's types, with the daemon's bytes and volumes |
 //! | `node` | what the engine's queues share: shards behind mutexes, mailboxes, what is decided for all |
 //! | `cached` | a worker's requests: carries out what its queue in the engine asks for |
 //! | [`service`] | what a worker does requests with; without a cache, a [`PassThrough`](service::PassThrough) |
@@ -19,7 +19,7 @@
 //! | `lane` | a thread's own way to the volumes |
 //! | `queue` | the same for threads of a program that embeds the cache |
 //! | `grow` | a volume grows while it is served, and moves if it must |
-//! | `governor` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
+//! | `node_limits` | selection and shares; the write budget's file. What they come to is decided in [`limits`] |
 //! | `running` | a cache that runs, and how it ends |
 //! | `operators` | what an operator asks is carried through: lines are dropped, whatever waits for lines; `attach`: volumes come and go; `explain`: why a block is not cached |
 //! | `distrust` | lines of a store that forgot writes, or that somebody else has changed |
@@ -39,14 +39,12 @@ mod attached;
 mod builder;
 mod cache;
 mod cached;
-mod cell;
 mod census;
 mod changing;
 mod check;
 mod distrust;
 mod explain;
 mod flusher;
-mod governor;
 mod grow;
 mod hand;
 pub mod health;
@@ -54,6 +52,7 @@ pub mod inspect;
 mod lane;
 mod log;
 mod node;
+mod node_limits;
 mod notes;
 pub mod open;
 mod operators;
@@ -64,6 +63,7 @@ mod region;
 mod running;
 mod select;
 pub mod service;
+mod shard;
 mod tables;
 mod takeback;
 #[cfg(test)]
@@ -85,7 +85,7 @@ use larder_base::Nanos;
 use larder_engine::block::address::Placing;
 use larder_engine::block::node::calls::{self, OP_BITS};
 use larder_engine::block::node::maintenance::Inbox;
-use larder_engine::block::record::TapedShard;
+use larder_engine::block::record::RecordedShard;
 use larder_engine::block::{BlockStats, IoFailed, LineId, LogStats, OpId, Sum};
 use larder_format::block::{BlockSuperblock, Layout, table};
 use larder_policy::block::{Rule, VerdictCounts};
@@ -97,20 +97,20 @@ pub use attached::{Attached, Totals, VolumeCounters};
 pub use builder::Builder;
 pub use cache::{Cache, CachedVolume, Pending};
 pub use cached::Cached;
-use cell::{Cell, Fx, Message, Out};
 pub use changing::{All, Changing, One};
 pub use check::{CheckFault, CheckReport, CheckWish};
 pub use explain::{Explanation, LineOf, SlotOf, named};
-use governor::Governor;
-pub use governor::{BudgetNow, Latencies, RulesConfig};
 pub use hand::ByHand;
 use hand::Hand;
 pub use lane::Lane;
 pub use larder_engine::block::node::share::{Portion, Share};
+use node_limits::NodeLimits;
+pub use node_limits::{BudgetNow, Latencies, RulesConfig};
 pub use open::{CacheConfig, CacheError, FormatConfig, Warmth};
 pub use prefetch::{Prefetched, Prefetching};
 pub use queue::{Completion, Full, Queue};
 pub use running::Running;
+use shard::{Fx, LockedShard, Message, Out};
 pub use told::Told;
 pub use volume::{Client, Volume, VolumeError, Volumes};
 
@@ -123,14 +123,14 @@ fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const LEAST_LIFE: Nanos = Nanos::from_secs(60);
 
 /// A worker's inbox.
-struct Door {
+struct Mailbox {
     inbox: Mutex<Vec<(OpId, Message)>>,
     event: std::os::fd::OwnedFd,
     /// Of the operators', who wait for it.
     changed: Condvar,
 }
 
-impl Door {
+impl Mailbox {
     fn wake(&self) {
         self.changed.notify_all();
         // Full means that it will wake anyway.
@@ -206,11 +206,11 @@ pub struct Core {
     placing: Placing,
     device: FlashDevice,
     file: FileHandle,
-    shards: Vec<Mutex<Cell>>,
+    shards: Vec<Mutex<LockedShard>>,
     volumes: RwLock<BTreeMap<String, Arc<Attached>>>,
     /// Of volumes that were detached. Changed with `volumes` locked.
     retired: Mutex<Totals>,
-    doors: Vec<Door>,
+    mailboxes: Vec<Mailbox>,
     log_inbox: Mutex<LogInbox>,
     log_wake: Condvar,
     log_stats: Mutex<(LogStats, u64)>,
@@ -221,7 +221,7 @@ pub struct Core {
     hand: OnceLock<Hand>,
     /// Writes down what is decided, if that was asked for.
     recorder: Option<record::Recording>,
-    governor: Governor,
+    node_limits: NodeLimits,
     operators: operators::Operators,
     changing: Changing,
     /// Outlives the process; kept for its lock.
@@ -285,12 +285,12 @@ impl Core {
 
     /// The cache device.
     pub fn path(&self) -> &Path {
-        &self.governor.path
+        &self.node_limits.path
     }
 
     /// Names the cache device.
     pub fn uuid(&self) -> &str {
-        &self.governor.uuid
+        &self.node_limits.uuid
     }
 
     /// How it was configured.
@@ -300,18 +300,18 @@ impl Core {
 
     /// Why the cache is out of use, if it is.
     pub fn why_given_up(&self) -> Option<String> {
-        locked(&self.governor.given_up).clone()
+        locked(&self.node_limits.given_up).clone()
     }
 
     /// How a volume is cached where no range says otherwise, and how many ranges do.
     pub fn selected_of(&self, volume: &Attached) -> (Rule, u64) {
-        let selection = self.governor.selection.read().unwrap_or_else(PoisonError::into_inner);
+        let selection = self.node_limits.selection.read().unwrap_or_else(PoisonError::into_inner);
         (selection.whole(volume.id), selection.selected(volume.id).count() as u64)
     }
 
     /// Latencies of requests since the start.
     pub fn latencies(&self) -> Latencies {
-        self.governor.latencies()
+        self.node_limits.latencies()
     }
 
     /// Time since it was opened.
@@ -364,9 +364,9 @@ impl Core {
             totals,
             client_bytes: totals.write_bytes,
             read_fill_bytes: totals.filled_by_reads * line,
-            budget: self.governor.budget_now(now),
+            budget: self.node_limits.budget_now(now),
             life_years: (flash_bytes > 0 && now >= LEAST_LIFE)
-                .then(|| self.governor.limits.life_years(rate))
+                .then(|| self.node_limits.limits.life_years(rate))
                 .flatten(),
         }
     }
@@ -386,7 +386,7 @@ impl Core {
         shard: u32,
         me: Option<usize>,
         out: &mut Out,
-        f: impl FnOnce(&mut TapedShard, &mut Fx<'_>) -> R,
+        f: impl FnOnce(&mut RecordedShard, &mut Fx<'_>) -> R,
     ) -> R {
         calls::call(self, shard, me, out, f)
     }
@@ -414,11 +414,11 @@ impl Core {
     fn flash_failed(&self, what: &str, error: &std::io::Error) {
         let count = self.flash_errors.fetch_add(1, Ordering::Relaxed) + 1;
         if is_full(error) {
-            if let Some(rest) = self.governor.limits.backoff.full(self.now()) {
+            if let Some(rest) = self.node_limits.limits.backoff.full(self.now()) {
                 tracing::warn!(
                     "the file system of the cache '{}' is full ({error}): nothing new is cached for {} s; free some space there, or \
                      format a smaller cache",
-                    self.governor.path.display(),
+                    self.node_limits.path.display(),
                     rest.0 / 1_000_000_000
                 );
             }
@@ -430,7 +430,7 @@ impl Core {
                 "the cache device did not {what}: {error}; served by the backing store"
             );
         }
-        if let Some(why) = self.governor.failures.failed() {
+        if let Some(why) = self.node_limits.failures.failed() {
             let why = format!("{why}, the last with: {error}");
             if locked(&self.log_inbox).mail.give_up(self.now(), why) {
                 self.log_wake.notify_one();
@@ -440,18 +440,18 @@ impl Core {
 
     /// An operation of the cache device succeeded.
     fn flash_works(&self) {
-        self.governor.failures.works();
+        self.node_limits.failures.works();
     }
 
     /// The file system under the cache is full: how long nothing is filled yet, if so, and how often that has begun.
     pub fn filling_rests(&self) -> (Option<Nanos>, u64) {
-        let backoff = &self.governor.limits.backoff;
+        let backoff = &self.node_limits.limits.backoff;
         (backoff.left(self.now()), backoff.pauses())
     }
 
-    fn new_door() -> std::io::Result<Door> {
+    fn new_mailbox() -> std::io::Result<Mailbox> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Door { inbox: Mutex::default(), event, changed: Condvar::new() })
+        Ok(Mailbox { inbox: Mutex::default(), event, changed: Condvar::new() })
     }
 
     fn superblock_of(device: &FlashDevice) -> Result<BlockSuperblock, CacheError> {

@@ -16,21 +16,21 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::Changes;
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::record::{TapedAdmission, TapedShard};
+use larder_engine::block::record::{RecordedAdmission, RecordedShard};
 use larder_engine::block::{GroupId, LineId, OpId, PartKind, Source};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, VolumeId};
 use larder_policy::budget::BudgetState;
 use larder_runtime::Payload;
 
 use super::attached::count;
-use super::cell::{Cell, Daemon, Known, Out};
+use super::shard::{Daemon, Known, LockedShard, Out};
 use super::{Attached, Core, locked};
 
 impl Owners for Core {
     type Volume = Arc<Attached>;
 
     fn pins(&self) -> &Pins {
-        self.governor.pins()
+        self.node_limits.pins()
     }
 
     fn shards(&self) -> u32 {
@@ -38,7 +38,7 @@ impl Owners for Core {
     }
 
     fn owner(&self, line: LineId) -> Option<Arc<Attached>> {
-        self.governor.volume_at(self.at(line))
+        self.node_limits.volume_at(self.at(line))
     }
 
     fn id(&self, volume: &Arc<Attached>) -> VolumeId {
@@ -55,7 +55,7 @@ impl Owners for Core {
 
     fn is_pinned(&self, volume: &Arc<Attached>, line: LineId) -> bool {
         let offset = volume.offset_of(self.at(line));
-        self.governor.rule(volume, offset, u64::from(self.layout.line)) == Rule::Always
+        self.node_limits.rule(volume, offset, u64::from(self.layout.line)) == Rule::Always
     }
 
     fn refused(&self, volume: &Arc<Attached>, reason: Reason) {
@@ -94,7 +94,7 @@ impl Questions for Core {
     }
 
     fn filling(&self, line: LineId, lines: u32, source: Source) {
-        self.governor.filling(line, self.at(line), lines, source, self.now());
+        self.node_limits.filling(line, self.at(line), lines, source, self.now());
     }
 
     fn stays(&self, op: OpId) -> bool {
@@ -113,22 +113,26 @@ impl Questions for Core {
 }
 
 impl Calls<Daemon> for Core {
-    type Shard = TapedShard;
+    type Shard = RecordedShard;
 
     #[inline]
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Held<Daemon>) -> R) -> R {
+    fn shard<R>(
+        &self,
+        shard: u32,
+        f: impl FnOnce(&mut RecordedShard, &mut Held<Daemon>) -> R,
+    ) -> R {
         let mut cell = locked(&self.shards[shard as usize]);
-        let Cell { shard, held } = &mut *cell;
+        let LockedShard { shard, held } = &mut *cell;
         f(shard, held)
     }
 
     #[inline]
     fn mailbox<R>(&self, thread: usize, f: impl FnOnce(&mut Mail<Daemon>) -> R) -> R {
-        f(&mut locked(&self.doors[thread].inbox))
+        f(&mut locked(&self.mailboxes[thread].inbox))
     }
 
     fn notify(&self, thread: usize) {
-        self.doors[thread].wake();
+        self.mailboxes[thread].wake();
     }
 
     fn maintain(&self, out: &mut Out) {
@@ -143,7 +147,7 @@ impl Stores for Core {
     fn store_of(&self, region: u32) -> Option<VolumeId> {
         let bytes = self.layout.region_groups * self.group_bytes();
         let at = u64::from(region) * bytes;
-        self.governor.volume_within(at, at + bytes).map(|v| v.id)
+        self.node_limits.volume_within(at, at + bytes).map(|v| v.id)
     }
 
     fn stores(&self) -> Vec<VolumeId> {
@@ -152,26 +156,26 @@ impl Stores for Core {
 }
 
 impl Node<Daemon> for Core {
-    type Admission = TapedAdmission;
+    type Admission = RecordedAdmission;
 
     fn is_enabled(&self) -> bool {
         Core::is_enabled(self)
     }
 
     fn limits(&self) -> &Limits {
-        &self.governor.limits
+        &self.node_limits.limits
     }
 
     fn keep_budget(&self, now: Nanos, state: BudgetState) {
-        self.governor.keep_budget(now, state);
+        self.node_limits.keep_budget(now, state);
     }
 
     fn changes(&self) -> &Changes {
-        &self.governor.changes
+        &self.node_limits.changes
     }
 
     fn turns<R>(&self, f: impl FnOnce(&mut Turns) -> R) -> R {
-        f(&mut locked(&self.governor.ranges))
+        f(&mut locked(&self.node_limits.ranges))
     }
 
     fn ask_bits(&self, op: OpId, first: u32, last: u32) {
@@ -190,14 +194,14 @@ impl Node<Daemon> for Core {
     }
 
     fn rule(&self, volume: &Known, at: u64, len: u64) -> Rule {
-        self.governor.rule(volume.attached(), at, len)
+        self.node_limits.rule(volume.attached(), at, len)
     }
 
     fn kind(&self, volume: &Known, at: u64, len: u64) -> BlockKind {
         volume.attached().classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut TapedAdmission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut RecordedAdmission) -> R) -> R {
         f(&mut locked(&volume.attached().admission))
     }
 
@@ -212,7 +216,7 @@ impl Node<Daemon> for Core {
 
     fn ended(&self, volume: &Known, me: usize, now: Nanos, ended: &Ended) {
         let attached = volume.attached();
-        let (counters, governor) = (&attached.counters, &self.governor);
+        let (counters, node_limits) = (&attached.counters, &self.node_limits);
         let nanos = now.0.saturating_sub(ended.began.0);
         count(&counters.failed, u64::from(ended.failed));
         match ended.kind {
@@ -229,19 +233,15 @@ impl Node<Daemon> for Core {
                     count(&counters.metadata_reads, 1);
                     count(&counters.metadata_hits, u64::from(hit));
                 }
-                governor.record(
-                    me,
-                    |l| {
-                        if hit { l.hit.record(nanos) } else { l.miss.record(nanos) }
-                    },
-                );
+                node_limits
+                    .record(me, |l| if hit { l.hit.record(nanos) } else { l.miss.record(nanos) });
             }
             PartKind::Write | PartKind::Zero | PartKind::Trim => {
                 count(&counters.writes, 1);
                 if ended.kind == PartKind::Write {
                     count(&counters.write_bytes, ended.len);
                 }
-                governor.record(me, |l| l.write.record(nanos));
+                node_limits.record(me, |l| l.write.record(nanos));
             }
             PartKind::Prefetch => {}
         }

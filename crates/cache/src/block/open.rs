@@ -25,7 +25,7 @@ use larder_engine::block::node::setup;
 pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::places::{Comer, Decided, NoPlace};
 use larder_engine::block::node::start::{self, Left, Refused, Setup, Started, Without, start};
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::record::RecordedLog;
 use larder_engine::block::volumes::CannotCome;
 use larder_engine::block::{Fault, WriteMode};
 use larder_format::block::superblock::{self, COPY_BYTES, MAX_NAME, MAX_VOLUMES};
@@ -39,15 +39,15 @@ use larder_runtime::{
     Device, DeviceError, DeviceOptions, FileHandle, FileQueue, FlashDevice, RingChoice,
 };
 
-use super::cell::{Cell, Out};
 use super::changing::Changing;
-use super::governor::{Governor, RulesConfig};
 use super::hand::{ByHand, Hand};
 use super::log::{CacheIo, LogThread};
+use super::node_limits::{NodeLimits, RulesConfig};
 use super::notes::{AtStart, Voided};
 use super::operators::Operators;
 use super::record::Recording;
 use super::region::Region;
+use super::shard::{LockedShard, Out};
 use super::{Attached, Core, Running, Time, census, locked, tables};
 use crate::block::volume::Volume;
 use larder_volume::identity::IDENTITY_BYTES;
@@ -489,7 +489,7 @@ fn open_as(
     if let Some(why) = why_private {
         tracing::warn!("the map does not outlive the process: {why}");
     }
-    let governor = Governor::new(&config, &sb, path.to_owned())?;
+    let node_limits = NodeLimits::new(&config, &sb, path.to_owned())?;
     let setup = Setup {
         shape: Shape::of(&sb.layout),
         making: config.making(),
@@ -501,7 +501,7 @@ fn open_as(
         },
         fault: Fault::default(),
     };
-    let io = &mut CacheIo::of(&device, &governor, Nanos::ZERO);
+    let io = &mut CacheIo::of(&device, &node_limits, Nanos::ZERO);
     let mut notes = AtStart { dir: &config.state_dir, superblock: &sb, voided: &voided };
     let mut memory = locked(&region.memory);
     let left = Left { superblock: sb.clone(), voided: voided.why(), memory: &mut memory, words };
@@ -532,7 +532,7 @@ fn open_as(
                     "{dropped} lines are dropped: nothing proves that they are as the volumes are"
                 );
             }
-            (log.superblock().clone(), maps, Some(TapedLog::new(log)), None, warmth)
+            (log.superblock().clone(), maps, Some(RecordedLog::new(log)), None, warmth)
         }
         Started::Without(without) => {
             let Without { superblock, maps, why, .. } = *without;
@@ -550,7 +550,7 @@ fn open_as(
         region,
         maps,
         records,
-        governor,
+        node_limits,
         log,
         given_up,
         warmth,
@@ -596,9 +596,9 @@ pub(super) struct Begun {
     pub maps: Vec<Map>,
     /// One for each volume.
     pub records: Vec<VolumeRecord>,
-    pub governor: Governor,
+    pub node_limits: NodeLimits,
     /// None without a cache.
-    pub log: Option<TapedLog>,
+    pub log: Option<RecordedLog>,
     /// Why it is not used, if it is not.
     pub given_up: Option<String>,
     pub warmth: Warmth,
@@ -617,20 +617,20 @@ pub(super) fn begin(
     volumes: &[Arc<Volume>],
     begun: Begun,
 ) -> Result<Running, CacheError> {
-    let Begun { device, superblock, region, maps, records, governor, log, .. } = begun;
+    let Begun { device, superblock, region, maps, records, node_limits, log, .. } = begun;
     let Begun { given_up, warmth, stand_in, by_hand, .. } = begun;
     let layout = superblock.layout;
     let placing = Placing::of(&layout, superblock.key);
     let generation = superblock.generation;
     let mut attached = BTreeMap::new();
     for (spec, record) in volumes.iter().zip(&records) {
-        let volume = Attached::new(spec, governor.next_id(), record, &superblock, &config)?;
+        let volume = Attached::new(spec, node_limits.next_id(), record, &superblock, &config)?;
         if given_up.is_none() {
             volume.make_durable()?;
         }
         attached.insert(spec.name().to_owned(), volume);
     }
-    governor.set_volumes(attached.values().cloned().collect());
+    node_limits.set_volumes(attached.values().cloned().collect());
     let block_config = setup::shard_config(config.write, config.fill_memory, &layout);
     let recorder = match &config.record {
         None => None,
@@ -640,7 +640,7 @@ pub(super) fn begin(
     };
     let shards = maps
         .into_iter()
-        .map(|map| Mutex::new(Cell::new(setup::shard(block_config, map))))
+        .map(|map| Mutex::new(LockedShard::new(setup::shard(block_config, map))))
         .collect();
     let system = |what| move |e: std::io::Error| CacheError::System { what, reason: e.to_string() };
     let raw = device.raw().ok_or_else(|| CacheError::System {
@@ -650,8 +650,8 @@ pub(super) fn begin(
     let fd: OwnedFd = raw.try_clone_to_owned().map_err(system("a descriptor"))?;
     let file = FileHandle::new(fd, device.read_unit());
     // Two more, for who is no worker: who prefetches, and operators.
-    let doors = (0..config.workers + config.queues + 2)
-        .map(|_| Core::new_door())
+    let mailboxes = (0..config.workers + config.queues + 2)
+        .map(|_| Core::new_mailbox())
         .collect::<Result<_, _>>()
         .map_err(system("eventfd"))?;
     let fills = FileQueue::open(config.ring, FILL_DEPTH, FILL_THREADS)
@@ -665,7 +665,7 @@ pub(super) fn begin(
         shards,
         volumes: RwLock::new(attached),
         retired: Mutex::default(),
-        doors,
+        mailboxes,
         log_inbox: Mutex::default(),
         log_wake: Condvar::new(),
         log_stats: Mutex::default(),
@@ -677,7 +677,7 @@ pub(super) fn begin(
         },
         hand: OnceLock::new(),
         recorder,
-        governor,
+        node_limits,
         operators: Operators::default(),
         changing: Changing::default(),
         region,
@@ -689,7 +689,7 @@ pub(super) fn begin(
         log
     });
     if given_up.is_some() {
-        *locked(&cache.governor.given_up) = given_up;
+        *locked(&cache.node_limits.given_up) = given_up;
         for shard in 0..layout.shards {
             let now = cache.now();
             cache.with(shard, None, &mut Out::default(), |s, fx| s.disable(now, fx));
@@ -725,7 +725,7 @@ pub(super) fn comer(spec: &Arc<Volume>, trust: bool) -> Result<Comer, CacheError
             "the name is longer than {MAX_NAME} bytes: choose a shorter one"
         )));
     }
-    let bytes = spec.backing().about().size;
+    let bytes = spec.backing().capabilities().size;
     let identity = spec.backing().identity().map_err(|e| fail(e.to_string()))?;
     Ok(Comer {
         name: spec.name().to_owned(),

@@ -15,9 +15,9 @@ use larder_engine::block::node::operator::{Ask, Operation};
 use larder_engine::block::{LineId, OpId};
 
 use super::attached::Attached;
-use super::cell::{Message, Out};
 use super::log::LogThread;
 use super::open::CacheError;
+use super::shard::{Message, Out};
 use super::{Core, OP_BITS, Time, locked};
 
 /// Between two looks at what is waited for.
@@ -65,7 +65,7 @@ impl<'a> AtWork<'a> {
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        let mailbox = &self.cache.doors[self.cache.operator()];
+        let mailbox = &self.cache.mailboxes[self.cache.operator()];
         locked(&mailbox.inbox).retain(|(op, _)| *op != self.id);
         locked(&self.cache.operators.given).remove(&self.id);
         self.cache.operators.at_work.fetch_sub(1, Ordering::SeqCst);
@@ -75,7 +75,7 @@ impl Drop for AtWork<'_> {
 impl Core {
     /// Who has the operators' mailbox, behind the workers'.
     pub(super) fn operator(&self) -> usize {
-        self.doors.len() - 1
+        self.mailboxes.len() - 1
     }
 
     /// A new number for an operation, and how many shards there are.
@@ -116,7 +116,7 @@ impl Core {
     /// failed acts as though nothing had been done.
     pub(super) fn on_log_within<R: Send + 'static>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         job: impl FnOnce(&mut LogThread) -> R + Send + 'static,
     ) -> Result<R, CacheError> {
         let fail =
@@ -142,7 +142,7 @@ impl Core {
         if self.hand.get().is_some() {
             self.turn();
         }
-        match told.recv_timeout(patience) {
+        match told.recv_timeout(timeout) {
             Ok(result) => Ok(result),
             Err(RecvTimeoutError::Disconnected) => Err(fail(stopping)),
             Err(RecvTimeoutError::Timeout) => {
@@ -154,12 +154,12 @@ impl Core {
 
     /// Waits until nothing is done behind the replies any more: all fills have ended, one way or the other, and the
     /// durable map says of every slot what it holds. For whoever counts what a request does; while others ask, it may
-    /// take any time. Returns what was left after `patience`: I/O, fills that wait for their slot, and slots to record.
+    /// take any time. Returns what was left after `timeout`: I/O, fills that wait for their slot, and slots to record.
     ///
     /// # Errors
     /// When the log's thread does not answer.
-    pub fn settle(&self, patience: Duration) -> Result<usize, CacheError> {
-        let until = Instant::now() + patience;
+    pub fn settle(&self, timeout: Duration) -> Result<usize, CacheError> {
+        let until = Instant::now() + timeout;
         let mut pause = SETTLE;
         loop {
             // A job there has the log step, too: what waits for a slot to be durably empty does not wait for its pace.
@@ -221,9 +221,9 @@ impl Core {
     }
 
     /// Waits for so long until there is mail for the operation. Returns whether there is.
-    fn was_given(&self, operation: &mut Operation, patience: Duration) -> bool {
-        let mailbox = &self.doors[self.operator()];
-        let until = Instant::now() + patience;
+    fn was_given(&self, operation: &mut Operation, timeout: Duration) -> bool {
+        let mailbox = &self.mailboxes[self.operator()];
+        let until = Instant::now() + timeout;
         let mut mail = locked(&mailbox.inbox);
         loop {
             let mut given = locked(&self.operators.given);

@@ -83,21 +83,21 @@ struct Turn(Arc<Core>);
 
 impl Turn {
     fn take(cache: &Arc<Core>) -> Option<Turn> {
-        let busy = cache.governor.prefetching.swap(true, Ordering::SeqCst);
+        let busy = cache.node_limits.prefetching.swap(true, Ordering::SeqCst);
         (!busy).then(|| Turn(cache.clone()))
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.governor.prefetching.store(false, Ordering::SeqCst);
+        self.0.node_limits.prefetching.store(false, Ordering::SeqCst);
     }
 }
 
 impl Core {
-    /// The party that prefetches: its door is between the workers' and the operators'.
+    /// The party that prefetches: its mailbox is between the workers' and the operators'.
     fn porter(&self) -> usize {
-        self.doors.len() - 2
+        self.mailboxes.len() - 2
     }
 
     /// Brings ranges of a volume (start and length in bytes), or all of it, into the cache. `go_on` hears how far it is, and
@@ -203,7 +203,7 @@ impl Porter {
         let poll = Poll::new()?;
         let registry = poll.registry().try_clone()?;
         // What a former one was told too late is nobody's.
-        locked(&cache.doors[cache.porter()].inbox).clear();
+        locked(&cache.mailboxes[cache.porter()].inbox).clear();
         let service = Cached::new(cache.clone(), cache.porter(), registry, 0, RingChoice::Auto)?;
         let slots = cache.layout.capacity();
         let room = volume.share().1.map_or(slots, |c| c.min(slots));
@@ -273,15 +273,15 @@ impl Porter {
             }
         }
         self.report.lines += to - from + 1;
-        let (governor, report) = (&self.cache.governor, &mut self.report);
+        let (node_limits, report) = (&self.cache.node_limits, &mut self.report);
         let mut lines: Vec<u32> = (0..GROUP_LINES).filter(|i| wanted & 1 << i != 0).collect();
-        governor.limits.keep_advised(
+        node_limits.limits.keep_advised(
             self.cache.now(),
             &mut lines,
             |_| line,
             |&index| {
                 let offset = first.group().line(index).0 * line;
-                governor.rule(&self.volume, offset - self.volume.base(), line)
+                node_limits.rule(&self.volume, offset - self.volume.base(), line)
             },
             |reason| match reason {
                 Reason::Never => report.never += 1,

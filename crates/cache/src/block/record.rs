@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use larder_engine::block::BlockConfig;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::record::{
-    Arrival, BlockRunSetup, BlockTape, SharedTape, TapedLog, VolumeSetup, VolumesTape,
+    Arrival, BlockRunSetup, BlockTape, RecordedLog, SharedTape, VolumeSetup, VolumesTape,
 };
 use larder_engine::block::volumes::{CannotCome, CannotGrow, Coming, Growth, TakenUp};
 use larder_format::block::BlockSuperblock;
@@ -91,7 +91,7 @@ impl Recording {
 
 impl Core {
     /// Every stream gets its tape, before anything runs.
-    pub(super) fn begin_recording(&self, log: &mut TapedLog) {
+    pub(super) fn begin_recording(&self, log: &mut RecordedLog) {
         let Some(recording) = &self.recorder else { return };
         for (stream, cell) in self.shards.iter().enumerate() {
             if let Some(tape) = recording.tape(stream) {
@@ -181,11 +181,11 @@ impl Core {
     /// Hands on what is on the tapes of shards, queues, volumes and admission.
     pub(super) fn hand_on_tapes(&self) {
         if let Some(recording) = &self.recorder {
-            locked(&recording.changes).hand_on();
-            recording.queues.iter().for_each(SharedTape::hand_on);
+            locked(&recording.changes).flush_chunk();
+            recording.queues.iter().for_each(SharedTape::flush_chunk);
         }
-        self.shards.iter().for_each(|cell| locked(cell).shard.hand_on());
-        self.volumes().iter().for_each(|v| locked(&v.admission).hand_on());
+        self.shards.iter().for_each(|cell| locked(cell).shard.flush_chunk());
+        self.volumes().iter().for_each(|v| locked(&v.admission).flush_chunk());
     }
 
     /// Ends recording: nothing is asked any more. The log's own tape has ended before.

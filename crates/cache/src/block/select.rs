@@ -68,7 +68,7 @@ impl Core {
 
     /// Puts what was selected earlier of volumes that have come in force again.
     pub(super) fn restore_selection(&self, volumes: &[Arc<Attached>]) {
-        let _one = locked(&self.governor.selecting);
+        let _one = locked(&self.node_limits.selecting);
         let saved = match self.read_selection() {
             Ok(saved) => saved,
             Err(error) => {
@@ -81,7 +81,7 @@ impl Core {
         };
         for volume in volumes {
             let Some(saved) = saved.get(&volume.name) else { continue };
-            let restored = self.governor.select(|s| saved.kept().restore(s, volume.id));
+            let restored = self.node_limits.select(|s| saved.kept().restore(s, volume.id));
             if let Err(error) = restored {
                 tracing::warn!("volume '{}': what was selected of it: {error}", volume.name);
             }
@@ -96,7 +96,7 @@ impl Core {
             return Err(CacheError::Volume { name: volume.name.clone(), reason });
         }
         let mut all = self.read_selection().unwrap_or_default();
-        let kept = self.governor.kept(volume.id);
+        let kept = self.node_limits.kept(volume.id);
         if kept.is_empty() {
             all.remove(&volume.name);
         } else {
@@ -117,7 +117,7 @@ impl Core {
 
     /// Forgets what was selected of a volume that is not attached.
     pub(super) fn forget_selection(&self, name: &str) -> Result<(), CacheError> {
-        let _one = locked(&self.governor.selecting);
+        let _one = locked(&self.node_limits.selecting);
         let mut all = self.read_selection().unwrap_or_default();
         if all.remove(name).is_none() {
             return Ok(());
@@ -129,7 +129,7 @@ impl Core {
     }
 
     fn selected_ranges(&self, id: VolumeId) -> Vec<(u64, u64, String, String)> {
-        Saved::of(&self.governor.kept(id)).ranges
+        Saved::of(&self.node_limits.kept(id)).ranges
     }
 
     /// Selects ranges of a volume (start and length in bytes), or all of it: `rule` nothing forgets what was selected
@@ -152,15 +152,15 @@ impl Core {
             check_range(&volume, start, bytes)?;
         }
         let choice = Choice { rule, ranges, label };
-        let one = locked(&self.governor.selecting);
-        let outcome = self.governor.select(|selection| choice.put(selection, volume.id));
+        let one = locked(&self.node_limits.selecting);
+        let outcome = self.node_limits.select(|selection| choice.put(selection, volume.id));
         drop(one);
         outcome.map_err(|e| fail(e.to_string()))?;
         let drops = choice.drops(volume.bytes());
         // Its store may hang: others select meanwhile.
         let dropped = self.drop_ranges(&volume, &drops, &mut || true)?.unwrap_or(0);
         // What is in force by then is kept, whoever has selected it.
-        let _one = locked(&self.governor.selecting);
+        let _one = locked(&self.node_limits.selecting);
         self.save_selection(&volume)?;
         Ok((self.selected_of(&volume).1, dropped))
     }
@@ -171,8 +171,8 @@ impl Core {
     /// When the volume is not attached, or that cannot be kept.
     pub fn unselect_label(&self, name: &str, label: &str) -> Result<u64, CacheError> {
         let volume = self.attached(name)?;
-        let _one = locked(&self.governor.selecting);
-        let gone = self.governor.select(|s| s.clear_label(volume.id, label));
+        let _one = locked(&self.node_limits.selecting);
+        let gone = self.node_limits.select(|s| s.clear_label(volume.id, label));
         self.save_selection(&volume)?;
         Ok(gone as u64)
     }
@@ -188,7 +188,7 @@ impl Core {
     /// Bytes that are pinned, of all volumes, and how many may be: if more are, lines that are pinned are still admitted
     /// always, but not kept from being evicted.
     pub fn pinned(&self) -> (u64, u64) {
-        self.governor.pinned()
+        self.node_limits.pinned()
     }
 
     /// The partitions of a volume, as its first bytes list them (MBR: the primary ones), by number: first byte and bytes.

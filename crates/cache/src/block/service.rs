@@ -142,7 +142,7 @@ pub struct PassThrough {
     /// By the volume's place in memory, which it keeps as long as it is in here.
     by_volume: BTreeMap<usize, (Arc<Volume>, usize)>,
     ended: Vec<Answer>,
-    lingering: Lingering,
+    deferred: DeferredFree,
 }
 
 impl PassThrough {
@@ -154,7 +154,7 @@ impl PassThrough {
             sessions: Vec::new(),
             by_volume: BTreeMap::new(),
             ended: Vec::new(),
-            lingering: Lingering::default(),
+            deferred: DeferredFree::default(),
         }
     }
 
@@ -188,7 +188,7 @@ impl Service for PassThrough {
             Command::WriteZeroes { offset, len, fua, may_punch, fast } => {
                 Op::WriteZeroes { offset, len, fua, may_punch, fast }
             }
-            Command::Status { offset, len, one } if volume.about().status => {
+            Command::Status { offset, len, one } if volume.capabilities().status => {
                 Op::Status { offset, len, one }
             }
             Command::Status { len, .. } => {
@@ -204,7 +204,7 @@ impl Service for PassThrough {
         match self.session(volume) {
             Ok(index) => self.sessions[index].submit(ticket, op),
             Err(failure) => {
-                let buf = self.lingering.buffer(op);
+                let buf = self.deferred.buffer(op);
                 self.ended.push(Answer::new(ticket, Err(failure), buf));
             }
         }
@@ -239,13 +239,13 @@ impl Service for PassThrough {
                 volume.health().failed(volume.name(), failure, Instant::now());
             }
             let losses = op.is_durable().then(|| volume().map(|v| v.backing().losses())).flatten();
-            let buf = self.lingering.buffer(op);
+            let buf = self.deferred.buffer(op);
             Some(Answer { losses, ..Answer::new(token, outcome, buf) })
         })
     }
 
     fn spent(&mut self) -> Option<AlignedBuf> {
-        self.lingering.pop()
+        self.deferred.pop()
     }
 
     fn wake_at(&self) -> Option<Instant> {
@@ -259,11 +259,11 @@ const LOOKS: usize = 4;
 /// Buffers that somebody still reads when their operation has ended: a connection to a store that has answered before
 /// it had read all, a fill of the cache.
 #[derive(Debug, Default)]
-pub(crate) struct Lingering {
+pub(crate) struct DeferredFree {
     list: VecDeque<Payload>,
 }
 
-impl Lingering {
+impl DeferredFree {
     /// The buffer of an operation that has ended, unless it is still needed.
     pub(crate) fn buffer(&mut self, op: Op) -> Option<AlignedBuf> {
         match op {

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use larder_engine::block::LineId;
 use larder_engine::block::node::quiet::QUIET;
 use larder_engine::block::node::start::{self, NotTakenBack};
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::record::RecordedLog;
 
-use super::cell::Out;
 use super::log::{CacheIo, LogThread};
 use super::notes::forget_given_up;
 use super::open::{CacheError, random, read_superblock};
+use super::shard::Out;
 use super::{Core, locked};
 
 /// For requests under way to end, and then for stores to become durable once more: new requests wait so long.
@@ -85,8 +85,8 @@ impl Core {
         Ok(())
     }
 
-    fn make_stores_durable(&self, patience: Duration) -> Result<(), CacheError> {
-        self.volumes().iter().try_for_each(|volume| volume.make_durable_within(patience))
+    fn make_stores_durable(&self, timeout: Duration) -> Result<(), CacheError> {
+        self.volumes().iter().try_for_each(|volume| volume.make_durable_within(timeout))
     }
 }
 
@@ -104,7 +104,7 @@ impl LogThread {
         let found = read_superblock(&cache.device).map_err(|e| e.to_string())?;
         let random = random().map_err(|e| e.to_string())?;
         let stats = locked(&cache.log_stats).0;
-        let io = &mut CacheIo::of(&cache.device, &cache.governor, cache.now());
+        let io = &mut CacheIo::of(&cache.device, &cache.node_limits, cache.now());
         let log = start::take_back(superblock, &found, (QUIET, random), stats, io);
         let log = log.map_err(|why| match why {
             NotTakenBack::Other => format!(
@@ -121,7 +121,7 @@ impl LogThread {
         for (shard, map) in (0..).zip(maps) {
             begun &= cache.with(shard, None, &mut out, |s, _| s.begin_anew(map));
         }
-        self.resume(TapedLog::new(log));
+        self.resume(RecordedLog::new(log));
         if !begun {
             let why = "a shard was not at rest";
             self.give_up(why);
@@ -133,8 +133,8 @@ impl LogThread {
         for volume in cache.volumes() {
             volume.account.set(0);
         }
-        cache.governor.failures.works();
-        *locked(&cache.governor.given_up) = None;
+        cache.node_limits.failures.works();
+        *locked(&cache.node_limits.given_up) = None;
         cache.enabled.store(true, Ordering::SeqCst);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::RwLock;
 
 use super::health::Health;
-use larder_volume::{About, Backing};
+use larder_volume::{Backing, Capabilities};
 
 /// The longest name, bytes: what NBD takes.
 pub const LONGEST_NAME: usize = 4096;
@@ -17,7 +17,7 @@ pub const LONGEST_NAME: usize = 4096;
 pub struct Volume {
     name: String,
     backing: Box<dyn Backing>,
-    about: About,
+    about: Capabilities,
     size: AtomicU64,
     preferred: u32,
     /// Prefetching does something.
@@ -55,7 +55,7 @@ impl Volume {
     /// `preferred` is what requests are best multiples of: the cache's line. `cached` says that there is a cache, so
     /// that a prefetch is of use.
     pub fn new(name: &str, backing: Box<dyn Backing>, preferred: u32, cached: bool) -> Volume {
-        let about = backing.about();
+        let about = backing.capabilities();
         Volume {
             name: name.to_owned(),
             backing,
@@ -155,8 +155,8 @@ impl Volume {
     }
 
     /// What the store can do. Its size is that of the volume, which [`Volume::set_size`] changes.
-    pub fn about(&self) -> About {
-        About { size: self.size.load(Ordering::SeqCst), ..self.about }
+    pub fn capabilities(&self) -> Capabilities {
+        Capabilities { size: self.size.load(Ordering::SeqCst), ..self.about }
     }
 
     /// The volume has so many bytes from now on: no fewer than before. Clients that are there keep the size that they were

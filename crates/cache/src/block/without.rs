@@ -18,7 +18,7 @@ use larder_runtime::{DeviceOptions, plain};
 use rustix::fs::MemfdFlags;
 
 use super::Running;
-use super::governor::Governor;
+use super::node_limits::NodeLimits;
 use super::notes::note_passed_by;
 use super::open::{
     self, Begun, CacheConfig, CacheError, FormatConfig, Warmth, comer, open_device, read_superblock,
@@ -81,7 +81,7 @@ pub fn open_without(
             placed.push(volume.clone());
         }
     }
-    let governor = Governor::new(&config, &superblock, path.to_owned())?;
+    let node_limits = NodeLimits::new(&config, &superblock, path.to_owned())?;
     let region = Region::private();
     let placing = Placing::of(&superblock.layout, superblock.key);
     let maps = region.empty_maps(&superblock, placing, config.making());
@@ -94,7 +94,7 @@ pub fn open_without(
         region,
         maps,
         records: places.volumes().cloned().collect(),
-        governor,
+        node_limits,
         log: None,
         given_up: Some(why.to_owned()),
         warmth: Warmth::Cold("there is none".to_owned()),

@@ -155,7 +155,7 @@ impl Core {
     /// Waits until all is done that is due by `clock` and that the cleaner was woken for. Whoever does this after each request has
     /// no decision depend on how fast threads come.
     pub fn settle(&self, clock: &Clock) {
-        self.bell.settle(clock.now().mono);
+        self.notifier.settle(clock.now().mono);
     }
 
     fn maintain(
@@ -171,12 +171,12 @@ impl Core {
             let app = samples.app;
             if trainer.send((samples, seed)).is_err() {
                 // It has died, which is reported where it is joined.
-                self.bell.fitted(app, None);
+                self.notifier.fitted(app, None);
             }
         };
         let (mut disk, mut fx) = (Disk(self.flash()), Fx { cache: self, fit });
-        while !self.bell.stopped() {
-            let heard = self.bell.hear();
+        while !self.notifier.stopped() {
+            let heard = self.notifier.hear();
             if heard.rung {
                 maintenance.wake();
             }
@@ -185,7 +185,7 @@ impl Core {
             }
             let turn = maintenance.turn(clock.now(), &self.node, &mut disk, &mut fx);
             if let Turn::At(at) = turn {
-                self.bell.rest(at, maintenance.is_fitting(), || clock.now().mono);
+                self.notifier.rest(at, maintenance.is_fitting(), || clock.now().mono);
             }
         }
         maintenance
@@ -207,7 +207,7 @@ impl Core {
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             let model = self.fit(&set, seed);
-            self.bell.fitted(set.app, model);
+            self.notifier.fitted(set.app, model);
         }
     }
 
@@ -230,7 +230,7 @@ impl Core {
     /// still come are answered with misses.
     pub fn shutdown(&self, now: Now) {
         self.refuse();
-        self.bell.stop();
+        self.notifier.stop();
         let Background { cleaner, trainer } = std::mem::take(&mut *locked(&self.threads));
         let maintenance = cleaner.and_then(|thread| thread.join().ok());
         let trainer_lives = trainer.is_some_and(|thread| thread.join().is_ok());

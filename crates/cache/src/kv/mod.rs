@@ -9,7 +9,6 @@
 //! carry out the reads that it names ([`Core::span`]) and call again with the bytes. All others use [`Core::get`],
 //! [`Core::insert`] and their kin, which do that by themselves.
 
-mod bell;
 mod builder;
 mod cache;
 mod capture;
@@ -18,6 +17,7 @@ mod collect;
 mod error;
 mod former;
 mod memory_file;
+mod notifier;
 mod open;
 mod reads;
 mod record;
@@ -43,7 +43,7 @@ use larder_format::Geometry;
 use larder_policy::application::ApplicationError;
 use larder_runtime::{DataDir, Device, DeviceError, FlashDevice, SharedDir, Wear};
 
-use self::bell::Bell;
+use self::notifier::Notifier;
 
 pub use builder::Builder;
 pub use cache::{Cache, LONGEST_KEY, Lookup, NotStored};
@@ -92,7 +92,7 @@ pub struct Core {
     /// The shards behind their locks.
     node: Node<Threads>,
     flash: Option<Flash>,
-    bell: Bell,
+    notifier: Notifier,
     /// Whom to tell of evictions.
     tell: OnceLock<Box<TellEvicted>>,
     threads: Mutex<cleaner::Background>,
@@ -265,7 +265,7 @@ impl Core {
 
     /// What [`Effects::wake_cleaner`] asked for.
     pub fn wake_cleaner(&self) {
-        self.bell.ring();
+        self.notifier.notify();
     }
 
     /// Whether evictions from DRAM are to be told to whom [`Core::on_evictions`] named.
@@ -312,7 +312,7 @@ impl Core {
         match self.node.set_memory_limit(bytes, machine) {
             Ok(()) => {
                 tracing::info!("memory limit {}, it was {}", ByteSize(bytes), ByteSize(before));
-                self.bell.ring();
+                self.notifier.notify();
                 true
             }
             Err(error) => {

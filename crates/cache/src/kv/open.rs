@@ -24,11 +24,11 @@ use larder_runtime::{
     AlignedBuf, Clock, DataDir, Device, DeviceError, DeviceOptions, FlashDevice, Wear,
 };
 
-use super::bell::Bell;
 use super::capture::Capture;
 use super::cleaner::{APPLICATIONS, BUDGET, Disk};
 use super::former::{self, Division};
 use super::memory_file::{Loaded, MemoryFile};
+use super::notifier::Notifier;
 use super::record::{RecordConfig, Recorder};
 use super::run::{self, FlashOfRun, NO_BIRTHS, RunFile};
 use super::warm::{Region, ShardWords, Writing, remove_checkpoint, write_checkpoint};
@@ -754,7 +754,7 @@ fn store(
     Core {
         node,
         flash,
-        bell: Bell::default(),
+        notifier: Notifier::default(),
         tell: OnceLock::new(),
         threads: Mutex::default(),
         baseline: Mutex::new(CacheStats::default()),

@@ -34,7 +34,7 @@ impl Upkeep {
     /// may take as long as the flash does. Tells when it is due again; a request that wakes the cleaner may want it before.
     pub fn turn(&mut self, now: Now) -> Nanos {
         let Upkeep { core, maintenance } = self;
-        if core.bell.hear().rung {
+        if core.notifier.hear().rung {
             maintenance.wake();
         }
         let mut disk = Disk(core.flash());

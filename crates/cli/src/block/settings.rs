@@ -226,9 +226,9 @@ fn volume(text: &str) -> Result<(String, Uri), String> {
 
 fn write_mode(text: &str) -> Result<WriteMode, String> {
     match text {
-        "hdd-ssd" => Ok(WriteMode::HddSsd),
-        "hdd-upd" => Ok(WriteMode::HddUpd),
-        "hdd-inv" => Ok(WriteMode::HddInv),
+        "hdd-ssd" => Ok(WriteMode::WriteThrough),
+        "hdd-upd" => Ok(WriteMode::WriteUpdate),
+        "hdd-inv" => Ok(WriteMode::WriteAround),
         _ => Err(format!("'{text}' is not a write mode: choose hdd-ssd, hdd-upd or hdd-inv")),
     }
 }

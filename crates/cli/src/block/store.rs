@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use larder_block::backing::{OpenOptions, Patience};
+use larder_block::backing::{OpenOptions, Timeouts};
 
 /// What a client's I/O does while a store cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -43,15 +43,15 @@ impl StoreArgs {
     /// For the opening of a store; `state` is the daemon's directory.
     pub(crate) fn options(&self, read_only: bool, state: &Path) -> OpenOptions {
         let give_up = Duration::from_secs(u64::from(self.backing_give_up));
-        let patience = Patience {
+        let timeout = Timeouts {
             silence: Duration::from_secs(u64::from(self.backing_timeout)),
             give_up: (self.on_backing_failure == OnFailure::Fail).then_some(give_up),
-            ..Patience::default()
+            ..Timeouts::default()
         };
         OpenOptions {
             read_only,
             direct: true,
-            patience,
+            timeout,
             lease: !self.no_lease,
             notes: Some(state.join("stores")),
             watch: !self.no_watch,

@@ -77,9 +77,9 @@ impl Case {
     /// In the words of an experiment. What layout and lines are is the device's.
     fn spec(&self) -> Block {
         let write = match self.write {
-            WriteMode::HddSsd => "hdd-ssd",
-            WriteMode::HddUpd => "hdd-upd",
-            WriteMode::HddInv => "hdd-inv",
+            WriteMode::WriteThrough => "hdd-ssd",
+            WriteMode::WriteUpdate => "hdd-upd",
+            WriteMode::WriteAround => "hdd-inv",
         };
         let placement = match self.placement {
             Placement::Full => "full".to_owned(),
@@ -642,7 +642,8 @@ fn run(case: &Case, seed: u64) -> BTreeMap<&'static str, u64> {
     both.met
 }
 
-const WRITES: [WriteMode; 3] = [WriteMode::HddSsd, WriteMode::HddUpd, WriteMode::HddInv];
+const WRITES: [WriteMode; 3] =
+    [WriteMode::WriteThrough, WriteMode::WriteUpdate, WriteMode::WriteAround];
 
 /// Each way to write, with one admission or another, shares and a budget.
 fn placement(placement: Placement, seed: u64) {
@@ -707,10 +708,10 @@ fn a_sparse_file() {
 #[test]
 fn other_policies() {
     for (n, replacement) in (0..).zip(["clock", "sieve", "s3fifo", "fifo"]) {
-        let mut case = Case::new(Placement::Sets(8), WriteMode::HddSsd);
+        let mut case = Case::new(Placement::Sets(8), WriteMode::WriteThrough);
         case.replacement = replacement;
         run(&case, 500 + n);
-        let mut case = Case::new(Placement::Full, WriteMode::HddUpd);
+        let mut case = Case::new(Placement::Full, WriteMode::WriteUpdate);
         (case.replacement, case.evict, case.line, case.flash) =
             (replacement, "cache", 16 << 10, 16 * MIB);
         run(&case, 600 + n);

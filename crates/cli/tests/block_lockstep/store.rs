@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use larder_block::backing::{About, Backing, BackingError, Identity, Session};
+use larder_block::backing::{Backing, BackingError, Capabilities, Identity, Session};
 use larder_block::op::{Done, Failure, FailureKind, Op};
 use larder_engine::block::node::start::places::Comer;
 
@@ -54,8 +54,8 @@ impl Backing for Store {
         &self.name
     }
 
-    fn about(&self) -> About {
-        About {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
             size: self.size.load(Ordering::SeqCst),
             read_only: false,
             trim: true,
@@ -67,7 +67,7 @@ impl Backing for Store {
     }
 
     fn identity(&self) -> Result<Identity, BackingError> {
-        Ok(identity(&self.name, self.about().size))
+        Ok(identity(&self.name, self.capabilities().size))
     }
 
     fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
@@ -75,7 +75,7 @@ impl Backing for Store {
             self.file.set_len(bytes).unwrap();
             self.size.store(bytes, Ordering::SeqCst);
         }
-        Ok(self.about().size)
+        Ok(self.capabilities().size)
     }
 
     fn session(&self) -> Result<Box<dyn Session>, BackingError> {

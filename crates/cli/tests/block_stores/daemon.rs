@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use larder_block::backing::{self, Patience, Session};
+use larder_block::backing::{self, Session, Timeouts};
 use larder_block::control::client;
 use larder_block::control::protocol::Request;
 use larder_block::op::{Done, Failure, Op};
@@ -190,7 +190,7 @@ impl Daemon {
     pub(crate) fn client_of(&self, volume: &str) -> Client {
         let uri = format!("nbd+unix:///{volume}?socket={}", self.socket.display());
         let backing =
-            backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap();
+            backing::open(&uri.parse().unwrap(), false, false, Timeouts::default()).unwrap();
         Client { session: backing.session().unwrap() }
     }
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use larder_block::backing::{self, About, Backing, BackingError, Identity, OpenOptions, Session};
+use larder_block::backing::{
+    self, Backing, BackingError, Capabilities, Identity, OpenOptions, Session,
+};
 use larder_block::op::{Done, Failure, FailureKind, Op};
 use larder_block::server::service::pass_through;
 use larder_block::server::{Listen, Server, ServerConfig, Volume, Volumes};
@@ -37,8 +39,8 @@ impl Backing for Faulty {
     fn uri(&self) -> &str {
         self.inner.uri()
     }
-    fn about(&self) -> About {
-        self.inner.about()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
     fn identity(&self) -> Result<Identity, BackingError> {
         self.inner.identity()

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use larder_block::backing::{self, Patience, Session};
+use larder_block::backing::{self, Session, Timeouts};
 use larder_block::op::{Failure, Op};
 use larder_runtime::{AlignedBuf, Payload};
 use tempfile::TempDir;
@@ -127,7 +127,7 @@ pub(crate) fn session(dir: &Path) -> Box<dyn Session> {
 
 pub(crate) fn session_of(dir: &Path, volume: &str) -> Box<dyn Session> {
     let uri = format!("nbd+unix:///{volume}?socket={}", dir.join("socket").display());
-    let backing = backing::open(&uri.parse().unwrap(), false, false, Patience::default()).unwrap();
+    let backing = backing::open(&uri.parse().unwrap(), false, false, Timeouts::default()).unwrap();
     backing.session().unwrap()
 }
 

@@ -35,10 +35,10 @@ fn life(
             std::thread::sleep(Duration::from_millis(rng.below(50)));
         }
         // However slow the machine: a life in which flash is not read proves nothing.
-        let patience = std::time::Instant::now() + Duration::from_secs(20);
+        let timeout = std::time::Instant::now() + Duration::from_secs(20);
         while client.stats("")["get_extstore"].parse::<u64>().unwrap() == 0 {
             assert!(
-                std::time::Instant::now() < patience,
+                std::time::Instant::now() < timeout,
                 "flash was not read: {:?}",
                 client.stats("")
             );

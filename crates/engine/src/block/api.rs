@@ -232,11 +232,11 @@ pub trait BlockEffects {
 pub enum WriteMode {
     /// To backing and to flash; lines that are missing are allocated.
     #[default]
-    HddSsd,
+    WriteThrough,
     /// To backing, and to flash where the line is cached already.
-    HddUpd,
+    WriteUpdate,
     /// To backing; the cached copy is dropped (write-around).
-    HddInv,
+    WriteAround,
 }
 
 /// How much of what may be under way in a shard.

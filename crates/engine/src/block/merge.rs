@@ -279,7 +279,7 @@ mod tests {
             let map = Map::new(Words::heap(entries), Words::heap(sums), placing, 0, shape, making);
             let config = BlockConfig {
                 line_bytes: LINE as u32,
-                write: WriteMode::HddSsd,
+                write: WriteMode::WriteThrough,
                 limits: BlockLimits::default(),
                 regions: Regions { groups: 64, count: 1 },
             };

@@ -66,7 +66,7 @@ impl BlockShard {
             self.stats.write_lines += 1;
             let merge = part.kind == PartKind::Write
                 && self.enabled
-                && self.config.write != WriteMode::HddInv;
+                && self.config.write != WriteMode::WriteAround;
             let (from, to) = (part.at.max(start), end.min(start + line_bytes));
             if self.joins_merge(line) {
                 // Another change of other bytes of the line is under way.
@@ -80,7 +80,8 @@ impl BlockShard {
             match self.map.find(line) {
                 Some(slot) => {
                     self.stats.write_hits += 1;
-                    let update = whole && self.enabled && self.config.write != WriteMode::HddInv;
+                    let update =
+                        whole && self.enabled && self.config.write != WriteMode::WriteAround;
                     if update && !self.map.updates_in_place() {
                         // A new copy, in another slot, behind the reply.
                         self.map.hold(slot);
@@ -105,7 +106,7 @@ impl BlockShard {
                     }
                 }
                 None => {
-                    if whole && self.enabled && self.config.write == WriteMode::HddSsd {
+                    if whole && self.enabled && self.config.write == WriteMode::WriteThrough {
                         if part.verdict == Verdict::Reject {
                             self.stats.fill_rejected += 1;
                         } else {

@@ -43,7 +43,7 @@ impl Gathered {
     /// What is longer than a chunk may be, because a record is, goes in parts of about the same length: the last says how many
     /// records there are, and those before it that there are none.
     #[must_use]
-    pub(crate) fn hand_on(&mut self) -> bool {
+    pub(crate) fn flush_chunk(&mut self) -> bool {
         if self.records == 0 {
             return self.sink.is_open();
         }

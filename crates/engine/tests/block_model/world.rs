@@ -204,8 +204,12 @@ impl World {
         let stretch = layout.region_groups * u64::from(GROUP_LINES);
         let shares = Shares::new(STRETCHES, stretch, SHARDS, layout.capacity());
         let device = Rc::new(RefCell::new(Device::new(layout.device, rng.fork(1))));
-        let mode = [WriteMode::HddSsd, WriteMode::HddSsd, WriteMode::HddUpd, WriteMode::HddInv]
-            [rng.below(4) as usize];
+        let mode = [
+            WriteMode::WriteThrough,
+            WriteMode::WriteThrough,
+            WriteMode::WriteUpdate,
+            WriteMode::WriteAround,
+        ][rng.below(4) as usize];
         let mut world = World {
             rng,
             time: 1,

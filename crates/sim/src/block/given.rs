@@ -43,7 +43,7 @@ pub use larder_engine::block::node::start::Warmth;
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::places::{Comer, Decided};
 use larder_engine::block::node::start::{Left, Notes, Setup, Started, start};
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{BlockStats, Fault, LogStats};
 use larder_format::block::superblock::{COPY_BYTES, choose};
 use larder_format::block::{BlockSuperblock, BlockSuperblockError, Volume as Record};
@@ -295,7 +295,7 @@ impl<B: Carried> Given<B> {
         let node = GivenNode::new(layout, superblock.generation, shards, medium);
         let placing = Placing::of(&layout, superblock.key);
         let queue = Queue::new(node::QUEUE, Config::new(&layout, placing, spec.readahead.0));
-        let log = Some(TapedLog::new(begun.log));
+        let log = Some(RecordedLog::new(begun.log));
         let mut upkeep =
             Upkeep::new(Maintenance::new(Pace::default(), log, superblock.clone()), memory);
         upkeep.begun.barred = barred;

@@ -27,10 +27,10 @@ use larder_engine::block::map::{Map, Shape};
 use larder_engine::block::node::event::{JobId, Op, ShardIo, Submit};
 use larder_engine::block::node::maintenance::{AtNode, Census, Lines, Maintenance, Pace, Turn};
 use larder_engine::block::node::queue::{Config, Queue};
-use larder_engine::block::node::record::{TapedMaintenance, TapedQueue};
+use larder_engine::block::node::record::{RecordedMaintenance, RecordedQueue};
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::Count;
-use larder_engine::block::record::TapedShard;
+use larder_engine::block::record::RecordedShard;
 use larder_engine::block::{BlockConfig, BlockStats, GroupId, IoFailed, LineId, PartKind};
 use larder_format::Uuid;
 use larder_format::block::superblock::MAX_VOLUMES;
@@ -106,8 +106,8 @@ pub fn placement_key(seed: u64) -> u64 {
 /// A block cache under simulation. See the [module](self).
 pub(crate) struct BlockSim {
     node: SimNode,
-    queue: TapedQueue<Sim>,
-    maintenance: TapedMaintenance,
+    queue: RecordedQueue<Sim>,
+    maintenance: RecordedMaintenance,
     /// When its next turn is scheduled, when it wants one, and when the I/O of the last is over.
     log_due: Option<Nanos>,
     log_next: Nanos,
@@ -162,7 +162,7 @@ impl BlockSim {
             map_memory += shard.map().memory_bytes();
             shard
         });
-        let shards: Vec<TapedShard> = shards.collect();
+        let shards: Vec<RecordedShard> = shards.collect();
         let generation = superblock.generation;
         let log = setup::fresh_log(superblock.clone());
         let volume =
@@ -186,8 +186,11 @@ impl BlockSim {
         let world = World::new(layout, drive, StoreModel::new(store, timing, seed), files);
         let mut sim = BlockSim {
             node,
-            queue: TapedQueue::new(Queue::new(0, Config::new(&layout, placing, spec.readahead.0))),
-            maintenance: TapedMaintenance::new(Maintenance::new(
+            queue: RecordedQueue::new(Queue::new(
+                0,
+                Config::new(&layout, placing, spec.readahead.0),
+            )),
+            maintenance: RecordedMaintenance::new(Maintenance::new(
                 Pace::default(),
                 Some(log),
                 superblock,

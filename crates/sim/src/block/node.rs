@@ -17,7 +17,7 @@ use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::setup;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::record::{TapedAdmission, TapedShard};
+use larder_engine::block::record::{RecordedAdmission, RecordedShard};
 use larder_engine::block::{GroupId, LineId, OpId};
 use larder_format::block::Layout;
 use larder_policy::block::{
@@ -93,7 +93,7 @@ pub(super) struct Late {
 pub(super) struct SimNode {
     pub layout: Layout,
     /// Shards, with the bytes that they may still ask for.
-    pub cells: Vec<RefCell<(TapedShard, Held<Sim>)>>,
+    pub cells: Vec<RefCell<(RecordedShard, Held<Sim>)>>,
     /// The time.
     pub now: Cell<Nanos>,
     mail: RefCell<Mail<Sim>>,
@@ -115,7 +115,7 @@ pub(super) struct SimNode {
     /// That is what a volume has, and no guess.
     knows_volumes: bool,
     seed: u64,
-    pub admissions: RefCell<BTreeMap<u32, TapedAdmission>>,
+    pub admissions: RefCell<BTreeMap<u32, RecordedAdmission>>,
     /// Lines last seen as metadata; kept where that makes a difference.
     metadata: RefCell<BTreeSet<LineId>>,
     knows_metadata: bool,
@@ -124,7 +124,7 @@ pub(super) struct SimNode {
 impl SimNode {
     pub(super) fn new(
         layout: Layout,
-        shards: impl Iterator<Item = TapedShard>,
+        shards: impl Iterator<Item = RecordedShard>,
         admission: BlockAdmissionConfig,
         (volume_bytes, stretch): (u64, u64),
         (limits, shares, selection): (Limits, Shares, Selection),
@@ -156,7 +156,7 @@ impl SimNode {
         Ok(node)
     }
 
-    fn new_admission(&self) -> Result<TapedAdmission, BlockAdmissionError> {
+    fn new_admission(&self) -> Result<RecordedAdmission, BlockAdmissionError> {
         setup::admission(&self.admission, &self.layout, self.volume_bytes, self.seed)
     }
 
@@ -209,12 +209,12 @@ impl SimNode {
     }
 
     /// Does `f` with each shard.
-    pub(super) fn each(&self, mut f: impl FnMut(&mut TapedShard)) {
+    pub(super) fn each(&self, mut f: impl FnMut(&mut RecordedShard)) {
         self.cells.iter().for_each(|cell| f(&mut cell.borrow_mut().0));
     }
 
     /// Whether `f` is true of any shard.
-    pub(super) fn any(&self, f: impl Fn(&TapedShard) -> bool) -> bool {
+    pub(super) fn any(&self, f: impl Fn(&RecordedShard) -> bool) -> bool {
         self.cells.iter().any(|cell| f(&cell.borrow().0))
     }
 
@@ -335,9 +335,9 @@ impl Questions for SimNode {
 }
 
 impl Calls<Sim> for SimNode {
-    type Shard = TapedShard;
+    type Shard = RecordedShard;
 
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Held<Sim>) -> R) -> R {
+    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut RecordedShard, &mut Held<Sim>) -> R) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
     }
@@ -379,7 +379,7 @@ impl Stores for SimNode {
 }
 
 impl Node<Sim> for SimNode {
-    type Admission = TapedAdmission;
+    type Admission = RecordedAdmission;
 
     fn is_enabled(&self) -> bool {
         true
@@ -431,7 +431,7 @@ impl Node<Sim> for SimNode {
         known.map_or(BlockKind::Unknown, |_| BlockKind::Metadata)
     }
 
-    fn admission<R>(&self, volume: &Run, f: impl FnOnce(&mut TapedAdmission) -> R) -> R {
+    fn admission<R>(&self, volume: &Run, f: impl FnOnce(&mut RecordedAdmission) -> R) -> R {
         let mut admissions = self.admissions.borrow_mut();
         f(admissions.get_mut(&volume.volume).expect("a volume that was added"))
     }

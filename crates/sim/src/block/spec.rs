@@ -260,9 +260,9 @@ impl Block {
     /// The engine's write mode.
     pub(crate) fn write_mode(&self) -> Result<WriteMode, Wrong> {
         match self.write.parse() {
-            Ok(Writes::Allocate) => Ok(WriteMode::HddSsd),
-            Ok(Writes::Update) => Ok(WriteMode::HddUpd),
-            Ok(Writes::Invalidate) => Ok(WriteMode::HddInv),
+            Ok(Writes::Allocate) => Ok(WriteMode::WriteThrough),
+            Ok(Writes::Update) => Ok(WriteMode::WriteUpdate),
+            Ok(Writes::Invalidate) => Ok(WriteMode::WriteAround),
             Err(_) => {
                 let must = "choose hdd-ssd, hdd-upd or hdd-inv".to_owned();
                 Err(("write", format!("'{}'", self.write), must))

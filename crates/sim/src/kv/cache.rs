@@ -16,7 +16,7 @@ use larder_engine::kv::node::defaults::{self, SizeError};
 use larder_engine::kv::node::{
     self, Maintenance, MaintenanceEffects, Node, PlanError, Study, StudyError, Totals, Turn,
 };
-use larder_engine::kv::record::{AppsSetup, RunSetup, SetupError, TapedShard};
+use larder_engine::kv::record::{AppsSetup, RecordedShard, RunSetup, SetupError};
 use larder_engine::kv::{ClockMode, LogStats, Resizable, SegmentIo, ShardStats};
 use larder_format::GeometryError;
 use larder_policy::admission::{AdmissionConfig, AdmissionPolicy as _, ModelReport};
@@ -461,7 +461,7 @@ impl<M: Resizable> HybridCache<M> {
         }
     }
 
-    fn shards(&self) -> impl Iterator<Item = impl Deref<Target = TapedShard<M>> + '_> {
+    fn shards(&self) -> impl Iterator<Item = impl Deref<Target = RecordedShard<M>> + '_> {
         (0..self.node.shards()).map(|shard| self.node.lock(shard))
     }
 

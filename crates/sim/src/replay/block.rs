@@ -5,8 +5,8 @@ use std::io::{Read, Seek};
 use larder_base::ByteSize;
 use larder_engine::block::node::record::{ReplayedMaintenance, ReplayedQueue};
 use larder_engine::block::record::{
-    Again, BlockRunSetup, Replayed, ReplayedVolumes, StreamReader, TapedAdmission, TapedLog,
-    TapedShard, Whose, later_volume,
+    Again, BlockRunSetup, RecordedAdmission, RecordedLog, RecordedShard, Replayed, ReplayedVolumes,
+    StreamReader, Whose, later_volume,
 };
 use larder_format::recording::{BadRecord, ChunkHeader, Ended};
 use serde::Serialize;
@@ -66,12 +66,12 @@ pub struct BlockReport {
 
 /// What a stream is told.
 enum Player {
-    Shard(Box<TapedShard>),
-    Log(Box<TapedLog>),
+    Shard(Box<RecordedShard>),
+    Log(Box<RecordedLog>),
     Maintenance(Box<ReplayedMaintenance>),
     Volumes(Box<ReplayedVolumes>),
     Queue(Box<ReplayedQueue>),
-    Admission(Box<TapedAdmission>),
+    Admission(Box<RecordedAdmission>),
     /// Of a volume that came later: its first record says what it is.
     Later(Box<BlockRunSetup>),
 }
@@ -98,7 +98,7 @@ impl Player {
             Player::Queue(queue) => queue.replay(reader),
             Player::Admission(admission) => admission.replay(reader),
             Player::Later(setup) => {
-                let (made, again) = TapedAdmission::replay_later(setup, reader)?;
+                let (made, again) = RecordedAdmission::replay_later(setup, reader)?;
                 *self = Player::Admission(Box::new(made));
                 Ok(again)
             }
@@ -380,7 +380,7 @@ mod tests {
         let sb = BlockSuperblock::format(Uuid([7; 16]), 1, 1, layout, UnixSecs(1));
         let config = BlockConfig {
             line_bytes: 4096,
-            write: WriteMode::HddSsd,
+            write: WriteMode::WriteThrough,
             limits: BlockLimits::default(),
             regions: Regions { groups: layout.region_groups, count: layout.regions },
         };

@@ -8,7 +8,7 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
 use super::words::{asked_for, ended, request};
-use super::{Patience, Place};
+use super::{Place, Timeouts};
 use crate::op::{Done, Op};
 use larder_nbd::client::{Client, Event, Negotiated};
 use larder_runtime::make_room;
@@ -237,12 +237,12 @@ impl Link {
     ///
     /// # Errors
     /// What there was to be heard, and was not.
-    pub(super) fn check(&self, now: Instant, patience: Patience) -> Result<(), String> {
-        match (&self.wire, self.deadline(patience)) {
+    pub(super) fn check(&self, now: Instant, timeout: Timeouts) -> Result<(), String> {
+        match (&self.wire, self.deadline(timeout)) {
             (Some(wire), Some(at)) if at <= now => Err(if wire.up {
-                format!("no answer for {} s", patience.silence.as_secs_f32())
+                format!("no answer for {} s", timeout.silence.as_secs_f32())
             } else {
-                format!("no connection within {} s", patience.connect.as_secs_f32())
+                format!("no connection within {} s", timeout.connect.as_secs_f32())
             }),
             _ => Ok(()),
         }
@@ -254,24 +254,24 @@ impl Link {
     }
 
     /// It was up, and what there was to be heard was not.
-    pub(super) fn is_silent(&self, now: Instant, patience: Patience) -> bool {
-        self.is_up() && self.check(now, patience).is_err()
+    pub(super) fn is_silent(&self, now: Instant, timeout: Timeouts) -> bool {
+        self.is_up() && self.check(now, timeout).is_err()
     }
 
     /// When there is something to do even if the socket says nothing.
-    pub(super) fn wake_at(&self, patience: Patience) -> Option<Instant> {
+    pub(super) fn wake_at(&self, timeout: Timeouts) -> Option<Instant> {
         match &self.wire {
             // A turn has ended before the socket was drained.
             Some(wire) if wire.connected && wire.readable => Some(wire.heard),
-            _ => self.deadline(patience),
+            _ => self.deadline(timeout),
         }
     }
 
-    fn deadline(&self, patience: Patience) -> Option<Instant> {
+    fn deadline(&self, timeout: Timeouts) -> Option<Instant> {
         match &self.wire {
             None => self.retry,
-            Some(wire) if !wire.up => Some(wire.heard + patience.connect),
-            Some(wire) if wire.client.in_flight() > 0 => Some(wire.heard + patience.silence),
+            Some(wire) if !wire.up => Some(wire.heard + timeout.connect),
+            Some(wire) if wire.client.in_flight() > 0 => Some(wire.heard + timeout.silence),
             Some(_) => None,
         }
     }

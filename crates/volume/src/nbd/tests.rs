@@ -91,8 +91,8 @@ impl Server {
         change(&mut locked(&self.state).manner);
     }
 
-    fn open(&self, patience: Patience) -> NbdBacking {
-        NbdBacking::open(&self.uri(), false, patience).unwrap()
+    fn open(&self, timeout: Timeouts) -> NbdBacking {
+        NbdBacking::open(&self.uri(), false, timeout).unwrap()
     }
 }
 
@@ -173,8 +173,8 @@ fn execute(
     }
 }
 
-fn patient() -> Patience {
-    Patience::default()
+fn patient() -> Timeouts {
+    Timeouts::default()
 }
 
 fn write(offset: u64, fill: u8) -> Op {
@@ -190,8 +190,8 @@ fn random_operations() {
     {
         let server = Server::start(1 << 20, Manner { multi_conn, poor, ..Manner::default() });
         let backing = server.open(patient());
-        assert_eq!(backing.about().size, 1 << 20);
-        assert_eq!(backing.about().trim, !poor);
+        assert_eq!(backing.capabilities().size, 1 << 20);
+        assert_eq!(backing.capabilities().trim, !poor);
         assert_eq!(backing.hub.is_none(), multi_conn);
         let mut session = backing.session().unwrap();
         let model = against_a_model(&mut *session, 1 << 20, seed as u64, 20);
@@ -331,7 +331,7 @@ fn a_server_that_hangs_is_lost_until_it_answers() {
         let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
         let silence = Duration::from_millis(300);
         let give_up = Some(Duration::from_millis(if idle { 700 } else { 600_000 }));
-        let backing = server.open(Patience { silence, give_up, ..patient() });
+        let backing = server.open(Timeouts { silence, give_up, ..patient() });
         let mut session = backing.session().unwrap();
         one(&mut *session, write(0, 5)).outcome.unwrap();
         server.behave(|m| m.silent = true);
@@ -371,7 +371,7 @@ fn patience_ends() {
     let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
     let give_up = Some(Duration::from_secs(12));
     let silence = Duration::from_millis(400);
-    let backing = server.open(Patience { give_up, silence, ..patient() });
+    let backing = server.open(Timeouts { give_up, silence, ..patient() });
     let mut session = backing.session().unwrap();
     // Taken and not answered: another connection, as soon as the silence has lasted too long.
     server.behave(|m| m.silent = true);
@@ -398,7 +398,7 @@ fn patience_ends() {
 fn an_export_of_another_size() {
     let server = Server::start(1 << 20, Manner { multi_conn: true, ..Manner::default() });
     let give_up = Some(Duration::from_secs(3));
-    let backing = server.open(Patience { give_up, ..patient() });
+    let backing = server.open(Timeouts { give_up, ..patient() });
     let mut session = backing.session().unwrap();
     one(&mut *session, write(0, 5)).outcome.unwrap();
     locked(&server.state).disk = vec![0; 2 << 20];
@@ -423,7 +423,7 @@ fn an_export_that_grows() {
         assert_eq!(backing.resize(None).unwrap(), 1 << 20, "as before");
         locked(&server.state).disk.resize(2 << 20, 0);
         // Nobody has said so: what lies behind the old end is refused by connections that know no better.
-        assert_eq!(backing.about().size, 1 << 20);
+        assert_eq!(backing.capabilities().size, 1 << 20);
         let end = (2 << 20) - 8192;
         assert!(one(&mut *session, write(end, 7)).outcome.is_err());
         let refuse = |bytes| backing.resize(Some(bytes)).unwrap_err().to_string();
@@ -436,7 +436,7 @@ fn an_export_that_grows() {
         assert_eq!(backing.resize(None).unwrap(), 2 << 20);
         session.submit(40, write(end - 16384, 4));
         assert!(run(&mut *session, 41).iter().all(|d| d.outcome.is_ok()));
-        assert_eq!(backing.about().size, 2 << 20);
+        assert_eq!(backing.capabilities().size, 2 << 20);
         let Identity::Blind { size, .. } = backing.identity().unwrap() else { panic!() };
         assert_eq!(size, 2 << 20);
         one(&mut *other, write(end, 7)).outcome.unwrap();
@@ -458,7 +458,7 @@ fn an_export_that_grows() {
         locked(&server.state).disk.truncate(1 << 20);
         let shrunk = backing.resize(None).unwrap_err().to_string();
         assert!(shrunk.contains("restore its size"), "{shrunk}");
-        assert_eq!(backing.about().size, 2 << 20);
+        assert_eq!(backing.capabilities().size, 2 << 20);
     }
 }
 
@@ -467,8 +467,8 @@ fn what_cannot_be_opened() {
     let dir = TempDir::new().unwrap();
     let uri = Uri::NbdUnix { socket: dir.path().join("none"), export: String::new() };
     let within = |uri: &Uri, connect: Duration| {
-        let patience = Patience { connect, ..patient() };
-        NbdBacking::open(uri, false, patience).unwrap_err().to_string()
+        let timeout = Timeouts { connect, ..patient() };
+        NbdBacking::open(uri, false, timeout).unwrap_err().to_string()
     };
     let why = |uri: &Uri| within(uri, Duration::from_secs(10));
     assert!(why(&uri).contains("none"));

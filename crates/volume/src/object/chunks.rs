@@ -222,14 +222,14 @@ impl Chunks {
         let mut after: Option<Path> = None;
         let mut said = std::time::Instant::now();
         // A list may be long: each try goes on where the last one failed.
-        let end = self.requests.patience().give_up.map(|p| std::time::Instant::now() + p);
+        let end = self.requests.timeout().give_up.map(|p| std::time::Instant::now() + p);
         loop {
             let mut stream = match &after {
                 None => self.requests.store().list(Some(&folder)),
                 Some(after) => self.requests.store().list_with_offset(Some(&folder), after),
             };
             let trouble = loop {
-                let next = tokio::time::timeout(self.requests.patience().silence, stream.next());
+                let next = tokio::time::timeout(self.requests.timeout().silence, stream.next());
                 let meta = match next.await {
                     Ok(Some(Ok(meta))) => meta,
                     Ok(None) => {

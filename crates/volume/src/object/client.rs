@@ -7,7 +7,7 @@ use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 
-use crate::{Patience, Uri};
+use crate::{Timeouts, Uri};
 
 /// The client and the prefix. Credentials, region and endpoint come from the environment as for every S3 client
 /// (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, web identity, the
@@ -17,7 +17,7 @@ use crate::{Patience, Uri};
 /// What is wrong.
 pub(super) fn connect(
     uri: &Uri,
-    patience: Patience,
+    timeout: Timeouts,
 ) -> Result<(Box<dyn ObjectStore>, Path), String> {
     let Uri::S3 { bucket, prefix, endpoint, region } = uri else {
         return Err("is not an object store".into());
@@ -35,7 +35,7 @@ pub(super) fn connect(
         .or_else(|| environment("AWS_DEFAULT_REGION"))
         .unwrap_or_else(|| "us-east-1".to_owned());
     let options = ClientOptions::new()
-        .with_connect_timeout(patience.connect)
+        .with_connect_timeout(timeout.connect)
         // Each try has a limit of its own, which depends on what it is for.
         .with_timeout_disabled()
         .with_pool_idle_timeout(Duration::from_secs(60))

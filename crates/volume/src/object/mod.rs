@@ -32,7 +32,7 @@ use std::time::Duration;
 use object_store::ObjectStore;
 use object_store::path::Path;
 
-use super::{About, Backing, BackingError, Identity, OpenOptions, Session, Uri};
+use super::{Backing, BackingError, Capabilities, Identity, OpenOptions, Session, Uri};
 use crate::op::MAX_PAYLOAD;
 use chunks::{Chunks, below};
 use lease::Holding;
@@ -46,7 +46,7 @@ const LEASE_LASTS: Duration = Duration::from_secs(15);
 /// See the [module](self).
 pub struct ObjectBacking {
     uri: String,
-    about: About,
+    about: Capabilities,
     /// Bytes: it may grow.
     size: AtomicU64,
     hub: Hub,
@@ -75,7 +75,7 @@ impl ObjectBacking {
     pub fn open(uri: &Uri, options: &OpenOptions) -> Result<ObjectBacking, BackingError> {
         let name = uri.to_string();
         let bad = |reason: String| BackingError::Open { uri: name.clone(), reason };
-        let (store, prefix) = client::connect(uri, options.patience).map_err(&bad)?;
+        let (store, prefix) = client::connect(uri, options.timeout).map_err(&bad)?;
         let nonce = super::nonce().map_err(|e| bad(e.to_string()))?;
         let setup = Setup { options: options.clone(), nonce, lease_lasts: LEASE_LASTS };
         ObjectBacking::with_store(name.clone(), store, prefix, setup)
@@ -90,7 +90,7 @@ impl ObjectBacking {
         let bad = |reason: String| BackingError::Open { uri: uri.clone(), reason };
         let read_only = setup.options.read_only;
         let (hub, size) = Hub::start(uri.clone(), store, prefix, setup).map_err(&bad)?;
-        let about = About {
+        let about = Capabilities {
             size,
             read_only,
             trim: true,
@@ -108,8 +108,8 @@ impl Backing for ObjectBacking {
         &self.uri
     }
 
-    fn about(&self) -> About {
-        About { size: self.size.load(Ordering::SeqCst), ..self.about }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { size: self.size.load(Ordering::SeqCst), ..self.about }
     }
 
     fn resize(&self, bytes: Option<u64>) -> Result<u64, BackingError> {
@@ -231,11 +231,11 @@ pub fn create(
 ) -> Result<Manifest, BackingError> {
     let name = uri.to_string();
     let bad = |reason: String| BackingError::Open { uri: name.clone(), reason };
-    let (store, prefix) = client::connect(uri, options.patience).map_err(&bad)?;
+    let (store, prefix) = client::connect(uri, options.timeout).map_err(&bad)?;
     let manifest = Manifest::new(volume, size, chunk).map_err(&bad)?;
     let runtime = session::runtime().map_err(|e| bad(e.to_string()))?;
-    let patience = session::at_first(options.patience);
-    let requests = Requests::new(name.clone(), store, patience);
+    let timeout = session::at_first(options.timeout);
+    let requests = Requests::new(name.clone(), store, timeout);
     runtime.block_on(make(&requests, &prefix, &manifest)).map_err(&bad)?;
     Ok(manifest)
 }

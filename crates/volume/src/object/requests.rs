@@ -1,4 +1,4 @@
-//! Requests to an object store: with a time limit each, and again until they succeed or patience ends.
+//! Requests to an object store: with a time limit each, and again until they succeed or the time is over.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -12,8 +12,8 @@ use object_store::{
 use tokio::time::Instant;
 
 use super::manifest::RECORD_BYTES;
-use crate::Patience;
-use crate::quiet::Quiet;
+use crate::Timeouts;
+use crate::rate_limited::RateLimited;
 
 /// First and longest pause between tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -25,7 +25,7 @@ pub(super) enum Trouble {
     Missing,
     /// The object is not, or no longer, as the request presumes.
     Changed,
-    /// Patience has ended, or the store refuses for good.
+    /// Timeouts has ended, or the store refuses for good.
     Failed(String),
 }
 
@@ -52,9 +52,9 @@ pub(super) struct Got {
 pub(super) struct Requests {
     uri: String,
     store: Box<dyn ObjectStore>,
-    patience: Cell<Patience>,
+    timeout: Cell<Timeouts>,
     /// What is said of it that it does not answer.
-    lines: RefCell<Quiet>,
+    lines: RefCell<RateLimited>,
 }
 
 /// The innermost reason: what wraps it repeats the request.
@@ -73,20 +73,20 @@ fn reason(error: &Error) -> String {
 }
 
 impl Requests {
-    pub(super) fn new(uri: String, store: Box<dyn ObjectStore>, patience: Patience) -> Requests {
-        Requests { uri, store, patience: Cell::new(patience), lines: RefCell::default() }
+    pub(super) fn new(uri: String, store: Box<dyn ObjectStore>, timeout: Timeouts) -> Requests {
+        Requests { uri, store, timeout: Cell::new(timeout), lines: RefCell::default() }
     }
 
     pub(super) fn uri(&self) -> &str {
         &self.uri
     }
 
-    pub(super) fn patience(&self) -> Patience {
-        self.patience.get()
+    pub(super) fn timeout(&self) -> Timeouts {
+        self.timeout.get()
     }
 
-    pub(super) fn set_patience(&self, patience: Patience) {
-        self.patience.set(patience);
+    pub(super) fn set_patience(&self, timeout: Timeouts) {
+        self.timeout.set(timeout);
     }
 
     pub(super) fn store(&self) -> &dyn ObjectStore {
@@ -95,7 +95,7 @@ impl Requests {
 
     /// What was said of it.
     #[cfg(test)]
-    pub(super) fn lines(&self) -> crate::quiet::Lines {
+    pub(super) fn lines(&self) -> crate::rate_limited::Lines {
         self.lines.borrow().lines()
     }
 
@@ -124,7 +124,7 @@ impl Requests {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let end = self.patience().give_up.map(|patience| Instant::now() + patience);
+        let end = self.timeout().give_up.map(|timeout| Instant::now() + timeout);
         let mut pause = PAUSE.0;
         loop {
             let why = match limit() {
@@ -133,7 +133,7 @@ impl Requests {
                     "the lease on the volume could not be renewed in time".to_owned()
                 }
                 Some(limit) => {
-                    let limit = limit.min(self.patience().silence);
+                    let limit = limit.min(self.timeout().silence);
                     match tokio::time::timeout(limit, request()).await {
                         Ok(Ok(done)) => {
                             self.well();
@@ -175,7 +175,7 @@ impl Requests {
     }
 
     fn any(&self) -> impl Fn() -> Option<Duration> + use<> {
-        let silence = self.patience().silence;
+        let silence = self.timeout().silence;
         move || Some(silence)
     }
 

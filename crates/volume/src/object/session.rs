@@ -19,7 +19,7 @@ use super::chunks::Chunks;
 use super::requests::Requests;
 use super::{Setup, attach, keep};
 use crate::op::{Done, Failure, FailureKind, Op, Outcome};
-use crate::{Identity, Patience, Session};
+use crate::{Identity, Session, Timeouts};
 
 /// How often a read-only attachment looks whether a writer has come.
 const LOOK: Duration = Duration::from_secs(5);
@@ -52,8 +52,8 @@ pub(super) fn runtime() -> io::Result<tokio::runtime::Runtime> {
 }
 
 /// Whoever starts a daemon wants to hear soon what is wrong.
-pub(super) fn at_first(patience: Patience) -> Patience {
-    Patience { silence: patience.connect, give_up: Some(patience.connect), ..patience }
+pub(super) fn at_first(timeout: Timeouts) -> Timeouts {
+    Timeouts { silence: timeout.connect, give_up: Some(timeout.connect), ..timeout }
 }
 
 impl Hub {
@@ -131,13 +131,13 @@ async fn run(
     mut inbox: queue::UnboundedReceiver<Command>,
     tell: mpsc::SyncSender<Result<u64, String>>,
 ) {
-    let patience = setup.options.patience;
-    let requests = Requests::new(uri, store, at_first(patience));
+    let timeout = setup.options.timeout;
+    let requests = Requests::new(uri, store, at_first(timeout));
     let chunks = match attach(requests, &prefix, &setup, lost).await {
         Ok(chunks) => chunks,
         Err(e) => return drop(tell.send(Err(e))),
     };
-    chunks.requests.set_patience(patience);
+    chunks.requests.set_patience(timeout);
     let _ = tell.send(Ok(chunks.manifest().size));
     let keeper = tokio::task::spawn_local(keep(chunks.clone(), prefix.clone(), LOOK));
     let mut under_way = JoinSet::new();

@@ -18,7 +18,7 @@ use super::manifest::Manifest;
 use super::*;
 use crate::op::{Done, FailureKind, Op};
 use crate::testing::{against_a_model, one};
-use crate::{OpenOptions, Patience};
+use crate::{OpenOptions, Timeouts};
 
 const MIB: u64 = 1 << 20;
 
@@ -107,8 +107,8 @@ fn run<T>(work: impl Future<Output = T>) -> T {
     session::runtime().unwrap().block_on(work)
 }
 
-fn patience() -> Patience {
-    Patience {
+fn timeout() -> Timeouts {
+    Timeouts {
         connect: Duration::from_secs(5),
         silence: Duration::from_secs(5),
         give_up: Some(Duration::from_secs(20)),
@@ -118,13 +118,13 @@ fn patience() -> Patience {
 fn volume(size: u64, chunk: u32) -> Memory {
     let store = Memory::default();
     let manifest = Manifest::new([7; 16], size, Some(chunk)).unwrap();
-    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), patience());
+    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), timeout());
     run(make(&requests, &Path::from("a"), &manifest)).unwrap();
     store
 }
 
 fn setup() -> Setup {
-    let options = OpenOptions { patience: patience(), ..OpenOptions::default() };
+    let options = OpenOptions { timeout: timeout(), ..OpenOptions::default() };
     Setup { options, nonce: 1, lease_lasts: Duration::from_secs(2) }
 }
 
@@ -179,7 +179,7 @@ fn a_volume_that_grows() {
     assert_eq!(backing.resize(None).unwrap(), size);
     let more = 2 * MIB + 512;
     assert_eq!(backing.resize(Some(more)).unwrap(), more);
-    assert_eq!(backing.about().size, more);
+    assert_eq!(backing.capabilities().size, more);
     assert!(matches!(backing.identity().unwrap(), Identity::Objects { size, .. } if size == more));
     assert!(read(&mut *session, size - 4096, 4096).iter().all(|&b| b == 5));
     assert!(read(&mut *session, size, 300_000).iter().all(|&b| b == 0));
@@ -196,7 +196,7 @@ fn a_volume_that_grows() {
     let let_go = backing.identity().unwrap();
     drop((session, backing));
     let backing = attached(&store);
-    assert_eq!(backing.about().size, 3 * MIB);
+    assert_eq!(backing.capabilities().size, 3 * MIB);
     assert!(backing.identity().unwrap().proves(&let_go.encode(), true, false).is_ok());
     let mut session = backing.session().unwrap();
     let bytes = read(&mut *session, 0, 3 * MIB as usize);
@@ -265,7 +265,7 @@ fn a_volume_does_not_grow_over_what_it_does_not_know() {
     assert!(error.contains("another writer") || error.contains("none of its chunks"), "{error}");
     let error = backing.resize(None).unwrap_err().to_string();
     assert!(error.contains("writer has attached") && backing.is_lost(), "{error}");
-    assert_eq!(other.about().size, 12 * (128 << 10));
+    assert_eq!(other.capabilities().size, 12 * (128 << 10));
 }
 
 /// Requests that fail, and writes whose answers are lost, are made up for: no byte differs, and nobody is taken for
@@ -288,7 +288,7 @@ fn failing_requests_are_repeated() {
 #[test]
 fn requests_that_are_repeated_are_not_said_one_by_one() {
     let store = Memory::default();
-    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), patience());
+    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), timeout());
     let at = Path::from("a");
     run(requests.put(&at, "x".into(), None, || Some(Duration::from_secs(5)))).unwrap();
     store.faults.before.store(2, Ordering::SeqCst);
@@ -298,7 +298,7 @@ fn requests_that_are_repeated_are_not_said_one_by_one() {
         }
     });
     assert!(store.faults.requests.load(Ordering::SeqCst) >= 20);
-    assert_eq!(requests.lines(), crate::quiet::Lines { wrong: 1, well: 1 });
+    assert_eq!(requests.lines(), crate::rate_limited::Lines { wrong: 1, well: 1 });
 }
 
 #[test]
@@ -428,16 +428,16 @@ fn another_writer_ends_the_use_of_the_volume() {
     assert!(attached(&store).identity().unwrap().proves(&let_go, true, false).is_err());
 }
 
-/// While the store is silent nothing is lost, and after patience has ended the client hears of it.
+/// While the store is silent nothing is lost, and after the timeout the client hears of it.
 #[test]
 fn a_silent_store() {
     let store = volume(MIB, 1 << 20);
     // The lease outlives the silence, whatever the machine has to do besides.
     let mut short = Setup { lease_lasts: Duration::from_secs(60), ..setup() };
-    short.options.patience = Patience {
+    short.options.timeout = Timeouts {
         silence: Duration::from_millis(1500),
         give_up: Some(Duration::from_secs(6)),
-        ..patience()
+        ..timeout()
     };
     let backing = attach_with(&store, short).unwrap();
     let mut session = backing.session().unwrap();
@@ -473,7 +473,7 @@ fn what_is_refused() {
     run(store.put(&Path::from("a/lease.json"), b"{}".to_vec().into())).unwrap();
     let error = attach_with(&store, setup()).unwrap_err();
     assert!(error.contains("lease.json is malformed"), "{error}");
-    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), patience());
+    let requests = Requests::new("s3://test/a".into(), Box::new(store.clone()), timeout());
     let again = Manifest::new([8; 16], MIB, None).unwrap();
     let error = run(make(&requests, &Path::from("a"), &again)).unwrap_err();
     assert!(error.contains("there is a volume already"), "{error}");

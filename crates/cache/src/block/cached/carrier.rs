@@ -13,11 +13,11 @@ use mio::Registry;
 use slab::Slab;
 
 use super::super::Core;
-use super::super::cell::{Daemon, Known, KnownVolume, Load};
+use super::super::shard::{Daemon, Known, KnownVolume, Load};
 use super::bytes::aligned;
 use super::client::Client;
 use super::spare::Spare;
-use crate::block::service::{Answer, Lingering};
+use crate::block::service::{Answer, DeferredFree};
 use crate::block::volume::Volume;
 use larder_volume::op::{Done, Extent, Failure, FailureKind, Op};
 use larder_volume::{Session, TOKENS};
@@ -61,7 +61,7 @@ pub(super) struct Carrier {
     /// Operations of stores that have ended without one.
     pub at_once: VecDeque<Done>,
     pub ended: VecDeque<Answer>,
-    pub lingering: Lingering,
+    pub deferred: DeferredFree,
     pub spare: Spare,
     /// Whether reads may be answered with bytes that others have too.
     pub lends: bool,
@@ -90,7 +90,7 @@ impl Carrier {
             by_volume: BTreeMap::new(),
             at_once: VecDeque::new(),
             ended: VecDeque::new(),
-            lingering: Lingering::default(),
+            deferred: DeferredFree::default(),
             spare: Spare::default(),
             lends: false,
             gone: 0,
@@ -141,7 +141,7 @@ impl Carrier {
 
     /// Lets go of volumes that were put aside, so that their stores can be closed.
     pub(super) fn let_go(&mut self) {
-        let gone = self.cache.governor.gone.load(Ordering::SeqCst);
+        let gone = self.cache.node_limits.gone.load(Ordering::SeqCst);
         if gone == self.gone {
             return;
         }
@@ -251,7 +251,7 @@ impl Effects<Daemon> for Carrier {
             StoreOp::Flush => Op::Flush,
             StoreOp::Status { at: offset, len, one } => {
                 let (len, op) = (len as u32, Op::Status { offset, len: len as u32, one });
-                if !volume.0.volume.about().status {
+                if !volume.0.volume.capabilities().status {
                     // The store cannot say: all of it may be data.
                     let outcome = Ok(vec![Extent { len, hole: false, zero: false }]);
                     return self.at_once.push_back(Done { token: job.0.into(), op, outcome });
@@ -273,7 +273,7 @@ impl Effects<Daemon> for Carrier {
         // A write's bytes may still be the source of a fill: then the buffer comes back later, or not at all.
         let buf = match (client.buf, bytes) {
             (Some(buf), _) => Some(buf),
-            (None, Some(bytes)) => self.lingering.payload(bytes),
+            (None, Some(bytes)) => self.deferred.payload(bytes),
             (None, None) => None,
         };
         let ticket = client.ticket;

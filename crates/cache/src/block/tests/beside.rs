@@ -99,7 +99,7 @@ fn a_volume_that_comes_beside_another_is_planned_for_again() {
     let base = |name: &str| bench.cache.attached(name).unwrap().base();
     assert_ne!(base("first"), base("second"));
     for name in ["disk0", "first", "second"] {
-        let at = bench.cache.governor.volume_at(base(name)).unwrap();
+        let at = bench.cache.node_limits.volume_at(base(name)).unwrap();
         assert_eq!(at.name, name);
     }
 }
@@ -128,7 +128,7 @@ fn volumes_that_come_and_go_side_by_side_are_found_by_their_lines() {
         let all = bench.cache.volumes();
         assert_eq!(all.len(), 3, "{all:?}");
         for volume in all {
-            let at = bench.cache.governor.volume_at(volume.base()).unwrap();
+            let at = bench.cache.node_limits.volume_at(volume.base()).unwrap();
             assert!(Arc::ptr_eq(&at, &volume), "{} is not found", volume.name);
         }
     }
@@ -142,7 +142,7 @@ fn a_volume_that_comes_brings_back_what_was_selected_of_itself_alone() {
     bench.cache.select("disk0", Some(Rule::Always), Some(&[(0, 4096)]), "").unwrap();
     assert_eq!(bench.cache.selected_of(&attached).1, 1);
     // It is unselected, and the file says so a moment later.
-    bench.cache.governor.select(|selection| selection.remove_volume(attached.id));
+    bench.cache.node_limits.select(|selection| selection.remove_volume(attached.id));
     let store = Box::new(Hanging(Arc::default()));
     let comes = Arc::new(Volume::new("comes", store, 4096, true));
     bench.cache.attach(&comes, false).unwrap().unwrap_err();
@@ -212,7 +212,7 @@ fn losses_are_not_settled_where_the_volume_was() {
                 });
                 // It waits for these lines.
                 told.recv_timeout(PATIENCE).unwrap();
-                cache.governor.moved(volume, space - (64 << 20));
+                cache.node_limits.moved(volume, space - (64 << 20));
                 settles
             })
             .unwrap()
@@ -220,7 +220,7 @@ fn losses_are_not_settled_where_the_volume_was() {
             .unwrap()
     });
     assert!(!settles, "its old lines say nothing of its losses");
-    cache.governor.moved(&volume, base);
+    cache.node_limits.moved(&volume, base);
 }
 
 /// It was attached when the cache was given up, and has no place there.

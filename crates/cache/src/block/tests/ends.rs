@@ -74,7 +74,7 @@ fn late(bench: &Bench, bytes: u64) -> Arc<Volume> {
     // Whoever had it a moment ago may be about to let go of it.
     let end = Instant::now() + Duration::from_secs(120);
     let backing = loop {
-        match backing::open(&uri, false, true, backing::Patience::default()) {
+        match backing::open(&uri, false, true, backing::Timeouts::default()) {
             Ok(backing) => break backing,
             Err(error) => assert!(Instant::now() < end, "{error}"),
         }

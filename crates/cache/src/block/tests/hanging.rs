@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use larder_volume::{About, BackingError, Identity, Session};
+use larder_volume::{BackingError, Capabilities, Identity, Session};
 
 pub(super) const BYTES: u64 = 1 << 20;
 
@@ -49,8 +49,8 @@ impl Backing for Hanging {
     fn uri(&self) -> &str {
         "nbd://hanging"
     }
-    fn about(&self) -> About {
-        About {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
             size: BYTES,
             read_only: false,
             trim: false,
@@ -191,7 +191,7 @@ fn a_store_that_hangs_does_not_hold_up_sweep_and_count() {
     waits_for(&|| volume.lines() == lines && lines > 0);
     let trim = Op::Trim { offset: 0, len: 64 << 20, fua: false };
     one(&mut *session, trim).outcome.unwrap();
-    let wants = |cell: &Mutex<Cell>| locked(cell).shard.wants_sweep();
+    let wants = |cell: &Mutex<LockedShard>| locked(cell).shard.wants_sweep();
     waits_for(&|| !bench.cache.shards.iter().any(wants));
     waits_for(&|| volume.lines() == 0);
 }

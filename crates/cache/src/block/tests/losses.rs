@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::block::service::pass_through;
 use larder_volume::op::Outcome;
-use larder_volume::{About, BackingError, Identity, Session};
+use larder_volume::{BackingError, Capabilities, Identity, Session};
 
 const LINE: usize = 4096;
 const LINES: u64 = 64;
@@ -50,8 +50,8 @@ impl Backing for Forgetful {
     fn uri(&self) -> &str {
         "nbd://forgetful"
     }
-    fn about(&self) -> About {
-        About {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
             size: LINES * LINE as u64,
             read_only: false,
             trim: false,
@@ -62,10 +62,10 @@ impl Backing for Forgetful {
         }
     }
     fn identity(&self) -> Result<Identity, BackingError> {
-        Ok(Identity::Blind { name: self.uri().into(), size: self.about().size })
+        Ok(Identity::Blind { name: self.uri().into(), size: self.capabilities().size })
     }
     fn resize(&self, _: Option<u64>) -> Result<u64, BackingError> {
-        Ok(self.about().size)
+        Ok(self.capabilities().size)
     }
     fn losses(&self) -> u64 {
         locked(&self.0).losses
@@ -258,13 +258,13 @@ fn run_world(seed: u64, ways: Option<u32>, write: WriteMode, workers: usize) -> 
 #[test]
 fn every_client_hears_of_a_loss_once_and_finds_nothing_of_it() {
     let cases = [
-        (Some(8), WriteMode::HddSsd, 2),
-        (Some(8), WriteMode::HddSsd, 1),
-        (Some(FULL), WriteMode::HddUpd, 2),
-        (Some(SPARSE), WriteMode::HddSsd, 2),
-        (Some(SPARSE), WriteMode::HddInv, 1),
-        (None, WriteMode::HddSsd, 2),
-        (None, WriteMode::HddSsd, 1),
+        (Some(8), WriteMode::WriteThrough, 2),
+        (Some(8), WriteMode::WriteThrough, 1),
+        (Some(FULL), WriteMode::WriteUpdate, 2),
+        (Some(SPARSE), WriteMode::WriteThrough, 2),
+        (Some(SPARSE), WriteMode::WriteAround, 1),
+        (None, WriteMode::WriteThrough, 2),
+        (None, WriteMode::WriteThrough, 1),
     ];
     for (seed, (ways, write, workers)) in (0..).zip(cases) {
         let told = run_world(seed, ways, write, workers);

@@ -58,7 +58,7 @@ const SPARSE: u32 = u32::MAX;
 const SHAPE: Shape = Shape {
     line: 4096,
     ways: 8,
-    write: WriteMode::HddSsd,
+    write: WriteMode::WriteThrough,
     workers: 1,
     volumes: 1,
     admission: "all",
@@ -203,14 +203,14 @@ fn bytes(done: Done) -> AlignedBuf {
 #[test]
 fn random_operations_against_a_model_disk() {
     let cases = [
-        (WriteMode::HddSsd, 4096, 1),
-        (WriteMode::HddUpd, 4096, 8),
-        (WriteMode::HddInv, 16384, 4),
-        (WriteMode::HddSsd, 4096, FULL),
-        (WriteMode::HddUpd, 16384, FULL),
-        (WriteMode::HddSsd, 4096, SPARSE),
-        (WriteMode::HddUpd, 16384, SPARSE),
-        (WriteMode::HddInv, 4096, SPARSE),
+        (WriteMode::WriteThrough, 4096, 1),
+        (WriteMode::WriteUpdate, 4096, 8),
+        (WriteMode::WriteAround, 16384, 4),
+        (WriteMode::WriteThrough, 4096, FULL),
+        (WriteMode::WriteUpdate, 16384, FULL),
+        (WriteMode::WriteThrough, 4096, SPARSE),
+        (WriteMode::WriteUpdate, 16384, SPARSE),
+        (WriteMode::WriteAround, 4096, SPARSE),
     ];
     for (i, (write, line_bytes, ways)) in cases.into_iter().enumerate() {
         let shape = Shape { line: line_bytes, ways, write, workers: 2, ..SHAPE };

@@ -270,11 +270,11 @@ fn the_write_budget() {
             assert!(fills < 64 && refused > 64, "{fills} {refused}");
             assert!(bench.cache.explain("disk0", 0).unwrap().budget.contains("bytes a second"));
             let said = || bench.cache.explain("disk0", 6 * MIB).unwrap().admission;
-            let governor = &bench.cache.governor;
-            let due = governor.limits.charge(bench.cache.now(), 1 << 30);
-            governor.keep_budget(bench.cache.now(), due.unwrap());
+            let node_limits = &bench.cache.node_limits;
+            let due = node_limits.limits.charge(bench.cache.now(), 1 << 30);
+            node_limits.keep_budget(bench.cache.now(), due.unwrap());
             assert!(said().starts_with("it would be rejected: the write budget"), "{}", said());
-            assert!(bench.cache.governor.limits.backoff.full(bench.cache.now()).is_some());
+            assert!(bench.cache.node_limits.limits.backoff.full(bench.cache.now()).is_some());
             assert!(said().starts_with("it would be rejected: the file system"), "{}", said());
         }
     }
@@ -295,8 +295,8 @@ fn merges_count_against_the_write_budget() {
     bench.read_all(0, 0, MIB);
     bench.settle();
     let lines = || {
-        let log = bench.cache.governor.limits.log_bytes();
-        bench.cache.governor.limits.spent() - log
+        let log = bench.cache.node_limits.limits.log_bytes();
+        bench.cache.node_limits.limits.spent() - log
     };
     let (before, engine) = (lines(), bench.engine());
     let client = bench.client(0);
@@ -323,21 +323,22 @@ fn a_kill_earns_no_write_budget() {
         .dir
         .path()
         .join("state")
-        .join(format!("block-budget-{}.json", bench.cache.governor.uuid));
+        .join(format!("block-budget-{}.json", bench.cache.node_limits.uuid));
     let said =
         || -> BudgetState { serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap() };
     for at in 0..4 {
         bench.read_all(0, at * MIB, MIB);
         // (What was charged a moment ago is not written before the file knows of it.)
         let (spent, written) =
-            (bench.cache.governor.limits.spent(), bench.cache.stats().flash_bytes);
+            (bench.cache.node_limits.limits.spent(), bench.cache.stats().flash_bytes);
         let state = said();
         assert!(spent > at * MIB && state.spent >= written, "{spent} {written} {state:?}");
         assert!(state.loan <= 64 * MIB - written, "{written} {state:?}");
     }
     // The next start begins where this one ends.
     let (bench, _) = bench.restart();
-    let (spent, written) = (bench.cache.governor.limits.spent(), bench.cache.stats().flash_bytes);
+    let (spent, written) =
+        (bench.cache.node_limits.limits.spent(), bench.cache.stats().flash_bytes);
     let state = said();
     assert!(spent >= 4 * MIB && state.spent >= 4 * MIB + written, "{spent} {written} {state:?}");
 }
@@ -350,7 +351,7 @@ fn what_a_start_writes_counts_before_anything_else_is_done() {
         let mut bench = bench(&[8 * MIB], 64 * MIB, shape);
         bench.read_all(0, 0, MIB);
         for round in 0..3 {
-            let (dir, uuid) = (bench.dir.clone(), bench.cache.governor.uuid.clone());
+            let (dir, uuid) = (bench.dir.clone(), bench.cache.node_limits.uuid.clone());
             let file = dir.path().join("state").join(format!("block-budget-{uuid}.json"));
             let said = || -> BudgetState {
                 serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap()
@@ -361,8 +362,10 @@ fn what_a_start_writes_counts_before_anything_else_is_done() {
             let stopped = said().spent;
             bench = start(dir, shape).unwrap();
             // The log's thread has not had its first turn: what is counted is what the start itself wrote.
-            let (log, spent) =
-                (bench.cache.governor.limits.log_bytes(), bench.cache.governor.limits.spent());
+            let (log, spent) = (
+                bench.cache.node_limits.limits.log_bytes(),
+                bench.cache.node_limits.limits.spent(),
+            );
             assert!(log >= 4096, "round {round}: {log} bytes");
             assert!(spent >= stopped + 4096, "round {round}: {stopped}, then {spent}");
             assert!(said().spent >= spent, "round {round}: {:?}", said());

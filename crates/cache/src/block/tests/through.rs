@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use larder_runtime::{AlignedBuf, Payload};
 use larder_volume::op::{Done, Op};
-use larder_volume::{About, Backing, BackingError, Identity, Session};
+use larder_volume::{Backing, BackingError, Capabilities, Identity, Session};
 use mio::{Events, Poll, Registry, Token, Waker};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -140,8 +140,8 @@ impl Backing for Through {
     fn uri(&self) -> &str {
         self.volume.name()
     }
-    fn about(&self) -> About {
-        self.volume.about()
+    fn capabilities(&self) -> Capabilities {
+        self.volume.capabilities()
     }
     fn identity(&self) -> Result<Identity, BackingError> {
         self.volume.backing().identity()

@@ -17,7 +17,7 @@ use larder_format::block::layout::GROUP_LINES;
 use larder_format::block::{BlockSuperblock, Layout, Volume, VolumeState};
 
 use super::super::log::{LogFailed, LogIo, LogShards, MapLog};
-use super::super::record::TapedLog;
+use super::super::record::RecordedLog;
 use super::super::volumes::{self, Found, Growth, TakenUp, take_up};
 use super::super::{Fault, LineId, Planted};
 use super::start::places::{Comer, Decided, decide};
@@ -101,7 +101,7 @@ pub struct Attachment {
     left: u64,
     /// Until when bits are waited for; set when the wait begins.
     until: Option<Nanos>,
-    patience: Nanos,
+    timeout: Nanos,
     fault: Fault,
 }
 
@@ -116,7 +116,7 @@ impl Attachment {
             anew: false,
             left: 0,
             until: None,
-            patience: DURABLE,
+            timeout: DURABLE,
             fault: Fault::default(),
         }
     }
@@ -167,8 +167,8 @@ impl Attachment {
     }
 
     /// The same, which waits so long for bits to go.
-    pub fn with_patience(self, patience: Nanos) -> Attachment {
-        Attachment { patience, ..self }
+    pub fn with_patience(self, timeout: Nanos) -> Attachment {
+        Attachment { timeout, ..self }
     }
 
     /// A volume that was put aside is forgotten, with its lines. `None` if there is no such volume.
@@ -256,7 +256,7 @@ impl Attachment {
 
     /// Bits have been asked to go, and so many are left. `goes_on` is whether who asked waits on. True if that was all.
     pub fn bits(&mut self, now: Nanos, left: u64, goes_on: bool) -> bool {
-        let until = *self.until.get_or_insert(now + self.patience);
+        let until = *self.until.get_or_insert(now + self.timeout);
         self.left = left;
         let over = left == 0 || now >= until || !goes_on;
         if over {
@@ -405,7 +405,7 @@ macro_rules! durable_map {
 }
 
 durable_map!(MapLog);
-durable_map!(TapedLog);
+durable_map!(RecordedLog);
 
 /// Changes the superblock durably; with `anew`, what the durable map says of lines that were dropped is void with it. A table is not begun
 /// anew: what has left the map must be in it before the superblock is.

@@ -15,7 +15,7 @@ use super::ranged::Discards;
 use crate::block::api::{
     BlockEffects, GroupId, IoFailed, IoId, LineId, Merge, OpId, Part, PartKind, SlotId, Source, Sum,
 };
-use crate::block::record::TapedShard;
+use crate::block::record::RecordedShard;
 use crate::block::shard::BlockShard;
 
 /// Bits of an operation's number that its queue counts; above them is the number of the thread that has it.
@@ -182,7 +182,7 @@ macro_rules! shard {
     )*};
 }
 
-shard!(BlockShard TapedShard);
+shard!(BlockShard RecordedShard);
 
 /// What a queue tells a shard. (What it brings along, bytes and checksums, is the host's.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ pub fn evict() -> EvictionBy {
 }
 
 /// What a write does to the cache.
-pub const WRITE: WriteMode = WriteMode::HddSsd;
+pub const WRITE: WriteMode = WriteMode::WriteThrough;
 /// Lines on their way to flash behind replies, over all shards.
 pub const FILL_MEMORY: ByteSize = ByteSize::mib(64);
 /// The least and the most of it.

@@ -27,7 +27,7 @@ use larder_policy::budget::{BudgetState, KeptBudget, WriteBudget};
 
 use super::backoff::Backoff;
 use crate::block::api::Verdict;
-use crate::block::record::TapedAdmission;
+use crate::block::record::RecordedAdmission;
 
 /// The write budget, and what of it is in a file.
 #[derive(Debug)]
@@ -237,9 +237,9 @@ pub trait Admits {
     fn count(&mut self, verdict: PolicyVerdict);
 }
 
-impl Admits for TapedAdmission {
+impl Admits for RecordedAdmission {
     fn observe(&mut self, access: &BlockAccess) -> Observed {
-        TapedAdmission::observe(self, access)
+        RecordedAdmission::observe(self, access)
     }
 
     fn wants_victim(&self) -> bool {
@@ -247,15 +247,15 @@ impl Admits for TapedAdmission {
     }
 
     fn ask(&mut self, candidate: &BlockCandidate, compete: bool) -> Verdict {
-        TapedAdmission::ask(self, candidate, compete)
+        RecordedAdmission::ask(self, candidate, compete)
     }
 
     fn ahead(&self, said: Verdict) -> Verdict {
-        TapedAdmission::ahead(self, said)
+        RecordedAdmission::ahead(self, said)
     }
 
     fn count(&mut self, verdict: PolicyVerdict) {
-        TapedAdmission::count(self, verdict);
+        RecordedAdmission::count(self, verdict);
     }
 }
 
@@ -304,7 +304,7 @@ pub fn judge(
 
 /// Whether admission would rather have the first line cached than the second, each with what it holds.
 pub fn prefer(
-    admission: &mut TapedAdmission,
+    admission: &mut RecordedAdmission,
     (line, kind): (PolicyLine, BlockKind),
     (victim, its_kind): (PolicyLine, BlockKind),
 ) -> bool {
@@ -405,7 +405,7 @@ mod tests {
     fn admission_is_asked_last_and_counts_everything() {
         let setup = BlockSetup { line_bytes: 4096, lines: 1024, backing_bytes: 1 << 30, seed: 1 };
         let admission = BlockAdmission::new(&"all".parse().unwrap(), &setup).unwrap();
-        let mut admission = TapedAdmission::new(admission);
+        let mut admission = RecordedAdmission::new(admission);
         let limits = limited();
         let access = BlockAccess {
             volume: VolumeId(0),
@@ -418,7 +418,7 @@ mod tests {
         let rule = |at: u64, _| [Rule::Never, Rule::Always, Rule::ByPolicy][(at / 65_536) as usize];
         let parts = [(0, 65_536), (65_536, 65_536), (131_072, 65_536)];
         let mut out = Vec::new();
-        let mut ask = |admission: &mut TapedAdmission| {
+        let mut ask = |admission: &mut RecordedAdmission| {
             let parts = parts.into_iter().map(|(at, len)| (at, len, BlockKind::Unknown));
             judge(&limits, admission, &access, 4096, parts, rule, &mut out);
             out.clone()

@@ -30,7 +30,7 @@ use crate::block::api::{IoFailed, SlotId, Sum};
 use crate::block::log::{LogIo, LogShards, LogStats, LogStep};
 use crate::block::paging::TableChange;
 use crate::block::planted::Planted;
-use crate::block::record::{BlockTape, TapedLog};
+use crate::block::record::{BlockTape, RecordedLog};
 use crate::block::shard::MapRecord;
 pub use census::{Census, Lines, MOST_LOOKS, ROUND, SWEEP_STEP};
 pub use inbox::{Inbox, Work};
@@ -137,7 +137,7 @@ struct Hurry {
 /// Owned by one thread. See the [module](self).
 pub struct Maintenance {
     pace: Pace,
-    log: Option<TapedLog>,
+    log: Option<RecordedLog>,
     /// What the superblock was when the cache was given up: where volumes lie in the line space, in memory alone.
     former: Option<BlockSuperblock>,
     stats: LogStats,
@@ -163,7 +163,7 @@ pub struct Maintenance {
 
 impl Maintenance {
     /// Maintenance over this log. Without one the cache was given up; `superblock` is what it had.
-    pub fn new(pace: Pace, log: Option<TapedLog>, superblock: BlockSuperblock) -> Maintenance {
+    pub fn new(pace: Pace, log: Option<RecordedLog>, superblock: BlockSuperblock) -> Maintenance {
         Maintenance {
             pace,
             former: log.is_none().then_some(superblock),
@@ -282,9 +282,9 @@ impl Maintenance {
     }
 
     /// Hands on what is on the log's tape.
-    pub fn hand_on(&mut self) {
+    pub fn flush_chunk(&mut self) {
         if let Some(log) = &mut self.log {
-            log.hand_on();
+            log.flush_chunk();
         }
     }
 
@@ -505,7 +505,7 @@ impl Maintenance {
         let steps = (0..self.pace.steps).take_while(|_| self.step(now, shards, io, fx)).count();
         self.commit |= steps == self.pace.steps;
         self.flush_stores(fx);
-        let set = |log: &TapedLog| (first..=last).filter(|&r| log.is_set(r)).count() as u64;
+        let set = |log: &RecordedLog| (first..=last).filter(|&r| log.is_set(r)).count() as u64;
         self.log.as_ref().filter(|log| log.regions_set() > 0).map_or(0, set)
     }
 
@@ -564,7 +564,7 @@ impl Maintenance {
     }
 
     /// The cache is used again, with this log.
-    pub fn resume(&mut self, log: TapedLog) {
+    pub fn resume(&mut self, log: RecordedLog) {
         self.stats = log.stats();
         (self.log, self.former) = (Some(log), None);
         self.bits.clear();

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::block::api::{LineId, OpId};
-use crate::block::record::TapedShard;
+use crate::block::record::RecordedShard;
 use crate::block::shard::BlockShard;
 
 /// Ranges that may be locked, or wait to be, in the shards. Each is looked at whenever an operation ends.
@@ -161,18 +161,18 @@ impl Discards for BlockShard {
     }
 }
 
-impl Discards for TapedShard {
+impl Discards for RecordedShard {
     fn void_range(
         &mut self,
         first: LineId,
         last: LineId,
         least: u64,
     ) -> [Option<(LineId, LineId)>; 2] {
-        TapedShard::void_range(self, first, last, least)
+        RecordedShard::void_range(self, first, last, least)
     }
 
     fn drop_range(&mut self, first: LineId, last: LineId, cursor: u64, steps: u32) -> Option<u64> {
-        TapedShard::drop_range(self, first, last, cursor, steps)
+        RecordedShard::drop_range(self, first, last, cursor, steps)
     }
 }
 

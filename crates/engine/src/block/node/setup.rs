@@ -7,7 +7,7 @@ use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionE
 use larder_policy::budget::{BudgetError, BudgetState, KeptBudget, WriteBudget, WriteBudgetConfig};
 
 use super::super::map::Map;
-use super::super::record::{TapedAdmission, TapedLog, TapedShard};
+use super::super::record::{RecordedAdmission, RecordedLog, RecordedShard};
 use super::super::{BlockConfig, BlockLimits, BlockShard, GROUP_LINES, MapLog, Regions, WriteMode};
 use super::backoff::Backoff;
 use super::limits::Limits;
@@ -31,8 +31,8 @@ pub fn shard_config(write: WriteMode, fill_memory: ByteSize, layout: &Layout) ->
 }
 
 /// A shard over this map, without a tape.
-pub fn shard(config: BlockConfig, map: Map) -> TapedShard {
-    TapedShard::new(BlockShard::new(config, map))
+pub fn shard(config: BlockConfig, map: Map) -> RecordedShard {
+    RecordedShard::new(BlockShard::new(config, map))
 }
 
 /// Admission of a volume of so many bytes, without a tape; `seed` is the cache's key.
@@ -44,10 +44,10 @@ pub fn admission(
     layout: &Layout,
     backing_bytes: u64,
     seed: u64,
-) -> Result<TapedAdmission, BlockAdmissionError> {
+) -> Result<RecordedAdmission, BlockAdmissionError> {
     let (line_bytes, lines) = (layout.line, layout.capacity());
     let setup = BlockSetup { line_bytes, lines, backing_bytes, seed };
-    BlockAdmission::new(config, &setup).map(TapedAdmission::new)
+    BlockAdmission::new(config, &setup).map(RecordedAdmission::new)
 }
 
 /// What keeps lines from flash: the write budget, where the drive's endurance is stated. `file` is what an earlier run has left of it, `kept` whether
@@ -75,6 +75,6 @@ pub fn limits(
 }
 
 /// The log of a cache that was formatted a moment ago, without a tape.
-pub fn fresh_log(superblock: BlockSuperblock) -> TapedLog {
-    TapedLog::new(MapLog::fresh(superblock, QUIET))
+pub fn fresh_log(superblock: BlockSuperblock) -> RecordedLog {
+    RecordedLog::new(MapLog::fresh(superblock, QUIET))
 }

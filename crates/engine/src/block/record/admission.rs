@@ -137,22 +137,22 @@ pub fn later_volume(reader: &mut StreamReader<'_>) -> Result<VolumeSetup, BadRec
 }
 
 /// Admission that records what it is asked, if it has a tape. To look at it, it is a [`BlockAdmission`].
-pub struct TapedAdmission {
+pub struct RecordedAdmission {
     admission: BlockAdmission,
     tape: Option<Box<BlockTape>>,
 }
 
-impl Deref for TapedAdmission {
+impl Deref for RecordedAdmission {
     type Target = BlockAdmission;
     fn deref(&self) -> &BlockAdmission {
         &self.admission
     }
 }
 
-impl TapedAdmission {
+impl RecordedAdmission {
     /// Admission without a tape.
-    pub fn new(admission: BlockAdmission) -> TapedAdmission {
-        TapedAdmission { admission, tape: None }
+    pub fn new(admission: BlockAdmission) -> RecordedAdmission {
+        RecordedAdmission { admission, tape: None }
     }
 
     /// Records from now on; admission must be new.
@@ -172,15 +172,15 @@ impl TapedAdmission {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&mut self) {
-        if self.tape.as_mut().is_some_and(|tape| !tape.hand_on()) {
+    pub fn flush_chunk(&mut self) {
+        if self.tape.as_mut().is_some_and(|tape| !tape.flush_chunk()) {
             self.tape = None;
         }
     }
 
     /// Ends recording: hands on what is on the tape.
     pub fn end_recording(&mut self) {
-        self.hand_on();
+        self.flush_chunk();
         self.tape = None;
     }
 
@@ -259,7 +259,7 @@ impl TapedAdmission {
     pub fn replay_later(
         setup: &BlockRunSetup,
         reader: &mut StreamReader<'_>,
-    ) -> Result<(TapedAdmission, Again), BadRecord> {
+    ) -> Result<(RecordedAdmission, Again), BadRecord> {
         let (nanos, of, recorded) = take_begin(reader)?;
         let made = setup.admission_of(&of).map_err(|_| BadRecord::Value {
             what: "the bytes of a volume",

@@ -185,22 +185,22 @@ fn note_settled(digest: &mut Digest, outcome: &Result<bool, LogFailed>) {
 }
 
 /// A log that records what it is told, if it has a tape. To look at it, it is a [`MapLog`].
-pub struct TapedLog {
+pub struct RecordedLog {
     log: MapLog,
     tape: Option<Box<BlockTape>>,
 }
 
-impl Deref for TapedLog {
+impl Deref for RecordedLog {
     type Target = MapLog;
     fn deref(&self) -> &MapLog {
         &self.log
     }
 }
 
-impl TapedLog {
+impl RecordedLog {
     /// A log without a tape.
-    pub fn new(log: MapLog) -> TapedLog {
-        TapedLog { log, tape: None }
+    pub fn new(log: MapLog) -> RecordedLog {
+        RecordedLog { log, tape: None }
     }
 
     /// Records from now on; the log must be that of a device without lines.
@@ -209,8 +209,8 @@ impl TapedLog {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&mut self) {
-        if self.tape.as_mut().is_some_and(|tape| !tape.hand_on()) {
+    pub fn flush_chunk(&mut self) {
+        if self.tape.as_mut().is_some_and(|tape| !tape.flush_chunk()) {
             self.tape = None;
         }
     }
@@ -233,7 +233,7 @@ impl TapedLog {
 
     /// Ends recording: hands on what is on the tape.
     pub fn end_recording(&mut self) {
-        self.hand_on();
+        self.flush_chunk();
         self.tape = None;
     }
 

@@ -27,9 +27,9 @@ mod shard;
 pub(in crate::block) mod tape;
 mod volumes;
 
-pub use admission::{TapedAdmission, later_volume};
-pub use log::TapedLog;
+pub use admission::{RecordedAdmission, later_volume};
+pub use log::RecordedLog;
 pub use setup::{BlockRunSetup, BlockSetupError, VolumeSetup, Whose};
-pub use shard::TapedShard;
+pub use shard::RecordedShard;
 pub use tape::{Again, BlockTape, Replayed, SharedTape, StreamReader};
 pub use volumes::{Arrival, ReplayedVolumes, VolumesTape};

@@ -6,7 +6,7 @@ use larder_format::block::{BlockSuperblock, Placement};
 use larder_policy::block::{BlockAdmission, BlockAdmissionConfig, BlockAdmissionError, BlockSetup};
 use serde::{Deserialize, Serialize};
 
-use super::{ReplayedVolumes, TapedAdmission, TapedLog, TapedShard};
+use super::{RecordedAdmission, RecordedLog, RecordedShard, ReplayedVolumes};
 use crate::block::MapLog;
 use crate::block::address::Placing;
 use crate::block::api::{BlockLimits, WriteMode};
@@ -113,9 +113,9 @@ const MOST_QUEUES: u32 = 4096;
 const MOST_COUNTED: u64 = (1 << 62) - 1;
 
 const WRITES: [(&str, WriteMode); 3] = [
-    ("hdd-ssd", WriteMode::HddSsd),
-    ("hdd-upd", WriteMode::HddUpd),
-    ("hdd-inv", WriteMode::HddInv),
+    ("hdd-ssd", WriteMode::WriteThrough),
+    ("hdd-upd", WriteMode::WriteUpdate),
+    ("hdd-inv", WriteMode::WriteAround),
 ];
 fn named<T: Copy + PartialEq>(table: &[(&'static str, T)], of: T) -> String {
     table.iter().find(|(_, t)| *t == of).map_or(String::new(), |(name, _)| (*name).to_owned())
@@ -338,7 +338,7 @@ impl BlockRunSetup {
     ///
     /// # Errors
     /// A setup that is of no run.
-    pub fn build_shard(&self, shard: u32) -> Result<TapedShard, BlockSetupError> {
+    pub fn build_shard(&self, shard: u32) -> Result<RecordedShard, BlockSetupError> {
         let superblock = self.superblock()?;
         let layout = superblock.layout;
         let (shape, making) = (Shape::of(&layout), self.making()?);
@@ -346,15 +346,15 @@ impl BlockRunSetup {
         let (entries, sums) = Map::words(shape);
         let (entries, sums) = (Words::heap(entries), Words::heap(sums));
         let map = Map::new(entries, sums, placing, shard, shape, making);
-        Ok(TapedShard::new(BlockShard::new(self.config(&superblock)?, map)))
+        Ok(RecordedShard::new(BlockShard::new(self.config(&superblock)?, map)))
     }
 
     /// The log as it was when the run began.
     ///
     /// # Errors
     /// A setup that is of no run.
-    pub fn build_log(&self) -> Result<TapedLog, BlockSetupError> {
-        Ok(TapedLog::new(MapLog::fresh(self.superblock()?, Nanos(self.quiet_nanos))))
+    pub fn build_log(&self) -> Result<RecordedLog, BlockSetupError> {
+        Ok(RecordedLog::new(MapLog::fresh(self.superblock()?, Nanos(self.quiet_nanos))))
     }
 
     /// The list of volumes as it was when the run began.
@@ -369,13 +369,16 @@ impl BlockRunSetup {
     ///
     /// # Errors
     /// A setup that is of no run.
-    pub fn build_admission(&self, volume: usize) -> Result<TapedAdmission, BlockSetupError> {
+    pub fn build_admission(&self, volume: usize) -> Result<RecordedAdmission, BlockSetupError> {
         let none = VolumeSetup { name: String::new(), bytes: 0, seed: 0 };
         self.admission_of(self.volumes.get(volume).unwrap_or(&none))
     }
 
     /// The admission of a volume of which nothing was asked yet.
-    pub(super) fn admission_of(&self, of: &VolumeSetup) -> Result<TapedAdmission, BlockSetupError> {
+    pub(super) fn admission_of(
+        &self,
+        of: &VolumeSetup,
+    ) -> Result<RecordedAdmission, BlockSetupError> {
         let layout = self.superblock()?.layout;
         let config: BlockAdmissionConfig = self.admission.parse()?;
         let setup = BlockSetup {
@@ -384,6 +387,6 @@ impl BlockRunSetup {
             backing_bytes: of.bytes,
             seed: of.seed,
         };
-        Ok(TapedAdmission::new(BlockAdmission::new(&config, &setup)?))
+        Ok(RecordedAdmission::new(BlockAdmission::new(&config, &setup)?))
     }
 }

@@ -318,12 +318,12 @@ fn note_state(digest: &mut Digest, state: &[Option<(u64, u32)>]) {
 }
 
 /// A shard that records what it is told, if it has a tape. To look at it, it is a [`BlockShard`].
-pub struct TapedShard {
+pub struct RecordedShard {
     shard: BlockShard,
     tape: Option<Box<BlockTape>>,
 }
 
-impl Deref for TapedShard {
+impl Deref for RecordedShard {
     type Target = BlockShard;
     fn deref(&self) -> &BlockShard {
         &self.shard
@@ -332,10 +332,10 @@ impl Deref for TapedShard {
 
 type Sums<'a> = Result<&'a [u32], IoFailed>;
 
-impl TapedShard {
+impl RecordedShard {
     /// A shard without a tape.
-    pub fn new(shard: BlockShard) -> TapedShard {
-        TapedShard { shard, tape: None }
+    pub fn new(shard: BlockShard) -> RecordedShard {
+        RecordedShard { shard, tape: None }
     }
 
     /// Records from now on; the shard must be new, and empty.
@@ -344,15 +344,15 @@ impl TapedShard {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&mut self) {
-        if self.tape.as_mut().is_some_and(|tape| !tape.hand_on()) {
+    pub fn flush_chunk(&mut self) {
+        if self.tape.as_mut().is_some_and(|tape| !tape.flush_chunk()) {
             self.tape = None;
         }
     }
 
     /// Ends recording: hands on what is on the tape.
     pub fn end_recording(&mut self) {
-        self.hand_on();
+        self.flush_chunk();
         self.tape = None;
     }
 
@@ -389,7 +389,7 @@ macro_rules! told {
     };
 }
 
-impl TapedShard {
+impl RecordedShard {
     /// [`BlockShard::submit`].
     #[inline]
     pub fn submit(&mut self, now: Nanos, part: Part, fx: &mut impl BlockEffects) {

@@ -45,14 +45,14 @@ impl BlockTape {
         buffer.extend_from_slice(&answers.bits);
         buffer.extend_from_slice(&digest.finish().to_le_bytes());
         self.last = now;
-        if self.gathered.end_record() { self.hand_on() } else { true }
+        if self.gathered.end_record() { self.flush_chunk() } else { true }
     }
 
     /// Hands on what there is. `false` when recording has ended.
     #[must_use]
-    pub fn hand_on(&mut self) -> bool {
+    pub fn flush_chunk(&mut self) -> bool {
         self.last = 0;
-        self.gathered.hand_on()
+        self.gathered.flush_chunk()
     }
 }
 
@@ -83,14 +83,14 @@ impl SharedTape {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&self) {
+    pub fn flush_chunk(&self) {
         // Whether it is of more use is seen at the next record.
-        let _ = self.push(BlockTape::hand_on);
+        let _ = self.push(BlockTape::flush_chunk);
     }
 
     /// Ends recording: hands on what is on the tape.
     pub fn end_recording(&self) {
-        self.hand_on();
+        self.flush_chunk();
         *self.tape() = None;
     }
 }

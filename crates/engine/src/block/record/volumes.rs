@@ -153,15 +153,15 @@ impl VolumesTape {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&mut self) {
-        if self.0.as_mut().is_some_and(|tape| !tape.hand_on()) {
+    pub fn flush_chunk(&mut self) {
+        if self.0.as_mut().is_some_and(|tape| !tape.flush_chunk()) {
             self.0 = None;
         }
     }
 
     /// Ends recording: hands on what is on the tape.
     pub fn end_recording(&mut self) {
-        self.hand_on();
+        self.flush_chunk();
         self.0 = None;
     }
 }

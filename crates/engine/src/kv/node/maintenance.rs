@@ -19,7 +19,7 @@ use super::training::Training;
 use crate::dram::ObjectMemory;
 use crate::kv::evicted::Evicted;
 use crate::kv::log::{FlashLog, LogStats, SegmentIo, Step};
-use crate::kv::record::{Decision, Tape, TapedLog};
+use crate::kv::record::{Decision, RecordedLog, Tape};
 use crate::kv::resize::Resizable;
 
 /// It looks at everything this often at least.
@@ -73,7 +73,7 @@ pub struct LogReport {
 
 /// The log, and what must be known of it on disk.
 struct Flash<B> {
-    log: TapedLog<B>,
+    log: RecordedLog<B>,
     kept_budget: KeptBudget,
     segment_bytes: u64,
     /// How many applications are known on disk, the default included.
@@ -116,7 +116,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
             let segment_bytes = u64::from(log.flash().segment_bytes);
             Flash {
                 kept_budget: KeptBudget::new(log.budget(), capacity, segment_bytes),
-                log: TapedLog::new(log),
+                log: RecordedLog::new(log),
                 segment_bytes,
                 names_kept: names_kept + 1,
                 degraded: false,
@@ -156,9 +156,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Maintenance<B> {
         self.busy = if self.wanted { self.busy + 1 } else { 0 };
         if now.mono >= self.next && node.recording.load(std::sync::atomic::Ordering::Relaxed) {
             // So that a quiet shard's last requests are in the file too.
-            node.hand_on();
+            node.flush_chunk();
             if let Some(flash) = &mut self.flash {
-                flash.log.hand_on();
+                flash.log.flush_chunk();
             }
         }
         again |= self.follow_limit(now, node, fx);

@@ -23,7 +23,7 @@ use crate::kv::api::{Effects, Fetched, FlashRead, Item, Op, Outcome, Reply, Requ
 use crate::kv::config::object_fits;
 use crate::kv::evicted::Evicted;
 use crate::kv::log::{OwnerOf, Shards};
-use crate::kv::record::{Decision, Input, RunSetup, SetupError, Tape, TapedShard, replay};
+use crate::kv::record::{Decision, Input, RecordedShard, RunSetup, SetupError, Tape, replay};
 use crate::kv::saved::Saved;
 use crate::kv::shard::KvShard;
 
@@ -36,7 +36,7 @@ const REPORT: Rank = Rank::new(3, "what maintenance has published");
 struct Apart<T>(T);
 
 /// Shards, each behind its lock.
-type Cells<L, M> = Box<[Apart<<L as LockKind>::Lock<TapedShard<M>>>]>;
+type Cells<L, M> = Box<[Apart<<L as LockKind>::Lock<RecordedShard<M>>>]>;
 
 /// The shards of one cache behind their locks. See the [module](self).
 pub struct Node<L: LockKind, M = Arena> {
@@ -118,7 +118,7 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
         shards: impl IntoIterator<Item = KvShard<M>>,
     ) -> Result<Node<L, M>, SetupError> {
         let applications = setup.applications.applications()?;
-        let cells = shards.into_iter().map(|s| Apart(L::Lock::new(SHARD, TapedShard::new(s))));
+        let cells = shards.into_iter().map(|s| Apart(L::Lock::new(SHARD, RecordedShard::new(s))));
         Ok(Node {
             hasher: setup.hasher(),
             cells: cells.collect(),
@@ -151,7 +151,10 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
 
     /// Locks a shard: for a start or a stop, and to look at it. What is changed past its tape is not recorded.
     #[inline]
-    pub fn lock(&self, shard: usize) -> <L::Lock<TapedShard<M>> as Lock<TapedShard<M>>>::Guard<'_> {
+    pub fn lock(
+        &self,
+        shard: usize,
+    ) -> <L::Lock<RecordedShard<M>> as Lock<RecordedShard<M>>>::Guard<'_> {
         self.cells[shard].0.lock()
     }
 
@@ -377,9 +380,9 @@ impl<L: LockKind, M: ObjectMemory> Node<L, M> {
     }
 
     /// Hands on what is on the tapes of the shards.
-    pub fn hand_on(&self) {
+    pub fn flush_chunk(&self) {
         for shard in 0..self.shards() {
-            self.lock(shard).hand_on();
+            self.lock(shard).flush_chunk();
         }
     }
 

@@ -18,13 +18,13 @@
 
 mod decision;
 mod input;
+mod recorded;
 mod setup;
 mod tape;
-mod taped;
 
 pub(in crate::kv) use decision::replay;
 pub use decision::{Decision, What};
 pub use input::{Clocks, Got, Input, Io, MAX_KEPT_VALUE, Op as RecordedOp, decode};
+pub use recorded::{RecordedLog, RecordedShard};
 pub use setup::{AppsSetup, LogSetup, RunSetup, SetupError, ShardSeed, ShardSetup};
 pub use tape::Tape;
-pub use taped::{TapedLog, TapedShard};

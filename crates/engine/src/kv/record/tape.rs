@@ -50,13 +50,13 @@ impl Tape {
 
     fn end_record(&mut self, decision: &Decision) -> bool {
         decision.encode(self.gathered.buffer());
-        if self.gathered.end_record() { self.hand_on() } else { true }
+        if self.gathered.end_record() { self.flush_chunk() } else { true }
     }
 
     /// Hands on what there is. `false` when recording has ended.
     #[must_use]
-    pub fn hand_on(&mut self) -> bool {
+    pub fn flush_chunk(&mut self) -> bool {
         self.clocks = Clocks::default();
-        self.gathered.hand_on()
+        self.gathered.flush_chunk()
     }
 }

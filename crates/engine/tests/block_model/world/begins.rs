@@ -11,7 +11,7 @@ use larder_engine::block::address::Placing;
 use larder_engine::block::map::{Making, Map, Replacement, Shape};
 use larder_engine::block::node::start::memory::{HEADER_WORDS, Memory};
 use larder_engine::block::node::start::{Left, Notes, Setup, Started, start, take_back};
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{BlockConfig, BlockLimits, BlockShard, Fault, LogStats, Regions};
 use larder_format::Uuid;
 use larder_format::block::BlockSuperblock;
@@ -299,7 +299,7 @@ impl World {
         self.generation = log.superblock().generation;
         self.former = Some(log.superblock().clone());
         if let Some(machine) = &mut self.maintenance {
-            machine.resume(TapedLog::new(log));
+            machine.resume(RecordedLog::new(log));
         }
         self.validity.enabled.set(true);
         self.validity.barred.set(false);

@@ -8,7 +8,7 @@ use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load, Message, thread_of};
 use larder_engine::block::node::event::ShardIo;
 use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
-use larder_engine::block::record::TapedLog;
+use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
 use larder_format::block::BlockSuperblock;
 use larder_format::block::log::Held;
@@ -178,7 +178,7 @@ impl World {
         let sweep = if self.rng.chance(0.5) { Nanos::ZERO } else { Pace::default().sweep };
         let pace = Pace { sweep, ..self.habits.pace() };
         self.validity.enabled.set(log.is_some());
-        let machine = Maintenance::new(pace, log.map(TapedLog::new), superblock);
+        let machine = Maintenance::new(pace, log.map(RecordedLog::new), superblock);
         #[allow(unused_mut, reason = "faults are planted with a feature")]
         let mut machine = machine;
         #[cfg(feature = "planted")]

@@ -17,7 +17,7 @@ use larder_engine::block::node::queue::Node;
 use larder_engine::block::node::quiet::{Changes, QUIET};
 use larder_engine::block::node::ranged::Turns;
 use larder_engine::block::node::share::{Account, Pins};
-use larder_engine::block::record::{TapedAdmission, TapedShard};
+use larder_engine::block::record::{RecordedAdmission, RecordedShard};
 use larder_engine::block::{GROUP_LINES, GroupId, IoFailed, LineId, OpId, PartKind, Source, Sum};
 use larder_format::block::{Layout, table};
 use larder_policy::block::{BlockKind, LineId as PolicyLine, Reason, Rule, Selection, VolumeId};
@@ -33,7 +33,7 @@ pub(super) const QUEUE: usize = 0;
 pub(super) const OPERATOR: usize = MAILBOXES - 1;
 
 /// A shard, with the bytes that it may still ask for.
-pub(super) type Cells<B> = RefCell<(TapedShard, Held<House<B>>)>;
+pub(super) type Cells<B> = RefCell<(RecordedShard, Held<House<B>>)>;
 
 /// See the [module](self).
 pub(super) struct GivenNode<B: Carried> {
@@ -59,7 +59,7 @@ impl<B: Carried> GivenNode<B> {
     pub(super) fn new(
         layout: Layout,
         generation: u64,
-        shards: impl Iterator<Item = TapedShard>,
+        shards: impl Iterator<Item = RecordedShard>,
         medium: Medium,
     ) -> GivenNode<B> {
         GivenNode {
@@ -218,9 +218,13 @@ impl<B: Carried> Questions for GivenNode<B> {
 }
 
 impl<B: Carried> Calls<House<B>> for GivenNode<B> {
-    type Shard = TapedShard;
+    type Shard = RecordedShard;
 
-    fn shard<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Held<House<B>>) -> R) -> R {
+    fn shard<R>(
+        &self,
+        shard: u32,
+        f: impl FnOnce(&mut RecordedShard, &mut Held<House<B>>) -> R,
+    ) -> R {
         let (shard, held) = &mut *self.cells[shard as usize].borrow_mut();
         f(shard, held)
     }
@@ -251,7 +255,7 @@ impl<B: Carried> Stores for GivenNode<B> {
 }
 
 impl<B: Carried> Node<House<B>> for GivenNode<B> {
-    type Admission = TapedAdmission;
+    type Admission = RecordedAdmission;
 
     fn is_enabled(&self) -> bool {
         self.given_up.borrow().is_none()
@@ -293,7 +297,7 @@ impl<B: Carried> Node<House<B>> for GivenNode<B> {
         volume.attached.classify(at, len)
     }
 
-    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut TapedAdmission) -> R) -> R {
+    fn admission<R>(&self, volume: &Known, f: impl FnOnce(&mut RecordedAdmission) -> R) -> R {
         f(&mut volume.attached.admission.borrow_mut())
     }
 

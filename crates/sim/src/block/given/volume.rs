@@ -6,7 +6,7 @@ use std::rc::Rc;
 use larder_engine::block::node::event::{State, Volume};
 use larder_engine::block::node::share::{Account, Share, ShareLines};
 use larder_engine::block::node::{owners, setup};
-use larder_engine::block::record::TapedAdmission;
+use larder_engine::block::record::RecordedAdmission;
 use larder_format::block::{BlockSuperblock, Volume as Record, layout};
 use larder_policy::block::detect::Detector;
 use larder_policy::block::{BlockAdmissionConfig, BlockKind, Reason, VerdictCounts, VolumeId};
@@ -57,7 +57,7 @@ pub(super) struct Attached {
     pub account: Account,
     /// Something is selected of it.
     pub selected: Cell<bool>,
-    pub admission: RefCell<TapedAdmission>,
+    pub admission: RefCell<RecordedAdmission>,
     /// Verdicts that no policy gave.
     governed: RefCell<VerdictCounts>,
     /// Only where admission makes a difference between metadata and data.

@@ -9,7 +9,7 @@ use crate::block::node::calls::{Fx, Message, Out, call, send};
 use crate::block::node::event::{Host, ShardIo};
 use crate::block::node::queue::Node;
 use crate::block::paging::TableChange;
-use crate::block::record::TapedShard;
+use crate::block::record::RecordedShard;
 use crate::block::shard::MapRecord;
 
 /// The shards and what is around them. Each call of a shard is one of `BlockShard`, under its lock; what the shard asks for
@@ -70,22 +70,22 @@ pub struct AtNode<'a, H: Host, N> {
     out: Out<H::Bytes>,
 }
 
-impl<'a, H: Host, N: Node<H, Shard = TapedShard>> AtNode<'a, H, N> {
+impl<'a, H: Host, N: Node<H, Shard = RecordedShard>> AtNode<'a, H, N> {
     /// The `shards` shards of `node`.
     pub fn new(node: &'a N, shards: u32) -> AtNode<'a, H, N> {
         AtNode { node, shards, out: Out::default() }
     }
 
-    fn look<R>(&self, shard: u32, f: impl FnOnce(&mut TapedShard) -> R) -> R {
+    fn look<R>(&self, shard: u32, f: impl FnOnce(&mut RecordedShard) -> R) -> R {
         self.node.shard(shard, |shard, _| f(shard))
     }
 
-    fn with(&mut self, shard: u32, f: impl FnOnce(&mut TapedShard, &mut Fx<'_, H, N>)) {
+    fn with(&mut self, shard: u32, f: impl FnOnce(&mut RecordedShard, &mut Fx<'_, H, N>)) {
         call(self.node, shard, None, &mut self.out, f);
     }
 }
 
-impl<H: Host, N: Node<H, Shard = TapedShard> + Stores> Shards for AtNode<'_, H, N> {
+impl<H: Host, N: Node<H, Shard = RecordedShard> + Stores> Shards for AtNode<'_, H, N> {
     fn shards(&self) -> u32 {
         self.shards
     }
@@ -111,7 +111,7 @@ impl<H: Host, N: Node<H, Shard = TapedShard> + Stores> Shards for AtNode<'_, H, 
     }
 
     fn records_lost(&mut self, shard: u32) {
-        self.look(shard, TapedShard::records_lost);
+        self.look(shard, RecordedShard::records_lost);
     }
 
     fn state(&mut self, shard: u32, first: SlotId, most: u32, out: &mut Vec<Held>) {

@@ -153,7 +153,7 @@ impl Bench {
     fn new() -> Bench {
         let layout = Layout::new(64 << 20, LINE, 8, 2).unwrap();
         let sb = BlockSuperblock::format(Uuid([1; 16]), 5, 9, layout, UnixSecs(1));
-        let log = TapedLog::new(MapLog::fresh(sb.clone(), at(30_000)));
+        let log = RecordedLog::new(MapLog::fresh(sb.clone(), at(30_000)));
         let mut machine = Maintenance::new(Pace::default(), Some(log), sb);
         machine.commit = false;
         let mut bench = Bench {

@@ -73,7 +73,7 @@ pub struct Operation {
     /// Slots or groups looked at in one turn.
     turn: u32,
     /// Lines are waited for so long; counted from the first call.
-    patience: Option<Nanos>,
+    timeout: Option<Nanos>,
     since: Option<Nanos>,
     /// Bits were asked to go, and not all have gone.
     swept: bool,
@@ -90,7 +90,7 @@ impl Operation {
             drops: VecDeque::new(),
             dropped: 0,
             turn: STEP,
-            patience: None,
+            timeout: None,
             since: None,
             swept: true,
         }
@@ -103,9 +103,9 @@ impl Operation {
 
     /// A volume comes, goes, grows or is forgotten. The number `id` is a new one of a thread that has a mailbox.
     pub fn attachment(id: OpId, shards: u32, attachment: Attachment) -> Operation {
-        let patience = attachment.drain();
+        let timeout = attachment.drain();
         let plan = Plan::Attachment(Box::new(attachment));
-        Operation { patience, ..Operation::new(id, shards, plan) }
+        Operation { timeout, ..Operation::new(id, shards, plan) }
     }
 
     /// Lines are dropped, range by range.
@@ -126,21 +126,21 @@ impl Operation {
     /// A store may have lost writes that it had answered: of the volume's lines those leave the map that may hold such writes. Nobody is told of the
     /// loss before.
     pub fn losses(id: OpId, shards: u32, (first, last): (LineId, LineId)) -> Operation {
-        let patience = Some(DISTRUST);
-        Operation { patience, ..Operation::of(id, shards, [Step::Losses { first, last }]) }
+        let timeout = Some(DISTRUST);
+        Operation { timeout, ..Operation::of(id, shards, [Step::Losses { first, last }]) }
     }
 
     /// Somebody else has changed a store: all of the volume's lines leave the map, then, durably, what the durable map says of them; then the store may
     /// be told that this is done.
     pub fn changed(id: OpId, shards: u32, (first, last): (LineId, LineId)) -> Operation {
         let steps = [Step::Lines { first, last, drop: true }, Step::Record, Step::InForce];
-        Operation { patience: Some(DISTRUST), ..Operation::of(id, shards, steps) }
+        Operation { timeout: Some(DISTRUST), ..Operation::of(id, shards, steps) }
     }
 
     /// The same, that waits for lines for so long, or without an end.
     #[must_use]
-    pub fn with_patience(self, patience: Option<Nanos>) -> Operation {
-        Operation { patience, ..self }
+    pub fn with_patience(self, timeout: Option<Nanos>) -> Operation {
+        Operation { timeout, ..self }
     }
 
     /// The same, that looks at so many slots or groups in a turn.
@@ -208,8 +208,8 @@ impl Operation {
     }
 
     fn is_late(&self, now: Nanos, times: u64) -> bool {
-        let until = |patience: Nanos, since: Nanos| since + Nanos(patience.0 * times);
-        self.patience.zip(self.since).is_some_and(|(p, since)| now >= until(p, since))
+        let until = |timeout: Nanos, since: Nanos| since + Nanos(timeout.0 * times);
+        self.timeout.zip(self.since).is_some_and(|(p, since)| now >= until(p, since))
     }
 
     /// Goes on as far as that goes without the host.

@@ -25,7 +25,8 @@ use crate::block::record::digest::Digest;
 use crate::block::record::log::{Heard, Noting, Told};
 use crate::block::record::tape::unknown;
 use crate::block::record::{
-    Again, BlockRunSetup, BlockSetupError, BlockTape, Replayed, SharedTape, StreamReader, TapedLog,
+    Again, BlockRunSetup, BlockSetupError, BlockTape, RecordedLog, Replayed, SharedTape,
+    StreamReader,
 };
 use told::{Nothing, NotingFx, note_ended};
 
@@ -52,12 +53,12 @@ const LONGEST: u64 = 1 << 62;
 const MOST_STEPS: u64 = 1 << 16;
 
 /// Maintenance that records what it is told, if it has a tape. To look at it, it is a [`Maintenance`].
-pub struct TapedMaintenance {
+pub struct RecordedMaintenance {
     machine: Maintenance,
     tape: Option<SharedTape>,
 }
 
-impl Deref for TapedMaintenance {
+impl Deref for RecordedMaintenance {
     type Target = Maintenance;
     fn deref(&self) -> &Maintenance {
         &self.machine
@@ -193,10 +194,10 @@ macro_rules! told {
     }};
 }
 
-impl TapedMaintenance {
+impl RecordedMaintenance {
     /// Maintenance without a tape.
-    pub fn new(machine: Maintenance) -> TapedMaintenance {
-        TapedMaintenance { machine, tape: None }
+    pub fn new(machine: Maintenance) -> RecordedMaintenance {
+        RecordedMaintenance { machine, tape: None }
     }
 
     /// Records from now on, the log on a tape of its own; both must be new, and the log that of a device without lines.
@@ -214,10 +215,10 @@ impl TapedMaintenance {
     }
 
     /// Hands on what is on the tapes.
-    pub fn hand_on(&mut self) {
-        self.machine.hand_on();
+    pub fn flush_chunk(&mut self) {
+        self.machine.flush_chunk();
         if let Some(tape) = &self.tape {
-            tape.hand_on();
+            tape.flush_chunk();
         }
     }
 
@@ -396,7 +397,7 @@ impl TapedMaintenance {
     }
 
     /// [`Maintenance::resume`], for which a record has no word: recording ends.
-    pub fn resume(&mut self, log: TapedLog) {
+    pub fn resume(&mut self, log: RecordedLog) {
         self.end_recording();
         self.machine.resume(log);
     }
@@ -579,6 +580,6 @@ impl ReplayedMaintenance {
 }
 
 fn machine(pace: Pace, superblock: &BlockSuperblock, quiet: Nanos) -> Maintenance {
-    let log = TapedLog::new(MapLog::fresh(superblock.clone(), quiet));
+    let log = RecordedLog::new(MapLog::fresh(superblock.clone(), quiet));
     Maintenance::new(pace, Some(log), superblock.clone())
 }

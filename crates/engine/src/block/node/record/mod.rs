@@ -4,5 +4,5 @@
 mod maintenance;
 mod queue;
 
-pub use maintenance::{ReplayedMaintenance, TapedMaintenance};
-pub use queue::{ReplayedQueue, TapedQueue};
+pub use maintenance::{RecordedMaintenance, ReplayedMaintenance};
+pub use queue::{RecordedQueue, ReplayedQueue};

@@ -29,7 +29,7 @@ use crate::block::record::tape::unknown;
 use crate::block::record::{
     Again, BlockRunSetup, BlockSetupError, Replayed, SharedTape, StreamReader,
 };
-use answers::{AVolume, Heard, Nothing, Replay, Taped};
+use answers::{AVolume, Heard, Nothing, Recorded, Replay};
 use codes::{FURTHEST, describe, kind_code, kind_of, put_op, take_io, take_op};
 use noting::{Notes, Noting, NotingFx};
 
@@ -85,12 +85,12 @@ impl Recording {
 }
 
 /// A queue that records what it is told, if it has a tape. To look at it, it is a [`Queue`].
-pub struct TapedQueue<H: Host> {
+pub struct RecordedQueue<H: Host> {
     queue: Queue<H>,
     recording: Option<Box<Recording>>,
 }
 
-impl<H: Host> Deref for TapedQueue<H> {
+impl<H: Host> Deref for RecordedQueue<H> {
     type Target = Queue<H>;
     fn deref(&self) -> &Queue<H> {
         &self.queue
@@ -134,10 +134,10 @@ fn put_io(out: &mut Vec<u8>, io: ShardIo, done: bool) {
     put(out, done.into());
 }
 
-impl<H: Host> TapedQueue<H> {
+impl<H: Host> RecordedQueue<H> {
     /// A queue without a tape.
-    pub fn new(queue: Queue<H>) -> TapedQueue<H> {
-        TapedQueue { queue, recording: None }
+    pub fn new(queue: Queue<H>) -> RecordedQueue<H> {
+        RecordedQueue { queue, recording: None }
     }
 
     /// Records from now on; the queue must be new.
@@ -451,7 +451,7 @@ impl ReplayedQueue {
         let (base, whole) = self.known;
         let heard = RefCell::new(Heard::new(bytes, self.known, at));
         let notes = RefCell::new(Notes { base, whole, ..Notes::default() });
-        let taped = Taped { heard: &heard, limits: &self.limits, changes: &self.changes };
+        let taped = Recorded { heard: &heard, limits: &self.limits, changes: &self.changes };
         let node = &Noting { inner: &taped, notes: &notes };
         let (q, fx) = (&mut self.queue, &mut NotingFx { inner: &mut Nothing, notes: &notes });
         match input {

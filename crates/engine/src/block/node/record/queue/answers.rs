@@ -105,14 +105,14 @@ impl<'a> Heard<'a> {
 
 /// The node, as it is called: everything that a queue speaks to.
 #[derive(Clone, Copy)]
-pub(super) struct Taped<'a, 'b> {
+pub(super) struct Recorded<'a, 'b> {
     pub heard: &'a RefCell<Heard<'b>>,
     /// Not asked.
     pub limits: &'a Limits,
     pub changes: &'a Changes,
 }
 
-impl Taped<'_, '_> {
+impl Recorded<'_, '_> {
     fn value<T>(&self, of: impl FnOnce(u64) -> Option<T>) -> Option<T> {
         self.heard.borrow_mut().value(of)
     }
@@ -127,7 +127,7 @@ impl Taped<'_, '_> {
 }
 
 /// Shards ask nothing here: what they would have asked for comes by mail.
-impl Questions for Taped<'_, '_> {
+impl Questions for Recorded<'_, '_> {
     fn line_bytes(&self) -> u32 {
         0
     }
@@ -149,7 +149,7 @@ impl Questions for Taped<'_, '_> {
     }
 }
 
-impl Calls<Replay> for Taped<'_, '_> {
+impl Calls<Replay> for Recorded<'_, '_> {
     type Shard = Self;
 
     fn shard<R>(&self, _: u32, f: impl FnOnce(&mut Self, &mut Held<Replay>) -> R) -> R {
@@ -165,7 +165,7 @@ impl Calls<Replay> for Taped<'_, '_> {
     fn maintain(&self, _: &mut Out<()>) {}
 }
 
-impl Node<Replay> for Taped<'_, '_> {
+impl Node<Replay> for Recorded<'_, '_> {
     type Admission = Self;
 
     fn is_enabled(&self) -> bool {
@@ -281,7 +281,7 @@ impl Node<Replay> for Taped<'_, '_> {
 }
 
 /// Nothing comes of what it is told.
-impl Shard for Taped<'_, '_> {
+impl Shard for Recorded<'_, '_> {
     fn submit(&mut self, _: Nanos, _: Part, _: &mut impl BlockEffects) {}
     fn flash_read(
         &mut self,
@@ -342,7 +342,7 @@ impl Shard for Taped<'_, '_> {
     }
 }
 
-impl Discards for Taped<'_, '_> {
+impl Discards for Recorded<'_, '_> {
     fn void_range(&mut self, _: LineId, _: LineId, _: u64) -> [Option<(LineId, LineId)>; 2] {
         [(); 2].map(|()| self.yes().then(|| (LineId(self.number()), LineId(self.number()))))
     }
@@ -352,7 +352,7 @@ impl Discards for Taped<'_, '_> {
     }
 }
 
-impl Admits for Taped<'_, '_> {
+impl Admits for Recorded<'_, '_> {
     fn observe(&mut self, _: &BlockAccess) -> Observed {
         Observed::of((self.number(), self.number()))
     }

@@ -15,23 +15,23 @@ use crate::kv::log::{FlashLog, IoFailed, SegmentIo, Shards, Step};
 use crate::kv::shard::KvShard;
 
 /// A shard that records what it is told, if it has a tape. Everything that changes a shard goes through here: to look at it, it
-/// is a [`KvShard`]; to change it past the tape takes [`TapedShard::unrecorded`].
-pub struct TapedShard<M = Arena> {
+/// is a [`KvShard`]; to change it past the tape takes [`RecordedShard::unrecorded`].
+pub struct RecordedShard<M = Arena> {
     shard: KvShard<M>,
     tape: Option<Box<Tape>>,
 }
 
-impl<M> Deref for TapedShard<M> {
+impl<M> Deref for RecordedShard<M> {
     type Target = KvShard<M>;
     fn deref(&self) -> &KvShard<M> {
         &self.shard
     }
 }
 
-impl<M: ObjectMemory> TapedShard<M> {
+impl<M: ObjectMemory> RecordedShard<M> {
     /// A shard without a tape.
-    pub fn new(shard: KvShard<M>) -> TapedShard<M> {
-        TapedShard { shard, tape: None }
+    pub fn new(shard: KvShard<M>) -> RecordedShard<M> {
+        RecordedShard { shard, tape: None }
     }
 
     /// Records from now on; the shard must be new.
@@ -46,15 +46,15 @@ impl<M: ObjectMemory> TapedShard<M> {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&mut self) {
-        self.keep(|tape| tape.hand_on());
+    pub fn flush_chunk(&mut self) {
+        self.keep(|tape| tape.flush_chunk());
     }
 
     /// Ends recording: hands on what is on the tape and says how many records the stream has.
     pub fn end_recording(&mut self) -> Option<u64> {
         let mut tape = self.tape.take()?;
         // Whether it was taken is the sink's to know: it counts what it was given.
-        let _ = tape.hand_on();
+        let _ = tape.flush_chunk();
         Some(tape.records())
     }
 
@@ -171,12 +171,12 @@ impl<M: ObjectMemory> TapedShard<M> {
 }
 
 /// The log, and the tape that records its steps, if it has one.
-pub struct TapedLog<B> {
+pub struct RecordedLog<B> {
     log: FlashLog<B>,
     tape: Option<Box<Tape>>,
 }
 
-impl<B> Deref for TapedLog<B> {
+impl<B> Deref for RecordedLog<B> {
     type Target = FlashLog<B>;
     fn deref(&self) -> &FlashLog<B> {
         &self.log
@@ -215,10 +215,10 @@ impl<I: SegmentIo> SegmentIo for WatchedIo<'_, I> {
     }
 }
 
-impl<B: AsRef<[u8]> + AsMut<[u8]>> TapedLog<B> {
+impl<B: AsRef<[u8]> + AsMut<[u8]>> RecordedLog<B> {
     /// A log without a tape.
-    pub fn new(log: FlashLog<B>) -> TapedLog<B> {
-        TapedLog { log, tape: None }
+    pub fn new(log: FlashLog<B>) -> RecordedLog<B> {
+        RecordedLog { log, tape: None }
     }
 
     /// Records from now on; the log must be new.
@@ -232,8 +232,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> TapedLog<B> {
     }
 
     /// Hands on what is on the tape.
-    pub fn hand_on(&mut self) {
-        if self.tape.as_mut().is_some_and(|tape| !tape.hand_on()) {
+    pub fn flush_chunk(&mut self) {
+        if self.tape.as_mut().is_some_and(|tape| !tape.flush_chunk()) {
             self.tape = None;
         }
     }
@@ -241,7 +241,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> TapedLog<B> {
     /// Ends recording: hands on what is on the tape and says how many records the stream has.
     pub fn end_recording(&mut self) -> Option<u64> {
         let mut tape = self.tape.take()?;
-        let _ = tape.hand_on();
+        let _ = tape.flush_chunk();
         Some(tape.records())
     }
 

@@ -12,9 +12,9 @@ use super::locked;
 /// A clock that a test has stopped, or moves, is looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The bell, and what hangs on it.
+/// What the cleaner is told, and by whom it is woken.
 #[derive(Default)]
-pub(super) struct Bell {
+pub(super) struct Notifier {
     state: Mutex<State>,
     changed: Condvar,
     /// The cleaner rests.
@@ -45,9 +45,9 @@ impl Heard {
     }
 }
 
-impl Bell {
+impl Notifier {
     /// Wakes the cleaner.
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         locked(&self.state).heard.rung = true;
         self.changed.notify_one();
     }

@@ -80,7 +80,7 @@ impl Latencies {
 }
 
 /// See the [module](self).
-pub(super) struct Governor {
+pub(super) struct NodeLimits {
     placed: RwLock<Placed<Arc<Attached>>>,
     next_id: AtomicU32,
     pub(super) selection: RwLock<Selection>,
@@ -110,7 +110,7 @@ pub(super) struct Governor {
     budget_written: Mutex<u64>,
 }
 
-impl Charges for Governor {
+impl Charges for NodeLimits {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -120,19 +120,19 @@ impl Charges for Governor {
     }
 }
 
-impl Governor {
+impl NodeLimits {
     pub(super) fn new(
         config: &super::CacheConfig,
         superblock: &larder_format::block::BlockSuperblock,
         path: PathBuf,
-    ) -> Result<Governor, BudgetError> {
+    ) -> Result<NodeLimits, BudgetError> {
         let layout = superblock.layout;
         let uuid = superblock.uuid.to_string();
         let budget_file = config.state_dir.join(format!("block-budget-{uuid}.json"));
         let left: Option<BudgetState> =
             std::fs::read(&budget_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let limits = setup::limits(&config.rules.budget, &layout, left, true)?;
-        Ok(Governor {
+        Ok(NodeLimits {
             placed: RwLock::default(),
             next_id: AtomicU32::new(0),
             selection: RwLock::default(),

@@ -7,7 +7,7 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// What is said of one thing.
 #[derive(Debug, Default)]
-pub struct Quiet {
+pub struct RateLimited {
     /// When a line was last said, and how many have gone unsaid since.
     said: Option<Instant>,
     unsaid: u64,
@@ -38,7 +38,7 @@ impl std::fmt::Display for Unsaid {
     }
 }
 
-impl Quiet {
+impl RateLimited {
     /// It goes wrong at `now`. If that is to be said: how many others were not.
     pub fn wrong(&mut self, now: Instant) -> Option<Unsaid> {
         if self.said.is_some_and(|at| now.saturating_duration_since(at) < QUIET) {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_line_now_and_then_says_how_many_there_were() {
-        let mut quiet = Quiet::default();
+        let mut quiet = RateLimited::default();
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         assert!(!quiet.well(), "nothing was wrong");

@@ -6,7 +6,7 @@ use larder_engine::block::node::calls;
 pub(super) use larder_engine::block::node::calls::{Copying, Load};
 use larder_engine::block::node::event::{Host, State, Volume as _, Why};
 use larder_engine::block::node::held::Held;
-use larder_engine::block::record::TapedShard;
+use larder_engine::block::record::RecordedShard;
 use larder_runtime::Payload;
 
 use super::cached::bytes::copy;
@@ -28,15 +28,15 @@ pub(super) type Fill = calls::Fill<Payload>;
 pub(super) type Fx<'a> = calls::Fx<'a, Daemon, Core>;
 
 /// What a shard's lock guards.
-pub(super) struct Cell {
-    pub shard: TapedShard,
+pub(super) struct LockedShard {
+    pub shard: RecordedShard,
     /// Bytes that it may still ask for.
     pub held: Held<Daemon>,
 }
 
-impl Cell {
-    pub(super) fn new(shard: TapedShard) -> Cell {
-        Cell { shard, held: Held::default() }
+impl LockedShard {
+    pub(super) fn new(shard: RecordedShard) -> LockedShard {
+        LockedShard { shard, held: Held::default() }
     }
 }
 
