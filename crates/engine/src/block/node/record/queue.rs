@@ -300,7 +300,7 @@ impl<H: Host> RecordedQueue<H> {
 
 /// What a queue was told.
 enum Input {
-    Begin(Queue<Replay>, String),
+    Begin(Box<Queue<Replay>>, String),
     Submit(Submit<Replay>, u64),
     FlashRead(ShardIo, LineId, Result<(), IoFailed>),
     FlashWritten(ShardIo, Result<(), IoFailed>),
@@ -336,7 +336,10 @@ fn take_begin(c: &mut Cursor<'_>, config: Config) -> Result<Input, BadRecord> {
     let (least_void, least) = (c.varint("least void groups")?, c.varint("bytes of a stream")?);
     let config = Config { ahead, range_groups, range_steps, least_void, ..config };
     let queue = Queue::new(me as usize, config).with_least(least);
-    Ok(Input::Begin(queue, format!("the queue of thread {me} begins, {ahead} bytes read ahead")))
+    Ok(Input::Begin(
+        Box::new(queue),
+        format!("the queue of thread {me} begins, {ahead} bytes read ahead"),
+    ))
 }
 
 impl Input {
@@ -456,7 +459,7 @@ impl ReplayedQueue {
         let (q, fx) = (&mut self.queue, &mut NotingFx { inner: &mut Nothing, notes: &notes });
         match input {
             Input::Begin(queue, _) => {
-                *q = queue;
+                *q = *queue;
                 *heard.borrow_mut() = Heard::new(bytes, (0, 0), 0);
             }
             Input::Submit(submit, _) => q.submit(node, now, fx, submit),
