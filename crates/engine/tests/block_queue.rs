@@ -375,6 +375,10 @@ impl Node<Model> for Shared {
         self.bells[MAINTENANCE].ring();
     }
 
+    fn give_up(&self, _: Nanos, why: String) {
+        panic!("{why}");
+    }
+
     fn id(&self, _: &Whole) -> VolumeId {
         VolumeId(0)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use larder_base::Nanos;
 use larder_engine::block::node::charged::Charged;
 use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{AtNode, Effects, Maintenance, Pace, Turn, Work};
 use larder_engine::block::node::record::RecordedMaintenance;
 use larder_engine::block::record::RecordedLog;
@@ -198,8 +199,11 @@ impl Effects<Payload> for Carrier {
         self.flushing.push(Flushing { store, number, asked: None });
     }
 
-    fn bar(&mut self, superblock: &BlockSuperblock) {
+    fn disown(&mut self) {
         self.cache.region.disown();
+    }
+
+    fn note_given_up(&mut self, superblock: &BlockSuperblock) {
         let dir = &self.cache.config.state_dir;
         if let Err(error) = note_given_up(dir, superblock) {
             tracing::error!(%error, "it cannot be noted in '{}' that the cache was given up: format the device before it is \
@@ -468,16 +472,14 @@ impl LogThread {
                     carrier.write((shard, io), slot, Payload::new(buf));
                 }
                 (Job::Write(io, bytes), Ok(()), _) => {
-                    cache.flash_works();
                     let crcs = crcs(&bytes, line);
                     machine.flash_written(now, &mut shards, io, Ok(&crcs));
                 }
                 (job, result, op) => {
                     let what = if matches!(op, FileOp::Read { .. }) { "read" } else { "write" };
-                    if let Err(e) = result {
-                        cache.flash_failed(what, &e);
-                    }
-                    machine.flash_written(now, &mut shards, job.io(), Err(IoFailed));
+                    let failed = result
+                        .map_or_else(|e| cache.flash_failed(what, &e), |()| FlashError::Device);
+                    machine.flash_written(now, &mut shards, job.io(), Err(failed));
                 }
             }
         }

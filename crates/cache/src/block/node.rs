@@ -184,6 +184,22 @@ impl Node<Daemon> for Core {
         }
     }
 
+    fn give_up(&self, now: Nanos, why: String) {
+        let why = format!("{why}, the last with: {}", locked(&self.last_flash_error));
+        if locked(&self.log_inbox).mail.give_up(now, why) {
+            self.log_wake.notify_one();
+        }
+    }
+
+    fn pauses(&self, pause: Nanos) {
+        tracing::warn!(
+            "the file system of the cache '{}' is full: nothing new is cached for {} s; free some space there, or format a \
+             smaller cache",
+            self.node_limits.path.display(),
+            pause.0 / 1_000_000_000
+        );
+    }
+
     fn id(&self, volume: &Known) -> VolumeId {
         volume.attached().id
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use larder_base::Nanos;
 use larder_engine::block::node::charged::Charges;
-use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::limits::Limits;
 use larder_engine::block::node::operator::select::Kept;
 use larder_engine::block::node::owners::Placed;
 use larder_engine::block::node::quiet::{Changes, QUIET};
@@ -91,8 +91,6 @@ pub(super) struct NodeLimits {
     pub(super) limits: Limits,
     latencies: Vec<Mutex<Latencies>>,
     recent: Mutex<VecDeque<(LineId, u32, Nanos)>>,
-    /// Operations of the cache device that failed one after the other.
-    pub(super) failures: Failures,
     /// Counts detached volumes: workers let go of theirs when it changes.
     pub(super) gone: AtomicU64,
     /// Whose turn it is to lock a large range.
@@ -141,7 +139,6 @@ impl NodeLimits {
             limits,
             latencies: (0..=config.workers + config.queues).map(|_| Mutex::default()).collect(),
             recent: Mutex::default(),
-            failures: Failures::default(),
             gone: AtomicU64::new(0),
             ranges: Mutex::default(),
             changes: Changes::new(layout.regions, QUIET),

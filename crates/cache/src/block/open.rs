@@ -671,6 +671,7 @@ pub(super) fn begin(
         log_stats: Mutex::default(),
         enabled: given_up.is_none().into(),
         flash_errors: 0.into(),
+        last_flash_error: Mutex::default(),
         time: match by_hand {
             Some(ByHand::Given { now, .. }) => Time::Given(now.0.into()),
             _ => Time::Runs(Instant::now()),

@@ -133,7 +133,7 @@ impl LogThread {
         for volume in cache.volumes() {
             volume.account.set(0);
         }
-        cache.node_limits.failures.works();
+        cache.node_limits.limits.failures.works();
         *locked(&cache.node_limits.given_up) = None;
         cache.enabled.store(true, Ordering::SeqCst);
         Ok(())

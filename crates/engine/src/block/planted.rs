@@ -118,10 +118,16 @@ faults! {
     GrownBeforeRecord,
     /// The lines of a volume that moves stay where they lay.
     MoveLeavesLines,
+    /// The durable map goes on to name lines where a volume lay that has moved.
+    MovedNotAnew,
+    /// The superblock says whose a stretch is before the durable table has forgotten who had it.
+    SuperblockBeforeTable,
     /// A volume moves while its clients' operations are under way.
     MovedUnderClients,
     /// A start that the device fails goes on without the cache, and does not note it.
     GivenUpNotNoted,
+    /// Changes go on without bits before it is noted that the cache was given up.
+    GivenUpBeforeNoted,
     /// The map on the device stays valid when the cache is given up.
     GivenUpValid,
     /// The bit of a region goes before the flush of its store that covers it has ended.

@@ -9,6 +9,7 @@ use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::{
     Answer, Effects, Host, JobId, ShardIo, State, StoreOp, Volume, Why,
 };
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::limits::Limits;
 use larder_engine::block::{IoFailed, LineId, Merge, OpId, PartKind, SlotId};
 
@@ -405,7 +406,7 @@ pub(crate) struct Doing {
     /// Of a copy: what it has read.
     pub(crate) read: Option<Vec<[u8; SECTOR]>>,
     /// What it brought, once it has happened at the device.
-    pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, IoFailed>>,
+    pub(crate) landed: Option<Result<Vec<[u8; SECTOR]>, FlashError>>,
     /// Maintenance has asked for it.
     pub(crate) upkeep: bool,
 }

@@ -280,14 +280,6 @@ fn the_write_budget() {
     }
 }
 
-#[test]
-fn what_says_that_there_is_no_room() {
-    for (errno, full) in [(28, true), (122, true), (5, false)] {
-        let error = std::io::Error::from_raw_os_error(errno);
-        assert_eq!(crate::block::is_full(&error), full, "{errno}");
-    }
-}
-
 /// A small change of a cached line writes the whole line anew: that counts, as the simulator counts it.
 #[test]
 fn merges_count_against_the_write_budget() {

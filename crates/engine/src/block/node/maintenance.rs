@@ -24,6 +24,7 @@ use super::attachment;
 use super::calls::{Copying, Fill, Load};
 use super::charged::{Charged, Charges};
 use super::event::ShardIo;
+use super::failing::FlashError;
 use super::flushes::{Flushes, Numbers};
 use super::ranged::Bits;
 use crate::block::api::{IoFailed, SlotId, Sum};
@@ -114,7 +115,9 @@ pub trait Effects<B> {
     fn store_flush(&mut self, store: VolumeId, number: u64);
     /// The durable map cannot be kept: no later start may use what is on the device, and that is noted durably elsewhere when
     /// this returns.
-    fn bar(&mut self, superblock: &BlockSuperblock);
+    fn note_given_up(&mut self, superblock: &BlockSuperblock);
+    /// No later start may use what is in memory.
+    fn disown(&mut self);
     /// From now on no line is used any more, for this reason.
     fn given_up(&mut self, why: &str);
     /// By what the store of the volume of this name is known now; `None` if the volume is not served. Asked when the run ends in
@@ -335,28 +338,30 @@ impl Maintenance {
         asks.into_iter().for_each(|(shard, region)| log.ask(shard, region));
     }
 
-    /// A fill or a copy has ended: the checksums of what was written.
+    /// A fill or a copy has ended: the checksums of what was written, or why not.
     pub fn flash_written(
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
         io: ShardIo,
-        sums: Result<&[u32], IoFailed>,
+        sums: Result<&[u32], FlashError>,
     ) {
         self.ended();
-        shards.flash_written(now, io, sums);
+        shards.flash_ended(now, sums.map(|_| ()));
+        shards.flash_written(now, io, sums.map_err(IoFailed::from));
     }
 
-    /// A page of the table was read: the checksum of the line in each slot.
+    /// A page of the table was read: the checksum of the line in each slot, or why not.
     pub fn page_loaded(
         &mut self,
         now: Nanos,
         shards: &mut impl Shards,
         io: ShardIo,
-        slots: Result<&[Option<Sum>], IoFailed>,
+        slots: Result<&[Option<Sum>], FlashError>,
     ) {
         self.ended();
-        shards.page_loaded(now, io, slots);
+        shards.flash_ended(now, slots.map(|_| ()));
+        shards.page_loaded(now, io, slots.map_err(IoFailed::from));
     }
 
     /// One of its I/Os has ended, of which the shard was told by somebody else: while this machine was at work.
@@ -538,6 +543,9 @@ impl Maintenance {
     }
 
     /// The durable map cannot be kept: no line is used any more, in this run or in the next.
+    ///
+    /// What says so to the next start comes first, in the order of a [start](super::start) that the device fails: the note,
+    /// memory, the device. Only then do changes go on without bits, which neither map knows.
     pub fn give_up<B>(
         &mut self,
         now: Nanos,
@@ -548,13 +556,31 @@ impl Maintenance {
     ) {
         let Some(mut log) = self.log.take() else { return };
         self.former = Some(log.superblock().clone());
+        let early = self.planted(Planted::GivenUpBeforeNoted);
+        if early {
+            self.goes_on_without(now, why, shards, fx);
+        }
         if !self.planted(Planted::GivenUpValid) {
-            fx.bar(log.superblock());
+            fx.note_given_up(log.superblock());
+            fx.disown();
             // If the device takes it after all, nothing else is needed.
             let _ = log.update(io, |sb| sb.volumes.clear());
         }
         log.end_recording();
         self.stats = log.stats();
+        if !early {
+            self.goes_on_without(now, why, shards, fx);
+        }
+    }
+
+    /// No line is used any more in this run.
+    fn goes_on_without<B>(
+        &mut self,
+        now: Nanos,
+        why: &str,
+        shards: &mut impl Shards,
+        fx: &mut impl Effects<B>,
+    ) {
         (self.stepping, self.commit, self.hurried) = (0, false, None);
         fx.given_up(why);
         for shard in 0..shards_of(self.former.as_ref()) {

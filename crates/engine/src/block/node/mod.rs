@@ -13,6 +13,7 @@
 //! | [`cut`] | into which parts an operation is cut |
 //! | [`defaults`] | what a cache is where nobody says otherwise |
 //! | [`event`] | what a queue is told and asks for: the types of a host |
+//! | [`failing`] | which ends of I/O of the cache device count as failures, which find no space, and what follows |
 //! | [`flushes`] | which flush of a store covers which region whose bit is to go |
 //! | [`held`] | which bytes a shard may still ask for |
 //! | [`limits`] | what keeps a line from flash, in which order, whatever admission says; what is charged to the write budget |
@@ -37,6 +38,7 @@ pub mod coalesce;
 pub mod cut;
 pub mod defaults;
 pub mod event;
+pub mod failing;
 pub mod flushes;
 pub mod held;
 pub mod limits;

@@ -321,6 +321,7 @@ fn begin_without(
     notes: &mut impl Notes,
 ) -> Result<(), Refused> {
     let unnoted = |reason| Refused::NotNoted { why: why.to_owned(), reason };
+    // In the order of `Maintenance::give_up`; a start that cannot note it is refused, and leaves memory as it was.
     if !fault.is(Planted::GivenUpNotNoted) {
         notes.given_up().map_err(unnoted)?;
     }

@@ -203,7 +203,7 @@ impl World {
             }
             (Err(payload), _) => resume_unwind(payload),
         };
-        self.memory = memory;
+        *self.memory.borrow_mut() = memory;
         let (superblock, maps, places, log) = match started {
             Started::With(begun) => {
                 self.seen.short_logs += u64::from(begun.damaged);
@@ -295,7 +295,7 @@ impl World {
                 shard.plant(fault);
             }
         }
-        self.memory.own(log.superblock());
+        self.memory.borrow_mut().own(log.superblock());
         self.generation = log.superblock().generation;
         self.former = Some(log.superblock().clone());
         if let Some(machine) = &mut self.maintenance {

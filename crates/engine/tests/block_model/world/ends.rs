@@ -89,7 +89,7 @@ impl World {
         self.script.push(format!("{} kill", self.time));
         self.count();
         let words = self.shards.iter().map(|s| s.map().snapshot()).collect();
-        let survived = Survived { header: self.memory.snapshot(), words };
+        let survived = Survived { header: self.memory.borrow().snapshot(), words };
         self.cut_off();
         self.restart(Some(survived));
     }

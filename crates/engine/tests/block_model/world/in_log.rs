@@ -7,7 +7,9 @@ use std::rc::Rc;
 use larder_base::Nanos;
 use larder_engine::block::node::calls::{Copying, Fill, Load, Message, thread_of};
 use larder_engine::block::node::event::ShardIo;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::maintenance::{Effects, Maintenance, Pace, Shards, Turn, Work};
+use larder_engine::block::node::start::memory::Memory;
 use larder_engine::block::record::RecordedLog;
 use larder_engine::block::{IoFailed, MapLog, MapRecord, OpId, SlotId, Sum, TableChange};
 use larder_format::block::BlockSuperblock;
@@ -93,6 +95,9 @@ impl Shards for InWorld<'_> {
     fn page_loaded(&mut self, now: Nanos, io: ShardIo, slots: Result<&[Option<Sum>], IoFailed>) {
         self.0.call(io.shard as usize, |s, fx| s.page_loaded(now, io.io, slots, fx));
     }
+    fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
+        self.0.flash_ended(now, ended);
+    }
     fn sweep(&mut self, shard: u32, steps: u32) -> bool {
         self.0.shards[shard as usize].sweep(steps.min(7))
     }
@@ -100,6 +105,7 @@ impl Shards for InWorld<'_> {
         if !self.is_dead() {
             self.0.call(shard as usize, |s, fx| s.disable(now, fx));
         }
+        self.meanwhile();
     }
     fn unsettled(&mut self, shard: u32) -> usize {
         self.0.shards[shard as usize].unsettled()
@@ -139,6 +145,7 @@ pub(super) struct Begun {
     flushes: Vec<u64>,
     identities: Identities,
     validity: Validity,
+    memory: Rc<RefCell<Memory>>,
     device: Rc<RefCell<Device>>,
 }
 
@@ -156,9 +163,14 @@ impl Effects<Bytes> for Begun {
         assert_eq!(store, STORE);
         self.flushes.push(number);
     }
-    fn bar(&mut self, _: &BlockSuperblock) {
+    fn note_given_up(&mut self, _: &BlockSuperblock) {
         if !self.device.borrow().blown {
             self.validity.barred.set(true);
+        }
+    }
+    fn disown(&mut self) {
+        if !self.device.borrow().blown {
+            self.memory.borrow_mut().disown();
         }
     }
     fn given_up(&mut self, _: &str) {
@@ -205,6 +217,7 @@ impl World {
             flushes: Vec::new(),
             identities: self.identities.clone(),
             validity: self.validity.clone(),
+            memory: self.memory.clone(),
             device: self.device.clone(),
         };
         let result = f(&mut machine, now, &mut InWorld(self), &mut io, &mut begun);
@@ -241,10 +254,7 @@ impl World {
         if self.draining || self.trims || self.rng.chance(0.6) {
             work = std::mem::take(&mut self.work);
         }
-        if std::mem::take(&mut self.gives_up) && self.is_enabled() {
-            self.seen.given_up += 1;
-            work.give_up = Some("everything fails".to_owned());
-        }
+        self.seen.given_up += u64::from(work.give_up.is_some() && self.is_enabled());
         let turn = self.maintain(|m, now, shards, io, fx| {
             m.take(now, work, shards, io, fx);
             m.turn(now, shards, io, fx)

@@ -2,8 +2,9 @@
 
 use larder_base::{ByteSize, Nanos};
 use larder_engine::block::node::backoff::Backoff;
-use larder_engine::block::node::charged::{Charged, Charges};
-use larder_engine::block::node::limits::{Failures, Limits};
+use larder_engine::block::node::charged::Charged;
+use larder_engine::block::node::failing::Failures;
+use larder_engine::block::node::limits::Limits;
 use larder_policy::budget::{KeptBudget, WriteBudget, WriteBudgetConfig, YEAR_SECONDS};
 
 use super::{FAILURES, LINE, World};
@@ -32,28 +33,15 @@ impl World {
             let kept = KeptBudget::new(&budget, size, 16 * LINE);
             (budget, Some(kept))
         });
-        self.purse.begin(Limits::new(budget, pauses));
+        let mut limits = Limits::new(budget, pauses);
+        limits.failures = Failures::of(FAILURES);
+        self.purse.begin(limits);
         let charged = self.budgeted.then(|| self.purse.clone());
         self.device.borrow_mut().charges(charged);
-        (self.failures, self.gives_up) = (Failures::of(FAILURES), false);
     }
 
     /// Whether the file system has no room for lines.
     pub(super) fn finds_no_space(&mut self) -> bool {
-        let full = self.fills_up && !self.draining && self.rng.chance(0.1);
-        if full {
-            self.purse.limits().backoff.full(self.now());
-            self.was_full = true;
-        }
-        full
-    }
-
-    /// An operation of the cache device has succeeded or not.
-    pub(super) fn device_said(&mut self, works: bool) {
-        if works {
-            self.failures.works();
-        } else if !std::mem::take(&mut self.was_full) {
-            self.gives_up |= self.failures.failed().is_some();
-        }
+        self.fills_up && !self.draining && self.rng.chance(0.1)
     }
 }

@@ -9,6 +9,7 @@ use larder_engine::block::node::calls::{
 };
 use larder_engine::block::node::charged::Charges;
 use larder_engine::block::node::event::Ended;
+use larder_engine::block::node::failing::FlashError;
 use larder_engine::block::node::held::Held;
 use larder_engine::block::node::limits::{Admits, Limits};
 use larder_engine::block::node::operator::{Ask, Operation};
@@ -38,6 +39,8 @@ pub(super) struct Waiting {
     ranges: Vec<(OpId, u32, u32)>,
     /// Parts that were refused: by the budget, and for want of space.
     refused: (u64, u64),
+    /// Why the cache is to be given up.
+    give_up: Option<String>,
 }
 
 impl Waiting {
@@ -184,6 +187,10 @@ impl Node<Model> for Now<'_> {
         self.waiting.borrow_mut().ranges.push((op, first, last));
     }
 
+    fn give_up(&self, _: Nanos, why: String) {
+        self.waiting.borrow_mut().give_up.get_or_insert(why);
+    }
+
     fn id(&self, volume: &Stretch) -> VolumeId {
         VolumeId((volume.base / LINE / self.regions) as u32)
     }
@@ -285,6 +292,12 @@ impl World {
         self.go_on();
     }
 
+    /// I/O of maintenance has ended so.
+    pub(super) fn flash_ended(&mut self, now: Nanos, ended: Result<(), FlashError>) {
+        now!(self, false, Verdict::Admit).flash_ended(now, ended);
+        self.leave_to_maintenance();
+    }
+
     /// An operator's operation calls the shards. Returns what it asks for.
     pub(super) fn ask_of(&mut self, operation: &mut Operation) -> Ask {
         let (now, mut out) = (self.now(), Out::default());
@@ -336,6 +349,9 @@ impl World {
         self.work.asks.extend(asks);
         self.work.ranges.append(&mut self.waiting.ranges);
         self.work.commit |= commit;
+        if let Some(why) = self.waiting.give_up.take() {
+            self.work.give_up.get_or_insert(why);
+        }
         self.begin_fills();
         let (budget, space) = std::mem::take(&mut self.waiting.refused);
         self.seen.over_budget += budget;

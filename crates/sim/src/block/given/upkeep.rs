@@ -104,9 +104,12 @@ impl<B: Carried> Effects<B> for Carrier<'_, B> {
         self.begun.flushed.push((store, number));
     }
 
-    fn bar(&mut self, _: &BlockSuperblock) {
-        self.begun.memory.borrow_mut().disown();
+    fn note_given_up(&mut self, _: &BlockSuperblock) {
         self.begun.barred = true;
+    }
+
+    fn disown(&mut self) {
+        self.begun.memory.borrow_mut().disown();
     }
 
     fn given_up(&mut self, why: &str) {

@@ -26,6 +26,7 @@ struct Few {
     ranges: Vec<OpId>,
     disabled: u32,
     written: u32,
+    ended: Vec<Result<(), FlashError>>,
     /// Steps of a sweep that are left.
     voids: u32,
     busy: bool,
@@ -63,6 +64,9 @@ impl Shards for Few {
         self.written += 1;
     }
     fn page_loaded(&mut self, _: Nanos, _: ShardIo, _: Result<&[Option<Sum>], IoFailed>) {}
+    fn flash_ended(&mut self, _: Nanos, ended: Result<(), FlashError>) {
+        self.ended.push(ended);
+    }
     fn sweep(&mut self, _: u32, _: u32) -> bool {
         self.voids = self.voids.saturating_sub(1);
         self.voids > 0
@@ -125,8 +129,11 @@ impl Effects<()> for Asked {
     fn store_flush(&mut self, store: VolumeId, number: u64) {
         self.flushes.push((store, number));
     }
-    fn bar(&mut self, _: &BlockSuperblock) {
-        self.said.push("barred".into());
+    fn note_given_up(&mut self, _: &BlockSuperblock) {
+        self.said.push("noted".into());
+    }
+    fn disown(&mut self) {
+        self.said.push("disowned".into());
     }
     fn given_up(&mut self, why: &str) {
         self.said.push(format!("given up: {why}"));
@@ -323,6 +330,7 @@ fn fills_are_begun_at_once_and_ended_for_the_end() {
     }
     assert_eq!(bench.end(301), Turn::Over { settled: true });
     assert_eq!((bench.shards.written, bench.asked.said.join(", ")), (2, "stopped".into()));
+    assert_eq!(bench.shards.ended, [Ok(()), Ok(())]);
     let sb = bench.machine.superblock().unwrap();
     assert_eq!(sb.clean_epoch, sb.epoch);
 }
@@ -394,8 +402,9 @@ fn a_log_that_cannot_be_written_ends_the_cache_and_keeps_nobody_waiting() {
     bench.device.fails = true;
     bench.take(201, Work { ranges, asks: vec![(1, 2)], ..Work::default() });
     bench.turn(201);
-    assert_eq!(bench.asked.said[0], "barred", "before anything goes on");
-    assert!(bench.asked.said[1].starts_with("given up: the cache device did not take"));
+    // In the order of a start, and before anything goes on.
+    assert_eq!(bench.asked.said[..2], ["noted", "disowned"]);
+    assert!(bench.asked.said[2].starts_with("given up: the cache device did not take"));
     assert_eq!((bench.shards.disabled, &bench.shards.ranges[..]), (2, &[OpId(5)][..]));
     assert!(bench.machine.superblock().is_none() && bench.machine.line_space().is_some());
     // From now on no bit is needed.
